@@ -1,0 +1,230 @@
+"""Every setting of a run, as frozen dataclasses, and the named presets.
+
+Nothing here makes an object or imports TensorFlow: `impala.build` turns names into objects.
+The docstring under each field is its help text on the command line, with its unit; ranges are
+declared with `Range` and checked by `impala.options`.
+"""
+
+import dataclasses
+from typing import Annotated, Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Inclusive limits of a number, checked when a configuration is made."""
+
+    low: float
+    high: float = float("inf")
+
+
+Positive = Annotated[int, Range(1)]
+Count = Annotated[int, Range(0)]
+Cost = Annotated[float, Range(0.0)]
+Share = Annotated[float, Range(0.0, 1.0)]
+Scale = Annotated[float, Range(1e-12)]
+
+
+@dataclasses.dataclass(frozen=True)
+class AtariConfig:
+    """How ALE games are played and seen. Used by environments whose id starts with ALE/."""
+
+    frame_skip: Positive = 4
+    """Frames that an action is repeated for; the observation is the maximum over the last two."""
+    sticky_actions: Share = 0.0
+    """Probability that the emulator repeats the previous action (0.25 in ALE/...-v5 elsewhere)."""
+    full_action_set: bool = False
+    """All 18 joystick actions instead of those the game reads."""
+    actions: tuple[int, ...] = ()
+    """Restrict the action set to these indices into it; empty means all of them."""
+    height: Annotated[int, Range(16, 210)] = 84
+    """Observation height in pixels (47 for the small A3C torso)."""
+    width: Annotated[int, Range(16, 160)] = 84
+    """Observation width in pixels."""
+    noop_max: Count = 30
+    """At most this many no-op frames at the start of an episode."""
+    life_loss_ends: bool = True
+    """A lost life sets discount 0 on that step; the game goes on and nothing is reset."""
+    max_frames_per_episode: Positive = 108_000
+    """Frames after which an episode is truncated (30 minutes of play)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvironmentConfig:
+    """What the agent plays."""
+
+    id: str = "ALE/Pong-v5"
+    """ALE/<Game>-v5, Catch, or any registered Gymnasium id (module:id imports the module first)."""
+    kwargs: str = "{}"
+    """Keyword arguments of gymnasium.make as a JSON object."""
+    vectorization: Literal["sync", "async"] = "sync"
+    """Gymnasium environments in the actor's process, or a process each. ALE uses its own threads."""
+    last_action_and_reward: bool = False
+    """Add the last action and the last (raw) reward to the observation."""
+    time_in_episode: bool = False
+    """Add the number of steps since the episode began to the observation."""
+    atari: AtariConfig = AtariConfig()
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentConfig:
+    """The network: [frame stack] -> torso -> [core] -> policy and baseline heads."""
+
+    torso: Literal["mlp", "shallow", "deep"] = "mlp"
+    """mlp; shallow: two convolutions; deep: the residual network. Both of Espeholt et al. 2018."""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Widths of the mlp torso's layers, in units. The other torsos end in one layer of 256."""
+    core: Literal["feed_forward", "lstm"] = "feed_forward"
+    """What stands between torso and heads."""
+    lstm_size: Positive = 256
+    """Units of the LSTM core."""
+    frame_stack: Positive = 1
+    """Frames that the torso sees at once; kept in the core state, so each frame travels once."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ImpalaConfig:
+    """V-trace actor-critic: Espeholt et al. 2018, arXiv 1802.01561. Losses are summed over T and B."""
+
+    discount: Share = 0.99
+    """gamma, multiplied with the environment's discount."""
+    baseline_cost: Cost = 0.5
+    """Weight of 0.5 (vs - V)^2."""
+    entropy_cost: Cost = 0.01
+    """Weight of the entropy bonus."""
+    clip_rho_threshold: Cost = 1.0
+    """rho-bar: clips the importance weights of the value targets; the fixed point depends on it."""
+    clip_pg_rho_threshold: Cost = 1.0
+    """rho-bar of the policy gradient."""
+    clip_c_threshold: Cost = 1.0
+    """c-bar: clips the trace; convergence speed depends on it."""
+    lambda_: Share = 1.0
+    """Decay of the trace, 1 in the paper."""
+    reward_clipping: Literal["none", "abs_one", "soft_asymmetric"] = "none"
+    """none; abs_one: clip to [-1, 1]; soft_asymmetric: 5 tanh(r / 5), times 0.3 where r < 0."""
+    reward_scale: float = 1.0
+    """Multiplies the reward before it is clipped."""
+    clip_advantage_to_positive: bool = False
+    """Learn the policy only from advantages above 0."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimiserConfig:
+    """How gradients become steps."""
+
+    name: Literal["rmsprop", "adam"] = "rmsprop"
+    """Which optimiser."""
+    learning_rate: Scale = 6e-4
+    """Step size at the start of the run."""
+    decay_to_zero: bool = True
+    """Decay the learning rate linearly to 0 over total_frames; otherwise it is constant."""
+    decay: Share = 0.99
+    """rmsprop: decay of the mean square, which starts at one as in the paper's TensorFlow 1."""
+    momentum: Share = 0.0
+    """rmsprop: momentum."""
+    beta1: Share = 0.9
+    """adam: decay of the first moment."""
+    beta2: Share = 0.999
+    """adam: decay of the second moment."""
+    epsilon: Scale = 0.01
+    """rmsprop: added inside the square root; adam: added outside it."""
+    clip_global_norm: Scale = 40.0
+    """Gradients are scaled down to this global norm."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerConfig:
+    """The learner service."""
+
+    batch_size: Positive = 32
+    """Unrolls per update (B)."""
+    unroll_length: Positive = 20
+    """Agent steps per unroll (T)."""
+    queue_unrolls: Positive = 64
+    """Unrolls that wait between the wire and the batch; when they are this many, receipts wait."""
+    max_envs_per_message: Positive = 512
+    """Largest number of environments whose unrolls one message may hold (E)."""
+    max_in_flight: Positive = 2
+    """Messages without a receipt that an actor may have."""
+    checkpoint_seconds: Annotated[float, Range(1.0)] = 300.0
+    """Seconds between checkpoints; one is also written at the end and when the learner is stopped."""
+    checkpoints_kept: Positive = 3
+    """Checkpoints kept; the oldest are deleted."""
+    log_seconds: Annotated[float, Range(0.1)] = 5.0
+    """Seconds between rows of telemetry."""
+    jit_compile: bool = False
+    """Compile the update with XLA: worth trying on a GPU, slower on a CPU."""
+    threads: Count = 0
+    """TensorFlow threads of the update; 0 means all cores this process may use."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorConfig:
+    """What the learner tells every actor."""
+
+    num_envs: Annotated[int, Range(1, 4096)] = 32
+    """Environments per actor process, in num_groups groups."""
+    num_groups: Annotated[int, Range(1, 8)] = 2
+    """Groups of environments: while one steps, another is inferred. Divides num_envs."""
+    env_threads: Positive = 1
+    """ALE threads per group."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A run: what is played, what is learned and how."""
+
+    environment: EnvironmentConfig = EnvironmentConfig()
+    agent: AgentConfig = AgentConfig()
+    algorithm: ImpalaConfig = ImpalaConfig()
+    optimiser: OptimiserConfig = OptimiserConfig()
+    learner: LearnerConfig = LearnerConfig()
+    actor: ActorConfig = ActorConfig()
+    total_frames: Positive = 25_000_000
+    """Environment frames after which training ends; the learning rate decays over them."""
+    seed: Count = 0
+    """Seed of the network's first weights and, with index and incarnation, of every actor."""
+
+
+_CATCH = Config(
+    environment=EnvironmentConfig(id="Catch"),
+    agent=AgentConfig(torso="mlp", hidden_sizes=(64, 64)),
+    algorithm=ImpalaConfig(discount=0.99, entropy_cost=0.01),
+    optimiser=OptimiserConfig(name="adam", learning_rate=2e-3, epsilon=1e-7),
+    learner=LearnerConfig(batch_size=32, unroll_length=9),
+    total_frames=400_000,
+)
+
+_CARTPOLE = Config(
+    environment=EnvironmentConfig(id="CartPole-v1"),
+    agent=AgentConfig(torso="mlp", hidden_sizes=(64, 64)),
+    algorithm=ImpalaConfig(discount=0.99, entropy_cost=0.01, reward_scale=0.1),
+    optimiser=OptimiserConfig(name="adam", learning_rate=1e-3, epsilon=1e-7),
+    learner=LearnerConfig(batch_size=32, unroll_length=20),
+    total_frames=600_000,
+)
+
+_ATARI = Config(
+    environment=EnvironmentConfig(id="ALE/Pong-v5"),
+    agent=AgentConfig(torso="shallow", frame_stack=4),
+    algorithm=ImpalaConfig(reward_clipping="abs_one"),
+    actor=ActorConfig(num_envs=64),
+)
+
+PRESETS: dict[str, tuple[str, Config]] = {
+    "catch": ("Catch on a 10x5 board: a minute to a perfect score on two cores.", _CATCH),
+    "cartpole": ("CartPole-v1: minutes to a return of 475 and more on two cores.", _CARTPOLE),
+    "atari": ("Pong with the paper's shallow network; another game with --environment.id.", _ATARI),
+    "atari-deep": (
+        "The paper's deep residual network: better scores, wants a GPU.",
+        dataclasses.replace(_ATARI, agent=AgentConfig(torso="deep", frame_stack=4)),
+    ),
+    "atari-lstm": (
+        "The shallow network with an LSTM, last action and reward instead of stacked frames.",
+        dataclasses.replace(
+            _ATARI,
+            environment=dataclasses.replace(_ATARI.environment, last_action_and_reward=True),
+            agent=AgentConfig(torso="shallow", core="lstm"),
+        ),
+    ),
+}
+"""Name -> (one line for `impala presets`, configuration)."""
