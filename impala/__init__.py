@@ -1,0 +1,1 @@
+"""What actors and learner share. Importing this package imports nothing."""
