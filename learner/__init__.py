@@ -1,0 +1,1 @@
+"""The learner service: receives unrolls, updates the agent, publishes its parameters."""

@@ -1,0 +1,229 @@
+"""Optimisers against slow NumPy transcriptions of their papers, step by step."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import sonnet as snt
+import tensorflow as tf
+
+from impala.configs import OptimiserConfig
+from learner import optimisers
+
+SHAPES = [(3, 4), (4,), ()]
+STEPS = 5
+RMSPROP = OptimiserConfig(name="rmsprop", decay=0.9, momentum=0.5, epsilon=0.01)
+ADAM = OptimiserConfig(name="adam", beta1=0.8, beta2=0.95, epsilon=1e-3)
+CONFIGS = [RMSPROP, ADAM]
+
+
+def rmsprop(values, gradients_of_steps, rates, decay, momentum, epsilon):
+    """TensorFlow 1's RMSProp: mean square from one, epsilon under the root, no Nesterov."""
+    mean_squares = [np.ones_like(value) for value in values]
+    moments = [np.zeros_like(value) for value in values]
+    for gradients, rate in zip(gradients_of_steps, rates, strict=True):
+        for i, g in enumerate(gradients):
+            mean_squares[i] = decay * mean_squares[i] + (1 - decay) * g**2
+            moments[i] = momentum * moments[i] + rate * g / np.sqrt(mean_squares[i] + epsilon)
+            values[i] = values[i] - moments[i]
+    return values
+
+
+def adam(values, gradients_of_steps, rates, beta1, beta2, epsilon):
+    """Algorithm 1 of Kingma and Ba, line by line."""
+    ms = [np.zeros_like(value) for value in values]
+    vs = [np.zeros_like(value) for value in values]
+    for t, (gradients, rate) in enumerate(zip(gradients_of_steps, rates, strict=True), start=1):
+        for i, g in enumerate(gradients):
+            ms[i] = beta1 * ms[i] + (1 - beta1) * g
+            vs[i] = beta2 * vs[i] + (1 - beta2) * g**2
+            m_hat, v_hat = ms[i] / (1 - beta1**t), vs[i] / (1 - beta2**t)
+            values[i] = values[i] - rate * m_hat / (np.sqrt(v_hat) + epsilon)
+    return values
+
+
+def reference(config, values, gradients, rates):
+    if config.name == "rmsprop":
+        return rmsprop(values, gradients, rates, config.decay, config.momentum, config.epsilon)
+    return adam(values, gradients, rates, config.beta1, config.beta2, config.epsilon)
+
+
+def draw(seed=0):
+    """First values, and for each step gradients (some large, some tiny, some 0) and a rate."""
+    rng = np.random.default_rng(seed)
+    values = [rng.normal(size=shape) for shape in SHAPES]
+    sizes = [0.01, 1.0, 0.0, 10.0, 0.1]
+    gradients = [[size * rng.normal(size=shape) for shape in SHAPES] for size in sizes]
+    return values, gradients, [0.1, 0.08, 0.06, 0.04, 0.02]
+
+
+def to_tensors(arrays):
+    return [tf.constant(array, tf.float32) for array in arrays]
+
+
+def make_variables(values):
+    return [tf.Variable(value, name=f"v{i}") for i, value in enumerate(to_tensors(values))]
+
+
+def graph(function):
+    return tf.function(function, autograph=False)
+
+
+def xla(function):
+    return tf.function(function, autograph=False, jit_compile=True)
+
+
+def eager(function):
+    return function
+
+
+@pytest.mark.parametrize("compiled", [eager, graph, xla])
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
+def test_several_steps_are_those_of_the_paper(config, compiled):
+    values, gradients, rates = draw()
+    variables = make_variables(values)
+    optimiser = optimisers.make(config, variables)
+
+    @compiled
+    def update(gradients, rate):
+        optimiser.apply(gradients, variables, rate)
+
+    for gradients_now, rate in zip(gradients, rates, strict=True):
+        update(to_tensors(gradients_now), tf.constant(rate, tf.float32))
+
+    for variable, expected in zip(
+        variables, reference(config, values, gradients, rates), strict=True
+    ):
+        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_first_step_of_rmsprop_is_small_because_the_mean_square_starts_at_one():
+    """Given a gradient of 0.1, a start at zero would step 7 times as far."""
+    (variable,) = make_variables([np.float32(0)])
+    optimiser = optimisers.RMSProp([variable], decay=0.99, momentum=0.0, epsilon=1e-6)
+
+    optimiser.apply([tf.constant(0.1)], [variable], tf.constant(1.0))
+
+    expected = 0.1 / math.sqrt(0.99 + 0.01 * 0.01 + 1e-6)
+    assert variable.numpy() == pytest.approx(-expected, rel=1e-5)
+
+
+def test_rmsprop_keeps_epsilon_inside_the_root_and_adam_outside():
+    """With a gradient of 0.01 and an epsilon of 1, the place of epsilon is all there is."""
+    g = 0.01
+    (a,) = make_variables([np.float32(0)])
+    optimisers.RMSProp([a], decay=0.0, momentum=0.0, epsilon=1.0).apply(
+        [tf.constant(g)], [a], tf.constant(1.0)
+    )
+    (b,) = make_variables([np.float32(0)])
+    optimisers.Adam([b], beta1=0.9, beta2=0.999, epsilon=1.0).apply(
+        [tf.constant(g)], [b], tf.constant(1.0)
+    )
+
+    assert a.numpy() == pytest.approx(-g / math.sqrt(g**2 + 1.0), rel=1e-5)  # not g / (g + 1)
+    assert b.numpy() == pytest.approx(-g / (g + 1.0), rel=1e-4)
+
+
+def test_adam_is_sonnets():
+    values, gradients, _ = draw(seed=1)
+    ours, theirs = make_variables(values), make_variables(values)
+    optimiser = optimisers.make(ADAM, ours)
+    oracle = snt.optimizers.Adam(0.05, ADAM.beta1, ADAM.beta2, ADAM.epsilon)
+
+    for gradients_now in gradients:
+        optimiser.apply(to_tensors(gradients_now), ours, tf.constant(0.05))
+        oracle.apply(to_tensors(gradients_now), theirs)
+
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
+def test_an_optimiser_goes_on_where_its_variables_were_saved(config):
+    """Given three steps and a copy of slots and values, two more steps are the same in the copy."""
+    values, gradients, rates = draw()
+    variables = make_variables(values)
+    optimiser = optimisers.make(config, variables)
+    for i in range(3):
+        optimiser.apply(to_tensors(gradients[i]), variables, tf.constant(rates[i]))
+
+    copies = make_variables([variable.numpy() for variable in variables])
+    restored = optimisers.make(config, copies)
+    assert [v.name for v in restored.variables] == [v.name for v in optimiser.variables]
+    for slot, saved in zip(restored.variables, optimiser.variables, strict=True):
+        slot.assign(saved.numpy())
+    for i in range(3, STEPS):
+        optimiser.apply(to_tensors(gradients[i]), variables, tf.constant(rates[i]))
+        restored.apply(to_tensors(gradients[i]), copies, tf.constant(rates[i]))
+
+    for variable, copy in zip(variables, copies, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), copy.numpy())
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
+def test_the_optimisers_variables_are_its_slots_alone(config):
+    variables = make_variables(draw()[0])
+    optimiser = optimisers.make(config, variables)
+
+    own = {id(slot) for slot in optimiser.variables}
+
+    assert not own & {id(variable) for variable in variables}
+    assert len(own) == 2 * len(variables) + (config.name == "adam")
+    assert not any(slot.trainable for slot in optimiser.variables)
+
+
+def test_a_variable_without_a_gradient_or_out_of_order_is_named():
+    variables = make_variables(draw()[0])
+    gradients = to_tensors(draw()[1][0])
+    optimiser = optimisers.make(RMSPROP, variables)
+
+    with pytest.raises(ValueError, match="v1:0 has no gradient"):
+        optimiser.apply([gradients[0], None, gradients[2]], variables, tf.constant(0.1))
+    with pytest.raises(ValueError, match=r"v2:0 has shape \(\), its slot \(3, 4\)"):
+        optimiser.apply(gradients[::-1], variables[::-1], tf.constant(0.1))
+    with pytest.raises(ValueError, match="2 gradients for 3 variables"):
+        optimiser.apply(gradients[:2], variables, tf.constant(0.1))
+    with pytest.raises(ValueError, match="'sgd'; choose rmsprop or adam"):
+        optimisers.make(dataclasses.replace(RMSPROP, name="sgd"), variables)
+
+
+def test_clipping_scales_all_gradients_by_one_factor_and_tells_the_norm_before():
+    gradients = [tf.constant([3.0, 0.0]), tf.constant([[4.0]])]
+
+    clipped, norm = optimisers.clip_by_global_norm(gradients, 2.5)
+
+    assert norm.numpy() == pytest.approx(5.0)
+    np.testing.assert_allclose(clipped[0].numpy(), [1.5, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(clipped[1].numpy(), [[2.0]], rtol=1e-6)
+
+
+def test_clipping_leaves_small_gradients_alone():
+    gradients = [tf.constant([3.0, 0.0]), tf.constant([[4.0]])]
+
+    clipped, norm = optimisers.clip_by_global_norm(gradients, 40.0)
+
+    assert norm.numpy() == pytest.approx(5.0)
+    for gradient, same in zip(gradients, clipped, strict=True):
+        np.testing.assert_allclose(same.numpy(), gradient.numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_shows_in_the_norm(bad):
+    _, norm = optimisers.clip_by_global_norm([tf.constant([1.0, bad]), tf.constant(1.0)], 40.0)
+
+    assert not np.isfinite(norm.numpy())
+
+
+def test_the_learning_rate_decays_to_zero_over_the_run_and_stays_there():
+    config = OptimiserConfig(learning_rate=0.8, decay_to_zero=True)
+
+    rates = [optimisers.learning_rate(config, progress) for progress in (0.0, 0.25, 1.0, 1.1)]
+
+    assert rates == pytest.approx([0.8, 0.6, 0.0, 0.0])
+
+
+def test_the_learning_rate_is_constant_if_it_does_not_decay():
+    config = OptimiserConfig(learning_rate=0.8, decay_to_zero=False)
+
+    assert [optimisers.learning_rate(config, p) for p in (0.0, 0.5, 1.0)] == [0.8] * 3
