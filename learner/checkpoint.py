@@ -1,0 +1,167 @@
+"""Checkpoints: everything a learner needs to go on where it was, written atomically.
+
+A checkpoint is a directory `LOGDIR/checkpoints/<updates>` with `variables.npz` (arrays by name)
+and `state.json` (counters, accounts of the actors, the configuration). It is written under
+another name, flushed to the disk and renamed, so a reader sees all of it or nothing, and a crash
+while writing leaves the one before.
+"""
+
+import json
+import logging
+import os
+import pathlib
+import shutil
+import zipfile
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from impala import options
+from impala.configs import Config
+
+_log = logging.getLogger(__name__)
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is missing, or does not fit the run."""
+
+
+class Counters(NamedTuple):
+    """How far a run is. Replayed rows and seams count nowhere."""
+
+    updates: int = 0  # learner steps; also the version of the parameters
+    unrolls: int = 0  # fresh unrolls learned from
+    steps: int = 0  # agent decisions in them
+    frames: int = 0  # environment frames in them
+    seconds: float = 0.0  # spent training, over all restarts
+
+
+class Checkpoint(NamedTuple):
+    """What was read from or goes to the disk."""
+
+    config: Config
+    counters: Counters
+    variables: Mapping[str, np.ndarray]  # "agent/...", "algorithm/...", "optimiser/..."
+    accounts: Mapping[str, Any]  # learner.accounts.Accounts.state()
+
+    @property
+    def agent_values(self) -> list[np.ndarray]:
+        """The agent's variables in order, as `Parameters.values`."""
+        return [value for name, value in self.variables.items() if name.startswith("agent/")]
+
+
+def save(directory: pathlib.Path, checkpoint: Checkpoint, keep: int) -> pathlib.Path:
+    """Writes a checkpoint into LOGDIR and deletes all but the newest `keep`.
+
+    Args:
+      directory: LOGDIR.
+      checkpoint: what to write; `counters.updates` names it.
+      keep: how many to keep, this one included.
+
+    Returns:
+      The directory of the new checkpoint.
+    """
+    root = directory / "checkpoints"
+    root.mkdir(parents=True, exist_ok=True)
+    final = root / f"{checkpoint.counters.updates:012d}"
+    partial = root / f".partial-{final.name}"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    with open(partial / "variables.npz", "wb") as file:
+        np.savez(file, **checkpoint.variables)  # type: ignore[arg-type]
+        _flush(file)
+    with open(partial / "state.json", "w", encoding="utf-8") as file:
+        state = {
+            "counters": checkpoint.counters._asdict(),
+            "accounts": checkpoint.accounts,
+            "config": options.to_dict(checkpoint.config),
+        }
+        json.dump(state, file)
+        _flush(file)
+    if final.exists():  # same number of updates, such as a second stop without an update between
+        shutil.rmtree(final)
+    os.rename(partial, final)
+    _flush_directory(root)
+    for old in _complete(root)[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def load(directory: pathlib.Path) -> Checkpoint:
+    """Reads the newest intact checkpoint of LOGDIR.
+
+    Raises:
+      CheckpointError: there is none.
+    """
+    for path in reversed(_complete(directory / "checkpoints")):
+        try:
+            return _read(path)
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            _log.warning("Checkpoint %s cannot be read (%s): trying the one before.", path, error)
+    raise CheckpointError(
+        f"{directory} has no checkpoint. Give the log directory of a run that has written one "
+        "(the first is written after learner.checkpoint_seconds, or when the run is stopped)."
+    )
+
+
+def exists(directory: pathlib.Path) -> bool:
+    """Whether LOGDIR has any complete checkpoint."""
+    return bool(_complete(directory / "checkpoints"))
+
+
+def named(prefix: str, variables: Sequence[Any]) -> dict[str, Any]:
+    """Names variables by their place and their own name: "agent/003/linear/w:0" and so on."""
+    return {f"{prefix}/{i:03d}/{v.name}": v for i, v in enumerate(variables)}
+
+
+def assign(values: Mapping[str, np.ndarray], variables: Mapping[str, Any]) -> None:
+    """Puts saved values into variables.
+
+    Raises:
+      CheckpointError: a name or a shape does not fit, so the saved run had another network,
+        algorithm or optimiser.
+    """
+    hint = "This run has another network, algorithm or optimiser; start over with --fresh."
+    if unmatched := sorted(variables.keys() ^ values.keys()):
+        raise CheckpointError(
+            f"Only one of the checkpoint and the run has {unmatched[0]!r}. {hint}"
+        )
+    for name, variable in variables.items():
+        if tuple(variable.shape) != values[name].shape:
+            raise CheckpointError(
+                f"{name!r} has shape {values[name].shape} in the checkpoint and "
+                f"{tuple(variable.shape)} in the run. {hint}"
+            )
+    for name, variable in variables.items():
+        variable.assign(values[name])
+
+
+def _read(path: pathlib.Path) -> Checkpoint:
+    state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    with np.load(path / "variables.npz", allow_pickle=False) as arrays:  # checks each CRC
+        variables = {name: arrays[name] for name in arrays.files}
+    return Checkpoint(
+        config=options.from_dict(Config, state["config"]),
+        counters=Counters(**state["counters"]),
+        variables=variables,
+        accounts=state["accounts"],
+    )
+
+
+def _complete(root: pathlib.Path) -> list[pathlib.Path]:
+    """Complete checkpoints, oldest first."""
+    return sorted(path for path in root.glob("*") if path.name.isdigit())
+
+
+def _flush(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _flush_directory(path: pathlib.Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
