@@ -1,0 +1,211 @@
+"""Telemetry: what happened since the last row, as TensorBoard scalars, JSON lines and a console."""
+
+import collections
+import json
+import logging
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import rich.box
+import rich.console
+import rich.live
+import rich.table
+import tensorflow as tf
+
+from impala.types import Episode
+from learner.checkpoint import Counters
+
+_log = logging.getLogger(__name__)
+
+Row = dict[str, float]
+
+
+class Telemetry:
+    """Gathers numbers and turns them into a row of scalars every so often.
+
+    Frames are environment frames (repeats counted), steps are agent decisions; both are counted
+    when they have been learned from.
+    """
+
+    def __init__(self, environment: str, recent: int = 100):
+        """Starts counting.
+
+        Args:
+          environment: the id that episode scalars are filed under.
+          recent: how many of the last episodes the running mean return is over.
+        """
+        self._environment = environment
+        self._recent: collections.deque[float] = collections.deque(maxlen=recent)
+        self._actors: dict[str, float] = {}  # name -> when it was last heard of
+        self._start = time.monotonic()
+        self._base: Counters | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self._sums: collections.Counter[str] = collections.Counter()
+        self._counts: collections.Counter[str] = collections.Counter()
+        self._maxima: dict[str, float] = {}
+        self._waited = 0.0
+        self._since = time.monotonic()
+
+    def mean(self, name: str, value: float, weight: int = 1) -> None:
+        """Adds to a scalar that the row reports the mean of."""
+        self._sums[name] += value * weight
+        self._counts[name] += weight
+
+    def waited(self, seconds: float) -> None:
+        """Adds time for which the learner had nothing to learn from."""
+        self._waited += seconds
+
+    def policy_lag(self, lags: np.ndarray) -> None:
+        """Adds the lags of one batch's unrolls, in updates: [B]."""
+        self.mean("policy_lag/mean", float(lags.mean()))
+        self._maxima["policy_lag/max"] = max(
+            self._maxima.get("policy_lag/max", 0.0), float(lags.max())
+        )
+
+    def actor(self, name: str, elapsed: float, waited: float) -> None:
+        """Adds what an actor says of its time: seconds in all, and of those waiting for us."""
+        self._actors[name] = time.monotonic()
+        if elapsed > 0:
+            self.mean("actor/wait_share", min(1.0, waited / elapsed))
+
+    def episodes(self, episodes: Sequence[Episode], prefix: str = "episode") -> None:
+        """Adds finished episodes; with another prefix, those of an evaluator."""
+        for episode in episodes:
+            name = f"{prefix}/{self._environment}"
+            self.mean(f"{name}/return", episode.episode_return)
+            self.mean(f"{name}/length", episode.length)
+            self.mean(f"{name}/frames", episode.frames)
+            for key, value in episode.info.items():
+                self.mean(f"{name}/info/{key}", value)
+            if prefix == "episode":
+                self._recent.append(episode.episode_return)
+
+    def due(self, seconds: float) -> bool:
+        """Whether the last row is at least this old."""
+        return time.monotonic() - self._since >= seconds
+
+    def row(self, counters: Counters, gauges: Mapping[str, float]) -> Row:
+        """Ends the interval: everything that was added since the last row, as scalars."""
+        now = time.monotonic()
+        elapsed = max(now - self._since, 1e-9)
+        base = self._base or counters
+        row: Row = {
+            "frames": counters.frames,
+            "steps": counters.steps,
+            "updates": counters.updates,
+            "unrolls": counters.unrolls,
+            "seconds": counters.seconds,
+            "speed/frames_per_second": (counters.frames - base.frames) / elapsed,
+            "speed/steps_per_second": (counters.steps - base.steps) / elapsed,
+            "speed/updates_per_second": (counters.updates - base.updates) / elapsed,
+            "learner/wait_share": min(1.0, self._waited / elapsed),
+            **{name: self._sums[name] / self._counts[name] for name in self._sums},
+            **self._maxima,
+            **gauges,
+        }
+        self._actors = {name: at for name, at in self._actors.items() if now - at < 60.0}
+        row["actor/active"] = len(self._actors)
+        if self._recent:
+            row[f"episode/{self._environment}/return_recent"] = float(np.mean(self._recent))
+        self._base = counters
+        self._clear()
+        return row
+
+    def begin(self, counters: Counters) -> None:
+        """Sets where speeds are measured from, when the first update is about to be made."""
+        self._base = counters
+        self._clear()
+
+
+class TensorBoard:
+    """Writes rows as TensorBoard scalars over frames."""
+
+    def __init__(self, directory: pathlib.Path):
+        self._writer = tf.summary.create_file_writer(str(directory))
+
+    def write(self, row: Row) -> None:
+        """Writes one row and flushes it."""
+        with self._writer.as_default():
+            for name, value in row.items():
+                tf.summary.scalar(name, value, step=int(row["frames"]))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._writer.close()
+
+
+class JsonLines:
+    """Writes rows as JSON lines; a resumed run goes on in the same file."""
+
+    def __init__(self, path: pathlib.Path):
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed in close()
+
+    def write(self, row: Row) -> None:
+        """Writes one row and flushes it."""
+        self._file.write(json.dumps({"time": time.time(), **row}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+class Console:
+    """Shows the newest row: a live table on a terminal, a line per row in a file."""
+
+    def __init__(self, total_frames: int, console: rich.console.Console | None = None):
+        self._total = total_frames
+        self._console = console or rich.console.Console()
+        self._live = (
+            rich.live.Live(console=self._console, auto_refresh=False, transient=False)
+            if self._console.is_terminal
+            else None
+        )
+        if self._live:
+            self._live.start()
+
+    def write(self, row: Row) -> None:
+        """Shows one row."""
+        if self._live:
+            self._live.update(self._table(row), refresh=True)
+        else:
+            self._console.file.write(_line(row, self._total) + "\n")
+            self._console.file.flush()
+
+    def close(self) -> None:
+        """Leaves the last table on the screen."""
+        if self._live:
+            self._live.stop()
+
+    def _table(self, row: Row) -> rich.table.Table:
+        table = rich.table.Table(
+            title=_line(row, self._total), box=rich.box.SIMPLE, title_justify="left"
+        )
+        table.add_column("scalar")
+        table.add_column("value", justify="right")
+        for name in sorted(row):
+            table.add_row(name, f"{row[name]:,.4g}" if row[name] < 1e6 else f"{row[name]:,.0f}")
+        return table
+
+
+def _line(row: Row, total_frames: int) -> str:
+    """One line that says how the run is doing."""
+    returns = [value for name, value in row.items() if name.endswith("/return_recent")]
+    speed = row["speed/frames_per_second"]
+    left = (total_frames - row["frames"]) / speed / 60 if speed > 0 else float("nan")
+    return (
+        f"frames {row['frames']:,.0f} ({row['frames'] / total_frames:.1%})  "
+        f"return {returns[0] if returns else float('nan'):.2f}  "
+        f"{speed:,.0f} frames/s  left {left:.0f} min  "
+        f"loss {row.get('loss/total', float('nan')):.2f}  "
+        f"entropy {row.get('policy/entropy', float('nan')):.3f}  "
+        f"lag {row.get('policy_lag/mean', float('nan')):.1f}  "
+        f"actors {row['actor/active']:.0f}  "
+        f"waits: learner {row['learner/wait_share']:.0%} "
+        f"actors {row.get('actor/wait_share', float('nan')):.0%}"
+    )

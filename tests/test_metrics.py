@@ -1,0 +1,103 @@
+"""Rows of telemetry: means since the last row, speeds, and the three places they are written to."""
+
+import json
+import pathlib
+import time
+
+import numpy as np
+import pytest
+import rich.console
+import tensorflow as tf
+
+from impala.types import Episode
+from learner.checkpoint import Counters
+from learner.metrics import Console, JsonLines, Telemetry, TensorBoard
+
+
+def _episode(value: float) -> Episode:
+    return Episode(episode_return=value, length=10, frames=40, info={"lives": 3.0})
+
+
+def test_a_row_holds_the_means_since_the_last_row() -> None:
+    telemetry = Telemetry("Catch")
+    telemetry.begin(Counters())
+    telemetry.mean("loss/total", 1.0)
+    telemetry.mean("loss/total", 3.0)
+    telemetry.policy_lag(np.array([0, 1, 5]))
+    telemetry.policy_lag(np.array([2, 2, 2]))
+    telemetry.episodes([_episode(1.0), _episode(-1.0), _episode(3.0)])
+    telemetry.episodes([_episode(20.0)], prefix="evaluation")
+    telemetry.actor("a", elapsed=2.0, waited=0.5)
+    telemetry.actor("b", elapsed=2.0, waited=1.5)
+    row = telemetry.row(Counters(updates=2, frames=400, steps=100), {"ingest/depth": 7})
+    assert row["loss/total"] == 2.0
+    assert (row["policy_lag/mean"], row["policy_lag/max"]) == (2.0, 5.0)
+    assert row["episode/Catch/return"] == row["episode/Catch/return_recent"] == 1.0
+    assert row["evaluation/Catch/return"] == 20.0
+    assert row["episode/Catch/info/lives"] == 3.0
+    assert row["actor/wait_share"] == 0.5
+    assert row["actor/active"] == 2
+    assert row["ingest/depth"] == 7
+    ratio = row["speed/frames_per_second"] / row["speed/steps_per_second"]
+    assert ratio == pytest.approx(4.0)
+
+    after = telemetry.row(Counters(updates=2, frames=400, steps=100), {})
+    assert "loss/total" not in after and "policy_lag/max" not in after
+    assert after["speed/frames_per_second"] == 0.0
+    assert after["episode/Catch/return_recent"] == 1.0  # the last hundred episodes, not this row's
+
+
+def test_waiting_is_a_share_of_the_time_between_rows() -> None:
+    telemetry = Telemetry("Catch")
+    telemetry.begin(Counters())
+    start = time.monotonic()
+    time.sleep(0.05)
+    telemetry.waited(time.monotonic() - start)
+    assert 0.5 < telemetry.row(Counters(), {})["learner/wait_share"] <= 1.0
+
+
+def test_rows_reach_json_lines_tensorboard_and_console(tmp_path: pathlib.Path) -> None:
+    telemetry = Telemetry("Catch")
+    telemetry.begin(Counters())
+    row = telemetry.row(Counters(updates=1, frames=123, steps=40), {"loss/total": 0.25})
+
+    for _ in range(2):  # the second time is a resumed run: it goes on in the same file
+        lines = JsonLines(tmp_path / "metrics.jsonl")
+        lines.write(row)
+        lines.close()
+    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [entry["frames"] for entry in written] == [123, 123]
+    assert written[0]["loss/total"] == 0.25
+
+    board = TensorBoard(tmp_path / "tensorboard")
+    board.write(row)
+    board.close()
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    scalars = {
+        value.tag: (event.step, tf.make_ndarray(value.tensor).item())
+        for event in tf.compat.v1.train.summary_iterator(str(events))
+        for value in event.summary.value
+    }
+    assert scalars["loss/total"] == (123, 0.25)
+
+
+def test_the_console_writes_a_line_per_row_into_a_file_and_a_table_on_a_terminal(
+    tmp_path: pathlib.Path,
+) -> None:
+    telemetry = Telemetry("Catch")
+    telemetry.begin(Counters())
+    row = telemetry.row(Counters(updates=1, frames=500), {"loss/total": 0.25})
+    for terminal in (False, True):
+        path = tmp_path / f"console-{terminal}"
+        with open(path, "w", encoding="utf-8") as file:
+            console = Console(
+                1000, rich.console.Console(file=file, force_terminal=terminal, width=150)
+            )
+            console.write(row)
+            console.close()
+        text = path.read_text()
+        assert "frames 500 (50.0%)" in text
+        assert ("learner/wait_share" in text) == terminal
+        if not terminal:
+            assert len(text.splitlines()) == 1
+            assert "\x1b" not in text
