@@ -1,0 +1,1 @@
+"""The wire between actors and the learner: generated stubs and the codec. Imports nothing of ours."""

@@ -1,0 +1,1 @@
+"""Namespace of the proto package `impala`; see protos/impala/v1."""

@@ -1,0 +1,259 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DTYPE_UNSPECIFIED: _ClassVar[DType]
+    DTYPE_BOOL: _ClassVar[DType]
+    DTYPE_INT8: _ClassVar[DType]
+    DTYPE_INT16: _ClassVar[DType]
+    DTYPE_INT32: _ClassVar[DType]
+    DTYPE_INT64: _ClassVar[DType]
+    DTYPE_UINT8: _ClassVar[DType]
+    DTYPE_UINT16: _ClassVar[DType]
+    DTYPE_UINT32: _ClassVar[DType]
+    DTYPE_UINT64: _ClassVar[DType]
+    DTYPE_FLOAT16: _ClassVar[DType]
+    DTYPE_FLOAT32: _ClassVar[DType]
+    DTYPE_FLOAT64: _ClassVar[DType]
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_ACTOR: _ClassVar[Role]
+    ROLE_EVALUATOR: _ClassVar[Role]
+
+class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STATUS_UNSPECIFIED: _ClassVar[Status]
+    STATUS_ACCEPTED: _ClassVar[Status]
+    STATUS_DUPLICATE: _ClassVar[Status]
+    STATUS_REJECTED: _ClassVar[Status]
+    STATUS_FINISHED: _ClassVar[Status]
+
+class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REASON_UNSPECIFIED: _ClassVar[Reason]
+    REASON_UNKNOWN_ACTOR: _ClassVar[Reason]
+    REASON_FINGERPRINT: _ClassVar[Reason]
+    REASON_SEQUENCE: _ClassVar[Reason]
+    REASON_NUM_ENVS: _ClassVar[Reason]
+    REASON_TENSOR_COUNT: _ClassVar[Reason]
+    REASON_TENSOR_SIZE: _ClassVar[Reason]
+    REASON_NOT_FINITE: _ClassVar[Reason]
+    REASON_RANGE: _ClassVar[Reason]
+    REASON_VERSION: _ClassVar[Reason]
+DTYPE_UNSPECIFIED: DType
+DTYPE_BOOL: DType
+DTYPE_INT8: DType
+DTYPE_INT16: DType
+DTYPE_INT32: DType
+DTYPE_INT64: DType
+DTYPE_UINT8: DType
+DTYPE_UINT16: DType
+DTYPE_UINT32: DType
+DTYPE_UINT64: DType
+DTYPE_FLOAT16: DType
+DTYPE_FLOAT32: DType
+DTYPE_FLOAT64: DType
+ROLE_UNSPECIFIED: Role
+ROLE_ACTOR: Role
+ROLE_EVALUATOR: Role
+STATUS_UNSPECIFIED: Status
+STATUS_ACCEPTED: Status
+STATUS_DUPLICATE: Status
+STATUS_REJECTED: Status
+STATUS_FINISHED: Status
+REASON_UNSPECIFIED: Reason
+REASON_UNKNOWN_ACTOR: Reason
+REASON_FINGERPRINT: Reason
+REASON_SEQUENCE: Reason
+REASON_NUM_ENVS: Reason
+REASON_TENSOR_COUNT: Reason
+REASON_TENSOR_SIZE: Reason
+REASON_NOT_FINITE: Reason
+REASON_RANGE: Reason
+REASON_VERSION: Reason
+
+class ProtocolVersion(_message.Message):
+    __slots__ = ("major", "minor")
+    MAJOR_FIELD_NUMBER: _ClassVar[int]
+    MINOR_FIELD_NUMBER: _ClassVar[int]
+    major: int
+    minor: int
+    def __init__(self, major: _Optional[int] = ..., minor: _Optional[int] = ...) -> None: ...
+
+class TensorSpec(_message.Message):
+    __slots__ = ("name", "dtype", "shape")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: DType
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class JoinRequest(_message.Message):
+    __slots__ = ("protocol", "actor", "incarnation", "role", "acknowledged_sequence", "acknowledged_unrolls")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_UNROLLS_FIELD_NUMBER: _ClassVar[int]
+    protocol: ProtocolVersion
+    actor: str
+    incarnation: int
+    role: Role
+    acknowledged_sequence: int
+    acknowledged_unrolls: int
+    def __init__(self, protocol: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., acknowledged_sequence: _Optional[int] = ..., acknowledged_unrolls: _Optional[int] = ...) -> None: ...
+
+class JoinReply(_message.Message):
+    __slots__ = ("protocol", "learner_incarnation", "actor_index", "seed", "config", "fingerprint", "unroll_length", "unroll_specs", "num_core_state_specs", "parameter_specs", "max_unrolls_in_flight", "max_message_bytes", "finished")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    LEARNER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_INDEX_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    UNROLL_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    UNROLL_SPECS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CORE_STATE_SPECS_FIELD_NUMBER: _ClassVar[int]
+    PARAMETER_SPECS_FIELD_NUMBER: _ClassVar[int]
+    MAX_UNROLLS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    protocol: ProtocolVersion
+    learner_incarnation: int
+    actor_index: int
+    seed: int
+    config: str
+    fingerprint: str
+    unroll_length: int
+    unroll_specs: _containers.RepeatedCompositeFieldContainer[TensorSpec]
+    num_core_state_specs: int
+    parameter_specs: _containers.RepeatedCompositeFieldContainer[TensorSpec]
+    max_unrolls_in_flight: int
+    max_message_bytes: int
+    finished: bool
+    def __init__(self, protocol: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., learner_incarnation: _Optional[int] = ..., actor_index: _Optional[int] = ..., seed: _Optional[int] = ..., config: _Optional[str] = ..., fingerprint: _Optional[str] = ..., unroll_length: _Optional[int] = ..., unroll_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., num_core_state_specs: _Optional[int] = ..., parameter_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., max_unrolls_in_flight: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., finished: _Optional[bool] = ...) -> None: ...
+
+class Episode(_message.Message):
+    __slots__ = ("episode_return", "length", "frames", "info")
+    class InfoEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    EPISODE_RETURN_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    episode_return: float
+    length: int
+    frames: int
+    info: _containers.ScalarMap[str, float]
+    def __init__(self, episode_return: _Optional[float] = ..., length: _Optional[int] = ..., frames: _Optional[int] = ..., info: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class Unrolls(_message.Message):
+    __slots__ = ("actor", "incarnation", "sequence", "fingerprint", "learner_incarnation", "parameter_version", "num_envs", "frames", "tensors", "episodes", "elapsed_seconds", "waited_seconds")
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    LEARNER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PARAMETER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NUM_ENVS_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    EPISODES_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAITED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    actor: str
+    incarnation: int
+    sequence: int
+    fingerprint: str
+    learner_incarnation: int
+    parameter_version: int
+    num_envs: int
+    frames: _containers.RepeatedScalarFieldContainer[int]
+    tensors: _containers.RepeatedScalarFieldContainer[bytes]
+    episodes: _containers.RepeatedCompositeFieldContainer[Episode]
+    elapsed_seconds: float
+    waited_seconds: float
+    def __init__(self, actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., fingerprint: _Optional[str] = ..., learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., num_envs: _Optional[int] = ..., frames: _Optional[_Iterable[int]] = ..., tensors: _Optional[_Iterable[bytes]] = ..., episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ..., elapsed_seconds: _Optional[float] = ..., waited_seconds: _Optional[float] = ...) -> None: ...
+
+class Receipt(_message.Message):
+    __slots__ = ("sequence", "status", "reason", "detail", "learner_incarnation", "newest_version")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    LEARNER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_VERSION_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    status: Status
+    reason: Reason
+    detail: str
+    learner_incarnation: int
+    newest_version: int
+    def __init__(self, sequence: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., detail: _Optional[str] = ..., learner_incarnation: _Optional[int] = ..., newest_version: _Optional[int] = ...) -> None: ...
+
+class GetParametersRequest(_message.Message):
+    __slots__ = ("learner_incarnation", "newer_than")
+    LEARNER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NEWER_THAN_FIELD_NUMBER: _ClassVar[int]
+    learner_incarnation: int
+    newer_than: int
+    def __init__(self, learner_incarnation: _Optional[int] = ..., newer_than: _Optional[int] = ...) -> None: ...
+
+class Parameters(_message.Message):
+    __slots__ = ("learner_incarnation", "version", "progress", "frames", "tensors")
+    LEARNER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    learner_incarnation: int
+    version: int
+    progress: float
+    frames: int
+    tensors: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, learner_incarnation: _Optional[int] = ..., version: _Optional[int] = ..., progress: _Optional[float] = ..., frames: _Optional[int] = ..., tensors: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class GetParametersReply(_message.Message):
+    __slots__ = ("parameters", "finished")
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    parameters: Parameters
+    finished: bool
+    def __init__(self, parameters: _Optional[_Union[Parameters, _Mapping]] = ..., finished: _Optional[bool] = ...) -> None: ...
+
+class Evaluation(_message.Message):
+    __slots__ = ("actor", "incarnation", "learner_incarnation", "parameter_version", "frames", "episodes")
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEARNER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PARAMETER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    EPISODES_FIELD_NUMBER: _ClassVar[int]
+    actor: str
+    incarnation: int
+    learner_incarnation: int
+    parameter_version: int
+    frames: int
+    episodes: _containers.RepeatedCompositeFieldContainer[Episode]
+    def __init__(self, actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., frames: _Optional[int] = ..., episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ...) -> None: ...
+
+class EvaluationReceipt(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
