@@ -1,0 +1,1 @@
+"""Actors: unroll the behaviour policy in vectorised environments and stream it to the learner."""

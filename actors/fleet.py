@@ -1,0 +1,64 @@
+"""A fleet of actor processes on one host: started, started again when they die, ended together."""
+
+import logging
+import sys
+from collections.abc import Sequence
+
+from impala.supervisor import Program, Supervisor
+
+_log = logging.getLogger(__name__)
+
+_ACTOR = (sys.executable, "-m", "impala", "actor")
+
+
+def run_fleet(
+    num_actors: int,
+    argv: Sequence[str],
+    *,
+    command: Sequence[str] = _ACTOR,
+    grace_seconds: float = 15.0,
+    backoff_seconds: float = 1.0,
+) -> int:
+    """Runs actors until each has ended by itself or a signal has ended them all.
+
+    SIGINT and SIGTERM are passed on, and the actors have `grace_seconds` to drain. An actor that
+    fails is started again for ever, after a pause that doubles up to half a minute.
+
+    Args:
+      num_actors: processes.
+      argv: arguments of `impala actor`, without --num-actors and --index.
+      command: what starts an actor.
+      grace_seconds: from the signal to SIGKILL.
+      backoff_seconds: pause before the first restart.
+
+    Returns:
+      Exit status: 0, or that of the last actor that failed to drain.
+    """
+    if num_actors < 1:
+        raise ValueError(f"num_actors is {num_actors}, it must be at least 1")
+    status = 0
+    with Supervisor(
+        grace_seconds=grace_seconds,
+        backoff_seconds=backoff_seconds,
+        max_failures=sys.maxsize,
+    ) as supervisor:
+        for index in range(num_actors):
+            supervisor.start(
+                Program(
+                    name=f"actor-{index}",
+                    command=[*command, *argv, "--num-actors", "1", "--index", str(index)],
+                    restart=True,
+                )
+            )
+        for ended in supervisor.watch():
+            if ended.restart_seconds is not None:
+                _log.warning(
+                    "%s ended with status %d; starting it again in %.1f s",
+                    ended.name,
+                    ended.status,
+                    ended.restart_seconds,
+                )
+            elif ended.status != 0:
+                _log.error("%s ended with status %d", ended.name, ended.status)
+                status = ended.status
+    return status

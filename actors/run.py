@@ -1,0 +1,236 @@
+"""One actor process: joins the learner, builds what it says, and acts until the run has finished.
+
+The composition root of the actor's side: configuration becomes objects here and nowhere else.
+"""
+
+import contextlib
+import json
+import logging
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from impala import process
+from impala.configs import ActorConfig, AgentConfig, EnvironmentConfig
+from impala.types import Parameters
+
+_log = logging.getLogger(__name__)
+
+_DRAIN_SECONDS = 5.0
+_IDLE_SECONDS = 5.0
+
+
+def run_actor(
+    learner: str,
+    *,
+    index: int = 0,
+    name: str | None = None,
+    num_envs: int | None = None,
+    render: bool = False,
+    when_finished: Literal["exit", "idle"] = "exit",
+    reconnect_timeout: float | None = None,
+    role: Literal["actor", "evaluator"] = "actor",
+    eval_every: int = 1_000_000,
+    eval_episodes: int = 10,
+    greedy: bool = False,
+    threads: int = 1,
+) -> int:
+    """Acts for the learner until training has finished or SIGTERM or SIGINT comes.
+
+    Args:
+      learner: host:port or unix:PATH.
+      index: of this process on its host; part of its name.
+      name: unique in the fleet; host, process and index if None.
+      num_envs: environments of this actor; what the learner says if None.
+      render: show environment 0.
+      when_finished: exit, or wait for the next run at the same address.
+      reconnect_timeout: seconds without a learner after which to give up; None is never.
+      role: an actor streams unrolls; an evaluator plays whole episodes with frozen parameters.
+      eval_every: environment frames of training between two evaluations.
+      eval_episodes: episodes of one evaluation.
+      greedy: an evaluator takes the distribution's mode instead of a sample.
+      threads: of TensorFlow's operations.
+
+    Returns:
+      Exit status: 0. `actors.client.LearnerError` tells that it cannot go on.
+    """
+    process.tune_malloc()
+    process.hide_gpus()
+    process.set_threads(intra_op=threads)
+    from actors import client as wire
+
+    waiting = False
+    with _Signals() as signals:
+        while True:
+            incarnation = wire.new_incarnation()
+            with wire.LearnerClient(
+                learner,
+                name=name or wire.actor_name(index),
+                incarnation=incarnation,
+                role=wire.pb.ROLE_ACTOR if role == "actor" else wire.pb.ROLE_EVALUATOR,
+                reconnect_timeout=reconnect_timeout,
+            ) as client:
+                signals.client = client
+                try:
+                    built = _Built(client.join(), incarnation, num_envs, render)
+                    waiting = False
+                    with contextlib.closing(built):
+                        if role == "actor":
+                            _act(client, built)
+                        else:
+                            _evaluate(client, built, eval_every, eval_episodes, greedy)
+                except wire.RunFinished:
+                    if when_finished == "exit":
+                        return 0
+                except wire.Stopped:
+                    if not client.drain(_DRAIN_SECONDS):
+                        _log.warning("left without the receipts of the last unrolls")
+                    return 0
+            if not waiting:
+                _log.info("waiting for the next run at %s", learner)
+                waiting = True
+            if signals.wait(_IDLE_SECONDS):
+                return 0
+
+
+class _Signals:
+    """SIGTERM and SIGINT stop the client that is in use, and are remembered."""
+
+    def __init__(self) -> None:
+        self._received = False
+        self._client: Any = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @property
+    def client(self) -> Any:
+        return self._client
+
+    @client.setter
+    def client(self, client: Any) -> None:
+        self._client = client
+        if self._received:
+            client.stop()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits; True as soon as a signal has come."""
+        end = time.monotonic() + seconds
+        while not self._received and time.monotonic() < end:
+            time.sleep(0.1)
+        return self._received
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._received = True
+        if self._client is not None:
+            self._client.stop()
+
+
+class _Built:
+    """The environments and the agent that a JoinReply asks for."""
+
+    def __init__(self, reply: Any, incarnation: int, num_envs: int | None, render: bool):
+        from impala import build
+        from impala.options import from_dict
+
+        config = json.loads(reply.config)
+        environment = from_dict(EnvironmentConfig, config["environment"])
+        actor = from_dict(ActorConfig, config["actor"])
+        total, groups = num_envs or actor.num_envs, actor.num_groups
+        if num_envs is not None and num_envs < groups:
+            groups = 1
+        if total % groups:
+            raise ValueError(
+                f"{total} environments cannot be dealt to {groups} groups: "
+                f"use a multiple of {groups}"
+            )
+        entropy = [reply.seed, reply.actor_index, incarnation]
+        self.seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+        self.unroll_length: int = reply.unroll_length
+        self.environments: list[Any] = []
+        try:
+            for group in range(groups):
+                mode = "human" if render and group == 0 else None
+                self.environments.append(
+                    build.environment(
+                        environment, total // groups, threads=actor.env_threads, render_mode=mode
+                    )
+                )
+            spaces = self.environments[0].observation_space, self.environments[0].action_space
+            self.agent = build.agent(from_dict(AgentConfig, config["agent"]), *spaces)
+            self._check(reply, build.unroll_spec(self.agent, *spaces, self.unroll_length))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for environment in self.environments:
+            environment.close()
+
+    def _check(self, reply: Any, unroll_spec: Any) -> None:
+        """The learner and this process must have built the same thing."""
+        from protos import codec
+
+        _check_specs("unroll", codec.specs(unroll_spec), reply.unroll_specs)
+        _check_specs("parameter", codec.specs(self.agent.variables), reply.parameter_specs)
+
+
+def _check_specs(what: str, ours: Sequence[Any], theirs: Sequence[Any]) -> None:
+    """Compares TensorSpecs one by one. The names of variables are only for people."""
+    if len(ours) != len(theirs):
+        raise ValueError(
+            f"this actor has {len(ours)} {what} tensors, the learner {len(theirs)}: "
+            "run the same version of impala on both sides"
+        )
+    for mine, learners in zip(ours, theirs, strict=True):
+        if (mine.dtype, list(mine.shape)) != (learners.dtype, list(learners.shape)):
+            raise ValueError(
+                f"{what} tensor {learners.name!r}: this actor has shape {list(mine.shape)} and "
+                f"dtype {mine.dtype}, the learner {list(learners.shape)} and {learners.dtype}: "
+                "run the same version of impala and of the environment on both sides"
+            )
+
+
+def _act(client: Any, built: _Built) -> None:
+    from actors.actor import Actor
+
+    actor = Actor(built.environments, built.agent, built.unroll_length, built.seed)
+    for unrolls in actor.run(client.parameters):
+        client.send(unrolls)
+
+
+def _evaluate(
+    client: Any, built: _Built, eval_every: int, eval_episodes: int, greedy: bool
+) -> None:
+    from impala.evaluation import play_episodes
+
+    for number, parameters in enumerate(_every(client, eval_every)):
+        for variable, value in zip(built.agent.variables, parameters.values, strict=True):
+            variable.assign(value)
+        episodes = play_episodes(
+            built.environments[0], built.agent, eval_episodes, greedy, built.seed + number
+        )
+        client.report_evaluation(parameters, episodes)
+
+
+def _every(client: Any, frames: int) -> Iterator[Parameters]:
+    """The newest parameters, each `frames` or more further than the ones before."""
+    last: int | None = None
+    while True:
+        parameters = client.parameters()
+        # Back at a checkpoint they are fewer.
+        if last is None or not last <= parameters.frames < last + frames:
+            last = parameters.frames
+            yield parameters
+        else:
+            time.sleep(0.2)

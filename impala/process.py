@@ -1,0 +1,47 @@
+"""What a process of ours sets for itself at start: memory, devices and threads.
+
+Call these before the first tensor is made; `tune_malloc` and `hide_gpus` best before TensorFlow is
+imported. None of them imports TensorFlow unless it has to.
+"""
+
+import ctypes
+import os
+import sys
+
+# glibc's mallopt parameters (malloc.h) and values with which pages of megabyte messages are kept
+# instead of being given back to the kernel and faulted in again: 4 MB protobuf fields become 4-5
+# times faster.
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_MALLOC_OPTIONS = {
+    _M_MMAP_THRESHOLD: 1 << 30,
+    _M_TRIM_THRESHOLD: 2**31 - 1,
+    _M_TOP_PAD: 64 << 20,
+}
+
+
+def tune_malloc() -> None:
+    """Makes large messages cheap to allocate. Without glibc it does nothing."""
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return
+    for option, value in _MALLOC_OPTIONS.items():
+        mallopt(option, value)
+
+
+def hide_gpus() -> None:
+    """Keeps this process off the GPUs, which belong to the learner."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    import tensorflow as tf
+
+    tf.config.set_visible_devices([], "GPU")
+
+
+def set_threads(intra_op: int, inter_op: int = 1) -> None:
+    """Bounds TensorFlow's threads; RuntimeError if it already runs with others."""
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(intra_op)
+    tf.config.threading.set_inter_op_parallelism_threads(inter_op)
