@@ -34,7 +34,7 @@ class AtariConfig:
     """Probability that the emulator repeats the previous action (0.25 in ALE/...-v5 elsewhere)."""
     full_action_set: bool = False
     """All 18 joystick actions instead of those the game reads."""
-    actions: tuple[int, ...] = ()
+    actions: tuple[Count, ...] = ()
     """Restrict the action set to these indices into it; empty means all of them."""
     height: Annotated[int, Range(16, 210)] = 84
     """Observation height in pixels (47 for the small A3C torso)."""
@@ -71,7 +71,7 @@ class AgentConfig:
 
     torso: Literal["mlp", "shallow", "deep"] = "mlp"
     """mlp; shallow: two convolutions; deep: the residual network. Both of Espeholt et al. 2018."""
-    hidden_sizes: tuple[int, ...] = (64, 64)
+    hidden_sizes: tuple[Positive, ...] = (64, 64)
     """Widths of the mlp torso's layers, in units. The other torsos end in one layer of 256."""
     core: Literal["feed_forward", "lstm"] = "feed_forward"
     """What stands between torso and heads."""

@@ -9,7 +9,6 @@ import dataclasses
 import difflib
 import json
 import math
-import os
 import pathlib
 import typing
 from collections.abc import Iterable, Mapping
@@ -17,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from impala.configs import Config, Range
+from impala.configs import PRESETS, Config, Range
 
 T = TypeVar("T")
 
@@ -33,7 +32,10 @@ class OptionError(ValueError):
 
 def to_dict(config: Any) -> dict[str, Any]:
     """Turns nested dataclasses into nested dicts of numbers, strings, booleans and lists."""
-    return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
+    return {
+        field.name: _plain(getattr(config, field.name))
+        for field in dataclasses.fields(config)
+    }
 
 
 def from_dict(cls: type[T], data: Mapping[str, Any]) -> T:
@@ -49,13 +51,21 @@ def from_dict(cls: type[T], data: Mapping[str, Any]) -> T:
     return overlay(cls(), data)
 
 
-def overlay(config: T, data: Mapping[str, Any]) -> T:
+def overlay(config: T, data: Any, source: str = "") -> T:
     """Returns `config` with the values of `data`, nested and maybe partial, put over its own.
+
+    Args:
+      config: nested dataclasses.
+      data: plain data.
+      source: where `data` comes from; error messages begin with it.
 
     Raises:
       OptionError: an unknown name, a value of another type or outside its range.
     """
-    return typing.cast(T, _overlay(config, data, path="", root=config))
+    try:
+        return typing.cast(T, _overlay(config, data, path="", root=config))
+    except OptionError as error:
+        raise OptionError(f"{source}{error}") from None
 
 
 def to_yaml(config: Any) -> str:
@@ -79,21 +89,174 @@ def differences(old: Any, new: Any) -> list[str]:
     """Describes each setting that differs, such as "seed: 0 -> 1"."""
     before, after = flatten(old), flatten(new)
     return [
-        f"{path}: {before[path]} -> {after[path]}" for path in after if before[path] != after[path]
+        f"{path}: {before[path]} -> {after[path]}"
+        for path in after
+        if before[path] != after[path]
     ]
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str:
-    """Returns the hint "Did you mean 'x'?", or what there is to choose from if nothing is near."""
+    """Returns the hint "Did you mean 'x'?", or nothing if no candidate is near."""
     candidates = list(candidates)
-    matches = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
-    if not matches:  # learning_rate -> optimiser.learning_rate, optimizer.beta1 -> ...
-        tails = {path.rsplit(".", 1)[-1]: path for path in candidates}
-        found = difflib.get_close_matches(name.rsplit(".", 1)[-1], tails, n=1, cutoff=0.7)
-        matches = [tails[tail] for tail in found]
-    if matches:
-        return f"Did you mean {matches[0]!r}?"
-    return f"There are: {', '.join(candidates)}."
+    matches = difflib.get_close_matches(name, candidates, n=1)
+    if not matches:  # learning_rate -> optimiser.learning_rate
+        by_tail = {path.rsplit(".", 1)[-1]: path for path in candidates}
+        tail = name.rsplit(".", 1)[-1]
+        matches = [
+            by_tail[near] for near in difflib.get_close_matches(tail, by_tail, n=1)
+        ]
+    return f"Did you mean {matches[0]!r}?" if matches else ""
+
+
+def choice(name: str, value: str, choices: Iterable[str]) -> str:
+    """Returns `value` if it is one of `choices`.
+
+    Raises:
+      OptionError: it is none of them; says what they are and which is nearest.
+    """
+    choices = list(choices)
+    if value in choices:
+        return value
+    sentence = f"{name} is {value!r}; it must be one of {', '.join(choices)}."
+    raise OptionError(f"{sentence} {nearest(str(value), choices)}".strip())
+
+
+def describe(limits: Range) -> str:
+    """Words the range of a setting."""
+    if math.isinf(limits.high):
+        return f"at least {limits.low:g}"
+    return f"from {limits.low:g} to {limits.high:g}"
+
+
+# The layers.
+
+
+def layered(
+    preset: str, file: pathlib.Path | None, environ: Mapping[str, str]
+) -> Config:
+    """Returns the preset with a YAML file and, over it, environment variables put on it.
+
+    Raises:
+      OptionError: of any layer; the message begins with the layer's name.
+    """
+    config = PRESETS[choice("The preset", preset, PRESETS)][1]
+    if file is not None:
+        config = overlay(config, _read_yaml(file), f"{file}: ")
+    return overlay(config, from_environment(environ), "Environment variables: ")
+
+
+def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Collects variables such as IMPALA_OPTIMISER__LEARNING_RATE=3e-4 into nested settings.
+
+    Lists are JSON, or numbers between commas or spaces. Variables that begin with IMPALA_ but have
+    no "__" are other people's (Kubernetes makes IMPALA_LEARNER_PORT for a service of that name),
+    except those that differ from ours only in underscores or hardly at all.
+
+    Raises:
+      OptionError: a variable names no setting; says which is nearest.
+    """
+    ours = {variable(path): path for path in flatten(Config())}
+    squeezed = {name.replace("__", "_"): name for name in ours}
+    defaults = flatten(Config())
+    settings: dict[str, Any] = {}
+    for name, text in environ.items():
+        if not name.startswith(ENVIRONMENT_PREFIX):
+            continue
+        if name not in ours:
+            near = difflib.get_close_matches(
+                name, ours, n=1, cutoff=0.6 if "__" in name else 0.9
+            )
+            near = [squeezed[name]] if name in squeezed else near
+            if near or "__" in name:
+                hint = (
+                    f"Did you mean {near[0]}?" if near else "See impala train --help."
+                )
+                raise OptionError(
+                    f"Environment variable {name} names no setting. {hint}"
+                )
+            continue
+        *sections, last = ours[name].split(".")
+        place = settings
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = _read_text(text, defaults[ours[name]])
+    return settings
+
+
+def to_environment(config: Config) -> dict[str, str]:
+    """Writes every setting as the environment variable that `from_environment` reads."""
+    return {
+        variable(path): value if isinstance(value, str) else json.dumps(value)
+        for path, value in flatten(config).items()
+    }
+
+
+def variable(path: str) -> str:
+    """Names the environment variable of a setting: "actor.num_envs" -> IMPALA_ACTOR__NUM_ENVS."""
+    return ENVIRONMENT_PREFIX + path.upper().replace(".", "__")
+
+
+def validate(config: Config) -> Config:
+    """Returns `config` if each value is in its range and the values go together.
+
+    Raises:
+      OptionError: names the settings, their values and what would fit.
+    """
+    overlay(config, to_dict(config))
+    environments, groups = config.actor.num_envs, config.actor.num_groups
+    if environments % groups:
+        raise OptionError(
+            f"actor.num_envs is {environments} and actor.num_groups {groups}: the groups have the "
+            f"same size, so give a multiple of {groups}, such as {-(-environments // groups) * groups}."
+        )
+    if environments // groups > config.learner.max_envs_per_message:
+        raise OptionError(
+            f"actor.num_envs is {environments} in {groups} groups, which sends "
+            f"{environments // groups} unrolls per message; learner.max_envs_per_message is "
+            f"{config.learner.max_envs_per_message}. Raise it, or have fewer environments."
+        )
+    try:
+        kwargs = json.loads(config.environment.kwargs)
+    except json.JSONDecodeError as error:
+        raise OptionError(
+            f"environment.kwargs is {config.environment.kwargs!r}, which is no JSON: {error}. "
+            """It must be an object, such as '{"continuous": true}'."""
+        ) from None
+    if not isinstance(kwargs, dict):
+        raise OptionError(
+            f"environment.kwargs is {config.environment.kwargs!r}; it must be a JSON object, such "
+            """as '{"continuous": true}'."""
+        )
+    return config
+
+
+def _read_yaml(file: pathlib.Path) -> Any:
+    try:
+        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(
+            f"{file}: {error.strerror}. Give --config a YAML file."
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise OptionError(
+            f"{file} is not YAML: {' '.join(str(error).split())}."
+        ) from None
+    return {} if data is None else data
+
+
+def _read_text(text: str, like: Any) -> Any:
+    """Reads the text of an environment variable as the plain data that YAML would hold."""
+    if isinstance(like, str):
+        return text
+    if isinstance(like, tuple):
+        return (
+            text.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
+        )
+    if isinstance(like, bool):
+        return {"true": True, "1": True, "false": False, "0": False}.get(
+            text.lower(), text
+        )
+    return text
 
 
 def _plain(value: Any) -> Any:
@@ -115,10 +278,12 @@ def _overlay(config: Any, data: Any, path: str, root: Any) -> Any:
     for name, value in data.items():
         where = f"{path}.{name}" if path else str(name)
         if name not in hints:
-            known = [f"{path}.{known}" if path else known for known in hints]
-            raise OptionError(
-                f"There is no setting {where!r}. {nearest(where, known + list(flatten(root)))}"
+            here = [f"{path}.{known}" if path else known for known in hints]
+            hint = (
+                nearest(where, [*here, *flatten(root)])
+                or f"There are: {', '.join(here)}."
             )
+            raise OptionError(f"There is no setting {where!r}. {hint}")
         current = getattr(config, name)
         if dataclasses.is_dataclass(current):
             changes[name] = _overlay(current, value, where, root)
@@ -137,13 +302,7 @@ def _value(hint: Any, value: Any, path: str) -> Any:
                 raise OptionError(f"{path} is {value!r}; it must be {describe(mark)}.")
         return value
     if typing.get_origin(hint) is Literal:
-        choices = typing.get_args(hint)
-        if value not in choices:
-            raise OptionError(
-                f"{path} is {value!r}; it must be one of {', '.join(choices)}. "
-                f"{nearest(str(value), choices) if _is_near(str(value), choices) else ''}".rstrip()
-            )
-        return value
+        return choice(path, value, typing.get_args(hint))
     if typing.get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
             raise OptionError(f"{path} is {value!r}; it must be a list.")
@@ -155,7 +314,12 @@ def _value(hint: Any, value: Any, path: str) -> Any:
         return value
     if hint in (int, float) and (number := _number(hint, value)) is not None:
         return number
-    names = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}
+    names = {
+        int: "a whole number",
+        float: "a finite number",
+        bool: "true or false",
+        str: "text",
+    }
     raise OptionError(f"{path} is {value!r}; it must be {names[hint]}.")
 
 
@@ -164,20 +328,9 @@ def _number(hint: type, value: Any) -> int | float | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
-        number = value if isinstance(value, int) else float(value)
+        number = int(value) if str(value).isdecimal() else float(value)
     except ValueError:
         return None
     if not math.isfinite(number) or (hint is int and number != int(number)):
         return None
     return hint(number)
-
-
-def describe(limits: Range) -> str:
-    """Words the range of a setting."""
-    if math.isinf(limits.high):
-        return f"at least {limits.low:g}"
-    return f"from {limits.low:g} to {limits.high:g}"
-
-
-def _is_near(value: str, choices: Iterable[str]) -> bool:
-    return bool(difflib.get_close_matches(value, list(choices), n=1))

@@ -214,7 +214,7 @@ def _popen(program: Program) -> subprocess.Popen[bytes]:
             stderr=subprocess.STDOUT if output is not None else None,
             env={**os.environ, **program.environ},
             start_new_session=True,
-            preexec_fn=_die_with_parent(),
+            preexec_fn=_die_with_parent(),  # noqa: PLW1509 - for processes without threads
         )
 
     if program.log is None:
