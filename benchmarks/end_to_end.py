@@ -1,0 +1,70 @@
+"""Training as a user starts it, `impala train`, measured from its own telemetry."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+
+def measure(preset: str, seconds: float, warm_up: float = 20.0) -> float:
+    """Agent steps learned per second.
+
+    Args:
+      preset: what `impala train` is given.
+      seconds: how long to measure, after the first update and `warm_up` seconds more.
+      warm_up: seconds that do not count: tracing, filling of queues, first episodes.
+
+    Raises:
+      RuntimeError: training ended before its time or made no step.
+    """
+    with tempfile.TemporaryDirectory(prefix="impala-bench-") as directory:
+        logdir = pathlib.Path(directory) / "run"
+        command = [
+            *(sys.executable, "-m", "impala", "train", preset),
+            *("--logdir", str(logdir), "--total-frames", "1000000000"),
+        ]
+        log = open(pathlib.Path(directory) / "log", "w+", encoding="utf-8")  # noqa: SIM115
+        with (
+            log,
+            subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "200"}
+            ) as training,
+        ):
+            try:
+                metrics = logdir / "metrics.jsonl"
+                _wait_for_rows(metrics, training, count=1)
+                time.sleep(warm_up)
+                before = _last_row(metrics)
+                time.sleep(seconds)
+                after = _last_row(metrics)
+            except RuntimeError as error:
+                log.seek(0)
+                raise RuntimeError(f"{error}\n{log.read()[-2000:]}") from None
+            finally:
+                training.send_signal(signal.SIGINT)
+                try:
+                    training.wait(timeout=60)
+                except subprocess.TimeoutExpired:
+                    training.kill()
+    if after["time"] <= before["time"]:
+        raise RuntimeError(f"No row of telemetry in {seconds} seconds.")
+    return (after["steps"] - before["steps"]) / (after["time"] - before["time"])
+
+
+def _wait_for_rows(metrics: pathlib.Path, training: subprocess.Popen[bytes], count: int) -> None:
+    for _ in range(1200):
+        if training.poll() is not None:
+            raise RuntimeError(f"Training ended with status {training.returncode}.")
+        if metrics.exists() and len(metrics.read_text().splitlines()) >= count:
+            return
+        time.sleep(0.1)
+    raise RuntimeError("No telemetry within two minutes.")
+
+
+def _last_row(metrics: pathlib.Path) -> dict[str, float]:
+    row: dict[str, float] = json.loads(metrics.read_text().splitlines()[-1])
+    return row

@@ -1,0 +1,169 @@
+"""What this machine could do: each part of training alone, on all cores at once.
+
+A step of training costs one environment step, one inference and one share of an update. If each
+part alone reaches R_env, R_inference and R_learner steps per second with every core loaded, then
+no division of the cores between them trains faster than 1 / (1/R_env + 1/R_inference +
+1/R_learner): the roofline.
+"""
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from impala import build, configs
+from impala.types import AgentOutput, Batch, StepType, TimeStep, Unroll
+
+
+class Roofline(NamedTuple):
+    """Agent steps per second of the whole machine, every core loaded."""
+
+    environment: float
+    inference: float
+    learner: float
+
+    @property
+    def steps_per_second(self) -> float:
+        """What they add up to when the cores are shared perfectly."""
+        return 1.0 / (1.0 / self.environment + 1.0 / self.inference + 1.0 / self.learner)
+
+
+def measure(config: configs.Config, seconds: float) -> Roofline:
+    """Measures each part for `seconds`, with one single-threaded process per core."""
+    return Roofline(
+        environment=_on_all_cores(_environment, config, seconds),
+        inference=_on_all_cores(_inference, config, seconds),
+        learner=_on_all_cores(_learner, config, seconds),
+    )
+
+
+def _on_all_cores(
+    part: Callable[[configs.Config], tuple[Callable[[], Any], int]],
+    config: configs.Config,
+    seconds: float,
+) -> float:
+    """Steps per second of one process per core, all running at the same time."""
+    cores = len(os.sched_getaffinity(0))
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(cores)
+    with context.Pool(cores, _keep_barrier, (barrier,)) as pool:
+        results = [pool.apply_async(_timed, (part, config, seconds)) for _ in range(cores)]
+        return sum(result.get(timeout=seconds + 300) for result in results)
+
+
+_barrier: Any = None
+
+
+def _keep_barrier(barrier: Any) -> None:
+    global _barrier
+    _barrier = barrier
+
+
+def _timed(
+    part: Callable[[configs.Config], tuple[Callable[[], Any], int]],
+    config: configs.Config,
+    seconds: float,
+) -> float:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    once, steps = part(config)
+    for _ in range(3):
+        once()
+    _barrier.wait(timeout=300)
+    start = time.perf_counter()
+    done = 0
+    while time.perf_counter() - start < seconds:
+        once()
+        done += steps
+    return done / (time.perf_counter() - start)
+
+
+def _environment(config: configs.Config) -> tuple[Callable[[], Any], int]:
+    num_envs = config.actor.num_envs // config.actor.num_groups
+    environment = build.environment(config.environment, num_envs, threads=1)
+    environment.reset(seed=os.getpid())
+    random = np.random.default_rng(os.getpid())
+
+    def once() -> None:
+        environment.send(random.integers(environment.action_space.n, size=num_envs))
+        environment.recv()
+
+    return once, num_envs
+
+
+def _agent(config: configs.Config) -> tuple[Any, Any, Any]:
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    environment = build.environment(config.environment, num_envs=1)
+    spaces = environment.observation_space, environment.action_space
+    environment.close()
+    return build.agent(config.agent, *spaces), *spaces
+
+
+def _inference(config: configs.Config) -> tuple[Callable[[], Any], int]:
+    import tensorflow as tf
+
+    agent, observation_space, _ = _agent(config)
+    num_envs = config.actor.num_envs // config.actor.num_groups
+    random = np.random.default_rng(0)
+    timestep = TimeStep(
+        observation=random.integers(0, 255, (num_envs, *observation_space.shape), np.uint8),
+        reward=np.zeros(num_envs, np.float32),
+        discount=np.ones(num_envs, np.float32),
+        step_type=np.full(num_envs, StepType.MID, np.int8),
+    )
+    step = tf.function(agent.step, autograph=False)
+    state = agent.initial_state(num_envs)
+
+    def once() -> None:
+        nonlocal state
+        output, state = step(timestep, state, tf.constant([1, 2], tf.int32))
+        output.action.numpy()
+
+    return once, num_envs
+
+
+def random_batch(config: configs.Config, agent: Any, spaces: tuple[Any, Any]) -> Batch:
+    """A batch of random experience in the shape that actors would send: [T + 1, B, ...]."""
+    import tree
+
+    spec = build.unroll_spec(agent, *spaces, config.learner.unroll_length)
+    batch_size = config.learner.batch_size
+    random = np.random.default_rng(0)
+
+    def timed(leaf: Any) -> np.ndarray:
+        shape = (leaf.shape[0], batch_size, *leaf.shape[1:])
+        if np.issubdtype(leaf.dtype, np.uint8):
+            return random.integers(0, 255, shape, np.uint8)
+        return np.zeros(shape, leaf.dtype)
+
+    return Batch(
+        unroll=Unroll(
+            timestep=tree.map_structure(timed, spec.timestep)._replace(
+                step_type=np.full(
+                    (config.learner.unroll_length + 1, batch_size), StepType.MID, np.int8
+                )
+            ),
+            output=AgentOutput(*tree.map_structure(timed, tuple(spec.output))),
+            core_state=tree.map_structure(
+                lambda leaf: np.zeros((batch_size, *leaf.shape), leaf.dtype), spec.core_state
+            ),
+            frames=np.full(batch_size, 4 * config.learner.unroll_length, np.int32),
+            parameter_version=np.zeros(batch_size, np.int64),
+        ),
+        is_replay=np.zeros(batch_size, bool),
+    )
+
+
+def _learner(config: configs.Config) -> tuple[Callable[[], Any], int]:
+    from learner.learner import Learner
+
+    agent, *spaces = _agent(config)
+    learner = Learner(build.algorithm(config.algorithm, agent), config)
+    batch = random_batch(config, agent, (spaces[0], spaces[1]))
+    steps = config.learner.batch_size * config.learner.unroll_length
+    return lambda: learner.update(batch, frames=0, steps=0, seconds=0.0), steps

@@ -1,0 +1,125 @@
+"""The learner: one compiled update, and the stream of its results."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from impala.algorithms.base import Algorithm
+from impala.configs import Config
+from impala.types import Batch
+from learner import checkpoint, optimisers
+from learner.checkpoint import Counters
+
+
+class NotFiniteError(ArithmeticError):
+    """The loss or a gradient is NaN or infinite: the run must stop before it publishes that."""
+
+
+class Update(NamedTuple):
+    """What one update says."""
+
+    counters: Counters  # after it
+    learning_rate: float
+    metrics: Mapping[str, float]
+
+
+class Learner:
+    """Owns the algorithm, the optimiser and the counters; moves them all by one batch at a time."""
+
+    def __init__(self, algorithm: Algorithm, config: Config):
+        self._config = config
+        self._algorithm = algorithm
+        self._optimiser = optimisers.make(config.optimiser, algorithm.learned_variables)
+        self._update = tf.function(
+            self._update_once, jit_compile=config.learner.jit_compile, autograph=False
+        )
+        self.counters = Counters()
+
+    @property
+    def progress(self) -> float:
+        """Share of the run done, 0 to 1."""
+        return min(1.0, self.counters.frames / self._config.total_frames)
+
+    def update(self, batch: Batch, frames: int, steps: int, seconds: float) -> Update:
+        """Learns from one batch.
+
+        Args:
+          batch: arrays [T + 1, B, ...].
+          frames: environment frames in its fresh rows.
+          steps: agent decisions in its fresh rows.
+          seconds: wall-clock time since the last update, for the run's own clock.
+
+        Raises:
+          NotFiniteError: the loss or a gradient is not finite; says which. Variables are spoilt
+            then: nothing may be published or saved.
+        """
+        learning_rate = optimisers.learning_rate(self._config.optimiser, self.progress)
+        metrics, finite = self._update(batch, tf.constant(learning_rate, tf.float32))
+        metrics = {name: float(value) for name, value in metrics.items()}
+        if not np.all(finite):
+            self._explain(metrics, np.asarray(finite))
+        fresh = int((~np.asarray(batch.is_replay)).sum())
+        self.counters = Counters(
+            updates=self.counters.updates + 1,
+            unrolls=self.counters.unrolls + fresh,
+            steps=self.counters.steps + steps,
+            frames=self.counters.frames + frames,
+            seconds=self.counters.seconds + seconds,
+        )
+        return Update(self.counters, learning_rate, metrics)
+
+    def agent_values(self) -> list[np.ndarray]:
+        """Copies of the agent's variables, in the order in which parameters travel."""
+        return [np.array(variable) for variable in self._algorithm.agent.variables]
+
+    def variables(self) -> dict[str, np.ndarray]:
+        """Copies of everything that a checkpoint must hold."""
+        return {name: np.array(variable) for name, variable in self._named_variables().items()}
+
+    def restore(self, saved: checkpoint.Checkpoint) -> None:
+        """Goes back to a checkpoint.
+
+        Raises:
+          CheckpointError: it belongs to another network, algorithm or optimiser.
+        """
+        checkpoint.assign(saved.variables, self._named_variables())
+        self.counters = saved.counters
+
+    def _named_variables(self) -> dict[str, tf.Variable]:
+        agent = self._algorithm.agent.variables
+        of_agent = {id(variable) for variable in agent}
+        others = [v for v in self._algorithm.variables if id(v) not in of_agent]
+        return {
+            **checkpoint.named("agent", agent),
+            **checkpoint.named("algorithm", others),
+            **checkpoint.named("optimiser", self._optimiser.variables),
+        }
+
+    def _update_once(
+        self, batch: Batch, learning_rate: tf.Tensor
+    ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        variables = self._algorithm.learned_variables
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(variables)
+            output = self._algorithm.loss(batch)
+            loss = tf.reduce_sum(output.loss)
+        gradients = tape.gradient(loss, variables)
+        finite = tf.stack([tf.reduce_all(tf.math.is_finite(g)) for g in [loss, *gradients]])
+        gradients, norm = optimisers.clip_by_global_norm(
+            gradients, self._config.optimiser.clip_global_norm
+        )
+        self._optimiser.apply(gradients, variables, learning_rate)
+        self._algorithm.after_update()
+        return {**output.metrics, "loss/total": loss, "gradient_norm": norm}, finite
+
+    def _explain(self, metrics: Mapping[str, float], finite: np.ndarray) -> None:
+        names = ["the loss", *(f"gradient of {v.name}" for v in self._algorithm.learned_variables)]
+        bad = [name for name, good in zip(names, finite, strict=True) if not good]
+        terms = [name for name, value in metrics.items() if not np.isfinite(value)]
+        raise NotFiniteError(
+            f"Update {self.counters.updates + 1} is not finite in {', '.join(bad)}; metrics that "
+            f"are not finite: {', '.join(terms) or 'none'}. The last checkpoint is intact. Lower "
+            "optimiser.learning_rate, raise optimiser.epsilon, or clip the rewards."
+        )

@@ -1,0 +1,279 @@
+"""The learner service, wired from top to bottom: composition root of this package."""
+
+import json
+import logging
+import pathlib
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+import gymnasium as gym
+import numpy as np
+import tensorflow as tf
+
+from impala import build, options, process
+from impala.configs import Config
+from impala.types import Parameters
+from learner import checkpoint
+from learner.accounts import Accounts
+from learner.checkpoint import Checkpoint
+from learner.ingest import Bounds, Ingest
+from learner.learner import Learner, NotFiniteError, Update
+from learner.log_directory import LogDirectory
+from learner.metrics import Console, JsonLines, Telemetry, TensorBoard
+from learner.mix import Mix, Prepared
+from learner.server import Server
+from learner.service import LearnerService
+from protos import codec
+
+_log = logging.getLogger(__name__)
+
+_FAREWELL_SECONDS = 5.0  # how long actors may take to hear that training has finished
+_GRACE_SECONDS = 2.0  # how long calls in progress may take when the learner stops
+
+
+def run_learner(
+    config: Config, *, logdir: pathlib.Path, listen: str, fresh: bool, when_finished: str
+) -> int:
+    """Serves a fleet of actors and learns until `config.total_frames`, or SIGTERM or SIGINT.
+
+    Args:
+      config: the run. If `logdir` has a checkpoint, the run goes on from it.
+      logdir: where checkpoints and telemetry go.
+      listen: HOST:PORT (port 0: any free one) or unix:PATH.
+      fresh: start over; an earlier run in `logdir` is moved aside.
+      when_finished: "exit", or "idle" to go on serving the final parameters.
+
+    Returns:
+      The exit status: 0 after a finished or a stopped run, 1 after a failure.
+
+    Raises:
+      LogDirectoryBusy: another learner writes `logdir`.
+      CheckpointError: the checkpoint in `logdir` does not fit `config`.
+      OSError: `listen` cannot be bound.
+    """
+    stop = _stop_on_signals()
+    process.tune_malloc()
+    _set_up_tensorflow(config.learner.threads)
+    with LogDirectory(logdir, fresh):
+        run = _Run(config, logdir, stop)
+        try:
+            run.serve(listen)
+            for update in run.updates():
+                run.report(update)
+            run.end(when_finished)
+        except NotFiniteError as error:
+            _log.error("%s", error)  # and no checkpoint: the variables are spoilt
+            return 1
+        finally:
+            run.close()
+    return 0
+
+
+class _Run:
+    """The parts of a learner and how they are joined. Lives as long as `run_learner`."""
+
+    def __init__(self, config: Config, logdir: pathlib.Path, stop: threading.Event):
+        self._config = config
+        self._logdir = logdir
+        self._stop = stop
+        self._incarnation = secrets.randbits(62) + 1
+
+        environment = build.environment(config.environment, num_envs=1)
+        spaces = environment.observation_space, environment.action_space
+        environment.close()
+        agent = build.agent(config.agent, *spaces, seed=config.seed)
+        self._learner = Learner(build.algorithm(config.algorithm, agent), config)
+        self._accounts = Accounts()
+        self._resume()
+        (logdir / "config.yaml").write_text(options.to_yaml(config), encoding="utf-8")
+
+        for_actors = {
+            "environment": options.to_dict(config.environment),
+            "agent": options.to_dict(config.agent),
+            "actor": options.to_dict(config.actor),
+        }
+        self._ingest = Ingest(config.learner.queue_unrolls)
+        self._service = LearnerService(
+            build.unroll_spec(agent, *spaces, config.learner.unroll_length),
+            codec.specs(agent.variables),
+            json.dumps(for_actors, sort_keys=True),
+            self._accounts,
+            self._ingest,
+            incarnation=self._incarnation,
+            seed=config.seed,
+            max_envs_per_message=config.learner.max_envs_per_message,
+            max_in_flight=config.learner.max_in_flight,
+            action_bounds=list(_action_bounds(spaces[1])),
+        )
+        self._mix = Mix(self._ingest, config.learner.batch_size)
+        self._server: Server | None = None
+        self._telemetry = Telemetry(config.environment.id)
+        self._sinks = (
+            TensorBoard(logdir / "tensorboard"),
+            JsonLines(logdir / "metrics.jsonl"),
+            Console(config.total_frames),
+        )
+        self._saved = time.monotonic()
+
+    def serve(self, listen: str) -> None:
+        """Lets actors in."""
+        self._publish()
+        server = Server(self._service, listen)
+        address = server.start()
+        self._server = server
+        (self._logdir / "address").write_text(f"{address}\n", encoding="utf-8")
+        _log.info("Serving %s on %s.", self._logdir, address)
+
+    def updates(self) -> Iterator[tuple[Prepared, Update]]:
+        """Learns until the run is done or stopped."""
+        last = time.monotonic()
+        self._telemetry.begin(self._learner.counters)
+        while not self._stop.is_set() and self._learner.progress < 1.0:
+            assert self._server is not None
+            self._server.check()
+            waiting = time.monotonic()
+            prepared = self._mix.get(timeout=0.5)
+            now = time.monotonic()
+            self._telemetry.waited(now - waiting)
+            if prepared is None:
+                self._report_if_due()
+                continue
+            update = self._learner.update(
+                prepared.batch, prepared.frames, prepared.steps, now - last
+            )
+            last = now
+            self._publish()
+            for part in prepared.provenance:
+                self._accounts.learned(*part)
+            yield prepared, update
+
+    def report(self, learned: tuple[Prepared, Update]) -> None:
+        """Takes note of an update; a row of telemetry and a checkpoint when they are due."""
+        prepared, update = learned
+        telemetry = self._telemetry
+        for name, value in update.metrics.items():
+            telemetry.mean(name, value)
+        telemetry.mean("learning_rate", update.learning_rate)
+        before = update.counters.updates - 1  # the version that the batch moved
+        versions = prepared.batch.unroll.parameter_version
+        # After a restart, actors may still act with a version that is ahead of the checkpoint's.
+        telemetry.policy_lag(np.maximum(0, before - versions))
+        for arrival in prepared.arrivals:
+            telemetry.episodes(arrival.episodes)
+            telemetry.actor(arrival.actor, arrival.elapsed_seconds, arrival.waited_seconds)
+        self._report_if_due()
+        if time.monotonic() - self._saved >= self._config.learner.checkpoint_seconds:
+            self._save()
+
+    def end(self, when_finished: str) -> None:
+        """Leaves a checkpoint; a run that is done also tells its actors."""
+        if self._learner.progress < 1.0:
+            self._save()
+            return
+        self._service.finish()
+        self._accounts.drop_queued("run_finished")
+        self._save()
+        self._write_row()
+        _log.info("Finished: %s.", self._learner.counters)
+        self._stop.wait(None if when_finished == "idle" else _FAREWELL_SECONDS)
+
+    def close(self) -> None:
+        """Ends server and threads, also after a failure."""
+        if self._server is not None:
+            self._server.stop(_GRACE_SECONDS)
+        self._ingest.close()
+        self._mix.close()
+        for sink in self._sinks:
+            sink.close()
+
+    def _resume(self) -> None:
+        if not checkpoint.exists(self._logdir):
+            return
+        saved = checkpoint.load(self._logdir)
+        self._learner.restore(saved)
+        self._accounts.restore(saved.accounts)
+        _log.info("Resumed %s at %s.", self._logdir, saved.counters)
+        for change in options.differences(saved.config, self._config):
+            _log.info("Changed since that checkpoint: %s.", change)
+
+    def _publish(self) -> None:
+        counters = self._learner.counters
+        self._service.publish(
+            Parameters(
+                incarnation=self._incarnation,
+                version=counters.updates,
+                progress=self._learner.progress,
+                frames=counters.frames,
+                values=self._learner.agent_values(),
+            )
+        )
+
+    def _save(self) -> None:
+        saved = Checkpoint(
+            self._config, self._learner.counters, self._learner.variables(), self._accounts.state()
+        )
+        path = checkpoint.save(self._logdir, saved, self._config.learner.checkpoints_kept)
+        self._saved = time.monotonic()
+        _log.info("Checkpoint %s at %s frames.", path, f"{saved.counters.frames:,}")
+
+    def _report_if_due(self) -> None:
+        if self._telemetry.due(self._config.learner.log_seconds):
+            self._write_row()
+
+    def _write_row(self) -> None:
+        while not self._service.evaluations.empty():
+            self._telemetry.episodes(self._service.evaluations.get().episodes, "evaluation")
+        totals = self._accounts.totals()
+        gauges = {
+            "ingest/depth": self._ingest.depth,
+            "unrolls/received": totals.received,
+            "unrolls/learned": totals.learned,
+            "unrolls/queued": totals.queued,
+            "messages/duplicates": totals.duplicates,
+            **{f"unrolls/dropped/{reason}": n for reason, n in totals.dropped.items()},
+            **{f"messages/rejected/{reason}": n for reason, n in totals.rejected.items()},
+        }
+        row = self._telemetry.row(self._learner.counters, gauges)
+        for sink in self._sinks:
+            sink.write(row)
+
+
+def _stop_on_signals() -> threading.Event:
+    """An event that SIGTERM and SIGINT set."""
+    stop = threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    return stop
+
+
+def _set_up_tensorflow(threads: int) -> None:
+    """Takes only as much of a GPU's memory as is needed, and as many threads as configured."""
+    for gpu in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, True)
+        _log.info("Learning on %s.", gpu.name)
+    process.set_threads(threads or process.available_cores())
+
+
+def _action_bounds(space: gym.Space) -> Iterator[Bounds | None]:
+    """Limits of each leaf of an action; boxes are only checked for finite numbers."""
+    match space:
+        case gym.spaces.Dict():
+            for name in sorted(space.spaces):
+                yield from _action_bounds(space[name])
+        case gym.spaces.Tuple():
+            for part in space.spaces:
+                yield from _action_bounds(part)
+        case gym.spaces.Discrete():
+            yield Bounds(space.start, space.start + space.n - 1)
+        case gym.spaces.MultiDiscrete():
+            yield Bounds(space.start, space.start + space.nvec - 1)
+        case _:
+            yield None

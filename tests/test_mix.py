@@ -1,0 +1,153 @@
+"""Batches hold every unroll once, in order, whatever the sizes of messages and batches."""
+
+import asyncio
+from collections import Counter
+
+import numpy as np
+import pytest
+import tree
+
+from impala.types import AgentOutput, StepType, TimeStep, Unroll
+from learner.ingest import Arrival, Ingest
+from learner.mix import Mix, Prepared
+
+T = 3
+
+
+def _arrival(sequence: int, num_envs: int, first_id: int, offset: int = 0) -> Arrival:
+    """A message whose every number says which unroll (id) and row it belongs to."""
+    ids = np.arange(first_id, first_id + num_envs)
+    rows = np.arange(T + 1)[:, None] * 1000 + ids  # [T + 1, E]
+    step_type = np.full((T + 1, num_envs), StepType.MID, np.int8)
+    step_type[2] = StepType.FIRST  # one seam in each unroll
+    unroll = Unroll(
+        timestep=TimeStep(
+            observation={"a": rows[..., None].repeat(2, -1), "b": rows.astype(np.uint16)},
+            reward=rows.astype(np.float32),
+            discount=np.ones((T + 1, num_envs), np.float32),
+            step_type=step_type,
+        ),
+        output=AgentOutput(
+            action=rows.astype(np.int64),
+            policy=rows[..., None].astype(np.float32),
+            baseline=rows.astype(np.float32),
+        ),
+        core_state=(ids.astype(np.float32)[:, None],),
+        frames=ids.astype(np.int32),
+        parameter_version=ids.astype(np.int64) + 7,
+    )
+    return Arrival(
+        unroll=unroll,
+        actor=f"actor-{sequence % 2}",
+        incarnation=5,
+        sequence=sequence,
+        offset=offset,
+        episodes=[],
+        elapsed_seconds=0.0,
+        waited_seconds=0.0,
+    )
+
+
+def _put(ingest: Ingest, arrivals: list[Arrival]) -> None:
+    async def put_all() -> None:
+        for arrival in arrivals:
+            async with ingest.room(arrival.unroll.frames.shape[0]):
+                ingest.put(arrival)
+
+    asyncio.run(put_all())
+
+
+def _take(mix: Mix, count: int) -> list[Prepared]:
+    batches = []
+    for _ in range(count):
+        prepared = mix.get(timeout=10.0)
+        assert prepared is not None
+        batches.append(prepared)
+    return batches
+
+
+@pytest.mark.parametrize(("num_envs", "batch_size"), [(4, 4), (3, 5), (7, 2), (1, 6), (6, 6)])
+def test_every_unroll_is_in_one_batch_in_order_and_whole(num_envs: int, batch_size: int) -> None:
+    # Given twelve messages whose numbers tell where they come from ...
+    messages = 12
+    ingest = Ingest(capacity=1000)
+    _put(ingest, [_arrival(i + 1, num_envs, i * num_envs) for i in range(messages)])
+    count = messages * num_envs // batch_size
+    # ... when the mix makes batches of them ...
+    mix = Mix(ingest, batch_size)
+    try:
+        batches = _take(mix, count)
+        assert mix.get(timeout=0.05) is None  # what is left does not fill a batch
+    finally:
+        mix.close()
+    # ... then column k of all batches in a row is unroll k, in every leaf.
+    expected = _arrival(0, count * batch_size, 0).unroll
+    for got, leaf in zip(
+        zip(*(tree.flatten(p.batch.unroll) for p in batches), strict=True),
+        tree.flatten(expected),
+        strict=True,
+    ):
+        axis = 1 if leaf.shape[0] == T + 1 and leaf.ndim > 1 and leaf.shape[1] > 1 else 0
+        np.testing.assert_array_equal(np.concatenate(got, axis=axis), leaf)
+        assert got[0].dtype == leaf.dtype
+    for prepared in batches:
+        assert not prepared.batch.is_replay.any()
+        assert prepared.frames == prepared.batch.unroll.frames.sum()
+        assert prepared.steps == batch_size * (T - 1)  # the seam is not a step
+    # And the provenance accounts for each unroll of each message.
+    accounted: Counter[int] = Counter()
+    for prepared in batches:
+        assert sum(p.unrolls for p in prepared.provenance) == batch_size
+        for provenance in prepared.provenance:
+            accounted[provenance.sequence] += provenance.unrolls
+    assert all(accounted[s] == num_envs for s in range(1, count * batch_size // num_envs + 1))
+    # Each message's statistics count once.
+    arrivals = [arrival.sequence for prepared in batches for arrival in prepared.arrivals]
+    assert arrivals == sorted(set(arrivals))
+
+
+def test_unrolls_before_the_offset_are_left_out() -> None:
+    ingest = Ingest(capacity=100)
+    _put(ingest, [_arrival(1, 4, 0, offset=3), _arrival(2, 4, 4)])
+    mix = Mix(ingest, batch_size=5)
+    try:
+        (prepared,) = _take(mix, 1)
+    finally:
+        mix.close()
+    np.testing.assert_array_equal(prepared.batch.unroll.frames, [3, 4, 5, 6, 7])
+    assert [p.unrolls for p in prepared.provenance] == [1, 4]
+
+
+def test_a_batch_is_never_written_again() -> None:
+    ingest = Ingest(capacity=100)
+    _put(ingest, [_arrival(i + 1, 4, 4 * i) for i in range(4)])
+    mix = Mix(ingest, batch_size=4)
+    try:
+        batches = _take(mix, 4)
+    finally:
+        mix.close()
+    for one, other in zip(batches, batches[1:], strict=False):
+        for a, b in zip(tree.flatten(one.batch), tree.flatten(other.batch), strict=True):
+            assert not np.shares_memory(a, b)
+
+
+def test_a_dead_batch_thread_is_reported() -> None:
+    class Broken(Ingest):
+        def get(self, timeout: float) -> Arrival | None:
+            raise OSError("no more")
+
+    mix = Mix(Broken(capacity=1), batch_size=1)
+    with pytest.raises(RuntimeError, match="batch thread has died") as caught:
+        for _ in range(100):
+            mix.get(timeout=0.1)
+    assert isinstance(caught.value.__cause__, OSError)
+    mix.close()
+
+
+def test_closing_does_not_wait_for_a_batch_that_never_fills() -> None:
+    ingest = Ingest(capacity=10)
+    _put(ingest, [_arrival(1, 2, 0)])
+    mix = Mix(ingest, batch_size=4)
+    assert mix.get(timeout=0.1) is None
+    mix.close()
+    assert mix.get(timeout=0.0) is None
