@@ -75,13 +75,12 @@ def run_actor(
             ) as client:
                 signals.client = client
                 try:
-                    built = _Built(client.join(), incarnation, num_envs, render)
+                    built = _Built(client.join(), incarnation)
                     waiting = False
-                    with contextlib.closing(built):
-                        if role == "actor":
-                            _act(client, built)
-                        else:
-                            _evaluate(client, built, eval_every, eval_episodes, greedy)
+                    if role == "actor":
+                        _act(client, built, num_envs, render)
+                    else:
+                        _evaluate(client, built, eval_every, eval_episodes, greedy)
                 except wire.RunFinished:
                     if when_finished == "exit":
                         return 0
@@ -137,45 +136,33 @@ class _Signals:
 
 
 class _Built:
-    """The environments and the agent that a JoinReply asks for."""
+    """What a JoinReply asks for: the agent, and environments as they are needed."""
 
-    def __init__(self, reply: Any, incarnation: int, num_envs: int | None, render: bool):
+    def __init__(self, reply: Any, incarnation: int):
         from impala import build
         from impala.options import from_dict
 
         config = json.loads(reply.config)
-        environment = from_dict(EnvironmentConfig, config["environment"])
-        actor = from_dict(ActorConfig, config["actor"])
-        total, groups = num_envs or actor.num_envs, actor.num_groups
-        if num_envs is not None and num_envs < groups:
-            groups = 1
-        if total % groups:
-            raise ValueError(
-                f"{total} environments cannot be dealt to {groups} groups: "
-                f"use a multiple of {groups}"
-            )
+        self._environment = from_dict(EnvironmentConfig, config["environment"])
+        self.actor = from_dict(ActorConfig, config["actor"])
         entropy = [reply.seed, reply.actor_index, incarnation]
         self.seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
         self.unroll_length: int = reply.unroll_length
-        self.environments: list[Any] = []
-        try:
-            for group in range(groups):
-                mode = "human" if render and group == 0 else None
-                self.environments.append(
-                    build.environment(
-                        environment, total // groups, threads=actor.env_threads, render_mode=mode
-                    )
-                )
-            spaces = self.environments[0].observation_space, self.environments[0].action_space
-            self.agent = build.agent(from_dict(AgentConfig, config["agent"]), *spaces)
-            self._check(reply, build.unroll_spec(self.agent, *spaces, self.unroll_length))
-        except BaseException:
-            self.close()
-            raise
+        with contextlib.closing(self.environment(1)) as environment:
+            spaces = environment.observation_space, environment.action_space
+        self.agent = build.agent(from_dict(AgentConfig, config["agent"]), *spaces)
+        self._check(reply, build.unroll_spec(self.agent, *spaces, self.unroll_length))
 
-    def close(self) -> None:
-        for environment in self.environments:
-            environment.close()
+    def environment(self, num_envs: int, render: bool = False) -> Any:
+        """A group of environments, which the caller closes."""
+        from impala import build
+
+        return build.environment(
+            self._environment,
+            num_envs,
+            threads=self.actor.env_threads,
+            render_mode="human" if render else None,
+        )
 
     def _check(self, reply: Any, unroll_spec: Any) -> None:
         """The learner and this process must have built the same thing."""
@@ -201,12 +188,26 @@ def _check_specs(what: str, ours: Sequence[Any], theirs: Sequence[Any]) -> None:
             )
 
 
-def _act(client: Any, built: _Built) -> None:
+def _act(client: Any, built: _Built, num_envs: int | None, render: bool) -> None:
     from actors.actor import Actor
 
-    actor = Actor(built.environments, built.agent, built.unroll_length, built.seed)
-    for unrolls in actor.run(client.parameters):
-        client.send(unrolls)
+    total, groups = num_envs or built.actor.num_envs, built.actor.num_groups
+    if total == 1:
+        groups = 1
+    if total % groups:
+        raise ValueError(
+            f"{total} environments cannot be dealt to {groups} groups: use a multiple of {groups}"
+        )
+    with contextlib.ExitStack() as stack:
+        environments = [
+            stack.enter_context(
+                contextlib.closing(built.environment(total // groups, render and group == 0))
+            )
+            for group in range(groups)
+        ]
+        actor = Actor(environments, built.agent, built.unroll_length, built.seed)
+        for unrolls in actor.run(client.parameters):
+            client.send(unrolls)
 
 
 def _evaluate(
@@ -214,12 +215,14 @@ def _evaluate(
 ) -> None:
     from impala.evaluation import play_episodes
 
+    num_envs = min(eval_episodes, built.actor.num_envs)
     for number, parameters in enumerate(_every(client, eval_every)):
         for variable, value in zip(built.agent.variables, parameters.values, strict=True):
             variable.assign(value)
-        episodes = play_episodes(
-            built.environments[0], built.agent, eval_episodes, greedy, built.seed + number
-        )
+        with contextlib.closing(built.environment(num_envs)) as environment:
+            episodes = play_episodes(
+                environment, built.agent, eval_episodes, greedy, built.seed + number
+            )
         client.report_evaluation(parameters, episodes)
 
 
