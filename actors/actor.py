@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 import tree
-
 from impala.environments.base import Environment
+
 from impala.types import (
     AgentOutput,
     Array,

@@ -1,0 +1,154 @@
+"""A small real gRPC learner for tests: it says what it is told to and writes down what it hears."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from typing import Self
+
+import grpc
+import numpy as np
+
+from protos import codec
+from protos.impala.v1 import learner_pb2 as pb
+from protos.impala.v1 import learner_pb2_grpc as pb_grpc
+
+Answer = Callable[[pb.Unrolls], pb.Receipt]
+
+
+class FakeLearner(pb_grpc.LearnerServicer):
+    """Listens on 127.0.0.1, or `address`; a context manager.
+
+    Set `answer` to judge messages otherwise than by accepting them, clear `receipts` to hold the
+    receipts back, set `finished`, `refusal` or `parameters` at any time.
+    """
+
+    def __init__(
+        self,
+        *,
+        incarnation: int = 5,
+        fingerprint: str = "print",
+        config: str = "{}",
+        unroll_length: int = 4,
+        unroll_specs: Sequence[pb.TensorSpec] = (),
+        parameters: Sequence[np.ndarray] = (np.zeros(1, np.float32),),
+        max_in_flight: int = 2,
+        max_message_bytes: int = 1 << 20,
+        port: int = 0,
+    ):
+        self.incarnation = incarnation
+        self.fingerprint = fingerprint
+        self.config = config
+        self.unroll_length = unroll_length
+        self.unroll_specs = unroll_specs
+        self.parameters = list(parameters)
+        self.version = 0
+        self.frames = 0
+        self.max_in_flight = max_in_flight
+        self.max_message_bytes = max_message_bytes
+        self.finished = False
+        self.refusal = ""
+        self.answer: Answer = self.accepted
+        self.receipts = threading.Event()
+        self.receipts.set()
+
+        self.changed = threading.Condition()  # notified when one of these grows
+        self.joins: list[pb.JoinRequest] = []
+        self.messages: list[pb.Unrolls] = []
+        self.pulls: list[pb.GetParametersRequest] = []
+        self.evaluations: list[pb.Evaluation] = []
+
+        self._server = grpc.server(
+            futures.ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)]
+        )
+        pb_grpc.add_LearnerServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        assert self.port
+        self.address = f"127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.receipts.set()
+        self._server.stop(grace=None).wait()
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+        """Waits until what was heard fulfils a condition."""
+        with self.changed:
+            assert self.changed.wait_for(condition, seconds), "the learner waited in vain"
+
+    def publish(self, version: int) -> None:
+        self.parameters = [np.full_like(value, version) for value in self.parameters]
+        self.version = version
+
+    def receipt(self, message: pb.Unrolls, status: pb.Status, **fields: object) -> pb.Receipt:
+        return pb.Receipt(
+            sequence=message.sequence,
+            status=status,
+            learner_incarnation=self.incarnation,
+            newest_version=self.version,
+            **fields,
+        )
+
+    def accepted(self, message: pb.Unrolls) -> pb.Receipt:
+        return self.receipt(message, pb.STATUS_ACCEPTED)
+
+    def _hear(self, heard: list, what: object) -> None:
+        with self.changed:
+            heard.append(what)
+            self.changed.notify_all()
+
+    # The service.
+
+    def Join(self, request: pb.JoinRequest, context: grpc.ServicerContext) -> pb.JoinReply:
+        self._hear(self.joins, request)
+        if self.refusal:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refusal)
+        return pb.JoinReply(
+            protocol=request.protocol,
+            learner_incarnation=self.incarnation,
+            actor_index=3,
+            seed=1,
+            config=self.config,
+            fingerprint=self.fingerprint,
+            unroll_length=self.unroll_length,
+            unroll_specs=self.unroll_specs,
+            parameter_specs=codec.specs(self.parameters),
+            max_unrolls_in_flight=self.max_in_flight,
+            max_message_bytes=self.max_message_bytes,
+            finished=self.finished,
+        )
+
+    def StreamUnrolls(
+        self, request_iterator: Iterator[pb.Unrolls], context: grpc.ServicerContext
+    ) -> Iterator[pb.Receipt]:
+        for message in request_iterator:
+            self._hear(self.messages, message)
+            self.receipts.wait()
+            if not context.is_active():
+                return
+            yield self.answer(message)
+
+    def GetParameters(
+        self, request: pb.GetParametersRequest, context: grpc.ServicerContext
+    ) -> pb.GetParametersReply:
+        self._hear(self.pulls, request)
+        held = request.learner_incarnation, request.newer_than
+        if held[0] == self.incarnation and held[1] >= self.version:
+            return pb.GetParametersReply(finished=self.finished)
+        return pb.GetParametersReply(
+            parameters=pb.Parameters(
+                learner_incarnation=self.incarnation,
+                version=self.version,
+                frames=self.frames,
+                tensors=codec.encode(self.parameters),
+            ),
+            finished=self.finished,
+        )
+
+    def ReportEvaluation(
+        self, request: pb.Evaluation, context: grpc.ServicerContext
+    ) -> pb.EvaluationReceipt:
+        self._hear(self.evaluations, request)
+        return pb.EvaluationReceipt()

@@ -1,0 +1,385 @@
+"""The client against a real gRPC learner that comes, goes, refuses, rejects and finishes."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from actors.actor import Actor, ActorUnrolls
+from actors.client import (
+    LearnerAway,
+    LearnerChanged,
+    LearnerClient,
+    LearnerRefused,
+    RunFinished,
+    Stopped,
+    actor_name,
+    new_incarnation,
+)
+from impala.types import AgentOutput, Episode, TimeStep, Unroll
+from protos.impala.v1 import learner_pb2 as pb
+from tests.fake_learner import FakeLearner
+from tests.test_actor import Counter, Script, check_episodes, check_group
+
+INCARNATION = 77
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def learner() -> Iterator[FakeLearner]:
+    with FakeLearner() as learner:
+        yield learner
+
+
+def connect(learner: FakeLearner, **options: object) -> LearnerClient:
+    return LearnerClient(learner.address, name="a", incarnation=INCARNATION, **options)
+
+
+def unrolls(number: int = 0, num_envs: int = 2) -> ActorUnrolls:
+    """Unrolls whose observations are `number`."""
+    shape = (5, num_envs)
+    return ActorUnrolls(
+        Unroll(
+            TimeStep(
+                np.full((*shape, 3), number, np.uint8),
+                np.zeros(shape, np.float32),
+                np.ones(shape, np.float32),
+                np.ones(shape, np.int8),
+            ),
+            AgentOutput(
+                np.zeros(shape, np.int64), np.zeros((*shape, 2), np.float32), np.zeros(shape)
+            ),
+            core_state=(np.full((num_envs, 4), number, np.float32),),
+            frames=np.full(num_envs, 4, np.int32),
+            parameter_version=9,
+        ),
+        incarnation=5,
+        episodes=[Episode(1.5, 3, 12, {"lives": 2.0})],
+    )
+
+
+def raises_within(
+    error: type[Exception], act: Callable[[], object], match: str = "", seconds: float = 20.0
+) -> None:
+    """Repeats `act` until it raises, as a thread of the client finds out on its own time."""
+    end = time.monotonic() + seconds
+    with pytest.raises(error, match=match):
+        while time.monotonic() < end:
+            act()
+            time.sleep(0.01)
+
+
+def test_a_message_says_all(learner: FakeLearner) -> None:
+    with connect(learner) as client:
+        reply = client.join()
+        assert reply.actor_index == 3
+        client.send(unrolls(7))
+        assert client.drain(20)
+
+    [join] = learner.joins
+    assert (join.actor, join.incarnation, join.role) == ("a", INCARNATION, pb.ROLE_ACTOR)
+    assert (join.acknowledged_sequence, join.acknowledged_unrolls) == (0, 0)
+    [message] = learner.messages
+    assert (message.actor, message.incarnation, message.sequence) == ("a", INCARNATION, 1)
+    assert (message.fingerprint, message.learner_incarnation) == ("print", 5)
+    assert (message.parameter_version, message.num_envs) == (9, 2)
+    assert list(message.frames) == [4, 4]
+    assert message.tensors[0] == bytes([7]) * 30  # the observation is the first leaf
+    assert message.tensors[-1] == np.full((2, 4), 7, np.float32).tobytes()  # the core the last
+    assert len(message.tensors) == 8
+    [episode] = message.episodes
+    assert (episode.episode_return, episode.length, episode.frames) == (1.5, 3, 12)
+    assert dict(episode.info) == {"lives": 2.0}
+    assert message.elapsed_seconds >= message.waited_seconds >= 0
+
+
+def test_the_buffers_may_be_written_again_after_send(learner: FakeLearner) -> None:
+    learner.receipts.clear()
+    with connect(learner) as client:
+        client.join()
+        sent = unrolls(1)
+        client.send(sent)
+        sent.unroll.timestep.observation[:] = 2
+        learner.receipts.set()
+        assert client.drain(20)
+    assert learner.messages[0].tensors[0] == bytes([1]) * 30
+
+
+def test_no_more_messages_in_flight_than_allowed(learner: FakeLearner) -> None:
+    learner.receipts.clear()
+    with connect(learner) as client:
+        client.join()
+        client.send(unrolls(1))
+        client.send(unrolls(2))
+        third = threading.Thread(target=client.send, args=(unrolls(3),), daemon=True)
+        third.start()
+        third.join(0.3)
+        assert third.is_alive(), "the third message had to wait for a receipt"
+        learner.receipts.set()
+        third.join(20)
+        assert client.drain(20)
+    assert [m.sequence for m in learner.messages] == [1, 2, 3]
+    assert learner.messages[2].waited_seconds > 0.2
+    assert learner.messages[2].elapsed_seconds >= learner.messages[2].waited_seconds
+
+
+def test_newer_parameters_arrive_by_themselves(learner: FakeLearner) -> None:
+    with connect(learner) as client:
+        client.join()
+        assert client.parameters().version == 0
+        learner.publish(3)
+        client.send(unrolls())  # its receipt announces them
+        wait_until(lambda: client.parameters().version == 3)
+        parameters = client.parameters()
+        assert parameters.incarnation == 5
+        np.testing.assert_array_equal(parameters.values[0], [3.0])
+    assert (learner.pulls[0].learner_incarnation, learner.pulls[0].newer_than) == (0, 0)
+    assert (learner.pulls[-1].learner_incarnation, learner.pulls[-1].newer_than) in {(5, 0), (5, 3)}
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def test_a_learner_that_starts_later_is_waited_for() -> None:
+    with FakeLearner() as gone:
+        port = gone.port
+    with LearnerClient(f"127.0.0.1:{port}", name="a", incarnation=1) as client:
+        time.sleep(0.3)
+        with FakeLearner(port=port):
+            assert client.join().actor_index == 3
+
+
+def test_after_a_restart_what_has_no_receipt_is_sent_again(caplog) -> None:
+    caplog.set_level(logging.INFO)
+    with FakeLearner() as first:
+        client = connect(first)
+        client.join()
+        client.parameters()
+        client.send(unrolls(1))
+        assert client.drain(20)
+        first.receipts.clear()
+        client.send(unrolls(2))
+        client.send(unrolls(3))
+        first.wait_for(lambda: len(first.messages) == 2)
+        first.answer = lambda message: pytest.fail("the learner had died")
+    with client, FakeLearner(incarnation=6, port=first.port) as second:
+        second.publish(2)
+        assert client.parameters().version == 0, "the old parameters are kept"
+        assert client.drain(20)
+        wait_until(lambda: client.parameters().incarnation == 6)
+        assert client.parameters().version == 2
+        client.send(unrolls(4))
+        assert client.drain(20)
+    assert [(m.sequence, m.tensors[0][0]) for m in second.messages] == [(2, 2), (3, 3), (4, 4)]
+    assert all(m.incarnation == INCARNATION for m in second.messages)
+    join = second.joins[0]
+    assert (join.incarnation, join.acknowledged_sequence) == (INCARNATION, 1)
+    assert join.acknowledged_unrolls == 2
+    lines = [record.message for record in caplog.records if record.name == "actors.client"]
+    assert ["joined" in lines[0], "lost" in lines[1], "again" in lines[2]] == [True] * 3
+    assert len(lines) == 3
+
+
+def test_a_duplicate_is_forgotten(learner: FakeLearner) -> None:
+    learner.answer = lambda message: learner.receipt(message, pb.STATUS_DUPLICATE)
+    with connect(learner) as client:
+        client.join()
+        client.send(unrolls())
+        assert client.drain(20)
+    assert len(learner.messages) == 1
+
+
+def test_an_unknown_actor_joins_again_and_sends_again(learner: FakeLearner) -> None:
+    unknown = iter([True, True])
+
+    def answer(message: pb.Unrolls) -> pb.Receipt:
+        if next(unknown, False):
+            return learner.receipt(message, pb.STATUS_REJECTED, reason=pb.REASON_UNKNOWN_ACTOR)
+        return learner.accepted(message)
+
+    learner.answer = answer
+    with connect(learner) as client:
+        client.join()
+        client.send(unrolls())
+        assert client.drain(20)
+    assert [m.sequence for m in learner.messages] == [1, 1, 1]
+    assert len(learner.joins) == 3
+
+
+def test_a_rejected_message_is_logged_and_forgotten(learner: FakeLearner, caplog) -> None:
+    learner.answer = lambda message: learner.receipt(
+        message, pb.STATUS_REJECTED, reason=pb.REASON_NOT_FINITE, detail="reward holds nan"
+    )
+    with connect(learner) as client:
+        client.join()
+        for _ in range(5):
+            client.send(unrolls())
+        assert client.drain(20)
+        assert [m.sequence for m in learner.messages] == [1, 2, 3, 4, 5]
+        lines = [record.message for record in caplog.records if "rejected" in record.message]
+        assert "REASON_NOT_FINITE" in lines[0] and "reward holds nan" in lines[0]
+        assert len(lines) == 3  # the first, second and fourth
+        learner.incarnation = 6
+    with connect(learner) as client:
+        client.join()
+    assert learner.joins[-1].acknowledged_unrolls == 0
+
+
+def test_finished_ends_the_actor(learner: FakeLearner) -> None:
+    with connect(learner) as client:
+        client.join()
+        learner.answer = lambda message: learner.receipt(message, pb.STATUS_FINISHED)
+        raises_within(RunFinished, lambda: client.send(unrolls()))
+    learner.finished = True
+    with connect(learner) as client:
+        raises_within(RunFinished, client.join)
+
+
+def test_finished_reaches_who_only_pulls(learner: FakeLearner) -> None:
+    with connect(learner, role=pb.ROLE_EVALUATOR) as client:
+        client.join()
+        parameters = client.parameters()
+        assert client.report_evaluation(parameters, [Episode(2.0, 1, 4, {})])
+        learner.finished = True
+        raises_within(RunFinished, client.parameters)
+    assert learner.joins[0].role == pb.ROLE_EVALUATOR
+    [evaluation] = learner.evaluations
+    assert (evaluation.actor, evaluation.learner_incarnation) == ("a", 5)
+    assert [episode.episode_return for episode in evaluation.episodes] == [2.0]
+    assert not learner.messages
+
+
+def test_an_evaluator_follows_a_restarted_learner() -> None:
+    with FakeLearner() as first:
+        client = connect(first, role=pb.ROLE_EVALUATOR)
+        client.join()
+        client.parameters()
+    with client, FakeLearner(incarnation=6, port=first.port):
+        wait_until(lambda: client.parameters().incarnation == 6)
+
+
+def test_a_refused_join_says_why(learner: FakeLearner) -> None:
+    learner.refusal = "protocol 1 is spoken here, not 2"
+    with connect(learner) as client:
+        raises_within(LearnerRefused, client.join, match="protocol 1 is spoken here, not 2")
+
+
+def test_another_run_at_the_same_address_is_an_error_that_names_both() -> None:
+    with FakeLearner(fingerprint="old") as first:
+        client = connect(first)
+        client.join()
+    with client, FakeLearner(fingerprint="new", port=first.port):
+        raises_within(LearnerChanged, client.join, match="old.*new")
+
+
+def test_giving_up_is_optional() -> None:
+    with FakeLearner() as gone:
+        pass
+    with connect(gone, reconnect_timeout=0.2) as client:
+        raises_within(LearnerAway, client.join, match="0.2 s")
+
+
+def test_a_message_too_large_is_refused_before_it_is_sent() -> None:
+    with FakeLearner(max_message_bytes=100) as learner, connect(learner) as client:
+        client.join()
+        with pytest.raises(ValueError, match="the learner takes 100: use fewer environments"):
+            client.send(unrolls())
+
+
+def test_an_error_in_a_thread_is_raised_to_the_caller(learner: FakeLearner) -> None:
+    learner.answer = lambda message: pb.Receipt(sequence=99, status=pb.STATUS_ACCEPTED)
+    with connect(learner) as client:
+        client.join()
+        raises_within(Exception, lambda: client.send(unrolls()), match="receipt for message 99")
+
+
+def test_stop_ends_every_wait(learner: FakeLearner) -> None:
+    learner.receipts.clear()
+    with connect(learner) as client:
+        client.join()
+        client.send(unrolls(1))
+        client.send(unrolls(2))
+        threading.Timer(0.2, client.stop).start()
+        with pytest.raises(Stopped):
+            client.send(unrolls(3))
+        with pytest.raises(Stopped):
+            client.parameters()
+        assert not client.drain(0.1), "no receipt has come"
+        learner.receipts.set()
+        assert client.drain(20)
+    assert len(learner.messages) == 2
+
+
+def test_names_and_incarnations_differ() -> None:
+    assert actor_name(0) != actor_name(1)
+    drawn = {new_incarnation() for _ in range(100)}
+    assert len(drawn) == 100 and all(0 < number < 2**63 for number in drawn)
+
+
+# The actor and the client together.
+
+
+@pytest.mark.parametrize("order", [(0,), (0, 1), (1, 0)])
+def test_rows_arrive_as_they_were_played(order: tuple[int, ...]) -> None:
+    """The counting environments and agent once more, through gRPC, with versions that change."""
+    num_envs, unroll_length, rounds = 3, 4, 20
+    with FakeLearner(unroll_length=unroll_length) as learner:
+
+        def publish_and_accept(message: pb.Unrolls) -> pb.Receipt:
+            learner.publish(message.sequence)
+            return learner.accepted(message)
+
+        learner.answer = publish_and_accept
+        environments = [Script(num_envs, 10 * group) for group in order]
+        agent = Counter()
+        with connect(learner) as client:
+            reply = client.join()
+            actor = Actor(environments, agent, reply.unroll_length, seed=1)
+            stream = actor.run(client.parameters)
+            for _ in range(rounds * len(order)):
+                client.send(next(stream))
+            assert client.drain(20)
+
+    groups = [learner.messages[i :: len(order)] for i in range(len(order))]
+    for group, messages in zip(order, groups, strict=True):
+        received = [decoded(m, unroll_length, num_envs) for m in messages]
+        check_group(received, unroll_length, num_envs, first=10 * group)
+        check_episodes(received)
+    versions = [m.parameter_version for m in learner.messages]
+    assert versions == sorted(versions) and len(set(versions)) > 1
+
+
+def decoded(message: pb.Unrolls, unroll_length: int, num_envs: int) -> ActorUnrolls:
+    """What an independent reader makes of a message: the specs are written out by hand."""
+    rows = (unroll_length + 1, num_envs)
+    specs = [
+        (np.int32, (*rows, 4)),
+        *[(np.float32, rows)] * 2,
+        (np.int8, rows),
+        (np.int64, rows),
+        (np.float32, (*rows, 2)),
+        (np.float32, rows),
+        (np.int32, (num_envs,)),
+    ]
+    observation, reward, discount, step_type, action, policy, baseline, core_state = (
+        np.frombuffer(data, dtype).reshape(shape)
+        for data, (dtype, shape) in zip(message.tensors, specs, strict=True)
+    )
+    return ActorUnrolls(
+        Unroll(
+            TimeStep(observation, reward, discount, step_type),
+            AgentOutput(action, policy, baseline),
+            core_state,
+            np.array(message.frames),
+            message.parameter_version,
+        ),
+        message.learner_incarnation,
+        [Episode(e.episode_return, e.length, e.frames, dict(e.info)) for e in message.episodes],
+    )

@@ -1,0 +1,103 @@
+"""The fleet: actors that die are started again, actors that end stay ended, and all end together.
+
+The fleet runs in a process of its own, as it does in life; small scripts play the actors.
+"""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+pytestmark = pytest.mark.timeout(60)
+
+FLEET = """
+import logging, sys
+from actors.fleet import run_fleet
+logging.basicConfig(level=logging.INFO)
+sys.exit(run_fleet({num}, ["--learner", "here:1"], command=[sys.executable, {script!r}],
+                   backoff_seconds=0.05))
+"""
+
+# Writes one file per start: the index and how often this index was started, holding the pid.
+ACTOR = """
+import os, pathlib, signal, sys, time
+assert sys.argv[1:-1] == ["--learner", "here:1", "--num-actors", "1", "--index"], sys.argv
+index, folder = sys.argv[-1], pathlib.Path(__file__).parent / "starts"
+number = len(list(folder.glob(index + "-*")))
+{prepare}
+new = folder / ("new" + index)
+new.write_text(str(os.getpid()))
+new.rename(folder / f"{{index}}-{{number}}")
+{body}
+"""
+
+
+def start_fleet(
+    folder: pathlib.Path, num: int, body: str, prepare: str = ""
+) -> subprocess.Popen[str]:
+    (folder / "starts").mkdir()
+    script = folder / "actor.py"
+    script.write_text(ACTOR.format(body=body, prepare=prepare))
+    return subprocess.Popen(
+        [sys.executable, "-c", FLEET.format(num=num, script=str(script))],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def test_a_killed_actor_is_started_again_and_one_that_ended_is_not(tmp_path: pathlib.Path) -> None:
+    # The first start of actor 1 waits to be killed; all others end well.
+    body = "if index == '1' and number == 0: time.sleep(60)"
+    fleet = start_fleet(tmp_path, 2, body)
+    victim = tmp_path / "starts" / "1-0"
+    wait_until(victim.exists)
+    os.kill(int(victim.read_text()), signal.SIGKILL)
+    _, log = fleet.communicate(timeout=30)
+    assert fleet.returncode == 0
+    assert sorted(p.name for p in (tmp_path / "starts").iterdir()) == ["0-0", "1-0", "1-1"]
+    lines = [line for line in log.splitlines() if "ended" in line]
+    assert len(lines) == 1 and "actor-1 ended with status 137; starting it again" in lines[0]
+
+
+def test_an_actor_that_fails_is_started_again_until_it_ends_well(tmp_path: pathlib.Path) -> None:
+    fleet = start_fleet(tmp_path, 1, "sys.exit(0 if number == 2 else 3)")
+    _, log = fleet.communicate(timeout=30)
+    assert fleet.returncode == 0
+    assert log.count("ended with status 3") == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_every_actor_drain(tmp_path: pathlib.Path, number: signal.Signals) -> None:
+    prepare = """
+def drain(*_):
+    (folder / ("drained" + index)).touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, drain)
+"""
+    fleet = start_fleet(tmp_path, 2, "time.sleep(60)", prepare)
+    starts = tmp_path / "starts"
+    wait_until(lambda: (starts / "0-0").exists() and (starts / "1-0").exists())
+    fleet.send_signal(number)
+    fleet.communicate(timeout=30)
+    assert fleet.returncode == 0
+    names = sorted(p.name for p in starts.iterdir())
+    assert names == ["0-0", "1-0", "drained0", "drained1"]
+
+
+def test_a_fleet_has_actors() -> None:
+    from actors.fleet import run_fleet
+
+    with pytest.raises(ValueError, match="num_actors is 0"):
+        run_fleet(0, [])
