@@ -1,0 +1,127 @@
+"""Names become objects, here and nowhere else: environment, agent and algorithm of a configuration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import gymnasium as gym
+import numpy as np
+import tensorflow as tf
+import tree
+
+from impala import distributions, networks
+from impala.agent import Agent
+from impala.algorithms import Algorithm, Impala
+from impala.configs import AgentConfig, EnvironmentConfig, ImpalaConfig
+from impala.types import AgentOutput, ArraySpec, Nest, StepType, TimeStep, Unroll
+
+if TYPE_CHECKING:
+    from impala.environments import Environment
+
+
+def environment(
+    config: EnvironmentConfig, num_envs: int, threads: int = 1, render_mode: str | None = None
+) -> Environment:
+    """`num_envs` environments that step together."""
+    from impala import environments  # Here, so that a learner loads no emulator.
+
+    return environments.make(config, num_envs, threads=threads, render_mode=render_mode)
+
+
+def agent(
+    config: AgentConfig, observation_space: gym.Space, action_space: gym.Space, seed: int = 0
+) -> Agent:
+    """An agent with its variables made; the same seed makes the same first weights.
+
+    Raises:
+      ValueError: if the configuration and the spaces do not go together.
+    """
+    single_observation_space = observation_space
+    frame_stack = None
+    if config.frame_stack > 1:
+        frame_stack = networks.FrameStack(config.frame_stack, observation_space)
+        observation_space = frame_stack.observation_space
+    # Sonnet's initialisers draw from the global generator; everything drawn later is stateless.
+    tf.random.set_seed(seed)
+    match config.torso:
+        case "mlp":
+            network = networks.MLP(config.hidden_sizes)
+        case "shallow":
+            network = networks.Shallow()
+        case "deep":
+            network = networks.DeepResidual()
+    built = Agent(
+        torso=networks.Torso(network, observation_space),
+        core=networks.LSTM(config.lstm_size) if config.core == "lstm" else None,
+        distribution=distributions.for_space(action_space),
+        frame_stack=frame_stack,
+    )
+    built.greedy_step(_zeros(single_observation_space), built.initial_state(1))
+    return built
+
+
+def algorithm(config: ImpalaConfig, agent: Agent) -> Algorithm:
+    """What is learned."""
+    return Impala(agent, config)
+
+
+def unroll_spec(
+    agent: Agent, observation_space: gym.Space, action_space: gym.Space, unroll_length: int
+) -> Unroll:
+    """Shape and dtype of each leaf of one environment's unroll: a nest of `ArraySpec`.
+
+    `frames` and `parameter_version` are () here: they travel in fields of their own.
+    """
+    rows = unroll_length + 1
+
+    def row_spec(space: gym.Space) -> Nest:
+        return tree.map_structure(
+            lambda spec: ArraySpec((rows, *spec.shape), spec.dtype), _spec(space)
+        )
+
+    scalar = ArraySpec((rows,), np.dtype(np.float32))
+    parameters = agent.distribution.num_parameters
+    return Unroll(
+        timestep=TimeStep(
+            observation=row_spec(observation_space),
+            reward=scalar,
+            discount=scalar,
+            step_type=ArraySpec((rows,), np.dtype(np.int8)),
+        ),
+        output=AgentOutput(
+            action=row_spec(action_space),
+            policy=ArraySpec((rows, parameters), np.dtype(np.float32)),
+            baseline=scalar,
+        ),
+        core_state=tree.map_structure(
+            lambda state: ArraySpec(tuple(state.shape[1:]), np.dtype(state.dtype.as_numpy_dtype)),
+            agent.initial_state(1),
+        ),
+        frames=(),
+        parameter_version=(),
+    )
+
+
+def _spec(space: gym.Space) -> Nest:
+    """Specs of one element of a space, structured like the element."""
+    match space:
+        case gym.spaces.Dict():
+            return {name: _spec(part) for name, part in space.spaces.items()}
+        case gym.spaces.Tuple():
+            return tuple(_spec(part) for part in space.spaces)
+    if space.shape is None or space.dtype is None:
+        raise ValueError(f"{space} has no fixed shape, so it cannot travel. Wrap the environment.")
+    return ArraySpec(tuple(space.shape), np.dtype(space.dtype))
+
+
+def _zeros(observation_space: gym.Space) -> TimeStep:
+    """The first time step of a batch of one, all zeros."""
+    observation = tree.map_structure(
+        lambda spec: tf.zeros((1, *spec.shape), spec.dtype), _spec(observation_space)
+    )
+    return TimeStep(
+        observation=observation,
+        reward=tf.zeros([1]),
+        discount=tf.ones([1]),
+        step_type=tf.fill([1], tf.constant(StepType.FIRST, tf.int8)),
+    )
