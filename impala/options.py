@@ -32,10 +32,7 @@ class OptionError(ValueError):
 
 def to_dict(config: Any) -> dict[str, Any]:
     """Turns nested dataclasses into nested dicts of numbers, strings, booleans and lists."""
-    return {
-        field.name: _plain(getattr(config, field.name))
-        for field in dataclasses.fields(config)
-    }
+    return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
 
 
 def from_dict(cls: type[T], data: Mapping[str, Any]) -> T:
@@ -89,9 +86,7 @@ def differences(old: Any, new: Any) -> list[str]:
     """Describes each setting that differs, such as "seed: 0 -> 1"."""
     before, after = flatten(old), flatten(new)
     return [
-        f"{path}: {before[path]} -> {after[path]}"
-        for path in after
-        if before[path] != after[path]
+        f"{path}: {before[path]} -> {after[path]}" for path in after if before[path] != after[path]
     ]
 
 
@@ -102,9 +97,7 @@ def nearest(name: str, candidates: Iterable[str]) -> str:
     if not matches:  # learning_rate -> optimiser.learning_rate
         by_tail = {path.rsplit(".", 1)[-1]: path for path in candidates}
         tail = name.rsplit(".", 1)[-1]
-        matches = [
-            by_tail[near] for near in difflib.get_close_matches(tail, by_tail, n=1)
-        ]
+        matches = [by_tail[near] for near in difflib.get_close_matches(tail, by_tail, n=1)]
     return f"Did you mean {matches[0]!r}?" if matches else ""
 
 
@@ -121,6 +114,18 @@ def choice(name: str, value: str, choices: Iterable[str]) -> str:
     raise OptionError(f"{sentence} {nearest(str(value), choices)}".strip())
 
 
+def check_ranges(command: Any) -> None:
+    """Checks a dataclass that plain data does not hold, such as a command with its paths.
+
+    Raises:
+      OptionError: a number is outside the `Range` of its field.
+    """
+    for name, hint in typing.get_type_hints(type(command), include_extras=True).items():
+        for mark in getattr(hint, "__metadata__", ()):
+            if isinstance(mark, Range):
+                _check_range(name, getattr(command, name), mark)
+
+
 def describe(limits: Range) -> str:
     """Words the range of a setting."""
     if math.isinf(limits.high):
@@ -131,9 +136,7 @@ def describe(limits: Range) -> str:
 # The layers.
 
 
-def layered(
-    preset: str, file: pathlib.Path | None, environ: Mapping[str, str]
-) -> Config:
+def layered(preset: str, file: pathlib.Path | None, environ: Mapping[str, str]) -> Config:
     """Returns the preset with a YAML file and, over it, environment variables put on it.
 
     Raises:
@@ -163,17 +166,11 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         if not name.startswith(ENVIRONMENT_PREFIX):
             continue
         if name not in ours:
-            near = difflib.get_close_matches(
-                name, ours, n=1, cutoff=0.6 if "__" in name else 0.9
-            )
+            near = difflib.get_close_matches(name, ours, n=1, cutoff=0.6 if "__" in name else 0.9)
             near = [squeezed[name]] if name in squeezed else near
             if near or "__" in name:
-                hint = (
-                    f"Did you mean {near[0]}?" if near else "See impala train --help."
-                )
-                raise OptionError(
-                    f"Environment variable {name} names no setting. {hint}"
-                )
+                hint = f"Did you mean {near[0]}?" if near else "See impala train --help."
+                raise OptionError(f"Environment variable {name} names no setting. {hint}")
             continue
         *sections, last = ours[name].split(".")
         place = settings
@@ -234,13 +231,9 @@ def _read_yaml(file: pathlib.Path) -> Any:
     try:
         data = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise OptionError(
-            f"{file}: {error.strerror}. Give --config a YAML file."
-        ) from None
+        raise OptionError(f"{file}: {error.strerror}. Give --config a YAML file.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise OptionError(
-            f"{file} is not YAML: {' '.join(str(error).split())}."
-        ) from None
+        raise OptionError(f"{file} is not YAML: {' '.join(str(error).split())}.") from None
     return {} if data is None else data
 
 
@@ -249,13 +242,9 @@ def _read_text(text: str, like: Any) -> Any:
     if isinstance(like, str):
         return text
     if isinstance(like, tuple):
-        return (
-            text.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
-        )
+        return text.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
     if isinstance(like, bool):
-        return {"true": True, "1": True, "false": False, "0": False}.get(
-            text.lower(), text
-        )
+        return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
     return text
 
 
@@ -279,10 +268,7 @@ def _overlay(config: Any, data: Any, path: str, root: Any) -> Any:
         where = f"{path}.{name}" if path else str(name)
         if name not in hints:
             here = [f"{path}.{known}" if path else known for known in hints]
-            hint = (
-                nearest(where, [*here, *flatten(root)])
-                or f"There are: {', '.join(here)}."
-            )
+            hint = nearest(where, [*here, *flatten(root)]) or f"There are: {', '.join(here)}."
             raise OptionError(f"There is no setting {where!r}. {hint}")
         current = getattr(config, name)
         if dataclasses.is_dataclass(current):
@@ -298,8 +284,8 @@ def _value(hint: Any, value: Any, path: str) -> Any:
         plain_type, *marks = typing.get_args(hint)
         value = _value(plain_type, value, path)
         for mark in marks:
-            if isinstance(mark, Range) and not mark.low <= value <= mark.high:
-                raise OptionError(f"{path} is {value!r}; it must be {describe(mark)}.")
+            if isinstance(mark, Range):
+                _check_range(path, value, mark)
         return value
     if typing.get_origin(hint) is Literal:
         return choice(path, value, typing.get_args(hint))
@@ -321,6 +307,11 @@ def _value(hint: Any, value: Any, path: str) -> Any:
         str: "text",
     }
     raise OptionError(f"{path} is {value!r}; it must be {names[hint]}.")
+
+
+def _check_range(path: str, value: float, limits: Range) -> None:
+    if not limits.low <= value <= limits.high:
+        raise OptionError(f"{path} is {value!r}; it must be {describe(limits)}.")
 
 
 def _number(hint: type, value: Any) -> int | float | None:

@@ -81,11 +81,17 @@ class Supervisor:
         self.killed = False
         """Whether a second signal asked for an end without grace."""
 
-    def start(self, program: Program) -> None:
-        """Starts a program, or promises to, if it has an `after`."""
+    def start(self, program: Program, delay_seconds: float = 0.0) -> None:
+        """Starts a program, or promises to, if it has an `after` or there is a delay.
+
+        While stopping, it does nothing.
+        """
         if program.name in self._children:
             raise ValueError(f"{program.name!r} is the name of two programs; give each its own.")
+        if self.stopping:
+            return
         child = _Child(program)
+        child.start_at = time.monotonic() + delay_seconds
         self._children[program.name] = child
         child.start_if_due()
 
@@ -96,7 +102,7 @@ class Supervisor:
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 self._send(signal.SIGKILL)
             for name, child in list(self._children.items()):
-                if self._stopping and child.process is None:  # never started, or between restarts
+                if self.stopping and child.process is None:  # never started, or between restarts
                     del self._children[name]
                     continue
                 child.start_if_due()
@@ -107,7 +113,7 @@ class Supervisor:
 
     def stop(self) -> None:
         """Asks every child to end (SIGTERM); `watch` kills those that outlive the grace period."""
-        if not self._stopping:
+        if not self.stopping:
             self._kill_at = time.monotonic() + self._grace_seconds
             self._send(signal.SIGTERM)
 
@@ -135,7 +141,8 @@ class Supervisor:
             signal.signal(number, handler)
 
     @property
-    def _stopping(self) -> bool:
+    def stopping(self) -> bool:
+        """Whether the children have been asked to end."""
         return self._kill_at is not None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -161,10 +168,10 @@ class Supervisor:
             child.failures = 0
         child.failures += 1
         again = child.program.restart and status != 0 and child.failures < self._max_failures
-        if self._stopping or not again:
+        if self.stopping or not again:
             del self._children[name]
             return Exit(name, status, None)
-        pause = self._backoff_seconds * 2 ** (child.failures - 1)
+        pause = self._backoff_seconds * 2 ** min(child.failures - 1, 30)
         pause = min(pause, self._max_backoff_seconds)
         child.start_at = time.monotonic() + pause
         return Exit(name, status, pause)

@@ -1,0 +1,580 @@
+"""The `impala` command: a dataclass per command, and the function that runs it.
+
+A composition root: it imports from everywhere and nothing imports it. What a command needs is
+imported when it runs, so that help and typos are answered without loading TensorFlow.
+"""
+
+import contextlib
+import dataclasses
+import io
+import json
+import logging
+import os
+import pathlib
+import signal
+import sys
+import tempfile
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+import numpy as np
+import tyro
+from tyro.conf import Positional, arg
+
+from impala import options
+from impala.configs import PRESETS, Config, Range
+from impala.supervisor import Program, Supervisor
+
+T = TypeVar("T")
+
+_IMPALA = (sys.executable, "-m", "impala")
+_ADDRESS = "127.0.0.1:50051"
+_GRACE_SECONDS = 60.0  # the learner's last checkpoint may take a while
+_AGAIN_SECONDS = 10.0  # before actors that ended by themselves are started again
+
+WhenFinished = Literal["exit", "idle"]
+Port = Annotated[int, Range(0, 65535)]
+NumActors = Annotated[int, Range(1, 256)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Run:
+    preset: Positional[Annotated[str, arg(metavar="{" + ",".join(PRESETS) + "}")]]
+    """What the settings below start from: see impala presets."""
+    config: pathlib.Path | None = None
+    """YAML file of settings, put over the preset. Over it come environment variables such as
+    IMPALA_OPTIMISER__LEARNING_RATE=3e-4, and over them the flags."""
+    print_config: bool = False
+    """Print the settings in force as YAML, for --config, and do nothing else."""
+    logdir: pathlib.Path | None = None
+    """Where checkpoints and telemetry go, and where a run is resumed from. None: runs/PRESET."""
+    fresh: bool = False
+    """Start over: an earlier run in the log directory is moved aside."""
+    settings: Annotated[Config, arg(name="")] = dataclasses.field(default_factory=Config)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Train(_Run):
+    """Trains on this host: a learner and its actors, from one command."""
+
+    num_actors: NumActors = 1
+    """Actor processes, each with actor.num_envs environments."""
+    eval_every: Annotated[int, Range(0)] = 0
+    """Environment frames between evaluations, by an evaluator beside the actors; 0: none."""
+    eval_episodes: Annotated[int, Range(1)] = 20
+    """Episodes per evaluation."""
+    render: bool = False
+    """Show the first actor's first environment in a window."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Learner(_Run):
+    """Serves a fleet of actors and learns from what they send."""
+
+    listen: str = _ADDRESS
+    """HOST:PORT, or unix:PATH. Give 0.0.0.0:PORT to be reached from other hosts."""
+    when_finished: WhenFinished = "exit"
+    """exit, or idle: go on serving the final parameters."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Actor:
+    """Acts for a learner, which says everything an actor needs to know."""
+
+    learner: str = _ADDRESS
+    """HOST:PORT of the learner, or unix:PATH."""
+    num_actors: NumActors = 1
+    """Actor processes on this host."""
+    num_envs: Annotated[int, Range(0, 4096)] = 0
+    """Environments per process; 0: what the learner says."""
+    name: str = ""
+    """Unique in the fleet; the process's index is added when there are several. Empty: made from
+    the host's name and the process id."""
+    index: Annotated[int, Range(0)] | None = None
+    """Of this process among those started together, which give it themselves."""
+    render: bool = False
+    """Show the first environment in a window."""
+    when_finished: WhenFinished = "exit"
+    """exit, or idle: wait for the learner to start another run."""
+    reconnect_timeout: Annotated[float, Range(0.0)] = 0.0
+    """Seconds without a learner after which to give up; 0: wait for ever."""
+    role: Literal["actor", "evaluator"] = "actor"
+    """actor, or evaluator: play whole episodes with frozen parameters and report their returns."""
+    eval_every: Annotated[int, Range(0)] = 1_000_000
+    """evaluator: environment frames between evaluations."""
+    eval_episodes: Annotated[int, Range(1)] = 20
+    """evaluator: episodes per evaluation."""
+    greedy: bool = False
+    """evaluator: the most likely action instead of a sampled one."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Plays episodes with a checkpoint's agent and tells their returns."""
+
+    logdir: Positional[Annotated[pathlib.Path, arg(metavar="LOGDIR")]]
+    """Log directory of a run that has written a checkpoint."""
+    episodes: Annotated[int, Range(1)] = 100
+    """Episodes to play."""
+    greedy: bool = False
+    """The most likely action instead of a sampled one."""
+    num_envs: Annotated[int, Range(1, 4096)] = 32
+    """Environments that step together (never more than episodes)."""
+    json: pathlib.Path | None = None
+    """Also write the summary and every episode to this file."""
+    seed: Annotated[int, Range(0)] = 0
+    """Seed of environments and actions."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Record:
+    """Records an episode that a checkpoint's agent plays, as a video file."""
+
+    logdir: Positional[Annotated[pathlib.Path, arg(metavar="LOGDIR")]]
+    """Log directory of a run that has written a checkpoint."""
+    output: pathlib.Path | None = None
+    """A .gif file; .mp4 needs imageio with its ffmpeg plugin. None: LOGDIR/episode.gif."""
+    greedy: bool = False
+    """The most likely action instead of a sampled one."""
+    seed: Annotated[int, Range(0)] = 0
+    """Seed of environment and actions."""
+    max_frames: Annotated[int, Range(1)] = 5_000
+    """Images after which the recording ends, even if the episode does not."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Presets:
+    """Lists the presets."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line and returns its exit status: 2 means that the line itself is wrong."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_help())
+        return 0 if argv else 2
+    try:
+        name = options.choice("The command", argv[0], _COMMANDS)
+        command_type, run = _COMMANDS[name]
+        return run(_parse(name, command_type, argv[1:]))
+    except options.OptionError as error:
+        print(f"impala: {error}", file=sys.stderr)
+        return 2
+
+
+def train(command: Train) -> int:
+    """Supervises `impala learner` and `impala actor`, which talk over a local socket."""
+    if command.print_config:
+        return _print_config(command)
+    _log_to_stderr()
+    log = logging.getLogger("impala.train")
+    logdir = _logdir(command)
+    actors_log = logdir / "actors.log"
+    with (
+        tempfile.TemporaryDirectory(prefix="impala-") as directory,
+        Supervisor(grace_seconds=_GRACE_SECONDS) as supervisor,
+    ):
+        socket = pathlib.Path(directory, "learner")
+        fresh = ["--fresh"] if command.fresh else []
+        supervisor.start(
+            Program(
+                name="learner",
+                command=[
+                    *[*_IMPALA, "learner", command.preset, *fresh],
+                    *["--logdir", str(logdir), "--listen", f"unix:{socket}"],
+                ],
+                environ=options.to_environment(command.settings),
+            )
+        )
+        programs = _actor_programs(command, socket, actors_log)
+        for program in programs.values():
+            supervisor.start(program)
+        log.info("Training in %s; the actors write to %s.", logdir, actors_log)
+        status = 0
+        for end in supervisor.watch():
+            if end.name == "learner":
+                status = status or end.status
+                if status:
+                    log.error("The learner has ended with status %d.", status)
+                supervisor.stop()
+            elif end.restart_seconds is not None:
+                log.warning(
+                    "The %s ended with status %d (see %s); starting again in %.0f s.",
+                    *(end.name, end.status, actors_log, end.restart_seconds),
+                )
+            elif end.status == 0:  # asked to by somebody, unless the learner has finished too
+                supervisor.start(programs[end.name], delay_seconds=_AGAIN_SECONDS)
+            elif end.name == "actors" and not supervisor.stopping:
+                log.error("The actors keep failing (see %s): stopping the run.", actors_log)
+                status = 1
+                supervisor.stop()
+    if supervisor.killed or (supervisor.interrupted_by and status == 128 + signal.SIGTERM):
+        return 128 + signal.SIGINT
+    return status
+
+
+def learner(command: Learner) -> int:
+    """Runs `learner.run.run_learner`."""
+    if command.print_config:
+        return _print_config(command)
+    _log_to_stderr()
+    _quieten_tensorflow()
+    from learner.checkpoint import CheckpointError
+    from learner.log_directory import LogDirectoryBusy
+    from learner.run import run_learner
+
+    try:
+        return run_learner(
+            command.settings,
+            logdir=_logdir(command),
+            listen=command.listen,
+            fresh=command.fresh,
+            when_finished=command.when_finished,
+        )
+    except (CheckpointError, LogDirectoryBusy) as error:
+        raise options.OptionError(str(error)) from error
+    except OSError as error:
+        if error.errno is None:  # the address; a full disk and its like keep their traceback
+            raise options.OptionError(str(error)) from error
+        raise
+
+
+def actor(command: Actor) -> int:
+    """Runs one actor in this process, or several in their own."""
+    _log_to_stderr()
+    if command.num_actors > 1:
+        from actors.fleet import run_fleet
+
+        return run_fleet(command.num_actors, _flags(command))
+    _quieten_tensorflow()
+    from actors.client import LearnerError
+    from actors.run import run_actor
+
+    index = command.index or 0
+    name = command.name if command.index is None else f"{command.name}-{command.index}"
+    try:
+        return run_actor(
+            command.learner,
+            index=index,
+            name=name if command.name else None,
+            num_envs=command.num_envs or None,
+            render=command.render and index == 0,
+            when_finished=command.when_finished,
+            reconnect_timeout=command.reconnect_timeout or None,
+            role=command.role,
+            eval_every=command.eval_every,
+            eval_episodes=command.eval_episodes,
+            greedy=command.greedy,
+        )
+    except LearnerError as error:
+        print(f"impala: {error}", file=sys.stderr)
+        return 1
+
+
+def evaluate(command: Evaluate) -> int:
+    """Plays episodes and prints a table."""
+    import rich.console
+    import rich.table
+
+    num_envs = min(command.num_envs, command.episodes)
+    with _Player(command.logdir, num_envs, render_mode=None) as player:
+        from impala import evaluation
+
+        episodes = evaluation.play_episodes(
+            player.environment,
+            player.agent,
+            command.episodes,
+            command.greedy,
+            command.seed,
+        )
+    summary = evaluation.summary(episodes)
+    table = rich.table.Table(
+        title=f"{player.config.environment.id}, {summary.episodes} episodes, "
+        f"{'greedy' if command.greedy else 'sampled'}, after {player.frames:,} frames"
+    )
+    for column in ("", "mean", "std", "min", "max"):
+        table.add_column(column, justify="right" if column else "left")
+    table.add_row(
+        "return",
+        *[f"{summary.return_mean:.2f}", f"{summary.return_std:.2f}"],
+        *[f"{summary.return_min:.2f}", f"{summary.return_max:.2f}"],
+    )
+    table.add_row(
+        "length",
+        *[f"{summary.length_mean:.1f}", f"{summary.length_std:.1f}"],
+        *[f"{summary.length_min:d}", f"{summary.length_max:d}"],
+    )
+    rich.console.Console().print(table)
+    if command.json is not None:
+        result = {
+            "environment": player.config.environment.id,
+            "logdir": str(command.logdir),
+            "frames_trained": player.frames,
+            "updates": player.updates,
+            "greedy": command.greedy,
+            "seed": command.seed,
+            "summary": summary._asdict(),
+            "episodes": [episode._asdict() for episode in episodes],
+        }
+        command.json.parent.mkdir(parents=True, exist_ok=True)
+        command.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def record(command: Record) -> int:
+    """Plays an episode and writes what it looked like."""
+    from impala import video
+
+    output = command.output or command.logdir / "episode.gif"
+    try:
+        video.check(output)
+    except ValueError as error:
+        raise options.OptionError(str(error)) from error
+    with _Player(command.logdir, num_envs=1, render_mode="rgb_array") as player:
+        rewards: list[float] = []
+        video.write(output, _images(player, command, rewards))
+    print(f"{output}: {len(rewards)} images, return {sum(rewards):.2f}")
+    return 0
+
+
+def presets(command: Presets) -> int:
+    """Prints a table of the presets."""
+    import rich.console
+    import rich.table
+
+    table = rich.table.Table()
+    for column in ("preset", "environment", "network", "frames", "what it is"):
+        table.add_column(column, justify="right" if column == "frames" else "left", overflow="fold")
+    for name, (line, config) in PRESETS.items():
+        network = f"{config.agent.torso}, {config.agent.core}"
+        table.add_row(name, config.environment.id, network, f"{config.total_frames:,}", line)
+    rich.console.Console().print(table)
+    return 0
+
+
+_COMMANDS: dict[str, tuple[type, Callable[[Any], int]]] = {
+    "train": (Train, train),
+    "learner": (Learner, learner),
+    "actor": (Actor, actor),
+    "evaluate": (Evaluate, evaluate),
+    "record": (Record, record),
+    "presets": (Presets, presets),
+}
+"""Name -> (its flags, the function that runs it)."""
+
+
+class _Player:
+    """The agent and the environment of a log directory's newest checkpoint, as a context."""
+
+    def __init__(self, logdir: pathlib.Path, num_envs: int, render_mode: str | None):
+        _log_to_stderr()
+        _quieten_tensorflow()
+        from learner import checkpoint
+
+        try:
+            saved = checkpoint.load(logdir)
+        except checkpoint.CheckpointError as error:
+            raise options.OptionError(str(error)) from error
+        from impala import build, process
+
+        process.hide_gpus()  # a learner may be using them
+        self.config = saved.config
+        self.frames, self.updates = saved.counters.frames, saved.counters.updates
+        self.environment = build.environment(
+            saved.config.environment, num_envs, render_mode=render_mode
+        )
+        self.agent = build.agent(
+            saved.config.agent,
+            self.environment.observation_space,
+            self.environment.action_space,
+        )
+        for variable, value in zip(self.agent.variables, saved.agent_values, strict=True):
+            variable.assign(value)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.environment.close()
+
+
+def _images(player: _Player, command: Record, rewards: list[float]) -> Iterator[np.ndarray]:
+    """Yields what each time step of an episode looks like, and notes its reward."""
+    from impala import evaluation
+    from impala.types import StepType
+
+    for step in evaluation.play(player.environment, player.agent, command.greedy, command.seed):
+        rewards.append(float(step.timestep.reward[0]))
+        yield player.environment.render().copy()
+        if step.timestep.step_type[0] == StepType.LAST or len(rewards) == command.max_frames:
+            break
+
+
+def _flags(command: Actor) -> list[str]:
+    """Writes an actor's command line for one process of a fleet."""
+    flags: list[str] = []
+    for field in dataclasses.fields(command):
+        value = getattr(command, field.name)
+        if field.name in ("num_actors", "index") or value == field.default:
+            continue
+        flag = "--" + field.name.replace("_", "-")
+        flags += [flag] if value is True else [flag, str(value)]
+    return flags
+
+
+def _actor_programs(command: Train, socket: pathlib.Path, log: pathlib.Path) -> dict[str, Program]:
+    """Names the processes that train starts beside the learner."""
+    flags = {"actors": ["--num-actors", str(command.num_actors), "--name", "actor"]}
+    if command.render:
+        flags["actors"].append("--render")
+    if command.eval_every:
+        flags["evaluator"] = [
+            *["--role", "evaluator", "--name", "evaluator"],
+            *["--eval-every", str(command.eval_every)],
+            *["--eval-episodes", str(command.eval_episodes)],
+        ]
+    return {
+        name: Program(
+            name=name,
+            command=[*_IMPALA, "actor", "--learner", f"unix:{socket}", *words],
+            restart=True,
+            log=log,
+            # A fresh start first moves aside everything that the log directory holds.
+            after=socket if command.fresh else None,
+        )
+        for name, words in flags.items()
+    }
+
+
+def _logdir(command: _Run) -> pathlib.Path:
+    return command.logdir or pathlib.Path("runs", command.preset)
+
+
+def _print_config(command: _Run) -> int:
+    print(options.to_yaml(command.settings), end="")
+    return 0
+
+
+def _parse(name: str, command_type: type[T], argv: list[str]) -> T:
+    """Reads a command's flags over the layers below them.
+
+    Raises:
+      OptionError: a misspelt flag, or an impossible value in any layer.
+      SystemExit: 2 after tyro has explained a missing or unreadable value, 0 after help.
+    """
+    default: Any = tyro.MISSING_NONPROP
+    if issubclass(command_type, _Run):
+        preset, file = _layers(command_type, argv)
+        settings = options.layered(preset, file, os.environ) if preset else Config()
+        default = command_type(preset=tyro.MISSING, settings=settings)
+    command, unknown = _tyro(name, command_type, argv, default)
+    if unknown:
+        raise options.OptionError(_unknown(name, command_type, unknown[0]))
+    options.check_ranges(command)
+    if isinstance(command, _Run):
+        options.validate(command.settings)
+    return command
+
+
+def _layers(command_type: type[_Run], argv: list[str]) -> tuple[str, pathlib.Path | None]:
+    """Finds out which preset and file the defaults come from, before the defaults are known."""
+    default = command_type(preset=tyro.MISSING)
+    without_help = [word for word in argv if word not in ("-h", "--help")]
+    silence = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(silence), contextlib.redirect_stdout(silence):
+            command, _ = _tyro("", command_type, without_help, default)
+    except SystemExit:  # something is wrong or missing; the parse in earnest will say what
+        return next((word for word in argv if word in PRESETS), ""), None
+    return command.preset, command.config
+
+
+def _tyro(name: str, command_type: type[T], argv: list[str], default: Any) -> tuple[T, list[str]]:
+    """Returns the command and what tyro could make nothing of."""
+    return tyro.cli(
+        command_type,
+        prog=f"impala {name}",
+        args=argv,
+        default=default,
+        return_unknown_args=True,
+        registry=_registry(),
+    )
+
+
+def _unknown(name: str, command_type: type, word: str) -> str:
+    """Words the error about something on the command line that has no meaning."""
+    if not word.startswith("-"):
+        return f"{name} can make nothing of {word!r}. See impala {name} --help."
+    paths = [field.name for field in dataclasses.fields(command_type)]
+    if "settings" in paths:
+        paths = [path for path in paths if path not in ("preset", "settings")]
+        paths += options.flatten(Config())
+    flags = [path.replace("_", "-") for path in paths]
+    hint = options.nearest(word.split("=")[0].lstrip("-").replace("_", "-"), flags)
+    hint = hint.replace("'", "'--", 1) or f"See impala {name} --help."
+    return f"{name} has no flag {word.split('=')[0]}. {hint}"
+
+
+def _registry() -> tyro.constructors.ConstructorRegistry:
+    """Returns tyro's rules with ours for choices: a wrong one is told the nearest right one."""
+    registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def choices(
+        info: tyro.constructors.PrimitiveTypeInfo,
+    ) -> tyro.constructors.PrimitiveConstructorSpec[str] | None:
+        if info.type_origin is not Literal:
+            return None
+        allowed = typing.get_args(info.type)
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="{" + ",".join(allowed) + "}",
+            instance_from_str=lambda words: options.choice("the value", words[0], allowed),
+            is_instance=lambda value: value in allowed,
+            str_from_instance=lambda value: [value],
+        )
+
+    return registry
+
+
+def _help() -> str:
+    width = max(map(len, _COMMANDS))
+    lines = [f"  {name:<{width}}  {cls.__doc__}" for name, (cls, _) in _COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: impala COMMAND ...",
+            "",
+            "IMPALA as a service: a V-trace learner and an elastic fleet of actors.",
+            "",
+            *lines,
+            "",
+            "impala COMMAND --help explains a command and its settings.",
+        ]
+    )
+
+
+class _CurrentStderr(logging.StreamHandler[Any]):
+    """Writes to what sys.stderr is now: a live console view puts itself in its place."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+        handlers=[_CurrentStderr()],
+    )
+    logging.getLogger("absl").setLevel(logging.ERROR)
+
+
+def _quieten_tensorflow() -> None:
+    """Keeps TensorFlow's start-up chatter out of the log; its errors stay."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -1,0 +1,136 @@
+"""Plays whole episodes with frozen weights: for `impala evaluate`, `record` and evaluators.
+
+A fixed quota of episodes per environment keeps the sample fair: the first N episodes to finish
+among environments that step together would be the short ones.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+import tree
+
+from impala.agent import Agent
+from impala.environments.base import Environment
+from impala.types import EnvironmentStep, Episode, Nest, StepType, TimeStep
+
+
+class Summary(NamedTuple):
+    """What a number of episodes came to. Standard deviations are of the population."""
+
+    episodes: int
+    return_mean: float
+    return_std: float
+    return_min: float
+    return_max: float
+    length_mean: float  # agent steps
+    length_std: float
+    length_min: int
+    length_max: int
+    frames: int  # environment frames of all episodes together
+
+
+def play(
+    environment: Environment, agent: Agent, greedy: bool, seed: int
+) -> Iterator[EnvironmentStep]:
+    """Yields time steps for ever, the first ones (all FIRST, no frames) included.
+
+    Args:
+      environment: E environments that were not reset yet; its arrays are valid for one step.
+      agent: acts; its weights are read at each step and never written.
+      greedy: the mode of the policy instead of a sample.
+      seed: of the environments and the sampled actions.
+    """
+    timestep = environment.reset(seed)
+    act = tf.function(_greedy(agent) if greedy else _sampled(agent))
+    core_state = agent.initial_state(environment.num_envs)
+    yield EnvironmentStep(timestep, np.zeros(environment.num_envs, np.int32), {})
+    count = 0
+    while True:
+        # A copy: TensorFlow may look at the memory that the environment is about to write again.
+        copy = tree.map_structure(lambda x: tf.constant(np.array(x)), timestep)
+        action, core_state = act(
+            copy, core_state, tf.constant([seed % 2**31, count], tf.int32)
+        )
+        environment.send(tree.map_structure(lambda x: x.numpy(), action))
+        step = environment.recv()
+        timestep, count = step.timestep, (count + 1) % 2**31
+        yield step
+
+
+def play_episodes(
+    environment: Environment, agent: Agent, num_episodes: int, greedy: bool, seed: int
+) -> list[Episode]:
+    """Plays episodes, as many in each of the E environments (one more in the first ones).
+
+    Args:
+      environment: E environments that were not reset yet.
+      agent: acts, with frozen weights.
+      num_episodes: episodes in all, at least 1. What an environment plays beyond its share, while
+        others still play theirs, is left out.
+      greedy: the mode of the policy instead of a sample.
+      seed: of the environments and the sampled actions.
+
+    Returns:
+      `num_episodes` episodes with raw returns, environment by environment.
+    """
+    if num_episodes < 1:
+        raise ValueError(f"num_episodes is {num_episodes}; it must be at least 1.")
+    num_envs = environment.num_envs
+    quota = [
+        num_episodes // num_envs + (e < num_episodes % num_envs)
+        for e in range(num_envs)
+    ]
+    finished: list[list[Episode]] = [[] for _ in range(num_envs)]
+    returns = np.zeros(num_envs, np.float64)
+    lengths = np.zeros(num_envs, np.int64)
+    frames = np.zeros(num_envs, np.int64)
+    for step in play(environment, agent, greedy, seed):
+        first = step.timestep.step_type == StepType.FIRST
+        returns = np.where(first, 0.0, returns + step.timestep.reward)
+        lengths = np.where(first, 0, lengths + 1)
+        frames = np.where(first, 0, frames + step.frames)
+        for e in np.flatnonzero(step.timestep.step_type == StepType.LAST):
+            if len(finished[e]) < quota[e]:
+                info = {name: float(values[e]) for name, values in step.info.items()}
+                finished[e].append(
+                    Episode(float(returns[e]), int(lengths[e]), int(frames[e]), info)
+                )
+        if all(len(done) == share for done, share in zip(finished, quota, strict=True)):
+            break
+    return [episode for done in finished for episode in done]
+
+
+def summary(episodes: Sequence[Episode]) -> Summary:
+    """Describes the returns and lengths of at least one episode."""
+    returns = np.array([episode.episode_return for episode in episodes])
+    lengths = np.array([episode.length for episode in episodes])
+    return Summary(
+        episodes=len(episodes),
+        return_mean=float(returns.mean()),
+        return_std=float(returns.std()),
+        return_min=float(returns.min()),
+        return_max=float(returns.max()),
+        length_mean=float(lengths.mean()),
+        length_std=float(lengths.std()),
+        length_min=int(lengths.min()),
+        length_max=int(lengths.max()),
+        frames=sum(episode.frames for episode in episodes),
+    )
+
+
+def _sampled(agent: Agent) -> Any:
+    def act(timestep: TimeStep, core_state: Nest, seed: tf.Tensor) -> tuple[Nest, Nest]:
+        output, core_state = agent.step(timestep, core_state, seed)
+        return output.action, core_state
+
+    return act
+
+
+def _greedy(agent: Agent) -> Any:
+    def act(timestep: TimeStep, core_state: Nest, seed: tf.Tensor) -> tuple[Nest, Nest]:
+        output, core_state = agent.greedy_step(timestep, core_state)
+        return output.action, core_state
+
+    return act
