@@ -1,0 +1,166 @@
+"""Settings come from four layers, and a wrong name or value is told the right one."""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+from impala import options
+from impala.configs import PRESETS, Config, OptimiserConfig
+from impala.options import OptionError
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_survives_json_yaml_and_environment_variables(
+    name: str, tmp_path: pathlib.Path
+) -> None:
+    config = options.validate(PRESETS[name][1])
+    other = "cartpole" if name != "cartpole" else "catch"
+    file = tmp_path / "config.yaml"
+    file.write_text(options.to_yaml(config))
+
+    assert options.from_dict(Config, json.loads(json.dumps(options.to_dict(config)))) == config
+    assert options.layered(other, file, {}) == config
+    assert options.layered(other, None, options.to_environment(config)) == config
+
+
+def test_each_layer_covers_the_one_below(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("seed: 1\noptimiser: {learning_rate: 3e-4, beta1: 0.8}\n")
+    environ = {"IMPALA_OPTIMISER__LEARNING_RATE": "5e-4", "PATH": "/bin"}
+
+    config = options.layered("catch", file, environ)
+
+    assert config.optimiser.learning_rate == 5e-4  # environment over file
+    assert config.optimiser.beta1 == 0.8  # file over preset
+    assert config.seed == 1
+    assert config.optimiser.name == "adam"  # the preset's, not the default
+    assert config.environment.id == "Catch"
+
+
+def test_environment_variables_hold_every_kind_of_value() -> None:
+    environ = {
+        "IMPALA_AGENT__HIDDEN_SIZES": "32,16",
+        "IMPALA_ENVIRONMENT__ATARI__ACTIONS": "[0, 2]",
+        "IMPALA_ENVIRONMENT__KWARGS": '{"continuous": true}',
+        "IMPALA_LEARNER__JIT_COMPILE": "True",
+        "IMPALA_TOTAL_FRAMES": "25e6",
+        "IMPALA_SEED": "9007199254740993",  # no float holds it
+    }
+
+    config = options.layered("catch", None, environ)
+
+    assert config.agent.hidden_sizes == (32, 16)
+    assert config.environment.atari.actions == (0, 2)
+    assert config.environment.kwargs == '{"continuous": true}'
+    assert config.learner.jit_compile is True
+    assert config.total_frames == 25_000_000
+    assert config.seed == 9007199254740993
+
+
+def test_variables_that_kubernetes_makes_for_a_service_are_left_alone() -> None:
+    environ = {
+        "IMPALA_LEARNER_SERVICE_HOST": "10.0.0.1",
+        "IMPALA_LEARNER_PORT": "tcp://10.0.0.1:50051",
+        "IMPALA_LEARNER_PORT_50051_TCP_ADDR": "10.0.0.1",
+        "IMPALA_ACTOR_SERVICE_PORT": "1",
+    }
+
+    assert options.from_environment(environ) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("IMPALA_OPTIMISER__LERNING_RATE", "IMPALA_OPTIMISER__LEARNING_RATE"),
+        ("IMPALA_OPTIMIZER__BETA1", "IMPALA_OPTIMISER__BETA1"),
+        ("IMPALA_LEARNER_BATCH_SIZE", "IMPALA_LEARNER__BATCH_SIZE"),
+        ("IMPALA_TOTAL_FRAME", "IMPALA_TOTAL_FRAMES"),
+    ],
+)
+def test_a_misspelt_variable_is_told_the_nearest(name: str, right: str) -> None:
+    with pytest.raises(OptionError, match=rf"{name}\b.*Did you mean {right}\?"):
+        options.from_environment({name: "1"})
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"optimizer": {}}, "'optimizer'. Did you mean 'optimiser'?"),
+        (
+            {"optimiser": {"learning_rte": 1}},
+            "'optimiser.learning_rte'. Did you mean 'optimiser.learning_rate'?",
+        ),
+        ({"learning_rate": 1}, "'learning_rate'. Did you mean 'optimiser.learning_rate'?"),
+        ({"actor": {"zzz": 1}}, "actor.num_envs, actor.num_groups, actor.env_threads"),
+        ({"optimiser": {"name": "adm"}}, "one of rmsprop, adam. Did you mean 'adam'?"),
+        ({"optimiser": {"learning_rate": "fast"}}, "is 'fast'; it must be a finite number"),
+        ({"optimiser": {"learning_rate": -1}}, "is -1.0; it must be at least 1e-12"),
+        ({"optimiser": {"learning_rate": float("nan")}}, "it must be a finite number"),
+        ({"algorithm": {"discount": 1.5}}, "algorithm.discount is 1.5; it must be from 0 to 1"),
+        ({"actor": {"num_groups": 9}}, "actor.num_groups is 9; it must be from 1 to 8"),
+        ({"seed": True}, "seed is True; it must be a whole number"),
+        ({"seed": 0.5}, "seed is 0.5; it must be a whole number"),
+        ({"learner": {"jit_compile": "maybe"}}, "is 'maybe'; it must be true or false"),
+        ({"agent": {"hidden_sizes": 64}}, "agent.hidden_sizes is 64; it must be a list"),
+        ({"agent": {"hidden_sizes": [64, 0]}}, "hidden_sizes[1] is 0; it must be at least 1"),
+        ({"agent": 3}, "agent holds settings by name, not 3"),
+        ({"environment": {"id": 3}}, "environment.id is 3; it must be text"),
+    ],
+)
+def test_wrong_plain_data_is_named_with_what_would_be_right(
+    data: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptionError) as caught:
+        options.from_dict(Config, data)
+    assert message in str(caught.value)
+
+
+def test_errors_name_the_layer(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("seed: -1\n")
+    with pytest.raises(OptionError, match=r"mine\.yaml: seed is -1"):
+        options.layered("catch", file, {})
+    with pytest.raises(OptionError, match="Environment variables: seed is -1"):
+        options.layered("catch", None, {"IMPALA_SEED": "-1"})
+    with pytest.raises(OptionError, match=r"preset is 'cath'.*Did you mean 'catch'"):
+        options.layered("cath", None, {})
+    with pytest.raises(OptionError, match="No such file"):
+        options.layered("catch", tmp_path / "absent.yaml", {})
+    file.write_text("{")
+    with pytest.raises(OptionError, match="is not YAML"):
+        options.layered("catch", file, {})
+    file.write_text("just text")
+    with pytest.raises(OptionError, match="holds settings by name"):
+        options.layered("catch", file, {})
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"actor": {"num_envs": 33}}, "give a multiple of 2, such as 34"),
+        ({"actor": {"num_envs": 2048}}, "learner.max_envs_per_message is 512"),
+        ({"environment": {"kwargs": "{'a': 1}"}}, "which is no JSON"),
+        ({"environment": {"kwargs": "[1]"}}, "it must be a JSON object"),
+    ],
+)
+def test_values_that_do_not_go_together_are_refused(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        options.validate(options.from_dict(Config, data))
+    assert message in str(caught.value)
+
+
+def test_validate_checks_what_was_made_in_code() -> None:
+    config = Config(optimiser=dataclasses.replace(OptimiserConfig(), decay=2.0))
+    with pytest.raises(OptionError, match=r"optimiser\.decay is 2\.0"):
+        options.validate(config)
+
+
+def test_differences_name_each_changed_setting() -> None:
+    old = Config()
+    new = options.overlay(old, {"seed": 3, "optimiser": {"name": "adam"}})
+
+    assert options.differences(old, old) == []
+    assert options.differences(old, new) == ["optimiser.name: rmsprop -> adam", "seed: 0 -> 3"]

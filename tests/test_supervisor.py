@@ -1,0 +1,168 @@
+"""Children are watched, started again, stopped with grace and never outlive their supervisor."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from impala.supervisor import Exit, Program, Supervisor
+
+_STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print('up', flush=True)
+time.sleep(600)
+"""
+_POLITE = """
+import signal, sys, time
+def leave(*_):
+    print('told', flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print('up', flush=True)
+time.sleep(600)
+"""
+
+
+def _python(code: str) -> list[str]:
+    return [sys.executable, "-S", "-c", code]
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it did not come to pass in 20 seconds")
+
+
+def _gone(pid: int) -> bool:
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def _says(log: pathlib.Path, text: str) -> Callable[[], bool]:
+    return lambda: log.exists() and text in log.read_text()
+
+
+def test_exits_are_reported_and_output_is_appended_to_the_log(tmp_path: pathlib.Path) -> None:
+    log = tmp_path / "new" / "log"
+    with Supervisor() as supervisor:
+        for name, status in [("a", 0), ("b", 3)]:
+            code = f"import os, sys; print(os.environ['WHO']); sys.exit({status})"
+            supervisor.start(Program(name, _python(code), log=log, environ={"WHO": name}))
+        exits = sorted(supervisor.watch())
+
+    assert exits == [Exit("a", 0, None), Exit("b", 3, None)]
+    assert sorted(log.read_text().split()) == ["a", "b"]
+
+
+def test_a_failing_program_is_started_again_until_it_succeeds(tmp_path: pathlib.Path) -> None:
+    code = f"""
+import pathlib, sys
+tries = pathlib.Path({str(tmp_path / "tries")!r})
+tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
+sys.exit(len(tries.read_text()) < 3)
+"""
+    with Supervisor(backoff_seconds=0.01) as supervisor:
+        supervisor.start(Program("flaky", _python(code), restart=True))
+        exits = list(supervisor.watch())
+
+    assert exits == [Exit("flaky", 1, 0.01), Exit("flaky", 1, 0.02), Exit("flaky", 0, None)]
+
+
+def test_a_program_that_keeps_failing_stays_down() -> None:
+    with Supervisor(backoff_seconds=0.01, max_backoff_seconds=1e9, max_failures=3) as supervisor:
+        supervisor.start(Program("broken", _python("import sys; sys.exit(4)"), restart=True))
+        exits = list(supervisor.watch())
+
+    assert [end.restart_seconds for end in exits] == [0.01, 0.02, None]
+
+
+def test_a_program_waits_for_the_path_it_needs(tmp_path: pathlib.Path) -> None:
+    socket = tmp_path / "socket"
+    with Supervisor() as supervisor:
+        needs = f"import os, sys; sys.exit(not os.path.exists({str(socket)!r}))"
+        supervisor.start(Program("client", _python(needs), after=socket))
+        supervisor.start(Program("server", _python(f"open({str(socket)!r}, 'w')")))
+        exits = list(supervisor.watch())
+
+    assert exits == [Exit("server", 0, None), Exit("client", 0, None)]
+
+
+def test_stop_asks_first_and_kills_after_the_grace_period(tmp_path: pathlib.Path) -> None:
+    polite, stubborn = tmp_path / "polite", tmp_path / "stubborn"
+    exits = []
+    with Supervisor(grace_seconds=0.5) as supervisor:
+        supervisor.start(Program("polite", _python(_POLITE), log=polite, restart=True))
+        supervisor.start(Program("stubborn", _python(_STUBBORN), log=stubborn, restart=True))
+        _until(_says(polite, "up"))
+        _until(_says(stubborn, "up"))
+        supervisor.stop()
+        exits = list(supervisor.watch())
+        supervisor.start(Program("late", _python("")))  # nothing is started while stopping
+        exits += list(supervisor.watch())
+
+    assert exits == [Exit("polite", 0, None), Exit("stubborn", 128 + signal.SIGKILL, None)]
+    assert polite.read_text().split() == ["up", "told"]
+
+
+def test_leaving_the_context_leaves_nothing_alive(tmp_path: pathlib.Path) -> None:
+    log = tmp_path / "log"
+    code = f"import os; print(os.getpid(), flush=True)\n{_STUBBORN}"
+    with Supervisor() as supervisor:
+        supervisor.start(Program("child", _python(code), log=log))
+        _until(_says(log, "up"))
+
+    assert _gone(int(log.read_text().split()[0]))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def _supervise(code: str, log: pathlib.Path) -> "subprocess.Popen[str]":
+    """Starts a supervisor of one child in a process of its own; both are up on return."""
+    script = f"""
+import pathlib, sys
+from impala.supervisor import Program, Supervisor
+with Supervisor(grace_seconds=600) as supervisor:
+    code = "import os; print(os.getpid(), flush=True)\\n" + {code!r}
+    log = pathlib.Path({str(log)!r})
+    supervisor.start(Program("child", [sys.executable, "-S", "-c", code], log=log))
+    for end in supervisor.watch():
+        print(end.name, end.status, supervisor.interrupted_by, supervisor.killed)
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    _until(_says(log, "up"))
+    return process
+
+
+def test_the_first_signal_stops_the_children(tmp_path: pathlib.Path) -> None:
+    process = _supervise(_POLITE, tmp_path / "log")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+
+    assert output.split() == ["child", "0", str(int(signal.SIGINT)), "False"]
+    assert (tmp_path / "log").read_text().split()[1:] == ["up", "told"]
+
+
+def test_the_second_signal_kills_them(tmp_path: pathlib.Path) -> None:
+    process = _supervise(_STUBBORN, tmp_path / "log")
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+
+    assert output.split() == ["child", "137", str(int(signal.SIGINT)), "True"]
+
+
+def test_children_of_a_killed_supervisor_are_told_to_end(tmp_path: pathlib.Path) -> None:
+    process = _supervise(_POLITE, tmp_path / "log")
+    child = int((tmp_path / "log").read_text().split()[0])
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+
+    _until(lambda: _gone(child))
+    assert (tmp_path / "log").read_text().split()[1:] == ["up", "told"]
