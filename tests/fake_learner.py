@@ -79,8 +79,9 @@ class FakeLearner(pb_grpc.LearnerServicer):
             assert self.changed.wait_for(condition, seconds), "the learner waited in vain"
 
     def publish(self, version: int) -> None:
-        self.parameters = [np.full_like(value, version) for value in self.parameters]
-        self.version = version
+        with self.changed:
+            self.parameters = [np.full_like(value, version) for value in self.parameters]
+            self.version = version
 
     def receipt(self, message: pb.Unrolls, status: pb.Status, **fields: object) -> pb.Receipt:
         return pb.Receipt(
@@ -134,18 +135,19 @@ class FakeLearner(pb_grpc.LearnerServicer):
         self, request: pb.GetParametersRequest, context: grpc.ServicerContext
     ) -> pb.GetParametersReply:
         self._hear(self.pulls, request)
-        held = request.learner_incarnation, request.newer_than
-        if held[0] == self.incarnation and held[1] >= self.version:
-            return pb.GetParametersReply(finished=self.finished)
-        return pb.GetParametersReply(
-            parameters=pb.Parameters(
-                learner_incarnation=self.incarnation,
-                version=self.version,
-                frames=self.frames,
-                tensors=codec.encode(self.parameters),
-            ),
-            finished=self.finished,
-        )
+        with self.changed:
+            held = request.learner_incarnation, request.newer_than
+            if held[0] == self.incarnation and held[1] >= self.version:
+                return pb.GetParametersReply(finished=self.finished)
+            return pb.GetParametersReply(
+                parameters=pb.Parameters(
+                    learner_incarnation=self.incarnation,
+                    version=self.version,
+                    frames=self.frames,
+                    tensors=codec.encode(self.parameters),
+                ),
+                finished=self.finished,
+            )
 
     def ReportEvaluation(
         self, request: pb.Evaluation, context: grpc.ServicerContext
