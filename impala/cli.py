@@ -91,7 +91,7 @@ class Actor:
     name: str = ""
     """Unique in the fleet; the process's index is added when there are several. Empty: made from
     the host's name and the process id."""
-    index: Annotated[int, Range(0)] | None = None
+    index: int | None = None
     """Of this process among those started together, which give it themselves."""
     render: bool = False
     """Show the first environment in a window."""

@@ -1,0 +1,342 @@
+"""The command line: what it understands, what it says of what it does not, and what it starts."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import PIL.Image
+import pytest
+import yaml
+
+from impala import cli, options, video
+from impala.configs import PRESETS, Config
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(options.ENVIRONMENT_PREFIX):
+            monkeypatch.delenv(name)
+
+
+def _run(*argv: str) -> int:
+    """The exit status of a command line, whether returned or raised."""
+    try:
+        return cli.main(argv)
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+def _printed_config(capsys: pytest.CaptureFixture[str], *argv: str) -> Config:
+    assert _run(*argv, "--print-config") == 0
+    return options.from_dict(Config, yaml.safe_load(capsys.readouterr().out))
+
+
+def test_help_and_mistakes_are_answered_without_loading_tensorflow() -> None:
+    script = """
+import sys
+from impala import cli
+for command in ["train", "learner", "actor", "evaluate", "record", "presets"]:
+    try:
+        cli.main([command, "--help"])
+    except SystemExit as end:
+        assert end.code == 0, command
+assert cli.main(["--help"]) == 0
+assert cli.main(["presets"]) == 0
+assert cli.main(["train", "catch", "--print-config"]) == 0
+assert cli.main(["train", "cacht"]) == 2
+heavy = {"tensorflow", "sonnet", "gymnasium", "ale_py", "grpc", "matplotlib"} & sys.modules.keys()
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    for path in options.flatten(Config()):
+        assert "--" + path.replace("_", "-").rstrip("-") in done.stdout.replace("lambda_", "lambda")
+    for preset in PRESETS:
+        assert preset in done.stdout
+
+
+def test_every_setting_has_a_help_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("train", "learner", "actor", "evaluate", "record"):
+        assert _run(command, "--help") == 0
+        text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        bare = re.findall(r"(--\S+) (?:\S+ |\[INT \[INT \S+ )?\(default", text)
+        assert not bare, bare
+
+
+def test_help_shows_the_defaults_of_the_preset_and_the_layers_over_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMPALA_LEARNER__UNROLL_LENGTH", "17")
+    assert _run("train", "catch", "--help") == 0
+    text = capsys.readouterr().out
+
+    assert "(default: Catch)" in text
+    assert "(default: 17)" in text
+
+
+def test_flags_cover_variables_cover_the_file_covers_the_preset(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("seed: 1\ntotal_frames: 1\noptimiser: {decay_to_zero: false, beta1: 0.1}\n")
+    monkeypatch.setenv("IMPALA_SEED", "2")
+    monkeypatch.setenv("IMPALA_TOTAL_FRAMES", "2")
+
+    config = _printed_config(
+        capsys,
+        *["train", "--config", str(file), "catch", "--seed", "3"],
+        *["--agent.hidden-sizes", "8", "9", "--algorithm.lambda_", "0.5"],
+        *["--environment.atari.no-life-loss-ends"],
+    )
+
+    assert config.seed == 3
+    assert config.total_frames == 2
+    assert config.optimiser.beta1 == 0.1
+    assert config.optimiser.decay_to_zero is False
+    assert config.agent.hidden_sizes == (8, 9)
+    assert config.algorithm.lambda_ == 0.5
+    assert config.environment.atari.life_loss_ends is False
+    assert config.optimiser.name == PRESETS["catch"][1].optimiser.name
+
+
+def test_the_printed_configuration_feeds_back_in(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    first = _printed_config(capsys, "learner", "atari-lstm", "--optimiser.learning-rate", "1e-4")
+    file = tmp_path / "printed.yaml"
+    file.write_text(options.to_yaml(first))
+
+    assert _printed_config(capsys, "train", "catch", "--config", str(file)) == first
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("trian catch", "'trian'; it must be one of train, learner, actor"),
+        ("trian catch", "Did you mean 'train'?"),
+        ("train cacht", "'cacht'; it must be one of catch, cartpole"),
+        ("train cacht", "Did you mean 'catch'?"),
+        ("train catch --optimiser.lerning-rate 1", "Did you mean '--optimiser.learning-rate'?"),
+        ("train catch --learning-rate=1", "no flag --learning-rate. Did you mean '--optimiser."),
+        ("train catch --num-actor 3", "Did you mean '--num-actors'?"),
+        ("actor --leaner here:1", "Did you mean '--learner'?"),
+        ("train catch two", "can make nothing of 'two'"),
+        ("train catch --optimiser.name adm", "Did you mean 'adam'?"),
+        ("actor --role evaluater", "Did you mean 'evaluator'?"),
+        ("train catch --seed one", "'one'"),
+        ("train catch --seed -1", "seed is -1; it must be at least 0"),
+        ("train catch --algorithm.discount 1.01", "algorithm.discount is 1.01; it must be from 0"),
+        ("train catch --num-actors 0", "num_actors is 0; it must be from 1 to 256"),
+        ("train catch --actor.num-envs 3", "give a multiple of 2, such as 4"),
+        ("train catch --config /absent.yaml", "/absent.yaml: No such file"),
+        ("train", "catch,cartpole"),
+        ("evaluate", "LOGDIR"),
+        ("evaluate /absent", "/absent has no checkpoint"),
+        ("record /absent", "/absent has no checkpoint"),
+        ("record /absent --output film.avi", "it must end in .gif or .mp4"),
+    ],
+)
+def test_mistakes_are_named_in_a_line_and_end_with_status_2(
+    line: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(*line.split()) == 2
+    error = " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_a_misspelt_variable_stops_a_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMPALA_OPTIMISER__NAEM", "adam")
+    assert _run("learner", "catch") == 2
+    assert "Did you mean IMPALA_OPTIMISER__NAME?" in capsys.readouterr().err
+
+
+def test_several_actors_are_started_with_the_flags_of_one() -> None:
+    command = cli.Actor(
+        learner="host:1", num_actors=3, num_envs=8, name="here", render=True, eval_every=5
+    )
+    assert cli._flags(command) == [
+        *["--learner", "host:1", "--num-envs", "8", "--name", "here", "--render"],
+        *["--eval-every", "5"],
+    ]
+    assert cli._parse("actor", cli.Actor, [*cli._flags(command), "--num-actors", "3"]) == command
+
+
+# `impala train` with children that only pretend.
+
+_PRETENDER = """
+import json, os, pathlib, signal, sys, time
+role, words = sys.argv[1], sys.argv[2:]
+here = pathlib.Path(os.environ["PRETENDERS"])
+def leave(*_):
+    (here / (role + ".told")).touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+if role == "learner":
+    seed = os.environ["IMPALA_SEED"], os.environ["IMPALA_ENVIRONMENT__ID"]
+    (here / "learner.json").write_text(json.dumps([words, *seed]))
+    pathlib.Path(words[words.index("--listen") + 1].removeprefix("unix:")).touch()
+    while not (here / "actor.up").exists():
+        time.sleep(0.01)
+    if os.environ["LEARNER_STATUS"]:
+        sys.exit(int(os.environ["LEARNER_STATUS"]))
+else:
+    print("acting", *words, flush=True)
+    (here / "actor.up").touch()
+    if os.environ["ACTOR_STATUS"]:
+        sys.exit(int(os.environ["ACTOR_STATUS"]))
+(here / (role + ".ready")).touch()
+time.sleep(600)
+"""
+
+
+def _train(
+    tmp_path: pathlib.Path, *flags: str, learner: str = "", actor: str = ""
+) -> "subprocess.Popen[str]":
+    """Starts `impala train catch` with a learner and actors that end with the statuses given."""
+    (tmp_path / "pretender.py").write_text(_PRETENDER)
+    script = f"""
+import sys
+from impala import cli
+cli._IMPALA = (sys.executable, "-S", {str(tmp_path / "pretender.py")!r})
+sys.exit(cli.main(sys.argv[1:]))
+"""
+    environ = {
+        "PRETENDERS": str(tmp_path),
+        "LEARNER_STATUS": learner,
+        "ACTOR_STATUS": actor,
+    }
+    return subprocess.Popen(
+        [sys.executable, "-c", script, "train", "catch", "--logdir", str(tmp_path / "run"), *flags],
+        env={**os.environ, **environ},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _wait_for(path: pathlib.Path) -> None:
+    for _ in range(3000):
+        if path.exists():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{path.name} did not appear in 30 seconds")
+
+
+@pytest.mark.parametrize("status", [0, 7])
+def test_train_ends_with_the_learner_and_with_its_status(
+    tmp_path: pathlib.Path, status: int
+) -> None:
+    process = _train(tmp_path, "--seed", "5", "--fresh", learner=str(status))
+    process.communicate(timeout=60)
+    words, seed, environment = json.loads((tmp_path / "learner.json").read_text())
+
+    assert process.returncode == status
+    assert (seed, environment) == ("5", "Catch")  # the settings in force reach the learner
+    assert words[0] == "catch"
+    assert "--fresh" in words
+    acting = (tmp_path / "run" / "actors.log").read_text()
+    assert f"--learner {words[words.index('--listen') + 1]}" in acting
+
+
+def test_ctrl_c_tells_learner_and_actors_to_end(tmp_path: pathlib.Path) -> None:
+    process = _train(tmp_path)
+    _wait_for(tmp_path / "learner.ready")
+    _wait_for(tmp_path / "actor.ready")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+
+    assert process.returncode == 0
+    assert (tmp_path / "learner.told").exists()
+    assert (tmp_path / "actor.told").exists()
+
+
+def test_failing_actors_are_started_again(tmp_path: pathlib.Path) -> None:
+    process = _train(tmp_path, actor="3")
+    acting = tmp_path / "run" / "actors.log"
+    for _ in range(3000):
+        if acting.exists() and acting.read_text().count("acting") == 2:
+            break
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+
+    assert "The actors ended with status 3" in errors
+    assert acting.read_text().count("acting") == 2
+    assert process.returncode == 0
+
+
+# A checkpoint is evaluated and watched.
+
+
+@pytest.fixture(scope="module")
+def logdir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The log directory of a Catch run with untrained weights."""
+    from impala import build
+    from learner import checkpoint
+
+    config = PRESETS["catch"][1]
+    environment = build.environment(config.environment, 1)
+    agent = build.agent(config.agent, environment.observation_space, environment.action_space)
+    environment.close()
+    saved = checkpoint.Checkpoint(
+        config=config,
+        counters=checkpoint.Counters(updates=3, frames=1234),
+        variables={n: v.numpy() for n, v in checkpoint.named("agent", agent.variables).items()},
+        accounts={},
+    )
+    path = tmp_path_factory.mktemp("run")
+    checkpoint.save(path, saved, keep=1)
+    return path
+
+
+def test_evaluate_prints_a_table_and_writes_json(
+    logdir: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "deep" / "result.json"
+    assert _run("evaluate", str(logdir), "--episodes", "5", "--json", str(file)) == 0
+    result = json.loads(file.read_text())
+
+    assert "Catch, 5 episodes, sampled, after 1,234 frames" in capsys.readouterr().out
+    assert result["frames_trained"] == 1234
+    assert [abs(episode["episode_return"]) for episode in result["episodes"]] == [1.0] * 5
+    assert {episode["length"] for episode in result["episodes"]} == {9}
+    assert result["summary"]["episodes"] == 5
+
+
+def test_record_writes_a_gif_that_plays(
+    logdir: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "episode.gif"
+    assert _run("record", str(logdir), "--output", str(file), "--greedy") == 0
+
+    assert "10 images, return" in capsys.readouterr().out  # the reset and nine steps
+    with PIL.Image.open(file) as picture:
+        assert picture.n_frames > 1
+        assert picture.info["duration"] == 50
+        first = np.array(picture.convert("RGB"))
+        picture.seek(picture.n_frames - 1)
+        assert (np.array(picture.convert("RGB")) != first).any()
+
+
+def test_videos_keep_their_colours_and_say_what_they_need(tmp_path: pathlib.Path) -> None:
+    red, blue = (np.full((6, 8, 3), colour, np.uint8) for colour in ([255, 0, 0], [0, 0, 255]))
+    video.write(tmp_path / "two.gif", iter([red, blue]))
+
+    with PIL.Image.open(tmp_path / "two.gif") as picture:
+        assert (picture.n_frames, picture.size) == (2, (8, 6))
+        assert picture.convert("RGB").getpixel((0, 0)) == (255, 0, 0)
+        picture.seek(1)
+        assert picture.convert("RGB").getpixel((0, 0)) == (0, 0, 255)
+    with pytest.raises(ValueError, match=r"must end in \.gif or \.mp4"):
+        video.check(tmp_path / "film")

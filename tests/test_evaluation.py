@@ -1,0 +1,142 @@
+"""Evaluation plays a fair sample of whole episodes, and tells what was played."""
+
+import collections
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from impala import evaluation
+from impala.environments.base import Environment
+from impala.types import AgentOutput, EnvironmentStep, Episode, StepType, TimeStep
+
+
+class Scripted(Environment):
+    """Environment e plays episodes of `lengths[e]` steps, one after another, for ever.
+
+    The reward is 1 per step and there are 4 frames in it; after LAST comes a FIRST row.
+    """
+
+    observation_space = gym.spaces.Box(0, 1000, (), np.int32)
+    action_space = gym.spaces.Discrete(5)
+
+    def __init__(self, lengths: Sequence[Sequence[int]]):
+        self.num_envs = len(lengths)
+        self.actions: list[np.ndarray] = []
+        self._lengths = [itertools.cycle(own) for own in lengths]
+        self._left = np.zeros(self.num_envs, np.int32)
+
+    def reset(self, seed: int) -> TimeStep:
+        self.seed = seed
+        return self._advance(np.ones(self.num_envs, bool)).timestep
+
+    def send(self, action: Any) -> None:
+        self.actions.append(np.array(action))
+
+    def recv(self) -> EnvironmentStep:
+        return self._advance(self._left == 0)
+
+    def render(self) -> np.ndarray:
+        return np.zeros((4, 4, 3), np.uint8)
+
+    def close(self) -> None:
+        pass
+
+    def _advance(self, first: np.ndarray) -> EnvironmentStep:
+        fresh = [
+            next(own) if begins else 0 for own, begins in zip(self._lengths, first, strict=True)
+        ]
+        self._left = np.where(first, fresh, self._left - 1).astype(np.int32)
+        inner = np.where(self._left == 0, StepType.LAST, StepType.MID)
+        timestep = TimeStep(
+            observation=self._left.copy(),
+            reward=np.where(first, 0, 1).astype(np.float32),
+            discount=np.ones(self.num_envs, np.float32),
+            step_type=np.where(first, StepType.FIRST, inner).astype(np.int8),
+        )
+        frames = np.where(first, 0, 4).astype(np.int32)
+        return EnvironmentStep(timestep, frames, {"left": self._left + 7.0})
+
+
+class Counting:
+    """Greedily it plays how many steps it has seen of the episode (mod 5), else at random."""
+
+    def initial_state(self, batch_size: int) -> tf.Tensor:
+        return tf.zeros([batch_size], tf.int64)
+
+    def greedy_step(self, timestep: TimeStep, core_state: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        seen = tf.where(timestep.step_type == StepType.FIRST, tf.zeros_like(core_state), core_state)
+        return AgentOutput(seen % 5, (), ()), seen + 1
+
+    def step(self, timestep: TimeStep, core_state: tf.Tensor, seed: tf.Tensor) -> Any:
+        output, core_state = self.greedy_step(timestep, core_state)
+        shape = tf.shape(output.action)
+        action = tf.random.stateless_uniform(shape, seed, maxval=5, dtype=tf.int64)
+        return output._replace(action=action), core_state
+
+
+def _play(environment: Environment, num: int, greedy: bool = True, seed: int = 0) -> list[Episode]:
+    return evaluation.play_episodes(environment, Counting(), num, greedy, seed)  # type: ignore
+
+
+def test_short_episodes_are_not_preferred() -> None:
+    # While environment 1 plays its three episodes, environment 0 finishes some fifteen.
+    episodes = _play(Scripted([[1], [10]]), 6)
+
+    lengths = collections.Counter(episode.length for episode in episodes)
+    assert lengths == {1: 3, 10: 3}
+    assert np.mean([episode.episode_return for episode in episodes]) == 5.5
+
+
+def test_each_environment_gives_its_first_episodes_and_the_first_ones_one_more() -> None:
+    episodes = _play(Scripted([[3, 5, 9], [2, 4, 8], [6, 7, 1]]), 7)
+
+    assert [episode.length for episode in episodes] == [3, 5, 9, 2, 4, 6, 7]
+
+
+def test_fewer_episodes_than_environments() -> None:
+    assert [episode.length for episode in _play(Scripted([[3], [2], [1]]), 2)] == [3, 2]
+
+
+def test_an_episode_tells_return_steps_frames_and_the_last_info() -> None:
+    # The row that starts the second episode counts nowhere.
+    assert _play(Scripted([[3]]), 2) == [Episode(3.0, 3, 12, {"left": 7.0})] * 2
+
+
+def test_no_episodes_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_episodes is 0"):
+        _play(Scripted([[3]]), 0)
+
+
+def test_greedy_play_carries_the_core_state() -> None:
+    environment = Scripted([[4], [2]])
+    _play(environment, 2, seed=11)
+
+    assert environment.seed == 11
+    np.testing.assert_array_equal(environment.actions, [[0, 0], [1, 1], [2, 2], [3, 0]])
+
+
+def test_sampled_play_is_decided_by_its_seed() -> None:
+    def actions(seed: int) -> list[list[int]]:
+        environment = Scripted([[40], [40]])
+        _play(environment, 2, greedy=False, seed=seed)
+        return np.array(environment.actions).tolist()
+
+    assert actions(1) == actions(1)
+    assert actions(1) != actions(2)
+    assert len({tuple(row) for row in actions(1)}) > 5  # another seed at each step
+
+
+def test_summary() -> None:
+    episodes = [Episode(1.0, 10, 40, {}), Episode(4.0, 20, 80, {}), Episode(-2.0, 30, 120, {})]
+
+    summary = evaluation.summary(episodes)
+
+    assert (summary.episodes, summary.frames) == (3, 240)
+    assert (summary.return_mean, summary.return_min, summary.return_max) == (1.0, -2.0, 4.0)
+    assert summary.return_std == pytest.approx(6**0.5)
+    assert (summary.length_mean, summary.length_min, summary.length_max) == (20.0, 10, 30)
