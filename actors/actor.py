@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 import tree
-from impala.environments.base import Environment
 
+from impala.environments.base import Environment
 from impala.types import (
     AgentOutput,
     Array,
@@ -126,7 +126,10 @@ class _CompiledAgent:
         return tree.map_structure(tf.convert_to_tensor, state)
 
     def compile(self, timestep: TimeStep, state: Nest) -> tuple[Callable, AgentOutput]:
-        """(act(*timestep leaves, *state leaves) -> [*output leaves, *state leaves], output spec)."""
+        """The graph for these shapes, and the spec of its output.
+
+        It is called with the leaves of time step and state, and gives those of output and state.
+        """
         self._timestep_like, self._state_like = timestep, state
         leaves = tree.flatten((timestep, state))
         act = self._graph.get_concrete_function(*(tf.TensorSpec(x.shape, x.dtype) for x in leaves))

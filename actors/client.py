@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Self
+from typing import Literal, Self
 
 import grpc
 import numpy as np
@@ -103,7 +103,7 @@ class LearnerClient:
       learner: host:port or unix:PATH.
       name: unique in the fleet, 1 to 200 characters.
       incarnation: from `new_incarnation`.
-      role: ROLE_ACTOR streams unrolls; ROLE_EVALUATOR only pulls parameters and reports.
+      role: an actor streams unrolls; an evaluator only pulls parameters and reports.
       reconnect_timeout: seconds without a learner after which to give up; None is never.
     """
 
@@ -113,13 +113,13 @@ class LearnerClient:
         *,
         name: str,
         incarnation: int,
-        role: pb.Role = pb.ROLE_ACTOR,
+        role: Literal["actor", "evaluator"] = "actor",
         reconnect_timeout: float | None = None,
     ):
         self._learner = learner
         self._name = name
         self._incarnation = incarnation
-        self._role = role
+        self._role = pb.ROLE_ACTOR if role == "actor" else pb.ROLE_EVALUATOR
         self._reconnect_timeout = reconnect_timeout
         self._channel = grpc.insecure_channel(learner, options=_OPTIONS)
         self._stub = pb_grpc.LearnerStub(self._channel)
@@ -145,7 +145,7 @@ class LearnerClient:
         self._waited = 0.0  # seconds, since the last message
 
         targets = [self._keep_session]
-        if role == pb.ROLE_ACTOR:
+        if role == "actor":
             targets.append(self._keep_pulling)
         self._threads = [
             threading.Thread(target=self._guard, args=(target,), name=target.__name__, daemon=True)
@@ -278,7 +278,7 @@ class LearnerClient:
         """Runs a thread so that it cannot die silently."""
         try:
             target()
-        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+        except BaseException as error:
             with self._lock:
                 if self._error is None and not self._closed:
                     self._error = error

@@ -8,7 +8,7 @@ import json
 import logging
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -57,24 +57,24 @@ def run_actor(
     Returns:
       Exit status: 0. `actors.client.LearnerError` tells that it cannot go on.
     """
-    process.tune_malloc()
-    process.hide_gpus()
-    process.set_threads(intra_op=threads)
-    from actors import client as wire
+    with _Signals(at_once=role == "evaluator") as signals:
+        process.tune_malloc()
+        process.hide_gpus()
+        process.set_threads(intra_op=threads)
+        from actors import client as wire
 
-    waiting = False
-    with _Signals() as signals:
+        waiting = False
         while True:
             incarnation = wire.new_incarnation()
             with wire.LearnerClient(
                 learner,
                 name=name or wire.actor_name(index),
                 incarnation=incarnation,
-                role=wire.pb.ROLE_ACTOR if role == "actor" else wire.pb.ROLE_EVALUATOR,
+                role=role,
                 reconnect_timeout=reconnect_timeout,
             ) as client:
-                signals.client = client
                 try:
+                    signals.stops(client.stop)
                     built = _Built(client.join(), incarnation)
                     waiting = False
                     if role == "actor":
@@ -84,7 +84,7 @@ def run_actor(
                 except wire.RunFinished:
                     if when_finished == "exit":
                         return 0
-                except wire.Stopped:
+                except (wire.Stopped, _Interrupted):
                     if not client.drain(_DRAIN_SECONDS):
                         _log.warning("left without the receipts of the last unrolls")
                     return 0
@@ -95,12 +95,17 @@ def run_actor(
                 return 0
 
 
-class _Signals:
-    """SIGTERM and SIGINT stop the client that is in use, and are remembered."""
+class _Interrupted(Exception):
+    """A signal came to an evaluator, which leaves its episodes where they are."""
 
-    def __init__(self) -> None:
+
+class _Signals:
+    """Remembers SIGTERM and SIGINT and stops what runs: by a call, or `at_once` by an exception."""
+
+    def __init__(self, at_once: bool) -> None:
+        self._at_once = at_once
         self._received = False
-        self._client: Any = None
+        self._stop: Callable[[], None] | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -112,27 +117,27 @@ class _Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    @property
-    def client(self) -> Any:
-        return self._client
-
-    @client.setter
-    def client(self, client: Any) -> None:
-        self._client = client
+    def stops(self, stop: Callable[[], None]) -> None:
+        """Has `stop` called by a signal, also by one that has come already."""
+        self._stop = stop
         if self._received:
-            client.stop()
+            stop()
 
     def wait(self, seconds: float) -> bool:
         """Waits; True as soon as a signal has come."""
+        self._stop = None
         end = time.monotonic() + seconds
         while not self._received and time.monotonic() < end:
             time.sleep(0.1)
         return self._received
 
     def _on_signal(self, number: int, frame: object) -> None:
-        self._received = True
-        if self._client is not None:
-            self._client.stop()
+        again, self._received = self._received, True
+        if again or self._stop is None:
+            return
+        self._stop()
+        if self._at_once:
+            raise _Interrupted
 
 
 class _Built:
@@ -173,17 +178,21 @@ class _Built:
 
 
 def _check_specs(what: str, ours: Sequence[Any], theirs: Sequence[Any]) -> None:
-    """Compares TensorSpecs one by one. The names of variables are only for people."""
+    """Compares TensorSpecs one by one; LearnerError. The names are only for people."""
+    from actors.client import LearnerError
+    from protos.impala.v1 import learner_pb2 as pb
+
     if len(ours) != len(theirs):
-        raise ValueError(
+        raise LearnerError(
             f"this actor has {len(ours)} {what} tensors, the learner {len(theirs)}: "
             "run the same version of impala on both sides"
         )
     for mine, learners in zip(ours, theirs, strict=True):
         if (mine.dtype, list(mine.shape)) != (learners.dtype, list(learners.shape)):
-            raise ValueError(
-                f"{what} tensor {learners.name!r}: this actor has shape {list(mine.shape)} and "
-                f"dtype {mine.dtype}, the learner {list(learners.shape)} and {learners.dtype}: "
+            raise LearnerError(
+                f"{what} tensor {learners.name!r} is {pb.DType.Name(mine.dtype)} "
+                f"{list(mine.shape)} here and {pb.DType.Name(learners.dtype)} "
+                f"{list(learners.shape)} at the learner: "
                 "run the same version of impala and of the environment on both sides"
             )
 

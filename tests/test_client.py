@@ -246,7 +246,7 @@ def test_finished_ends_the_actor(learner: FakeLearner) -> None:
 
 
 def test_finished_reaches_who_only_pulls(learner: FakeLearner) -> None:
-    with connect(learner, role=pb.ROLE_EVALUATOR) as client:
+    with connect(learner, role="evaluator") as client:
         client.join()
         parameters = client.parameters()
         assert client.report_evaluation(parameters, [Episode(2.0, 1, 4, {})])
@@ -261,7 +261,7 @@ def test_finished_reaches_who_only_pulls(learner: FakeLearner) -> None:
 
 def test_an_evaluator_follows_a_restarted_learner() -> None:
     with FakeLearner() as first:
-        client = connect(first, role=pb.ROLE_EVALUATOR)
+        client = connect(first, role="evaluator")
         client.join()
         client.parameters()
     with client, FakeLearner(incarnation=6, port=first.port):

@@ -1,0 +1,107 @@
+"""An actor process as a user starts it, against the fake learner: it acts, drains and ends."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from impala import build
+from impala.configs import ActorConfig, AgentConfig, EnvironmentConfig
+from impala.options import to_dict
+from protos import codec
+from protos.impala.v1 import learner_pb2 as pb
+from tests.fake_learner import FakeLearner
+
+pytestmark = pytest.mark.timeout(120)
+UNROLL_LENGTH = 5
+
+
+@pytest.fixture
+def learner() -> Iterator[FakeLearner]:
+    """A learner of Catch."""
+    environment, agent = EnvironmentConfig(id="Catch"), AgentConfig(hidden_sizes=(8,))
+    actor = ActorConfig(num_envs=4, num_groups=2)
+    with contextlib.closing(build.environment(environment, 1)) as catch:
+        spaces = catch.observation_space, catch.action_space
+    built = build.agent(agent, *spaces)
+    sections = {"environment": environment, "agent": agent, "actor": actor}
+    with FakeLearner(
+        config=json.dumps({name: to_dict(section) for name, section in sections.items()}),
+        unroll_length=UNROLL_LENGTH,
+        unroll_specs=codec.specs(build.unroll_spec(built, *spaces, UNROLL_LENGTH)),
+        parameters=[variable.numpy() for variable in built.variables],
+    ) as learner:
+        yield learner
+
+
+def start(learner: FakeLearner, **options: object) -> subprocess.Popen[str]:
+    code = "import sys; from actors.run import run_actor; sys.exit(run_actor(sys.argv[1], **{}))"
+    return subprocess.Popen(
+        [sys.executable, "-c", code.format(options), learner.address],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_it_sends_what_the_specs_say_and_drains_on_sigterm(learner: FakeLearner) -> None:
+    actor = start(learner)
+    learner.wait_for(lambda: len(learner.messages) >= 4, seconds=60)
+    actor.send_signal(signal.SIGTERM)
+    _, log = actor.communicate(timeout=30)
+    assert actor.returncode == 0, log
+    assert [m.sequence for m in learner.messages] == list(range(1, len(learner.messages) + 1))
+    for message in learner.messages:
+        assert message.num_envs == 2
+        shapes = [list(spec.shape) for spec in learner.unroll_specs]
+        shapes = [[shape[0], 2, *shape[1:]] for shape in shapes]  # Catch's agent has no core state
+        arrays = codec.decode(
+            message.tensors,
+            [
+                pb.TensorSpec(name=spec.name, dtype=spec.dtype, shape=shape)
+                for spec, shape in zip(learner.unroll_specs, shapes, strict=True)
+            ],
+        )
+        assert [list(array.shape) for array in arrays] == shapes
+
+
+def test_it_ends_on_sigterm_when_the_learner_is_away(learner: FakeLearner) -> None:
+    actor = start(learner)
+    learner.wait_for(lambda: len(learner.messages) >= 1, seconds=60)
+    learner.__exit__()
+    actor.send_signal(signal.SIGTERM)
+    _, log = actor.communicate(timeout=30)
+    assert actor.returncode == 0, log
+
+
+def test_it_ends_when_training_has_finished(learner: FakeLearner) -> None:
+    learner.answer = lambda message: learner.receipt(message, pb.STATUS_FINISHED)
+    actor = start(learner)
+    _, log = actor.communicate(timeout=60)
+    assert actor.returncode == 0, log
+
+
+def test_it_names_the_tensor_that_differs(learner: FakeLearner) -> None:
+    learner.unroll_specs[0].shape[0] += 1
+    actor = start(learner)
+    _, log = actor.communicate(timeout=60)
+    assert actor.returncode == 1
+    assert f"unroll tensor '{learner.unroll_specs[0].name}'" in log
+    assert not learner.messages
+
+
+def test_an_evaluator_reports_whole_episodes(learner: FakeLearner) -> None:
+    evaluator = start(learner, role="evaluator", eval_every=100, eval_episodes=3)
+    learner.wait_for(lambda: len(learner.evaluations) == 1, seconds=60)
+    learner.frames = 100
+    learner.publish(1)
+    learner.wait_for(lambda: len(learner.evaluations) == 2, seconds=60)
+    evaluator.send_signal(signal.SIGTERM)
+    _, log = evaluator.communicate(timeout=30)
+    assert evaluator.returncode == 0, log
+    assert [e.frames for e in learner.evaluations] == [0, 100]
+    for evaluation in learner.evaluations:
+        assert [episode.length for episode in evaluation.episodes] == [9, 9, 9]
