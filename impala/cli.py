@@ -289,10 +289,11 @@ def evaluate(command: Evaluate) -> int:
             command.seed,
         )
     summary = evaluation.summary(episodes)
-    table = rich.table.Table(
-        title=f"{player.config.environment.id}, {summary.episodes} episodes, "
+    print(
+        f"{player.config.environment.id}: {summary.episodes} episodes, "
         f"{'greedy' if command.greedy else 'sampled'}, after {player.frames:,} frames"
     )
+    table = rich.table.Table()
     for column in ("", "mean", "std", "min", "max"):
         table.add_column(column, justify="right" if column else "left")
     table.add_row(
@@ -524,7 +525,7 @@ def _registry() -> tyro.constructors.ConstructorRegistry:
     def choices(
         info: tyro.constructors.PrimitiveTypeInfo,
     ) -> tyro.constructors.PrimitiveConstructorSpec[str] | None:
-        if info.type_origin is not Literal:
+        if typing.get_origin(info.type) is not Literal:
             return None
         allowed = typing.get_args(info.type)
         return tyro.constructors.PrimitiveConstructorSpec(

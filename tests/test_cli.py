@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import PIL.Image
+import PIL.ImageSequence
 import pytest
 import yaml
 
@@ -300,43 +301,52 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return path
 
 
+def _impala(*argv: str) -> str:
+    """What the command prints, run in a process of its own, for it sets up TensorFlow."""
+    command = [sys.executable, "-m", "impala", *argv]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_evaluate_prints_a_table_and_writes_json(
-    logdir: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    logdir: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     file = tmp_path / "deep" / "result.json"
-    assert _run("evaluate", str(logdir), "--episodes", "5", "--json", str(file)) == 0
+    output = _impala("evaluate", str(logdir), "--episodes", "5", "--json", str(file))
     result = json.loads(file.read_text())
 
-    assert "Catch, 5 episodes, sampled, after 1,234 frames" in capsys.readouterr().out
+    assert "Catch: 5 episodes, sampled, after 1,234 frames" in output
     assert result["frames_trained"] == 1234
     assert [abs(episode["episode_return"]) for episode in result["episodes"]] == [1.0] * 5
     assert {episode["length"] for episode in result["episodes"]} == {9}
     assert result["summary"]["episodes"] == 5
 
 
-def test_record_writes_a_gif_that_plays(
-    logdir: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_record_writes_a_gif_that_plays(logdir: pathlib.Path, tmp_path: pathlib.Path) -> None:
     file = tmp_path / "episode.gif"
-    assert _run("record", str(logdir), "--output", str(file), "--greedy") == 0
+    output = _impala("record", str(logdir), "--output", str(file), "--greedy")
 
-    assert "10 images, return" in capsys.readouterr().out  # the reset and nine steps
+    assert "10 images, return" in output  # the reset and nine steps
     with PIL.Image.open(file) as picture:
-        assert picture.n_frames > 1
         assert picture.info["duration"] == 50
-        first = np.array(picture.convert("RGB"))
-        picture.seek(picture.n_frames - 1)
-        assert (np.array(picture.convert("RGB")) != first).any()
+    images = _images(file)
+    assert len(images) > 1
+    assert (images[0] != images[-1]).any()
+
+
+def _images(path: pathlib.Path) -> list[np.ndarray]:
+    with PIL.Image.open(path) as picture:
+        return [np.array(image.convert("RGB")) for image in PIL.ImageSequence.Iterator(picture)]
 
 
 def test_videos_keep_their_colours_and_say_what_they_need(tmp_path: pathlib.Path) -> None:
     red, blue = (np.full((6, 8, 3), colour, np.uint8) for colour in ([255, 0, 0], [0, 0, 255]))
     video.write(tmp_path / "two.gif", iter([red, blue]))
 
-    with PIL.Image.open(tmp_path / "two.gif") as picture:
-        assert (picture.n_frames, picture.size) == (2, (8, 6))
-        assert picture.convert("RGB").getpixel((0, 0)) == (255, 0, 0)
-        picture.seek(1)
-        assert picture.convert("RGB").getpixel((0, 0)) == (0, 0, 255)
+    images = _images(tmp_path / "two.gif")
+    assert len(images) == 2
+    np.testing.assert_array_equal(images[0], red)
+    np.testing.assert_array_equal(images[1], blue)
     with pytest.raises(ValueError, match=r"must end in \.gif or \.mp4"):
         video.check(tmp_path / "film")
