@@ -78,6 +78,7 @@ class Agent(snt.Module):
         Returns:
           Outputs [T, B, ...], and the core state after row T - 1.
         """
+        timestep, core_state = tree.map_structure(tf.convert_to_tensor, (timestep, core_state))
         is_first = tf.equal(timestep.step_type, tf.cast(StepType.FIRST, tf.int8))  # [T, B]
         before, after = list(core_state), []
 

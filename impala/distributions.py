@@ -2,7 +2,8 @@
 
 A `Distribution` knows the shape of the action and of its parameters, and holds neither: parameters
 come from the network and travel in `AgentOutput.policy`, so that the learner can ask what the
-behaviour policy meant. Sampling is stateless: the same seed draws the same action.
+behaviour policy meant. Sampling is stateless: the same seed draws the same action (XLA's
+generator is another one).
 """
 
 import abc
@@ -98,10 +99,10 @@ class TanhNormal(Distribution):
         self._shape = low.shape
         self._size = math.prod(low.shape)
         self._dtype = tf.as_dtype(dtype)
-        self._low = low.reshape(-1).astype(np.float64)
-        self._high = high.reshape(-1).astype(np.float64)
-        self._half_width = self._high / 2 - self._low / 2  # [D]; halved first: cannot overflow
-        self._centre = self._high / 2 + self._low / 2
+        self._low, self._high = low, high
+        flat_low, flat_high = (bound.reshape(-1).astype(np.float64) for bound in (low, high))
+        self._half_width = flat_high / 2 - flat_low / 2  # [D]; halved first: cannot overflow
+        self._centre = flat_high / 2 + flat_low / 2
         self.num_parameters = 2 * self._size
 
     def sample_and_log_prob(self, parameters: tf.Tensor, seed: tf.Tensor) -> tuple[Nest, tf.Tensor]:
@@ -163,9 +164,9 @@ class TanhNormal(Distribution):
 
     def _squash(self, point: tf.Tensor) -> tf.Tensor:
         action = _float32(self._centre) + _float32(self._half_width) * tf.tanh(point)
-        action = tf.clip_by_value(action, _float32(self._low), _float32(self._high))
         shape = tf.concat([tf.shape(action)[:-1], tf.constant(self._shape, tf.int32)], axis=0)
-        return tf.cast(tf.reshape(action, shape), self._dtype)
+        action = tf.cast(tf.reshape(action, shape), self._dtype)
+        return tf.clip_by_value(action, self._low, self._high)  # Rounding may leave the box.
 
     def _flat(self, action: tf.Tensor) -> tf.Tensor:
         """[..., *shape] to [..., D]."""
@@ -282,8 +283,8 @@ def _choices(
 def _box(space: gym.spaces.Box) -> TanhNormal:
     if not np.issubdtype(space.dtype, np.floating):
         raise ValueError(
-            f"No action distribution for {space}: its dtype {space.dtype} is no float. Use Discrete "
-            "or MultiDiscrete for choices, or a float Box."
+            f"No action distribution for {space}: its dtype {space.dtype} is no float. Use "
+            "Discrete or MultiDiscrete for choices, or a float Box."
         )
     if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
         raise ValueError(

@@ -131,7 +131,8 @@ class Torso(snt.Module):
     def _network_input(self, observation: Nest) -> tf.Tensor:
         if isinstance(self._network, MLP):
             return as_vector(self._main_space, observation)
-        return _as_float(self._main_space, observation)
+        pixels = _as_float(self._main_space, observation)
+        return pixels if pixels.shape.rank == 4 else pixels[..., tf.newaxis]
 
 
 class LSTMState(NamedTuple):
@@ -228,8 +229,8 @@ class FrameStack(snt.Module):
         time_first = [1, 0, *range(2, state.shape.rank)]
         history = tf.concat([tf.transpose(state, time_first), frames], axis=0)
 
-        # Which row of the history is `age` frames old at t? The one that was age - 1 frames old at
-        # t - 1; the newest, where an episode starts. Row numbers are worked out, frames only copied.
+        # Which row of the history is `age` frames old at t? The one that was age - 1 frames old
+        # at t - 1; the newest, where an episode starts. Only row numbers are computed with.
         newest = tf.broadcast_to(before + tf.range(rows)[:, tf.newaxis], [rows, batch_size])
         indices = [newest]  # [T, B] for each age
         for age in range(1, self._size):
@@ -312,11 +313,12 @@ def _as_float(space: gym.Space, value: tf.Tensor) -> tf.Tensor:
 
 def _check_image(space: gym.Space, network: Shallow | DeepResidual) -> None:
     name, smallest = type(network).__name__, network.smallest
-    if not isinstance(space, gym.spaces.Box) or len(space.shape) != 3:
+    if not isinstance(space, gym.spaces.Box) or len(space.shape) not in (2, 3):
         raise ValueError(
-            f"The {name} torso sees images [height, width, channels], not {space}. Set torso to mlp."
+            f"The {name} torso sees images [height, width] or [height, width, channels], not "
+            f"{space}. Set torso to mlp."
         )
-    height, width, _ = space.shape
+    height, width = space.shape[:2]
     if min(height, width) < smallest:
         raise ValueError(
             f"The {name} torso needs images of {smallest}x{smallest} pixels or more, not "

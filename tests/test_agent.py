@@ -1,0 +1,450 @@
+"""The agent: `unroll` is `step` repeated, whatever the torso, the core and the episode ends."""
+
+import collections
+import itertools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tensorflow as tf
+import tree
+
+from impala import build, networks
+from impala.configs import AgentConfig
+from impala.types import ArraySpec, StepType, TimeStep
+
+spaces = gym.spaces
+
+PIXELS = spaces.Box(0, 255, (20, 20, 1), np.uint8)
+VECTOR = spaces.Box(-1.0, 1.0, (4,), np.float32)
+CHOICE = spaces.Discrete(3)
+SEED = tf.constant([3, 5], tf.int32)
+T, B = 8, 4
+
+
+def wrapped(space: gym.Space) -> spaces.Dict:
+    """What the environment wrappers make of an observation space."""
+    return spaces.Dict(
+        {
+            "observation": space,
+            "last_action": spaces.Discrete(4, start=-1),
+            "last_reward": spaces.Box(-np.inf, np.inf, (), np.float32),
+            "time_in_episode": spaces.Box(0, 2**31 - 2, (), np.int32),
+        }
+    )
+
+
+def sample(space: gym.Space, *leading: int, seed: int = 0):
+    """Random elements of a space, [*leading, ...]."""
+    space.seed(seed)
+    elements = [tree.map_structure(np.asarray, space.sample()) for _ in range(np.prod(leading))]
+    return tree.map_structure(
+        lambda *leaves: np.stack(leaves).reshape(*leading, *leaves[0].shape), *elements
+    )
+
+
+def experience(space: gym.Space, rows: int = T, seed: int = 0) -> TimeStep:
+    """[rows, B, ...] in which episodes end at random: in row 0, in consecutive rows, never."""
+    rng = np.random.default_rng(seed)
+    step_type = rng.choice([StepType.FIRST, StepType.MID, StepType.LAST], (rows, B)).astype(np.int8)
+    step_type[0, 0] = step_type[4:6, 0] = StepType.FIRST
+    step_type[0, 1] = StepType.MID
+    step_type[:, 2] = StepType.MID
+    zeros = np.zeros((rows, B), np.float32)
+    return TimeStep(sample(space, rows, B, seed=seed), zeros, zeros, step_type)
+
+
+def random_state(agent, seed: int = 0):
+    """A core state from the middle of some episode."""
+    rng = np.random.default_rng(seed)
+    return tree.map_structure(
+        lambda leaf: (
+            rng.integers(0, 256, leaf.shape).astype(np.uint8)
+            if leaf.dtype == tf.uint8
+            else rng.normal(size=leaf.shape).astype(leaf.dtype.as_numpy_dtype)
+        ),
+        agent.initial_state(B),
+    )
+
+
+def row(timestep: TimeStep, t: int) -> TimeStep:
+    return tree.map_structure(lambda leaf: leaf[t], timestep)
+
+
+def assert_close(found, expected, **tolerances):
+    tree.map_structure(lambda a, b: np.testing.assert_allclose(a, b, **tolerances), expected, found)
+
+
+AGENTS = {
+    f"{torso}-{core}-{frame_stack}": (
+        AgentConfig(torso, (8,), core, lstm_size=5, frame_stack=frame_stack),
+        PIXELS,
+    )
+    for torso, core, frame_stack in itertools.product(
+        ("mlp", "shallow", "deep"), ("feed_forward", "lstm"), (1, 4)
+    )
+} | {
+    "vector-stack": (AgentConfig(hidden_sizes=(8,), frame_stack=3), VECTOR),
+    "wrapped": (AgentConfig("shallow", core="lstm", lstm_size=5), wrapped(PIXELS)),
+    "wrapped-stack": (
+        AgentConfig("shallow", core="lstm", lstm_size=5, frame_stack=2),
+        wrapped(PIXELS),
+    ),
+}
+
+
+@pytest.fixture(params=AGENTS, scope="module")
+def case(request):
+    config, observation_space = AGENTS[request.param]
+    return build.agent(config, observation_space, CHOICE, seed=1), observation_space
+
+
+class TestUnroll:
+    def test_is_step_repeated(self, case):
+        agent, space = case
+        timestep, state = experience(space), random_state(agent)
+        output, final_state = agent.unroll(timestep, state)
+        assert output.policy.shape == (T, B, 3)
+        assert output.baseline.shape == (T, B)
+        for t in range(T):
+            one, state = agent.step(row(timestep, t), state, SEED + t)
+            assert_close(one.policy, output.policy[t], atol=1e-5)
+            assert_close(one.baseline, output.baseline[t], atol=1e-5)
+        assert_close(state, final_state, atol=1e-5)
+
+    def test_in_two_parts_is_the_whole(self, case):
+        agent, space = case
+        timestep, state = experience(space), random_state(agent)
+        output, final_state = agent.unroll(timestep, state)
+        early, state = agent.unroll(tree.map_structure(lambda x: x[:3], timestep), state)
+        late, state = agent.unroll(tree.map_structure(lambda x: x[3:], timestep), state)
+        assert_close(tf.concat([early.policy, late.policy], 0), output.policy, atol=1e-5)
+        assert_close(state, final_state, atol=1e-5)
+
+    def test_the_state_before_an_episode_has_no_influence(self, case):
+        agent, space = case
+        timestep = experience(space)
+        output, state = agent.unroll(timestep, random_state(agent, seed=1))
+        other, other_state = agent.unroll(timestep, random_state(agent, seed=2))
+        began = np.logical_or.accumulate(timestep.step_type == StepType.FIRST, axis=0)
+        np.testing.assert_array_equal(other.policy[began], output.policy[began])
+        np.testing.assert_array_equal(other.baseline[began], output.baseline[began])
+        assert_close(
+            tree.map_structure(lambda leaf: leaf[began[-1]], other_state),
+            tree.map_structure(lambda leaf: leaf[began[-1]], state),
+        )
+        # Where none began it has, or there is no state.
+        assert not began.all()
+        if tree.flatten(state):
+            assert (other.policy.numpy()[0] != output.policy.numpy()[0])[~began[0]].any()
+
+    def test_an_earlier_episode_has_no_influence(self, case):
+        agent, space = case
+        timestep = experience(space)
+        observation = tree.map_structure(np.copy, timestep.observation)
+        tree.map_structure(lambda leaf: leaf[:4, 0].fill(1), observation)
+        changed = timestep._replace(observation=observation)
+        output, _ = agent.unroll(timestep, agent.initial_state(B))
+        other, _ = agent.unroll(changed, agent.initial_state(B))
+        np.testing.assert_array_equal(other.policy[4:, 0], output.policy[4:, 0])
+        assert (other.policy.numpy()[:4, 0] != output.policy.numpy()[:4, 0]).any()
+
+    def test_does_the_same_in_a_graph(self, case):
+        agent, space = case
+        timestep, state = experience(space), random_state(agent)
+        eager = agent.unroll(timestep, state)
+        assert_close(tf.function(agent.unroll)(timestep, state), eager, atol=1e-5)
+
+    def test_gradients_reach_every_variable(self, case):
+        agent, space = case
+        with tf.GradientTape() as tape:
+            output, _ = agent.unroll(experience(space), agent.initial_state(B))
+            loss = tf.reduce_sum(output.policy**2) + tf.reduce_sum(output.baseline**2)
+        for variable, gradient in zip(
+            agent.trainable_variables, tape.gradient(loss, agent.trainable_variables), strict=True
+        ):
+            assert gradient is not None, variable.name
+            assert np.isfinite(gradient).all(), variable.name
+            assert np.any(gradient != 0), variable.name
+
+
+class TestInitialState:
+    def test_shapes(self):
+        config = AgentConfig("mlp", (8,), "lstm", lstm_size=5, frame_stack=4)
+        agent = build.agent(config, PIXELS, CHOICE)
+        frames, lstm = agent.initial_state(7)
+        assert (frames.shape, frames.dtype) == ((7, 3, 20, 20, 1), tf.uint8)
+        assert (lstm.hidden.shape, lstm.cell.shape) == ((7, 5), (7, 5))
+
+    def test_is_empty_without_a_stateful_part(self):
+        agent = build.agent(AgentConfig(), VECTOR, CHOICE)
+        assert agent.initial_state(7) == ()
+        assert agent.unroll(experience(VECTOR), ())[1] == ()
+
+
+ACTION_SPACES = {
+    "discrete": spaces.Discrete(3, start=-1),
+    "multi_discrete": spaces.MultiDiscrete([2, 3]),
+    "multi_binary": spaces.MultiBinary(2),
+    "box": spaces.Box(-2.0, 2.0, (2,), np.float32),
+    "dict": spaces.Dict({"move": spaces.Discrete(3), "aim": spaces.Box(-1, 1, (1,), np.float32)}),
+    "tuple": spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3))),
+}
+
+
+@pytest.mark.parametrize("action_space", ACTION_SPACES.values(), ids=ACTION_SPACES)
+class TestActing:
+    @pytest.fixture
+    def agent(self, action_space):
+        config = AgentConfig(hidden_sizes=(8,), core="lstm", lstm_size=5)
+        return build.agent(config, VECTOR, action_space)
+
+    def test_unroll_says_what_step_acted_on(self, agent, action_space):
+        timestep, state = experience(VECTOR), random_state(agent)
+        unrolled, _ = agent.unroll(timestep, state)
+        for t in range(T):
+            output, state = agent.step(row(timestep, t), state, SEED + t)
+            assert_close(output.policy, unrolled.policy[t], atol=1e-5)
+            expected, _ = agent.distribution.sample_and_log_prob(output.policy, SEED + t)
+            assert_close(output.action, expected)
+            for b in range(B):
+                action = tree.map_structure(
+                    lambda leaf, b=b: np.asarray(leaf.numpy()[b]), output.action
+                )
+                assert action_space.contains(action)
+
+    def test_greedy_steps_take_the_mode(self, agent, action_space):
+        timestep, state = row(experience(VECTOR), 0), random_state(agent)
+        greedy, greedy_state = agent.greedy_step(timestep, state)
+        output, output_state = agent.step(timestep, state, SEED)
+        assert_close(greedy.action, agent.distribution.mode(output.policy))
+        assert_close((greedy.policy, greedy.baseline), (output.policy, output.baseline))
+        assert_close(greedy_state, output_state)
+
+    def test_the_first_policy_is_almost_the_one_of_zero_parameters(self, agent, action_space):
+        """Nearly uniform: learning starts from exploring everything."""
+        output, _ = agent.unroll(experience(VECTOR), agent.initial_state(B))
+        zeros = tf.zeros_like(output.policy)
+        assert np.max(agent.distribution.kl(output.policy, zeros)) < 0.05
+
+    def test_the_spec_is_what_an_unroll_holds(self, agent, action_space):
+        timestep, state = experience(VECTOR, rows=2), agent.initial_state(B)
+        output, _ = agent.step(row(timestep, 0), state, SEED)
+        spec = build.unroll_spec(agent, VECTOR, action_space, unroll_length=1)
+
+        def from_arrays(leaf, rows):
+            return ArraySpec((*rows, *leaf.shape[1:]), np.dtype(np.asarray(leaf).dtype))
+
+        assert spec.timestep == tree.map_structure(
+            lambda leaf: from_arrays(leaf, [2]), row(timestep, 0)
+        )
+        assert spec.output == tree.map_structure(lambda leaf: from_arrays(leaf, [2]), output)
+        assert spec.core_state == tree.map_structure(lambda leaf: from_arrays(leaf, []), state)
+        assert (spec.frames, spec.parameter_version) == ((), ())
+
+
+class TestFrameStack:
+    """Against a deque per environment, which starts an episode full of its first frame."""
+
+    @pytest.mark.parametrize("size", [2, 3, 4, 5])
+    @pytest.mark.parametrize(
+        "space",
+        [
+            spaces.Box(0, 255, (3, 2, 1), np.uint8),
+            spaces.Box(0, 255, (3, 2), np.uint8),
+            spaces.Box(0, 255, (3, 2, 3), np.uint8),
+            VECTOR,
+        ],
+        ids=["pixels", "pixels_without_channel", "colours", "vector"],
+    )
+    @pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
+    def test_is_the_last_frames_of_the_episode(self, space, size, jit_compile):
+        frame_stack = networks.FrameStack(size, space)
+        stack = tf.function(frame_stack, jit_compile=jit_compile)
+        timestep = experience(space, rows=12)
+        is_first = timestep.step_type == StepType.FIRST
+        is_first[0] = True
+
+        # Two unrolls, of 7 rows and of 5: the state joins them.
+        early, state = stack(timestep.observation[:7], is_first[:7], frame_stack.initial_state(B))
+        late, _ = stack(timestep.observation[7:], is_first[7:], state)
+        stacked = np.concatenate([early, late])
+
+        assert stacked.dtype == space.dtype
+        assert stacked.shape[2:] == frame_stack.observation_space.shape
+        for b in range(B):
+            frames = collections.deque(maxlen=size)
+            for t in range(12):
+                frame = timestep.observation[t, b]
+                frame = frame[..., np.newaxis] if frame.ndim == 2 else frame
+                frames.extend([frame] * (size if is_first[t, b] else 1))
+                np.testing.assert_array_equal(stacked[t, b], np.concatenate(frames, axis=-1))
+
+    def test_leaves_alone_what_wrappers_added(self):
+        frame_stack = networks.FrameStack(2, wrapped(PIXELS))
+        assert frame_stack.observation_space["observation"].shape == (20, 20, 2)
+        assert frame_stack.observation_space["last_action"] == wrapped(PIXELS)["last_action"]
+        timestep = experience(wrapped(PIXELS))
+        stacked, _ = frame_stack(
+            timestep.observation, timestep.step_type == 0, frame_stack.initial_state(B)
+        )
+        np.testing.assert_array_equal(stacked["last_reward"], timestep.observation["last_reward"])
+
+    def test_the_spec_keeps_single_frames(self):
+        """What travels is one frame a row; the stack is in the state, once an unroll."""
+        agent = build.agent(AgentConfig("shallow", frame_stack=4), PIXELS, CHOICE)
+        spec = build.unroll_spec(agent, PIXELS, CHOICE, unroll_length=20)
+        assert spec.timestep.observation.shape == (21, 20, 20, 1)
+        assert spec.core_state[0].shape == (3, 20, 20, 1)
+
+
+def test_lstm_is_the_textbook_one():
+    lstm = networks.LSTM(5)
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(T, B, 3)).astype(np.float32)
+    is_first = rng.random((T, B)) < 0.3
+    state = networks.LSTMState(*rng.normal(size=(2, B, 5)).astype(np.float32))
+    outputs, final_state = lstm(tf.constant(inputs), tf.constant(is_first), state)
+
+    from_hidden, bias, from_input = (variable.numpy() for variable in lstm.variables)
+    hidden, cell = state
+    for t in range(T):
+        hidden, cell = (np.where(is_first[t][:, np.newaxis], 0, x) for x in (hidden, cell))
+        gates = inputs[t] @ from_input + bias + hidden @ from_hidden
+        new, enter, forget, leave = np.split(gates, 4, axis=-1)
+        cell = _sigmoid(forget + 1) * cell + _sigmoid(enter) * np.tanh(new)
+        hidden = _sigmoid(leave) * np.tanh(cell)
+        np.testing.assert_allclose(outputs[t], hidden, atol=1e-5)
+    np.testing.assert_allclose(final_state.cell, cell, atol=1e-5)
+    np.testing.assert_array_equal(final_state.hidden, outputs[-1])
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+class TestTorso:
+    """With a network of no layers the features are the inputs."""
+
+    def features(self, space: gym.Space, *observations) -> np.ndarray:
+        torso = networks.Torso(networks.MLP([]), space)
+        stacked = tree.map_structure(lambda *leaves: tf.stack(leaves), *observations)
+        return torso(stacked).numpy()
+
+    def test_pixels_are_a_share_of_white(self):
+        space = spaces.Box(0, 255, (1, 2), np.uint8)
+        found = self.features(space, np.array([[0, 255]], np.uint8))
+        np.testing.assert_allclose(found, [[0.0, 1.0]])
+
+    def test_choices_are_one_hot(self):
+        space = spaces.Dict(
+            {
+                "b": spaces.Discrete(3, start=-1),
+                "a": spaces.Tuple((spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2))),
+                "c": spaces.Box(-9, 9, (), np.float64),
+            }
+        )
+        observation = {
+            "b": np.int64(1),
+            "a": (np.array([1, 0]), np.array([1, 0], np.int8)),
+            "c": np.float64(4.5),
+        }
+        found = self.features(space, observation)
+        np.testing.assert_allclose(found, [[0, 1, 1, 0, 0, 1, 0, 0, 0, 1, 4.5]])
+
+    def test_what_wrappers_added_stands_behind_the_features(self):
+        space = wrapped(VECTOR)
+        observation = {
+            "observation": np.float32([1, 2, 3, 4]),
+            "last_action": np.int64(-1),
+            "last_reward": np.float32(-20),
+            "time_in_episode": np.int32(0),
+        }
+        later = {
+            **observation,
+            "last_action": np.int64(2),
+            "last_reward": np.float32(0.5),
+            "time_in_episode": np.int32(100),
+        }
+        np.testing.assert_allclose(
+            self.features(space, observation, later),
+            [[1, 2, 3, 4, 1, 0, 0, 0, -1, 0], [1, 2, 3, 4, 0, 0, 0, 1, 0.5, np.log(101) / 5]],
+            rtol=1e-6,
+        )
+
+    def test_a_dict_of_the_environments_own_is_not_a_wrapped_one(self):
+        space = spaces.Dict({"observation": VECTOR, "desired_goal": VECTOR})
+        observation = {"observation": np.float32([1, 2, 3, 4]), "desired_goal": np.zeros(4, "f")}
+        found = self.features(space, observation)
+        np.testing.assert_allclose(found, [[0, 0, 0, 0, 1, 2, 3, 4]])
+
+    @pytest.mark.parametrize("torso", ["shallow", "deep"])
+    def test_pixels_need_no_channel(self, torso):
+        flat = spaces.Box(0, 255, (20, 20), np.uint8)
+        with_channel = build.agent(AgentConfig(torso), PIXELS, CHOICE)
+        without = build.agent(AgentConfig(torso), flat, CHOICE)
+        timestep = experience(PIXELS)
+        squeezed = timestep._replace(observation=timestep.observation[..., 0])
+        assert_close(without.unroll(squeezed, ()), with_channel.unroll(timestep, ()), atol=1e-6)
+
+
+class TestVariables:
+    def test_their_order_is_the_order_in_which_they_travel(self):
+        config = AgentConfig("shallow", core="lstm", lstm_size=5, frame_stack=4)
+        agent = build.agent(config, wrapped(PIXELS), CHOICE)
+        assert [(variable.name, tuple(variable.shape)) for variable in agent.variables] == [
+            ("agent/baseline/b:0", (1,)),
+            ("agent/baseline/w:0", (5, 1)),
+            ("lstm/from_hidden/w:0", (5, 20)),
+            ("lstm/from_input/b:0", (20,)),
+            ("lstm/from_input/w:0", (256 + 4 + 1 + 1, 20)),
+            ("agent/policy/b:0", (3,)),
+            ("agent/policy/w:0", (5, 3)),
+            ("shallow/conv_0/b:0", (16,)),
+            ("shallow/conv_0/w:0", (8, 8, 4, 16)),
+            ("shallow/conv_1/b:0", (32,)),
+            ("shallow/conv_1/w:0", (4, 4, 16, 32)),
+            ("shallow/linear/b:0", (256,)),
+            ("shallow/linear/w:0", (32, 256)),
+        ]
+
+    def test_the_deep_network_is_the_papers(self):
+        """15 convolutions and 1.6 million parameters at 96x72 in the paper's figure."""
+        pixels = spaces.Box(0, 255, (72, 96, 3), np.uint8)
+        agent = build.agent(AgentConfig("deep", core="lstm", lstm_size=256), pixels, CHOICE)
+        kernels = [v.shape for v in agent.variables if v.shape.rank == 4]
+        assert len(kernels) == 15
+        assert all(kernel[:2] == (3, 3) for kernel in kernels)
+        assert 1.5e6 < sum(np.prod(v.shape) for v in agent.variables) < 1.7e6
+
+    def test_the_seed_decides_the_first_weights(self):
+        first, again, other = (
+            build.agent(AgentConfig("shallow", core="lstm"), PIXELS, CHOICE, seed=seed)
+            for seed in (4, 4, 5)
+        )
+        for one, same, different in zip(
+            first.variables, again.variables, other.variables, strict=True
+        ):
+            np.testing.assert_array_equal(one, same)
+            if one.shape.rank > 1:  # Biases start at zero.
+                assert (one.numpy() != different.numpy()).any(), one.name
+
+
+@pytest.mark.parametrize(
+    ("config", "space", "message"),
+    [
+        (
+            AgentConfig("shallow"),
+            spaces.Box(0, 255, (84, 16, 1), np.uint8),
+            "Shallow torso needs images of 20x20 pixels or more, not 84x16",
+        ),
+        (AgentConfig("deep"), VECTOR, "DeepResidual torso sees images .*Set torso to mlp"),
+        (AgentConfig("shallow"), spaces.Dict({"a": PIXELS}), "Shallow torso sees images"),
+        (AgentConfig(frame_stack=4), CHOICE, "frame_stack is 4.*Set frame_stack to 1"),
+        (AgentConfig(), spaces.Text(5), "Text"),
+        (AgentConfig(), spaces.Dict({"a": spaces.Sequence(CHOICE)}), "Sequence"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_the_fix(config, space, message):
+    with pytest.raises(ValueError, match=message):
+        build.agent(config, space, CHOICE)
