@@ -4,6 +4,7 @@ Every number an unroll should hold is computed again from the rows themselves: w
 row, a group, a version or a core state breaks an equation.
 """
 
+import itertools
 from collections.abc import Iterator
 
 import gymnasium as gym
@@ -129,7 +130,7 @@ def copied(unrolls: ActorUnrolls) -> ActorUnrolls:
 
 def check_group(group: list[ActorUnrolls], unroll_length: int, num_envs: int, first: int) -> None:
     """Checks the consecutive unrolls of one group against what their rows say."""
-    for before, after in zip(group, group[1:], strict=False):
+    for before, after in itertools.pairwise(group):
         for old, new in zip(
             tree.flatten((before.unroll.timestep, before.unroll.output)),
             tree.flatten((after.unroll.timestep, after.unroll.output)),
@@ -155,7 +156,8 @@ def check_group(group: list[ActorUnrolls], unroll_length: int, num_envs: int, fi
     np.testing.assert_array_equal(
         observation[..., 0], np.broadcast_to(np.arange(num_envs) + first, is_first.shape)
     )
-    assert is_first[0].all() and not is_first[1].any()
+    assert is_first[0].all()
+    assert not is_first[1].any()
     np.testing.assert_array_equal(is_first[1:], step_type[:-1] == StepType.LAST)
     np.testing.assert_array_equal(
         observation[1:, :, 2], np.where(is_first[1:], 0, observation[:-1, :, 2] + 1)
@@ -172,7 +174,8 @@ def check_group(group: list[ActorUnrolls], unroll_length: int, num_envs: int, fi
     )
     terminated = (step_type == StepType.LAST) & (observation[..., 1] % 2 == 0)
     np.testing.assert_array_equal(discount, 1 - terminated)
-    assert terminated.any() and (discount[step_type == StepType.LAST] == 1).any()
+    assert terminated.any()
+    assert (discount[step_type == StepType.LAST] == 1).any()
 
     # The output in a row came from the observation before it, and from the state before that one.
     np.testing.assert_array_equal(baseline[1:], observation[:-1, :, 2])
@@ -241,7 +244,8 @@ def test_the_seed_decides_environments_and_actions() -> None:
         ]
 
     seeds, (one, two) = actions(1)
-    assert len(seeds) == 2 and seeds[0] != seeds[1]
+    assert len(seeds) == 2
+    assert seeds[0] != seeds[1]
     assert (one != two).any(), "groups must not share their random numbers"
     again_seeds, (again, _) = actions(1)
     assert again_seeds == seeds

@@ -68,11 +68,15 @@ def raises_within(
     seconds: float = 20.0,
 ) -> None:
     """Repeats `act` until it raises, as a thread of the client finds out on its own time."""
-    end = time.monotonic() + seconds
-    with pytest.raises(error, match=match):
+
+    def repeat() -> None:
+        end = time.monotonic() + seconds
         while time.monotonic() < end:
             act()
             time.sleep(0.01)
+
+    with pytest.raises(error, match=match):
+        repeat()
 
 
 def test_a_message_says_all(learner: FakeLearner) -> None:
@@ -227,7 +231,8 @@ def test_a_rejected_message_is_logged_and_forgotten(learner: FakeLearner, caplog
         assert client.drain(20)
         assert [m.sequence for m in learner.messages] == [1, 2, 3, 4, 5]
         lines = [record.message for record in caplog.records if "rejected" in record.message]
-        assert "REASON_NOT_FINITE" in lines[0] and "reward holds nan" in lines[0]
+        assert "REASON_NOT_FINITE" in lines[0]
+        assert "reward holds nan" in lines[0]
         assert len(lines) == 3  # the first, second and fourth
         learner.incarnation = 6
     with connect(learner) as client:
@@ -323,7 +328,8 @@ def test_stop_ends_every_wait(learner: FakeLearner) -> None:
 def test_names_and_incarnations_differ() -> None:
     assert actor_name(0) != actor_name(1)
     drawn = {new_incarnation() for _ in range(100)}
-    assert len(drawn) == 100 and all(0 < number < 2**63 for number in drawn)
+    assert len(drawn) == 100
+    assert all(0 < number < 2**63 for number in drawn)
 
 
 # The actor and the client together.
@@ -359,7 +365,8 @@ def test_rows_arrive_as_they_were_played(order: tuple[int, ...]) -> None:
         check_group(received, unroll_length, num_envs, first=10 * group)
         check_episodes(received)
     versions = [m.parameter_version for m in learner.messages]
-    assert versions == sorted(versions) and len(set(versions)) > 2
+    assert versions == sorted(versions)
+    assert len(set(versions)) > 2
 
 
 def decoded(message: pb.Unrolls, unroll_length: int, num_envs: int) -> ActorUnrolls:

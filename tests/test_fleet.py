@@ -68,7 +68,8 @@ def test_a_killed_actor_is_started_again_and_one_that_ended_is_not(tmp_path: pat
     assert fleet.returncode == 0
     assert sorted(p.name for p in (tmp_path / "starts").iterdir()) == ["0-0", "1-0", "1-1"]
     lines = [line for line in log.splitlines() if "ended" in line]
-    assert len(lines) == 1 and "actor-1 ended with status 137; starting it again" in lines[0]
+    assert len(lines) == 1
+    assert "actor-1 ended with status 137; starting it again" in lines[0]
 
 
 def test_an_actor_that_fails_is_started_again_until_it_ends_well(tmp_path: pathlib.Path) -> None:
