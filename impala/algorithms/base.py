@@ -1,0 +1,40 @@
+"""The interface of an algorithm: what the learner needs to know of it, and nothing more."""
+
+import abc
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import sonnet as snt
+import tensorflow as tf
+
+from impala.agent import Agent
+from impala.types import Batch
+
+
+class LossOutput(NamedTuple):
+    """What there is to minimise, and what to show of it."""
+
+    loss: tf.Tensor  # [T, B] weighted, 0 on seams; the learner sums it over T and B
+    metrics: dict[str, tf.Tensor]  # name -> scalar mean over experience; terms are unweighted
+
+
+class Algorithm(snt.Module, abc.ABC):
+    """Turns a batch into a loss; owns whatever is trained but never sent to actors."""
+
+    agent: Agent
+
+    def __init__(self, agent: Agent, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self.agent = agent
+
+    @property
+    def learned_variables(self) -> Sequence[tf.Variable]:
+        """What gradients move: the agent's variables, and what an algorithm adds to them."""
+        return self.agent.trainable_variables
+
+    @abc.abstractmethod
+    def loss(self, batch: Batch) -> LossOutput:
+        """The loss of each of T x B steps; differentiable by every one of `learned_variables`."""
+
+    def after_update(self) -> None:
+        """Called once after each update of `learned_variables`; target networks move here."""

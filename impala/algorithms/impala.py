@@ -1,0 +1,77 @@
+"""IMPALA: actor-critic whose policy lag V-trace corrects. Espeholt et al. 2018, arXiv 1802.01561."""
+
+import math
+
+import tensorflow as tf
+
+import vtrace
+from impala import losses
+from impala.agent import Agent
+from impala.algorithms.base import Algorithm, LossOutput
+from impala.configs import ImpalaConfig
+from impala.types import Batch
+
+
+class Impala(Algorithm):
+    """Learns policy and baseline from unrolls of a policy that may be some updates older."""
+
+    def __init__(self, agent: Agent, config: ImpalaConfig, name: str | None = None) -> None:
+        super().__init__(agent, name=name)
+        self._config = config
+
+    def loss(self, batch: Batch) -> LossOutput:
+        """V-trace policy gradient + baseline_cost x baseline + entropy_cost x -entropy."""
+        config, distribution = self._config, self.agent.distribution
+
+        # What the network says now of all T + 1 observations, beside what was done then.
+        network_output, _ = self.agent.unroll(batch.unroll.timestep, batch.unroll.core_state)
+        steps = losses.align(batch, network_output)
+
+        # How much likelier each action is to the target policy than to the behaviour policy. On a
+        # seam never: that cuts the trace, and the LAST row's value is what its episode ends with.
+        log_probs = distribution.log_prob(steps.target_policy, steps.actions)
+        behaviour_log_probs = distribution.log_prob(steps.behaviour_policy, steps.actions)
+        log_rhos = tf.where(steps.mask > 0.0, log_probs - behaviour_log_probs, -math.inf)
+
+        # Value targets and advantages (section 4.1).
+        returns = vtrace.from_importance_weights(
+            log_rhos=log_rhos,
+            discounts=config.discount * steps.discounts,
+            rewards=losses.clip_rewards(steps.rewards, config.reward_clipping, config.reward_scale),
+            values=steps.values,
+            bootstrap_value=steps.bootstrap_value,
+            clip_rho_threshold=config.clip_rho_threshold,
+            clip_pg_rho_threshold=config.clip_pg_rho_threshold,
+            clip_c_threshold=config.clip_c_threshold,
+            lambda_=config.lambda_,
+        )
+        advantages = returns.pg_advantages
+        if config.clip_advantage_to_positive:
+            advantages = tf.maximum(advantages, 0.0)
+
+        # The three gradients (section 4.2).
+        entropies = distribution.entropy(steps.target_policy)
+        policy_gradient = losses.policy_gradient(log_probs, advantages)
+        baseline = losses.baseline(steps.values, returns.vs)
+        entropy = losses.entropy(entropies)
+        loss = policy_gradient + config.baseline_cost * baseline + config.entropy_cost * entropy
+
+        rhos = tf.exp(log_rhos)
+        # Acting and learning round differently: an importance weight of 1 + 1e-6 is not clipped.
+        rho_is_clipped = tf.cast(rhos > 1.001 * config.clip_rho_threshold, tf.float32)
+        terms = {
+            "loss/policy_gradient": policy_gradient,
+            "loss/baseline": baseline,
+            "loss/entropy": entropy,
+            "policy/entropy": entropies,
+            "policy/kl_behaviour": distribution.kl(steps.behaviour_policy, steps.target_policy),
+            "vtrace/rho_mean": tf.minimum(rhos, config.clip_rho_threshold),
+            "vtrace/rho_clip_fraction": rho_is_clipped,
+            "vtrace/values_mean": steps.values,
+            "vtrace/vs_mean": returns.vs,
+        }
+        metrics = {name: losses.masked_mean(term, steps.mask) for name, term in terms.items()}
+        metrics["vtrace/explained_variance"] = losses.explained_variance(
+            steps.values, returns.vs, steps.mask
+        )
+        return LossOutput(losses.masked(loss, steps.mask), metrics)

@@ -1,0 +1,128 @@
+"""What is learned at each step: the one shift by one, the seam mask, and the terms of the losses.
+
+Terms are pure functions of [T, B] tensors, unweighted and unmasked; an `Algorithm` chooses, weighs
+and masks them. To be minimised, every one of them.
+"""
+
+from typing import Literal, NamedTuple
+
+import tensorflow as tf
+import tree
+
+from impala.types import Batch, Nest, NetworkOutput, StepType
+
+RewardClipping = Literal["none", "abs_one", "soft_asymmetric"]
+
+
+class Aligned(NamedTuple):
+    """A batch as T steps: in step t the agent saw row t, acted, and row t + 1 came of it.
+
+    On seams (mask 0) rewards and discounts are 0; actions and behaviour there mean nothing.
+    """
+
+    target_policy: tf.Tensor  # [T, B, P] pi, of the network that learns
+    values: tf.Tensor  # [T, B] V(x_t), of the network that learns
+    bootstrap_value: tf.Tensor  # [B] V(x_T)
+    actions: Nest  # [T, B, ...]
+    behaviour_policy: tf.Tensor  # [T, B, P] mu, as recorded when the agent acted
+    behaviour_baseline: tf.Tensor  # [T, B] V(x_t), as recorded when the agent acted
+    rewards: tf.Tensor  # [T, B] raw
+    discounts: tf.Tensor  # [T, B] of the environment: gamma is not in them
+    mask: tf.Tensor  # [T, B] float32, 1 on experience and 0 on seams
+    is_replay: tf.Tensor  # [B] bool
+
+
+def align(batch: Batch, network_output: NetworkOutput) -> Aligned:
+    """Shifts what led to a row (action, mu) and what came with it beside what the network said.
+
+    Args:
+      batch: [T + 1, B, ...], T >= 1.
+      network_output: [T + 1, B, ...], of the same rows.
+
+    Raises:
+      ValueError: if there are fewer than two rows, or the network's rows are not the batch's.
+    """
+    timestep, output = batch.unroll.timestep, batch.unroll.output
+    rows, network_rows = timestep.reward.shape, network_output.baseline.shape
+    if rows[0] is not None and rows[0] < 2:
+        raise ValueError(f"An unroll needs 2 or more rows, a step has two ends; got {rows[0]}.")
+    if not rows.is_compatible_with(network_rows):
+        raise ValueError(f"The batch's rows are {rows}, the network's {network_rows}: unroll all.")
+    # Behind a seam lies a LAST row, whose value is what a truncated episode is bootstrapped from;
+    # its own step is none, the environment ignored the action.
+    experience = timestep.step_type[1:] != tf.cast(StepType.FIRST, timestep.step_type.dtype)
+    return Aligned(
+        target_policy=network_output.policy[:-1],
+        values=network_output.baseline[:-1],
+        bootstrap_value=network_output.baseline[-1],
+        actions=tree.map_structure(lambda action: action[1:], output.action),
+        behaviour_policy=output.policy[1:],
+        behaviour_baseline=output.baseline[1:],
+        rewards=tf.where(experience, timestep.reward[1:], 0.0),
+        discounts=tf.where(experience, timestep.discount[1:], 0.0),
+        mask=tf.cast(experience, tf.float32),
+        is_replay=batch.is_replay,
+    )
+
+
+def policy_gradient(log_probs: tf.Tensor, advantages: tf.Tensor) -> tf.Tensor:
+    """-A log pi(a): raises the probability of actions with an advantage above 0. [T, B]."""
+    return -log_probs * tf.stop_gradient(advantages)
+
+
+def baseline(values: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+    """0.5 (target - V)^2: moves V towards its target, never the target. [T, B]."""
+    return 0.5 * tf.square(tf.stop_gradient(targets) - values)
+
+
+def entropy(entropies: tf.Tensor) -> tf.Tensor:
+    """-H(pi): minimising it raises the entropy. [T, B]."""
+    return -entropies
+
+
+def clip_rewards(rewards: tf.Tensor, mode: RewardClipping, scale: float = 1.0) -> tf.Tensor:
+    """Scales rewards, then squeezes them; any shape.
+
+    Args:
+      rewards: raw, of the environment.
+      mode: `none`; `abs_one`: clip to [-1, 1]; `soft_asymmetric`: 5 tanh(r / 5), and 0.3 times
+        that where r < 0, as in the code released with Espeholt et al. 2018 (the paper prints
+        another formula).
+      scale: multiplies the reward before it is clipped.
+
+    Raises:
+      ValueError: if there is no such mode.
+    """
+    rewards = rewards * scale
+    match mode:
+        case "none":
+            return rewards
+        case "abs_one":
+            return tf.clip_by_value(rewards, -1.0, 1.0)
+        case "soft_asymmetric":
+            squeezed = 5.0 * tf.tanh(rewards / 5.0)
+            return tf.where(rewards < 0.0, 0.3 * squeezed, squeezed)
+    raise ValueError(f"No reward clipping {mode!r}; choose none, abs_one or soft_asymmetric.")
+
+
+def masked(terms: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """`terms` where the mask is 1, and 0 where it is 0, whatever stood there. [T, B]."""
+    return tf.where(mask > 0.0, terms, 0.0)  # A product would keep NaN: 0 * inf.
+
+
+def masked_mean(terms: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """The mean of `terms` over the rows where the mask is 1; 0 if there are none. Scalar."""
+    return tf.math.divide_no_nan(tf.reduce_sum(masked(terms, mask)), tf.reduce_sum(mask))
+
+
+def explained_variance(values: tf.Tensor, targets: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """1 - Var(target - V) / Var(target): 1 is a perfect baseline, 0 one no better than a constant.
+
+    Over the rows where the mask is 1; 0 where the targets do not vary. Scalar.
+    """
+
+    def variance(terms: tf.Tensor) -> tf.Tensor:
+        return masked_mean(tf.square(terms - masked_mean(terms, mask)), mask)
+
+    spread = variance(targets)
+    return tf.math.divide_no_nan(spread - variance(targets - values), spread)

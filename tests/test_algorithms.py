@@ -1,0 +1,514 @@
+"""Algorithms: the contract of all of them, and IMPALA against a NumPy transcription of its paper.
+
+A new algorithm gets the contract's tests by listing itself in ALGORITHMS.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import sonnet as snt
+import tensorflow as tf
+
+from impala import build, distributions
+from impala.algorithms import Algorithm, Impala
+from impala.configs import AgentConfig, ImpalaConfig
+from impala.types import AgentOutput, Batch, NetworkOutput, StepType, TimeStep, Unroll
+
+ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
+    "impala": lambda agent: Impala(agent, ImpalaConfig()),
+}
+
+NUM_ACTIONS = 3
+FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
+
+# Four environments, seven rows. 0 never ends; 1 ends at a time limit in row 2; 2 ends in row 3
+# and loses a life in row 5; 3 begins in row 0 and ends in the very last row.
+STEP_TYPES = np.array(
+    [
+        [MID, MID, MID, FIRST],
+        [MID, MID, MID, MID],
+        [MID, LAST, MID, MID],
+        [MID, FIRST, LAST, MID],
+        [MID, MID, FIRST, MID],
+        [MID, MID, MID, MID],
+        [MID, MID, MID, LAST],
+    ],
+    np.int8,
+)
+DISCOUNTS = np.ones(STEP_TYPES.shape, np.float32)
+DISCOUNTS[3, 2] = DISCOUNTS[5, 2] = DISCOUNTS[6, 3] = 0.0
+T, B = STEP_TYPES.shape[0] - 1, STEP_TYPES.shape[1]
+SEAM_ROWS = STEP_TYPES == FIRST
+SEAM_ROWS[0] = False  # Row 0's step belongs to the unroll before.
+SEAMS = SEAM_ROWS[1:]  # [T, B]
+
+
+class TableAgent(snt.Module):
+    """An agent whose policy and baseline in each row are themselves the variables."""
+
+    def __init__(self, policy: np.ndarray, baseline: np.ndarray) -> None:
+        super().__init__()
+        self.distribution = distributions.for_space(gym.spaces.Discrete(policy.shape[-1]))
+        self.policy = tf.Variable(policy, dtype=tf.float32)
+        self.baseline = tf.Variable(baseline, dtype=tf.float32)
+
+    def unroll(self, timestep, core_state):
+        return NetworkOutput(tf.identity(self.policy), tf.identity(self.baseline)), core_state
+
+
+def table_agent(seed: int = 1) -> TableAgent:
+    rng = np.random.default_rng(seed)
+    return TableAgent(rng.normal(size=[T + 1, B, NUM_ACTIONS]), rng.normal(size=[T + 1, B]))
+
+
+def network_agent(core: Literal["feed_forward", "lstm"]):
+    config = AgentConfig(torso="mlp", hidden_sizes=(8,), core=core, lstm_size=5)
+    return build.agent(config, gym.spaces.Box(-9, 9, [2]), gym.spaces.Discrete(NUM_ACTIONS))
+
+
+AGENTS: dict[str, Callable] = {
+    "table": table_agent,
+    "feed_forward": lambda: network_agent("feed_forward"),
+    "lstm": lambda: network_agent("lstm"),
+}
+
+
+def make_arrays(seed: int = 0, **replace: np.ndarray) -> dict[str, np.ndarray]:
+    """The leaves of a batch; behaviour policies are far enough from pi that every clip bites."""
+    rng = np.random.default_rng(seed)
+    rows = STEP_TYPES.shape
+    arrays = {
+        "observation": rng.normal(size=[*rows, 2]),
+        "reward": 2.0 * rng.normal(size=rows),
+        "discount": DISCOUNTS,
+        "step_type": STEP_TYPES,
+        "action": rng.integers(NUM_ACTIONS, size=rows),
+        "policy": 1.5 * rng.normal(size=[*rows, NUM_ACTIONS]),
+        "baseline": rng.normal(size=rows),
+    }
+    return {name: np.array(replace.get(name, array)) for name, array in arrays.items()}
+
+
+def make_batch(arrays: dict[str, np.ndarray], agent) -> Batch:
+    dtypes = {"step_type": tf.int8, "action": tf.int64}
+    leaves = {
+        name: tf.constant(array, dtypes.get(name, tf.float32)) for name, array in arrays.items()
+    }
+    size = arrays["reward"].shape[1]
+    core_state = () if isinstance(agent, TableAgent) else agent.initial_state(size)
+    unroll = Unroll(
+        timestep=TimeStep(*(leaves[name] for name in TimeStep._fields)),
+        output=AgentOutput(*(leaves[name] for name in AgentOutput._fields)),
+        core_state=core_state,
+        frames=tf.fill([size], T),
+        parameter_version=tf.zeros([size], tf.int64),
+    )
+    return Batch(unroll, tf.zeros([size], tf.bool))
+
+
+def loss_and_gradients(algorithm: Algorithm, batch: Batch):
+    """One learner step as far as the gradients of the summed loss."""
+    variables = algorithm.learned_variables
+    with tf.GradientTape() as tape:
+        output = algorithm.loss(batch)
+        total = tf.reduce_sum(output.loss)
+    return output, tape.gradient(total, variables)
+
+
+def descend(algorithm: Algorithm, batch: Batch, rate: float) -> None:
+    _, gradients = loss_and_gradients(algorithm, batch)
+    for variable, gradient in zip(algorithm.learned_variables, gradients, strict=True):
+        variable.assign_sub(rate * gradient)
+
+
+def assert_identical(result, expected) -> None:
+    """Loss, metrics and gradients are finite and the same to the last bit."""
+    for a, b in zip(tf.nest.flatten(result), tf.nest.flatten(expected), strict=True):
+        assert np.isfinite(a.numpy()).all()
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+@pytest.mark.parametrize("agent_name", AGENTS)
+@pytest.mark.parametrize("name", ALGORITHMS)
+class TestContract:
+    def make(self, name, agent_name) -> tuple[Algorithm, Batch]:
+        agent = AGENTS[agent_name]()
+        return ALGORITHMS[name](agent), make_batch(make_arrays(), agent)
+
+    def test_loss_is_finite_one_per_step_and_metrics_are_scalars(self, name, agent_name):
+        algorithm, batch = self.make(name, agent_name)
+
+        loss, metrics = algorithm.loss(batch)
+
+        assert (loss.shape, loss.dtype) == ((T, B), tf.float32)
+        assert np.isfinite(loss.numpy()).all()
+        assert metrics
+        for metric in metrics.values():
+            assert metric.shape == ()
+            assert np.isfinite(metric.numpy())
+
+    def test_the_loss_is_zero_on_seams_and_only_there(self, name, agent_name):
+        algorithm, batch = self.make(name, agent_name)
+
+        np.testing.assert_array_equal(algorithm.loss(batch).loss.numpy() == 0.0, SEAMS)
+
+    @pytest.mark.parametrize(
+        ("leaf", "value"),
+        [
+            ("reward", 1e6),
+            ("reward", np.nan),
+            ("action", 2),
+            ("action", 0),
+            ("policy", 50.0 * np.arange(NUM_ACTIONS)),
+            ("policy", np.nan),
+            ("baseline", np.inf),
+            ("discount", 0.0),
+            ("discount", np.nan),
+        ],
+    )
+    def test_a_seam_row_is_silent(self, name, agent_name, leaf, value):
+        """Nothing an environment or actor puts there moves a loss, metric or gradient by a bit."""
+        agent = AGENTS[agent_name]()
+        algorithm = ALGORITHMS[name](agent)
+        arrays = make_arrays()
+        changed = {name: array.copy() for name, array in arrays.items()}
+        changed[leaf][SEAM_ROWS] = value
+
+        expected = loss_and_gradients(algorithm, make_batch(arrays, agent))
+        result = loss_and_gradients(algorithm, make_batch(changed, agent))
+
+        assert_identical(result, expected)
+
+    def test_exactly_the_learned_variables_move(self, name, agent_name):
+        algorithm, batch = self.make(name, agent_name)
+        learned = {id(variable) for variable in algorithm.learned_variables}
+        before = [variable.numpy() for variable in algorithm.variables]
+
+        descend(algorithm, batch, rate=0.1)
+
+        assert learned <= {id(variable) for variable in algorithm.variables}
+        for variable, old in zip(algorithm.variables, before, strict=True):
+            moved = not np.array_equal(variable.numpy(), old)
+            assert moved == (id(variable) in learned), variable.name
+
+    def test_every_variable_of_the_agent_that_can_learn_does(self, name, agent_name):
+        algorithm, _ = self.make(name, agent_name)
+        learned = [id(variable) for variable in algorithm.learned_variables]
+
+        assert {id(v) for v in algorithm.agent.trainable_variables} <= set(learned)
+        assert len(set(learned)) == len(learned)
+
+    @pytest.mark.parametrize("jit_compile", [False, True])
+    def test_compiled_is_eager(self, name, agent_name, jit_compile):
+        algorithm, batch = self.make(name, agent_name)
+        compiled = tf.function(
+            lambda batch: loss_and_gradients(algorithm, batch),
+            autograph=False,
+            jit_compile=jit_compile,
+        )
+
+        result = compiled(batch)
+
+        expected = loss_and_gradients(algorithm, batch)
+        for a, b in zip(tf.nest.flatten(result), tf.nest.flatten(expected), strict=True):
+            np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_values_that_are_only_targets_get_no_gradient(name):
+    """The last row's value and the value behind a seam are bootstrapped from, never learned."""
+    agent = table_agent()
+
+    _, gradients = loss_and_gradients(ALGORITHMS[name](agent), make_batch(make_arrays(), agent))
+
+    by_name = {id(v): g for v, g in zip(agent.trainable_variables, gradients, strict=True)}
+    by_baseline = by_name[id(agent.baseline)].numpy()
+    assert not by_baseline[-1].any()
+    assert not by_baseline[:-1][SEAMS].any()
+    assert by_baseline[:-1][~SEAMS].all()
+
+
+# ---------------------------------------------------------------------------- IMPALA
+
+
+def log_softmax(logits):
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def paper(arrays, agent, config: ImpalaConfig):
+    """Loss [T, B], metrics and gradients by the table, one step of one environment at a time."""
+    policy, values = agent.policy.numpy().astype(float), agent.baseline.numpy().astype(float)
+    log_pi = log_softmax(policy)
+    log_mu = log_softmax(arrays["policy"])
+    loss = np.zeros([T, B])
+    by_policy, by_baseline = np.zeros(policy.shape), np.zeros(values.shape)
+    rows = []
+    for b in range(B):
+        ends = [t for t in range(T) if SEAMS[t, b]]
+        rho, c, delta, gamma = (np.zeros(T) for _ in range(4))
+        for t in range(T):
+            if t in ends:
+                continue
+            a = arrays["action"][t + 1, b]
+            ratio = np.exp(log_pi[t, b, a] - log_mu[t + 1, b, a])
+            rho[t] = min(config.clip_rho_threshold, ratio)
+            c[t] = config.lambda_ * min(config.clip_c_threshold, ratio)
+            gamma[t] = config.discount * arrays["discount"][t + 1, b]
+            reward = config.reward_scale * arrays["reward"][t + 1, b]
+            delta[t] = rho[t] * (reward + gamma[t] * values[t + 1, b] - values[t, b])
+
+        def target(s, b=b, rho=rho, c=c, delta=delta, gamma=gamma):
+            if s == T:
+                return values[T, b]
+            tail = [np.prod(gamma[s:t]) * np.prod(c[s:t]) * delta[t] for t in range(s, T)]
+            return values[s, b] + sum(tail)
+
+        for t in range(T):
+            if t in ends:
+                continue
+            a = arrays["action"][t + 1, b]
+            ratio = np.exp(log_pi[t, b, a] - log_mu[t + 1, b, a])
+            reward = config.reward_scale * arrays["reward"][t + 1, b]
+            vs = target(t)
+            advantage = min(config.clip_pg_rho_threshold, ratio) * (
+                reward + gamma[t] * target(t + 1) - values[t, b]
+            )
+            if config.clip_advantage_to_positive:
+                advantage = max(advantage, 0.0)
+            pi = np.exp(log_pi[t, b])
+            h = -(pi * log_pi[t, b]).sum()
+            terms = {
+                "loss/policy_gradient": -log_pi[t, b, a] * advantage,
+                "loss/baseline": 0.5 * (vs - values[t, b]) ** 2,
+                "loss/entropy": -h,
+                "policy/entropy": h,
+                "policy/kl_behaviour": (
+                    np.exp(log_mu[t + 1, b]) * (log_mu[t + 1, b] - log_pi[t, b])
+                ).sum(),
+                "vtrace/rho_mean": rho[t],
+                "vtrace/rho_clip_fraction": float(ratio > config.clip_rho_threshold),
+                "vtrace/values_mean": values[t, b],
+                "vtrace/vs_mean": vs,
+            }
+            rows.append(terms)
+            loss[t, b] = (
+                terms["loss/policy_gradient"]
+                + config.baseline_cost * terms["loss/baseline"]
+                + config.entropy_cost * terms["loss/entropy"]
+            )
+            by_policy[t, b] = advantage * (pi - np.eye(NUM_ACTIONS)[a])
+            by_policy[t, b] += config.entropy_cost * pi * (log_pi[t, b] + h)
+            by_baseline[t, b] = config.baseline_cost * (values[t, b] - vs)
+    metrics = {name: np.mean([row[name] for row in rows]) for name in rows[0]}
+    return loss, metrics, by_policy, by_baseline
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ImpalaConfig(),
+        ImpalaConfig(
+            discount=0.9,
+            baseline_cost=0.3,
+            entropy_cost=0.2,
+            clip_rho_threshold=2.0,
+            clip_pg_rho_threshold=1.5,
+            clip_c_threshold=0.7,
+            lambda_=0.8,
+            reward_scale=0.5,
+            clip_advantage_to_positive=True,
+        ),
+    ],
+    ids=["defaults", "every number its own"],
+)
+def test_loss_metrics_and_gradients_are_the_papers(config):
+    agent, arrays = table_agent(), make_arrays()
+
+    output, gradients = loss_and_gradients(Impala(agent, config), make_batch(arrays, agent))
+
+    loss, metrics, by_policy, by_baseline = paper(arrays, agent, config)
+    np.testing.assert_allclose(output.loss, loss, rtol=1e-4, atol=1e-5)
+    for name, expected in metrics.items():
+        assert output.metrics[name].numpy() == pytest.approx(expected, rel=1e-4, abs=1e-5), name
+    by_name = {id(v): g for v, g in zip(agent.trainable_variables, gradients, strict=True)}
+    np.testing.assert_allclose(by_name[id(agent.policy)], by_policy, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(by_name[id(agent.baseline)], by_baseline, rtol=1e-3, atol=1e-5)
+
+
+def one_environment(policy=None, baseline=None, step_types=None, **leaves):
+    """An unroll of one environment in which nothing happens but what is said."""
+    rows = len(step_types) if step_types is not None else len(leaves["reward"])
+    agent = TableAgent(
+        np.zeros([rows, 1, NUM_ACTIONS]) if policy is None else np.array(policy)[:, None],
+        np.zeros([rows, 1]) if baseline is None else np.array(baseline)[:, None],
+    )
+    arrays = {
+        "observation": np.zeros([rows, 2]),
+        "reward": np.zeros(rows),
+        "discount": np.ones(rows),
+        "step_type": np.full(rows, MID) if step_types is None else np.array(step_types),
+        "action": np.zeros(rows),
+        "policy": np.zeros([rows, NUM_ACTIONS]),
+        "baseline": np.zeros(rows),
+    }
+    arrays |= {name: np.array(value) for name, value in leaves.items()}
+    return agent, make_batch({name: array[:, None] for name, array in arrays.items()}, agent)
+
+
+@pytest.mark.parametrize(("reward", "sign"), [(1.0, 1.0), (-1.0, -1.0)])
+def test_an_action_better_than_the_baseline_becomes_likelier_and_a_worse_one_rarer(reward, sign):
+    agent, batch = one_environment(reward=[0.0, reward], action=[0, 2])
+    before = tf.nn.softmax(agent.policy[0, 0])
+
+    descend(Impala(agent, ImpalaConfig()), batch, rate=0.1)
+
+    change = (tf.nn.softmax(agent.policy[0, 0]) - before).numpy() * sign
+    assert change[2] > 0.01
+    assert change[0] < 0 and change[1] < 0
+
+
+@pytest.mark.parametrize("entropy_cost", [0.0, 0.5])
+def test_the_entropy_cost_and_nothing_else_raises_entropy(entropy_cost):
+    """Given no rewards and a baseline of zero there is nothing else to learn."""
+    logits = [[2.0, 0.0, -1.0], [2.0, 0.0, -1.0]]
+    agent, batch = one_environment(reward=[0.0, 0.0], policy=logits)
+    algorithm = Impala(agent, ImpalaConfig(entropy_cost=entropy_cost))
+    before = algorithm.loss(batch).metrics["policy/entropy"].numpy()
+
+    descend(algorithm, batch, rate=1.0)
+
+    after = algorithm.loss(batch).metrics["policy/entropy"].numpy()
+    assert after == before if entropy_cost == 0.0 else after > before + 0.01
+
+
+def test_the_baseline_moves_towards_its_target():
+    agent, batch = one_environment(reward=[0.0, 3.0], discount=[1.0, 0.0])
+
+    descend(Impala(agent, ImpalaConfig(baseline_cost=0.5)), batch, rate=0.1)
+
+    assert agent.baseline[0, 0].numpy() == pytest.approx(0.5 * 0.1 * 3.0)
+
+
+def values_learned(agent, batch, config=None) -> np.ndarray:
+    """The targets of the baseline, read off its gradient: V - vs. [T]; 0 on seams."""
+    config = config or ImpalaConfig(discount=0.9, baseline_cost=1.0)
+    _, gradients = loss_and_gradients(Impala(agent, config), batch)
+    by_name = {id(v): g for v, g in zip(agent.trainable_variables, gradients, strict=True)}
+    gradient = by_name[id(agent.baseline)]
+    return np.where(gradient == 0, 0, agent.baseline - gradient)[:-1, 0]
+
+
+def test_on_policy_the_targets_are_n_step_returns():
+    rewards, values = [0.0, 1.0, -2.0, 4.0], [0.5, -0.5, 1.5, 3.0]
+    agent, batch = one_environment(reward=rewards, baseline=values)
+
+    targets = values_learned(agent, batch)
+
+    third = 4.0 + 0.9 * 3.0
+    second = -2.0 + 0.9 * third
+    first = 1.0 + 0.9 * second
+    np.testing.assert_allclose(targets, [first, second, third], rtol=1e-5)
+
+
+def test_on_policy_nothing_is_clipped_and_policies_do_not_differ():
+    """Even if the learner rounds otherwise than the actor did."""
+    logits = np.random.default_rng(0).normal(size=[5, NUM_ACTIONS])
+    agent, batch = one_environment(reward=np.ones(5), policy=logits, action=[0, 1, 2, 1, 0])
+    behaviour = np.roll(logits, 1, axis=0)[:, None] + 1.0  # The same policies, other logits.
+    output = batch.unroll.output._replace(policy=tf.constant(behaviour, tf.float32))
+    batch = batch._replace(unroll=batch.unroll._replace(output=output))
+
+    metrics = Impala(agent, ImpalaConfig()).loss(batch).metrics
+
+    assert metrics["vtrace/rho_clip_fraction"].numpy() == 0.0
+    assert metrics["vtrace/rho_mean"].numpy() == pytest.approx(1.0, abs=1e-5)
+    assert metrics["policy/kl_behaviour"].numpy() == pytest.approx(0.0, abs=1e-5)
+
+
+def test_a_time_limit_bootstraps_from_the_last_observation_of_its_episode():
+    """Row 2 is LAST with a value of 7, row 3 the next episode's first with a value of 100."""
+    step_types = [MID, MID, LAST, FIRST, MID]
+    values = [0.5, 0.5, 7.0, 100.0, 0.5]
+    agent, batch = one_environment(baseline=values, step_types=step_types, reward=np.ones(5))
+
+    targets = values_learned(agent, batch)
+
+    second = 1.0 + 0.9 * 7.0
+    np.testing.assert_allclose(targets[:2], [1.0 + 0.9 * second, second], rtol=1e-5)
+    assert targets[2] == 0.0  # The seam learns nothing.
+    assert targets[3] == pytest.approx(1.0 + 0.9 * 0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "step_types",
+    [[MID, MID, LAST, FIRST, MID], [MID, MID, MID, MID, MID]],
+    ids=["termination", "life lost"],
+)
+def test_a_discount_of_zero_blocks_the_bootstrap(step_types):
+    agent, batch = one_environment(
+        baseline=[0.5, 0.5, 7.0, 100.0, 0.5],
+        step_types=step_types,
+        reward=np.ones(5),
+        discount=[1.0, 1.0, 0.0, 1.0, 1.0],
+    )
+
+    targets = values_learned(agent, batch)
+
+    np.testing.assert_allclose(targets[:2], [1.0 + 0.9 * 1.0, 1.0], rtol=1e-5)
+
+
+def test_an_advantage_below_zero_teaches_the_policy_nothing_if_clipped_to_positive():
+    """Of two steps, one with an advantage of 2 and one of -2, only the first is learned."""
+    agent, batch = one_environment(
+        reward=[0.0, 2.0, -2.0], discount=[0.0, 0.0, 0.0], action=[0, 1, 1]
+    )
+    config = ImpalaConfig(entropy_cost=0.0, clip_advantage_to_positive=True)
+
+    output, _ = loss_and_gradients(Impala(agent, config), batch)
+    descend(Impala(agent, config), batch, rate=0.1)
+
+    assert agent.policy[0, 0, 1].numpy() > 0.05
+    assert not agent.policy[1].numpy().any()
+    # What it still learns of the bad step is its value.
+    assert output.loss[1, 0].numpy() == pytest.approx(0.5 * 0.5 * 2.0**2)
+    assert agent.baseline[1, 0].numpy() < 0.0
+
+
+@pytest.mark.parametrize(
+    ("clipping", "expected"),
+    [("none", 4.0), ("abs_one", 1.0), ("soft_asymmetric", 5.0 * np.tanh(0.8))],
+)
+def test_rewards_are_scaled_then_clipped_by_the_learner(clipping, expected):
+    agent, batch = one_environment(reward=[0.0, 8.0])
+    config = ImpalaConfig(baseline_cost=1.0, reward_clipping=clipping, reward_scale=0.5)
+
+    assert values_learned(agent, batch, config) == pytest.approx([expected], rel=1e-5)
+
+
+def test_losses_are_summed_so_twice_the_batch_is_twice_the_gradient():
+    single, arrays = table_agent(), make_arrays()
+    double = TableAgent(
+        np.concatenate([single.policy] * 2, axis=1), np.concatenate([single.baseline] * 2, axis=1)
+    )
+    twice = {name: np.concatenate([array] * 2, axis=1) for name, array in arrays.items()}
+
+    one, _ = loss_and_gradients(Impala(single, ImpalaConfig()), make_batch(arrays, single))
+    two, _ = loss_and_gradients(Impala(double, ImpalaConfig()), make_batch(twice, double))
+
+    total = tf.reduce_sum(one.loss).numpy()
+    assert tf.reduce_sum(two.loss).numpy() == pytest.approx(2.0 * total, rel=1e-5)
+    for name, metric in one.metrics.items():  # Metrics are means.
+        assert two.metrics[name].numpy() == pytest.approx(metric.numpy(), rel=1e-4, abs=1e-6)
+
+
+def test_impala_learns_the_agents_variables_and_no_other():
+    agent = network_agent("lstm")
+    algorithm = Impala(agent, ImpalaConfig())
+
+    assert [id(v) for v in algorithm.learned_variables] == [
+        id(v) for v in agent.trainable_variables
+    ]
+    assert {id(v) for v in algorithm.variables} == {id(v) for v in agent.variables}

@@ -1,0 +1,201 @@
+"""The shift by one, the seam mask, and the terms of the losses, against NumPy and pencil."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from impala import losses
+from impala.types import AgentOutput, Batch, NetworkOutput, StepType, TimeStep, Unroll
+
+FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
+
+# Two environments, five rows: the first never ends, the second ends in row 2.
+STEP_TYPES = np.array([[MID, MID], [MID, MID], [MID, LAST], [MID, FIRST], [MID, MID]], np.int8)
+ROWS, B = STEP_TYPES.shape
+T = ROWS - 1
+
+
+def counting_batch() -> Batch:
+    """Every leaf counts rows: timesteps 0, 1, ..., actions from 10, mu from 20, V from 30."""
+    row = np.repeat(np.arange(ROWS, dtype=np.float32)[:, None], B, axis=1)  # [T + 1, B]
+    timestep = TimeStep(
+        observation=tf.constant(row),
+        reward=tf.constant(row),
+        discount=tf.constant(100 + row),
+        step_type=tf.constant(STEP_TYPES),
+    )
+    output = AgentOutput(
+        action={"move": tf.constant(10 + row, tf.int32), "look": tf.constant(row[..., None])},
+        policy=tf.constant((20 + row)[..., None]),
+        baseline=tf.constant(30 + row),
+    )
+    unroll = Unroll(timestep, output, (), tf.zeros([B], tf.int32), tf.zeros([B], tf.int64))
+    return Batch(unroll, tf.constant([False, True]))
+
+
+def counting_network() -> NetworkOutput:
+    row = np.repeat(np.arange(ROWS, dtype=np.float32)[:, None], B, axis=1)
+    return NetworkOutput(tf.constant((40 + row)[..., None]), tf.constant(50 + row))
+
+
+class TestAlign:
+    def test_what_led_to_row_1_stands_beside_what_was_seen_in_row_0(self):
+        steps = losses.align(counting_batch(), counting_network())
+
+        endless = 0  # The first environment has no seam.
+        assert steps.target_policy[:, endless, 0].numpy().tolist() == [40, 41, 42, 43]
+        assert steps.values[:, endless].numpy().tolist() == [50, 51, 52, 53]
+        assert steps.bootstrap_value.numpy().tolist() == [54, 54]
+        assert steps.actions["move"][:, endless].numpy().tolist() == [11, 12, 13, 14]
+        assert steps.actions["look"][:, endless, 0].numpy().tolist() == [1, 2, 3, 4]
+        assert steps.behaviour_policy[:, endless, 0].numpy().tolist() == [21, 22, 23, 24]
+        assert steps.behaviour_baseline[:, endless].numpy().tolist() == [31, 32, 33, 34]
+        assert steps.rewards[:, endless].numpy().tolist() == [1, 2, 3, 4]
+        assert steps.discounts[:, endless].numpy().tolist() == [101, 102, 103, 104]
+        assert steps.is_replay.numpy().tolist() == [False, True]
+
+    def test_only_the_step_from_the_last_row_to_the_first_row_is_masked(self):
+        steps = losses.align(counting_batch(), counting_network())
+
+        assert steps.mask.dtype == tf.float32
+        assert steps.mask.numpy().tolist() == [[1, 1], [1, 1], [1, 0], [1, 1]]
+        assert steps.rewards[:, 1].numpy().tolist() == [1, 2, 0, 4]
+        assert steps.discounts[:, 1].numpy().tolist() == [101, 102, 0, 104]
+
+    def test_an_episode_that_begins_in_row_0_loses_no_step(self):
+        batch = counting_batch()
+        step_type = tf.constant([[FIRST] * B] + [[MID] * B] * T, tf.int8)
+        timestep = batch.unroll.timestep._replace(step_type=step_type)
+        batch = batch._replace(unroll=batch.unroll._replace(timestep=timestep))
+
+        mask = losses.align(batch, counting_network()).mask
+
+        assert mask.numpy().sum() == T * B
+
+    def test_a_network_output_of_other_rows_is_refused(self):
+        network_output = counting_network()
+        short = NetworkOutput(network_output.policy[:-1], network_output.baseline[:-1])
+
+        with pytest.raises(ValueError, match=r"rows are \(5, 2\), the network's \(4, 2\)"):
+            losses.align(counting_batch(), short)
+
+    def test_one_row_is_no_step(self):
+        batch = counting_batch()
+        timestep = tf.nest.map_structure(lambda leaf: leaf[:1], batch.unroll.timestep)
+        batch = batch._replace(unroll=batch.unroll._replace(timestep=timestep))
+
+        with pytest.raises(ValueError, match="2 or more rows.*got 1"):
+            losses.align(batch, counting_network())
+
+
+def log_softmax(logits):
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+class TestTerms:
+    LOGITS = np.array([[0.3, -1.2, 0.5], [2.0, 0.1, -0.4]], np.float32)
+    ACTIONS = np.array([2, 0])
+    ADVANTAGES = np.array([1.5, -0.7], np.float32)
+
+    def log_probs(self, logits):
+        return tf.gather(tf.nn.log_softmax(logits), self.ACTIONS, batch_dims=1)
+
+    def test_policy_gradient_is_advantage_times_pi_minus_the_action(self):
+        logits, advantages = tf.constant(self.LOGITS), tf.constant(self.ADVANTAGES)
+        with tf.GradientTape() as tape:
+            tape.watch([logits, advantages])
+            terms = losses.policy_gradient(self.log_probs(logits), advantages)
+        by_logits, by_advantages = tape.gradient(terms, [logits, advantages])
+
+        log_pi = log_softmax(self.LOGITS)
+        one_hot = np.eye(3)[self.ACTIONS]
+        np.testing.assert_allclose(terms, -(log_pi * one_hot).sum(-1) * self.ADVANTAGES, rtol=1e-5)
+        expected = self.ADVANTAGES[:, None] * (np.exp(log_pi) - one_hot)
+        np.testing.assert_allclose(by_logits, expected, rtol=1e-5, atol=1e-6)
+        assert by_advantages is None
+
+    def test_baseline_moves_the_value_and_not_the_target(self):
+        values, targets = tf.constant([1.0, -2.0]), tf.constant([4.0, -2.5])
+        with tf.GradientTape() as tape:
+            tape.watch([values, targets])
+            terms = losses.baseline(values, targets)
+        by_values, by_targets = tape.gradient(terms, [values, targets])
+
+        assert terms.numpy().tolist() == [4.5, 0.125]
+        assert by_values.numpy().tolist() == [-3.0, 0.5]  # Down this slope V nears the target.
+        assert by_targets is None
+
+    def test_entropy_has_the_gradient_of_minus_h(self):
+        logits = tf.constant(self.LOGITS)
+        with tf.GradientTape() as tape:
+            tape.watch(logits)
+            log_pi = tf.nn.log_softmax(logits)
+            terms = losses.entropy(-tf.reduce_sum(tf.exp(log_pi) * log_pi, -1))
+        gradient = tape.gradient(terms, logits)
+
+        log_pi = log_softmax(self.LOGITS)
+        pi = np.exp(log_pi)
+        h = -(pi * log_pi).sum(-1, keepdims=True)
+        np.testing.assert_allclose(terms, -h[:, 0], rtol=1e-5)
+        np.testing.assert_allclose(gradient, pi * (log_pi + h), rtol=1e-4, atol=1e-6)
+
+
+class TestClipRewards:
+    REWARDS = np.array([-20.0, -1.0, -0.5, 0.0, 0.5, 1.0, 20.0], np.float32)
+
+    def test_none_leaves_rewards_alone(self):
+        np.testing.assert_array_equal(losses.clip_rewards(self.REWARDS, "none"), self.REWARDS)
+
+    def test_abs_one_clips_to_one(self):
+        clipped = losses.clip_rewards(self.REWARDS, "abs_one")
+
+        assert clipped.numpy().tolist() == [-1.0, -1.0, -0.5, 0.0, 0.5, 1.0, 1.0]
+
+    def test_soft_asymmetric_takes_losses_less_to_heart_than_gains(self):
+        clipped = losses.clip_rewards(self.REWARDS, "soft_asymmetric").numpy()
+
+        expected = [(0.3 if r < 0 else 1.0) * 5.0 * math.tanh(r / 5.0) for r in self.REWARDS]
+        np.testing.assert_allclose(clipped, expected, rtol=1e-5)
+        assert clipped[-1] == pytest.approx(5.0, abs=0.01)
+        assert clipped[0] == pytest.approx(-1.5, abs=0.01)
+
+    def test_rewards_are_scaled_before_they_are_clipped(self):
+        clipped = losses.clip_rewards(self.REWARDS, "abs_one", scale=0.1)
+
+        np.testing.assert_allclose(clipped, [-1.0, -0.1, -0.05, 0.0, 0.05, 0.1, 1.0], rtol=1e-6)
+
+    def test_another_mode_is_refused(self):
+        with pytest.raises(ValueError, match="'hard'; choose none, abs_one or soft_asymmetric"):
+            losses.clip_rewards(self.REWARDS, "hard")
+
+
+class TestMasked:
+    MASK = tf.constant([[1.0, 0.0], [1.0, 1.0]])
+
+    def test_nothing_passes_a_mask_of_zero_not_even_nan(self):
+        terms = tf.constant([[1.0, math.nan], [2.0, 6.0]])
+
+        assert losses.masked(terms, self.MASK).numpy().tolist() == [[1.0, 0.0], [2.0, 6.0]]
+        assert losses.masked_mean(terms, self.MASK).numpy() == 3.0
+
+    def test_the_mean_of_nothing_is_zero(self):
+        assert losses.masked_mean(tf.ones([2, 2]), tf.zeros([2, 2])).numpy() == 0.0
+
+    def test_explained_variance_is_one_minus_what_is_left(self):
+        rng = np.random.default_rng(0)
+        values, targets = rng.normal(size=(2, 6, 4)).astype(np.float32)
+        mask = (rng.uniform(size=(6, 4)) < 0.7).astype(np.float32)
+        targets[mask == 0] = np.nan
+        kept = mask > 0
+
+        explained = losses.explained_variance(values, targets, tf.constant(mask))
+
+        expected = 1.0 - np.var(targets[kept] - values[kept]) / np.var(targets[kept])
+        assert explained.numpy() == pytest.approx(expected, rel=1e-4)
+
+    def test_explained_variance_of_targets_that_do_not_vary_is_zero(self):
+        values = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+
+        assert losses.explained_variance(values, tf.ones([2, 2]), tf.ones([2, 2])).numpy() == 0.0
