@@ -1,0 +1,266 @@
+"""The accounts: every unroll an actor got a receipt for is learned from, queued or dropped.
+
+The identity that holds at every moment, to the unit, and also over crashes of the learner:
+
+    received = learned + queued + dropped
+
+A checkpoint holds what was learned and dropped when it was written. What an actor had got
+receipts for beyond that is lost with the learner's memory; it is counted as received and as
+dropped (`learner_crash`) when the actor joins again and says how far its receipts went. What it
+got no receipt for it sends again.
+"""
+
+import dataclasses
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+LEARNER_CRASH = "learner_crash"
+
+_Key = tuple[str, int]  # actor name, incarnation
+
+
+class Totals(NamedTuple):
+    """What happened in a run so far. Unrolls for the first three, messages for the others."""
+
+    received: int
+    learned: int
+    dropped: Mapping[str, int]  # by reason
+    duplicates: int
+    rejected: Mapping[str, int]  # by reason
+
+    @property
+    def queued(self) -> int:
+        """Unrolls that were received and neither learned from nor dropped yet."""
+        return self.received - self.learned - sum(self.dropped.values())
+
+
+class Admission(NamedTuple):
+    """What is to be done with a message whose contents are good."""
+
+    verdict: Literal["accepted", "duplicate", "skipped", "unknown"]
+    offset: int = 0  # unrolls at the front of an accepted message that are accounted for already
+    expected_sequence: int = 0  # the sequence number that would have been accepted
+
+
+@dataclasses.dataclass
+class _Ledger:
+    """One incarnation of one actor. Checkpoints hold the fields down to `partial`."""
+
+    accounted: int = 0  # unrolls learned from or dropped
+    accounted_sequence: int = 0  # every message up to this one is accounted for as a whole...
+    partial: int = 0  # ...and so many unrolls of the message after it
+    received_sequence: int = 0  # accepted, or refused for good
+    queued: dict[int, int] = dataclasses.field(default_factory=dict)  # sequence -> unrolls left
+
+    def join(self, acknowledged_sequence: int, acknowledged_unrolls: int) -> int:
+        """Takes up where the receipts of the actor end; returns how many unrolls were lost."""
+        lost = max(0, acknowledged_unrolls - self.accounted - sum(self.queued.values()))
+        self.accounted += lost
+        self.received_sequence = max(
+            self.received_sequence, self.accounted_sequence, acknowledged_sequence
+        )
+        if not self.queued and self.accounted_sequence < acknowledged_sequence:
+            self.accounted_sequence, self.partial = acknowledged_sequence, 0
+        return lost
+
+    def receive(self, sequence: int, unrolls: int) -> Admission:
+        """Decides about a message; one that is accepted is queued."""
+        expected = self.received_sequence + 1
+        if sequence == 0 or sequence > expected:
+            return Admission("skipped", expected_sequence=expected)
+        if sequence < expected:
+            return Admission("duplicate", expected_sequence=expected)
+        self.received_sequence = sequence
+        offset = self.partial if sequence == self.accounted_sequence + 1 else 0
+        if offset >= unrolls > 0:  # only an actor that changed the message comes here
+            self.accounted_sequence, self.partial = sequence, 0
+            return Admission("duplicate", expected_sequence=expected)
+        self.queued[sequence] = unrolls - offset
+        return Admission("accepted", offset, expected)
+
+    def account(self, sequence: int, unrolls: int) -> None:
+        """Moves unrolls of a message from queued to accounted."""
+        left = self.queued[sequence] - unrolls
+        if left < 0:
+            raise ValueError(
+                f"{unrolls} unrolls of message {sequence} are accounted for, but only "
+                f"{self.queued[sequence]} of it are queued: count each unroll once."
+            )
+        self.accounted += unrolls
+        if sequence > self.accounted_sequence + 1:  # messages between were refused
+            self.accounted_sequence, self.partial = sequence - 1, 0
+        if left:
+            self.queued[sequence] = left
+            self.partial += unrolls
+        else:
+            del self.queued[sequence]
+            self.accounted_sequence, self.partial = sequence, 0
+
+
+class Accounts:
+    """What was received from whom and what became of it. Every method is thread-safe."""
+
+    def __init__(self, max_ledgers: int = 10_000):
+        """Starts empty.
+
+        Args:
+          max_ledgers: actor incarnations that are remembered. Beyond it, those idle the longest
+            with nothing in the queue are forgotten; totals are kept. An actor that was forgotten
+            and comes back all the same has the unrolls it got receipts for counted a second time,
+            as received and dropped.
+        """
+        self._max_ledgers = max_ledgers
+        self._lock = threading.Lock()
+        self._indices: dict[str, int] = {}  # actor name -> index
+        self._joined: dict[str, int] = {}  # actor name -> incarnation that may send
+        self._ledgers: OrderedDict[_Key, _Ledger] = OrderedDict()  # idle the longest first
+        self._received = 0
+        self._learned = 0
+        self._dropped: Counter[str] = Counter()
+        self._duplicates = 0
+        self._rejected: Counter[str] = Counter()
+
+    def join(
+        self,
+        actor: str,
+        incarnation: int,
+        acknowledged_sequence: int,
+        acknowledged_unrolls: int,
+    ) -> int:
+        """Lets an incarnation of an actor send; another incarnation by that name no longer may.
+
+        Args:
+          actor: name, unique in the fleet.
+          incarnation: of the actor.
+          acknowledged_sequence: last message of this incarnation that got a receipt, 0 for none.
+          acknowledged_unrolls: in its messages whose receipt said accepted or duplicate.
+
+        Returns:
+          The actor's index: small, and the same for the same name until it is forgotten.
+        """
+        with self._lock:
+            if actor not in self._indices:
+                self._indices[actor] = self._free_index()
+            self._joined[actor] = incarnation
+            ledger = self._ledgers.setdefault((actor, incarnation), _Ledger())
+            self._ledgers.move_to_end((actor, incarnation))
+            if lost := ledger.join(acknowledged_sequence, acknowledged_unrolls):
+                self._received += lost
+                self._dropped[LEARNER_CRASH] += lost
+            self._forget()
+            return self._indices[actor]
+
+    def may_send(self, actor: str, incarnation: int) -> bool:
+        """Whether this incarnation of the actor is the one that joined last."""
+        with self._lock:
+            return self._joined.get(actor) == incarnation
+
+    def receive(self, actor: str, incarnation: int, sequence: int, unrolls: int) -> Admission:
+        """Decides about a message whose contents are good, and counts it.
+
+        Args:
+          actor: who sent it.
+          incarnation: of the actor.
+          sequence: of the message; one more than the last one's is accepted.
+          unrolls: in the message, E.
+        """
+        with self._lock:
+            ledger = self._ledgers.get((actor, incarnation))
+            if ledger is None or self._joined.get(actor) != incarnation:
+                return Admission("unknown")
+            self._ledgers.move_to_end((actor, incarnation))
+            admission = ledger.receive(sequence, unrolls)
+            if admission.verdict == "accepted":
+                self._received += unrolls - admission.offset
+            elif admission.verdict == "duplicate":
+                self._duplicates += 1
+            return admission
+
+    def rejected(
+        self, reason: str, actor: str = "", incarnation: int = 0, sequence: int = 0
+    ) -> None:
+        """Counts a refused message, whose sequence number is used up if it was the next one."""
+        with self._lock:
+            self._rejected[reason] += 1
+            ledger = self._ledgers.get((actor, incarnation))
+            if (
+                ledger is not None
+                and self._joined.get(actor) == incarnation
+                and sequence == ledger.received_sequence + 1
+            ):
+                ledger.received_sequence = sequence
+
+    def learned(self, actor: str, incarnation: int, sequence: int, unrolls: int) -> None:
+        """Counts unrolls of an accepted message as learned from, in the order of the queue."""
+        with self._lock:
+            self._ledgers[actor, incarnation].account(sequence, unrolls)
+            self._learned += unrolls
+
+    def drop_queued(self, reason: str) -> None:
+        """Counts everything that is queued as dropped: nothing of it will be learned from."""
+        with self._lock:
+            for ledger in self._ledgers.values():
+                for sequence, unrolls in list(ledger.queued.items()):
+                    ledger.account(sequence, unrolls)
+                    self._dropped[reason] += unrolls
+
+    def totals(self) -> Totals:
+        """The counters of the run, as of one moment."""
+        with self._lock:
+            return Totals(
+                self._received,
+                self._learned,
+                dict(self._dropped),
+                self._duplicates,
+                dict(self._rejected),
+            )
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds, as JSON-able data. What is queued is not in it."""
+        with self._lock:
+            return {
+                "learned": self._learned,
+                "dropped": dict(self._dropped),
+                "duplicates": self._duplicates,
+                "rejected": dict(self._rejected),
+                "indices": dict(self._indices),
+                "ledgers": [
+                    [*key, ledger.accounted, ledger.accounted_sequence, ledger.partial]
+                    for key, ledger in self._ledgers.items()
+                ],
+            }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from `state()`. Every actor has to join again."""
+        with self._lock:
+            self._learned = state["learned"]
+            self._dropped = Counter(state["dropped"])
+            self._received = self._learned + sum(self._dropped.values())
+            self._duplicates = state["duplicates"]
+            self._rejected = Counter(state["rejected"])
+            self._indices = dict(state["indices"])
+            self._joined = {}
+            self._ledgers = OrderedDict(
+                ((actor, incarnation), _Ledger(*numbers))
+                for actor, incarnation, *numbers in state["ledgers"]
+            )
+
+    def _free_index(self) -> int:
+        """The smallest index that no remembered actor has."""
+        used = set(self._indices.values())
+        return next(i for i in range(len(used) + 1) if i not in used)
+
+    def _forget(self) -> None:
+        """Forgets ledgers that are idle the longest until there are few enough."""
+        excess = len(self._ledgers) - self._max_ledgers
+        if excess <= 0:
+            return
+        idle = [key for key, ledger in self._ledgers.items() if not ledger.queued]
+        for key in idle[:excess]:
+            del self._ledgers[key]
+        names = {actor for actor, _ in self._ledgers}
+        for actor in self._indices.keys() - names:
+            del self._indices[actor]
+            self._joined.pop(actor, None)

@@ -1,0 +1,441 @@
+"""Ingest: what stands between the wire and the mix. Messages are checked here, then they queue.
+
+Nothing is copied: the arrays of an `Arrival` are read-only views of the bytes that came in.
+"""
+
+import asyncio
+import contextlib
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tree
+
+from impala.types import ArraySpec, Episode, StepType, Unroll
+from protos.impala.v1 import learner_pb2 as pb
+
+_MAX_EPISODE_INFO = 64  # names per episode; each may become a line of telemetry
+_MAX_INFO_NAME = 200  # characters
+_MAX_FRAMES_PER_STEP = 100_000  # environment frames that one agent step can plausibly play
+_MAX_VERSION = 2**63 - 1  # parameter_version is an int64 in the batch
+
+
+class Arrival(NamedTuple):
+    """An accepted message: the unrolls of E environments."""
+
+    unroll: Unroll  # views: [T + 1, E, ...]; core_state, frames and parameter_version [E, ...]
+    actor: str
+    incarnation: int  # of the actor
+    sequence: int
+    offset: int  # environments before it are accounted for already; 0 except after a crash
+    episodes: list[Episode]  # that ended in these unrolls
+    elapsed_seconds: float  # since the actor made its previous message
+    waited_seconds: float  # of which it waited for the learner
+
+
+class Rejection(NamedTuple):
+    """Why a message is refused."""
+
+    reason: "pb.Reason"
+    detail: str  # names the value, the limit and the fix
+
+
+class Bounds(NamedTuple):
+    """Inclusive limits of an action leaf; arrays broadcast against its trailing axes."""
+
+    low: Any
+    high: Any
+
+
+class IngestClosed(Exception):
+    """The ingest takes nothing more."""
+
+
+class Ingest:
+    """A first-in-first-out queue of messages, bounded by the unrolls in them.
+
+    Messages come in on one event loop; any thread takes them out.
+    """
+
+    def __init__(self, capacity: int):
+        """Starts empty.
+
+        Args:
+          capacity: unrolls that may wait. A message that is larger than that passes when nothing
+            else waits, so that no message waits for ever.
+        """
+        self._capacity = capacity
+        self._turn = asyncio.Lock()  # whoever holds it is the next to get room
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._arrivals: deque[Arrival] = deque()
+        self._depth = 0
+        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+        self._closed = False
+
+    @property
+    def capacity(self) -> int:
+        """Unrolls that may wait."""
+        return self._capacity
+
+    @property
+    def depth(self) -> int:
+        """Unrolls that wait."""
+        return self._depth
+
+    @contextlib.asynccontextmanager
+    async def room(self, unrolls: int) -> AsyncIterator[None]:
+        """Waits, in the order of calls, until `put` may add so many unrolls; that is back-pressure.
+
+        The body must not wait for anything: room is kept for it only until it gives way.
+
+        Raises:
+          IngestClosed: it was closed before there was room.
+        """
+        async with self._turn:
+            while (waiting := self._wait_for(unrolls)) is not None:
+                try:
+                    await waiting
+                finally:
+                    self._waiter = None
+            yield
+
+    def put(self, arrival: Arrival) -> None:
+        """Adds a message. Call it inside `room`."""
+        with self._changed:
+            self._arrivals.append(arrival)
+            self._depth += _unrolls(arrival)
+            self._changed.notify()
+
+    def get(self, timeout: float) -> Arrival | None:
+        """Takes the oldest message out.
+
+        Returns:
+          None after `timeout` seconds without a message, or at once when the ingest is closed and
+          empty.
+        """
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while not self._arrivals:
+                left = deadline - time.monotonic()
+                if self._closed or left <= 0:
+                    return None
+                self._changed.wait(left)
+            arrival = self._arrivals.popleft()
+            self._depth -= _unrolls(arrival)
+            self._wake()
+            return arrival
+
+    def close(self) -> None:
+        """Takes nothing more and wakes everyone who waits. What is queued can still be had."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            self._wake()
+
+    def _wait_for(self, unrolls: int) -> asyncio.Future[None] | None:
+        """None if there is room now, or what to wait for before looking again."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if self._closed:
+                raise IngestClosed
+            if self._depth == 0 or self._depth + unrolls <= self._capacity:
+                return None
+            waiting = loop.create_future()
+            self._waiter = (loop, waiting)
+            return waiting
+
+    def _wake(self) -> None:
+        """Lets the one who waits for room look again. Called with the lock held."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            loop, waiting = waiter
+            with contextlib.suppress(RuntimeError):  # the loop has ended with all that waited on it
+                loop.call_soon_threadsafe(_resolve, waiting)
+
+
+def _resolve(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():  # whoever waited may have been cancelled
+        waiting.set_result(None)
+
+
+def _unrolls(arrival: Arrival) -> int:
+    """Unrolls of a message that are still to be accounted for."""
+    return int(arrival.unroll.frames.shape[0]) - arrival.offset
+
+
+class _Leaf(NamedTuple):
+    """What one tensor of a message must look like; `shape` has no environment axis yet."""
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    has_time: bool  # the environment axis comes after time, else it comes first
+    bytes_per_env: int
+
+    def shape_with(self, num_envs: int) -> tuple[int, ...]:
+        """The shape on the wire: [T + 1, E, ...] or [E, ...]."""
+        if self.has_time:
+            return (self.shape[0], num_envs, *self.shape[1:])
+        return (num_envs, *self.shape)
+
+
+class Validator:
+    """Checks messages against the learner's own spec. Every size comes from there."""
+
+    def __init__(
+        self,
+        unroll_spec: Unroll,
+        fingerprint: str,
+        max_envs: int,
+        action_bounds: Sequence[Bounds | None] | None = None,
+    ):
+        """Keeps the spec.
+
+        Args:
+          unroll_spec: a nest of ArraySpec of one environment: timestep and output [T + 1, ...],
+            core_state [...]; frames and parameter_version are (): they travel on their own.
+          fingerprint: of the learner's specs.
+          max_envs: largest number of environments in a message, E.
+          action_bounds: inclusive limits for each leaf of the action, None for a leaf that may
+            have any value; without it, no action is checked.
+        """
+        self._spec = unroll_spec
+        self._fingerprint = fingerprint
+        self._max_envs = max_envs
+        self._unroll_length = int(unroll_spec.timestep.reward.shape[0]) - 1
+        timed = [
+            _leaf(path, spec, has_time=True)
+            for path, spec in _named_leaves(unroll_spec._replace(core_state=()))
+        ]
+        untimed = [
+            _leaf(path, spec, has_time=False)
+            for path, spec in _named_leaves(core_state_only(unroll_spec))
+        ]
+        self._leaves = timed + untimed
+        num_actions = len(tree.flatten(unroll_spec.output.action))
+        self._action_bounds = list(action_bounds or [None] * num_actions)
+        if len(self._action_bounds) != num_actions:
+            raise ValueError(
+                f"There are bounds for {len(self._action_bounds)} action leaves, but the action "
+                f"has {num_actions}: give one (low, high) or None for each."
+            )
+
+    @property
+    def max_message_bytes(self) -> int:
+        """An upper limit for the size of a good message on the wire."""
+        per_env = sum(leaf.bytes_per_env for leaf in self._leaves)
+        episodes = 4096 + 64 * self._unroll_length  # an environment's, generously
+        return self._max_envs * (per_env + episodes) + 2**20
+
+    def check(
+        self, message: pb.Unrolls, learner_incarnation: int, newest_version: int
+    ) -> Arrival | Rejection:
+        """Checks everything but who sent the message and its sequence number.
+
+        Args:
+          message: as it came.
+          learner_incarnation: the learner's own.
+          newest_version: last version of the parameters that this incarnation published.
+
+        Returns:
+          An arrival with offset 0, or why there is none.
+        """
+        try:
+            self._check_header(message, learner_incarnation, newest_version)
+            arrays = self._decode(message)
+            unroll = self._unroll(message, arrays)
+            self._check_values(unroll, arrays)
+            return Arrival(
+                unroll=unroll,
+                actor=message.actor,
+                incarnation=message.incarnation,
+                sequence=message.sequence,
+                offset=0,
+                episodes=episodes(message.episodes, self._unroll_length * message.num_envs),
+                elapsed_seconds=_seconds("elapsed_seconds", message.elapsed_seconds),
+                waited_seconds=_seconds("waited_seconds", message.waited_seconds),
+            )
+        except Rejected as rejected:
+            return rejected.rejection
+
+    def _check_header(
+        self, message: pb.Unrolls, learner_incarnation: int, newest_version: int
+    ) -> None:
+        if message.fingerprint != self._fingerprint:
+            raise Rejected(
+                pb.REASON_FINGERPRINT,
+                f"fingerprint is {message.fingerprint[:80]!r}, the learner's is "
+                f"{self._fingerprint!r}: join again for the spec that the learner has now.",
+            )
+        if not 1 <= message.num_envs <= self._max_envs:
+            raise Rejected(
+                pb.REASON_NUM_ENVS,
+                f"num_envs is {message.num_envs}, it must be 1 to {self._max_envs}: send smaller "
+                "messages or raise learner.max_envs_per_message.",
+            )
+        if len(message.frames) != message.num_envs:
+            raise Rejected(
+                pb.REASON_NUM_ENVS,
+                f"frames has {len(message.frames)} numbers for num_envs {message.num_envs}: send "
+                "one for each environment.",
+            )
+        version, incarnation = message.parameter_version, message.learner_incarnation
+        if incarnation == 0:
+            raise Rejected(
+                pb.REASON_VERSION,
+                "learner_incarnation is 0: name the learner whose parameters acted.",
+            )
+        limit = newest_version if incarnation == learner_incarnation else _MAX_VERSION
+        if version > limit:
+            raise Rejected(
+                pb.REASON_VERSION,
+                f"parameter_version is {version}, the newest that was published is {limit}: act "
+                "with parameters from GetParameters and name their incarnation and version.",
+            )
+
+    def _decode(self, message: pb.Unrolls) -> list[np.ndarray]:
+        num_envs = message.num_envs
+        tensors = list(message.tensors)  # protobuf copies the bytes at each access: look once
+        if len(tensors) != len(self._leaves):
+            raise Rejected(
+                pb.REASON_TENSOR_COUNT,
+                f"There are {len(tensors)} tensors, the spec has {len(self._leaves)}: send one "
+                "for each of JoinReply.unroll_specs, in that order.",
+            )
+        for leaf, tensor in zip(self._leaves, tensors, strict=True):
+            if len(tensor) != leaf.bytes_per_env * num_envs:
+                raise Rejected(
+                    pb.REASON_TENSOR_SIZE,
+                    f"{leaf.name} has {len(tensor)} bytes, {leaf.dtype} of shape "
+                    f"{leaf.shape_with(num_envs)} has {leaf.bytes_per_env * num_envs}: send it in "
+                    "C order with the shape and dtype of the spec.",
+                )
+        return [
+            np.frombuffer(tensor, leaf.dtype).reshape(leaf.shape_with(num_envs))
+            for leaf, tensor in zip(self._leaves, tensors, strict=True)
+        ]
+
+    def _unroll(self, message: pb.Unrolls, arrays: list[np.ndarray]) -> Unroll:
+        frames = np.array(message.frames, np.int64)
+        _check_range("frames", frames, 0, _MAX_FRAMES_PER_STEP * self._unroll_length)
+        unroll: Unroll = tree.unflatten_as(self._spec, arrays)
+        return unroll._replace(
+            frames=frames.astype(np.int32),
+            parameter_version=np.full(message.num_envs, message.parameter_version, np.int64),
+        )
+
+    def _check_values(self, unroll: Unroll, arrays: list[np.ndarray]) -> None:
+        for leaf, array in zip(self._leaves, arrays, strict=True):
+            if leaf.dtype.kind == "f" and not np.isfinite(array).all():
+                raise Rejected(
+                    pb.REASON_NOT_FINITE,
+                    f"{leaf.name} holds {array[~np.isfinite(array)].flat[0]}: all its numbers must "
+                    "be finite. Look at the environment and at the parameters it acted with.",
+                )
+            if leaf.dtype.kind == "b" and array.size and array.view(np.uint8).max() > 1:
+                _check_range(f"{leaf.name} (a bool, as a byte)", array.view(np.uint8), 0, 1)
+        _check_range("timestep/discount", unroll.timestep.discount, 0, 1)
+        _check_step_types(unroll.timestep.step_type)
+        actions = tree.flatten_with_path(unroll.output.action)
+        for (path, action), bounds in zip(actions, self._action_bounds, strict=True):
+            if bounds is not None:
+                name = "/".join(map(str, ("output", "action", *path)))
+                _check_range(name, action, bounds.low, bounds.high)
+
+
+class Rejected(Exception):
+    """Carries a `Rejection` up to where the message came in."""
+
+    def __init__(self, reason: "pb.Reason", detail: str):
+        super().__init__(detail)
+        self.rejection = Rejection(reason, detail)
+
+
+def episodes(messages: Sequence[pb.Episode], limit: int) -> list[Episode]:
+    """Checks finished episodes and makes them plain.
+
+    Args:
+      messages: as they came.
+      limit: how many there can be.
+
+    Raises:
+      Rejected: there are more, or a number among them is not finite.
+    """
+    if len(messages) > limit:
+        raise Rejected(
+            pb.REASON_RANGE,
+            f"There are {len(messages)} episodes, at most {limit} can have ended: send each once, "
+            "with the unrolls in which it ended.",
+        )
+    return [_episode(message) for message in messages]
+
+
+def _episode(message: pb.Episode) -> Episode:
+    info = dict(message.info)
+    if len(info) > _MAX_EPISODE_INFO or any(len(name) > _MAX_INFO_NAME for name in info):
+        raise Rejected(
+            pb.REASON_RANGE,
+            f"An episode's info has {len(info)} names, of up to {max(map(len, info))} characters: "
+            f"send at most {_MAX_EPISODE_INFO}, of at most {_MAX_INFO_NAME} characters.",
+        )
+    for name, value in (("episode_return", message.episode_return), *info.items()):
+        if not math.isfinite(value):
+            raise Rejected(
+                pb.REASON_RANGE,
+                f"An episode's {name} is {value}: it must be finite. Look at the environment.",
+            )
+    return Episode(message.episode_return, message.length, message.frames, info)
+
+
+def _seconds(name: str, value: float) -> float:
+    if not (math.isfinite(value) and value >= 0.0):
+        raise Rejected(
+            pb.REASON_RANGE,
+            f"{name} is {value}: it must be finite and at least 0. Look at the actor's clock.",
+        )
+    return value
+
+
+def _check_range(name: str, array: np.ndarray, low: Any, high: Any) -> None:
+    wrong = (array < low) | (array > high)
+    if wrong.any():
+        raise Rejected(
+            pb.REASON_RANGE,
+            f"{name} holds {array[wrong].flat[0]}: it must be {low} to {high}. Look at the "
+            "environment and at the action space.",
+        )
+
+
+def _check_step_types(step_type: np.ndarray) -> None:
+    """Rows [T + 1, E] must be step types, and a FIRST comes after every LAST and only there."""
+    _check_range("timestep/step_type", step_type, StepType.FIRST, StepType.LAST)
+    wrong = (step_type[:-1] == StepType.LAST) != (step_type[1:] == StepType.FIRST)
+    if wrong.any():
+        row, env = np.argwhere(wrong)[0]
+        before, after = (StepType(step_type[row + i, env]).name for i in (0, 1))
+        raise Rejected(
+            pb.REASON_RANGE,
+            f"timestep/step_type goes from {before} to {after} in rows {row} and {row + 1} of "
+            f"environment {env}: LAST is followed by FIRST, and FIRST only follows LAST.",
+        )
+
+
+def _leaf(name: str, spec: ArraySpec, has_time: bool) -> _Leaf:
+    dtype = np.dtype(spec.dtype)
+    shape = tuple(spec.shape)
+    return _Leaf(name, dtype, shape, has_time, math.prod(shape) * dtype.itemsize)
+
+
+def core_state_only(unroll_spec: Unroll) -> Unroll:
+    """The part of a spec that has no time axis, under its own path."""
+    return unroll_spec._replace(timestep=(), output=())  # type: ignore[arg-type]
+
+
+def _named_leaves(nest: Any) -> list[tuple[str, ArraySpec]]:
+    """Leaves of a nest with their paths, such as "timestep/observation"."""
+    return [("/".join(map(str, path)), spec) for path, spec in tree.flatten_with_path(nest)]

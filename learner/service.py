@@ -1,0 +1,301 @@
+"""The Learner service of protos/impala/v1/learner.proto, without gRPC: messages in, messages out.
+
+`join`, `submit` and `get_parameters` are called on one event loop; `publish`, `finish` and
+`report_evaluation` from any thread.
+"""
+
+import functools
+import queue
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from impala.types import Episode, Parameters, Unroll
+from learner.accounts import Accounts, Admission
+from learner.ingest import (
+    Arrival,
+    Bounds,
+    Ingest,
+    IngestClosed,
+    Rejected,
+    Rejection,
+    Validator,
+    core_state_only,
+    episodes,
+)
+from protos import codec
+from protos.impala.v1 import learner_pb2 as pb
+
+PROTOCOL = (1, 0)
+"""Major and minor version of the protocol; another major version is refused."""
+
+_MAX_NAME = 200  # characters of an actor's name
+_MAX_EVALUATION_EPISODES = 100_000
+
+
+class InvalidRequest(ValueError):
+    """A request makes no sense; the message names the value, the limit and the fix."""
+
+
+class IncompatibleProtocol(ValueError):
+    """The two sides do not speak the same major protocol version."""
+
+
+class Unavailable(RuntimeError):
+    """The learner is stopping: try again later."""
+
+
+class EvaluationReport(NamedTuple):
+    """What an evaluator saw with frozen parameters."""
+
+    actor: str
+    learner_incarnation: int  # of the learner that published the parameters
+    parameter_version: int
+    frames: int  # environment frames learned from when they were published
+    episodes: list[Episode]
+
+
+class LearnerService:
+    """What actors ask of a learner."""
+
+    def __init__(
+        self,
+        unroll_spec: Unroll,
+        parameter_specs: Sequence[pb.TensorSpec],
+        config_json: str,
+        accounts: Accounts,
+        ingest: Ingest,
+        *,
+        incarnation: int,
+        seed: int,
+        max_envs_per_message: int,
+        max_in_flight: int,
+        action_bounds: Sequence[Bounds | None] | None = None,
+    ):
+        """Says hello with a spec; parameters come by `publish`.
+
+        Args:
+          unroll_spec: a nest of ArraySpec of one environment, as for `Validator`.
+          parameter_specs: of `Parameters.values`, in order, from `codec.specs`.
+          config_json: what actors need of the configuration.
+          accounts: counts what comes in.
+          ingest: takes what comes in.
+          incarnation: of this learner, drawn at random, not 0.
+          seed: the run's.
+          max_envs_per_message: largest E.
+          max_in_flight: messages without a receipt that an actor may have.
+          action_bounds: as for `Validator`.
+        """
+        self._accounts = accounts
+        self._ingest = ingest
+        self._incarnation = incarnation
+        self._finished = False
+        self._newest_version = 0
+        self._published: _Published | None = None
+        self.evaluations: queue.SimpleQueue[EvaluationReport] = queue.SimpleQueue()
+        timed = codec.specs(unroll_spec._replace(core_state=()))
+        core_state = codec.specs(core_state_only(unroll_spec))
+        fingerprint = codec.fingerprint([*timed, *core_state], parameter_specs, config_json)
+        self._validator = Validator(unroll_spec, fingerprint, max_envs_per_message, action_bounds)
+        self._max_envs = max_envs_per_message
+        self._welcome = pb.JoinReply(
+            protocol=pb.ProtocolVersion(major=PROTOCOL[0], minor=PROTOCOL[1]),
+            learner_incarnation=incarnation,
+            seed=seed,
+            config=config_json,
+            fingerprint=fingerprint,
+            unroll_length=unroll_spec.timestep.reward.shape[0] - 1,
+            unroll_specs=[*timed, *core_state],
+            num_core_state_specs=len(core_state),
+            parameter_specs=parameter_specs,
+            max_unrolls_in_flight=max_in_flight,
+            max_message_bytes=self._validator.max_message_bytes,
+        )
+        if self.max_message_bytes > 2**31 - 1:
+            raise ValueError(
+                f"A message with {max_envs_per_message} environments may have "
+                f"{self.max_message_bytes} bytes, gRPC takes at most {2**31 - 1}: lower "
+                "learner.max_envs_per_message or learner.unroll_length."
+            )
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The largest message that an actor may send."""
+        return self._validator.max_message_bytes
+
+    def join(self, request: pb.JoinRequest) -> pb.JoinReply:
+        """Introduces an actor or an evaluator, which is not counted and gets index 0.
+
+        Raises:
+          IncompatibleProtocol: the caller speaks another major version.
+          InvalidRequest: a field has an impossible value.
+        """
+        if request.protocol.major != PROTOCOL[0]:
+            raise IncompatibleProtocol(
+                f"The actor speaks protocol {request.protocol.major}.{request.protocol.minor}, "
+                f"the learner {PROTOCOL[0]}.{PROTOCOL[1]}: run the same major version on both "
+                "sides."
+            )
+        if not (1 <= len(request.actor) <= _MAX_NAME and request.actor.isprintable()):
+            raise InvalidRequest(
+                f"actor is {request.actor[:80]!r} ({len(request.actor)} characters): give it a "
+                f"name of 1 to {_MAX_NAME} printable characters."
+            )
+        if request.incarnation == 0:
+            raise InvalidRequest("incarnation is 0: draw another at random when the actor starts.")
+        if request.role not in (pb.ROLE_ACTOR, pb.ROLE_EVALUATOR):
+            raise InvalidRequest(f"role is {request.role}: say ROLE_ACTOR or ROLE_EVALUATOR.")
+        if request.acknowledged_unrolls > request.acknowledged_sequence * self._max_envs:
+            raise InvalidRequest(
+                f"acknowledged_unrolls is {request.acknowledged_unrolls}, but "
+                f"{request.acknowledged_sequence} messages hold at most {self._max_envs} each: "
+                "count only what got a receipt."
+            )
+        reply = pb.JoinReply()
+        reply.CopyFrom(self._welcome)
+        reply.finished = self._finished
+        if request.role == pb.ROLE_ACTOR:
+            reply.actor_index = self._accounts.join(
+                request.actor,
+                request.incarnation,
+                request.acknowledged_sequence,
+                request.acknowledged_unrolls,
+            )
+        return reply
+
+    async def submit(self, message: pb.Unrolls) -> pb.Receipt:
+        """Takes experience in. Waits while the ingest is full.
+
+        It may be cancelled: then the message is either not counted or counted and queued.
+
+        Returns:
+          The receipt; whatever is wrong with the message is said in it.
+
+        Raises:
+          Unavailable: the learner is stopping and has not taken the message.
+        """
+        if not self._accounts.may_send(message.actor, message.incarnation):
+            return self._reject(message, _unknown(message))
+        checked = self._validator.check(message, self._incarnation, self._newest_version)
+        if isinstance(checked, Rejection):
+            return self._reject(message, checked)
+        try:
+            async with self._ingest.room(message.num_envs):
+                admission = self._accounts.receive(
+                    message.actor,
+                    message.incarnation,
+                    message.sequence,
+                    message.num_envs,
+                )
+                return self._admit(message, checked, admission)
+        except IngestClosed:
+            if self._finished:
+                return self._receipt(message, pb.STATUS_FINISHED)
+            raise Unavailable("The learner is stopping: connect again later.") from None
+
+    def get_parameters(self, request: pb.GetParametersRequest) -> bytes:
+        """The newest parameters, if they are not those that the caller holds.
+
+        Returns:
+          A serialised GetParametersReply, the same bytes for all who ask. It holds no parameters
+          if the caller has the newest, and before the first `publish`.
+        """
+        published = self._published
+        if published is None or published.is_held(request):
+            return pb.GetParametersReply(finished=self._finished).SerializeToString()
+        return published.reply
+
+    def report_evaluation(self, request: pb.Evaluation) -> pb.EvaluationReceipt:
+        """Puts an evaluator's report into `evaluations`.
+
+        Raises:
+          InvalidRequest: there are too many episodes, or a number that is not finite.
+        """
+        try:
+            report = EvaluationReport(
+                actor=request.actor[:_MAX_NAME],
+                learner_incarnation=request.learner_incarnation,
+                parameter_version=request.parameter_version,
+                frames=request.frames,
+                episodes=episodes(request.episodes, _MAX_EVALUATION_EPISODES),
+            )
+        except Rejected as rejected:
+            raise InvalidRequest(rejected.rejection.detail) from None
+        self.evaluations.put(report)
+        return pb.EvaluationReceipt()
+
+    def publish(self, parameters: Parameters) -> None:
+        """Lets actors have parameters, whose arrays must not change any more."""
+        self._published = _Published(parameters, self._finished)
+        self._newest_version = parameters.version
+
+    def finish(self) -> None:
+        """Tells everyone that training has ended and takes nothing more; parameters stay."""
+        self._finished = True
+        if self._published is not None:
+            self._published = _Published(self._published.parameters, finished=True)
+        self._ingest.close()
+
+    def _admit(self, message: pb.Unrolls, arrival: Arrival, admission: Admission) -> pb.Receipt:
+        if admission.verdict == "accepted":
+            self._ingest.put(arrival._replace(offset=admission.offset))
+            return self._receipt(message, pb.STATUS_ACCEPTED)
+        if admission.verdict == "duplicate":
+            return self._receipt(message, pb.STATUS_DUPLICATE)
+        if admission.verdict == "unknown":
+            return self._reject(message, _unknown(message))
+        detail = (
+            f"sequence is {message.sequence}, the next one is {admission.expected_sequence}: "
+            "number the messages of an incarnation 1, 2, 3, ... and send them in order."
+        )
+        return self._reject(message, Rejection(pb.REASON_SEQUENCE, detail))
+
+    def _reject(self, message: pb.Unrolls, rejection: Rejection) -> pb.Receipt:
+        name = pb.Reason.Name(rejection.reason).removeprefix("REASON_").lower()
+        self._accounts.rejected(name, message.actor, message.incarnation, message.sequence)
+        receipt = self._receipt(message, pb.STATUS_REJECTED)
+        receipt.reason = rejection.reason
+        receipt.detail = rejection.detail
+        return receipt
+
+    def _receipt(self, message: pb.Unrolls, status: "pb.Status") -> pb.Receipt:
+        return pb.Receipt(
+            sequence=message.sequence,
+            status=status,
+            learner_incarnation=self._incarnation,
+            newest_version=self._newest_version,
+        )
+
+
+class _Published:
+    """Parameters, and the reply that carries them, made when the first actor asks."""
+
+    def __init__(self, parameters: Parameters, finished: bool):
+        self.parameters = parameters
+        self._finished = finished
+
+    def is_held(self, request: pb.GetParametersRequest) -> bool:
+        """Whether the caller has nothing to gain; another learner's parameters never count."""
+        return (
+            request.learner_incarnation == self.parameters.incarnation
+            and request.newer_than >= self.parameters.version
+        )
+
+    @functools.cached_property
+    def reply(self) -> bytes:
+        parameters = pb.Parameters(
+            learner_incarnation=self.parameters.incarnation,
+            version=self.parameters.version,
+            progress=self.parameters.progress,
+            frames=self.parameters.frames,
+            tensors=codec.encode(self.parameters.values),
+        )
+        reply = pb.GetParametersReply(parameters=parameters, finished=self._finished)
+        return reply.SerializeToString()
+
+
+def _unknown(message: pb.Unrolls) -> Rejection:
+    return Rejection(
+        pb.REASON_UNKNOWN_ACTOR,
+        f"No Join for actor {message.actor[:80]!r} with incarnation {message.incarnation}, or "
+        "another incarnation joined since: join again, and give each actor its own name.",
+    )

@@ -1,0 +1,106 @@
+"""A small spec, good messages that fit it, and a learner service around them: shared by tests."""
+
+import json
+
+import numpy as np
+import tree
+
+from impala.types import AgentOutput, ArraySpec, StepType, TimeStep, Unroll
+from learner.accounts import Accounts
+from learner.ingest import Bounds, Ingest
+from learner.service import LearnerService
+from protos import codec
+from protos.impala.v1 import learner_pb2 as pb
+
+UNROLL_LENGTH = 4
+MAX_ENVS = 8
+LEARNER = 77  # the learner's incarnation
+
+
+def spec(observation=((3,), np.uint8), unroll_length=UNROLL_LENGTH) -> Unroll:
+    """One environment: bytes, a flag and a float to see, three actions, a core of two floats."""
+
+    def rows(shape, dtype):
+        return ArraySpec((unroll_length + 1, *shape), np.dtype(dtype))
+
+    return Unroll(
+        timestep=TimeStep(
+            observation={
+                "flag": rows((), bool),
+                "image": rows(*observation),
+                "speed": rows((2,), np.float32),
+            },
+            reward=rows((), np.float32),
+            discount=rows((), np.float32),
+            step_type=rows((), np.int8),
+        ),
+        output=AgentOutput(
+            action=rows((), np.int64),
+            policy=rows((3,), np.float32),
+            baseline=rows((), np.float32),
+        ),
+        core_state=ArraySpec((2,), np.dtype(np.float32)),
+        frames=(),
+        parameter_version=(),
+    )
+
+
+def unroll(num_envs=2, unroll_spec=None, seed=0) -> Unroll:
+    """A good unroll of E environments; only the first has an episode's end, in row 2."""
+    unroll_spec = unroll_spec or spec()
+    rng = np.random.default_rng(seed)
+    timed = tree.map_structure(
+        lambda leaf: rng.integers(0, 2, (leaf.shape[0], num_envs, *leaf.shape[1:])).astype(
+            leaf.dtype
+        ),
+        unroll_spec._replace(core_state=()),
+    )
+    core_state = tree.map_structure(
+        lambda leaf: rng.normal(size=(num_envs, *leaf.shape)).astype(leaf.dtype),
+        unroll_spec.core_state,
+    )
+    timed.timestep.step_type[:] = StepType.MID
+    timed.timestep.step_type[2:4, 0] = StepType.LAST, StepType.FIRST
+    return timed._replace(core_state=core_state)
+
+
+def message(sequence=1, num_envs=2, *, actor="a", incarnation=1, fingerprint="", arrays=None, **kw):
+    """A good message; name a field to make it another."""
+    arrays = unroll(num_envs) if arrays is None else arrays
+    fields = {
+        "actor": actor,
+        "incarnation": incarnation,
+        "sequence": sequence,
+        "fingerprint": fingerprint,
+        "learner_incarnation": LEARNER,
+        "parameter_version": 0,
+        "num_envs": num_envs,
+        "frames": [4 * UNROLL_LENGTH] * num_envs,
+        "tensors": codec.encode(tree.flatten(arrays)),
+        "episodes": [pb.Episode(episode_return=1.5, length=9, frames=36, info={"lives": 3.0})],
+        "elapsed_seconds": 0.5,
+        "waited_seconds": 0.25,
+    }
+    return pb.Unrolls(**{**fields, **kw})
+
+
+def service(accounts=None, ingest=None, unroll_spec=None, max_envs=MAX_ENVS) -> LearnerService:
+    """A service for the small spec."""
+    return LearnerService(
+        unroll_spec or spec(),
+        codec.specs([ArraySpec((2, 3), np.dtype(np.float32))]),
+        json.dumps({"environment": {"id": "Small"}}),
+        accounts or Accounts(),
+        ingest or Ingest(capacity=64),
+        incarnation=LEARNER,
+        seed=5,
+        max_envs_per_message=max_envs,
+        max_in_flight=2,
+        action_bounds=[Bounds(0, 2)],
+    )
+
+
+def join_request(actor="a", incarnation=1, **kw) -> pb.JoinRequest:
+    """How an actor of the right protocol introduces itself."""
+    fields = {"protocol": pb.ProtocolVersion(major=1), "role": pb.ROLE_ACTOR}
+    return pb.JoinRequest(**{"actor": actor, "incarnation": incarnation, **fields, **kw})
