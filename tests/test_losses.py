@@ -86,7 +86,7 @@ class TestAlign:
         timestep = tf.nest.map_structure(lambda leaf: leaf[:1], batch.unroll.timestep)
         batch = batch._replace(unroll=batch.unroll._replace(timestep=timestep))
 
-        with pytest.raises(ValueError, match="2 or more rows.*got 1"):
+        with pytest.raises(ValueError, match=r"2 or more rows.*got 1"):
             losses.align(batch, counting_network())
 
 

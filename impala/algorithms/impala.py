@@ -1,4 +1,7 @@
-"""IMPALA: actor-critic whose policy lag V-trace corrects. Espeholt et al. 2018, arXiv 1802.01561."""
+"""IMPALA: an actor-critic whose policy lag V-trace corrects.
+
+Espeholt et al. 2018, arXiv 1802.01561.
+"""
 
 import math
 
