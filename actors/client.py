@@ -501,7 +501,9 @@ class LearnerClient:
 
 
 def _parameters(message: pb.Parameters, specs: Sequence[pb.TensorSpec]) -> Parameters:
-    values: list[np.ndarray] = codec.decode(message.tensors, specs)
+    values: list[np.ndarray] = codec.decode(
+        message.tensors, [_dtype(spec) for spec in specs], [tuple(spec.shape) for spec in specs]
+    )
     return Parameters(
         incarnation=message.learner_incarnation,
         version=message.version,
@@ -509,6 +511,10 @@ def _parameters(message: pb.Parameters, specs: Sequence[pb.TensorSpec]) -> Param
         frames=message.frames,
         values=values,
     )
+
+
+def _dtype(spec: pb.TensorSpec) -> np.dtype:
+    return np.dtype(pb.DType.Name(spec.dtype).removeprefix("DTYPE_").lower())
 
 
 def _episodes(episodes: Sequence[Episode]) -> list[pb.Episode]:
