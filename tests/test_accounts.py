@@ -1,0 +1,246 @@
+"""Every acknowledged unroll is learned from, queued or dropped, whatever crashes and gets lost."""
+
+import dataclasses
+import json
+from collections import deque
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from learner.accounts import LEARNER_CRASH, Accounts
+
+
+def _crash(accounts: Accounts, checkpoint: dict) -> Accounts:
+    """The accounts of a learner that starts again from a checkpoint."""
+    restored = Accounts()
+    restored.restore(json.loads(json.dumps(checkpoint)))
+    return restored
+
+
+def test_sequence_numbers_are_taken_once_and_in_order():
+    accounts = Accounts()
+    accounts.join("a", 1, 0, 0)
+
+    def verdict(sequence: int) -> str:
+        return accounts.receive("a", 1, sequence, 4).verdict
+
+    assert verdict(0) == "skipped"
+    assert verdict(2) == "skipped"
+    assert verdict(1) == "accepted"
+    assert verdict(1) == "duplicate"
+    assert verdict(2) == "accepted"
+    totals = accounts.totals()
+    assert (totals.received, totals.queued, totals.duplicates) == (8, 8, 1)
+
+
+def test_a_refused_message_uses_its_sequence_number_up():
+    accounts = Accounts()
+    accounts.join("a", 1, 0, 0)
+    accounts.rejected("range", "a", 1, sequence=1)
+    accounts.rejected("range", "a", 1, sequence=7)  # not the next one: skipped is skipped
+    assert accounts.receive("a", 1, 2, 4).verdict == "accepted"
+    assert accounts.totals().rejected == {"range": 2}
+
+
+def test_only_the_incarnation_that_joined_last_may_send():
+    accounts = Accounts()
+    index = accounts.join("a", 1, 0, 0)
+    assert accounts.receive("a", 1, 1, 4).verdict == "accepted"
+    assert accounts.join("b", 5, 0, 0) != index
+    assert accounts.join("a", 2, 0, 0) == index
+    assert not accounts.may_send("a", 1)
+    assert accounts.receive("a", 1, 2, 4).verdict == "unknown"
+    assert accounts.receive("a", 2, 1, 4).verdict == "accepted"
+    accounts.learned("a", 1, 1, 4)  # what the old one sent before is still learned from
+    assert (accounts.totals().learned, accounts.totals().queued) == (4, 4)
+
+
+def test_the_gap_after_a_crash_is_counted_when_the_actor_comes_back():
+    """Given 3 messages of 4 unrolls with receipts, of which the checkpoint knows 6 unrolls."""
+    accounts = Accounts()
+    index = accounts.join("a", 1, 0, 0)
+    for sequence in (1, 2, 3):
+        accounts.receive("a", 1, sequence, 4)
+    accounts.learned("a", 1, 1, 4)
+    accounts.learned("a", 1, 2, 2)
+    accounts = _crash(accounts, accounts.state())
+    assert (accounts.totals().received, accounts.totals().learned) == (6, 6)
+    assert accounts.receive("a", 1, 4, 4).verdict == "unknown"  # it has to say first how far it is
+
+    assert accounts.join("a", 1, acknowledged_sequence=3, acknowledged_unrolls=12) == index
+    assert accounts.totals().dropped == {LEARNER_CRASH: 6}
+    assert accounts.totals().received == 12
+    assert accounts.receive("a", 1, 4, 4) == ("accepted", 0, 4)
+
+
+def test_a_message_that_was_half_learned_goes_on_where_it_was():
+    """Given a message of 4 unrolls whose receipt was lost, with 3 learned at the checkpoint."""
+    accounts = Accounts()
+    accounts.join("a", 1, 0, 0)
+    accounts.receive("a", 1, 1, 4)
+    accounts.learned("a", 1, 1, 3)
+    accounts = _crash(accounts, accounts.state())
+
+    accounts.join("a", 1, 0, 0)
+    assert accounts.receive("a", 1, 1, 4) == ("accepted", 3, 1)
+    accounts.learned("a", 1, 1, 1)
+    assert accounts.totals()[:3] == (4, 4, {})
+    assert accounts.receive("a", 1, 2, 4).offset == 0
+
+
+def test_what_is_queued_can_be_dropped_by_reason_and_is_not_lost_twice():
+    accounts = Accounts()
+    accounts.join("a", 1, 0, 0)
+    accounts.receive("a", 1, 1, 4)
+    accounts.receive("a", 1, 2, 4)
+    accounts.learned("a", 1, 1, 1)
+    accounts.drop_queued("learner_stop")
+    assert (accounts.totals().dropped, accounts.totals().queued) == ({"learner_stop": 7}, 0)
+    accounts = _crash(accounts, accounts.state())
+    accounts.join("a", 1, 2, 8)
+    assert accounts.totals().dropped == {"learner_stop": 7}
+
+
+def test_no_unroll_can_be_accounted_for_twice():
+    accounts = Accounts()
+    accounts.join("a", 1, 0, 0)
+    accounts.receive("a", 1, 1, 4)
+    with pytest.raises(ValueError, match=r"5 unrolls of message 1 .* only 4"):
+        accounts.learned("a", 1, 1, 5)
+
+
+def test_actors_that_restart_for_ever_do_not_fill_the_memory():
+    accounts = Accounts(max_ledgers=10)
+    accounts.join("steady", 1, 0, 0)
+    accounts.receive("steady", 1, 1, 2)  # in the queue: cannot be forgotten
+    for i in range(200):
+        index = accounts.join(f"host-{i}-0", i + 1, 0, 0)
+        assert index <= 10  # and indices stay small
+        accounts.receive(f"host-{i}-0", i + 1, 1, 2)
+        accounts.learned(f"host-{i}-0", i + 1, 1, 2)
+    assert len(accounts.state()["ledgers"]) == 10
+    assert not accounts.may_send("host-0-0", 1)
+    accounts.learned("steady", 1, 1, 2)
+    assert (accounts.totals().received, accounts.totals().learned) == (402, 402)
+
+
+@dataclasses.dataclass
+class _Actor:
+    """What an actor knows: which messages got no receipt yet, and how far its receipts went."""
+
+    name: str
+    incarnation: int
+    connected: bool = False
+    sent: int = 0
+    without_receipt: deque[tuple[int, int]] = dataclasses.field(default_factory=deque)
+    acknowledged_sequence: int = 0
+    acknowledged_unrolls: int = 0
+
+
+class _Fleet(RuleBasedStateMachine):
+    """Actors, a learner that crashes and receipts that get lost. Two processes share a name."""
+
+    def __init__(self):
+        super().__init__()
+        self.actors = [_Actor("a", 1), _Actor("a", 2), _Actor("b", 3)]
+        self.accounts = Accounts()
+        self.checkpoint = self.accounts.state()
+        self.queue: deque[list] = deque()  # [actor, sequence, next unroll, unrolls]
+        self.learned: set[tuple] = set()  # (incarnation, sequence, number of the unroll)
+        self.learned_at_checkpoint: set[tuple] = set()
+
+    @rule(which=st.integers(0, 2), unrolls=st.integers(1, 5), lost=st.booleans())
+    def act(self, which, unrolls, lost):
+        """An actor makes a message and sends what has no receipt, until a receipt is lost."""
+        actor = self.actors[which]
+        actor.sent += 1
+        actor.without_receipt.append((actor.sent, unrolls))
+        self._send(actor, lost)
+
+    @rule(which=st.integers(0, 2))
+    def disconnect(self, which):
+        self.actors[which].connected = False
+
+    @precondition(lambda self: self.queue)
+    @rule(unrolls=st.integers(1, 7))
+    def learn(self, unrolls):
+        while self.queue and unrolls:
+            actor, sequence, start, end = self.queue[0]
+            take = min(unrolls, end - start)
+            self.accounts.learned(actor.name, actor.incarnation, sequence, take)
+            for i in range(start, start + take):
+                assert (actor.incarnation, sequence, i) not in self.learned
+                self.learned.add((actor.incarnation, sequence, i))
+            self.queue[0][2] += take
+            unrolls -= take
+            if self.queue[0][2] == end:
+                self.queue.popleft()
+
+    @rule()
+    def save(self):
+        self.checkpoint = self.accounts.state()
+        self.learned_at_checkpoint = set(self.learned)
+
+    @rule()
+    def crash(self):
+        self.accounts = _crash(self.accounts, self.checkpoint)
+        self.learned = set(self.learned_at_checkpoint)
+        self.queue.clear()
+        for actor in self.actors:
+            actor.connected = False
+
+    @rule()
+    def stop_in_good_order(self):
+        self.accounts.drop_queued("learner_stop")
+        self.queue.clear()
+        self.save()
+        self.crash()
+
+    @invariant()
+    def the_identity_holds(self):
+        totals = self.accounts.totals()
+        assert totals.queued == sum(end - start for _, _, start, end in self.queue)
+        assert totals.learned == len(self.learned)
+
+    def teardown(self):
+        """When all have come back, what they got receipts for is what was received."""
+        for actor in self.actors:
+            actor.connected = False
+            self._send(actor, lost=False)
+            assert not actor.without_receipt
+        acknowledged = sum(actor.acknowledged_unrolls for actor in self.actors)
+        assert self.accounts.totals().received == acknowledged
+        self.the_identity_holds()
+
+    def _send(self, actor: _Actor, lost: bool) -> None:
+        if not actor.connected:
+            self.accounts.join(
+                actor.name,
+                actor.incarnation,
+                actor.acknowledged_sequence,
+                actor.acknowledged_unrolls,
+            )
+            actor.connected = True
+        for sequence, unrolls in list(actor.without_receipt):
+            answer = self.accounts.receive(actor.name, actor.incarnation, sequence, unrolls)
+            if answer.verdict == "unknown":
+                actor.connected = False  # its namesake has joined
+                return self._send(actor, lost)
+            assert answer.verdict in ("accepted", "duplicate")
+            if answer.verdict == "accepted":
+                self.queue.append([actor, sequence, answer.offset, unrolls])
+            if lost:
+                actor.connected = False
+                return None
+            actor.without_receipt.popleft()
+            actor.acknowledged_sequence = sequence
+            actor.acknowledged_unrolls += unrolls
+        return None
+
+
+TestFleet = _Fleet.TestCase
+TestFleet.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, derandomize=True
+)

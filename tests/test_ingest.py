@@ -1,0 +1,288 @@
+"""What may come in, and how it queues."""
+
+import asyncio
+import re
+import threading
+
+import messages
+import numpy as np
+import pytest
+import tree
+
+from impala.types import Episode, StepType
+from learner.ingest import Arrival, Bounds, Ingest, IngestClosed, Rejection, Validator
+from protos import codec
+from protos.impala.v1 import learner_pb2 as pb
+
+T = messages.UNROLL_LENGTH
+
+
+def _validator(**kw) -> Validator:
+    return Validator(messages.spec(), "print", messages.MAX_ENVS, **kw)
+
+
+def _check(message: pb.Unrolls, newest_version: int = 3, **kw) -> Arrival | Rejection:
+    validator = _validator(action_bounds=[Bounds(0, 2)], **kw)
+    return validator.check(message, messages.LEARNER, newest_version)
+
+
+def _good(**kw) -> pb.Unrolls:
+    return messages.message(**{"fingerprint": "print", **kw})
+
+
+def test_a_good_message_becomes_views_of_its_bytes():
+    sent = messages.unroll(num_envs=3)
+    arrival = _check(_good(num_envs=3, arrays=sent, sequence=9, parameter_version=2))
+    assert isinstance(arrival, Arrival)
+    tree.map_structure(
+        np.testing.assert_array_equal,
+        arrival.unroll._replace(frames=(), parameter_version=()),
+        sent,
+    )
+    for array in tree.flatten(arrival.unroll._replace(frames=(), parameter_version=())):
+        assert not array.flags.writeable
+        assert not array.flags.owndata
+    assert arrival.unroll.frames.tolist() == [4 * T] * 3
+    assert arrival.unroll.frames.dtype == np.int32
+    assert arrival.unroll.parameter_version.tolist() == [2] * 3
+    assert arrival.unroll.parameter_version.dtype == np.int64
+    assert (arrival.actor, arrival.incarnation, arrival.sequence, arrival.offset) == ("a", 1, 9, 0)
+    assert arrival.episodes == [Episode(1.5, 9, 36, {"lives": 3.0})]
+    assert (arrival.elapsed_seconds, arrival.waited_seconds) == (0.5, 0.25)
+
+
+def _with(path: str, value, at=(1, 1)) -> pb.Unrolls:
+    """A good message but for one number in one leaf."""
+    arrays = messages.unroll()
+    leaves = {"/".join(map(str, name)): leaf for name, leaf in tree.flatten_with_path(arrays)}
+    leaves[path][at] = value
+    return _good(arrays=arrays)
+
+
+def _episode(**kw) -> pb.Unrolls:
+    return _good(episodes=[pb.Episode(**kw)])
+
+
+def _bool_byte(value: int) -> pb.Unrolls:
+    message = _good()
+    message.tensors[0] = bytes([value]) * len(message.tensors[0])  # timestep/observation/flag
+    return message
+
+
+def _tensor(change) -> pb.Unrolls:
+    message = _good()
+    message.tensors[1] = change(message.tensors[1])
+    return message
+
+
+NAN, INF = float("nan"), float("inf")
+BAD = {
+    "fingerprint": (_good(fingerprint="other"), pb.REASON_FINGERPRINT, "'other'.*'print'"),
+    "no environment": (_good(num_envs=0), pb.REASON_NUM_ENVS, "num_envs is 0.* 1 to 8"),
+    "many environments": (_good(num_envs=9), pb.REASON_NUM_ENVS, "num_envs is 9.* 1 to 8"),
+    "E without its arrays": (_good(arrays=messages.unroll(3)), pb.REASON_TENSOR_SIZE, "bytes"),
+    "frames of others": (_good(frames=[1, 1, 1]), pb.REASON_NUM_ENVS, "frames has 3"),
+    "many frames": (_good(frames=[0, 2**31]), pb.REASON_RANGE, "frames holds 2147483648"),
+    "missing tensor": (_good(tensors=[b""]), pb.REASON_TENSOR_COUNT, "1 tensors.*spec has 10"),
+    "short tensor": (_tensor(lambda x: x[:-1]), pb.REASON_TENSOR_SIZE, "image has 29 .* has 30"),
+    "long tensor": (_tensor(lambda x: x + x), pb.REASON_TENSOR_SIZE, "image has 60 .* has 30"),
+    "no tensor": (_tensor(lambda x: b""), pb.REASON_TENSOR_SIZE, "image has 0 .* has 30"),
+    "nan reward": (_with("timestep/reward", NAN), pb.REASON_NOT_FINITE, "reward holds nan"),
+    "nan discount": (_with("timestep/discount", NAN), pb.REASON_NOT_FINITE, "discount"),
+    "inf policy": (_with("output/policy", INF), pb.REASON_NOT_FINITE, "policy holds inf"),
+    "inf baseline": (_with("output/baseline", -INF), pb.REASON_NOT_FINITE, "baseline holds -inf"),
+    "nan seen": (_with("timestep/observation/speed", NAN), pb.REASON_NOT_FINITE, "speed"),
+    "nan core": (_with("core_state", NAN), pb.REASON_NOT_FINITE, "core_state"),
+    "a bool of 2": (_bool_byte(2), pb.REASON_RANGE, "flag.* holds 2"),
+    "discount": (_with("timestep/discount", 1.5), pb.REASON_RANGE, "discount holds 1.5"),
+    "negative discount": (_with("timestep/discount", -0.5), pb.REASON_RANGE, "discount"),
+    "step type": (_with("timestep/step_type", 3), pb.REASON_RANGE, "step_type holds 3"),
+    "negative step type": (_with("timestep/step_type", -1), pb.REASON_RANGE, "step_type"),
+    "FIRST from nowhere": (_with("timestep/step_type", 0), pb.REASON_RANGE, "from MID to FIRST"),
+    "LAST without FIRST": (_with("timestep/step_type", 2), pb.REASON_RANGE, "from LAST to MID"),
+    "action": (_with("output/action", 3), pb.REASON_RANGE, "output/action holds 3.* 0 to 2"),
+    "negative action": (_with("output/action", -1), pb.REASON_RANGE, "action holds -1"),
+    "future version": (_good(parameter_version=4), pb.REASON_VERSION, "is 4.* is 3"),
+    "huge version": (
+        _good(parameter_version=2**63, learner_incarnation=5),
+        pb.REASON_VERSION,
+        "is 9223372036854775808",
+    ),
+    "nobody's version": (_good(learner_incarnation=0), pb.REASON_VERSION, "learner_incarnation"),
+    "nan return": (_episode(episode_return=NAN), pb.REASON_RANGE, "episode_return is nan"),
+    "inf info": (_episode(info={"x": INF}), pb.REASON_RANGE, "x is inf"),
+    "much info": (_episode(info={str(i): 0 for i in range(65)}), pb.REASON_RANGE, "65 names"),
+    "long name": (_episode(info={"x" * 201: 0}), pb.REASON_RANGE, "201 characters"),
+    "many episodes": (_good(episodes=[pb.Episode()] * 9), pb.REASON_RANGE, "9 episodes.* 8"),
+    "nan seconds": (_good(elapsed_seconds=NAN), pb.REASON_RANGE, "elapsed_seconds is nan"),
+    "negative seconds": (_good(waited_seconds=-1), pb.REASON_RANGE, "waited_seconds is -1"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_message_is_refused_with_what_is_wrong(name):
+    message, reason, detail = BAD[name]
+    rejection = _check(message)
+    assert isinstance(rejection, Rejection), rejection
+    assert pb.Reason.Name(rejection.reason) == pb.Reason.Name(reason)
+    assert re.search(detail, rejection.detail), rejection.detail
+    assert len(rejection.detail) < 400
+
+
+def test_what_looks_odd_but_is_right_passes():
+    first = messages.unroll()
+    first.timestep.step_type[0, 1] = StepType.FIRST  # an episode begins in row 0
+    last = messages.unroll()
+    last.timestep.step_type[T, 1] = StepType.LAST  # and one ends in the last row
+    for message in (
+        _good(arrays=first),
+        _good(arrays=last),
+        _good(learner_incarnation=5, parameter_version=10**6),  # of a learner before this one
+        _good(episodes=[]),
+        _good(frames=[0, 0]),
+        _with("output/policy", -1e9),  # an action mask
+    ):
+        assert isinstance(_check(message), Arrival)
+
+
+def test_bounds_of_actions_fit_the_action():
+    with pytest.raises(ValueError, match="2 action leaves, but the action has 1"):
+        _validator(action_bounds=[None, None])
+    assert isinstance(_validator().check(_with("output/action", 99), 1, 0), Arrival)
+
+
+def test_the_largest_good_message_fits_the_limit_of_its_size():
+    envs = messages.MAX_ENVS
+    episode = pb.Episode(episode_return=1, length=1, frames=4, info={"l" * 20: 1.0, "t" * 20: 2.0})
+    message = _good(num_envs=envs, arrays=messages.unroll(envs), episodes=[episode] * T * envs)
+    assert isinstance(_check(message), Arrival)
+    limit = _validator().max_message_bytes
+    assert message.ByteSize() < limit < 2 * 2**20
+
+
+def _arrival(number: int, num_envs: int) -> Arrival:
+    arrival = _check(_good(num_envs=num_envs, arrays=messages.unroll(num_envs), sequence=number))
+    assert isinstance(arrival, Arrival)
+    return arrival
+
+
+async def _put(ingest: Ingest, number: int, num_envs: int) -> None:
+    async with ingest.room(num_envs):
+        ingest.put(_arrival(number, num_envs))
+
+
+async def _settle() -> None:
+    """Lets every task run until it waits."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def _numbers(ingest: Ingest) -> list[int]:
+    """Takes everything out that is there now."""
+    numbers = []
+    while (arrival := ingest.get(timeout=0.0)) is not None:
+        numbers.append(arrival.sequence)
+    return numbers
+
+
+def test_when_it_is_full_those_who_come_wait_in_order():
+    async def story():
+        ingest = Ingest(capacity=4)
+        await _put(ingest, 1, 3)
+        assert (ingest.depth, ingest.capacity) == (3, 4)
+        waiting = [asyncio.create_task(_put(ingest, n, size)) for n, size in ((2, 2), (3, 1))]
+        await _settle()
+        assert ingest.depth == 3  # also the one that would fit waits for its turn
+
+        assert await asyncio.to_thread(ingest.get, 1.0)  # another thread makes room
+        await asyncio.gather(*waiting)
+        assert ingest.depth == 3
+        assert _numbers(ingest) == [2, 3]
+        assert ingest.depth == 0
+
+    asyncio.run(story())
+
+
+def test_a_message_larger_than_the_queue_passes_when_it_is_empty():
+    async def story():
+        ingest = Ingest(capacity=2)
+        await _put(ingest, 1, 5)
+        waiting = asyncio.create_task(_put(ingest, 2, 5))
+        await _settle()
+        assert not waiting.done()
+        assert _numbers(ingest) == [1]
+        await waiting
+        assert _numbers(ingest) == [2]
+
+    asyncio.run(story())
+
+
+def test_one_who_gives_up_waiting_leaves_no_trace():
+    async def story():
+        ingest = Ingest(capacity=2)
+        await _put(ingest, 1, 2)
+        gone, patient = (asyncio.create_task(_put(ingest, n, 2)) for n in (2, 3))
+        await _settle()
+        gone.cancel()
+        await _settle()
+        assert _numbers(ingest) == [1]
+        await patient
+        assert _numbers(ingest) == [3]
+
+    asyncio.run(story())
+
+
+def test_close_wakes_everyone_and_keeps_what_is_queued():
+    async def story():
+        ingest = Ingest(capacity=2)
+        await _put(ingest, 1, 2)
+        waiting = [asyncio.create_task(_put(ingest, n, 1)) for n in (2, 3)]
+        await _settle()
+        ingest.close()
+        answers = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [IngestClosed] * 2
+        assert _numbers(ingest) == [1]
+
+    asyncio.run(story())
+
+
+def test_close_wakes_a_thread_that_waits_for_a_message():
+    ingest = Ingest(capacity=2)
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(ingest.get(timeout=60.0)))
+    thread.start()
+    ingest.close()
+    thread.join(timeout=30.0)
+    assert answers == [None]
+
+
+def test_many_senders_and_a_thread_that_takes_lose_nothing():
+    ingest = Ingest(capacity=3)
+    taken = []
+
+    def take():
+        while (arrival := ingest.get(timeout=10.0)) is not None:
+            taken.append(arrival.sequence)
+
+    async def send(sender: int):
+        for i in range(50):
+            await _put(ingest, 100 * sender + i, 1 + i % 4)
+
+    async def story():
+        await asyncio.gather(*map(send, range(1, 6)))
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    asyncio.run(story())
+    ingest.close()
+    thread.join(timeout=30.0)
+    assert len(taken) == 250
+    for sender in range(1, 6):  # and each sender's messages stay in order
+        assert [n for n in taken if n // 100 == sender] == [100 * sender + i for i in range(50)]
+
+
+def test_the_names_in_messages_are_those_of_the_spec_that_travels():
+    names = [spec.name for spec in codec.specs(messages.spec()._replace(core_state=()))]
+    assert "timestep/observation/image" in names
+    short = _tensor(lambda x: b"")
+    assert "timestep/observation/image" in _check(short).detail
