@@ -1,4 +1,4 @@
-"""Names become objects, here and nowhere else: environment, agent and algorithm of a configuration."""
+"""Names become objects, here and nowhere else: an environment, an agent, an algorithm."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ is_first [T, B], state) -> (outputs [T, B, ...], state), and starts anew where i
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import gymnasium as gym
 import numpy as np
@@ -204,7 +204,7 @@ class FrameStack(snt.Module):
         )
         self.observation_space: gym.Space = (
             gym.spaces.Dict({**observation_space.spaces, "observation": stacked})
-            if self._is_wrapped
+            if is_wrapped(observation_space)
             else stacked
         )
 
@@ -274,7 +274,7 @@ def as_vector(space: gym.Space, value: Nest) -> tf.Tensor:
     )
 
 
-def is_wrapped(space: gym.Space) -> bool:
+def is_wrapped(space: gym.Space) -> TypeGuard[gym.spaces.Dict]:
     """Whether the observation stands in a Dict beside what our wrappers added."""
     if not isinstance(space, gym.spaces.Dict) or "observation" not in space.spaces:
         return False
