@@ -60,7 +60,7 @@ def unroll(num_envs=2, unroll_spec=None, seed=0) -> Unroll:
         unroll_spec.core_state,
     )
     timed.timestep.step_type[:] = StepType.MID
-    timed.timestep.step_type[2:4, 0] = StepType.LAST, StepType.FIRST
+    timed.timestep.step_type[2:4, :1] = [[StepType.LAST], [StepType.FIRST]]
     return timed._replace(core_state=core_state)
 
 
