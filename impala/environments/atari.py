@@ -1,0 +1,198 @@
+"""Atari 2600 games through the Arcade Learning Environment's own vector environment (C++ threads).
+
+Preprocessing of Mnih et al. 2015: grey frames, each action repeated, the maximum over the last two
+frames, up to 30 no-ops at the start. Frames come singly (the agent stacks them) and rewards raw.
+"""
+
+import difflib
+
+import ale_py
+import gymnasium as gym
+import numpy as np
+from ale_py import roms
+from ale_py.vector_env import AtariVectorEnv
+from gymnasium.vector import AutoresetMode
+
+from impala.configs import AtariConfig
+from impala.environments import base
+from impala.types import EnvironmentStep, Nest, StepType, TimeStep
+
+gym.register_envs(ale_py)
+
+
+class Atari(base.Environment):
+    """E copies of one game; observations are uint8 [height, width, 1].
+
+    A step shows in `frames` how many frames it played, which is less than `frame_skip` where the
+    game ended, and `info` has the `lives` left. Each `recv` gives new arrays.
+
+    Args:
+      id: as Gymnasium knows the game, such as ALE/MsPacman-v5.
+      config: how it is played and seen.
+      num_envs: E.
+      threads: emulator threads.
+      render_mode: rgb_array for `render`, human for a window with environment 0 in it.
+
+    Raises:
+      ValueError: if there is no such game, or it has no such actions.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        config: AtariConfig,
+        num_envs: int,
+        *,
+        threads: int = 1,
+        render_mode: str | None = None,
+    ) -> None:
+        self._config = config
+        self._game = _game(id)
+        # ALE's defaults clip rewards, fire on reset and stack frames, so none is left to it.
+        self._vector = AtariVectorEnv(
+            self._game,
+            num_envs,
+            batch_size=0,  # all of them, in order
+            num_threads=min(threads, num_envs),
+            thread_affinity_offset=-1,
+            max_num_frames_per_episode=config.max_frames_per_episode,
+            repeat_action_probability=config.sticky_actions,
+            full_action_space=config.full_action_set,
+            continuous=False,
+            continuous_action_threshold=0.5,
+            autoreset_mode=AutoresetMode.NEXT_STEP,
+            img_height=config.height,
+            img_width=config.width,
+            grayscale=True,
+            stack_num=1,
+            frameskip=config.frame_skip,
+            maxpool=True,
+            noop_max=config.noop_max,
+            # Both off: `terminated` is the end of the game, and a life loss is seen in the lives.
+            episodic_life=False,
+            life_loss_info=False,
+            reward_clipping=False,
+            use_fire_reset=False,
+        )
+        self._actions = _chosen_actions(id, config.actions, int(self._vector.single_action_space.n))
+        self.num_envs = num_envs
+        self.action_space = gym.spaces.Discrete(len(self._actions))
+        self.observation_space = gym.spaces.Box(0, 255, (config.height, config.width, 1), np.uint8)
+        self._render_mode = render_mode
+        self._screen: _Screen | None = None
+
+    def reset(self, seed: int) -> TimeStep:
+        seeds = base.seeds(seed, self.num_envs)
+        observation, info = self._vector.reset(seed=seeds)
+        self._remember(info, np.zeros(self.num_envs, np.bool_))
+        if self._render_mode is not None:
+            self._screen = _Screen(self._game, self._config, int(seeds[0]), self._render_mode)
+            self._screen.start_episode(int(self._episode_frames[0]))
+        return base.first_timestep(self._channels_last(observation), self.num_envs)
+
+    def send(self, action: Nest) -> None:
+        self._sent = self._actions[action]
+        self._vector.send(self._sent)
+
+    def recv(self) -> EnvironmentStep:
+        observation, reward, terminated, truncated, info = self._vector.recv()
+        first = self._ended
+        frames = np.where(first, 0, info["episode_frame_number"] - self._episode_frames)
+        life_lost = ~first & (info["lives"] < self._lives)
+        self._remember(info, terminated | truncated)
+        timestep = base.next_timestep(
+            self._channels_last(observation), reward, terminated, truncated, first
+        )
+        if self._config.life_loss_ends:
+            timestep.discount[life_lost] = 0.0
+        step = EnvironmentStep(timestep, frames.astype(np.int32), {"lives": self._lives})
+        if self._screen is not None:
+            self._screen.follow(int(self._sent[0]), step, int(self._episode_frames[0]))
+        return step
+
+    def render(self) -> np.ndarray:
+        if self._screen is None:
+            raise ValueError("nothing to render: give a render_mode, then reset")
+        return self._screen.picture()
+
+    def close(self) -> None:
+        self._vector.close()
+        self._vector.ale = None  # its threads end with it
+        self._screen = None
+
+    def _remember(self, info: dict[str, np.ndarray], ended: np.ndarray) -> None:
+        self._ended = ended
+        self._lives = info["lives"]
+        self._episode_frames = info["episode_frame_number"]  # no-ops of the start included
+
+    def _channels_last(self, observation: np.ndarray) -> np.ndarray:
+        """[E, 1, H, W] as [E, H, W, 1], without a copy."""
+        return observation.reshape(self.num_envs, *self.observation_space.shape)
+
+
+class _Screen:
+    """Environment 0's game, played a second time for its picture in colour.
+
+    The vector environment has no screen. An emulator with the same seed that is given the same
+    actions plays the same game, sticky actions and all; that it does is checked at each step.
+    """
+
+    def __init__(self, game: str, config: AtariConfig, seed: int, render_mode: str) -> None:
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+        self._ale = ale_py.ALEInterface()
+        self._ale.setInt("random_seed", seed)
+        self._ale.setFloat("repeat_action_probability", config.sticky_actions)
+        if render_mode == "human":
+            self._ale.setBool("display_screen", True)
+            self._ale.setBool("sound", True)
+        self._ale.loadROM(roms.get_rom_path(game))
+        self._actions = (
+            self._ale.getLegalActionSet()
+            if config.full_action_set
+            else self._ale.getMinimalActionSet()
+        )
+
+    def start_episode(self, noops: int) -> None:
+        self._ale.reset_game()
+        for _ in range(noops):
+            self._ale.act(ale_py.Action.NOOP)
+
+    def follow(self, action: int, step: EnvironmentStep, episode_frames: int) -> None:
+        """Plays environment 0's step, and checks that it went the same way."""
+        reward = 0
+        if step.timestep.step_type[0] == StepType.FIRST:
+            self.start_episode(episode_frames)
+        else:
+            for _ in range(step.frames[0]):
+                reward += self._ale.act(self._actions[action])
+        seen = reward, self._ale.lives(), self._ale.getEpisodeFrameNumber()
+        played = step.timestep.reward[0], step.info["lives"][0], episode_frames
+        if seen != played:
+            raise RuntimeError(
+                "the screen no longer shows the game that is played: reward, lives and frame are "
+                f"{seen}, and {played} in the game. Another version of ale-py may help."
+            )
+
+    def picture(self) -> np.ndarray:
+        return self._ale.getScreenRGB()
+
+
+def _game(id: str) -> str:
+    """The ROM's name of a Gymnasium id: ALE/MsPacman-v5 is ms_pacman."""
+    if id not in gym.registry:
+        games = [name for name in gym.registry if name.startswith("ALE/")]
+        nearest = ", ".join(difflib.get_close_matches(id, games, cutoff=0.5)) or "ALE/Pong-v5"
+        raise ValueError(f"environment.id is {id!r}, which ALE does not have. Nearest: {nearest}.")
+    return str(gym.spec(id).kwargs["game"])
+
+
+def _chosen_actions(id: str, actions: tuple[int, ...], count: int) -> np.ndarray:
+    """Indices into the game's action set, in the order in which the agent counts them."""
+    if not actions:
+        return np.arange(count)
+    if len(set(actions)) != len(actions) or not all(0 <= action < count for action in actions):
+        raise ValueError(
+            f"environment.atari.actions is {actions}; the {count} actions of {id} are 0 to "
+            f"{count - 1}, each at most once (18 with environment.atari.full_action_set)."
+        )
+    return np.array(actions)

@@ -1,0 +1,143 @@
+"""The environment interface: E games that step together, and the rules that each one follows."""
+
+import abc
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from impala.types import EnvironmentStep, Nest, StepType, TimeStep
+
+LEAF_SPACES = (
+    gym.spaces.Box,
+    gym.spaces.Discrete,
+    gym.spaces.MultiBinary,
+    gym.spaces.MultiDiscrete,
+)
+
+
+class Environment(abc.ABC):
+    """E environments that step together.
+
+    `reset` once, then `send` and `recv` in turns. Episodes follow each other without a call: the
+    step after LAST ignores its action and is the FIRST of the next episode, with reward 0,
+    discount 1 and no frames. The discount is 0 where an episode terminated, and 1 where a time
+    limit cut it off.
+    """
+
+    observation_space: gym.Space  # of one environment, as the agent sees it
+    action_space: gym.Space  # of one environment
+    num_envs: int  # E
+
+    @abc.abstractmethod
+    def reset(self, seed: int) -> TimeStep:
+        """Starts all environments, each with its own seed (see `seeds`).
+
+        Returns:
+          [E, ...], all FIRST. The arrays may be written again by the next `recv`.
+        """
+
+    @abc.abstractmethod
+    def send(self, action: Nest) -> None:
+        """Starts a step, without waiting for it where that is possible.
+
+        Args:
+          action: [E, ...], structured like the action space; not to be changed before `recv`.
+        """
+
+    @abc.abstractmethod
+    def recv(self) -> EnvironmentStep:
+        """Waits for the step that `send` started.
+
+        Returns:
+          [E, ...]. The arrays may be written again by the next `recv`.
+        """
+
+    @abc.abstractmethod
+    def render(self) -> np.ndarray:
+        """What environment 0 shows: RGB, uint8 [height, width, 3]."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Frees threads, processes and windows; a second call does nothing."""
+
+
+def seeds(seed: int, num_envs: int) -> np.ndarray:
+    """The seeds of E environments: int64 [E], 31 bits each.
+
+    Environment i's depends on `seed` and i alone, and neighbouring `seed`s share none: seed + i
+    would give environment 1 of seed 0 the games of environment 0 of seed 1.
+    """
+    if seed < 0:
+        raise ValueError(f"seed is {seed}; it must be 0 or more.")
+    words = [np.random.SeedSequence([seed, i]).generate_state(1)[0] for i in range(num_envs)]
+    return np.array(words, np.int64) >> 1
+
+
+def first_timestep(observation: Nest, num_envs: int) -> TimeStep:
+    """What `reset` returns, around its observation [E, ...]."""
+    return TimeStep(
+        observation=observation,
+        reward=np.zeros(num_envs, np.float32),
+        discount=np.ones(num_envs, np.float32),
+        step_type=np.full(num_envs, StepType.FIRST, np.int8),
+    )
+
+
+def next_timestep(
+    observation: Nest,
+    reward: np.ndarray,
+    terminated: np.ndarray,
+    truncated: np.ndarray,
+    first: np.ndarray,
+) -> TimeStep:
+    """A time step from what a Gymnasium vector environment says, all [E].
+
+    `first` is where the step before was LAST, so where this one started an episode. An episode
+    that terminates at its time limit has terminated.
+    """
+    step_type = np.where(terminated | truncated, StepType.LAST, StepType.MID)
+    with np.errstate(over="ignore"):  # What is too large becomes infinite and is then refused.
+        reward = np.asarray(reward).astype(np.float32)
+    return TimeStep(
+        observation=observation,
+        reward=reward,
+        discount=np.where(terminated, 0.0, 1.0).astype(np.float32),
+        step_type=np.where(first, StepType.FIRST, step_type).astype(np.int8),
+    )
+
+
+def map_leaves(function: Callable[..., Any], name: str, space: gym.Space, *values: Nest) -> Nest:
+    """function(name, leaf space, *leaf values) for each leaf, in a nest structured like the space.
+
+    Raises:
+      ValueError: if a value is not structured like the space, or the space has no fixed size.
+    """
+    match space:
+        case gym.spaces.Dict():
+            for value in values:
+                if not isinstance(value, Mapping) or set(value) != set(space.spaces):
+                    keys = sorted(value) if isinstance(value, Mapping) else type(value).__name__
+                    raise ValueError(f"{name} has {keys}; expected the keys {sorted(space.spaces)}")
+            return {
+                key: map_leaves(function, f"{name}/{key}", part, *(value[key] for value in values))
+                for key, part in space.spaces.items()
+            }
+        case gym.spaces.Tuple():
+            for value in values:
+                if not isinstance(value, tuple | list) or len(value) != len(space.spaces):
+                    raise ValueError(
+                        f"{name} is a {type(value).__name__}; expected {len(space.spaces)} parts"
+                    )
+            return tuple(
+                map_leaves(function, f"{name}/{i}", part, *(value[i] for value in values))
+                for i, part in enumerate(space.spaces)
+            )
+    if not isinstance(space, LEAF_SPACES):
+        names = ", ".join(leaf.__name__ for leaf in LEAF_SPACES)
+        raise ValueError(
+            f"{name} has the space {space}, which has no fixed size. Supported: {names}, and Dict "
+            "or Tuple of these. Wrap the environment so that it has one of them."
+        )
+    return function(name, space, *values)

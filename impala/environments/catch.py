@@ -1,0 +1,90 @@
+"""Catch (as in Osband et al. 2020, arXiv 1908.03568): the smallest game worth watching."""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from impala.environments import base
+from impala.types import EnvironmentStep, Nest, TimeStep
+
+_PIXELS_PER_CELL = 16
+
+
+class Catch(base.Environment):
+    """A ball falls from a random column, a row each step; the paddle on the bottom row is moved.
+
+    Observations are uint8 [rows, columns], 1 where the ball and the paddle are. Actions are left,
+    stay and right. An episode has rows - 1 steps and gives 1 at its end if the ball was caught and
+    -1 if not.
+
+    Args:
+      num_envs: E.
+      rows: height of the board, at least 2.
+      columns: width of the board, at least 1.
+    """
+
+    def __init__(self, num_envs: int, rows: int = 10, columns: int = 5) -> None:
+        for name, value, least in (("rows", rows, 2), ("columns", columns, 1)):
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} of Catch is {value!r}; it must be {least} or more.")
+        self.num_envs = num_envs
+        self.observation_space = gym.spaces.Box(0, 1, (rows, columns), np.uint8)
+        self.action_space = gym.spaces.Discrete(3)
+        self._rows, self._columns = rows, columns
+        self._envs = np.arange(num_envs)
+        self._ball_row = np.zeros(num_envs, np.int64)
+        self._ball_column = np.zeros(num_envs, np.int64)
+        self._paddle = np.zeros(num_envs, np.int64)
+
+    def reset(self, seed: int) -> TimeStep:
+        self._generators = [np.random.default_rng(s) for s in base.seeds(seed, self.num_envs)]
+        self._ended = np.zeros(self.num_envs, np.bool_)
+        self._start(self._envs)
+        return base.first_timestep(self._board(), self.num_envs)
+
+    def send(self, action: Nest) -> None:
+        self._action = action
+
+    def recv(self) -> EnvironmentStep:
+        first = self._ended
+        self._paddle = np.clip(self._paddle + self._action - 1, 0, self._columns - 1)
+        self._ball_row = self._ball_row + 1
+        self._start(np.flatnonzero(first))
+        self._ended = self._ball_row == self._rows - 1
+        caught = np.where(self._paddle == self._ball_column, 1.0, -1.0)
+        timestep = base.next_timestep(
+            self._board(),
+            reward=np.where(self._ended, caught, 0.0),
+            terminated=self._ended,
+            truncated=np.zeros(self.num_envs, np.bool_),
+            first=first,
+        )
+        return EnvironmentStep(timestep, (~first).astype(np.int32), {})
+
+    def render(self) -> np.ndarray:
+        cells = self._board()[0] * np.uint8(255)
+        grey = np.kron(cells, np.ones((_PIXELS_PER_CELL, _PIXELS_PER_CELL), np.uint8))
+        return np.repeat(grey[:, :, np.newaxis], 3, axis=2)
+
+    def close(self) -> None:
+        pass
+
+    def _start(self, envs: np.ndarray) -> None:
+        self._ball_row[envs] = 0
+        self._paddle[envs] = self._columns // 2
+        for i in envs:
+            self._ball_column[i] = self._generators[i].integers(self._columns)
+
+    def _board(self) -> np.ndarray:
+        board = np.zeros((self.num_envs, self._rows, self._columns), np.uint8)
+        board[self._envs, self._ball_row, self._ball_column] = 1
+        board[self._envs, self._rows - 1, self._paddle] = 1
+        return board
+
+
+def make(kwargs: dict[str, Any], num_envs: int) -> Catch:
+    """Catch with the rows and columns of `kwargs`."""
+    if unknown := sorted(set(kwargs) - {"rows", "columns"}):
+        raise ValueError(f"environment.kwargs has {unknown}; Catch knows rows and columns.")
+    return Catch(num_envs, **kwargs)

@@ -1,0 +1,223 @@
+"""Environments around environments: what refuses nonsense, and what adds to the observation."""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from impala.environments import base
+from impala.types import EnvironmentStep, Nest, StepType, TimeStep
+
+
+class Checked(base.Environment):
+    """Refuses calls out of order, actions outside the space and values that no agent can use.
+
+    Args:
+      environment: what is checked.
+      name: its name in messages.
+    """
+
+    def __init__(self, environment: base.Environment, name: str) -> None:
+        self._environment = environment
+        self._name = name
+        self._state = "new"  # then ready and stepping by turns, and closed or broken at the end
+        self._steps = 0
+        self.observation_space = environment.observation_space
+        self.action_space = environment.action_space
+        self.num_envs = environment.num_envs
+
+    def reset(self, seed: int) -> TimeStep:
+        """As `Environment.reset`.
+
+        Raises:
+          RuntimeError: if called again, or the environment fails or gives unusable values.
+        """
+        self._expect("new", "reset comes once, before the first send")
+        timestep = self._guarded(lambda: self._environment.reset(seed))
+        self._guarded(lambda: self._check_timestep(timestep))
+        self._state = "ready"
+        return timestep
+
+    def send(self, action: Nest) -> None:
+        """As `Environment.send`.
+
+        Raises:
+          ValueError: if the action is not in the space; it may be sent again, corrected.
+          RuntimeError: before `reset`, or before the `recv` of the last `send`.
+        """
+        self._expect("ready", "send comes after reset or recv")
+        action = base.map_leaves(self._check_action, "action", self.action_space, action)
+        self._guarded(lambda: self._environment.send(action))
+        self._state = "stepping"
+
+    def recv(self) -> EnvironmentStep:
+        """As `Environment.recv`.
+
+        Raises:
+          RuntimeError: without a `send` before, or if the environment fails or gives unusable
+            values.
+        """
+        self._expect("stepping", "recv comes after send")
+        self._steps += 1
+        step = self._guarded(self._environment.recv)
+        self._guarded(lambda: self._check_timestep(step.timestep))
+        self._state = "ready"
+        return step
+
+    def render(self) -> np.ndarray:
+        return self._environment.render()
+
+    def close(self) -> None:
+        if self._state != "closed":
+            self._state = "closed"
+            self._environment.close()
+
+    def _expect(self, state: str, rule: str) -> None:
+        if self._state != state:
+            raise RuntimeError(f"{self._name} is {self._state}, not {state}: {rule}")
+
+    def _guarded(self, call: Any) -> Any:
+        """What the call returns; its errors get the environment's name and the step."""
+        try:
+            return call()
+        except Exception as error:
+            self._state = "broken"
+            raise RuntimeError(
+                f"{self._name} failed at step {self._steps}: {type(error).__name__}: {error}"
+            ) from error
+
+    def _check_action(self, name: str, space: gym.Space, action: Any) -> np.ndarray:
+        action = np.asarray(action)
+        self._check_shape(name, space, action)
+        kind, wanted = action.dtype.kind, np.dtype(space.dtype).kind
+        if not (kind in "biu" and wanted in "biuf" or kind == wanted == "f"):
+            raise ValueError(f"{name} for {self._name} is {action.dtype}, expected {space.dtype}")
+        match space:
+            case gym.spaces.Discrete():
+                valid = (action >= space.start) & (action < space.start + space.n)
+            case gym.spaces.MultiDiscrete():
+                valid = (action >= space.start) & (action < space.start + space.nvec)
+            case gym.spaces.MultiBinary():
+                valid = (action == 0) | (action == 1)
+            case _:
+                valid = np.isfinite(action)
+        if not valid.all():
+            i = int(np.argwhere(~valid)[0][0])
+            raise ValueError(
+                f"{name} {action[i]} for environment {i} of {self._name} is not in {space}"
+            )
+        return action.astype(space.dtype, copy=False)
+
+    def _check_timestep(self, timestep: TimeStep) -> None:
+        base.map_leaves(
+            self._check_observation, "observation", self.observation_space, timestep.observation
+        )
+        finite = np.isfinite(timestep.reward)
+        if not finite.all():
+            i = int(np.flatnonzero(~finite)[0])
+            raise ValueError(f"the reward of environment {i} is {timestep.reward[i]}")
+
+    def _check_observation(self, name: str, space: gym.Space, value: np.ndarray) -> None:
+        self._check_shape(name, space, value)
+        if value.dtype != space.dtype:
+            raise ValueError(f"{name} is {value.dtype}, expected {space.dtype}")
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            i = int(np.argwhere(~np.isfinite(value))[0][0])
+            raise ValueError(f"{name} of environment {i} is not finite: {value[i]}")
+
+    def _check_shape(self, name: str, space: gym.Space, value: np.ndarray) -> None:
+        expected = (self.num_envs, *(space.shape or ()))
+        if value.shape != expected:
+            raise ValueError(
+                f"{name} for {self._name} has shape {value.shape}, expected {expected}"
+            )
+
+
+class WithHistory(base.Environment):
+    """Puts the observation in a dict, beside what happened just before it.
+
+    `observation` is the environment's own. At the start of an episode:
+    `last_action` is "none": for choices one more number, one below the smallest; else zeros;
+    `last_reward` (float32, raw) is 0;
+    `time_in_episode` (int32, agent steps) is 0.
+
+    Args:
+      environment: what is wrapped.
+      last_action_and_reward: whether to add these two.
+      time_in_episode: whether to add this.
+    """
+
+    def __init__(
+        self, environment: base.Environment, *, last_action_and_reward: bool, time_in_episode: bool
+    ) -> None:
+        self._environment = environment
+        self._with_last = last_action_and_reward
+        self._with_time = time_in_episode
+        self.num_envs = environment.num_envs
+        self.action_space = environment.action_space
+        spaces: dict[str, gym.Space] = {"observation": environment.observation_space}
+        if last_action_and_reward:
+            spaces["last_action"] = _with_none(environment.action_space)
+            spaces["last_reward"] = gym.spaces.Box(-np.inf, np.inf, (), np.float32)
+        if time_in_episode:
+            spaces["time_in_episode"] = gym.spaces.Box(0, 2**31 - 1, (), np.int32)
+        self.observation_space = gym.spaces.Dict(spaces)
+        self._no_action = base.map_leaves(self._none, "last_action", environment.action_space)
+        self._time = np.zeros(self.num_envs, np.int32)
+
+    def reset(self, seed: int) -> TimeStep:
+        self._time = np.zeros(self.num_envs, np.int32)
+        return self._extended(self._environment.reset(seed), self._no_action)
+
+    def send(self, action: Nest) -> None:
+        self._environment.send(action)
+        self._action = action
+
+    def recv(self) -> EnvironmentStep:
+        step = self._environment.recv()
+        first = step.timestep.step_type == StepType.FIRST
+        self._time = np.where(first, 0, self._time + 1).astype(np.int32)
+
+        def last(name: str, space: gym.Space, action: np.ndarray, none: np.ndarray) -> np.ndarray:
+            is_first = first.reshape(-1, *[1] * (none.ndim - 1))
+            return np.where(is_first, none, action).astype(none.dtype, copy=False)
+
+        last_action = base.map_leaves(
+            last, "last_action", self.action_space, self._action, self._no_action
+        )
+        return step._replace(timestep=self._extended(step.timestep, last_action))
+
+    def render(self) -> np.ndarray:
+        return self._environment.render()
+
+    def close(self) -> None:
+        self._environment.close()
+
+    def _extended(self, timestep: TimeStep, last_action: Nest) -> TimeStep:
+        observation = {"observation": timestep.observation}
+        if self._with_last:
+            observation |= {"last_action": last_action, "last_reward": timestep.reward}
+        if self._with_time:
+            observation["time_in_episode"] = self._time
+        return timestep._replace(observation=observation)
+
+    def _none(self, name: str, space: gym.Space) -> np.ndarray:
+        start = getattr(space, "start", 1) - 1  # spaces of choices have one; the others get 0
+        return np.broadcast_to(start, (self.num_envs, *(space.shape or ()))).astype(space.dtype)
+
+
+def _with_none(space: gym.Space) -> gym.Space:
+    """The space of an action or none."""
+    match space:
+        case gym.spaces.Dict():
+            return gym.spaces.Dict({key: _with_none(part) for key, part in space.spaces.items()})
+        case gym.spaces.Tuple():
+            return gym.spaces.Tuple([_with_none(part) for part in space.spaces])
+        case gym.spaces.Discrete():
+            return gym.spaces.Discrete(int(space.n) + 1, start=int(space.start) - 1)
+        case gym.spaces.MultiDiscrete():
+            return gym.spaces.MultiDiscrete(space.nvec + 1, start=space.start - 1)
+        case gym.spaces.Box():
+            low, high = np.minimum(space.low, 0), np.maximum(space.high, 0)
+            return gym.spaces.Box(low, high, dtype=space.dtype.type)
+    return space
