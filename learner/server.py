@@ -103,14 +103,17 @@ class Server:
         server.add_generic_rpc_handlers((_handlers(calls),))
         probes = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(probes, server)
-        address = _bind(server, self._listen)
-        await server.start()
-        for name in ("", SERVICE_NAME):
-            await probes.set(name, health_pb2.HealthCheckResponse.SERVING)
-        self._bound.set_result(address)
-        grace = await self._stopping
-        await probes.enter_graceful_shutdown()
-        await server.stop(grace)
+        grace = 0.0
+        try:
+            address = _bind(server, self._listen)
+            await server.start()
+            for name in ("", SERVICE_NAME):
+                await probes.set(name, health_pb2.HealthCheckResponse.SERVING)
+            self._bound.set_result(address)
+            grace = await self._stopping
+            await probes.enter_graceful_shutdown()
+        finally:
+            await server.stop(grace)
 
 
 def _resolve(stopping: asyncio.Future[float], grace: float) -> None:

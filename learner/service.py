@@ -96,6 +96,12 @@ class LearnerService:
         core_state = codec.specs(core_state_only(unroll_spec))
         fingerprint = codec.fingerprint([*timed, *core_state], parameter_specs, config_json)
         self._validator = Validator(unroll_spec, fingerprint, max_envs_per_message, action_bounds)
+        if self.max_message_bytes > 2**31 - 1:
+            raise ValueError(
+                f"A message with {max_envs_per_message} environments may have "
+                f"{self.max_message_bytes} bytes, gRPC takes at most {2**31 - 1}: lower "
+                "learner.max_envs_per_message or learner.unroll_length."
+            )
         self._max_envs = max_envs_per_message
         self._welcome = pb.JoinReply(
             protocol=pb.ProtocolVersion(major=PROTOCOL[0], minor=PROTOCOL[1]),
@@ -110,12 +116,6 @@ class LearnerService:
             max_unrolls_in_flight=max_in_flight,
             max_message_bytes=self._validator.max_message_bytes,
         )
-        if self.max_message_bytes > 2**31 - 1:
-            raise ValueError(
-                f"A message with {max_envs_per_message} environments may have "
-                f"{self.max_message_bytes} bytes, gRPC takes at most {2**31 - 1}: lower "
-                "learner.max_envs_per_message or learner.unroll_length."
-            )
 
     @property
     def max_message_bytes(self) -> int:

@@ -1,0 +1,187 @@
+"""The gRPC server: addresses, back-pressure, health, and an end without losses."""
+
+import threading
+
+import grpc
+import messages
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from impala.types import Parameters
+from learner.accounts import Accounts
+from learner.ingest import Ingest
+from learner.server import SERVICE_NAME, Server
+from learner.service import LearnerService
+from protos.impala.v1 import learner_pb2 as pb
+from protos.impala.v1 import learner_pb2_grpc
+
+WAIT = 30.0  # seconds that nothing here should ever take
+
+
+class _Served:
+    """A server on a free port of loopback, and a client of it."""
+
+    def __init__(self, service: LearnerService, listen: str = "127.0.0.1:0"):
+        self.server = Server(service, listen)
+        self.address = self.server.start()
+        self.channel = grpc.insecure_channel(self.address)
+        self.stub = learner_pb2_grpc.LearnerStub(self.channel)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.channel.close()
+        self.server.stop(grace=0.0)
+
+    def join(self, **kw) -> str:
+        return self.stub.Join(messages.join_request(**kw), timeout=WAIT).fingerprint
+
+
+def _parameters() -> Parameters:
+    return Parameters(messages.LEARNER, 3, 0.5, 10, [np.ones((2, 3), np.float32)])
+
+
+@pytest.mark.parametrize("kind", ["port", "socket"])
+def test_an_actor_joins_streams_and_pulls(kind, tmp_path):
+    accounts, ingest = Accounts(), Ingest(capacity=64)
+    service = messages.service(accounts, ingest)
+    service.publish(_parameters())
+    listen = "127.0.0.1:0" if kind == "port" else f"unix:{tmp_path}/learner.sock"
+    with _Served(service, listen) as served:
+        assert served.address.startswith("127.0.0.1:" if kind == "port" else "unix:/")
+        assert not served.address.endswith(":0")
+        fingerprint = served.join()
+        stream = served.stub.StreamUnrolls(
+            iter([messages.message(i, fingerprint=fingerprint) for i in (1, 2, 2)]), timeout=WAIT
+        )
+        assert [(receipt.sequence, receipt.status) for receipt in stream] == [
+            (1, pb.STATUS_ACCEPTED),
+            (2, pb.STATUS_ACCEPTED),
+            (2, pb.STATUS_DUPLICATE),
+        ]
+        reply = served.stub.GetParameters(pb.GetParametersRequest(), timeout=WAIT)
+        assert reply.parameters.version == 3
+        served.stub.ReportEvaluation(pb.Evaluation(actor="e"), timeout=WAIT)
+        assert service.evaluations.get(timeout=WAIT).actor == "e"
+        served.server.check()
+    assert accounts.totals().queued == 4
+
+
+def test_errors_of_the_service_become_statuses_and_nothing_kills_the_server(monkeypatch):
+    service = messages.service()
+    with _Served(service) as served:
+        version = pb.ProtocolVersion(major=2)
+        with pytest.raises(grpc.RpcError) as error:
+            served.stub.Join(messages.join_request(protocol=version), timeout=WAIT)
+        assert error.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+        assert "2.0, the learner 1.0" in error.value.details()
+        with pytest.raises(grpc.RpcError) as error:
+            served.join(actor="")
+        assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "1 to 200" in error.value.details()
+
+        with monkeypatch.context() as broken:
+            broken.setattr(service, "join", lambda request: 1 / 0)
+            with pytest.raises(grpc.RpcError) as error:
+                served.join()
+        assert error.value.code() == grpc.StatusCode.INTERNAL
+        served.server.check()
+        assert served.join()
+
+
+def test_a_receipt_that_waits_is_back_pressure():
+    """Given room for one message of two, the third is not taken before the first leaves."""
+    accounts, ingest = Accounts(), Ingest(capacity=4)
+    with _Served(messages.service(accounts, ingest)) as served:
+        fingerprint = served.join()
+        stream = served.stub.StreamUnrolls(
+            iter([messages.message(i, fingerprint=fingerprint) for i in (1, 2, 3)]), timeout=WAIT
+        )
+        assert [next(stream).sequence for _ in range(2)] == [1, 2]
+        served.join(actor="b")  # the server answers others meanwhile
+        assert accounts.totals().received == 4
+        assert ingest.get(timeout=WAIT).sequence == 1
+        assert next(stream).sequence == 3
+        assert list(stream) == []
+
+
+def _health(served: _Served, name: str) -> str:
+    stub = health_pb2_grpc.HealthStub(served.channel)
+    status = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=WAIT).status
+    return health_pb2.HealthCheckResponse.ServingStatus.Name(status)
+
+
+def test_it_is_healthy_while_it_serves_and_says_so_when_it_stops():
+    with _Served(messages.service()) as served:
+        assert [_health(served, name) for name in ("", SERVICE_NAME)] == ["SERVING", "SERVING"]
+        watch = health_pb2_grpc.HealthStub(served.channel).Watch(
+            health_pb2.HealthCheckRequest(service=SERVICE_NAME), timeout=WAIT
+        )
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        served.server.stop(grace=1.0)
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        served.server.check()  # it was stopped: nothing is wrong
+
+
+def test_stop_ends_idle_streams_and_those_that_wait_for_room_without_waiting_for_them():
+    accounts, ingest = Accounts(), Ingest(capacity=2)
+    with _Served(messages.service(accounts, ingest)) as served:
+        fingerprint = served.join()
+        hold = threading.Event()
+
+        def actor(count: int):
+            yield from (messages.message(i + 1, fingerprint=fingerprint) for i in range(count))
+            hold.wait(WAIT)
+
+        waiting = served.stub.StreamUnrolls(actor(2), timeout=WAIT)
+        assert next(waiting).status == pb.STATUS_ACCEPTED  # the next one finds no room
+        idle = served.stub.StreamUnrolls(actor(1), timeout=WAIT)
+        assert next(idle).status == pb.STATUS_DUPLICATE
+        threading.Timer(0.0, served.server.stop, (WAIT,)).start()
+        for stream in (waiting, idle):
+            with pytest.raises(grpc.RpcError) as error:
+                list(stream)
+            assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+            assert "stopping" in error.value.details()
+        hold.set()
+        served.server.stop(WAIT)  # a second time does no harm
+        assert accounts.totals().received == 2
+
+
+def test_an_actor_that_vanishes_in_the_middle_takes_nobody_along():
+    accounts, ingest = Accounts(), Ingest(capacity=2)
+    with _Served(messages.service(accounts, ingest)) as served:
+        fingerprint = served.join()
+        sent = [messages.message(i, fingerprint=fingerprint) for i in (1, 2)]
+        with grpc.insecure_channel(served.address) as channel:
+            stub = learner_pb2_grpc.LearnerStub(channel)
+            stream = stub.StreamUnrolls(iter(sent), timeout=WAIT)
+            assert next(stream).sequence == 1
+        assert served.join() == fingerprint  # it is back and sends what has no receipt
+        stream = served.stub.StreamUnrolls(iter(sent[1:]), timeout=WAIT)
+        assert ingest.get(timeout=WAIT).sequence == 1
+        assert next(stream).status in (pb.STATUS_ACCEPTED, pb.STATUS_DUPLICATE)
+        assert accounts.totals().received == 4
+        assert ingest.get(timeout=WAIT).sequence == 2
+        served.server.check()
+
+
+def test_an_address_that_cannot_be_had_is_named(tmp_path):
+    with _Served(messages.service()) as served:
+        second = Server(messages.service(), served.address)
+        with pytest.raises(OSError, match=f"Cannot listen on '{served.address}'"):
+            second.start()
+    with pytest.raises(OSError, match="at most 107"):
+        Server(messages.service(), f"unix:{tmp_path}/{'x' * 120}").start()
+
+
+def test_a_server_that_dies_is_reported_to_its_owner():
+    with _Served(messages.service()) as served:
+        served.server._loop.call_soon_threadsafe(
+            served.server._stopping.set_exception, MemoryError("no memory")
+        )
+        served.server._thread.join(WAIT)
+        with pytest.raises(RuntimeError, match="has died"):
+            served.server.check()

@@ -1,0 +1,243 @@
+"""What the service answers, without gRPC."""
+
+import asyncio
+
+import messages
+import numpy as np
+import pytest
+
+from impala.types import Parameters
+from learner import service as service_module
+from learner.accounts import Accounts
+from learner.ingest import Ingest
+from learner.service import IncompatibleProtocol, InvalidRequest, LearnerService, Unavailable
+from protos.impala.v1 import learner_pb2 as pb
+
+
+def _parameters(version: int, incarnation: int = messages.LEARNER) -> Parameters:
+    values = [np.full((2, 3), version, np.float32)]
+    return Parameters(incarnation, version, progress=0.5, frames=1000, values=values)
+
+
+def _submit(service: LearnerService, message: pb.Unrolls) -> pb.Receipt:
+    return asyncio.run(service.submit(message))
+
+
+def _joined(**kw) -> tuple[LearnerService, str]:
+    """A service that actor `a` has joined, and the fingerprint it was told."""
+    service = messages.service(**kw)
+    return service, service.join(messages.join_request()).fingerprint
+
+
+def _get(service: LearnerService, incarnation: int, newer_than: int) -> pb.GetParametersReply:
+    request = pb.GetParametersRequest(learner_incarnation=incarnation, newer_than=newer_than)
+    return pb.GetParametersReply.FromString(service.get_parameters(request))
+
+
+def test_join_tells_an_actor_all_that_it_needs():
+    service = messages.service()
+    reply = service.join(messages.join_request("a"))
+    assert (reply.protocol.major, reply.learner_incarnation, reply.seed) == (1, messages.LEARNER, 5)
+    assert reply.config == '{"environment": {"id": "Small"}}'
+    assert reply.unroll_length == messages.UNROLL_LENGTH
+    names = [spec.name for spec in reply.unroll_specs]
+    assert names[:2] == ["timestep/observation/flag", "timestep/observation/image"]
+    assert reply.num_core_state_specs == 1
+    assert names[-1] == "core_state"
+    assert list(reply.parameter_specs[0].shape) == [2, 3]
+    assert reply.max_unrolls_in_flight == 2
+    assert reply.max_message_bytes == service.max_message_bytes
+    assert reply.fingerprint
+    assert not reply.finished
+    assert (reply.actor_index, service.join(messages.join_request("b")).actor_index) == (0, 1)
+    assert service.join(messages.join_request("a")).actor_index == 0
+
+
+def test_an_evaluator_joins_without_taking_a_place_in_the_fleet():
+    service = messages.service()
+    reply = service.join(messages.join_request("e", role=pb.ROLE_EVALUATOR))
+    assert reply.fingerprint
+    assert service.join(messages.join_request("a")).actor_index == 0
+    receipt = _submit(service, messages.message(actor="e", fingerprint=reply.fingerprint))
+    assert receipt.reason == pb.REASON_UNKNOWN_ACTOR
+
+
+def test_another_major_version_is_refused_naming_both_and_a_minor_one_is_not():
+    service = messages.service()
+    with pytest.raises(IncompatibleProtocol, match=r"actor speaks protocol 2\.7, the learner 1\.0"):
+        service.join(messages.join_request(protocol=pb.ProtocolVersion(major=2, minor=7)))
+    assert service.join(
+        messages.join_request(protocol=pb.ProtocolVersion(major=1, minor=9))
+    ).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("field", "says"),
+    [
+        ({"actor": ""}, "1 to 200"),
+        ({"actor": "x" * 201}, "201 characters"),
+        ({"actor": "a\nb"}, "printable"),
+        ({"incarnation": 0}, "incarnation is 0"),
+        ({"role": pb.ROLE_UNSPECIFIED}, "ROLE_ACTOR or ROLE_EVALUATOR"),
+        ({"acknowledged_sequence": 1, "acknowledged_unrolls": 9}, "at most 8 each"),
+    ],
+)
+def test_an_impossible_join_is_refused(field, says):
+    with pytest.raises(InvalidRequest, match=says):
+        messages.service().join(messages.join_request(**field))
+
+
+def test_receipts_say_what_became_of_a_message():
+    accounts, ingest = Accounts(), Ingest(capacity=64)
+    service, fingerprint = _joined(accounts=accounts, ingest=ingest)
+    service.publish(_parameters(version=3))
+
+    def receipt(sequence: int, **kw) -> tuple[int, int]:
+        answer = _submit(service, messages.message(sequence, fingerprint=fingerprint, **kw))
+        assert answer.sequence == sequence
+        assert (answer.learner_incarnation, answer.newest_version) == (messages.LEARNER, 3)
+        assert bool(answer.detail) == (answer.status == pb.STATUS_REJECTED)
+        return answer.status, answer.reason
+
+    assert receipt(1, parameter_version=3) == (pb.STATUS_ACCEPTED, 0)
+    assert receipt(1) == (pb.STATUS_DUPLICATE, 0)
+    assert receipt(3) == (pb.STATUS_REJECTED, pb.REASON_SEQUENCE)
+    assert receipt(2, parameter_version=4) == (pb.STATUS_REJECTED, pb.REASON_VERSION)
+    assert receipt(3) == (pb.STATUS_ACCEPTED, 0)  # the refused one used number 2 up
+    assert receipt(4, incarnation=9) == (pb.STATUS_REJECTED, pb.REASON_UNKNOWN_ACTOR)
+    assert receipt(4) == (pb.STATUS_ACCEPTED, 0)
+
+    totals = accounts.totals()
+    assert (totals.received, totals.duplicates, totals.queued) == (6, 1, 6)
+    assert totals.rejected == {"sequence": 1, "version": 1, "unknown_actor": 1}
+    assert [ingest.get(0.0).sequence for _ in range(3)] == [1, 3, 4]
+
+
+def test_another_incarnation_of_the_same_name_takes_over():
+    service, fingerprint = _joined()
+    service.join(messages.join_request("a", incarnation=2))
+    old = _submit(service, messages.message(incarnation=1, fingerprint=fingerprint))
+    new = _submit(service, messages.message(incarnation=2, fingerprint=fingerprint))
+    assert (old.reason, new.status) == (pb.REASON_UNKNOWN_ACTOR, pb.STATUS_ACCEPTED)
+    assert "join again" in old.detail
+
+
+def test_after_a_crash_a_half_learned_message_comes_in_from_where_it_was():
+    accounts = Accounts()
+    service, fingerprint = _joined(accounts=accounts)
+    message = messages.message(num_envs=4, fingerprint=fingerprint)
+    _submit(service, message)  # the receipt is lost
+    accounts.learned("a", 1, 1, 3)
+    restored, ingest = Accounts(), Ingest(capacity=64)
+    restored.restore(accounts.state())
+
+    service, _ = _joined(accounts=restored, ingest=ingest)
+    assert _submit(service, message).status == pb.STATUS_ACCEPTED
+    assert ingest.get(0.0).offset == 3
+    assert restored.totals().received == 4
+
+
+def test_a_full_ingest_keeps_the_receipt_and_a_cancelled_one_counts_nothing():
+    async def story():
+        accounts, ingest = Accounts(), Ingest(capacity=2)
+        service, fingerprint = _joined(accounts=accounts, ingest=ingest)
+        await service.submit(messages.message(1, fingerprint=fingerprint))
+        second = messages.message(2, fingerprint=fingerprint)
+        waiting = asyncio.create_task(service.submit(second))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        assert accounts.totals().received == 2
+
+        # The stream broke, so the same message comes again, while the first copy still waits.
+        waiting = [asyncio.create_task(service.submit(second)) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        assert not any(task.done() for task in waiting)
+        assert ingest.get(0.0).sequence == 1
+        assert (await waiting[0]).status == pb.STATUS_ACCEPTED
+        assert ingest.get(0.0).sequence == 2
+        assert (await waiting[1]).status == pb.STATUS_DUPLICATE
+        assert accounts.totals().received == 4
+
+    asyncio.run(story())
+
+
+def test_parameters_come_when_they_are_newer_or_of_another_learner():
+    service = messages.service()
+    assert not _get(service, 0, 0).HasField("parameters")  # nothing is published yet
+    service.publish(_parameters(version=0))
+    assert _get(service, 0, 0).parameters.version == 0  # the caller held none
+    assert not _get(service, messages.LEARNER, 0).HasField("parameters")
+    service.publish(_parameters(version=2))
+    reply = _get(service, messages.LEARNER, 1).parameters
+    assert (reply.version, reply.progress, reply.frames) == (2, 0.5, 1000)
+    assert np.frombuffer(reply.tensors[0], np.float32).tolist() == [2.0] * 6
+    # An incarnation that is gone may have published higher versions: pull whatever the version.
+    assert _get(service, 1, 10).parameters.version == 2
+
+
+def test_parameters_are_serialised_once_and_only_if_someone_asks(monkeypatch):
+    calls = []
+    encode = service_module.codec.encode
+    monkeypatch.setattr(
+        service_module.codec, "encode", lambda values: calls.append(0) or encode(values)
+    )
+    service = messages.service()
+    for version in range(5):
+        service.publish(_parameters(version))
+    assert not calls
+    replies = [service.get_parameters(pb.GetParametersRequest()) for _ in range(10)]
+    assert len(calls) == 1
+    assert all(reply is replies[0] for reply in replies)
+
+
+def test_when_training_has_finished_everyone_hears_and_parameters_stay():
+    async def story():
+        ingest = Ingest(capacity=2)
+        service, fingerprint = _joined(ingest=ingest)
+        service.publish(_parameters(version=7))
+        assert not _get(service, 0, 0).finished
+        await service.submit(messages.message(1, fingerprint=fingerprint))
+        waiting = asyncio.create_task(service.submit(messages.message(2, fingerprint=fingerprint)))
+        await asyncio.sleep(0.01)
+        service.finish()
+        assert (await waiting).status == pb.STATUS_FINISHED
+        third = await service.submit(messages.message(2, fingerprint=fingerprint))
+        assert third.status == pb.STATUS_FINISHED
+        reply = _get(service, 0, 0)
+        assert (reply.finished, reply.parameters.version) == (True, 7)
+        assert _get(service, messages.LEARNER, 7).finished
+        assert service.join(messages.join_request("late")).finished
+
+    asyncio.run(story())
+
+
+def test_a_learner_that_stops_takes_no_message_and_says_so():
+    ingest = Ingest(capacity=2)
+    service, fingerprint = _joined(ingest=ingest)
+    ingest.close()
+    with pytest.raises(Unavailable, match="stopping"):
+        _submit(service, messages.message(1, fingerprint=fingerprint))
+
+
+def test_evaluations_are_kept_for_the_learner_and_checked():
+    service = messages.service()
+    good = pb.Evaluation(
+        actor="e",
+        learner_incarnation=messages.LEARNER,
+        parameter_version=3,
+        frames=99,
+        episodes=[pb.Episode(episode_return=21, length=5)],
+    )
+    service.report_evaluation(good)
+    report = service.evaluations.get_nowait()
+    assert (report.actor, report.parameter_version, report.frames) == ("e", 3, 99)
+    assert report.episodes[0].episode_return == 21
+    with pytest.raises(InvalidRequest, match="episode_return is nan"):
+        service.report_evaluation(pb.Evaluation(episodes=[pb.Episode(episode_return=float("nan"))]))
+    assert service.evaluations.empty()
+
+
+def test_messages_that_grpc_cannot_carry_are_refused_at_the_start():
+    with pytest.raises(ValueError, match=r"lower learner\.max_envs_per_message"):
+        messages.service(max_envs=10**6)
