@@ -66,7 +66,8 @@ def unroll(num_envs=2, unroll_spec=None, seed=0) -> Unroll:
 
 def message(sequence=1, num_envs=2, *, actor="a", incarnation=1, fingerprint="", arrays=None, **kw):
     """A good message; name a field to make it another."""
-    arrays = unroll(num_envs) if arrays is None else arrays
+    if "tensors" not in kw:
+        kw["tensors"] = codec.encode(tree.flatten(unroll(num_envs) if arrays is None else arrays))
     fields = {
         "actor": actor,
         "incarnation": incarnation,
@@ -76,7 +77,6 @@ def message(sequence=1, num_envs=2, *, actor="a", incarnation=1, fingerprint="",
         "parameter_version": 0,
         "num_envs": num_envs,
         "frames": [4 * UNROLL_LENGTH] * num_envs,
-        "tensors": codec.encode(tree.flatten(arrays)),
         "episodes": [pb.Episode(episode_return=1.5, length=9, frames=36, info={"lives": 3.0})],
         "elapsed_seconds": 0.5,
         "waited_seconds": 0.25,

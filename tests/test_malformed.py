@@ -1,0 +1,299 @@
+"""Ten thousand malformed messages, while a good actor goes on as if nothing were."""
+
+import collections
+import random
+import resource
+import threading
+
+import grpc
+import messages
+import numpy as np
+import pytest
+import tree
+
+from learner.accounts import Accounts
+from learner.ingest import Ingest
+from learner.server import Server
+from protos.impala.v1 import learner_pb2 as pb
+from protos.impala.v1 import learner_pb2_grpc
+
+WAIT = 60.0  # seconds
+MALFORMED = 10_000
+STREAMS = 4
+
+FLOATS = ("timestep/reward", "timestep/discount", "output/policy", "output/baseline", "core_state")
+GOOD_TENSORS = list(messages.message().tensors)
+STREAM_METHOD = "/impala.v1.Learner/StreamUnrolls"
+
+
+class _Learner:
+    """A served learner whose ingest is drained by a thread."""
+
+    def __init__(self):
+        self.accounts = Accounts()
+        self.ingest = Ingest(capacity=16)
+        self.taken: list[tuple[str, int]] = []
+        self.server = Server(messages.service(self.accounts, self.ingest), "127.0.0.1:0")
+        self.address = self.server.start()
+        self._thread = threading.Thread(target=self._take)
+        self._thread.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.server.stop(grace=0.0)
+        self.ingest.close()
+        self._thread.join(WAIT)
+
+    def _take(self):
+        while (arrival := self.ingest.get(timeout=WAIT)) is not None:
+            self.taken.append((arrival.actor, arrival.sequence))
+
+
+class _Actor:
+    """A client that numbers its messages as the protocol wants."""
+
+    def __init__(self, address: str, name: str, incarnation: int):
+        self.name = name
+        self.incarnation = incarnation
+        self.channel = grpc.insecure_channel(address)
+        self.stub = learner_pb2_grpc.LearnerStub(self.channel)
+        request = messages.join_request(name, incarnation)
+        self.fingerprint = self.stub.Join(request, timeout=WAIT).fingerprint
+        self.sequence = 0  # the last one that was used up
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.channel.close()
+
+    def next(self, **kw) -> pb.Unrolls:
+        self.sequence += 1
+        return self.message(self.sequence, **kw)
+
+    def message(self, sequence: int, **kw) -> pb.Unrolls:
+        fields = {"fingerprint": self.fingerprint, "actor": self.name}
+        fields["incarnation"] = self.incarnation
+        if "arrays" not in kw:
+            fields["tensors"] = GOOD_TENSORS
+        return messages.message(sequence, **{**fields, **kw})
+
+
+def _spoil(actor: _Actor, rng: random.Random) -> tuple[pb.Unrolls, int]:
+    """One malformed message and the reason that its receipt must give."""
+    kinds = [
+        _random_tensors,
+        _truncated,
+        _oversized,
+        _wrong_dtype,
+        _wrong_count,
+        _wrong_num_envs,
+        _wrong_fingerprint,
+        _not_finite,
+        _out_of_range,
+        _bad_episode,
+        _future_version,
+        _unknown_actor,
+        _skipped,
+    ]
+    return rng.choice(kinds)(actor, rng)
+
+
+def _random_tensors(actor, rng):
+    message = actor.next()
+    sizes = [len(tensor) for tensor in message.tensors]
+    # All bits set in floats are NaN, so that at least one of the checks must bite.
+    random_bytes = [rng.randbytes(size) for size in sizes[:-1]] + [b"\xff" * sizes[-1]]
+    del message.tensors[:]
+    message.tensors.extend(random_bytes)
+    return message, (pb.REASON_NOT_FINITE, pb.REASON_RANGE)
+
+
+def _truncated(actor, rng):
+    message = actor.next()
+    i = rng.randrange(len(message.tensors))
+    message.tensors[i] = message.tensors[i][: rng.randrange(len(message.tensors[i]))]
+    return message, pb.REASON_TENSOR_SIZE
+
+
+def _oversized(actor, rng):
+    message = actor.next()
+    i = rng.randrange(len(message.tensors))
+    message.tensors[i] += bytes(rng.randint(1, 700_000))
+    return message, pb.REASON_TENSOR_SIZE
+
+
+def _wrong_dtype(actor, rng):
+    arrays = messages.unroll()
+    wide = tree.map_structure(lambda x: x.astype(np.complex128), arrays)
+    return actor.next(arrays=wide), pb.REASON_TENSOR_SIZE
+
+
+def _wrong_count(actor, rng):
+    message = actor.next()
+    if rng.random() < 0.5:
+        del message.tensors[rng.randrange(len(message.tensors)) :]
+    else:
+        message.tensors.extend([b""] * rng.randint(1, 100))
+    return message, pb.REASON_TENSOR_COUNT
+
+
+def _wrong_num_envs(actor, rng):
+    message = actor.next()  # with two environments
+    message.num_envs = rng.choice([0, 1, 3, messages.MAX_ENVS + 1, 2**31, 2**32 - 1])
+    return message, pb.REASON_NUM_ENVS
+
+
+def _wrong_fingerprint(actor, rng):
+    return actor.next(fingerprint="x" * rng.randint(0, 1000)), pb.REASON_FINGERPRINT
+
+
+def _leaf(actor, path, value):
+    arrays = messages.unroll()
+    leaves = {"/".join(map(str, name)): leaf for name, leaf in tree.flatten_with_path(arrays)}
+    leaves[path].flat[-1] = value
+    return actor.next(arrays=arrays)
+
+
+def _not_finite(actor, rng):
+    value = rng.choice([float("nan"), float("inf"), float("-inf")])
+    return _leaf(actor, rng.choice(FLOATS), value), pb.REASON_NOT_FINITE
+
+
+def _out_of_range(actor, rng):
+    path, value = rng.choice(
+        [
+            ("timestep/step_type", rng.choice([0, 3, -1, 100])),
+            ("timestep/discount", rng.choice([-0.1, 1.1, 1e30])),
+            ("output/action", rng.choice([-1, 3, 2**40])),
+        ]
+    )
+    return _leaf(actor, path, value), pb.REASON_RANGE
+
+
+def _bad_episode(actor, rng):
+    episodes = rng.choice(
+        [
+            [pb.Episode(episode_return=float("nan"))],
+            [pb.Episode(info={"x": float("inf")})],
+            [pb.Episode(info={str(i): 0.0 for i in range(100)})],
+            [pb.Episode()] * 100,
+        ]
+    )
+    return actor.next(episodes=episodes), pb.REASON_RANGE
+
+
+def _future_version(actor, rng):
+    version = rng.choice([1, 2**40, 2**64 - 1])
+    return actor.next(parameter_version=version), pb.REASON_VERSION
+
+
+def _unknown_actor(actor, rng):
+    kw = rng.choice([{"actor": "nobody"}, {"incarnation": 12345}, {"actor": "x" * 10_000}])
+    return actor.message(actor.sequence + 1, **kw), pb.REASON_UNKNOWN_ACTOR
+
+
+def _skipped(actor, rng):
+    sequence = rng.choice([0, actor.sequence + 2, actor.sequence + 1000, 2**64 - 1])
+    return actor.message(sequence), pb.REASON_SEQUENCE
+
+
+def _attack(learner: _Learner, number: int, count: int, counted: collections.Counter) -> None:
+    """Sends malformed messages on one stream and compares every receipt with what must come."""
+    rng = random.Random(number)
+    with _Actor(learner.address, f"bad-{number}", 1000 + number) as actor:
+        expected: collections.deque = collections.deque()
+
+        def spoilt():
+            for i in range(count):
+                if i % 10 == 9 and actor.sequence:  # a replayed sequence number of a good message
+                    message, reason = actor.message(rng.randint(1, actor.sequence)), None
+                else:
+                    message, reason = _spoil(actor, rng)
+                expected.append((message.sequence, reason))
+                yield message
+
+        for receipt in actor.stub.StreamUnrolls(spoilt(), timeout=WAIT):
+            sequence, reason = expected.popleft()
+            assert receipt.sequence == sequence
+            if reason is None:
+                assert receipt.status == pb.STATUS_DUPLICATE
+                counted["duplicate"] += 1
+                continue
+            reasons = reason if isinstance(reason, tuple) else (reason,)
+            assert receipt.status == pb.STATUS_REJECTED, reason
+            assert receipt.reason in reasons, receipt
+            assert 20 < len(receipt.detail) < 500
+            counted[pb.Reason.Name(receipt.reason).removeprefix("REASON_").lower()] += 1
+        assert not expected
+
+
+def test_ten_thousand_malformed_messages_are_each_answered_and_counted():
+    with _Learner() as learner, _Actor(learner.address, "good", 1) as good:
+        counted: list[collections.Counter] = [collections.Counter() for _ in range(STREAMS)]
+        errors: list[BaseException] = []
+
+        def attack(number: int) -> None:
+            try:
+                _attack(learner, number, MALFORMED // STREAMS, counted[number])
+            except BaseException as error:
+                errors.append(error)
+
+        attackers = [threading.Thread(target=attack, args=(i,)) for i in range(STREAMS)]
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for thread in attackers:
+            thread.start()
+
+        def good_messages():
+            while any(thread.is_alive() for thread in attackers) and good.sequence < MALFORMED:
+                yield good.next()
+
+        receipts = list(good.stub.StreamUnrolls(good_messages(), timeout=WAIT))
+        for thread in attackers:
+            thread.join(WAIT)
+        if errors:
+            raise errors[0]
+
+        assert len(receipts) > 10
+        assert all(receipt.status == pb.STATUS_ACCEPTED for receipt in receipts)
+        assert [receipt.sequence for receipt in receipts] == list(range(1, len(receipts) + 1))
+        total = sum(counted, collections.Counter())
+        duplicates = total.pop("duplicate")
+        assert duplicates + sum(total.values()) == MALFORMED
+        assert len(total) == len(pb.Reason.keys()) - 1  # every reason there is
+        totals = learner.accounts.totals()
+        assert totals.rejected == total
+        assert totals.duplicates == duplicates
+        assert totals.received == 2 * len(receipts)
+        learner.server.check()
+    assert {name for name, _ in learner.taken} == {"good"}
+    assert len(learner.taken) == len(receipts)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert after - before < 100 * 1024  # KiB; some 250 MB came in
+
+
+def test_what_grpc_itself_cannot_read_is_refused_and_the_others_go_on():
+    """Random bytes and messages over the size limit never reach the service."""
+    with _Learner() as learner, _Actor(learner.address, "good", 1) as good:
+        limit = messages.service().max_message_bytes
+        rng = random.Random(0)
+        whole = good.message(1).SerializeToString()
+        unreadable = [b"\xff" * 100, whole[:-1], b"\x0a\xff\xff\xff\xff\x0f"]
+        unreadable += [b"\xff" + rng.randbytes(200) for _ in range(200)]
+        raw = good.channel.stream_stream(STREAM_METHOD)  # bytes go out as they are
+        for payload in unreadable:
+            with pytest.raises(grpc.RpcError):
+                list(raw(iter([payload]), timeout=WAIT))
+        with pytest.raises(grpc.RpcError) as error:
+            list(raw(iter([whole + bytes(limit)]), timeout=WAIT))
+        assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        for method in ("Join", "GetParameters", "ReportEvaluation"):
+            with pytest.raises(grpc.RpcError):
+                good.channel.unary_unary(f"/impala.v1.Learner/{method}")(b"\xff" * 9, timeout=WAIT)
+
+        receipts = list(good.stub.StreamUnrolls(iter([good.next()]), timeout=WAIT))
+        assert [receipt.status for receipt in receipts] == [pb.STATUS_ACCEPTED]
+        assert learner.accounts.totals().rejected == {}
+        learner.server.check()
