@@ -1,0 +1,97 @@
+# The commands of a developer and of CI: `make help` explains each target.
+
+PYTHON ?= python3.11
+PRESET ?= atari
+ARGS ?=
+
+# Debian packages that have to be there; everything else is a pinned wheel.
+DEBIAN_PACKAGES := python3.11 python3.11-venv libstdc++6
+
+# Where there is an NVIDIA GPU, TensorFlow comes with its CUDA libraries. GPU= leaves them out.
+GPU ?= $(wildcard /dev/nvidiactl)
+LOCKS := requirements-dev.lock $(if $(GPU),requirements-gpu.lock)
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.set-up
+PROTO := protos/impala/v1/learner.proto
+STUBS := $(addprefix protos/impala/v1/learner_pb2,.py .pyi _grpc.py)
+
+# $(call generate_stubs,DIRECTORY)
+generate_stubs = $(BIN)/python -m grpc_tools.protoc -I. --python_out=$(1) --pyi_out=$(1) \
+	--grpc_python_out=$(1) $(PROTO)
+
+# $(call lock,FILE,EXTRAS,CONSTRAINTS)
+lock = $(BIN)/uv pip compile --quiet --generate-hashes --no-header --python-version 3.11 \
+	--custom-compile-command 'make lock' --output-file $(1) $(2) pyproject.toml
+
+.DEFAULT_GOAL := help
+.PHONY: help setup protos train test test-slow check bench lock clean
+.DELETE_ON_ERROR:
+
+## setup: make .venv with everything that the lock files pin, and the impala command
+setup: $(STAMP) protos
+
+$(STAMP): $(LOCKS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || \
+		{ echo "$(PYTHON) is not a Python 3.11. On Debian: apt-get install $(DEBIAN_PACKAGES)." \
+		"If it is elsewhere: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "$(PYTHON) cannot make virtual environments." \
+		"On Debian: apt-get install $(DEBIAN_PACKAGES)." >&2; exit 1; }
+	@echo "Installing $(LOCKS) into $(VENV); this takes a minute or two."
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+		--only-binary :all: $(addprefix --requirement ,$(LOCKS))
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--no-build-isolation --editable .
+	@touch $@
+
+## protos: generate the Python stubs of the wire (they are committed; `make check` compares)
+protos: $(STUBS)
+
+$(STUBS) &: $(PROTO) $(STAMP)
+	$(call generate_stubs,.)
+	touch $(STUBS)
+
+## train: train PRESET (atari), for example: make train PRESET=catch ARGS="--logdir runs/mine"
+train: setup
+	$(BIN)/impala train $(PRESET) $(ARGS)
+
+## test: run the tests, without the slow ones
+test: setup
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+## test-slow: run the tests that take minutes
+test-slow: setup
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+## check: what CI runs: format, lint, types, fresh stubs, tests
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	@# Not after `make protos`, which would hide that the committed stubs are stale.
+	@fresh=$$(mktemp -d) && trap 'rm -r "$$fresh"' EXIT && $(call generate_stubs,"$$fresh") && \
+	for stub in $(STUBS); do diff -u "$$stub" "$$fresh/$$stub" || \
+		{ echo "$$stub is stale: run make protos and commit it." >&2; exit 1; }; done
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+## bench: measure this machine: roofline, training, ingest, codec and V-trace
+bench: setup
+	$(BIN)/python -m benchmarks $(ARGS)
+
+## lock: pin the newest versions that pyproject.toml allows
+lock: $(STAMP)
+	$(call lock,requirements-dev.lock,--extra dev --upgrade)
+	$(call lock,requirements.lock,--constraint requirements-dev.lock)
+	$(call lock,requirements-gpu.lock,--extra gpu --constraint requirements-dev.lock)
+
+## clean: delete .venv, build outputs and caches; runs/ stays
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+## help: explain the targets
+help:
+	@sed -n 's/^## //p' $(MAKEFILE_LIST) | sed 's/: /\t/' | expand -t 12
