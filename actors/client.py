@@ -134,7 +134,8 @@ class LearnerClient:
         self._reply: pb.JoinReply | None = None
         self._parameters: Parameters | None = None
         self._announced = (0, 0)  # learner incarnation and newest version, from receipts
-        self._session = 0  # counts streams
+        self._session = 0  # counts the beginnings and ends of streams
+        self._call: grpc.Call | None = None  # the stream
         self._pending: collections.deque[pb.Unrolls] = collections.deque()  # without a receipt
         self._num_sent = 0  # of pending, from the left, given to the current stream
         self._sequence = 0
@@ -383,7 +384,7 @@ class LearnerClient:
             self._session += 1
             self._num_sent = 0  # what has no receipt is sent again, in order
             session = self._session
-        call = self._stub.StreamUnrolls(self._messages(session))
+        call = self._call = self._stub.StreamUnrolls(self._messages(session))
         try:
             for receipt in call:
                 if not self._take_receipt(receipt):
@@ -391,6 +392,7 @@ class LearnerClient:
         finally:
             with self._lock:
                 self._session += 1  # ends `_messages`
+                self._call = None
                 self._lock.notify_all()
             call.cancel()
 
@@ -469,8 +471,7 @@ class LearnerClient:
     def _pull(self) -> bool:
         """Asks for newer parameters; whether there were any that this session can use."""
         with self._lock:
-            joined, held = self._reply, self._parameters
-        assert joined is not None
+            held = self._parameters
         reply = self._stub.GetParameters(
             pb.GetParametersRequest(
                 learner_incarnation=0 if held is None else held.incarnation,
@@ -479,11 +480,16 @@ class LearnerClient:
             timeout=_PULL_SECONDS,
         )
         newest = reply.parameters if reply.HasField("parameters") else None
-        if newest is not None and newest.learner_incarnation != joined.learner_incarnation:
-            # Another learner, whose specs are not known before the session has joined it.
-            with self._lock:
+        with self._lock:
+            joined = self._reply
+            assert joined is not None
+            if newest is not None and newest.learner_incarnation != joined.learner_incarnation:
+                # Another learner, whose specs are not known before the session has joined it. A
+                # stream that still seems open leads nowhere.
                 self._announced = newest.learner_incarnation, newest.version
-            return False
+                if self._call is not None:
+                    self._call.cancel()
+                return False
         parameters = None if newest is None else _parameters(newest, joined.parameter_specs)
         with self._lock:
             if parameters is not None:
