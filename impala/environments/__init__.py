@@ -39,6 +39,8 @@ def _make(
 ) -> Environment:
     kwargs = gymnasium.parse_kwargs(config.kwargs)
     if config.id == "Catch":
+        if render_mode == "human":
+            raise ValueError("Catch has no window; use render_mode rgb_array.")
         return catch.make(kwargs, num_envs)
     if config.id.startswith("ALE/"):
         from impala.environments.atari import Atari  # Here, so that others load no emulator.

@@ -77,7 +77,8 @@ class Atari(base.Environment):
         self._actions = _chosen_actions(id, config.actions, int(self._vector.single_action_space.n))
         self.num_envs = num_envs
         self.action_space = gym.spaces.Discrete(len(self._actions))
-        self.observation_space = gym.spaces.Box(0, 255, (config.height, config.width, 1), np.uint8)
+        self._shape = (config.height, config.width, 1)
+        self.observation_space = gym.spaces.Box(0, 255, self._shape, np.uint8)
         self._render_mode = render_mode
         self._screen: _Screen | None = None
 
@@ -127,7 +128,7 @@ class Atari(base.Environment):
 
     def _channels_last(self, observation: np.ndarray) -> np.ndarray:
         """[E, 1, H, W] as [E, H, W, 1], without a copy."""
-        return observation.reshape(self.num_envs, *self.observation_space.shape)
+        return observation.reshape(self.num_envs, *self._shape)
 
 
 class _Screen:

@@ -62,7 +62,7 @@ class Gymnasium(base.Environment):
         self.action_space = self._vector.single_action_space
 
     def reset(self, seed: int) -> TimeStep:
-        seeds = [int(s) for s in base.seeds(seed, self.num_envs)]
+        seeds: list[int | None] = [int(s) for s in base.seeds(seed, self.num_envs)]
         observation, _ = self._vector.reset(seed=seeds)
         self._ended = np.zeros(self.num_envs, np.bool_)
         return base.first_timestep(observation, self.num_envs)
@@ -131,9 +131,7 @@ def _make_one(id: str, kwargs: dict[str, Any]) -> gym.Env:
             f"environment.id is {id!r}, which is not registered with Gymnasium. {advice}"
         ) from error
     except (TypeError, gym.error.Error) as error:
-        raise ValueError(
-            f"{id} cannot be made with {kwargs} (environment.kwargs): {error}"
-        ) from error
+        raise ValueError(f"environment.kwargs is {kwargs}; {id} refuses it: {error}") from error
     try:
         for what in ("observation", "action"):
             base.map_leaves(lambda *_: None, what, getattr(environment, f"{what}_space"))

@@ -90,7 +90,7 @@ class Checked(base.Environment):
         action = np.asarray(action)
         self._check_shape(name, space, action)
         kind, wanted = action.dtype.kind, np.dtype(space.dtype).kind
-        if not (kind in "biu" and wanted in "biuf" or kind == wanted == "f"):
+        if not ((kind in "biu" and wanted in "biuf") or kind == wanted == "f"):
             raise ValueError(f"{name} for {self._name} is {action.dtype}, expected {space.dtype}")
         match space:
             case gym.spaces.Discrete():
