@@ -1,1 +1,1 @@
-"""The wire between actors and the learner: generated stubs and the codec. Imports nothing of ours."""
+"""The wire between actors and the learner: generated stubs and the codec. Imports none of ours."""
