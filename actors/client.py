@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, Self
 
 import grpc
-import numpy as np
 import tree
 
 from actors.actor import ActorUnrolls
@@ -507,20 +506,13 @@ class LearnerClient:
 
 
 def _parameters(message: pb.Parameters, specs: Sequence[pb.TensorSpec]) -> Parameters:
-    values: list[np.ndarray] = codec.decode(
-        message.tensors, [_dtype(spec) for spec in specs], [tuple(spec.shape) for spec in specs]
-    )
     return Parameters(
         incarnation=message.learner_incarnation,
         version=message.version,
         progress=message.progress,
         frames=message.frames,
-        values=values,
+        values=codec.decode(message.tensors, specs),
     )
-
-
-def _dtype(spec: pb.TensorSpec) -> np.dtype:
-    return np.dtype(pb.DType.Name(spec.dtype).removeprefix("DTYPE_").lower())
 
 
 def _episodes(episodes: Sequence[Episode]) -> list[pb.Episode]:
