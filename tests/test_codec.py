@@ -1,0 +1,369 @@
+"""The codec: what goes in comes out, without a copy, and what does not fit is refused by name."""
+
+import collections
+import hashlib
+import struct
+from typing import NamedTuple
+
+import hypothesis
+import numpy as np
+import pytest
+import tree
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from protos import codec
+from protos.impala.v1 import learner_pb2 as pb
+
+DTYPES = [
+    "bool",
+    *("int8", "int16", "int32", "int64"),
+    *("uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64"),
+]
+
+
+class Pair(NamedTuple):
+    left: object
+    right: object
+
+
+Arrays = hnp.arrays(
+    dtype=st.builds(
+        lambda name, order: np.dtype(name).newbyteorder(order),
+        st.sampled_from(DTYPES),
+        st.sampled_from("<>"),
+    ),
+    shape=hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4),
+)
+
+
+def _relaid(array, layout):
+    """The same values in another memory layout, often not a contiguous one."""
+    if layout == "fortran":
+        return np.asfortranarray(array)
+    if layout == "strided":
+        wide = np.zeros((*array.shape, 2), array.dtype)
+        wide[..., 0] = array
+        return wide[..., 0]
+    if layout == "reversed":
+        flipped = tuple(slice(None, None, -1) for _ in array.shape)
+        return array[flipped].copy()[flipped]
+    return array
+
+
+Laid = st.builds(_relaid, Arrays, st.sampled_from(["c", "fortran", "strided", "reversed"]))
+Nests = st.recursive(
+    Laid,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text("abc", min_size=1, max_size=3), inner, max_size=3)
+        | st.builds(Pair, inner, inner)
+    ),
+    max_leaves=6,
+)
+
+
+def _round_trip(array):
+    (decoded,) = codec.decode(codec.encode([array]), codec.specs([array]))
+    return decoded
+
+
+@hypothesis.given(Nests)
+@hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
+def test_any_nest_comes_back_as_it_was(nest):
+    leaves = tree.flatten(nest)
+    decoded = codec.decode(codec.encode(leaves), codec.specs(nest))
+    again = tree.unflatten_as(nest, decoded)
+    tree.assert_same_structure(nest, again)
+    for before, after in zip(leaves, decoded, strict=True):
+        assert after.shape == before.shape
+        assert after.dtype == before.dtype.newbyteorder("<")
+        # Bytes, not values: NaN and the sign of zero travel too.
+        assert after.tobytes() == before.astype(after.dtype).tobytes()
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_dtype_has_a_number_of_its_own_and_comes_back_at_its_limits(name):
+    dtype = np.dtype(name)
+    if dtype.kind == "b":
+        array = np.array([False, True])
+    else:
+        limits = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+        array = np.array([limits.min, 0, 1, limits.max], dtype)
+    decoded = _round_trip(array)
+    assert decoded.dtype == dtype
+    np.testing.assert_array_equal(decoded, array)
+    assert pb.DType.Name(codec.wire_dtype(dtype)) == f"DTYPE_{name.upper()}"
+    assert codec.numpy_dtype(codec.wire_dtype(dtype)) == dtype
+
+
+def test_the_enum_has_no_dtype_that_the_codec_does_not_know():
+    known = {codec.wire_dtype(np.dtype(name)) for name in DTYPES}
+    assert known == set(pb.DType.values()) - {pb.DTYPE_UNSPECIFIED}
+
+
+def test_bytes_are_little_endian_in_c_order_with_one_byte_per_bool():
+    matrix = np.array([[1, 2], [3, 4]], ">u2")
+    (straight, turned, flags) = codec.encode([matrix, matrix.T, np.array([True, False])])
+    assert straight == b"\x01\x00\x02\x00\x03\x00\x04\x00"
+    assert turned == b"\x01\x00\x03\x00\x02\x00\x04\x00"
+    assert flags == b"\x01\x00"
+
+
+def test_scalars_and_empty_arrays_keep_their_shapes():
+    for array in (np.float32(2.5), np.array(7), np.zeros((0,)), np.zeros((3, 0, 2), np.int8)):
+        decoded = _round_trip(array)
+        assert decoded.shape == array.shape
+        np.testing.assert_array_equal(decoded, array)
+    assert codec.encode([np.zeros((0, 5))]) == [b""]
+
+
+def test_nothing_is_a_nest_too():
+    assert codec.specs(()) == []
+    assert codec.encode([]) == []
+    assert codec.decode([], []) == []
+
+
+def test_decoded_arrays_are_read_only_views_of_the_bytes():
+    array = np.arange(1000, dtype=np.float32).reshape(10, 100)
+    tensor = codec.encode([array])[0]
+    (decoded,) = codec.decode([tensor], codec.specs([array]))
+    assert np.shares_memory(decoded, np.frombuffer(tensor, np.uint8))
+    with pytest.raises(ValueError, match="read-only"):
+        decoded[0, 0] = 1.0
+
+
+def test_encoding_takes_a_copy_so_that_the_actor_may_write_on():
+    array = np.zeros(4, np.uint8)
+    (tensor,) = codec.encode([array])
+    array[:] = 9
+    assert tensor == bytes(4)
+
+
+def test_specs_name_leaves_by_their_paths_in_the_order_in_which_they_travel():
+    nest = Pair(
+        left={"b": np.zeros((2, 3), np.float32), "a": (np.zeros(4, bool), np.int64(1))},
+        right=[np.zeros((), np.uint16)],
+    )
+    found = [(spec.name, pb.DType.Name(spec.dtype), list(spec.shape)) for spec in codec.specs(nest)]
+    assert found == [
+        ("left/a/0", "DTYPE_BOOL", [4]),
+        ("left/a/1", "DTYPE_INT64", []),
+        ("left/b", "DTYPE_FLOAT32", [2, 3]),
+        ("right/0", "DTYPE_UINT16", []),
+    ]
+    assert len(codec.encode(tree.flatten(nest))) == len(found)
+
+
+def test_anything_with_shape_and_dtype_is_a_leaf():
+    class Described:  # as a spec or a variable is
+        shape = (2,)
+        dtype = np.float64
+
+    class Foreign:  # as TensorFlow's dtypes are
+        as_numpy_dtype = np.int32
+
+    class Variable:
+        shape = (3,)
+        dtype = Foreign()
+
+    (described, variable) = codec.specs([Described(), Variable()])
+    assert (described.dtype, list(described.shape)) == (pb.DTYPE_FLOAT64, [2])
+    assert (variable.dtype, list(variable.shape)) == (pb.DTYPE_INT32, [3])
+
+
+@pytest.mark.parametrize(
+    ("array", "name"),
+    [
+        (np.zeros(2, np.complex64), "complex64"),
+        (np.array([None, {}]), "object"),
+        (np.array(["up"]), "<U2"),
+        (np.array([b"up"]), "S2"),
+        (np.zeros(1, "datetime64[s]"), "datetime64"),
+        (np.zeros(1, [("x", "i4")]), "'x'"),
+        (np.zeros(1, np.longdouble), str(np.dtype(np.longdouble))),
+    ],
+)
+def test_dtypes_that_cannot_travel_are_refused_by_name(array, name):
+    with pytest.raises(codec.CodecError, match=r"'observation/camera'.*use one of bool") as refused:
+        codec.specs({"observation": {"camera": array}})
+    assert name in str(refused.value)
+    with pytest.raises(codec.CodecError, match=r"tensor 1 of shape.*use one of bool") as refused:
+        codec.encode([np.zeros(1), array])
+    assert name in str(refused.value)
+
+
+@pytest.mark.parametrize("leaf", [None, 1.5, "text"])
+def test_leaves_that_are_no_arrays_have_no_spec(leaf):
+    with pytest.raises(codec.CodecError, match=f"'x' is {leaf!r}.*{type(leaf).__name__}"):
+        codec.specs({"x": leaf})
+
+
+# What a stranger may send.
+
+SPECS = [
+    pb.TensorSpec(name="observation", dtype=pb.DTYPE_FLOAT32, shape=[3, 2]),
+    pb.TensorSpec(name="reward", dtype=pb.DTYPE_FLOAT64, shape=[]),
+    pb.TensorSpec(name="nothing", dtype=pb.DTYPE_INT8, shape=[0, 4]),
+]
+GOOD = [bytes(24), bytes(8), b""]
+
+
+def test_the_good_message_that_the_bad_ones_are_made_of_is_good():
+    assert [array.shape for array in codec.decode(GOOD, SPECS)] == [(3, 2), (), (0, 4)]
+
+
+@pytest.mark.parametrize("tensors", [[], GOOD[:2], [*GOOD, b""]])
+def test_too_few_and_too_many_tensors_are_refused(tensors):
+    expected = f"there are {len(tensors)} tensors, expected 3: observation, reward, nothing"
+    with pytest.raises(codec.CodecError, match=expected):
+        codec.decode(tensors, SPECS)
+
+
+@pytest.mark.parametrize(
+    ("index", "size", "expected"),
+    [
+        (0, 0, "'observation' has 0 bytes, expected 24 for float32 of shape (3, 2)"),
+        (0, 23, "'observation' has 23 bytes, expected 24"),
+        (0, 25, "'observation' has 25 bytes, expected 24"),
+        (0, 48, "'observation' has 48 bytes, expected 24"),
+        (1, 4, "'reward' has 4 bytes, expected 8 for float64 of shape ()"),
+        (2, 1, "'nothing' has 1 bytes, expected 0 for int8 of shape (0, 4)"),
+    ],
+)
+def test_truncated_and_oversized_tensors_are_refused_with_both_sizes(index, size, expected):
+    tensors = list(GOOD)
+    tensors[index] = bytes(size)
+    with pytest.raises(codec.CodecError) as refused:
+        codec.decode(tensors, SPECS)
+    assert expected in str(refused.value)
+
+
+def test_sizes_do_not_overflow():
+    # 2^62 numbers of 4 bytes are 2^64 bytes: 0, if anyone counted in 64 bits.
+    spec = pb.TensorSpec(name="huge", dtype=pb.DTYPE_FLOAT32, shape=[2**31, 2**31])
+    with pytest.raises(codec.CodecError, match=f"'huge' has 0 bytes, expected {2**64}"):
+        codec.decode([b""], [spec])
+
+
+@pytest.mark.parametrize("number", [0, 99])
+def test_unknown_dtypes_of_specs_are_refused(number):
+    spec = pb.TensorSpec(name="odd", dtype=number, shape=[1])
+    with pytest.raises(codec.CodecError, match=f"'odd': DType {number} is unknown.*1 to 12"):
+        codec.decode([bytes(4)], [spec])
+
+
+@hypothesis.given(st.lists(st.binary(max_size=30), max_size=5))
+@hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
+def test_random_bytes_are_decoded_or_refused_and_nothing_else(tensors):
+    fits = [len(tensor) for tensor in tensors] == [24, 8, 0]
+    if fits:
+        assert len(codec.decode(tensors, SPECS)) == 3
+    else:
+        with pytest.raises(codec.CodecError):
+            codec.decode(tensors, SPECS)
+
+
+# The environment axis.
+
+
+def test_environments_come_after_time_and_before_core_state():
+    unroll = [
+        pb.TensorSpec(name="observation", dtype=pb.DTYPE_UINT8, shape=[21, 84, 84]),
+        pb.TensorSpec(name="reward", dtype=pb.DTYPE_FLOAT32, shape=[21]),
+        pb.TensorSpec(name="core_state/0", dtype=pb.DTYPE_FLOAT32, shape=[256]),
+        pb.TensorSpec(name="core_state/1", dtype=pb.DTYPE_INT8, shape=[]),
+    ]
+    together = codec.with_environments(unroll, num_core_state_specs=2, num_envs=5)
+    assert [list(spec.shape) for spec in together] == [[21, 5, 84, 84], [21, 5], [5, 256], [5]]
+    assert [(spec.name, spec.dtype) for spec in together] == [
+        (spec.name, spec.dtype) for spec in unroll
+    ]
+    assert list(unroll[0].shape) == [21, 84, 84]  # whose spec it was keeps it
+
+    feed_forward = codec.with_environments(unroll[:2], num_core_state_specs=0, num_envs=1)
+    assert [list(spec.shape) for spec in feed_forward] == [[21, 1, 84, 84], [21, 1]]
+
+
+def test_unrolls_of_several_environments_travel_by_their_own_spec():
+    # Given one environment's spec, what E environments wrote together comes back.
+    rows, num_envs = 3, 4
+    one = [
+        pb.TensorSpec(name="reward", dtype=pb.DTYPE_FLOAT32, shape=[rows]),
+        pb.TensorSpec(name="core_state", dtype=pb.DTYPE_FLOAT32, shape=[2]),
+    ]
+    reward = np.arange(rows * num_envs, dtype=np.float32).reshape(rows, num_envs)
+    state = np.arange(num_envs * 2, dtype=np.float32).reshape(num_envs, 2)
+    together = codec.with_environments(one, 1, num_envs)
+    for sent, came in zip(
+        (reward, state), codec.decode(codec.encode([reward, state]), together), strict=True
+    ):
+        np.testing.assert_array_equal(came, sent)
+
+
+# The fingerprint.
+
+
+def _spec(name="x", dtype=pb.DTYPE_INT8, shape=(2, 3)):
+    return pb.TensorSpec(name=name, dtype=dtype, shape=shape)
+
+
+def test_the_fingerprint_is_the_hash_of_the_documented_bytes():
+    documented = (
+        struct.pack("<I", 9) + b"impala.v1"
+        + struct.pack("<I", 1) + struct.pack("<I", 1) + b"x" + struct.pack("<IIII", 2, 2, 2, 3)
+        + struct.pack("<I", 1) + struct.pack("<I", 2) + "é".encode() + struct.pack("<II", 11, 0)
+        + struct.pack("<I", 2) + b"{}"
+    )  # fmt: skip
+    parameters = [_spec("é", pb.DTYPE_FLOAT32, ())]
+    found = codec.fingerprint([_spec()], parameters, "{}")
+    assert found == hashlib.sha256(documented).hexdigest()
+    # docs/wire-protocol.md gives this value: implementers in other languages check theirs by it.
+    assert found == "b4d8cf87b2d3a3f9415ceb9936a0f62d34fca5058de872068781a90f25f5882a"
+
+
+def test_the_fingerprint_changes_when_anything_changes():
+    variants = {
+        "as it is": ([_spec()], [_spec("w")], "{}"),
+        "name": ([_spec("y")], [_spec("w")], "{}"),
+        "dtype": ([_spec(dtype=pb.DTYPE_UINT8)], [_spec("w")], "{}"),
+        "dimension": ([_spec(shape=(2, 4))], [_spec("w")], "{}"),
+        "order of dimensions": ([_spec(shape=(3, 2))], [_spec("w")], "{}"),
+        "rank": ([_spec(shape=(2, 3, 1))], [_spec("w")], "{}"),
+        "one spec less": ([], [_spec("w")], "{}"),
+        "one spec more": ([_spec(), _spec()], [_spec("w")], "{}"),
+        "order of specs": ([_spec("w")], [_spec()], "{}"),
+        "all are unroll specs": ([_spec(), _spec("w")], [], "{}"),
+        "all are parameter specs": ([], [_spec(), _spec("w")], "{}"),
+        "parameter name": ([_spec()], [_spec("v")], "{}"),
+        "parameter shape": ([_spec()], [_spec("w", shape=(6,))], "{}"),
+        "config": ([_spec()], [_spec("w")], '{"seed": 1}'),
+        "white space in config": ([_spec()], [_spec("w")], "{ }"),
+    }
+    prints = collections.defaultdict(list)
+    for name, arguments in variants.items():
+        prints[codec.fingerprint(*arguments)].append(name)
+    assert len(prints) == len(variants), [names for names in prints.values() if len(names) > 1]
+
+
+def test_the_fingerprint_survives_the_wire():
+    specs = codec.specs({"a": np.zeros((2, 0)), "b": np.int16(1)})
+    sent = pb.JoinReply(unroll_specs=specs, parameter_specs=specs, config="{}")
+    came = pb.JoinReply.FromString(sent.SerializeToString())
+    assert codec.fingerprint(
+        came.unroll_specs, came.parameter_specs, came.config
+    ) == codec.fingerprint(specs, specs, "{}")
+
+
+# The protocol's version.
+
+
+def test_minor_versions_may_differ_and_majors_may_not():
+    major, minor = codec.PROTOCOL_VERSION.major, codec.PROTOCOL_VERSION.minor
+    assert (major, minor) == (1, 0)
+    assert codec.compatible(codec.PROTOCOL_VERSION)
+    assert codec.compatible(pb.ProtocolVersion(major=major, minor=minor + 7))
+    assert not codec.compatible(pb.ProtocolVersion(major=major + 1, minor=minor))
+    assert not codec.compatible(pb.ProtocolVersion())  # who says nothing speaks version 0
