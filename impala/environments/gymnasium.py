@@ -13,6 +13,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from impala.environments import base
 from impala.types import EnvironmentStep, Nest, TimeStep
 
+_CLOSE_SECONDS = 5.0  # that a step under way has to finish when its environment is closed
+
 
 class Gymnasium(base.Environment):
     """E copies of a registered environment.
@@ -60,6 +62,7 @@ class Gymnasium(base.Environment):
         self.num_envs = num_envs
         self.observation_space = self._vector.single_observation_space
         self.action_space = self._vector.single_action_space
+        self._stepping = False
 
     def reset(self, seed: int) -> TimeStep:
         seeds: list[int | None] = [int(s) for s in base.seeds(seed, self.num_envs)]
@@ -68,6 +71,7 @@ class Gymnasium(base.Environment):
         return base.first_timestep(observation, self.num_envs)
 
     def send(self, action: Nest) -> None:
+        self._stepping = True
         if isinstance(self._vector, AsyncVectorEnv):
             self._vector.step_async(action)
         else:
@@ -78,6 +82,7 @@ class Gymnasium(base.Environment):
             observation, reward, terminated, truncated, infos = self._vector.step_wait()
         else:
             observation, reward, terminated, truncated, infos = self._vector.step(self._action)
+        self._stepping = False
         first, self._ended = self._ended, terminated | truncated
         info = _numbers(infos)
         frames = np.nan_to_num(info.pop("frames", np.ones(self.num_envs)), nan=1.0)
@@ -96,7 +101,18 @@ class Gymnasium(base.Environment):
         return picture
 
     def close(self) -> None:
-        self._vector.close()
+        if isinstance(self._vector, SyncVectorEnv):
+            self._vector.close()
+            return
+        try:
+            if self._stepping:
+                self._vector.step_wait(timeout=_CLOSE_SECONDS)
+            self._vector.close()
+        except Exception:  # One of them is dead or stuck, and Gymnasium would wait for it.
+            for process in self._vector.processes:
+                process.kill()
+                process.join()
+            self._vector.closed = True
 
 
 def parse_kwargs(text: str) -> dict[str, Any]:

@@ -1,0 +1,769 @@
+"""The contract of environments, for every kind that there is, and what is special about each.
+
+A new environment gets its tests by listing itself in `CONTRACT`.
+"""
+
+import dataclasses
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import counting
+import gymnasium as gym
+import numpy as np
+import pytest
+from ale_py.vector_env import AtariVectorEnv
+
+from impala import environments
+from impala.configs import AtariConfig, EnvironmentConfig
+from impala.environments import base, catch
+from impala.environments.atari import Atari
+from impala.environments.base import Environment
+from impala.environments.gymnasium import Gymnasium
+from impala.environments.wrappers import Checked, WithHistory
+from impala.types import EnvironmentStep, Nest, StepType, TimeStep
+
+FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
+
+
+class NestedEnv(gym.Env):
+    """Dict and Tuple observations and actions; it insists on getting actions of its space."""
+
+    def __init__(self, length: int = 4) -> None:
+        self._length = length
+        self.observation_space = gym.spaces.Dict(
+            {
+                "camera": gym.spaces.Box(0, 255, (4, 3), np.uint8),
+                "body": gym.spaces.Tuple(
+                    [gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.Discrete(5, start=2)]
+                ),
+                "switches": gym.spaces.MultiBinary(3),
+            }
+        )
+        self.action_space = gym.spaces.Dict(
+            {
+                "tools": gym.spaces.MultiDiscrete([2, 3]),
+                "move": gym.spaces.Tuple(
+                    [gym.spaces.Discrete(3, start=1), gym.spaces.Box(1, 2, (2,), np.float32)]
+                ),
+            }
+        )
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.observation_space.seed(int(self.np_random.integers(2**31)))
+        self._step = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        self._step += 1
+        return self.observation_space.sample(), 1.0, self._step == self._length, False, {}
+
+
+class FaultyEnv(gym.Env):
+    """Goes wrong at step 3, in the way it is told."""
+
+    def __init__(self, fault: str) -> None:
+        self._fault = fault
+        self.observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        if fault == "space":
+            self.observation_space = gym.spaces.Text(8)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        self._step = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._step += 1
+        observation, reward = np.zeros(2, np.float32), 0.0
+        if self._step == 3:
+            match self._fault:
+                case "observation":
+                    observation = np.array([0.0, np.nan], np.float32)
+                case "shape":
+                    observation = np.zeros(3, np.float32)
+                case "crash":
+                    raise KeyError("gear")
+                case _:
+                    reward = float(self._fault)
+        return observation, reward, False, False, {}
+
+
+gym.register("Nested-v0", NestedEnv)
+gym.register("Faulty-v0", FaultyEnv, disable_env_checker=True)
+
+CONTRACT = {
+    "catch": EnvironmentConfig(id="Catch"),
+    "cartpole": EnvironmentConfig(id="CartPole-v1"),
+    "pendulum": EnvironmentConfig(id="Pendulum-v1", kwargs='{"max_episode_steps": 20}'),
+    "nested": EnvironmentConfig(id="Nested-v0"),
+    "counting": EnvironmentConfig(id=counting.register_counting()),
+    "processes": EnvironmentConfig(id="counting:Counting-v0", vectorization="async"),
+    "pong": EnvironmentConfig(
+        id="ALE/Pong-v5", atari=AtariConfig(max_frames_per_episode=150, sticky_actions=0.25)
+    ),
+    "breakout": EnvironmentConfig(id="ALE/Breakout-v5"),
+}
+CONTRACT |= {
+    f"{name} with history": dataclasses.replace(
+        config, last_action_and_reward=True, time_in_episode=True
+    )
+    for name, config in CONTRACT.items()
+    if name != "processes"
+}
+
+
+def numbered(nest: Nest, i: int) -> Nest:
+    """Environment i's part of a nest, copied, as its single space knows it."""
+    if isinstance(nest, dict):
+        return {key: numbered(value, i) for key, value in nest.items()}
+    if isinstance(nest, TimeStep):
+        return TimeStep(*(numbered(value, i) for value in nest))
+    if isinstance(nest, tuple):
+        return tuple(numbered(value, i) for value in nest)
+    return np.array(nest[i])
+
+
+def play(environment: Environment, num_steps: int, seed: int = 7) -> list[EnvironmentStep]:
+    """The reset and `num_steps` random steps, copied."""
+    space = gym.vector.utils.batch_space(environment.action_space, environment.num_envs)
+    space.seed(seed)
+    steps = [EnvironmentStep(environment.reset(seed), np.zeros(environment.num_envs, np.int32), {})]
+    steps[0] = copied(steps[0])
+    for _ in range(num_steps):
+        environment.send(space.sample())
+        steps.append(copied(environment.recv()))
+    return steps
+
+
+def copied(nest: Any) -> Any:
+    if isinstance(nest, dict):
+        return {key: copied(value) for key, value in nest.items()}
+    if isinstance(nest, tuple):
+        parts = [copied(value) for value in nest]
+        return type(nest)(*parts) if hasattr(nest, "_fields") else tuple(parts)
+    return np.array(nest)
+
+
+def leaves(nest: Nest) -> Iterator[np.ndarray]:
+    if isinstance(nest, dict):
+        nest = tuple(nest.values())
+    if isinstance(nest, tuple):
+        for part in nest:
+            yield from leaves(part)
+    else:
+        yield nest
+
+
+def same(one: list[EnvironmentStep], other: list[EnvironmentStep]) -> bool:
+    pairs = zip(one, other, strict=True)
+    return all(
+        np.array_equal(a, b)
+        for x, y in pairs
+        for a, b in zip(leaves(x.timestep), leaves(y.timestep), strict=True)
+    )
+
+
+def column(steps: list[EnvironmentStep], field: str) -> np.ndarray:
+    """One field of the time steps, [T, E]."""
+    return np.stack([getattr(step.timestep, field) for step in steps])
+
+
+@pytest.fixture(scope="module", params=CONTRACT)
+def config(request: pytest.FixtureRequest) -> EnvironmentConfig:
+    return CONTRACT[request.param]
+
+
+@pytest.fixture(scope="module")
+def played(config: EnvironmentConfig) -> tuple[Environment, list[EnvironmentStep]]:
+    """Three environments, closed, after enough random steps for some episodes of each to end."""
+    steps = 700 if config.id == "ALE/Breakout-v5" else 160
+    with closing(environments.make(config, 3, threads=2)) as environment:
+        return environment, play(environment, steps)
+
+
+class TestContract:
+    """What every environment promises, on three of them that play at random."""
+
+    def test_values_are_in_the_spaces(self, played: Any) -> None:
+        environment, steps = played
+        for step in steps:
+            for i in range(3):
+                value = numbered(step.timestep.observation, i)
+                assert environment.observation_space.contains(value), value
+
+    def test_the_rest_has_its_shape_and_dtype(self, played: Any) -> None:
+        for step in played[1]:
+            timestep = step.timestep
+            assert timestep.reward.dtype == timestep.discount.dtype == np.float32
+            assert timestep.step_type.dtype == np.int8
+            assert step.frames.dtype == np.int32
+            for array in (timestep.reward, timestep.discount, timestep.step_type, step.frames):
+                assert array.shape == (3,)
+            for array in step.info.values():
+                assert array.shape == (3,)
+                assert array.dtype.kind in "biuf"
+
+    def test_an_episode_is_first_mids_last_and_then_first_again(self, played: Any) -> None:
+        step_type = column(played[1], "step_type")
+        assert (step_type[0] == FIRST).all()
+        assert (step_type == LAST).any(axis=0).all(), "too short to see an end"
+        ended = step_type[:-1] == LAST
+        assert (step_type[1:][ended] == FIRST).all()
+        assert (step_type[1:][~ended] != FIRST).all()
+
+    def test_a_first_row_carries_nothing(self, played: Any) -> None:
+        first = column(played[1], "step_type") == FIRST
+        assert (column(played[1], "reward")[first] == 0).all()
+        assert (column(played[1], "discount")[first] == 1).all()
+        assert (np.stack([step.frames for step in played[1]])[first] == 0).all()
+
+    def test_every_other_row_played_frames(self, played: Any) -> None:
+        first = column(played[1], "step_type") == FIRST
+        assert (np.stack([step.frames for step in played[1]])[~first] > 0).all()
+
+    def test_discounts_are_0_or_1(self, played: Any) -> None:
+        assert np.isin(column(played[1], "discount"), (0, 1)).all()
+
+    def test_the_seed_decides(self, config: EnvironmentConfig) -> None:
+        def run(seed: int) -> list[EnvironmentStep]:
+            with closing(environments.make(config, 2)) as environment:
+                return play(environment, 40, seed)
+
+        assert same(run(3), run(3))
+        assert not same(run(3), run(4))
+
+    def test_calls_out_of_order_are_refused(self, config: EnvironmentConfig) -> None:
+        with closing(environments.make(config, 2)) as environment:
+            batched = gym.vector.utils.batch_space(environment.action_space, 2)
+            batched.seed(0)
+            with pytest.raises(RuntimeError, match=r"is new.*send comes after reset"):
+                environment.send(batched.sample())
+            environment.reset(0)
+            with pytest.raises(RuntimeError, match=r"recv comes after send"):
+                environment.recv()
+            environment.send(batched.sample())
+            with pytest.raises(RuntimeError, match=r"is stepping"):
+                environment.send(batched.sample())
+            environment.recv()
+
+    def test_closing_twice_is_fine_and_playing_on_is_not(self, config: EnvironmentConfig) -> None:
+        environment = environments.make(config, 2)
+        environment.reset(0)
+        environment.close()
+        environment.close()
+        with pytest.raises(RuntimeError, match="is closed"):
+            environment.recv()
+
+    def test_a_step_may_be_under_way_at_the_close(self, config: EnvironmentConfig) -> None:
+        environment = environments.make(config, 2)
+        environment.reset(0)
+        environment.send(gym.vector.utils.batch_space(environment.action_space, 2).sample())
+        environment.close()
+
+
+class TestSeeds:
+    def test_no_two_environments_of_neighbouring_seeds_share_one(self) -> None:
+        drawn = np.concatenate([base.seeds(seed, 16) for seed in range(8)])
+        assert len(set(drawn)) == 8 * 16
+        assert (drawn >= 0).all() and (drawn < 2**31).all()
+
+    def test_a_seed_does_not_depend_on_how_many_there_are(self) -> None:
+        assert (base.seeds(5, 3) == base.seeds(5, 9)[:3]).all()
+
+    def test_a_negative_seed_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="seed is -1"):
+            base.seeds(-1, 2)
+
+
+class TestEpisodeEnds:
+    def test_termination_has_discount_0(self) -> None:
+        # Given CartPole, where a random player soon lets the pole fall ...
+        with closing(environments.make(EnvironmentConfig(id="CartPole-v1"), 2)) as environment:
+            steps = play(environment, 100)
+        # ... then its episodes end with discount 0.
+        last = column(steps, "step_type") == LAST
+        assert last.any()
+        assert (column(steps, "discount")[last] == 0).all()
+        assert (column(steps, "discount")[~last] == 1).all()
+
+    def test_a_time_limit_has_discount_1(self) -> None:
+        # Given MountainCar, whose hill no random player climbs in 10 steps ...
+        config = EnvironmentConfig(id="MountainCar-v0", kwargs='{"max_episode_steps": 10}')
+        with closing(environments.make(config, 2)) as environment:
+            steps = play(environment, 33)
+        # ... then step 10 is LAST, step 11 FIRST, and the discount 1 throughout.
+        step_type = column(steps, "step_type")
+        assert (np.flatnonzero(step_type[:, 0] == LAST) == [10, 21, 32]).all()
+        assert (np.flatnonzero(step_type[:, 1] == FIRST) == [0, 11, 22, 33]).all()
+        assert (column(steps, "discount") == 1).all()
+
+    def test_termination_at_the_time_limit_is_termination(self) -> None:
+        yes, no = np.array([True]), np.array([False])
+        timestep = base.next_timestep(np.zeros(1), np.zeros(1), yes, yes, first=no)
+        assert timestep.discount == 0 and timestep.step_type == LAST
+
+    def test_the_counting_environment_counts(self) -> None:
+        config = EnvironmentConfig(id=counting.register_counting())
+        with closing(environments.make(config, 3)) as environment:
+            steps = play(environment, 60)
+        for i, seed in enumerate(base.seeds(7, 3)):
+            # When we walk through the stream, counting along from the seed alone ...
+            episode, step = 0, 0
+            for said in steps:
+                row = numbered(said.timestep, i)
+                # ... then every row says what the rule says.
+                assert (row.observation == [seed, episode, step]).all()
+                assert row.reward == step
+                assert said.frames[i] == (counting.frames_of(step) if step else 0)
+                length = counting.episode_length(seed, episode)
+                cut_off = counting.ends_by_time_limit(seed, episode)
+                if step == 0:
+                    assert row.step_type == FIRST
+                elif step < length:
+                    assert row.step_type == MID and row.discount == 1
+                else:
+                    assert row.step_type == LAST and row.discount == cut_off
+                step = step + 1 if step < length else 0
+                episode += step == 0
+
+    def test_processes_give_what_one_process_gives(self) -> None:
+        def run(vectorization: Any) -> list[EnvironmentStep]:
+            config = EnvironmentConfig(id="counting:Counting-v0", vectorization=vectorization)
+            with closing(environments.make(config, 2)) as environment:
+                return play(environment, 30)
+
+        assert same(run("sync"), run("async"))
+
+    def test_a_process_that_dies_is_an_error_and_not_a_hang(self) -> None:
+        # Given two environments in processes of their own ...
+        environment = Gymnasium("counting:Counting-v0", {}, 2, vectorization="async")
+        with closing(Checked(environment, "Counting")) as checked:
+            checked.reset(0)
+            # ... when one is killed, then the next step says so, and closing ends the other.
+            victim, survivor = environment._vector.processes
+            victim.kill()
+            victim.join()
+            with pytest.raises(RuntimeError, match="Counting failed at step"):
+                checked.send(np.array([0, 0]))
+                checked.recv()
+        assert not survivor.is_alive()
+
+
+class TestGymnasium:
+    def test_numbers_in_info_are_passed_on(self) -> None:
+        with closing(environments.make(EnvironmentConfig(id="Counting-v0"), 2)) as environment:
+            steps = play(environment, 10)
+        for step in steps[1:]:
+            assert set(step.info) == {"episode"} or (step.timestep.step_type == FIRST).all()
+            for i in np.flatnonzero(step.timestep.step_type == LAST):
+                assert step.info["episode"][i] == step.timestep.observation[i, 1]
+
+    def test_an_unknown_id_gets_the_nearest_one(self) -> None:
+        with pytest.raises(ValueError, match=r"'CartPol-v1'.*CartPole-v1"):
+            environments.make(EnvironmentConfig(id="CartPol-v1"), 1)
+
+    def test_a_module_that_is_not_there_is_named(self) -> None:
+        with pytest.raises(ValueError, match="No module named 'nowhere_at_all'"):
+            environments.make(EnvironmentConfig(id="nowhere_at_all:Game-v0"), 1)
+
+    @pytest.mark.parametrize(
+        ("kwargs", "message"),
+        [
+            ("{gravity: 9.8}", "not JSON"),
+            ("[9.8]", "must be a JSON object"),
+            ('{"gravty": 9.8}', "CartPole-v1 refuses it.*gravty"),
+        ],
+    )
+    def test_bad_kwargs_are_refused(self, kwargs: str, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            environments.make(EnvironmentConfig(id="CartPole-v1", kwargs=kwargs), 1)
+
+    def test_kwargs_arrive(self) -> None:
+        config = EnvironmentConfig(id="Nested-v0", kwargs='{"length": 2}')
+        with closing(environments.make(config, 1)) as environment:
+            steps = play(environment, 5)
+        assert column(steps, "step_type")[:, 0].tolist() == [FIRST, MID, LAST, FIRST, MID, LAST]
+
+    def test_a_space_without_a_fixed_size_is_refused(self) -> None:
+        config = EnvironmentConfig(id="Faulty-v0", kwargs='{"fault": "space"}')
+        with pytest.raises(ValueError, match=r"Faulty-v0: observation has the space Text.*Box"):
+            environments.make(config, 1)
+
+
+class TestChecked:
+    @pytest.mark.parametrize(
+        ("fault", "message"),
+        [
+            ("nan", "reward of environment 0 is nan"),
+            ("-inf", "reward of environment 0 is -inf"),
+            ("1e300", "reward of environment 0 is inf"),
+            ("observation", "observation of environment 0 is not finite"),
+            ("shape", "shape"),
+            ("crash", "KeyError: 'gear'"),
+        ],
+    )
+    def test_what_goes_wrong_is_named_with_its_step(self, fault: str, message: str) -> None:
+        config = EnvironmentConfig(id="Faulty-v0", kwargs=f'{{"fault": "{fault}"}}')
+        with closing(environments.make(config, 2)) as environment:
+            environment.reset(0)
+            for _ in range(2):
+                environment.send(np.array([0, 1]))
+                environment.recv()
+            environment.send(np.array([0, 1]))
+            with pytest.raises(RuntimeError, match=f"Faulty-v0 failed at step 3.*{message}"):
+                environment.recv()
+            with pytest.raises(RuntimeError, match="is broken"):
+                environment.send(np.array([0, 1]))
+
+    @pytest.mark.parametrize(
+        ("action", "message"),
+        [
+            (np.array([0, 3]), r"action 3 for environment 1 of Catch is not in Discrete\(3\)"),
+            (np.array([-1, 0]), "action -1 for environment 0"),
+            (np.array([0, 1, 2]), r"shape \(3,\), expected \(2,\)"),
+            (np.array([0.0, 1.0]), "float64, expected int64"),
+        ],
+    )
+    def test_an_action_outside_the_space_is_refused(self, action: Any, message: str) -> None:
+        with closing(environments.make(EnvironmentConfig(id="Catch"), 2)) as environment:
+            environment.reset(0)
+            with pytest.raises(ValueError, match=message):
+                environment.send(action)
+            environment.send(np.array([0, 2], np.int32))  # and a corrected one is taken
+            environment.recv()
+
+    def test_an_action_of_another_structure_is_refused(self) -> None:
+        with closing(environments.make(EnvironmentConfig(id="Nested-v0"), 1)) as environment:
+            environment.reset(0)
+            with pytest.raises(ValueError, match=r"action has \['move'\]; expected .*'tools'"):
+                environment.send({"move": (np.array([1]), np.ones((1, 2), np.float32))})
+
+    def test_an_action_that_is_not_a_number_is_refused(self) -> None:
+        with closing(environments.make(EnvironmentConfig(id="Pendulum-v1"), 1)) as environment:
+            environment.reset(0)
+            with pytest.raises(ValueError, match="nan"):
+                environment.send(np.array([[np.nan]], np.float32))
+
+
+class TestCatch:
+    @pytest.mark.parametrize(("follow", "reward"), [(True, 1.0), (False, -1.0)])
+    def test_who_follows_the_ball_catches_it(self, follow: bool, reward: float) -> None:
+        with closing(environments.make(EnvironmentConfig(id="Catch"), 8)) as environment:
+            board = environment.reset(1).observation
+            ball = board[:, 0].argmax(axis=1)
+            assert len(set(ball)) > 1, "balls fall from different columns"
+            # When the player goes to the ball, or to the wall that is farther from it ...
+            target = ball if follow else np.where(ball < 2, 4, 0)
+            for step in range(1, 10):
+                paddle = board[:, -1].argmax(axis=1)
+                environment.send(np.sign(target - paddle) + 1)
+                timestep = environment.recv().timestep
+                board = timestep.observation
+                if step < 9:
+                    assert (timestep.reward == 0).all()
+            # ... then the reward comes with the ball, at step 9.
+            assert (timestep.step_type == LAST).all() and (timestep.discount == 0).all()
+            assert (timestep.reward == reward).all()
+
+    def test_another_board(self) -> None:
+        config = EnvironmentConfig(id="Catch", kwargs='{"rows": 4, "columns": 9}')
+        with closing(environments.make(config, 1)) as environment:
+            steps = play(environment, 4)
+        assert environment.observation_space.shape == (4, 9)
+        assert column(steps, "step_type")[:, 0].tolist() == [FIRST, MID, MID, LAST, FIRST]
+
+    @pytest.mark.parametrize("kwargs", ['{"rows": 1}', '{"columns": "5"}', '{"colums": 5}'])
+    def test_boards_that_cannot_be_are_refused(self, kwargs: str) -> None:
+        with pytest.raises(ValueError, match="Catch"):
+            environments.make(EnvironmentConfig(id="Catch", kwargs=kwargs), 1)
+
+    def test_the_picture_is_the_board(self) -> None:
+        environment = catch.Catch(1)
+        board = environment.reset(0).observation[0]
+        picture = environment.render()
+        assert picture.shape == (160, 80, 3) and picture.dtype == np.uint8
+        assert (picture[8::16, 8::16] == 255 * board[:, :, np.newaxis]).all()
+
+
+def atari(num_envs: int = 2, game: str = "Pong", threads: int = 1, **settings: Any) -> Environment:
+    config = EnvironmentConfig(id=f"ALE/{game}-v5", atari=AtariConfig(**settings))
+    return environments.make(config, num_envs, threads=threads)
+
+
+class TestAtari:
+    def test_it_plays_what_ale_plays_frame_for_frame(self) -> None:
+        # Given ALE's vector environment with the same settings and seeds, as the slow truth ...
+        num_envs, num_steps = 4, 700
+        truth = AtariVectorEnv(
+            "breakout",
+            num_envs,
+            num_threads=1,
+            stack_num=1,
+            reward_clipping=False,
+            use_fire_reset=False,
+            repeat_action_probability=0.25,
+            max_num_frames_per_episode=700,
+        )
+        observation, info = truth.reset(seed=base.seeds(11, num_envs))
+        frame_number, noops = info["frame_number"].copy(), np.zeros(num_envs, np.int64)
+        settings = {"sticky_actions": 0.25, "max_frames_per_episode": 700}
+        random = np.random.default_rng(0)
+        total = np.zeros(num_envs, np.int64)
+        seen = {"terminated": 0, "truncated": 0, "life lost": 0}
+        with closing(atari(num_envs, "Breakout", threads=2, **settings)) as environment:
+            timestep = environment.reset(11)
+            assert (timestep.observation[..., 0] == observation[:, 0]).all()
+            lives = info["lives"]
+            ended = np.zeros(num_envs, np.bool_)
+            for _ in range(num_steps):
+                action = random.integers(4, size=num_envs)
+                environment.send(action)
+                step = environment.recv()
+                observation, reward, terminated, truncated, info = truth.step(action)
+                # ... then every row agrees with it,
+                timestep = step.timestep
+                assert (info["env_id"] == np.arange(num_envs)).all()
+                assert (timestep.observation[..., 0] == observation[:, 0]).all()
+                assert (timestep.reward == reward).all()
+                assert (step.info["lives"] == info["lives"]).all()
+                assert ((timestep.step_type == LAST) == (terminated | truncated)).all()
+                # a lost life is discount 0 on a row after which the game goes on,
+                lost = (info["lives"] < lives) & ~ended
+                assert ((timestep.discount == 0) == (terminated | lost)).all()
+                only_lost = lost & ~terminated & ~truncated
+                assert (timestep.step_type[only_lost] == MID).all()
+                seen["terminated"] += terminated.sum()
+                seen["truncated"] += (truncated & ~terminated).sum()
+                seen["life lost"] += only_lost.sum()
+                total += step.frames
+                noops += np.where(ended, info["episode_frame_number"], 0)
+                lives, ended = info["lives"], terminated | truncated
+        assert all(seen.values()), seen
+        # and the frames and the no-ops of the resets are all the frames ALE has counted.
+        assert (total + noops == info["frame_number"] - frame_number).all()
+
+    def test_a_lost_life_may_mean_nothing(self) -> None:
+        with closing(atari(game="Breakout", life_loss_ends=False)) as environment:
+            steps = play(environment, 300)
+        lives = np.stack([step.info["lives"] for step in steps[1:]])
+        last = column(steps, "step_type")[1:] == LAST
+        assert (np.diff(lives, axis=0) < 0).sum() > last.sum()
+        assert ((column(steps, "discount")[1:] == 0) == last).all()
+
+    def test_a_time_limit_has_discount_1(self) -> None:
+        with closing(atari(max_frames_per_episode=60)) as environment:
+            steps = play(environment, 40)
+        assert (column(steps, "step_type") == LAST).any(axis=0).all()
+        assert (column(steps, "discount") == 1).all()
+
+    def test_rewards_are_raw(self) -> None:
+        with closing(atari(game="SpaceInvaders")) as environment:
+            steps = play(environment, 200)
+        assert column(steps, "reward").max() >= 5
+
+    def test_the_frame_skip_is_what_a_step_plays(self) -> None:
+        with closing(atari(frame_skip=3)) as environment:
+            steps = play(environment, 5)
+        assert all((step.frames == 3).all() for step in steps[1:])
+
+    @pytest.mark.parametrize(("height", "width"), [(47, 47), (60, 80)])
+    def test_size(self, height: int, width: int) -> None:
+        with closing(atari(height=height, width=width)) as environment:
+            steps = play(environment, 3)
+        assert environment.observation_space.shape == (height, width, 1)
+        assert steps[-1].timestep.observation.shape == (2, height, width, 1)
+        assert steps[-1].timestep.observation.std() > 0
+
+    def test_all_18_actions(self) -> None:
+        with closing(atari(full_action_set=True)) as environment:
+            assert environment.action_space == gym.spaces.Discrete(18)
+            environment.reset(0)
+            environment.send(np.array([17, 0]))
+            environment.recv()
+
+    def test_a_restricted_action_set_counts_from_0(self) -> None:
+        # Given the actions 3 and 0 of Pong only, in this order ...
+        with closing(atari(actions=(3, 0))) as few, closing(atari()) as all_of_them:
+            assert few.action_space == gym.spaces.Discrete(2)
+            few.reset(5)
+            all_of_them.reset(5)
+            for chosen in ([0, 1], [0, 0], [1, 0]) * 10:
+                few.send(np.array(chosen))
+                all_of_them.send(np.array([3, 0])[chosen])
+                # ... then 0 plays 3, and 1 plays 0.
+                one, other = few.recv().timestep, all_of_them.recv().timestep
+                assert (one.observation == other.observation).all()
+
+    @pytest.mark.parametrize("actions", [(0, 6), (2, 2)])
+    def test_actions_that_it_does_not_have_are_refused(self, actions: tuple[int, ...]) -> None:
+        with pytest.raises(ValueError, match=r"the 6 actions of ALE/Pong-v5 are 0 to 5"):
+            atari(actions=actions)
+
+    def test_sticky_actions_repeat_what_was_done(self) -> None:
+        def observations(sticky: float) -> np.ndarray:
+            with closing(atari(1, sticky_actions=sticky, noop_max=0)) as environment:
+                return column(play(environment, 60), "observation")
+
+        assert (observations(0.0) == observations(0.0)).all()
+        assert not (observations(0.0) == observations(0.5)).all()
+
+    def test_an_unknown_game_gets_the_nearest_ones(self) -> None:
+        with pytest.raises(ValueError, match=r"'ALE/MsPackman-v5'.*ALE/MsPacman-v5"):
+            atari(game="MsPackman")
+
+    def test_names_of_several_words(self) -> None:
+        with closing(atari(1, game="MsPacman")) as environment:
+            assert environment.action_space == gym.spaces.Discrete(9)
+
+    def test_kwargs_are_refused(self) -> None:
+        with pytest.raises(ValueError, match=r"environment\.atari"):
+            environments.make(EnvironmentConfig(id="ALE/Pong-v5", kwargs='{"mode": 1}'), 1)
+
+    def test_the_screen_shows_the_game_that_is_played(self) -> None:
+        # Given a game whose random moments are many, and a screen that follows it, which fails if
+        # reward, lives or frame ever differ ...
+        settings = AtariConfig(sticky_actions=0.25, max_frames_per_episode=900, frame_skip=1)
+        environment = Atari("ALE/Breakout-v5", settings, 2, render_mode="rgb_array")
+        with closing(Checked(environment, "Breakout")) as checked:
+            checked.reset(3)
+            random = np.random.default_rng(0)
+            ends = 0
+            for _ in range(1000):
+                checked.send(random.integers(4, size=2))
+                timestep = checked.recv().timestep
+                ends += timestep.step_type[0] == LAST
+                # ... then the agent's grey frame, at 84x84, looks like the screen.
+                picture = checked.render()
+                grey = picture.mean(axis=2)[::3, ::2][:70, :80]
+                frame = timestep.observation[0, :, :, 0]
+                rows, columns = np.arange(70) * 84 // 70, np.arange(80) * 84 // 80
+                correlation = np.corrcoef(grey.ravel(), frame[rows][:, columns].ravel())[0, 1]
+                assert correlation > 0.7
+            assert picture.shape == (210, 160, 3) and picture.dtype == np.uint8
+            assert ends > 0
+
+    def test_without_a_render_mode_there_is_no_picture(self) -> None:
+        with closing(atari(1)) as environment:
+            environment.reset(0)
+            with pytest.raises(ValueError, match="give a render_mode"):
+                environment.render()
+
+
+class Scripted(Environment):
+    """Says what it is told to, step after step."""
+
+    def __init__(self, action_space: gym.Space, timesteps: list[TimeStep]) -> None:
+        self.observation_space = gym.spaces.Box(0, 9, (), np.float32)
+        self.action_space = action_space
+        self.num_envs = len(timesteps[0].reward)
+        self._timesteps = iter(timesteps)
+
+    def reset(self, seed: int) -> TimeStep:
+        return next(self._timesteps)
+
+    def send(self, action: Nest) -> None:
+        pass
+
+    def recv(self) -> EnvironmentStep:
+        return EnvironmentStep(next(self._timesteps), np.ones(self.num_envs, np.int32), {})
+
+    def render(self) -> np.ndarray:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+
+def script(*step_types: list[int]) -> list[TimeStep]:
+    """Time steps of these types; step t of environment e has reward 10 t + e."""
+    return [
+        TimeStep(
+            np.zeros(len(types), np.float32),
+            np.where(np.array(types) == FIRST, 0, 10 * t + np.arange(len(types))).astype("f4"),
+            np.ones(len(types), np.float32),
+            np.array(types, np.int8),
+        )
+        for t, types in enumerate(step_types)
+    ]
+
+
+class TestWithHistory:
+    def test_it_remembers_the_last_step_and_forgets_at_the_start_of_an_episode(self) -> None:
+        timesteps = script([0, 0], [1, 1], [2, 1], [0, 1], [1, 2])
+        environment = WithHistory(
+            Scripted(gym.spaces.Discrete(4), timesteps),
+            last_action_and_reward=True,
+            time_in_episode=True,
+        )
+        said = [environment.reset(0).observation]
+        for action in ([3, 0], [2, 1], [1, 2], [0, 3]):
+            environment.send(np.array(action))
+            said.append(environment.recv().timestep.observation)
+        assert [s["last_action"].tolist() for s in said] == [
+            [-1, -1],
+            [3, 0],
+            [2, 1],
+            [-1, 2],
+            [0, 3],
+        ]
+        assert [s["last_reward"].tolist() for s in said] == [
+            [0, 0],
+            [10, 11],
+            [20, 21],
+            [0, 31],
+            [40, 41],
+        ]
+        assert [s["time_in_episode"].tolist() for s in said] == [
+            [0, 0],
+            [1, 1],
+            [2, 2],
+            [0, 3],
+            [1, 4],
+        ]
+
+    def test_no_action_is_below_the_choices_and_zero_otherwise(self) -> None:
+        space = gym.spaces.Dict(
+            {
+                "move": gym.spaces.Discrete(3, start=5),
+                "tools": gym.spaces.MultiDiscrete([2, 3]),
+                "force": gym.spaces.Box(1.0, 2.0, (2,), np.float32),
+            }
+        )
+        environment = WithHistory(
+            Scripted(space, script([0])), last_action_and_reward=True, time_in_episode=False
+        )
+        last_action = environment.reset(0).observation["last_action"]
+        assert last_action["move"].tolist() == [4]
+        assert last_action["tools"].tolist() == [[-1, -1]]
+        assert last_action["force"].tolist() == [[0.0, 0.0]]
+        assert environment.observation_space["last_action"].contains(numbered(last_action, 0))
+
+    def test_only_what_is_asked_for_is_added(self) -> None:
+        config = EnvironmentConfig(id="Catch", time_in_episode=True)
+        with closing(environments.make(config, 1)) as environment:
+            assert set(environment.observation_space.spaces) == {"observation", "time_in_episode"}
+            assert set(environment.reset(0).observation) == {"observation", "time_in_episode"}
+
+
+def test_no_environment_imports_tensorflow() -> None:
+    code = (
+        "import sys; from impala import environments; from impala.environments import atari; "
+        "sys.exit('tensorflow' in sys.modules)"
+    )
+    root = pathlib.Path(__file__).parents[1]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
+
+
+def test_no_environments_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_envs is 0"):
+        environments.make(EnvironmentConfig(id="Catch"), 0)
