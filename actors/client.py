@@ -27,8 +27,6 @@ from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 
 _log = logging.getLogger(__name__)
 
-PROTOCOL = pb.ProtocolVersion(major=1, minor=0)
-
 _WAKE_SECONDS = 0.2  # how often a waiting caller looks whether it was told to stop
 _JOIN_SECONDS = 10.0
 _PULL_SECONDS = 60.0
@@ -341,7 +339,7 @@ class LearnerClient:
     def _join(self) -> pb.JoinReply:
         with self._lock:
             request = pb.JoinRequest(
-                protocol=PROTOCOL,
+                protocol=codec.PROTOCOL_VERSION,
                 actor=self._name,
                 incarnation=self._incarnation,
                 role=self._role,
