@@ -242,8 +242,8 @@ def test_truncated_and_oversized_tensors_are_refused_with_both_sizes(index, size
 
 
 def test_sizes_do_not_overflow():
-    # 2^62 numbers of 4 bytes are 2^64 bytes: 0, if anyone counted in 64 bits.
-    spec = pb.TensorSpec(name="huge", dtype=pb.DTYPE_FLOAT32, shape=[2**31, 2**31])
+    # 2^64 bytes: 0, if anyone counted in 64 bits.
+    spec = pb.TensorSpec(name="huge", dtype=pb.DTYPE_INT8, shape=[2**31, 2**31, 4])
     with pytest.raises(codec.CodecError, match=f"'huge' has 0 bytes, expected {2**64}"):
         codec.decode([b""], [spec])
 
