@@ -5,7 +5,9 @@ imported. None of them imports TensorFlow unless it has to.
 """
 
 import ctypes
+import math
 import os
+import pathlib
 import sys
 
 # glibc's mallopt parameters (malloc.h) and values with which pages of megabyte messages are kept
@@ -45,3 +47,24 @@ def set_threads(intra_op: int, inter_op: int = 1) -> None:
 
     tf.config.threading.set_intra_op_parallelism_threads(intra_op)
     tf.config.threading.set_inter_op_parallelism_threads(inter_op)
+
+
+def available_cores() -> int:
+    """The cores that this process may use: its affinity, and its cgroup's share of CPU time."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(cores or 1, math.ceil(_cgroup_cores())))
+
+
+def _cgroup_cores() -> float:
+    """The CPU quota of a container (cgroup v2, then v1), in cores; 2^31 if there is none."""
+    unlimited = float(2**31)
+    cgroup = pathlib.Path("/sys/fs/cgroup")
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota = (cgroup / "cpu/cpu.cfs_quota_us").read_text().strip()
+            period = (cgroup / "cpu/cpu.cfs_period_us").read_text().strip()
+        except OSError:
+            return unlimited
+    return unlimited if quota in ("max", "-1") else int(quota) / int(period)
