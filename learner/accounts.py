@@ -61,8 +61,6 @@ class _Ledger:
         self.received_sequence = max(
             self.received_sequence, self.accounted_sequence, acknowledged_sequence
         )
-        if not self.queued and self.accounted_sequence < acknowledged_sequence:
-            self.accounted_sequence, self.partial = acknowledged_sequence, 0
         return lost
 
     def receive(self, sequence: int, unrolls: int) -> Admission:
@@ -89,7 +87,7 @@ class _Ledger:
                 f"{self.queued[sequence]} of it are queued: count each unroll once."
             )
         self.accounted += unrolls
-        if sequence > self.accounted_sequence + 1:  # messages between were refused
+        if sequence > self.accounted_sequence + 1:  # messages between were refused or lost
             self.accounted_sequence, self.partial = sequence - 1, 0
         if left:
             self.queued[sequence] = left

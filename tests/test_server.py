@@ -137,8 +137,9 @@ def test_stop_ends_idle_streams_and_those_that_wait_for_room_without_waiting_for
 
         waiting = served.stub.StreamUnrolls(actor(2), timeout=WAIT)
         assert next(waiting).status == pb.STATUS_ACCEPTED  # the next one finds no room
+        fingerprint = "other"
         idle = served.stub.StreamUnrolls(actor(1), timeout=WAIT)
-        assert next(idle).status == pb.STATUS_DUPLICATE
+        assert next(idle).status == pb.STATUS_REJECTED
         threading.Timer(0.0, served.server.stop, (WAIT,)).start()
         for stream in (waiting, idle):
             with pytest.raises(grpc.RpcError) as error:
