@@ -27,8 +27,7 @@ def vtrace(
     is the product of the discounts from s to t - 1.
     """
     log_rhos, discounts, rewards, values, bootstrap_value = (
-        np.asarray(x, np.float64)
-        for x in (log_rhos, discounts, rewards, values, bootstrap_value)
+        np.asarray(x, np.float64) for x in (log_rhos, discounts, rewards, values, bootstrap_value)
     )
     weights = np.exp(log_rhos)
     rhos = _clip(weights, clip_rho_threshold)

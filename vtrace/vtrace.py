@@ -108,7 +108,7 @@ def _discounted_sums(terms: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
 
 
 def _clip(rhos: tf.Tensor, threshold: float | None) -> tf.Tensor:
-    return rhos if threshold is None else tf.minimum(rhos, tf.cast(threshold, rhos.dtype))
+    return rhos if threshold is None else tf.minimum(rhos, threshold)
 
 
 def _check_threshold(name: str, threshold: float | None) -> None:
