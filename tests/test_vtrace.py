@@ -125,7 +125,7 @@ def test_the_inputs_tell_mistakes_from_the_papers_sum(changes: dict[str, str]) -
         assert_close(returns, mutant["vtrace"](**inputs, **THRESHOLDS, lambda_=LAMBDA), 1e-2)
 
 
-@hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=60)
 @hypothesis.given(
     shape=st.lists(st.integers(1, 4), min_size=1, max_size=3).flatmap(
         lambda rest: st.integers(1, 9).map(lambda length: (length, *rest))

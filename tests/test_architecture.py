@@ -1,0 +1,149 @@
+"""Who may import whom: read from the source, so that lazy imports count as well."""
+
+import ast
+import pathlib
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+# Package -> the packages of ours that it may import besides itself.
+MAY_IMPORT = {
+    "vtrace": set(),
+    "protos": set(),
+    "impala": {"vtrace"},
+    "actors": {"impala", "protos"},
+    "learner": {"impala", "protos"},
+}
+# The `impala` command: it wires everything together, so it imports from everywhere and nothing
+# imports it.
+COMPOSITION_ROOTS = ("impala.__main__", "impala.cli")
+# gRPC stays at the edge of a service.
+MAY_IMPORT_GRPC = ("actors.client", "learner.server", "protos.impala.v1.learner_pb2_grpc")
+GRPC = ("grpc", "grpc_health", "protos.impala.v1.learner_pb2_grpc")
+# What environments need starts in an instant and works beside any framework.
+WITHOUT_TENSORFLOW = ("impala.configs", "impala.environments", "impala.types")
+TENSORFLOW = ("sonnet", "tensorflow")
+
+
+def modules_of(root: pathlib.Path) -> dict[str, str]:
+    """Dotted name -> source of every module in our packages; a package's name ends in __init__."""
+    return {
+        ".".join(path.relative_to(root).with_suffix("").parts): path.read_text(encoding="utf-8")
+        for package in MAY_IMPORT
+        for path in sorted((root / package).rglob("*.py"))
+    }
+
+
+def imports_of(name: str, source: str) -> Iterator[str]:
+    """Dotted names that a module imports anywhere: `from a import b` gives a and a.b."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = name.split(".")[: -node.level] if node.level else []
+            module = ".".join([*parents, *filter(None, [node.module])])
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def is_in(name: str, packages: tuple[str, ...]) -> bool:
+    """Whether a module is one of these, or inside one of them."""
+    return any(f"{name}.".startswith(f"{package}.") for package in packages)
+
+
+def violations(modules: Mapping[str, str]) -> list[str]:
+    """Every import that should not be, as a sentence."""
+    imports = {name: sorted(set(imports_of(name, text))) for name, text in modules.items()}
+    found = []
+    for name, imported in imports.items():
+        package = name.split(".")[0]
+        is_root = is_in(name, COMPOSITION_ROOTS)
+        for other in imported:
+            allowed = MAY_IMPORT[package] | {package}
+            if not is_root and other.split(".")[0] in MAY_IMPORT.keys() - allowed:
+                found.append(f"{name} imports {other}: {package} may import {sorted(allowed)}")
+            if not is_root and is_in(other, COMPOSITION_ROOTS):
+                found.append(f"{name} imports {other}: nothing imports a composition root")
+            if is_in(other, GRPC) and not is_in(name, MAY_IMPORT_GRPC):
+                found.append(f"{name} imports {other}: only {MAY_IMPORT_GRPC} may")
+            if is_in(other, ("benchmarks", "tests")):
+                found.append(f"{name} imports {other}: that is not installed")
+        if is_in(name, WITHOUT_TENSORFLOW):
+            for reached in sorted(reachable(name, imports)):
+                if heavy := [other for other in imports[reached] if is_in(other, TENSORFLOW)]:
+                    found.append(f"{name} needs {heavy[0]}, by way of {reached}: it must not")
+    return found
+
+
+def reachable(name: str, imports: Mapping[str, list[str]]) -> set[str]:
+    """The modules of ours that importing this one may load, itself included."""
+    reached: set[str] = set()
+    pending = [name]
+    while pending:
+        name = pending.pop()
+        if name in imports and name not in reached:
+            reached.add(name)
+            pending += [
+                module for other in imports[name] for module in (other, f"{other}.__init__")
+            ]
+    return reached
+
+
+def test_imports_follow_the_architecture() -> None:
+    modules = modules_of(ROOT)
+    assert {name.split(".")[0] for name in modules} == set(MAY_IMPORT)
+    assert violations(modules) == []
+
+
+def test_the_modules_named_here_exist() -> None:
+    """A rule for a module that was renamed would hold for ever."""
+    names = {name.removesuffix(".__init__") for name in modules_of(ROOT)}
+    assert {*MAY_IMPORT_GRPC, *WITHOUT_TENSORFLOW, *COMPOSITION_ROOTS} <= names
+
+
+@pytest.mark.parametrize(
+    ("modules", "complaint"),
+    [
+        ({"vtrace.vtrace": "import impala"}, "vtrace.vtrace imports impala"),
+        ({"protos.codec": "from impala.types import Unroll"}, "protos.codec imports impala.types"),
+        ({"impala.agent": "import protos.codec"}, "impala.agent imports protos.codec"),
+        ({"actors.actor": "from learner import mix"}, "actors.actor imports learner.mix"),
+        ({"learner.mix": "def f():\n  import actors"}, "learner.mix imports actors"),
+        ({"impala.agent": "from . import cli"}, "impala.agent imports impala.cli: nothing"),
+        ({"learner.run": "from impala.cli import train"}, "nothing imports a composition"),
+        ({"learner.service": "import grpc.aio"}, "learner.service imports grpc.aio: only"),
+        (
+            {"learner.service": "from protos.impala.v1 import learner_pb2_grpc"},
+            "learner.service imports protos.impala.v1.learner_pb2_grpc: only",
+        ),
+        ({"impala.cli": "import grpc"}, "impala.cli imports grpc: only"),
+        ({"impala.agent": "from tests import counting"}, "impala.agent imports tests: that is"),
+        ({"impala.types": "import tensorflow as tf"}, "impala.types needs tensorflow"),
+        (
+            {
+                "impala.environments.atari": "from impala import networks",
+                "impala.networks.__init__": "from impala.networks.torsos import MLP",
+                "impala.networks.torsos": "import sonnet as snt",
+            },
+            "impala.environments.atari needs sonnet, by way of impala.networks.torsos",
+        ),
+    ],
+)
+def test_a_forbidden_import_is_found(modules: dict[str, str], complaint: str) -> None:
+    assert any(complaint in violation for violation in violations(modules))
+
+
+def test_allowed_imports_pass() -> None:
+    modules = {
+        "vtrace.vtrace": "import tensorflow as tf",
+        "impala.__main__": "from impala.cli import main",
+        "impala.cli": "from actors.run import run_actor\nfrom learner.run import run_learner",
+        "impala.losses": "import vtrace\nimport impalalike\nfrom impala import types",
+        "actors.client": "import grpc\nfrom protos.impala.v1 import learner_pb2_grpc",
+        "learner.run": "from . import server\nfrom impala import build",
+        "impala.environments.base": "import numpy as np\nfrom impala.types import TimeStep",
+        "impala.types": "import numpy as np",
+    }
+    assert violations(modules) == []
