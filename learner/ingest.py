@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tree
 
-from impala.types import ArraySpec, Episode, StepType, Unroll
+from impala.types import Episode, StepType, Unroll
+from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
 _MAX_EPISODE_INFO = 64  # names per episode; each may become a line of telemetry
@@ -168,22 +169,6 @@ def _unrolls(arrival: Arrival) -> int:
     return int(arrival.unroll.frames.shape[0]) - arrival.offset
 
 
-class _Leaf(NamedTuple):
-    """What one tensor of a message must look like; `shape` has no environment axis yet."""
-
-    name: str
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    has_time: bool  # the environment axis comes after time, else it comes first
-    bytes_per_env: int
-
-    def shape_with(self, num_envs: int) -> tuple[int, ...]:
-        """The shape on the wire: [T + 1, E, ...] or [E, ...]."""
-        if self.has_time:
-            return (self.shape[0], num_envs, *self.shape[1:])
-        return (num_envs, *self.shape)
-
-
 class Validator:
     """Checks messages against the learner's own spec. Every size comes from there."""
 
@@ -208,15 +193,8 @@ class Validator:
         self._fingerprint = fingerprint
         self._max_envs = max_envs
         self._unroll_length = int(unroll_spec.timestep.reward.shape[0]) - 1
-        timed = [
-            _leaf(path, spec, has_time=True)
-            for path, spec in _named_leaves(unroll_spec._replace(core_state=()))
-        ]
-        untimed = [
-            _leaf(path, spec, has_time=False)
-            for path, spec in _named_leaves(core_state_only(unroll_spec))
-        ]
-        self._leaves = timed + untimed
+        self._specs, self._num_core_state_specs = wire_specs(unroll_spec)
+        self._specs_of: dict[int, list[pb.TensorSpec]] = {}  # E -> with E environments
         num_actions = len(tree.flatten(unroll_spec.output.action))
         self._action_bounds = list(action_bounds or [None] * num_actions)
         if len(self._action_bounds) != num_actions:
@@ -228,7 +206,9 @@ class Validator:
     @property
     def max_message_bytes(self) -> int:
         """An upper limit for the size of a good message on the wire."""
-        per_env = sum(leaf.bytes_per_env for leaf in self._leaves)
+        per_env = sum(
+            math.prod(spec.shape) * codec.numpy_dtype(spec.dtype).itemsize for spec in self._specs
+        )
         episodes = 4096 + 64 * self._unroll_length  # an environment's, generously
         return self._max_envs * (per_env + episodes) + 2**20
 
@@ -299,26 +279,26 @@ class Validator:
             )
 
     def _decode(self, message: pb.Unrolls) -> list[np.ndarray]:
-        num_envs = message.num_envs
         tensors = list(message.tensors)  # protobuf copies the bytes at each access: look once
-        if len(tensors) != len(self._leaves):
+        if len(tensors) != len(self._specs):
             raise Rejected(
                 pb.REASON_TENSOR_COUNT,
-                f"There are {len(tensors)} tensors, the spec has {len(self._leaves)}: send one "
+                f"There are {len(tensors)} tensors, the spec has {len(self._specs)}: send one "
                 "for each of JoinReply.unroll_specs, in that order.",
             )
-        for leaf, tensor in zip(self._leaves, tensors, strict=True):
-            if len(tensor) != leaf.bytes_per_env * num_envs:
-                raise Rejected(
-                    pb.REASON_TENSOR_SIZE,
-                    f"{leaf.name} has {len(tensor)} bytes, {leaf.dtype} of shape "
-                    f"{leaf.shape_with(num_envs)} has {leaf.bytes_per_env * num_envs}: send it in "
-                    "C order with the shape and dtype of the spec.",
-                )
-        return [
-            np.frombuffer(tensor, leaf.dtype).reshape(leaf.shape_with(num_envs))
-            for leaf, tensor in zip(self._leaves, tensors, strict=True)
-        ]
+        specs = self._specs_of.get(message.num_envs)
+        if specs is None:
+            specs = codec.with_environments(
+                self._specs, self._num_core_state_specs, message.num_envs
+            )
+            self._specs_of[message.num_envs] = specs
+        try:
+            return codec.decode(tensors, specs)
+        except codec.CodecError as error:
+            raise Rejected(
+                pb.REASON_TENSOR_SIZE,
+                f"{error} Send it in C order with the shape and dtype of the spec.",
+            ) from None
 
     def _unroll(self, message: pb.Unrolls, arrays: list[np.ndarray]) -> Unroll:
         frames = np.array(message.frames, np.int64)
@@ -330,15 +310,15 @@ class Validator:
         )
 
     def _check_values(self, unroll: Unroll, arrays: list[np.ndarray]) -> None:
-        for leaf, array in zip(self._leaves, arrays, strict=True):
-            if leaf.dtype.kind == "f" and not np.isfinite(array).all():
+        for spec, array in zip(self._specs, arrays, strict=True):
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise Rejected(
                     pb.REASON_NOT_FINITE,
-                    f"{leaf.name} holds {array[~np.isfinite(array)].flat[0]}: all its numbers must "
+                    f"{spec.name} holds {array[~np.isfinite(array)].flat[0]}: all its numbers must "
                     "be finite. Look at the environment and at the parameters it acted with.",
                 )
-            if leaf.dtype.kind == "b" and array.size and array.view(np.uint8).max() > 1:
-                _check_range(f"{leaf.name} (a bool, as a byte)", array.view(np.uint8), 0, 1)
+            if array.dtype.kind == "b" and array.size and array.view(np.uint8).max() > 1:
+                _check_range(f"{spec.name} (a bool, as a byte)", array.view(np.uint8), 0, 1)
         _check_range("timestep/discount", unroll.timestep.discount, 0, 1)
         _check_step_types(unroll.timestep.step_type)
         actions = tree.flatten_with_path(unroll.output.action)
@@ -425,17 +405,9 @@ def _check_step_types(step_type: np.ndarray) -> None:
         )
 
 
-def _leaf(name: str, spec: ArraySpec, has_time: bool) -> _Leaf:
-    dtype = np.dtype(spec.dtype)
-    shape = tuple(spec.shape)
-    return _Leaf(name, dtype, shape, has_time, math.prod(shape) * dtype.itemsize)
-
-
-def core_state_only(unroll_spec: Unroll) -> Unroll:
-    """The part of a spec that has no time axis, under its own path."""
-    return unroll_spec._replace(timestep=(), output=())  # type: ignore[arg-type]
-
-
-def _named_leaves(nest: Any) -> list[tuple[str, ArraySpec]]:
-    """Leaves of a nest with their paths, such as "timestep/observation"."""
-    return [("/".join(map(str, path)), spec) for path, spec in tree.flatten_with_path(nest)]
+def wire_specs(unroll_spec: Unroll) -> tuple[list[pb.TensorSpec], int]:
+    """What travels of one environment's unroll, and how many of these are core state (the last)."""
+    core_state = codec.specs(
+        unroll_spec._replace(timestep=(), output=())  # type: ignore[arg-type]
+    )
+    return [*codec.specs(unroll_spec._replace(core_state=())), *core_state], len(core_state)

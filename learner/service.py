@@ -19,14 +19,11 @@ from learner.ingest import (
     Rejected,
     Rejection,
     Validator,
-    core_state_only,
     episodes,
+    wire_specs,
 )
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
-
-PROTOCOL = (1, 0)
-"""Major and minor version of the protocol; another major version is refused."""
 
 _MAX_NAME = 200  # characters of an actor's name
 _MAX_EVALUATION_EPISODES = 100_000
@@ -92,9 +89,8 @@ class LearnerService:
         self._newest_version = 0
         self._published: _Published | None = None
         self.evaluations: queue.SimpleQueue[EvaluationReport] = queue.SimpleQueue()
-        timed = codec.specs(unroll_spec._replace(core_state=()))
-        core_state = codec.specs(core_state_only(unroll_spec))
-        fingerprint = codec.fingerprint([*timed, *core_state], parameter_specs, config_json)
+        unroll_specs, num_core_state_specs = wire_specs(unroll_spec)
+        fingerprint = codec.fingerprint(unroll_specs, parameter_specs, config_json)
         self._validator = Validator(unroll_spec, fingerprint, max_envs_per_message, action_bounds)
         if self.max_message_bytes > 2**31 - 1:
             raise ValueError(
@@ -104,14 +100,14 @@ class LearnerService:
             )
         self._max_envs = max_envs_per_message
         self._welcome = pb.JoinReply(
-            protocol=pb.ProtocolVersion(major=PROTOCOL[0], minor=PROTOCOL[1]),
+            protocol=codec.PROTOCOL_VERSION,
             learner_incarnation=incarnation,
             seed=seed,
             config=config_json,
             fingerprint=fingerprint,
             unroll_length=unroll_spec.timestep.reward.shape[0] - 1,
-            unroll_specs=[*timed, *core_state],
-            num_core_state_specs=len(core_state),
+            unroll_specs=unroll_specs,
+            num_core_state_specs=num_core_state_specs,
             parameter_specs=parameter_specs,
             max_unrolls_in_flight=max_in_flight,
             max_message_bytes=self._validator.max_message_bytes,
@@ -129,11 +125,11 @@ class LearnerService:
           IncompatibleProtocol: the caller speaks another major version.
           InvalidRequest: a field has an impossible value.
         """
-        if request.protocol.major != PROTOCOL[0]:
+        if not codec.compatible(request.protocol):
+            ours = codec.PROTOCOL_VERSION
             raise IncompatibleProtocol(
                 f"The actor speaks protocol {request.protocol.major}.{request.protocol.minor}, "
-                f"the learner {PROTOCOL[0]}.{PROTOCOL[1]}: run the same major version on both "
-                "sides."
+                f"the learner {ours.major}.{ours.minor}: run the same major version on both sides."
             )
         if not (1 <= len(request.actor) <= _MAX_NAME and request.actor.isprintable()):
             raise InvalidRequest(

@@ -127,7 +127,7 @@ def _oversized(actor, rng):
 
 def _wrong_dtype(actor, rng):
     arrays = messages.unroll()
-    wide = tree.map_structure(lambda x: x.astype(np.complex128), arrays)
+    wide = tree.map_structure(lambda x: x.astype(np.float64), arrays)
     return actor.next(arrays=wide), pb.REASON_TENSOR_SIZE
 
 
