@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import gymnasium as gym
 import numpy as np
 
 from impala import build, configs
@@ -86,8 +87,11 @@ def _environment(config: configs.Config) -> tuple[Callable[[], Any], int]:
     environment.reset(seed=os.getpid())
     random = np.random.default_rng(os.getpid())
 
+    space = environment.action_space
+    assert isinstance(space, gym.spaces.Discrete)
+
     def once() -> None:
-        environment.send(random.integers(environment.action_space.n, size=num_envs))
+        environment.send(random.integers(space.n, size=num_envs))
         environment.recv()
 
     return once, num_envs

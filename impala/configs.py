@@ -57,7 +57,7 @@ class EnvironmentConfig:
     kwargs: str = "{}"
     """Keyword arguments of gymnasium.make as a JSON object."""
     vectorization: Literal["sync", "async"] = "sync"
-    """Gymnasium environments in the actor's process, or a process each. ALE uses its own threads."""
+    """Gymnasium environments in the actor's process, or a process each. ALE has its own threads."""
     last_action_and_reward: bool = False
     """Add the last action and the last (raw) reward to the observation."""
     time_in_episode: bool = False
@@ -83,7 +83,7 @@ class AgentConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ImpalaConfig:
-    """V-trace actor-critic: Espeholt et al. 2018, arXiv 1802.01561. Losses are summed over T and B."""
+    """V-trace actor-critic: Espeholt et al. 2018, arXiv 1802.01561. Losses are summed over T, B."""
 
     discount: Share = 0.99
     """gamma, multiplied with the environment's discount."""
@@ -146,7 +146,7 @@ class LearnerConfig:
     max_in_flight: Positive = 2
     """Messages without a receipt that an actor may have."""
     checkpoint_seconds: Annotated[float, Range(1.0)] = 300.0
-    """Seconds between checkpoints; one is also written at the end and when the learner is stopped."""
+    """Seconds between checkpoints; one is also written at the end and when a learner is stopped."""
     checkpoints_kept: Positive = 3
     """Checkpoints kept; the oldest are deleted."""
     log_seconds: Annotated[float, Range(0.1)] = 5.0

@@ -50,9 +50,7 @@ def play(
     while True:
         # A copy: TensorFlow may look at the memory that the environment is about to write again.
         copy = tree.map_structure(lambda x: tf.constant(np.array(x)), timestep)
-        action, core_state = act(
-            copy, core_state, tf.constant([seed % 2**31, count], tf.int32)
-        )
+        action, core_state = act(copy, core_state, tf.constant([seed % 2**31, count], tf.int32))
         environment.send(tree.map_structure(lambda x: x.numpy(), action))
         step = environment.recv()
         timestep, count = step.timestep, (count + 1) % 2**31
@@ -78,10 +76,7 @@ def play_episodes(
     if num_episodes < 1:
         raise ValueError(f"num_episodes is {num_episodes}; it must be at least 1.")
     num_envs = environment.num_envs
-    quota = [
-        num_episodes // num_envs + (e < num_episodes % num_envs)
-        for e in range(num_envs)
-    ]
+    quota = [num_episodes // num_envs + (e < num_episodes % num_envs) for e in range(num_envs)]
     finished: list[list[Episode]] = [[] for _ in range(num_envs)]
     returns = np.zeros(num_envs, np.float64)
     lengths = np.zeros(num_envs, np.int64)

@@ -204,7 +204,8 @@ def validate(config: Config) -> Config:
     if environments % groups:
         raise OptionError(
             f"actor.num_envs is {environments} and actor.num_groups {groups}: the groups have the "
-            f"same size, so give a multiple of {groups}, such as {-(-environments // groups) * groups}."
+            f"same size, so give a multiple of {groups}, "
+            f"such as {-(-environments // groups) * groups}."
         )
     if environments // groups > config.learner.max_envs_per_message:
         raise OptionError(

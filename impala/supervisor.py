@@ -60,7 +60,8 @@ class Supervisor:
         max_backoff_seconds: float = 30.0,
         max_failures: int = 5,
     ):
-        """
+        """Starts nothing yet.
+
         Args:
           grace_seconds: between `stop()` and the SIGKILL for those that are still there.
           backoff_seconds: pause before the first restart; it doubles with each failure in a row.
@@ -221,7 +222,7 @@ def _popen(program: Program) -> subprocess.Popen[bytes]:
             stderr=subprocess.STDOUT if output is not None else None,
             env={**os.environ, **program.environ},
             start_new_session=True,
-            preexec_fn=_die_with_parent(),  # noqa: PLW1509 - for processes without threads
+            preexec_fn=_die_with_parent(),  # for processes without threads
         )
 
     if program.log is None:

@@ -81,7 +81,7 @@ class Batch(NamedTuple):
 class Parameters(NamedTuple):
     """A published state of the agent."""
 
-    incarnation: int  # drawn at random when a learner starts; another one means: pull, whatever the version
+    incarnation: int  # drawn when a learner starts; another one means: pull, whatever the version
     version: int  # learner updates they contain
     progress: float  # share of the run done, 0..1: what annealed exploration reads
     frames: int  # environment frames learned from when they were published

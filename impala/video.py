@@ -22,9 +22,7 @@ def check(path: pathlib.Path) -> None:
                 "them (pip install imageio imageio-ffmpeg), or give a name that ends in .gif."
             )
     elif path.suffix != ".gif":
-        raise ValueError(
-            f"{path} ends in {path.suffix!r}; it must end in .gif or .mp4."
-        )
+        raise ValueError(f"{path} ends in {path.suffix!r}; it must end in .gif or .mp4.")
 
 
 def write(path: pathlib.Path, images: Iterable[np.ndarray]) -> None:
@@ -61,7 +59,5 @@ def _write_mp4(path: pathlib.Path, images: Iterable[np.ndarray]) -> None:
 
     with imageio.get_writer(path, fps=_FRAMES_PER_SECOND, macro_block_size=1) as writer:
         for image in images:
-            height, width = (
-                size - size % 2 for size in image.shape[:2]
-            )  # H.264 wants even sizes
+            height, width = (size - size % 2 for size in image.shape[:2])  # H.264 wants even sizes
             writer.append_data(image[:height, :width])

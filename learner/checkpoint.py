@@ -139,7 +139,8 @@ def assign(values: Mapping[str, np.ndarray], variables: Mapping[str, Any]) -> No
 
 def _read(path: pathlib.Path) -> Checkpoint:
     state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-    with np.load(path / "variables.npz", allow_pickle=False) as arrays:  # checks each CRC
+    # NumPy would leave the file open if it is damaged. Reading checks each CRC.
+    with open(path / "variables.npz", "rb") as file, np.load(file, allow_pickle=False) as arrays:
         variables = {name: arrays[name] for name in arrays.files}
     return Checkpoint(
         config=options.from_dict(Config, state["config"]),

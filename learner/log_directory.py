@@ -16,7 +16,7 @@ class LogDirectoryBusy(RuntimeError):
 
 
 class LogDirectory:
-    """An exclusive claim on LOGDIR; the kernel releases it when the process ends, however it ends."""
+    """An exclusive claim on LOGDIR; the kernel releases it when the process ends, however."""
 
     def __init__(self, path: pathlib.Path, fresh: bool = False):
         """Claims the directory, made if needed.

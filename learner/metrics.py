@@ -44,7 +44,7 @@ class Telemetry:
         self._clear()
 
     def _clear(self) -> None:
-        self._sums: collections.Counter[str] = collections.Counter()
+        self._sums: dict[str, float] = collections.defaultdict(float)
         self._counts: collections.Counter[str] = collections.Counter()
         self._maxima: dict[str, float] = {}
         self._waited = 0.0

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import tree
 
-from impala.types import Batch, StepType, Unroll
+from impala.types import Batch, Nest, StepType, Unroll
 from learner.ingest import Arrival, Ingest
 
 _log = logging.getLogger(__name__)
@@ -131,11 +131,11 @@ class Mix:
         return prepared, arrival, start
 
 
-def _time_major(unroll: Unroll) -> tuple[Unroll, Unroll]:
-    """Splits an unroll into the part that has time before the batch axis and the part that has not."""
+def _time_major(unroll: Unroll) -> tuple[Nest, Nest]:
+    """Splits an unroll into what has time before the batch axis and what has not."""
     return (
-        unroll._replace(core_state=(), frames=(), parameter_version=()),
-        unroll._replace(timestep=(), output=()),
+        (unroll.timestep, unroll.output),
+        (unroll.core_state, unroll.frames, unroll.parameter_version),
     )
 
 
@@ -146,7 +146,7 @@ def _empty_like(unroll: Unroll, batch_size: int) -> Unroll:
         lambda x: np.empty((x.shape[0], batch_size, *x.shape[2:]), x.dtype), timed
     )
     untimed = tree.map_structure(lambda x: np.empty((batch_size, *x.shape[1:]), x.dtype), untimed)
-    return untimed._replace(timestep=timed.timestep, output=timed.output)
+    return Unroll(*timed, *untimed)
 
 
 def _copy_columns(target: Unroll, at: int, source: Unroll, start: int, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints are whole or absent, the newest intact one is read, and a directory has one writer."""
+"""Checkpoints are whole or absent, the newest intact one is read, a directory has one writer."""
 
 import json
 import pathlib

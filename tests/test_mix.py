@@ -1,6 +1,7 @@
 """Batches hold every unroll once, in order, whatever the sizes of messages and batches."""
 
 import asyncio
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -126,7 +127,7 @@ def test_a_batch_is_never_written_again() -> None:
         batches = _take(mix, 4)
     finally:
         mix.close()
-    for one, other in zip(batches, batches[1:], strict=False):
+    for one, other in itertools.pairwise(batches):
         for a, b in zip(tree.flatten(one.batch), tree.flatten(other.batch), strict=True):
             assert not np.shares_memory(a, b)
 
