@@ -27,7 +27,6 @@ lock = $(BIN)/uv pip compile --quiet --generate-hashes --no-header --python-vers
 
 .DEFAULT_GOAL := help
 .PHONY: help setup protos train test test-slow check bench lock clean
-.DELETE_ON_ERROR:
 
 ## setup: make .venv with everything that the lock files pin, and the impala command
 setup: $(STAMP) protos
@@ -67,11 +66,11 @@ test-slow: setup
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 ## check: what CI runs: format, lint, types, fresh stubs, tests
+# Without `setup`, whose `protos` would hide that the committed stubs are stale.
 check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	@# Not after `make protos`, which would hide that the committed stubs are stale.
 	@fresh=$$(mktemp -d) && trap 'rm -r "$$fresh"' EXIT && $(call generate_stubs,"$$fresh") && \
 	for stub in $(STUBS); do diff -u "$$stub" "$$fresh/$$stub" || \
 		{ echo "$$stub is stale: run make protos and commit it." >&2; exit 1; }; done
