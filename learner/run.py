@@ -171,15 +171,18 @@ class _Run:
 
     def end(self, when_finished: str) -> None:
         """Leaves a checkpoint; a run that is done also tells its actors."""
-        if self._learner.progress < 1.0:
-            self._save()
-            return
-        self._service.finish()
-        self._accounts.drop_queued("run_finished")
+        assert self._server is not None
+        finished = self._learner.progress >= 1.0
+        if finished:
+            self._service.finish()
+        else:
+            self._server.stop(_GRACE_SECONDS)
+        self._accounts.drop_queued("run_finished" if finished else "learner_stop")
         self._save()
         self._write_row()
-        _log.info("Finished: %s.", self._learner.counters)
-        self._stop.wait(None if when_finished == "idle" else _FAREWELL_SECONDS)
+        if finished:
+            _log.info("Finished: %s.", self._learner.counters)
+            self._stop.wait(None if when_finished == "idle" else _FAREWELL_SECONDS)
 
     def close(self) -> None:
         """Ends server and threads, also after a failure."""

@@ -1,0 +1,98 @@
+"""`make bench`: measures this machine and the services on it, prints a table, writes JSON."""
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import sys
+import time
+from typing import Any
+
+import rich.console
+import rich.table
+
+from impala import configs
+
+_PRESET = "atari"
+
+
+def main() -> int:
+    """Runs the parts that were asked for; all of them by default."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("parts", nargs="*", help="training, ingest, micro; all by default")
+    parser.add_argument("--seconds", type=float, default=30.0, help="for each measurement")
+    parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("build/bench.json"))
+    arguments = parser.parse_args()
+    measures = {"training": _training, "ingest": _ingest, "micro": _micro}
+    if unknown := set(arguments.parts) - measures.keys():
+        parser.error(f"no part {sorted(unknown)[0]!r}; there are {', '.join(measures)}")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+    config = configs.PRESETS[_PRESET][1]
+    console = rich.console.Console()
+    results: dict[str, Any] = {"machine": _machine(), "preset": _PRESET}
+    for part in arguments.parts or measures:
+        results[part] = measures[part](config, arguments.seconds)
+        table = rich.table.Table("measured", "value", title=f"{part} ({results['machine']})")
+        for name, value in results[part].items():
+            table.add_row(name, f"{value:,.3g}" if value < 100 else f"{value:,.0f}")
+        console.print(table)
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+    console.print(f"Written to {arguments.json}.")
+    return 0
+
+
+def _training(config: configs.Config, seconds: float) -> dict[str, float]:
+    """The roofline before and after training, since a shared machine changes its speed."""
+    from benchmarks import end_to_end, roofline
+
+    before = roofline.measure(config, seconds / 3)
+    trained = end_to_end.measure(_PRESET, seconds * 2)
+    after = roofline.measure(config, seconds / 3)
+    parts = roofline.Roofline(*((a + b) / 2 for a, b in zip(before, after, strict=True)))
+    return {
+        "environment alone, steps/s": parts.environment,
+        "inference alone, steps/s": parts.inference,
+        "learner alone, steps/s": parts.learner,
+        "roofline, steps/s": parts.steps_per_second,
+        "roofline before, steps/s": before.steps_per_second,
+        "roofline after, steps/s": after.steps_per_second,
+        "training end to end, steps/s": trained,
+        "share of the roofline": trained / parts.steps_per_second,
+    }
+
+
+def _ingest(config: configs.Config, seconds: float) -> dict[str, float]:
+    from benchmarks import ingest
+
+    ours, bare = ingest.measure(config, seconds)
+    return {
+        "ingest, MB/s": ours.bytes_per_second / 1e6,
+        "ingest, unrolls/s": ours.unrolls_per_second,
+        "bare stream, MB/s": bare.bytes_per_second / 1e6,
+        "share of the bare stream": ours.bytes_per_second / bare.bytes_per_second,
+    }
+
+
+def _micro(config: configs.Config, seconds: float) -> dict[str, float]:
+    from benchmarks import micro
+
+    times = micro.measure(config, seconds / 10)
+    return {f"{name}, µs": value * 1e6 for name, value in times.items()}
+
+
+def _machine() -> str:
+    cores = len(os.sched_getaffinity(0))
+    model = platform.processor() or platform.machine()
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    day = time.strftime("%Y-%m-%d")
+    return f"{cores} cores of {model}, Python {sys.version.split()[0]}, {day}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""How fast a learner takes experience in, as a share of a bare gRPC stream of the same bytes.
+
+Synthetic actors in processes of their own send the messages of an Atari actor. Once to a real
+server, service, ingest and mix, which check every message and copy it into batches that are then
+thrown away; once to a server that only counts bytes.
+"""
+
+import asyncio
+import multiprocessing
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import grpc
+import tree
+
+from benchmarks.roofline import random_batch
+from impala import build, configs, process
+from impala.types import Parameters
+from learner.accounts import Accounts
+from learner.ingest import Ingest
+from learner.mix import Mix
+from learner.server import SERVICE_NAME, Server
+from learner.service import LearnerService
+from protos import codec
+from protos.impala.v1 import learner_pb2 as pb
+from protos.impala.v1 import learner_pb2_grpc as pb_grpc
+
+_IN_FLIGHT = 2
+
+
+class Rate(NamedTuple):
+    """What was taken in."""
+
+    bytes_per_second: float
+    unrolls_per_second: float
+
+
+def measure(config: configs.Config, seconds: float, num_actors: int = 2) -> tuple[Rate, Rate]:
+    """The learner's ingest, and the bare stream; in turn, twice each, and their means."""
+    ours, bare = [], []
+    for _ in range(2):
+        ours.append(_with_learner(config, seconds / 2, num_actors))
+        bare.append(_with_bare_stream(config, seconds / 2, num_actors))
+    return _mean(ours), _mean(bare)
+
+
+def _mean(rates: list[Rate]) -> Rate:
+    return Rate(*(sum(values) / len(values) for values in zip(*rates, strict=True)))
+
+
+def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Rate:
+    process.tune_malloc()
+    environment = build.environment(config.environment, num_envs=1)
+    spaces = environment.observation_space, environment.action_space
+    environment.close()
+    agent = build.agent(config.agent, *spaces)
+    accounts, ingest = Accounts(), Ingest(config.learner.queue_unrolls)
+    incarnation = secrets.randbits(62) + 1
+    service = LearnerService(
+        build.unroll_spec(agent, *spaces, config.learner.unroll_length),
+        codec.specs(agent.variables),
+        "{}",
+        accounts,
+        ingest,
+        incarnation=incarnation,
+        seed=0,
+        max_envs_per_message=config.learner.max_envs_per_message,
+        max_in_flight=_IN_FLIGHT,
+    )
+    service.publish(Parameters(incarnation, 0, 0.0, 0, [v.numpy() for v in agent.variables]))
+    mix = Mix(ingest, config.learner.batch_size)
+    server = Server(service, "127.0.0.1:0")
+    address = server.start()
+    stop = threading.Event()
+
+    def consume() -> None:
+        while not stop.is_set():
+            prepared = mix.get(timeout=0.2)
+            for part in prepared.provenance if prepared else ():
+                accounts.learned(*part)
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    try:
+        return _senders(config, address, seconds, num_actors)
+    finally:
+        server.stop(0.0)
+        stop.set()
+        consumer.join()
+        ingest.close()
+        mix.close()
+
+
+def _with_bare_stream(config: configs.Config, seconds: float, num_actors: int) -> Rate:
+    process.tune_malloc()
+    loop = asyncio.new_event_loop()
+    bound: list[str] = []
+    ready = threading.Event()
+    stop = asyncio.Event()
+
+    async def stream(request: Any, context: grpc.aio.ServicerContext) -> None:
+        del request
+        receipt = pb.Receipt(status=pb.STATUS_ACCEPTED).SerializeToString()
+        while await context.read() is not grpc.aio.EOF:
+            await context.write(receipt)
+
+    async def join(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        del request, context
+        return pb.JoinReply(learner_incarnation=1).SerializeToString()
+
+    async def serve() -> None:
+        server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
+        handlers = {
+            "Join": grpc.unary_unary_rpc_method_handler(join),
+            "StreamUnrolls": grpc.stream_stream_rpc_method_handler(stream),
+        }
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),)
+        )
+        bound.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+        await server.start()
+        ready.set()
+        await stop.wait()
+        await server.stop(0.0)
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    ready.wait(timeout=30)
+    try:
+        return _senders(config, bound[0], seconds, num_actors)
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
+
+
+def _senders(config: configs.Config, address: str, seconds: float, num_actors: int) -> Rate:
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(num_actors) as pool:
+        jobs = [
+            pool.apply_async(_send, (config, address, index, seconds))
+            for index in range(num_actors)
+        ]
+        rates = [job.get(timeout=seconds + 120) for job in jobs]
+    return Rate(*(sum(values) for values in zip(*rates, strict=True)))
+
+
+def _send(config: configs.Config, address: str, index: int, seconds: float) -> Rate:
+    """One synthetic actor: what it got receipts for, per second."""
+    process.tune_malloc()
+    channel = grpc.insecure_channel(address, options=[("grpc.max_send_message_length", -1)])
+    stub = pb_grpc.LearnerStub(channel)
+    incarnation = secrets.randbits(62) + 1
+    hello = stub.Join(
+        pb.JoinRequest(
+            protocol=pb.ProtocolVersion(major=1),
+            actor=f"synthetic-{index}",
+            incarnation=incarnation,
+            role=pb.ROLE_ACTOR,
+        ),
+        timeout=30,
+    )
+    message = _message(config, f"synthetic-{index}", incarnation, hello)
+    window = threading.Semaphore(_IN_FLIGHT)
+    end = float("inf")
+
+    def messages() -> Iterator[pb.Unrolls]:
+        while time.perf_counter() < end:
+            if window.acquire(timeout=1.0):
+                message.sequence += 1
+                yield message
+
+    receipts, start = 0, 0.0
+    for receipt in stub.StreamUnrolls(messages(), timeout=seconds + 60):
+        if receipt.status != pb.STATUS_ACCEPTED:
+            raise RuntimeError(f"The learner did not take a synthetic message: {receipt}")
+        if not start:  # connecting and the first message are not measured
+            start = time.perf_counter()
+            end = start + seconds
+        elif time.perf_counter() < end:
+            receipts += 1
+        window.release()
+    channel.close()
+    return Rate(receipts * message.ByteSize() / seconds, receipts * message.num_envs / seconds)
+
+
+def _message(
+    config: configs.Config, actor: str, incarnation: int, hello: pb.JoinReply
+) -> pb.Unrolls:
+    """The unrolls of one group of environments, random pixels."""
+    environment = build.environment(config.environment, num_envs=1)
+    spaces = environment.observation_space, environment.action_space
+    environment.close()
+    agent = build.agent(config.agent, *spaces)
+    unroll = random_batch(config, agent, spaces).unroll
+    leaves = tree.flatten((unroll.timestep, unroll.output, unroll.core_state))
+    return pb.Unrolls(
+        actor=actor,
+        incarnation=incarnation,
+        fingerprint=hello.fingerprint,
+        learner_incarnation=hello.learner_incarnation,
+        num_envs=config.learner.batch_size,
+        frames=unroll.frames.tolist(),
+        tensors=codec.encode(leaves),
+    )

@@ -1,0 +1,102 @@
+"""Starts the real services as processes, as a user does, and watches what they write."""
+
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+SECONDS = 90.0  # longest wait for anything; starting TensorFlow on a busy machine takes a while
+
+
+@contextmanager
+def impala(*arguments: object, log: pathlib.Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs `impala ARGUMENTS`; whatever happens, it is gone afterwards."""
+    with open(log, "ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "impala", *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def learner(
+    logdir: pathlib.Path, listen: str, *arguments: object
+) -> "Any":  # a context manager of the process
+    """`impala learner catch` that reports and saves often and never finishes by itself."""
+    (logdir / "address").unlink(missing_ok=True)
+    return impala(
+        *("learner", "catch", "--logdir", logdir, "--listen", listen),
+        *("--total-frames", 1_000_000_000, "--learner.log-seconds", 0.3),
+        *("--learner.checkpoint-seconds", 1.0),
+        *arguments,
+        log=logdir.with_suffix(".learner.log"),
+    )
+
+
+def actor(logdir: pathlib.Path, address: str, *arguments: object) -> "Any":
+    """`impala actor` for the learner at `address`."""
+    return impala(
+        *("actor", "--learner", address, *arguments), log=logdir.with_suffix(".actor.log")
+    )
+
+
+def wait_for(what: str, condition: Callable[[], Any], seconds: float = SECONDS) -> Any:
+    """Waits until `condition` gives something true, and returns that."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(0.05)
+    raise AssertionError(f"Waited {seconds} seconds in vain for {what}.")
+
+
+def address_of(logdir: pathlib.Path) -> str:
+    """The address of the learner that has just been started."""
+    path = logdir / "address"
+    text = wait_for("the learner's address", lambda: path.exists() and path.read_text())
+    return str(text).strip()
+
+
+def rows(logdir: pathlib.Path) -> list[dict[str, float]]:
+    """All rows of telemetry so far."""
+    path = logdir / "metrics.jsonl"
+    if not path.exists():
+        return []
+    lines = path.read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def wait_for_row(
+    logdir: pathlib.Path, what: str, condition: Callable[[dict[str, float]], Any], after: int = 0
+) -> dict[str, float]:
+    """The first row, of those after the first `after`, that meets a condition."""
+
+    def found() -> dict[str, float] | None:
+        return next((row for row in rows(logdir)[after:] if condition(row)), None)
+
+    row: dict[str, float] = wait_for(what, found)
+    return row
+
+
+def stop(process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> int:
+    """Sends a signal and returns the exit status, which must come within seconds."""
+    process.send_signal(number)
+    return process.wait(timeout=20.0)
+
+
+def run(*arguments: object, seconds: float = SECONDS) -> "subprocess.CompletedProcess[str]":
+    """Runs `impala ARGUMENTS` to its end."""
+    command: Sequence[str] = [sys.executable, "-m", "impala", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)

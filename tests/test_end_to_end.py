@@ -1,0 +1,134 @@
+"""The services as a user starts them: processes, sockets, signals, kills and restarts."""
+
+import json
+import pathlib
+import signal
+from contextlib import ExitStack
+
+import pytest
+
+import services
+from learner import checkpoint
+
+
+def test_a_fleet_survives_kills_of_actors_and_learner(tmp_path: pathlib.Path) -> None:
+    logdir = tmp_path / "run"
+    logdir.mkdir()
+    with ExitStack() as stack:
+        # Given a learner and two actors that train ...
+        learner = stack.enter_context(services.learner(logdir, "127.0.0.1:0"))
+        address = services.address_of(logdir)
+        victim = stack.enter_context(services.actor(logdir, address))
+        survivor = stack.enter_context(services.actor(logdir, address))
+        services.wait_for_row(logdir, "two actors", lambda row: row["actor/active"] >= 2)
+
+        # ... when one actor is killed and another one started, then training goes on.
+        victim.kill()
+        seen = len(services.rows(logdir))
+        updates = services.rows(logdir)[-1]["updates"]
+        services.wait_for_row(
+            logdir, "updates without the victim", lambda row: row["updates"] > updates, after=seen
+        )
+        substitute = stack.enter_context(services.actor(logdir, address))
+
+        # When the learner is stopped, it leaves a checkpoint with all that it reported ...
+        assert services.stop(learner) == 0
+        saved = checkpoint.load(logdir).counters
+        assert saved.updates >= services.rows(logdir)[-1]["updates"]
+
+        # ... and started again on the same port it goes on from there, with the same actors.
+        seen = len(services.rows(logdir))
+        learner = stack.enter_context(services.learner(logdir, address))
+        row = services.wait_for_row(
+            logdir, "updates after a restart", lambda row: row["updates"] > saved.updates, seen
+        )
+        assert row["frames"] > saved.frames
+        assert min(row["updates"] for row in services.rows(logdir)[seen:]) >= saved.updates
+        services.wait_for_row(logdir, "both actors", lambda row: row["actor/active"] >= 2, seen)
+
+        # When it is killed, it goes on from its last checkpoint, and what was lost is counted.
+        before = checkpoint.load(logdir).counters
+        services.wait_for(
+            "a newer checkpoint", lambda: checkpoint.load(logdir).counters.updates > before.updates
+        )
+        learner.kill()
+        learner.wait()
+        saved = checkpoint.load(logdir).counters
+        seen = len(services.rows(logdir))
+        stack.enter_context(services.learner(logdir, address))
+        row = services.wait_for_row(
+            logdir, "updates after a kill", lambda row: row["updates"] > saved.updates, seen
+        )
+        assert min(row["updates"] for row in services.rows(logdir)[seen:]) >= saved.updates
+        row = services.wait_for_row(
+            logdir, "both actors again", lambda row: row["actor/active"] >= 2, seen
+        )
+        dropped = sum(n for name, n in row.items() if name.startswith("unrolls/dropped/"))
+        assert row["unrolls/received"] == row["unrolls/learned"] + row["unrolls/queued"] + dropped
+        assert row["policy_lag/mean"] < 100  # with parameters of the new incarnation
+
+        # The actors leave within seconds when they are told to.
+        for actor in (survivor, substitute):
+            assert services.stop(actor) == 0
+
+
+def test_actors_leave_when_the_learner_is_away(tmp_path: pathlib.Path) -> None:
+    with services.actor(tmp_path / "run", "127.0.0.1:1") as actor:
+        log = tmp_path / "run.actor.log"
+        services.wait_for("the actor to look for its learner", lambda: "waits" in log.read_text())
+        assert services.stop(actor) == 0
+
+
+def test_training_ends_by_itself_and_can_be_evaluated(tmp_path: pathlib.Path) -> None:
+    logdir = tmp_path / "run"
+    trained = services.run(
+        *("train", "catch", "--logdir", logdir, "--total-frames", 20_000, "--eval-every", 5_000)
+    )
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    saved = checkpoint.load(logdir)
+    assert saved.counters.frames >= 20_000
+    row = services.rows(logdir)[-1]
+    assert row["frames"] == saved.counters.frames
+    assert row["steps"] == pytest.approx(row["frames"], rel=0.01)  # Catch: a frame is a step
+    assert any("evaluation/Catch/return" in row for row in services.rows(logdir))
+
+    report = tmp_path / "report.json"
+    evaluated = services.run("evaluate", logdir, "--episodes", 20, "--json", report)
+    assert evaluated.returncode == 0, evaluated.stdout + evaluated.stderr
+    returns = [episode["return"] for episode in json.loads(report.read_text())["episodes"]]
+    assert len(returns) == 20
+    assert set(returns) <= {-1.0, 1.0}
+
+    # A second `train` finds the run finished and says so, instead of learning on.
+    again = services.run("train", "catch", "--logdir", logdir, "--total-frames", 20_000)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert checkpoint.load(logdir).counters == saved.counters
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_train_goes_on_from_it(tmp_path: pathlib.Path) -> None:
+    logdir = tmp_path / "run"
+    arguments = ("train", "catch", "--logdir", logdir, "--total-frames", 1_000_000_000)
+    with services.impala(*arguments, log=tmp_path / "first.log") as training:
+        services.wait_for_row(logdir, "updates", lambda row: row["updates"] > 0)
+        services.stop(training, signal.SIGINT)
+    saved = checkpoint.load(logdir).counters
+    assert saved.updates > 0
+    seen = len(services.rows(logdir))
+    with services.impala(*arguments, log=tmp_path / "second.log") as training:
+        services.wait_for_row(
+            logdir, "more updates", lambda row: row["updates"] > saved.updates, after=seen
+        )
+        services.stop(training, signal.SIGINT)
+    assert min(row["updates"] for row in services.rows(logdir)[seen:]) >= saved.updates
+    assert checkpoint.load(logdir).counters.seconds > saved.seconds
+
+
+def test_a_second_learner_is_kept_out(tmp_path: pathlib.Path) -> None:
+    logdir = tmp_path / "run"
+    logdir.mkdir()
+    with services.learner(logdir, "127.0.0.1:0"):
+        services.address_of(logdir)
+        second = services.run("learner", "catch", "--logdir", logdir, "--listen", "127.0.0.1:0")
+    assert second.returncode == 2
+    assert "another learner" in second.stderr
+    assert "Traceback" not in second.stderr
