@@ -207,7 +207,6 @@ _ATARI = Config(
     environment=EnvironmentConfig(id="ALE/Pong-v5"),
     agent=AgentConfig(torso="shallow", frame_stack=4),
     algorithm=ImpalaConfig(reward_clipping="abs_one"),
-    optimiser=OptimiserConfig(name="adam", learning_rate=6e-4, epsilon=1e-5),
     actor=ActorConfig(num_envs=64),
 )
 

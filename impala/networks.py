@@ -43,7 +43,7 @@ class Shallow(snt.Module):
             snt.Conv2D(16, kernel_shape=8, stride=4, padding="VALID", name="conv_0"),
             snt.Conv2D(32, kernel_shape=4, stride=2, padding="VALID", name="conv_1"),
         ]
-        self._linear = snt.Linear(256)
+        self._linear = snt.Linear(256, w_init=_he())
 
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
         for convolution in self._convolutions:
@@ -61,7 +61,7 @@ class DeepResidual(snt.Module):
         self._sections = [
             _Section(channels, name=f"section_{i}") for i, channels in enumerate((16, 32, 32))
         ]
-        self._linear = snt.Linear(256)
+        self._linear = snt.Linear(256, w_init=_he())
 
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
         for section in self._sections:
@@ -272,6 +272,11 @@ def as_vector(space: gym.Space, value: Nest) -> tf.Tensor:
         f"No torso can see {space}. Supported: Box, Discrete, MultiDiscrete, MultiBinary, and Dict "
         "or Tuple of these. Wrap the environment so that it gives one of them."
     )
+
+
+def _he() -> snt.initializers.Initializer:
+    """First weights that keep the variance through ReLUs: He et al. 2015, arXiv 1502.01852."""
+    return snt.initializers.VarianceScaling(scale=2.0)
 
 
 def is_wrapped(space: gym.Space) -> TypeGuard[gym.spaces.Dict]:

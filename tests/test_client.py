@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from fake_learner import FakeLearner
+from test_actor import Counter, Script, check_episodes, check_group
 
 from actors.actor import Actor, ActorUnrolls
 from actors.client import (
@@ -21,8 +23,6 @@ from actors.client import (
 )
 from impala.types import AgentOutput, Episode, TimeStep, Unroll
 from protos.impala.v1 import learner_pb2 as pb
-from tests.fake_learner import FakeLearner
-from tests.test_actor import Counter, Script, check_episodes, check_group
 
 INCARNATION = 77
 pytestmark = pytest.mark.timeout(60)

@@ -6,8 +6,8 @@ import signal
 from contextlib import ExitStack
 
 import pytest
-
 import services
+
 from learner import checkpoint
 
 
@@ -95,7 +95,7 @@ def test_training_ends_by_itself_and_can_be_evaluated(tmp_path: pathlib.Path) ->
     report = tmp_path / "report.json"
     evaluated = services.run("evaluate", logdir, "--episodes", 20, "--json", report)
     assert evaluated.returncode == 0, evaluated.stdout + evaluated.stderr
-    returns = [episode["return"] for episode in json.loads(report.read_text())["episodes"]]
+    returns = [episode["episode_return"] for episode in json.loads(report.read_text())["episodes"]]
     assert len(returns) == 20
     assert set(returns) <= {-1.0, 1.0}
 

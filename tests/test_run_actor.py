@@ -8,13 +8,13 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from fake_learner import FakeLearner
 
 from impala import build
 from impala.configs import ActorConfig, AgentConfig, EnvironmentConfig
 from impala.options import to_dict
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
-from tests.fake_learner import FakeLearner
 
 pytestmark = pytest.mark.timeout(120)
 UNROLL_LENGTH = 5
