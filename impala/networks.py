@@ -24,7 +24,10 @@ class MLP(snt.Module):
 
     def __init__(self, hidden_sizes: Sequence[int], name: str | None = None) -> None:
         super().__init__(name=name)
-        self._layers = [snt.Linear(size, name=f"linear_{i}") for i, size in enumerate(hidden_sizes)]
+        self._layers = [
+            snt.Linear(size, w_init=_he(), name=f"linear_{i}")
+            for i, size in enumerate(hidden_sizes)
+        ]
 
     def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
         for layer in self._layers:
@@ -40,8 +43,8 @@ class Shallow(snt.Module):
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name=name)
         self._convolutions = [
-            snt.Conv2D(16, kernel_shape=8, stride=4, padding="VALID", name="conv_0"),
-            snt.Conv2D(32, kernel_shape=4, stride=2, padding="VALID", name="conv_1"),
+            snt.Conv2D(16, kernel_shape=8, stride=4, padding="VALID", w_init=_he(), name="conv_0"),
+            snt.Conv2D(32, kernel_shape=4, stride=2, padding="VALID", w_init=_he(), name="conv_1"),
         ]
         self._linear = snt.Linear(256, w_init=_he())
 
@@ -74,9 +77,12 @@ class _Section(snt.Module):
 
     def __init__(self, channels: int, name: str | None = None) -> None:
         super().__init__(name=name)
-        self._convolution = snt.Conv2D(channels, kernel_shape=3, name="conv")
+        self._convolution = snt.Conv2D(channels, kernel_shape=3, w_init=_he(), name="conv")
         self._blocks = [
-            [snt.Conv2D(channels, kernel_shape=3, name=f"block_{i}_conv_{j}") for j in range(2)]
+            [
+                snt.Conv2D(channels, kernel_shape=3, w_init=_he(), name=f"block_{i}_conv_{j}")
+                for j in range(2)
+            ]
             for i in range(2)
         ]
 
