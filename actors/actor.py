@@ -13,15 +13,14 @@ import tensorflow as tf
 import tree
 
 from impala.environments.base import Environment
+from impala.episodes import EpisodeStatistics
 from impala.types import (
     AgentOutput,
     Array,
     ArraySpec,
-    EnvironmentStep,
     Episode,
     Nest,
     Parameters,
-    StepType,
     TimeStep,
     Unroll,
 )
@@ -181,7 +180,7 @@ class _Group:
         self._held: tuple[int, int] = (0, 0)
         self._core_state: Nest = ()
         self._frames = np.zeros(num_envs, np.int32)
-        self._statistics = _EpisodeStatistics(num_envs)
+        self._statistics = EpisodeStatistics(num_envs)
         self._episodes: list[Episode] = []
 
     def begin(self, held: tuple[int, int]) -> None:
@@ -210,7 +209,7 @@ class _Group:
         step = self._environment.recv()
         self._write(self._timestep_leaves, row, tree.flatten(step.timestep))
         self._frames += step.frames
-        self._episodes += self._statistics.update(step)
+        self._episodes += [episode for _, episode in self._statistics.update(step)]
 
     def finish(self) -> ActorUnrolls:
         """The unroll whose last row has just been observed."""
@@ -228,32 +227,3 @@ class _Group:
     def _write(leaves: list[np.ndarray], row: int, values: Sequence[Array]) -> None:
         for leaf, value in zip(leaves, values, strict=True):
             np.copyto(leaf[row], value)
-
-
-class _EpisodeStatistics:
-    """Return, length and frames of the episode that each of E environments is playing."""
-
-    def __init__(self, num_envs: int):
-        self._returns = np.zeros(num_envs, np.float64)
-        self._lengths = np.zeros(num_envs, np.int64)
-        self._frames = np.zeros(num_envs, np.int64)
-
-    def update(self, step: EnvironmentStep) -> list[Episode]:
-        """Counts a step; the episodes that it ended. A seam (FIRST) is not a step."""
-        step_type = step.timestep.step_type
-        self._returns += step.timestep.reward
-        self._lengths += step_type != StepType.FIRST
-        self._frames += step.frames
-        ended = np.flatnonzero(step_type == StepType.LAST)
-        episodes = [
-            Episode(
-                episode_return=float(self._returns[i]),
-                length=int(self._lengths[i]),
-                frames=int(self._frames[i]),
-                info={name: float(values[i]) for name, values in step.info.items()},
-            )
-            for i in ended
-        ]
-        for counts in (self._returns, self._lengths, self._frames):
-            counts[ended] = 0
-        return episodes

@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 def environment(
     config: EnvironmentConfig, num_envs: int, threads: int = 1, render_mode: str | None = None
 ) -> Environment:
-    """`num_envs` environments that step together."""
-    from impala import environments  # Here, so that a learner loads no emulator.
+    """`num_envs` environments that step together.
+
+    Raises:
+      ValueError: if there is no such environment, or it cannot be made so.
+    """
+    from impala import environments  # Here, so that tools which need none load no emulator.
 
     return environments.make(config, num_envs, threads=threads, render_mode=render_mode)
 

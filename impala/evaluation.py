@@ -13,7 +13,8 @@ import tree
 
 from impala.agent import Agent
 from impala.environments.base import Environment
-from impala.types import EnvironmentStep, Episode, Nest, StepType, TimeStep
+from impala.episodes import EpisodeStatistics
+from impala.types import EnvironmentStep, Episode, Nest, TimeStep
 
 
 class Summary(NamedTuple):
@@ -78,20 +79,11 @@ def play_episodes(
     num_envs = environment.num_envs
     quota = [num_episodes // num_envs + (e < num_episodes % num_envs) for e in range(num_envs)]
     finished: list[list[Episode]] = [[] for _ in range(num_envs)]
-    returns = np.zeros(num_envs, np.float64)
-    lengths = np.zeros(num_envs, np.int64)
-    frames = np.zeros(num_envs, np.int64)
+    statistics = EpisodeStatistics(num_envs)
     for step in play(environment, agent, greedy, seed):
-        first = step.timestep.step_type == StepType.FIRST
-        returns = np.where(first, 0.0, returns + step.timestep.reward)
-        lengths = np.where(first, 0, lengths + 1)
-        frames = np.where(first, 0, frames + step.frames)
-        for e in np.flatnonzero(step.timestep.step_type == StepType.LAST):
+        for e, episode in statistics.update(step):
             if len(finished[e]) < quota[e]:
-                info = {name: float(values[e]) for name, values in step.info.items()}
-                finished[e].append(
-                    Episode(float(returns[e]), int(lengths[e]), int(frames[e]), info)
-                )
+                finished[e].append(episode)
         if all(len(done) == share for done, share in zip(finished, quota, strict=True)):
             break
     return [episode for done in finished for episode in done]

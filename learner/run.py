@@ -53,6 +53,7 @@ def run_learner(
     Raises:
       LogDirectoryBusy: another learner writes `logdir`.
       CheckpointError: the checkpoint in `logdir` does not fit `config`.
+      OptionError: there is no such environment, or the agent cannot play it.
       OSError: `listen` cannot be bound.
     """
     stop = _stop_on_signals()
@@ -82,10 +83,13 @@ class _Run:
         self._stop = stop
         self._incarnation = secrets.randbits(62) + 1
 
-        environment = build.environment(config.environment, num_envs=1)
-        spaces = environment.observation_space, environment.action_space
-        environment.close()
-        agent = build.agent(config.agent, *spaces, seed=config.seed)
+        try:
+            environment = build.environment(config.environment, num_envs=1)
+            spaces = environment.observation_space, environment.action_space
+            environment.close()
+            agent = build.agent(config.agent, *spaces, seed=config.seed)
+        except ValueError as error:
+            raise options.OptionError(str(error)) from error
         self._learner = Learner(build.algorithm(config.algorithm, agent), config)
         self._accounts = Accounts()
         self._resume()
