@@ -63,7 +63,7 @@ test: setup
 
 ## test-slow: run the tests that take minutes
 test-slow: setup
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -m slow -s $(ARGS)
 
 ## check: what CI runs: format, lint, types, fresh stubs, tests
 # Without `setup`, whose `protos` would hide that the committed stubs are stale.
