@@ -72,11 +72,11 @@ class Learner:
 
     def agent_values(self) -> list[np.ndarray]:
         """Copies of the agent's variables, in the order in which parameters travel."""
-        return [np.array(variable) for variable in self._algorithm.agent.variables]
+        return [variable.numpy().copy() for variable in self._algorithm.agent.variables]
 
     def variables(self) -> dict[str, np.ndarray]:
         """Copies of everything that a checkpoint must hold."""
-        return {name: np.array(variable) for name, variable in self._named_variables().items()}
+        return {name: variable.numpy().copy() for name, variable in self._named_variables().items()}
 
     def restore(self, saved: checkpoint.Checkpoint) -> None:
         """Goes back to a checkpoint.

@@ -1,0 +1,112 @@
+"""One update at a time: counters, learning rate, restoring, and stopping at what is not finite."""
+
+import dataclasses
+import pathlib
+
+import numpy as np
+import pytest
+import tree
+
+from impala import build
+from impala.configs import PRESETS
+from impala.types import AgentOutput, Batch, StepType, TimeStep, Unroll
+from learner import checkpoint
+from learner.checkpoint import Checkpoint
+from learner.learner import Learner, NotFiniteError
+
+CONFIG = dataclasses.replace(PRESETS["catch"][1], total_frames=1000)
+T, B = 5, 4
+
+
+def _learner(seed: int = 0) -> Learner:
+    environment = build.environment(CONFIG.environment, num_envs=1)
+    agent = build.agent(
+        CONFIG.agent, environment.observation_space, environment.action_space, seed=seed
+    )
+    return Learner(build.algorithm(CONFIG.algorithm, agent), CONFIG)
+
+
+def _batch(seed: int = 0) -> Batch:
+    random = np.random.default_rng(seed)
+    shape = (T + 1, B)
+    return Batch(
+        unroll=Unroll(
+            timestep=TimeStep(
+                observation=random.integers(0, 2, (*shape, 10, 5), np.uint8),
+                reward=random.normal(size=shape).astype(np.float32),
+                discount=np.ones(shape, np.float32),
+                step_type=np.full(shape, StepType.MID, np.int8),
+            ),
+            output=AgentOutput(
+                action=random.integers(0, 3, shape),
+                policy=np.zeros((*shape, 3), np.float32),
+                baseline=np.zeros(shape, np.float32),
+            ),
+            core_state=(),
+            frames=np.full(B, T, np.int32),
+            parameter_version=np.zeros(B, np.int64),
+        ),
+        is_replay=np.zeros(B, bool),
+    )
+
+
+def test_an_update_counts_and_moves_the_agent() -> None:
+    learner = _learner()
+    before = learner.agent_values()
+    first = learner.update(_batch(), frames=400, steps=20, seconds=0.5)
+    second = learner.update(_batch(1), frames=400, steps=19, seconds=0.25)
+    assert second.counters == checkpoint.Counters(
+        updates=2, unrolls=2 * B, steps=39, frames=800, seconds=0.75
+    )
+    # The learning rate of an update is that of the frames before it: linear down to zero.
+    full = CONFIG.optimiser.learning_rate
+    assert (first.learning_rate, second.learning_rate) == pytest.approx((full, 0.6 * full))
+    assert learner.progress == 0.8
+    assert all(np.isfinite(value) for value in second.metrics.values())
+    assert {"loss/total", "gradient_norm", "policy/entropy"} <= second.metrics.keys()
+    moved = [np.any(a != b) for a, b in zip(before, learner.agent_values(), strict=True)]
+    assert all(moved)
+
+
+def test_replayed_rows_are_not_counted() -> None:
+    learner = _learner()
+    batch = _batch()._replace(is_replay=np.array([True, False, True, False]))
+    update = learner.update(batch, frames=10, steps=10, seconds=0.0)
+    assert update.counters.unrolls == 2
+
+
+def test_a_restored_learner_goes_on_bit_for_bit(tmp_path: pathlib.Path) -> None:
+    # Given a learner after two updates, and its checkpoint ...
+    learner = _learner()
+    for seed in range(2):
+        learner.update(_batch(seed), frames=100, steps=20, seconds=1.0)
+    saved = Checkpoint(CONFIG, learner.counters, learner.variables(), accounts={})
+    checkpoint.save(tmp_path, saved, keep=1)
+    # ... when another one, with other weights, is restored from it ...
+    other = _learner(seed=7)
+    other.restore(checkpoint.load(tmp_path))
+    # ... then the same batch takes both to the same place: agent, optimiser and counters.
+    for each in (learner, other):
+        each.update(_batch(9), frames=100, steps=20, seconds=1.0)
+    assert learner.counters == other.counters
+    tree.map_structure(np.testing.assert_array_equal, learner.variables(), other.variables())
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_stops_the_run_and_says_where(value: float) -> None:
+    learner = _learner()
+    learner.update(_batch(), frames=10, steps=20, seconds=0.0)
+    batch = _batch()
+    batch.unroll.timestep.reward[2, 1] = value
+    with pytest.raises(NotFiniteError, match=r"Update 2 .*the loss, gradient of .*learning_rate"):
+        learner.update(batch, frames=10, steps=20, seconds=0.0)
+    assert learner.counters.updates == 1  # it does not count
+
+
+def test_published_values_do_not_change_with_later_updates() -> None:
+    learner = _learner()
+    published = learner.agent_values()
+    copies = [value.copy() for value in published]
+    learner.update(_batch(), frames=10, steps=20, seconds=0.0)
+    for value, copy in zip(published, copies, strict=True):
+        np.testing.assert_array_equal(value, copy)
