@@ -1,6 +1,7 @@
 """`make bench`: measures this machine and the services on it, prints a table, writes JSON."""
 
 import argparse
+import dataclasses
 import json
 import os
 import pathlib
@@ -12,9 +13,14 @@ from typing import Any
 import rich.console
 import rich.table
 
-from impala import configs
+from impala import configs, options
 
-_PRESET = "atari"
+# The paper's batch: T 20, B 32.
+_CONFIG = dataclasses.replace(
+    configs.PRESETS["atari"][1],
+    learner=configs.LearnerConfig(unroll_length=20, batch_size=32),
+    actor=configs.ActorConfig(num_envs=64),
+)
 
 
 def main() -> int:
@@ -29,11 +35,10 @@ def main() -> int:
         parser.error(f"no part {sorted(unknown)[0]!r}; there are {', '.join(measures)}")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-    config = configs.PRESETS[_PRESET][1]
     console = rich.console.Console()
-    results: dict[str, Any] = {"machine": _machine(), "preset": _PRESET}
+    results: dict[str, Any] = {"machine": _machine(), "config": options.to_dict(_CONFIG)}
     for part in arguments.parts or measures:
-        results[part] = measures[part](config, arguments.seconds)
+        results[part] = measures[part](_CONFIG, arguments.seconds)
         table = rich.table.Table("measured", "value", title=f"{part} ({results['machine']})")
         for name, value in results[part].items():
             table.add_row(name, f"{value:,.3g}" if value < 100 else f"{value:,.0f}")
@@ -49,7 +54,7 @@ def _training(config: configs.Config, seconds: float) -> dict[str, float]:
     from benchmarks import end_to_end, roofline
 
     before = roofline.measure(config, seconds / 3)
-    trained = end_to_end.measure(_PRESET, seconds * 2)
+    trained = end_to_end.measure(config, seconds * 2)
     after = roofline.measure(config, seconds / 3)
     parts = roofline.Roofline(*((a + b) / 2 for a, b in zip(before, after, strict=True)))
     return {

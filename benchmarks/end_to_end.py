@@ -9,12 +9,15 @@ import sys
 import tempfile
 import time
 
+from impala import options
+from impala.configs import Config
 
-def measure(preset: str, seconds: float, warm_up: float = 20.0) -> float:
+
+def measure(config: Config, seconds: float, warm_up: float = 20.0) -> float:
     """Agent steps learned per second.
 
     Args:
-      preset: what `impala train` is given.
+      config: the run; it does not get to its end.
       seconds: how long to measure, after the first update and `warm_up` seconds more.
       warm_up: seconds that do not count: tracing, filling of queues, first episodes.
 
@@ -24,14 +27,15 @@ def measure(preset: str, seconds: float, warm_up: float = 20.0) -> float:
     with tempfile.TemporaryDirectory(prefix="impala-bench-") as directory:
         logdir = pathlib.Path(directory) / "run"
         command = [
-            *(sys.executable, "-m", "impala", "train", preset),
+            *(sys.executable, "-m", "impala", "train", "atari"),
             *("--logdir", str(logdir), "--total-frames", "1000000000"),
         ]
+        environ = {**os.environ, **options.to_environment(config), "COLUMNS": "200"}
         log = open(pathlib.Path(directory) / "log", "w+", encoding="utf-8")  # noqa: SIM115
         with (
             log,
             subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "200"}
+                command, stdout=log, stderr=subprocess.STDOUT, env=environ
             ) as training,
         ):
             try:
