@@ -115,12 +115,13 @@ def test_stop_asks_first_and_kills_after_the_grace_period(tmp_path: pathlib.Path
 def test_leaving_the_context_leaves_nothing_alive(tmp_path: pathlib.Path) -> None:
     log = tmp_path / "log"
     code = f"import os; print(os.getpid(), flush=True)\n{_STUBBORN}"
+    handler = signal.getsignal(signal.SIGINT)  # a shell that runs us in the background ignores it
     with Supervisor() as supervisor:
         supervisor.start(Program("child", _python(code), log=log))
         _until(_says(log, "up"))
 
     assert _gone(int(log.read_text().split()[0]))
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def _supervise(code: str, log: pathlib.Path) -> "subprocess.Popen[str]":
