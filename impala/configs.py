@@ -199,8 +199,8 @@ _CARTPOLE = Config(
     agent=AgentConfig(torso="mlp", hidden_sizes=(64, 64)),
     algorithm=ImpalaConfig(discount=0.99, entropy_cost=0.01, reward_scale=0.1),
     optimiser=OptimiserConfig(name="adam", learning_rate=1e-3, epsilon=1e-7),
-    learner=LearnerConfig(batch_size=32, unroll_length=20),
-    total_frames=600_000,
+    learner=LearnerConfig(batch_size=8, queue_unrolls=32),
+    total_frames=1_500_000,
 )
 
 _ATARI = Config(
@@ -219,8 +219,8 @@ _ATARI_SMALL_BATCH = dataclasses.replace(
 )
 
 PRESETS: dict[str, tuple[str, Config]] = {
-    "catch": ("Catch on a 10x5 board: a minute to a perfect score on two cores.", _CATCH),
-    "cartpole": ("CartPole-v1: minutes to a return of 475 and more on two cores.", _CARTPOLE),
+    "catch": ("Catch on a 10x5 board: about a minute to a perfect score on two cores.", _CATCH),
+    "cartpole": ("CartPole-v1: about two minutes to its best score on two cores.", _CARTPOLE),
     "atari": (
         "Pong with the paper's shallow network; another game with --environment.id.",
         _ATARI_SMALL_BATCH,
