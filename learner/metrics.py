@@ -197,7 +197,7 @@ def _line(row: Row, total_frames: int) -> str:
     """One line that says how the run is doing."""
     returns = [value for name, value in row.items() if name.endswith("/return_recent")]
     speed = row["speed/frames_per_second"]
-    left = (total_frames - row["frames"]) / speed / 60 if speed > 0 else float("nan")
+    left = max(0.0, total_frames - row["frames"]) / speed / 60 if speed > 0 else float("nan")
     return (
         f"frames {row['frames']:,.0f} ({row['frames'] / total_frames:.1%})  "
         f"return {returns[0] if returns else float('nan'):.2f}  "
