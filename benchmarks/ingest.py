@@ -53,9 +53,7 @@ def _mean(rates: list[Rate]) -> Rate:
 
 def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Rate:
     process.tune_malloc()
-    environment = build.environment(config.environment, num_envs=1)
-    spaces = environment.observation_space, environment.action_space
-    environment.close()
+    spaces = build.spaces(config.environment)
     agent = build.agent(config.agent, *spaces)
     accounts, ingest = Accounts(), Ingest(config.learner.queue_unrolls)
     incarnation = secrets.randbits(62) + 1
@@ -191,9 +189,7 @@ def _message(
     config: configs.Config, actor: str, incarnation: int, hello: pb.JoinReply
 ) -> pb.Unrolls:
     """The unrolls of one group of environments, random pixels."""
-    environment = build.environment(config.environment, num_envs=1)
-    spaces = environment.observation_space, environment.action_space
-    environment.close()
+    spaces = build.spaces(config.environment)
     agent = build.agent(config.agent, *spaces)
     unroll = random_batch(config, agent, spaces).unroll
     leaves = tree.flatten((unroll.timestep, unroll.output, unroll.core_state))

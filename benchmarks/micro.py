@@ -16,9 +16,7 @@ from protos import codec
 
 def measure(config: configs.Config, seconds: float) -> dict[str, float]:
     """Name -> median seconds of one call."""
-    environment = build.environment(config.environment, num_envs=1)
-    spaces = environment.observation_space, environment.action_space
-    environment.close()
+    spaces = build.spaces(config.environment)
     agent = build.agent(config.agent, *spaces)
     unroll = random_batch(config, agent, spaces).unroll
     leaves = tree.flatten((unroll.timestep, unroll.output, unroll.core_state))

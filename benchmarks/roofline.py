@@ -102,9 +102,7 @@ def _agent(config: configs.Config) -> tuple[Any, Any, Any]:
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    environment = build.environment(config.environment, num_envs=1)
-    spaces = environment.observation_space, environment.action_space
-    environment.close()
+    spaces = build.spaces(config.environment)
     return build.agent(config.agent, *spaces), *spaces
 
 

@@ -32,6 +32,17 @@ def environment(
     return environments.make(config, num_envs, threads=threads, render_mode=render_mode)
 
 
+def spaces(config: EnvironmentConfig) -> tuple[gym.Space, gym.Space]:
+    """Observation and action space of one environment.
+
+    Raises:
+      ValueError: as `environment`.
+    """
+    probe = environment(config, num_envs=1)
+    probe.close()
+    return probe.observation_space, probe.action_space
+
+
 def agent(
     config: AgentConfig, observation_space: gym.Space, action_space: gym.Space, seed: int = 0
 ) -> Agent:

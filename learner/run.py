@@ -84,9 +84,7 @@ class _Run:
         self._incarnation = secrets.randbits(62) + 1
 
         try:
-            environment = build.environment(config.environment, num_envs=1)
-            spaces = environment.observation_space, environment.action_space
-            environment.close()
+            spaces = build.spaces(config.environment)
             agent = build.agent(config.agent, *spaces, seed=config.seed)
         except ValueError as error:
             raise options.OptionError(str(error)) from error
