@@ -18,7 +18,8 @@ from impala import configs, options
 # The paper's batch: T 20, B 32.
 _CONFIG = dataclasses.replace(
     configs.PRESETS["atari"][1],
-    learner=configs.LearnerConfig(unroll_length=20, batch_size=32),
+    learner=configs.LearnerConfig(unroll_length=20),
+    mix=configs.MixConfig(fresh=32),
     actor=configs.ActorConfig(num_envs=64),
 )
 

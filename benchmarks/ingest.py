@@ -69,7 +69,7 @@ def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Ra
         max_in_flight=_IN_FLIGHT,
     )
     service.publish(Parameters(incarnation, 0, 0.0, 0, [v.numpy() for v in agent.variables]))
-    mix = Mix(ingest, config.learner.batch_size)
+    mix = Mix(ingest, config.mix)
     server = Server(service, "127.0.0.1:0")
     address = server.start()
     stop = threading.Event()
@@ -198,7 +198,7 @@ def _message(
         incarnation=incarnation,
         fingerprint=hello.fingerprint,
         learner_incarnation=hello.learner_incarnation,
-        num_envs=config.learner.batch_size,
+        num_envs=config.mix.batch_size,
         frames=unroll.frames.tolist(),
         tensors=codec.encode(leaves),
     )

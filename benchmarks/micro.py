@@ -23,7 +23,7 @@ def measure(config: configs.Config, seconds: float) -> dict[str, float]:
     specs = codec.specs(leaves)
     encoded = codec.encode(leaves)
 
-    shape = (config.learner.unroll_length, config.learner.batch_size)
+    shape = (config.learner.unroll_length, config.mix.batch_size)
     random = np.random.default_rng(0)
     arguments = {
         "log_rhos": tf.constant(random.normal(size=shape), tf.float32),

@@ -134,7 +134,7 @@ def random_batch(config: configs.Config, agent: Any, spaces: tuple[Any, Any]) ->
     import tree
 
     spec = build.unroll_spec(agent, *spaces, config.learner.unroll_length)
-    batch_size = config.learner.batch_size
+    batch_size = config.mix.batch_size
     random = np.random.default_rng(0)
 
     def timed(leaf: Any) -> np.ndarray:
@@ -167,5 +167,5 @@ def _learner(config: configs.Config) -> tuple[Callable[[], Any], int]:
     agent, *spaces = _agent(config)
     learner = Learner(build.algorithm(config.algorithm, agent), config)
     batch = random_batch(config, agent, (spaces[0], spaces[1]))
-    steps = config.learner.batch_size * config.learner.unroll_length
-    return lambda: learner.update(batch, frames=0, steps=0, seconds=0.0), steps
+    steps = config.mix.batch_size * config.learner.unroll_length
+    return lambda: learner.update(batch, unrolls=0, frames=0, steps=0, seconds=0.0), steps

@@ -51,6 +51,8 @@ class _Run:
     """Where checkpoints and telemetry go, and where a run is resumed from. None: runs/PRESET."""
     fresh: bool = False
     """Start over: an earlier run in the log directory is moved aside."""
+    empty_replay: bool = False
+    """Go on with an empty replay: an earlier one in the log directory is moved aside."""
     settings: Annotated[Config, arg(name="")] = dataclasses.field(default_factory=Config)
 
 
@@ -177,11 +179,12 @@ def train(command: Train) -> int:
     ):
         socket = pathlib.Path(directory, "learner")
         fresh = ["--fresh"] if command.fresh else []
+        empty_replay = ["--empty-replay"] if command.empty_replay else []
         supervisor.start(
             Program(
                 name="learner",
                 command=[
-                    *[*_IMPALA, "learner", command.preset, *fresh],
+                    *[*_IMPALA, "learner", command.preset, *fresh, *empty_replay],
                     *["--logdir", str(logdir), "--listen", f"unix:{socket}"],
                 ],
                 environ=options.to_environment(command.settings),
@@ -223,6 +226,7 @@ def learner(command: Learner) -> int:
     from learner.checkpoint import CheckpointError
     from learner.log_directory import LogDirectoryBusy
     from learner.run import run_learner
+    from learner.storage import StorageError
 
     try:
         return run_learner(
@@ -230,9 +234,10 @@ def learner(command: Learner) -> int:
             logdir=_logdir(command),
             listen=command.listen,
             fresh=command.fresh,
+            empty_replay=command.empty_replay,
             when_finished=command.when_finished,
         )
-    except (CheckpointError, LogDirectoryBusy) as error:
+    except (CheckpointError, LogDirectoryBusy, StorageError) as error:
         raise options.OptionError(str(error)) from error
     except OSError as error:
         if error.errno is None:  # the address; a full disk and its like keep their traceback

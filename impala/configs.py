@@ -83,7 +83,9 @@ class AgentConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ImpalaConfig:
-    """V-trace actor-critic: Espeholt et al. 2018, arXiv 1802.01561. Losses are summed over T, B."""
+    """V-trace actor-critic: Espeholt et al. 2018, arXiv 1802.01561, with the cloning losses of
+    CLEAR: Rolnick et al. 2018, arXiv 1811.11682. Losses are summed over T and B.
+    """
 
     discount: Share = 0.99
     """gamma, multiplied with the environment's discount."""
@@ -91,13 +93,17 @@ class ImpalaConfig:
     """Weight of 0.5 (vs - V)^2."""
     entropy_cost: Cost = 0.01
     """Weight of the entropy bonus."""
+    policy_cloning_cost: Cost = 0.01
+    """Weight of KL(mu || pi) on replayed unrolls; 0 is off."""
+    value_cloning_cost: Cost = 0.005
+    """Weight of (V - V then)^2 on replayed unrolls; 0 is off."""
     clip_rho_threshold: Cost = 1.0
     """rho-bar: clips the importance weights of the value targets; the fixed point depends on it."""
     clip_pg_rho_threshold: Cost = 1.0
     """rho-bar of the policy gradient."""
     clip_c_threshold: Cost = 1.0
     """c-bar: clips the trace; convergence speed depends on it."""
-    lambda_: Share = 1.0
+    vtrace_lambda: Share = 1.0
     """Decay of the trace, 1 in the paper."""
     reward_clipping: Literal["none", "abs_one", "soft_asymmetric"] = "none"
     """none; abs_one: clip to [-1, 1]; soft_asymmetric: 5 tanh(r / 5), times 0.3 where r < 0."""
@@ -132,11 +138,42 @@ class OptimiserConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class MixConfig:
+    """Which data an update learns from."""
+
+    fresh: Positive = 32
+    """Unrolls per update from the queue."""
+    replayed: Count = 0
+    """Unrolls per update from replay."""
+    learn_from_fresh: bool = True
+    """Whether fresh unrolls are learned from; otherwise they only go to replay."""
+    warm_up_unrolls: Count = 100
+    """Unrolls that replay must hold before the first update; until then they only go there."""
+
+    @property
+    def batch_size(self) -> int:
+        """Unrolls that an update learns from, B."""
+        return (self.fresh if self.learn_from_fresh else 0) + self.replayed
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayConfig:
+    """What is kept of the past, if mix.replayed is not 0."""
+
+    rule: Literal["reservoir", "fifo"] = "reservoir"
+    """reservoir: a uniform sample of everything ever added; fifo: the newest."""
+    capacity_frames: Positive = 10_000_000
+    """Environment frames it may hold."""
+    capacity_bytes: Count = 0
+    """Compressed bytes it may hold; 0 is no limit."""
+    storage: Literal["disk", "memory"] = "disk"
+    """disk: in the log directory, and still there after a crash; memory: lost with the process."""
+
+
+@dataclasses.dataclass(frozen=True)
 class LearnerConfig:
     """The learner service."""
 
-    batch_size: Positive = 32
-    """Unrolls per update (B)."""
     unroll_length: Positive = 20
     """Agent steps per unroll (T)."""
     queue_unrolls: Positive = 64
@@ -177,6 +214,8 @@ class Config:
     agent: AgentConfig = AgentConfig()
     algorithm: ImpalaConfig = ImpalaConfig()
     optimiser: OptimiserConfig = OptimiserConfig()
+    mix: MixConfig = MixConfig()
+    replay: ReplayConfig = ReplayConfig()
     learner: LearnerConfig = LearnerConfig()
     actor: ActorConfig = ActorConfig()
     total_frames: Positive = 25_000_000
@@ -190,7 +229,8 @@ _CATCH = Config(
     agent=AgentConfig(torso="mlp", hidden_sizes=(64, 64)),
     algorithm=ImpalaConfig(discount=0.99, entropy_cost=0.01),
     optimiser=OptimiserConfig(name="adam", learning_rate=2e-3, epsilon=1e-7),
-    learner=LearnerConfig(batch_size=32, unroll_length=9),
+    mix=MixConfig(fresh=32),
+    learner=LearnerConfig(unroll_length=9),
     total_frames=400_000,
 )
 
@@ -199,7 +239,8 @@ _CARTPOLE = Config(
     agent=AgentConfig(torso="mlp", hidden_sizes=(64, 64)),
     algorithm=ImpalaConfig(discount=0.99, entropy_cost=0.01, reward_scale=0.1),
     optimiser=OptimiserConfig(name="adam", learning_rate=1e-3, epsilon=1e-7),
-    learner=LearnerConfig(batch_size=8, queue_unrolls=32),
+    mix=MixConfig(fresh=8),
+    learner=LearnerConfig(queue_unrolls=32),
     total_frames=1_500_000,
 )
 
@@ -214,7 +255,8 @@ _ATARI = Config(
 # from. A quarter of it costs a CPU little speed.
 _ATARI_SMALL_BATCH = dataclasses.replace(
     _ATARI,
-    learner=LearnerConfig(batch_size=8, queue_unrolls=32),
+    mix=MixConfig(fresh=8),
+    learner=LearnerConfig(queue_unrolls=32),
     actor=ActorConfig(num_envs=32),
 )
 

@@ -17,7 +17,7 @@ RewardClipping = Literal["none", "abs_one", "soft_asymmetric"]
 class Aligned(NamedTuple):
     """A batch as T steps: in step t the agent saw row t, acted, and row t + 1 came of it.
 
-    On seams (mask 0) rewards and discounts are 0; actions and behaviour there mean nothing.
+    On seams (mask 0) rewards, discounts and behaviour are 0; actions there mean nothing.
     """
 
     target_policy: tf.Tensor  # [T, B, P] pi, of the network that learns
@@ -25,7 +25,7 @@ class Aligned(NamedTuple):
     bootstrap_value: tf.Tensor  # [B] V(x_T)
     actions: Nest  # [T, B, ...]
     behaviour_policy: tf.Tensor  # [T, B, P] mu, as recorded when the agent acted
-    behaviour_baseline: tf.Tensor  # [T, B] V(x_t), as recorded when the agent acted
+    behaviour_values: tf.Tensor  # [T, B] V(x_t), as recorded when the agent acted
     rewards: tf.Tensor  # [T, B] raw
     discounts: tf.Tensor  # [T, B] of the environment: gamma is not in them
     mask: tf.Tensor  # [T, B] float32, 1 on experience and 0 on seams
@@ -56,8 +56,8 @@ def align(batch: Batch, network_output: NetworkOutput) -> Aligned:
         values=network_output.baseline[:-1],
         bootstrap_value=network_output.baseline[-1],
         actions=tree.map_structure(lambda action: action[1:], output.action),
-        behaviour_policy=output.policy[1:],
-        behaviour_baseline=output.baseline[1:],
+        behaviour_policy=tf.where(experience[..., tf.newaxis], output.policy[1:], 0.0),
+        behaviour_values=tf.where(experience, output.baseline[1:], 0.0),
         rewards=tf.where(experience, timestep.reward[1:], 0.0),
         discounts=tf.where(experience, timestep.discount[1:], 0.0),
         mask=tf.cast(experience, tf.float32),
@@ -78,6 +78,29 @@ def baseline(values: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
 def entropy(entropies: tf.Tensor) -> tf.Tensor:
     """-H(pi): minimising it raises the entropy. [T, B]."""
     return -entropies
+
+
+def policy_cloning(kls: tf.Tensor, is_replay: tf.Tensor) -> tf.Tensor:
+    """KL(mu || pi) of replayed rows, else 0: keeps pi near what was done then. [T, B].
+
+    Rolnick et al. 2018, arXiv 1811.11682, section 3.
+
+    Args:
+      kls: [T, B], of the recorded mu to the network's pi, summed over the action's components.
+      is_replay: [B] bool.
+    """
+    return tf.where(is_replay, kls, 0.0)
+
+
+def value_cloning(
+    values: tf.Tensor, behaviour_values: tf.Tensor, is_replay: tf.Tensor
+) -> tf.Tensor:
+    """(V - V then)^2 of replayed rows, else 0: keeps V near what was said then. [T, B].
+
+    Rolnick et al. 2018, arXiv 1811.11682, section 3: a plain square, without the half of
+    `baseline`.
+    """
+    return tf.where(is_replay, tf.square(values - tf.stop_gradient(behaviour_values)), 0.0)
 
 
 def clip_rewards(rewards: tf.Tensor, mode: RewardClipping, scale: float = 1.0) -> tf.Tensor:

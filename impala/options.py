@@ -213,6 +213,11 @@ def validate(config: Config) -> Config:
             f"{environments // groups} unrolls per message; learner.max_envs_per_message is "
             f"{config.learner.max_envs_per_message}. Raise it, or have fewer environments."
         )
+    if config.mix.batch_size == 0:
+        raise OptionError(
+            "mix.learn_from_fresh is false and mix.replayed is 0: there is nothing to learn from. "
+            "Set one of them."
+        )
     try:
         kwargs = json.loads(config.environment.kwargs)
     except json.JSONDecodeError as error:

@@ -44,6 +44,7 @@ class Checkpoint(NamedTuple):
     counters: Counters
     variables: Mapping[str, np.ndarray]  # "agent/...", "algorithm/...", "optimiser/..."
     accounts: Mapping[str, Any]  # learner.accounts.Accounts.state()
+    replay_added: int = 0  # unrolls ever added to replay, which lies beside the checkpoints
 
     @property
     def agent_values(self) -> list[np.ndarray]:
@@ -75,6 +76,7 @@ def save(directory: pathlib.Path, checkpoint: Checkpoint, keep: int) -> pathlib.
         state = {
             "counters": checkpoint.counters._asdict(),
             "accounts": checkpoint.accounts,
+            "replay_added": checkpoint.replay_added,
             "config": options.to_dict(checkpoint.config),
         }
         json.dump(state, file)
@@ -147,6 +149,7 @@ def _read(path: pathlib.Path) -> Checkpoint:
         counters=Counters(**state["counters"]),
         variables=variables,
         accounts=state["accounts"],
+        replay_added=state["replay_added"],
     )
 
 

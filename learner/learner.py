@@ -42,13 +42,16 @@ class Learner:
         """Share of the run done, 0 to 1."""
         return min(1.0, self.counters.frames / self._config.total_frames)
 
-    def update(self, batch: Batch, frames: int, steps: int, seconds: float) -> Update:
+    def update(
+        self, batch: Batch, *, unrolls: int, frames: int, steps: int, seconds: float
+    ) -> Update:
         """Learns from one batch.
 
         Args:
           batch: arrays [T + 1, B, ...].
-          frames: environment frames in its fresh rows.
-          steps: agent decisions in its fresh rows.
+          unrolls: fresh ones that are accounted for with it.
+          frames: environment frames in them.
+          steps: agent decisions in them.
           seconds: wall-clock time since the last update, for the run's own clock.
 
         Raises:
@@ -60,10 +63,9 @@ class Learner:
         metrics = {name: float(value) for name, value in metrics.items()}
         if not np.all(finite):
             self._explain(metrics, np.asarray(finite))
-        fresh = int((~np.asarray(batch.is_replay)).sum())
         self.counters = Counters(
             updates=self.counters.updates + 1,
-            unrolls=self.counters.unrolls + fresh,
+            unrolls=self.counters.unrolls + unrolls,
             steps=self.counters.steps + steps,
             frames=self.counters.frames + frames,
             seconds=self.counters.seconds + seconds,

@@ -51,12 +51,22 @@ class LogDirectory:
         old = [entry for entry in self.path.iterdir() if entry.name != "lock"]
         if not old:
             return
-        now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        aside = self.path.with_name(f"{self.path.name}.before-{now}")
+        aside = _aside(self.path)
         aside.mkdir()
         for entry in old:
             entry.rename(aside / entry.name)
         _log.info("Moved the run in %s to %s.", self.path, aside)
+
+    def move_replay_aside(self) -> None:
+        """Lets the run go on with an empty replay."""
+        if self.replay.exists():
+            aside = self.replay.rename(_aside(self.replay))
+            _log.info("Moved %s to %s.", self.replay, aside)
+
+    @property
+    def replay(self) -> pathlib.Path:
+        """Where the replay lies."""
+        return self.path / "replay"
 
     def __enter__(self) -> Self:
         return self
@@ -68,3 +78,8 @@ class LogDirectory:
         traceback: TracebackType | None,
     ) -> None:
         self._lock.close()
+
+
+def _aside(path: pathlib.Path) -> pathlib.Path:
+    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return path.with_name(f"{path.name}.before-{now}")

@@ -46,7 +46,7 @@ class Telemetry:
     def _clear(self) -> None:
         self._sums: dict[str, float] = collections.defaultdict(float)
         self._counts: collections.Counter[str] = collections.Counter()
-        self._maxima: dict[str, float] = {}
+        self._lags: dict[str, list[np.ndarray]] = collections.defaultdict(list)
         self._waited = 0.0
         self._since = time.monotonic()
 
@@ -59,12 +59,10 @@ class Telemetry:
         """Adds time for which the learner had nothing to learn from."""
         self._waited += seconds
 
-    def policy_lag(self, lags: np.ndarray) -> None:
+    def policy_lag(self, lags: np.ndarray, is_replay: np.ndarray) -> None:
         """Adds the lags of one batch's unrolls, in updates: [B]."""
-        self.mean("policy_lag/mean", float(lags.mean()))
-        self._maxima["policy_lag/max"] = max(
-            self._maxima.get("policy_lag/max", 0.0), float(lags.max())
-        )
+        self._lags["policy_lag"].append(lags[~is_replay])
+        self._lags["replay/policy_lag"].append(lags[is_replay])
 
     def actor(self, name: str, elapsed: float, waited: float) -> None:
         """Adds what an actor says of its time: seconds in all, and of those waiting for us."""
@@ -104,7 +102,7 @@ class Telemetry:
             "speed/updates_per_second": (counters.updates - base.updates) / elapsed,
             "learner/wait_share": min(1.0, self._waited / elapsed),
             **{name: self._sums[name] / self._counts[name] for name in self._sums},
-            **self._maxima,
+            **_quantiles(self._lags),
             **gauges,
         }
         self._actors = {name: at for name, at in self._actors.items() if now - at < 60.0}
@@ -119,6 +117,19 @@ class Telemetry:
         """Sets where speeds are measured from, when the first update is about to be made."""
         self._base = counters
         self._clear()
+
+
+def _quantiles(samples: Mapping[str, Sequence[np.ndarray]]) -> Row:
+    """How each set of numbers is distributed; what has none is left out."""
+    row: Row = {}
+    for name, parts in samples.items():
+        values = np.concatenate(parts)
+        if values.size:
+            row[f"{name}/mean"] = float(values.mean())
+            for quantile in (10, 50, 90):
+                row[f"{name}/p{quantile}"] = float(np.percentile(values, quantile))
+            row[f"{name}/max"] = float(values.max())
+    return row
 
 
 class TensorBoard:

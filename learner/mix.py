@@ -1,4 +1,4 @@
-"""The mix: unrolls from the ingest become batches, while the last update still runs."""
+"""The mix: fresh unrolls and replayed ones become batches, while the last update still runs."""
 
 import logging
 import queue
@@ -9,14 +9,16 @@ from typing import NamedTuple
 import numpy as np
 import tree
 
+from impala.configs import MixConfig
 from impala.types import Batch, Nest, StepType, Unroll
 from learner.ingest import Arrival, Ingest
+from learner.replay import Replay
 
 _log = logging.getLogger(__name__)
 
 
 class Provenance(NamedTuple):
-    """Which unrolls of which message are in a batch."""
+    """Which unrolls of which message are accounted for with a batch."""
 
     actor: str
     incarnation: int
@@ -25,32 +27,82 @@ class Provenance(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A batch and what the learner accounts for once it has learned from it."""
+    """A batch, and what the learner accounts for once it has learned from it.
+
+    That is every fresh unroll taken for it, also those that only went to replay.
+    """
 
     batch: Batch  # NumPy, [T + 1, B, ...]
     provenance: Sequence[Provenance]
-    frames: int  # environment frames in the fresh rows
-    steps: int  # agent decisions in the fresh rows
-    arrivals: Sequence[Arrival]  # whose first row is in this batch: their statistics count once
+    unrolls: int  # fresh
+    frames: int  # environment frames in them
+    steps: int  # agent decisions in them
+    arrivals: Sequence[Arrival]  # begun with this batch: their statistics count once
+
+
+class _Chunk(NamedTuple):
+    """Neighbouring columns of a message."""
+
+    arrival: Arrival
+    columns: slice
+
+    @property
+    def size(self) -> int:
+        return self.columns.stop - self.columns.start
+
+    def split(self, count: int) -> "tuple[_Chunk, _Chunk | None]":
+        """The first `count` columns, or all if there are fewer, and the rest."""
+        middle = self.columns.start + count
+        if middle >= self.columns.stop:
+            return self, None
+        return (
+            _Chunk(self.arrival, slice(self.columns.start, middle)),
+            _Chunk(self.arrival, slice(middle, self.columns.stop)),
+        )
+
+    def provenance(self) -> Provenance:
+        arrival = self.arrival
+        return Provenance(arrival.actor, arrival.incarnation, arrival.sequence, self.size)
+
+    def is_first(self) -> bool:
+        return self.columns.start == self.arrival.offset
+
+    def frames(self) -> int:
+        return int(self.arrival.unroll.frames[self.columns].sum())
+
+    def steps(self) -> int:
+        step_type = self.arrival.unroll.timestep.step_type
+        return int((step_type[1:, self.columns] != StepType.FIRST).sum())
 
 
 class Mix:
-    """Fills batches from the ingest in a thread of its own.
+    """Fills batches from the ingest and from replay in a thread of its own.
 
     Every batch gets new arrays: TensorFlow may keep using their memory after it has been handed
     over, so a buffer must never be written again.
     """
 
-    def __init__(self, ingest: Ingest, batch_size: int, depth: int = 1):
+    def __init__(
+        self, ingest: Ingest, config: MixConfig, replay: Replay | None = None, depth: int = 1
+    ):
         """Starts the thread.
 
         Args:
           ingest: where fresh unrolls come from.
-          batch_size: unrolls per batch, B.
+          config: how many unrolls of which kind make a batch. There is no batch before the replay
+            holds `warm_up_unrolls` or is full: fresh unrolls only go there until then.
+          replay: where fresh unrolls go, and where replayed ones come from.
           depth: batches that are made ahead of the update.
+
+        Raises:
+          ValueError: there shall be replayed unrolls, but there is no replay.
         """
+        if config.replayed and replay is None:
+            raise ValueError(f"mix.replayed is {config.replayed}, but there is no replay.")
         self._ingest = ingest
-        self._batch_size = batch_size
+        self._config = config
+        self._replay = replay
+        self._rest: _Chunk | None = None  # of a message that is partly used
         self._ready: queue.Queue[Prepared] = queue.Queue(maxsize=depth)
         self._stop = threading.Event()
         self._error: BaseException | None = None
@@ -67,7 +119,7 @@ class Mix:
             return self._ready.get(timeout=timeout)
         except queue.Empty:
             if self._error is not None:
-                raise RuntimeError("The batch thread has died.") from self._error
+                raise RuntimeError(f"The batch thread has died: {self._error}") from self._error
             return None
 
     def close(self) -> None:
@@ -77,11 +129,8 @@ class Mix:
 
     def _run(self) -> None:
         try:
-            arrival: Arrival | None = None
-            start = 0
-            while not self._stop.is_set():
-                prepared, arrival, start = self._fill(arrival, start)
-                while prepared is not None and not self._stop.is_set():
+            while (prepared := self._prepare()) is not None:
+                while not self._stop.is_set():
                     try:
                         self._ready.put(prepared, timeout=0.2)
                         break
@@ -91,44 +140,64 @@ class Mix:
             _log.exception("The batch thread has died.")
             self._error = error
 
-    def _fill(
-        self, arrival: Arrival | None, start: int
-    ) -> tuple[Prepared | None, Arrival | None, int]:
-        """Makes one batch, beginning with column `start` of a message that is partly used."""
-        unroll: Unroll | None = None
-        provenance: list[Provenance] = []
-        arrivals: list[Arrival] = []
+    def _prepare(self) -> Prepared | None:
+        """Makes one batch, or None when the mix was closed first."""
+        config, replay = self._config, self._replay
+        taken: list[_Chunk] = []
+        if config.replayed:
+            assert replay is not None
+            while len(replay) < config.warm_up_unrolls and not replay.is_full:
+                if (fresh := self._take(config.fresh)) is None:
+                    return None
+                self._remember(fresh)
+                taken += fresh
+        if (fresh := self._take(config.fresh)) is None:
+            return None
+        taken += fresh
+
+        unroll = _empty_like(fresh[0].arrival.unroll, config.batch_size)
         filled = 0
-        while filled < self._batch_size:
-            if arrival is None:
-                arrival = self._ingest.get(timeout=0.2)
-                if arrival is None:
-                    if self._stop.is_set():
-                        return None, None, 0
-                    continue
-                start = arrival.offset
-                arrivals.append(arrival)
-            num_envs = arrival.unroll.frames.shape[0]
-            take = min(num_envs - start, self._batch_size - filled)
-            if unroll is None:
-                unroll = _empty_like(arrival.unroll, self._batch_size)
-            _copy_columns(unroll, filled, arrival.unroll, start, take)
-            filled += take
-            start += take
-            provenance.append(
-                Provenance(arrival.actor, arrival.incarnation, arrival.sequence, take)
-            )
-            if start == num_envs:
-                arrival = None
-        assert unroll is not None
-        prepared = Prepared(
-            batch=Batch(unroll=unroll, is_replay=np.zeros(self._batch_size, bool)),
-            provenance=provenance,
-            frames=int(unroll.frames.sum()),
-            steps=int((unroll.timestep.step_type[1:] != StepType.FIRST).sum()),
-            arrivals=arrivals,
+        if config.learn_from_fresh:
+            for chunk in fresh:
+                _copy_columns(unroll, filled, chunk)
+                filled += chunk.size
+        is_replay = np.arange(config.batch_size) >= filled
+        if config.replayed:
+            assert replay is not None
+            replay.sample(unroll, filled, config.replayed)
+        self._remember(fresh)  # After the draw: nothing is fresh and replayed at once.
+
+        return Prepared(
+            batch=Batch(unroll, is_replay),
+            provenance=[chunk.provenance() for chunk in taken],
+            unrolls=sum(chunk.size for chunk in taken),
+            frames=sum(chunk.frames() for chunk in taken),
+            steps=sum(chunk.steps() for chunk in taken),
+            arrivals=[chunk.arrival for chunk in taken if chunk.is_first()],
         )
-        return prepared, arrival, start
+
+    def _take(self, count: int) -> list[_Chunk] | None:
+        """Takes `count` unrolls out of the ingest, in order; None when the mix is closed."""
+        chunks: list[_Chunk] = []
+        while count > 0:
+            if self._rest is None:
+                arrival = self._ingest.get(timeout=0.2)
+                if arrival is not None:
+                    num_envs = arrival.unroll.frames.shape[0]
+                    self._rest = _Chunk(arrival, slice(arrival.offset, num_envs))
+                elif self._stop.is_set():
+                    return None
+                continue
+            chunk, self._rest = self._rest.split(count)
+            chunks.append(chunk)
+            count -= chunk.size
+        return chunks
+
+    def _remember(self, chunks: Sequence[_Chunk]) -> None:
+        """Adds fresh unrolls to the replay, if there is one."""
+        if self._replay is not None:
+            for chunk in chunks:
+                self._replay.add(chunk.arrival.unroll, chunk.columns)
 
 
 def _time_major(unroll: Unroll) -> tuple[Nest, Nest]:
@@ -149,13 +218,11 @@ def _empty_like(unroll: Unroll, batch_size: int) -> Unroll:
     return Unroll(*timed, *untimed)
 
 
-def _copy_columns(target: Unroll, at: int, source: Unroll, start: int, count: int) -> None:
-    """Copies `count` environments from column `start` of `source` to column `at` of `target`."""
-    target_timed, target_untimed = _time_major(target)
-    source_timed, source_untimed = _time_major(source)
-    for into, out_of in zip(tree.flatten(target_timed), tree.flatten(source_timed), strict=True):
-        into[:, at : at + count] = out_of[:, start : start + count]
-    for into, out_of in zip(
-        tree.flatten(target_untimed), tree.flatten(source_untimed), strict=True
-    ):
-        into[at : at + count] = out_of[start : start + count]
+def _copy_columns(target: Unroll, at: int, chunk: _Chunk) -> None:
+    """Copies the columns of a chunk to column `at` of `target` and those after it."""
+    into_columns = slice(at, at + chunk.size)
+    targets, sources = _time_major(target), _time_major(chunk.arrival.unroll)
+    for into, out_of in zip(tree.flatten(targets[0]), tree.flatten(sources[0]), strict=True):
+        into[:, into_columns] = out_of[:, chunk.columns]
+    for into, out_of in zip(tree.flatten(targets[1]), tree.flatten(sources[1]), strict=True):
+        into[into_columns] = out_of[chunk.columns]

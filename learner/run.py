@@ -16,17 +16,19 @@ import tensorflow as tf
 
 from impala import build, options, process
 from impala.configs import Config
-from impala.types import Parameters
+from impala.types import Parameters, Unroll
 from learner import checkpoint
 from learner.accounts import Accounts
 from learner.checkpoint import Checkpoint
-from learner.ingest import Bounds, Ingest
+from learner.ingest import Bounds, Ingest, wire_specs
 from learner.learner import Learner, NotFiniteError, Update
 from learner.log_directory import LogDirectory
 from learner.metrics import Console, JsonLines, Telemetry, TensorBoard
 from learner.mix import Mix, Prepared
+from learner.replay import Replay
 from learner.server import Server
 from learner.service import LearnerService
+from learner.storage import Disk, Memory, StorageError, Store
 from protos import codec
 
 _log = logging.getLogger(__name__)
@@ -36,7 +38,13 @@ _GRACE_SECONDS = 2.0  # how long calls in progress may take when the learner sto
 
 
 def run_learner(
-    config: Config, *, logdir: pathlib.Path, listen: str, fresh: bool, when_finished: str
+    config: Config,
+    *,
+    logdir: pathlib.Path,
+    listen: str,
+    fresh: bool,
+    empty_replay: bool,
+    when_finished: str,
 ) -> int:
     """Serves a fleet of actors and learns until `config.total_frames`, or SIGTERM or SIGINT.
 
@@ -45,6 +53,7 @@ def run_learner(
       logdir: where checkpoints and telemetry go.
       listen: HOST:PORT (port 0: any free one) or unix:PATH.
       fresh: start over; an earlier run in `logdir` is moved aside.
+      empty_replay: move only the replay aside.
       when_finished: "exit", or "idle" to go on serving the final parameters.
 
     Returns:
@@ -53,14 +62,17 @@ def run_learner(
     Raises:
       LogDirectoryBusy: another learner writes `logdir`.
       CheckpointError: the checkpoint in `logdir` does not fit `config`.
+      StorageError: the replay in `logdir` is missing or damaged, or does not fit `config`.
       OptionError: there is no such environment, or the agent cannot play it.
       OSError: `listen` cannot be bound.
     """
     stop = _stop_on_signals()
     process.tune_malloc()
     _set_up_tensorflow(config.learner.threads)
-    with LogDirectory(logdir, fresh):
-        run = _Run(config, logdir, stop)
+    with LogDirectory(logdir, fresh) as directory:
+        if empty_replay:
+            directory.move_replay_aside()
+        run = _Run(config, directory, stop, may_lose_replay=empty_replay)
         try:
             run.serve(listen)
             for update in run.updates():
@@ -77,9 +89,15 @@ def run_learner(
 class _Run:
     """The parts of a learner and how they are joined. Lives as long as `run_learner`."""
 
-    def __init__(self, config: Config, logdir: pathlib.Path, stop: threading.Event):
+    def __init__(
+        self,
+        config: Config,
+        directory: LogDirectory,
+        stop: threading.Event,
+        may_lose_replay: bool,
+    ):
         self._config = config
-        self._logdir = logdir
+        self._logdir = logdir = directory.path
         self._stop = stop
         self._incarnation = secrets.randbits(62) + 1
 
@@ -90,7 +108,9 @@ class _Run:
             raise options.OptionError(str(error)) from error
         self._learner = Learner(build.algorithm(config.algorithm, agent), config)
         self._accounts = Accounts()
-        self._resume()
+        unroll_spec = build.unroll_spec(agent, *spaces, config.learner.unroll_length)
+        self._replay = _open_replay(config, unroll_spec, directory.replay)
+        self._resume(may_lose_replay)
         (logdir / "config.yaml").write_text(options.to_yaml(config), encoding="utf-8")
 
         for_actors = {
@@ -100,7 +120,7 @@ class _Run:
         }
         self._ingest = Ingest(config.learner.queue_unrolls)
         self._service = LearnerService(
-            build.unroll_spec(agent, *spaces, config.learner.unroll_length),
+            unroll_spec,
             codec.specs(agent.variables),
             json.dumps(for_actors, sort_keys=True),
             self._accounts,
@@ -111,7 +131,7 @@ class _Run:
             max_in_flight=config.learner.max_in_flight,
             action_bounds=list(_action_bounds(spaces[1])),
         )
-        self._mix = Mix(self._ingest, config.learner.batch_size)
+        self._mix = Mix(self._ingest, config.mix, self._replay)
         self._server: Server | None = None
         self._telemetry = Telemetry(config.environment.id)
         self._sinks = (
@@ -145,7 +165,11 @@ class _Run:
                 self._report_if_due()
                 continue
             update = self._learner.update(
-                prepared.batch, prepared.frames, prepared.steps, now - last
+                prepared.batch,
+                unrolls=prepared.unrolls,
+                frames=prepared.frames,
+                steps=prepared.steps,
+                seconds=now - last,
             )
             last = now
             self._publish()
@@ -163,7 +187,7 @@ class _Run:
         before = update.counters.updates - 1  # the version that the batch moved
         versions = prepared.batch.unroll.parameter_version
         # After a restart, actors may still act with a version that is ahead of the checkpoint's.
-        telemetry.policy_lag(np.maximum(0, before - versions))
+        telemetry.policy_lag(np.maximum(0, before - versions), prepared.batch.is_replay)
         for arrival in prepared.arrivals:
             telemetry.episodes(arrival.episodes)
             telemetry.actor(arrival.actor, arrival.elapsed_seconds, arrival.waited_seconds)
@@ -192,18 +216,36 @@ class _Run:
             self._server.stop(_GRACE_SECONDS)
         self._ingest.close()
         self._mix.close()
+        if self._replay is not None:
+            self._replay.close()
         for sink in self._sinks:
             sink.close()
 
-    def _resume(self) -> None:
+    def _resume(self, may_lose_replay: bool) -> None:
         if not checkpoint.exists(self._logdir):
             return
         saved = checkpoint.load(self._logdir)
+        self._check_replay(saved.replay_added, may_lose_replay)
         self._learner.restore(saved)
         self._accounts.restore(saved.accounts)
         _log.info("Resumed %s at %s.", self._logdir, saved.counters)
         for change in options.differences(saved.config, self._config):
             _log.info("Changed since that checkpoint: %s.", change)
+
+    def _check_replay(self, counted: int, may_be_lost: bool) -> None:
+        """Compares what is in replay with what the checkpoint counted; after a crash it is more."""
+        if self._replay is None:
+            return
+        added = self._replay.summary().added
+        if added >= counted:
+            return
+        found = f"The checkpoint counts {counted:,} unrolls added to replay, found are {added:,}."
+        if not may_be_lost and self._config.replay.storage == "disk":
+            raise StorageError(
+                f"{found} Restore {self._logdir / 'replay'}, or go on with an empty one with "
+                "--empty-replay."
+            )
+        _log.warning("%s Going on with those.", found)
 
     def _publish(self) -> None:
         counters = self._learner.counters
@@ -218,8 +260,16 @@ class _Run:
         )
 
     def _save(self) -> None:
+        replay_added = 0
+        if self._replay is not None:
+            self._replay.commit()
+            replay_added = self._replay.summary().added
         saved = Checkpoint(
-            self._config, self._learner.counters, self._learner.variables(), self._accounts.state()
+            self._config,
+            self._learner.counters,
+            self._learner.variables(),
+            self._accounts.state(),
+            replay_added,
         )
         path = checkpoint.save(self._logdir, saved, self._config.learner.checkpoints_kept)
         self._saved = time.monotonic()
@@ -242,9 +292,35 @@ class _Run:
             **{f"unrolls/dropped/{reason}": n for reason, n in totals.dropped.items()},
             **{f"messages/rejected/{reason}": n for reason, n in totals.rejected.items()},
         }
+        if self._replay is not None:
+            summary = self._replay.summary()._asdict()
+            gauges |= {f"replay/{name}": value for name, value in summary.items()}
         row = self._telemetry.row(self._learner.counters, gauges)
         for sink in self._sinks:
             sink.write(row)
+
+
+def _open_replay(config: Config, unroll_spec: Unroll, path: pathlib.Path) -> Replay | None:
+    """The replay, if the mix has a use for it."""
+    if not config.mix.replayed:
+        return None
+    store: Store
+    if config.replay.storage == "disk":
+        specs, _ = wire_specs(unroll_spec)
+        identity = f"rule {config.replay.rule}, unrolls {codec.fingerprint(specs, (), '')}"
+        store = Disk(path, identity)
+    else:
+        store = Memory()
+    replay = Replay(
+        unroll_spec,
+        store,
+        config.replay.rule,
+        capacity_frames=config.replay.capacity_frames,
+        capacity_bytes=config.replay.capacity_bytes or None,
+        seed=config.seed,
+    )
+    _log.info("Replay holds %s of %s unrolls.", f"{len(replay):,}", f"{replay.summary().added:,}")
+    return replay
 
 
 def _stop_on_signals() -> threading.Event:

@@ -3,6 +3,7 @@
 A new algorithm gets the contract's tests by listing itself in ALGORITHMS.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Literal
 
@@ -44,6 +45,7 @@ T, B = STEP_TYPES.shape[0] - 1, STEP_TYPES.shape[1]
 SEAM_ROWS = STEP_TYPES == FIRST
 SEAM_ROWS[0] = False  # Row 0's step belongs to the unroll before.
 SEAMS = SEAM_ROWS[1:]  # [T, B]
+IS_REPLAY = np.array([False, True, True, False])
 
 
 class TableAgent(snt.Module):
@@ -106,7 +108,7 @@ def make_batch(arrays: dict[str, np.ndarray], agent) -> Batch:
         frames=tf.fill([size], T),
         parameter_version=tf.zeros([size], tf.int64),
     )
-    return Batch(unroll, tf.zeros([size], tf.bool))
+    return Batch(unroll, tf.constant(np.resize(IS_REPLAY, size)))
 
 
 def loss_and_gradients(algorithm: Algorithm, batch: Batch):
@@ -245,7 +247,7 @@ def paper(arrays, agent, config: ImpalaConfig):
     log_mu = log_softmax(arrays["policy"])
     loss = np.zeros([T, B])
     by_policy, by_baseline = np.zeros(policy.shape), np.zeros(values.shape)
-    rows = []
+    rows, clones = [], []
     for b in range(B):
         ends = [t for t in range(T) if SEAMS[t, b]]
         rho, c, delta, gamma = (np.zeros(T) for _ in range(4))
@@ -255,7 +257,7 @@ def paper(arrays, agent, config: ImpalaConfig):
             a = arrays["action"][t + 1, b]
             ratio = np.exp(log_pi[t, b, a] - log_mu[t + 1, b, a])
             rho[t] = min(config.clip_rho_threshold, ratio)
-            c[t] = config.lambda_ * min(config.clip_c_threshold, ratio)
+            c[t] = config.vtrace_lambda * min(config.clip_c_threshold, ratio)
             gamma[t] = config.discount * arrays["discount"][t + 1, b]
             reward = config.reward_scale * arrays["reward"][t + 1, b]
             delta[t] = rho[t] * (reward + gamma[t] * values[t + 1, b] - values[t, b])
@@ -280,14 +282,15 @@ def paper(arrays, agent, config: ImpalaConfig):
                 advantage = max(advantage, 0.0)
             pi = np.exp(log_pi[t, b])
             h = -(pi * log_pi[t, b]).sum()
+            mu = np.exp(log_mu[t + 1, b])
+            kl = (mu * (log_mu[t + 1, b] - log_pi[t, b])).sum()
+            change = values[t, b] - arrays["baseline"][t + 1, b]
             terms = {
                 "loss/policy_gradient": -log_pi[t, b, a] * advantage,
                 "loss/baseline": 0.5 * (vs - values[t, b]) ** 2,
                 "loss/entropy": -h,
                 "policy/entropy": h,
-                "policy/kl_behaviour": (
-                    np.exp(log_mu[t + 1, b]) * (log_mu[t + 1, b] - log_pi[t, b])
-                ).sum(),
+                "policy/kl_behaviour": kl,
                 "vtrace/rho_mean": rho[t],
                 "vtrace/rho_clip_fraction": float(ratio > config.clip_rho_threshold),
                 "vtrace/values_mean": values[t, b],
@@ -302,7 +305,15 @@ def paper(arrays, agent, config: ImpalaConfig):
             by_policy[t, b] = advantage * (pi - np.eye(NUM_ACTIONS)[a])
             by_policy[t, b] += config.entropy_cost * pi * (log_pi[t, b] + h)
             by_baseline[t, b] = config.baseline_cost * (values[t, b] - vs)
-    metrics = {name: np.mean([row[name] for row in rows]) for name in rows[0]}
+            if IS_REPLAY[b]:
+                loss[t, b] += config.policy_cloning_cost * kl
+                loss[t, b] += config.value_cloning_cost * change**2
+                by_policy[t, b] += config.policy_cloning_cost * (pi - mu)
+                by_baseline[t, b] += config.value_cloning_cost * 2.0 * change
+                clones.append({"loss/policy_cloning": kl, "loss/value_cloning": change**2})
+    metrics = {
+        name: np.mean([row[name] for row in some]) for some in (rows, clones) for name in some[0]
+    }
     return loss, metrics, by_policy, by_baseline
 
 
@@ -314,10 +325,12 @@ def paper(arrays, agent, config: ImpalaConfig):
             discount=0.9,
             baseline_cost=0.3,
             entropy_cost=0.2,
+            policy_cloning_cost=0.7,
+            value_cloning_cost=0.4,
             clip_rho_threshold=2.0,
             clip_pg_rho_threshold=1.5,
             clip_c_threshold=0.7,
-            lambda_=0.8,
+            vtrace_lambda=0.8,
             reward_scale=0.5,
             clip_advantage_to_positive=True,
         ),
@@ -338,8 +351,10 @@ def test_loss_metrics_and_gradients_are_the_papers(config):
     np.testing.assert_allclose(by_name[id(agent.baseline)], by_baseline, rtol=1e-3, atol=1e-5)
 
 
-def one_environment(policy=None, baseline=None, step_types=None, **leaves):
-    """An unroll of one environment in which nothing happens but what is said."""
+def one_environment(
+    policy=None, baseline=None, step_types=None, behaviour=None, behaviour_values=None, **leaves
+):
+    """A fresh unroll of one environment in which nothing happens but what is said."""
     rows = len(step_types) if step_types is not None else len(leaves["reward"])
     agent = TableAgent(
         np.zeros([rows, 1, NUM_ACTIONS]) if policy is None else np.array(policy)[:, None],
@@ -351,8 +366,8 @@ def one_environment(policy=None, baseline=None, step_types=None, **leaves):
         "discount": np.ones(rows),
         "step_type": np.full(rows, MID) if step_types is None else np.array(step_types),
         "action": np.zeros(rows),
-        "policy": np.zeros([rows, NUM_ACTIONS]),
-        "baseline": np.zeros(rows),
+        "policy": np.zeros([rows, NUM_ACTIONS]) if behaviour is None else np.array(behaviour),
+        "baseline": np.zeros(rows) if behaviour_values is None else np.array(behaviour_values),
     }
     arrays |= {name: np.array(value) for name, value in leaves.items()}
     return agent, make_batch({name: array[:, None] for name, array in arrays.items()}, agent)
@@ -390,6 +405,45 @@ def test_the_baseline_moves_towards_its_target():
     descend(Impala(agent, ImpalaConfig(baseline_cost=0.5)), batch, rate=0.1)
 
     assert agent.baseline[0, 0].numpy() == pytest.approx(0.5 * 0.1 * 3.0)
+
+
+CLONING_ONLY = ImpalaConfig(baseline_cost=0.0, entropy_cost=0.0, value_cloning_cost=0.5)
+
+
+def cloning_gradients(is_replay: bool, config: ImpalaConfig):
+    """Of policy and baseline [T + 1, 3], [T + 1] where only cloning has something to say."""
+    logits = np.array([[0.0, 0.0, 0.0]] * 3)
+    behaviour = [[0.0, 0.0, 0.0], [2.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+    agent, batch = one_environment(
+        reward=np.zeros(3), policy=logits, behaviour=behaviour, behaviour_values=[0.0, 3.0, 0.0]
+    )
+    _, gradients = loss_and_gradients(
+        Impala(agent, config), batch._replace(is_replay=tf.constant([is_replay]))
+    )
+    by_name = {id(v): g for v, g in zip(agent.trainable_variables, gradients, strict=True)}
+    return by_name[id(agent.policy)][:, 0].numpy(), by_name[id(agent.baseline)][:, 0].numpy()
+
+
+def test_replayed_rows_are_pulled_to_what_was_done_and_said_then():
+    by_policy, by_baseline = cloning_gradients(True, CLONING_ONLY)
+
+    mu = np.exp([2.0, 0.0, 0.0]) / np.exp([2.0, 0.0, 0.0]).sum()
+    np.testing.assert_allclose(by_policy[0], 0.01 * (1 / 3 - mu), rtol=1e-5)
+    assert by_policy[0, 0] < 0 < by_policy[0, 1]  # descending makes action 0 likelier, as then
+    assert by_baseline.tolist() == [0.5 * 2 * (0.0 - 3.0), 0.0, 0.0]
+
+
+def test_fresh_rows_get_no_cloning_gradient():
+    by_policy, by_baseline = cloning_gradients(False, CLONING_ONLY)
+    assert not by_policy.any() and not by_baseline.any()
+
+
+@pytest.mark.parametrize("cost", ["policy_cloning_cost", "value_cloning_cost"])
+def test_a_cloning_cost_of_zero_turns_that_term_off(cost):
+    config = dataclasses.replace(CLONING_ONLY, **{cost: 0.0})
+    by_policy, by_baseline = cloning_gradients(True, config)
+    assert by_policy.any() == (cost != "policy_cloning_cost")
+    assert by_baseline.any() == (cost != "value_cloning_cost")
 
 
 def values_learned(agent, batch, config=None) -> np.ndarray:

@@ -51,7 +51,7 @@ class TestAlign:
         assert steps.actions["move"][:, endless].numpy().tolist() == [11, 12, 13, 14]
         assert steps.actions["look"][:, endless, 0].numpy().tolist() == [1, 2, 3, 4]
         assert steps.behaviour_policy[:, endless, 0].numpy().tolist() == [21, 22, 23, 24]
-        assert steps.behaviour_baseline[:, endless].numpy().tolist() == [31, 32, 33, 34]
+        assert steps.behaviour_values[:, endless].numpy().tolist() == [31, 32, 33, 34]
         assert steps.rewards[:, endless].numpy().tolist() == [1, 2, 3, 4]
         assert steps.discounts[:, endless].numpy().tolist() == [101, 102, 103, 104]
         assert steps.is_replay.numpy().tolist() == [False, True]

@@ -23,15 +23,16 @@ def test_a_row_holds_the_means_since_the_last_row() -> None:
     telemetry.begin(Counters())
     telemetry.mean("loss/total", 1.0)
     telemetry.mean("loss/total", 3.0)
-    telemetry.policy_lag(np.array([0, 1, 5]))
-    telemetry.policy_lag(np.array([2, 2, 2]))
+    telemetry.policy_lag(np.array([0, 90, 1, 5]), np.array([False, True, False, False]))
+    telemetry.policy_lag(np.array([2, 2, 2]), np.zeros(3, bool))
     telemetry.episodes([_episode(1.0), _episode(-1.0), _episode(3.0)])
     telemetry.episodes([_episode(20.0)], prefix="evaluation")
     telemetry.actor("a", elapsed=2.0, waited=0.5)
     telemetry.actor("b", elapsed=2.0, waited=1.5)
     row = telemetry.row(Counters(updates=2, frames=400, steps=100), {"ingest/depth": 7})
     assert row["loss/total"] == 2.0
-    assert (row["policy_lag/mean"], row["policy_lag/max"]) == (2.0, 5.0)
+    assert (row["policy_lag/mean"], row["policy_lag/p50"], row["policy_lag/max"]) == (2.0, 2.0, 5.0)
+    assert row["replay/policy_lag/mean"] == 90.0  # replayed unrolls have a lag of their own
     assert row["episode/Catch/return"] == row["episode/Catch/return_recent"] == 1.0
     assert row["evaluation/Catch/return"] == 20.0
     assert row["episode/Catch/info/lives"] == 3.0

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tree
 
+from impala.configs import MixConfig
 from impala.types import AgentOutput, StepType, TimeStep, Unroll
 from learner.ingest import Arrival, Ingest
 from learner.mix import Mix, Prepared
@@ -75,7 +76,7 @@ def test_every_unroll_is_in_one_batch_in_order_and_whole(num_envs: int, batch_si
     _put(ingest, [_arrival(i + 1, num_envs, i * num_envs) for i in range(messages)])
     count = messages * num_envs // batch_size
     # ... when the mix makes batches of them ...
-    mix = Mix(ingest, batch_size)
+    mix = Mix(ingest, MixConfig(fresh=batch_size))
     try:
         batches = _take(mix, count)
         assert mix.get(timeout=0.05) is None  # what is left does not fill a batch
@@ -110,7 +111,7 @@ def test_every_unroll_is_in_one_batch_in_order_and_whole(num_envs: int, batch_si
 def test_unrolls_before_the_offset_are_left_out() -> None:
     ingest = Ingest(capacity=100)
     _put(ingest, [_arrival(1, 4, 0, offset=3), _arrival(2, 4, 4)])
-    mix = Mix(ingest, batch_size=5)
+    mix = Mix(ingest, MixConfig(fresh=5))
     try:
         (prepared,) = _take(mix, 1)
     finally:
@@ -122,7 +123,7 @@ def test_unrolls_before_the_offset_are_left_out() -> None:
 def test_a_batch_is_never_written_again() -> None:
     ingest = Ingest(capacity=100)
     _put(ingest, [_arrival(i + 1, 4, 4 * i) for i in range(4)])
-    mix = Mix(ingest, batch_size=4)
+    mix = Mix(ingest, MixConfig(fresh=4))
     try:
         batches = _take(mix, 4)
     finally:
@@ -137,7 +138,7 @@ def test_a_dead_batch_thread_is_reported() -> None:
         def get(self, timeout: float) -> Arrival | None:
             raise OSError("no more")
 
-    mix = Mix(Broken(capacity=1), batch_size=1)
+    mix = Mix(Broken(capacity=1), MixConfig(fresh=1))
     with pytest.raises(RuntimeError, match="batch thread has died") as caught:
         for _ in range(100):
             mix.get(timeout=0.1)
@@ -148,7 +149,7 @@ def test_a_dead_batch_thread_is_reported() -> None:
 def test_closing_does_not_wait_for_a_batch_that_never_fills() -> None:
     ingest = Ingest(capacity=10)
     _put(ingest, [_arrival(1, 2, 0)])
-    mix = Mix(ingest, batch_size=4)
+    mix = Mix(ingest, MixConfig(fresh=4))
     assert mix.get(timeout=0.1) is None
     mix.close()
     assert mix.get(timeout=0.0) is None

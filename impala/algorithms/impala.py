@@ -1,6 +1,6 @@
-"""IMPALA: an actor-critic whose policy lag V-trace corrects.
+"""IMPALA: an actor-critic whose policy lag V-trace corrects, with CLEAR's losses on replay.
 
-Espeholt et al. 2018, arXiv 1802.01561.
+Espeholt et al. 2018, arXiv 1802.01561; Rolnick et al. 2018, arXiv 1811.11682.
 """
 
 import math
@@ -23,7 +23,7 @@ class Impala(Algorithm):
         self._config = config
 
     def loss(self, batch: Batch) -> LossOutput:
-        """V-trace policy gradient + baseline_cost x baseline + entropy_cost x -entropy."""
+        """V-trace policy gradient, baseline and -entropy; on replayed rows, cloning as well."""
         config, distribution = self._config, self.agent.distribution
 
         # What the network says now of all T + 1 observations, beside what was done then.
@@ -46,7 +46,7 @@ class Impala(Algorithm):
             clip_rho_threshold=config.clip_rho_threshold,
             clip_pg_rho_threshold=config.clip_pg_rho_threshold,
             clip_c_threshold=config.clip_c_threshold,
-            lambda_=config.lambda_,
+            lambda_=config.vtrace_lambda,
         )
         advantages = returns.pg_advantages
         if config.clip_advantage_to_positive:
@@ -59,6 +59,14 @@ class Impala(Algorithm):
         entropy = losses.entropy(entropies)
         loss = policy_gradient + config.baseline_cost * baseline + config.entropy_cost * entropy
 
+        # What keeps the network from forgetting (CLEAR, section 3): on replayed rows it shall go on
+        # doing and expecting what it did and expected then.
+        kls = distribution.kl(steps.behaviour_policy, steps.target_policy)
+        policy_cloning = losses.policy_cloning(kls, steps.is_replay)
+        value_cloning = losses.value_cloning(steps.values, steps.behaviour_values, steps.is_replay)
+        loss += config.policy_cloning_cost * policy_cloning
+        loss += config.value_cloning_cost * value_cloning
+
         rhos = tf.exp(log_rhos)
         # Acting and learning round differently: an importance weight of 1 + 1e-6 is not clipped.
         rho_is_clipped = tf.cast(rhos > 1.001 * config.clip_rho_threshold, tf.float32)
@@ -67,13 +75,16 @@ class Impala(Algorithm):
             "loss/baseline": baseline,
             "loss/entropy": entropy,
             "policy/entropy": entropies,
-            "policy/kl_behaviour": distribution.kl(steps.behaviour_policy, steps.target_policy),
+            "policy/kl_behaviour": kls,
             "vtrace/rho_mean": tf.minimum(rhos, config.clip_rho_threshold),
             "vtrace/rho_clip_fraction": rho_is_clipped,
             "vtrace/values_mean": steps.values,
             "vtrace/vs_mean": returns.vs,
         }
         metrics = {name: losses.masked_mean(term, steps.mask) for name, term in terms.items()}
+        replayed = steps.mask * tf.cast(steps.is_replay, tf.float32)
+        metrics["loss/policy_cloning"] = losses.masked_mean(policy_cloning, replayed)
+        metrics["loss/value_cloning"] = losses.masked_mean(value_cloning, replayed)
         metrics["vtrace/explained_variance"] = losses.explained_variance(
             steps.values, returns.vs, steps.mask
         )

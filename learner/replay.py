@@ -1,0 +1,227 @@
+"""Replay: whole unrolls of the past, evicted by one of two rules and drawn uniformly.
+
+Both rules keep the unrolls with the smallest keys. An unroll's key is drawn at random (reservoir:
+what is left is a uniform sample of everything ever added, Vitter 1985) or counts down (fifo: what
+is left is the newest). No key is ever drawn twice, so a replay that was closed or killed goes on
+as if nothing had happened, as long as its records and its `State` were written together.
+"""
+
+import heapq
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import tree
+import zstandard
+
+from impala.types import Unroll
+from learner.storage import Record, StorageError, Store
+
+Rule = Literal["reservoir", "fifo"]
+
+_LEVEL = 1  # of zstd: a hundredth of the size on Atari frames, in microseconds a frame
+
+_COMMIT_EVERY = 1000  # unrolls added; what a crash can lose
+
+
+class Summary(NamedTuple):
+    """What a replay holds."""
+
+    unrolls: int
+    frames: int  # environment frames in them
+    bytes: int  # compressed
+    added: int  # unrolls ever added
+    share_of_history: float  # held / added; 0 if nothing was added
+
+
+class Replay:
+    """A bounded store of unrolls. Every method is thread-safe."""
+
+    def __init__(
+        self,
+        unroll_spec: Unroll,
+        store: Store,
+        rule: Rule,
+        *,
+        capacity_frames: int,
+        capacity_bytes: int | None = None,
+        seed: int = 0,
+    ):
+        """Goes on with what the store holds.
+
+        Args:
+          unroll_spec: a nest of ArraySpec of one environment, as `impala.build.unroll_spec` makes
+            it.
+          store: keeps the records.
+          rule: which unrolls are evicted when there is no room.
+          capacity_frames: environment frames that it may hold.
+          capacity_bytes: compressed bytes that it may hold; None is no limit. A reservoir that is
+            bounded by bytes favours what compresses well.
+          seed: of keys and draws; mixed with how much was ever added, so that a replay that goes
+            on does not draw the same keys again.
+        """
+        self._rule = rule
+        self._store = store
+        self._capacity_frames = capacity_frames
+        self._capacity_bytes = math.inf if capacity_bytes is None else capacity_bytes
+        self._layout = _Layout(unroll_spec)
+        # With a checksum, so that nothing damaged is ever learned from.
+        self._compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
+        self._decompressor = zstandard.ZstdDecompressor()
+        self._lock = threading.Lock()
+
+        self._state = store.state()
+        self._rng = np.random.default_rng([seed, self._state.added])
+        self._held: list[int] = []  # numbers of the unrolls held, in no order
+        self._places: dict[int, int] = {}  # number -> its place in _held
+        self._sizes: dict[int, tuple[int, int]] = {}  # number -> frames, bytes
+        self._evicted_next: list[tuple[float, int]] = []  # heap of (-key, number)
+        self._frames = self._bytes = 0
+        for number, record in store.records():
+            self._hold(number, record)
+        self._make_room()
+
+    def add(self, unroll: Unroll, columns: slice = slice(None)) -> None:
+        """Adds unrolls.
+
+        Args:
+          unroll: arrays [T + 1, E, ...]; core_state, frames and parameter_version [E, ...].
+          columns: which of the E environments.
+        """
+        leaves = self._layout.leaves(unroll)
+        with self._lock:
+            before = self._state.added
+            for column in range(*columns.indices(unroll.frames.shape[0])):
+                self._add(self._layout.pack(leaves, column), int(unroll.frames[column]))
+            if before // _COMMIT_EVERY != self._state.added // _COMMIT_EVERY:
+                self._store.commit(self._state)
+
+    def sample(self, unroll: Unroll, start: int, count: int) -> None:
+        """Writes `count` unrolls into columns `start` to `start + count` of `unroll`.
+
+        They are drawn uniformly, without drawing one twice as long as there are enough.
+
+        Raises:
+          LookupError: there is nothing to draw from.
+          StorageError: what was drawn is damaged.
+        """
+        leaves = self._layout.leaves(unroll)
+        with self._lock:
+            if not self._held:
+                raise LookupError("The replay is empty: add unrolls before sampling.")
+            size = len(self._held)
+            places = self._rng.choice(size, count, replace=size < count, shuffle=False)
+            datas = [self._store.get(self._held[place]).data for place in places]
+        try:
+            for column, data in enumerate(datas, start):
+                self._layout.unpack(self._decompressor.decompress(data), leaves, column)
+        except zstandard.ZstdError as error:
+            raise StorageError(
+                f"A replayed unroll is damaged ({error}). Start the learner again with "
+                "--empty-replay."
+            ) from error
+
+    def commit(self) -> None:
+        """Makes everything that was added durable, if the store can."""
+        with self._lock:
+            self._store.commit(self._state)
+
+    def close(self) -> None:
+        """Commits and closes the store."""
+        with self._lock:
+            self._store.commit(self._state)
+            self._store.close()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def numbers(self) -> np.ndarray:
+        """Which unrolls it holds: how many had been added before each, ascending."""
+        with self._lock:
+            return np.sort(np.array(self._held, np.int64))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has had to evict or refuse an unroll."""
+        return self._state.threshold < math.inf
+
+    def summary(self) -> Summary:
+        """What it holds now."""
+        with self._lock:
+            added = self._state.added
+            return Summary(
+                unrolls=len(self._held),
+                frames=self._frames,
+                bytes=self._bytes,
+                added=added,
+                share_of_history=len(self._held) / added if added else 0.0,
+            )
+
+    def _add(self, packed: bytes, frames: int) -> None:
+        number = self._state.added
+        key = self._rng.random() if self._rule == "reservoir" else -float(number)
+        self._state = self._state._replace(added=number + 1)
+        if key >= self._state.threshold:  # It would have been evicted by now.
+            return
+        record = Record(key, frames, self._compressor.compress(packed))
+        self._store.put(number, record)
+        self._hold(number, record)
+        self._make_room()
+
+    def _hold(self, number: int, record: Record) -> None:
+        self._places[number] = len(self._held)
+        self._held.append(number)
+        heapq.heappush(self._evicted_next, (-record.key, number))
+        self._sizes[number] = record.frames, len(record.data)
+        self._frames += record.frames
+        self._bytes += len(record.data)
+
+    def _make_room(self) -> None:
+        while self._frames > self._capacity_frames or self._bytes > self._capacity_bytes:
+            negative_key, number = heapq.heappop(self._evicted_next)
+            self._state = self._state._replace(threshold=-negative_key)
+            self._store.delete(number)
+            frames, size = self._sizes.pop(number)
+            self._frames -= frames
+            self._bytes -= size
+            place, last = self._places.pop(number), self._held.pop()
+            if last != number:  # The last one fills the gap.
+                self._held[place] = last
+                self._places[last] = place
+
+
+class _Layout:
+    """How the arrays of one unroll lie one after another in a record."""
+
+    def __init__(self, unroll_spec: Unroll):
+        timed = tree.flatten((unroll_spec.timestep, unroll_spec.output))
+        self._num_timed = len(timed)
+        self._specs = [
+            *((spec.shape, spec.dtype) for spec in timed),
+            *((spec.shape, spec.dtype) for spec in tree.flatten(unroll_spec.core_state)),
+            ((), np.dtype(np.int32)),  # frames
+            ((), np.dtype(np.int64)),  # parameter_version
+        ]
+        self._sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in self._specs]
+
+    def leaves(self, unroll: Unroll) -> Sequence[np.ndarray]:
+        """The arrays of E unrolls, in the order of a record, with E as the first axis."""
+        leaves = tree.flatten(unroll)
+        return [
+            leaf.swapaxes(0, 1) if place < self._num_timed else leaf
+            for place, leaf in enumerate(leaves)
+        ]
+
+    def pack(self, leaves: Sequence[np.ndarray], column: int) -> bytes:
+        """One environment's values."""
+        return b"".join(leaf[column].tobytes() for leaf in leaves)
+
+    def unpack(self, packed: bytes, leaves: Sequence[np.ndarray], column: int) -> None:
+        """Writes the values back into column `column`."""
+        offset = 0
+        for (shape, dtype), size, leaf in zip(self._specs, self._sizes, leaves, strict=True):
+            values: Any = np.frombuffer(packed, dtype, math.prod(shape), offset)
+            leaf[column] = values.reshape(shape)
+            offset += size

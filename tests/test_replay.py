@@ -1,0 +1,356 @@
+"""Replay: whole unrolls, two eviction rules, uniform draws, and nothing lost to a kill."""
+
+import itertools
+import json
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import hypothesis.stateful
+import messages
+import numpy as np
+import pytest
+import tree
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from impala.types import Unroll
+from learner import checkpoint
+from learner.replay import Replay, Rule
+from learner.storage import Disk, Memory, Record, StorageError, Store
+
+FRAMES = 4 * messages.UNROLL_LENGTH  # in each unroll
+RULES: tuple[Rule, ...] = ("reservoir", "fifo")
+
+
+def unrolls(first: int, count: int) -> Unroll:
+    """Unrolls that can be told apart: the contents of number n follow from n."""
+    singles = [messages.unroll(1, seed=number) for number in range(first, first + count)]
+    timed = tree.map_structure(
+        lambda *leaves: np.concatenate(leaves, axis=1),
+        *[(single.timestep, single.output) for single in singles],
+    )
+    return Unroll(
+        *timed,
+        core_state=np.concatenate([single.core_state for single in singles]),
+        frames=np.full(count, FRAMES, np.int32),
+        parameter_version=np.arange(first, first + count),
+    )
+
+
+def make(store: Store | None = None, rule: Rule = "reservoir", capacity: int = 10, **kwargs):
+    return Replay(
+        messages.spec(), store or Memory(), rule, capacity_frames=capacity * FRAMES, **kwargs
+    )
+
+
+def drawn(replay: Replay, count: int) -> Unroll:
+    batch = tree.map_structure(np.zeros_like, unrolls(0, count))
+    replay.sample(batch, 0, count)
+    return batch
+
+
+def assert_whole(batch: Unroll) -> None:
+    """Every column is the unroll that it says it is, bit for bit."""
+    for column, number in enumerate(batch.parameter_version):
+        original = unrolls(int(number), 1)
+        for name in ("timestep", "output"):
+            tree.map_structure(
+                lambda a, b, c=column: np.testing.assert_array_equal(a[:, c], b[:, 0]),
+                getattr(batch, name),
+                getattr(original, name),
+            )
+        np.testing.assert_array_equal(batch.core_state[column], original.core_state[0])
+        assert batch.frames[column] == FRAMES
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_is_drawn_is_what_was_added(rule: Rule) -> None:
+    replay = make(rule=rule)
+    replay.add(unrolls(0, 7), slice(2, 6))
+
+    batch = drawn(replay, 4)
+
+    assert sorted(batch.parameter_version) == [2, 3, 4, 5]  # each once
+    assert_whole(batch)
+
+
+def test_a_draw_fills_only_its_columns() -> None:
+    replay = make()
+    replay.add(unrolls(5, 1))
+    batch = unrolls(0, 4)
+
+    replay.sample(batch, 1, 2)
+
+    assert batch.parameter_version.tolist() == [0, 5, 5, 3]  # there are not enough for two
+    assert_whole(batch)
+
+
+def test_fifo_keeps_the_newest() -> None:
+    replay = make(rule="fifo", capacity=10)
+    for first in range(0, 36, 3):
+        replay.add(unrolls(first, 3))
+    assert replay.numbers().tolist() == list(range(26, 36))
+
+
+def test_capacity_in_bytes_is_of_what_is_stored() -> None:
+    replay = make(capacity=1000)
+    replay.add(unrolls(0, 50))
+    size = replay.summary().bytes // 50
+    replay = make(capacity=1000, capacity_bytes=20 * size)
+    replay.add(unrolls(0, 50))
+    summary = replay.summary()
+    assert 15 <= summary.unrolls <= 25
+    assert summary.bytes <= 20 * size
+    assert summary.frames == summary.unrolls * FRAMES
+
+
+def test_the_summary_tells_the_share_of_history() -> None:
+    replay = make(capacity=10)
+    assert replay.summary().share_of_history == 0.0
+    replay.add(unrolls(0, 40))
+    summary = replay.summary()
+    assert (summary.unrolls, summary.frames, summary.added) == (10, 10 * FRAMES, 40)
+    assert summary.share_of_history == 0.25
+
+
+CAPACITY, TIMES, BINS = 300, 20, 20
+CRITICAL = 43.8  # of chi squared with 19 degrees of freedom: passed by 999 uniform samples in 1000
+
+
+def chi_squared(numbers: np.ndarray, of: int) -> float:
+    """How far the numbers below `of` are from spread evenly over BINS bins."""
+    observed, _ = np.histogram(numbers, BINS, (0, of))
+    expected = len(numbers) / BINS
+    return float(((observed - expected) ** 2 / expected).sum())
+
+
+def naive_reservoir(capacity: int, added: int, seed: int) -> np.ndarray:
+    """What a plausible wrong rule leaves: each new unroll replaces any of the old ones."""
+    rng = np.random.default_rng(seed)
+    held = np.arange(capacity)
+    for number in range(capacity, added):
+        held[rng.integers(capacity)] = number
+    return held
+
+
+def test_a_reservoir_is_uniform_over_everything_ever_added() -> None:
+    added = TIMES * CAPACITY
+    block = unrolls(0, 100)
+    held, naive = [], []
+    for seed in range(3):
+        replay = make(capacity=CAPACITY, seed=seed)
+        for _ in range(added // 100):
+            replay.add(block)
+        assert len(replay) == CAPACITY
+        held.append(replay.numbers())
+        naive.append(naive_reservoir(CAPACITY, added, seed))
+    assert chi_squared(np.concatenate(held), added) < CRITICAL
+    assert chi_squared(np.concatenate(naive), added) > 10 * CRITICAL
+
+
+def test_a_reservoir_stays_uniform_over_crashes(tmp_path: pathlib.Path) -> None:
+    """Each crash takes what was not committed, and no trace of it is left in the keys."""
+    block = unrolls(0, 100)
+    held, added = [], 0
+    for seed in range(3):
+        path = tmp_path / str(seed)
+        for _ in range(TIMES):
+            store = Disk(path, "test")
+            replay = make(store, capacity=CAPACITY, seed=seed)
+            for _ in range(CAPACITY // 100):
+                replay.add(block)
+            replay.commit()
+            replay.add(block)
+            store.close()  # without a commit, as a crash does it
+        replay = make(Disk(path, "test"), capacity=CAPACITY, seed=seed)
+        added = replay.summary().added
+        assert TIMES * CAPACITY <= added < TIMES * (CAPACITY + 100)  # some crashes took 100
+        held.append(replay.numbers())
+        replay.close()
+    assert chi_squared(np.concatenate(held), added) < CRITICAL
+
+
+def test_draws_are_uniform() -> None:
+    replay = make(capacity=BINS)
+    replay.add(unrolls(0, 3 * BINS))
+    places = {number: place for place, number in enumerate(replay.numbers())}
+    batch = unrolls(0, 4)
+    seen = []
+    for _ in range(1000):
+        replay.sample(batch, 0, 4)
+        seen += [places[number] for number in batch.parameter_version]
+    assert chi_squared(np.array(seen), BINS) < CRITICAL
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_smaller_capacity_evicts_at_the_next_start(tmp_path: pathlib.Path, rule: Rule) -> None:
+    replay = make(Disk(tmp_path, "test"), rule, capacity=10)
+    replay.add(unrolls(0, 30))
+    before = replay.numbers()
+    replay.close()
+    replay = make(Disk(tmp_path, "test"), rule, capacity=4)
+    assert len(replay) == 4
+    assert set(replay.numbers()) <= set(before)
+    assert_whole(drawn(replay, 4))
+    replay.close()
+
+
+def test_nothing_can_be_drawn_from_an_empty_replay() -> None:
+    with pytest.raises(LookupError, match="empty"):
+        drawn(make(), 1)
+
+
+def test_a_replay_of_another_run_is_refused(tmp_path: pathlib.Path) -> None:
+    Disk(tmp_path, "rule fifo, unrolls 1234").close()
+    with pytest.raises(StorageError, match=r"rule fifo, unrolls 1234.*--empty-replay"):
+        Disk(tmp_path, "rule reservoir, unrolls 1234")
+
+
+def test_what_is_no_replay_is_not_opened(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "data.mdb").write_bytes(b"something else " * 1000)
+    with pytest.raises(StorageError, match="--empty-replay"):
+        Disk(tmp_path, "test")
+
+
+def test_a_damaged_unroll_is_never_learned_from(tmp_path: pathlib.Path) -> None:
+    store = Disk(tmp_path, "test")
+    replay = make(store)
+    replay.add(unrolls(0, 1))
+    record = store.get(0)
+    damaged = bytearray(record.data)
+    damaged[len(damaged) // 2] ^= 1
+    store.put(0, Record(record.key, record.frames, bytes(damaged)))
+    with pytest.raises(StorageError, match=r"damaged.*--empty-replay"):
+        drawn(replay, 1)
+    replay.close()
+
+
+class Story(hypothesis.stateful.RuleBasedStateMachine):
+    """Any sequence of adding, drawing, committing, restarting and crashing."""
+
+    rule: Rule
+    capacity = 6
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = tempfile.TemporaryDirectory()
+        self.open()
+        self.committed = self.seen()
+
+    def open(self) -> None:
+        self.store = Disk(pathlib.Path(self.directory.name), "test")
+        self.replay = make(self.store, self.rule, self.capacity)
+
+    def seen(self) -> tuple[list[int], int]:
+        return self.replay.numbers().tolist(), self.replay.summary().added
+
+    @hypothesis.stateful.rule(count=st.integers(1, 9))
+    def add(self, count: int) -> None:
+        self.replay.add(unrolls(self.replay.summary().added, count))
+
+    @hypothesis.stateful.rule(count=st.integers(1, 9))
+    def sample(self, count: int) -> None:
+        if len(self.replay):
+            batch = drawn(self.replay, count)
+            assert_whole(batch)
+            assert set(batch.parameter_version) <= set(self.replay.numbers())
+            if count <= len(self.replay):
+                assert len(set(batch.parameter_version)) == count
+
+    @hypothesis.stateful.rule()
+    def commit(self) -> None:
+        self.replay.commit()
+        self.committed = self.seen()
+
+    @hypothesis.stateful.rule()
+    def restart(self) -> None:
+        self.replay.close()
+        self.open()
+        self.committed = self.seen()
+
+    @hypothesis.stateful.rule()
+    def crash(self) -> None:
+        self.store.close()
+        self.open()
+        assert self.seen() == self.committed
+
+    @hypothesis.stateful.invariant()
+    def it_holds_what_its_rule_says(self) -> None:
+        numbers, added = self.seen()
+        assert len(numbers) == len(set(numbers)) == min(added, self.capacity)
+        assert all(0 <= number < added for number in numbers)
+        assert self.replay.summary().frames == len(numbers) * FRAMES
+        assert self.replay.is_full == (added > self.capacity)
+        if self.rule == "fifo":
+            assert numbers == list(range(max(0, added - self.capacity), added))
+
+    def teardown(self) -> None:
+        self.store.close()
+        self.directory.cleanup()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_any_story_keeps_the_rules(rule: Rule) -> None:
+    machine = type("Story", (Story,), {"rule": rule})
+    hypothesis.stateful.run_state_machine_as_test(
+        machine, settings=settings(max_examples=25, stateful_step_count=25, deadline=None)
+    )
+
+
+# What is killed: adds unrolls and writes checkpoints as fast as it can.
+_VICTIM = """
+import json, pathlib, sys
+sys.path[:0] = json.loads(sys.argv[1])
+import test_replay
+test_replay.add_for_ever(pathlib.Path(sys.argv[2]), sys.argv[3])
+"""
+
+
+def add_for_ever(logdir: pathlib.Path, rule: Rule) -> None:
+    from impala.configs import PRESETS
+
+    replay = make(Disk(logdir / "replay", "test"), rule, capacity=50)
+    print("ready", flush=True)
+    for updates in itertools.count(replay.summary().added):
+        replay.add(unrolls(replay.summary().added, 3))
+        if updates % 5 == 0:
+            replay.commit()
+            added = replay.summary().added
+            counters = checkpoint.Counters(updates=added)
+            saved = checkpoint.Checkpoint(PRESETS["catch"][1], counters, {}, {}, added)
+            checkpoint.save(logdir, saved, keep=2)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_killed_learner_comes_back_with_its_replay(tmp_path: pathlib.Path, rule: Rule) -> None:
+    rng = random.Random(0)
+    paths = json.dumps([str(pathlib.Path(__file__).parent), *sys.path])
+    added = 0
+    for _ in range(25):
+        victim = subprocess.Popen(
+            [sys.executable, "-c", _VICTIM, paths, str(tmp_path), rule], stdout=subprocess.PIPE
+        )
+        with victim:
+            assert victim.stdout is not None
+            assert victim.stdout.readline() == b"ready\n"
+            time.sleep(rng.uniform(0.0, 0.15))
+            victim.send_signal(signal.SIGKILL)
+
+        replay = make(Disk(tmp_path / "replay", "test"), rule, capacity=50)
+        summary = replay.summary()
+        if checkpoint.exists(tmp_path):
+            assert summary.added >= checkpoint.load(tmp_path).replay_added
+        assert summary.added >= added
+        assert summary.unrolls == min(50, summary.added)
+        if summary.unrolls:
+            batch = drawn(replay, summary.unrolls)  # all of it, each once
+            assert_whole(batch)
+            assert sorted(batch.parameter_version) == replay.numbers().tolist()
+        added = summary.added
+        replay.close()
+    assert added > 500
