@@ -2,7 +2,8 @@
 
 An actor holds one or more groups of environments. While one group is inferred the others' step,
 and all groups go through the same rows together, so that new parameters taken at the boundary are
-taken by every group between its last row and its first: no unroll mixes two versions.
+taken by every group between its last row and its first: no unroll mixes two versions. The task
+changes at the same boundary; each task has groups of its own, which wait where they are meanwhile.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,7 @@ class ActorUnrolls(NamedTuple):
     unroll: (
         Unroll  # [T + 1, E, ...]; core_state [E, ...], frames [E] int32, parameter_version an int
     )
+    task: int  # that was played
     incarnation: int  # of the learner whose parameters acted in rows 1..T
     episodes: list[Episode]  # that ended in rows 1..T
 
@@ -40,31 +42,34 @@ class Actor:
     """Unrolls an agent in groups of environments.
 
     Args:
-      environments: the groups, each of E environments; while one is inferred the others step. They
-        stay the caller's, who closes them.
+      environments: makes the groups of a task, each of E environments, when it is first played;
+        while one is inferred the others step. They stay the caller's, who closes them. Every task
+        has as many.
       agent: an `impala.agent.Agent`, whose variables the actor overwrites.
       unroll_length: T, in agent steps.
       seed: of environments and actions.
     """
 
     def __init__(
-        self, environments: Sequence[Environment], agent: Any, unroll_length: int, seed: int
+        self,
+        environments: Callable[[int], Sequence[Environment]],
+        agent: Any,
+        unroll_length: int,
+        seed: int,
     ):
-        if not environments:
-            raise ValueError("an actor needs at least one group of environments, got none")
         if unroll_length < 1:
             raise ValueError(f"unroll_length is {unroll_length}, it must be at least 1")
+        self._environments = environments
         self._agent = agent
+        self._policy = _CompiledAgent(agent)
         self._unroll_length = unroll_length
+        self._seed = seed
         self._held = (0, 0)  # incarnation and version of what is in agent.variables; none yet
-        seeds = np.random.SeedSequence(seed).spawn(len(environments))
-        policy = _CompiledAgent(agent)
-        self._groups = [
-            _Group(environment, policy, unroll_length, group_seed)
-            for environment, group_seed in zip(environments, seeds, strict=True)
-        ]
+        self._groups: dict[int, list[_Group]] = {}  # of each task that was played
 
-    def run(self, parameters: Callable[[], Parameters]) -> Iterator[ActorUnrolls]:
+    def run(
+        self, parameters: Callable[[], Parameters], task: Callable[[], int] = lambda: 0
+    ) -> Iterator[ActorUnrolls]:
         """Yields one `ActorUnrolls` per group and unroll, the groups in turn, for ever.
 
         The arrays of what is yielded are the actor's own buffers: they are valid until the
@@ -72,24 +77,41 @@ class Actor:
 
         Args:
           parameters: gives the newest parameters, at once. Asked once before each round of unrolls.
+          task: says what to play; asked just after `parameters`.
         """
         last = self._unroll_length
         self._take(parameters())
-        for group in self._groups:
+        groups = self._groups_of(task())
+        for group in groups:
             group.begin(self._held)
             group.act(0)
         while True:
             for row in range(1, last):
-                for group in self._groups:
+                for group in groups:
                     group.observe(row)
                     group.act(row)
-            for group in self._groups:
+            next_groups: list[_Group] = []
+            for place, group in enumerate(groups):
                 group.observe(last)
                 yield group.finish()
-                if group is self._groups[0]:  # the other groups' row T is under way already
+                if not next_groups:  # the other groups' row T is under way already
                     self._take(parameters())
-                group.begin(self._held)
-                group.act(0)
+                    next_groups = self._groups_of(task())
+                next_groups[place].begin(self._held)
+                next_groups[place].act(0)
+            groups = next_groups
+
+    def _groups_of(self, task: int) -> list["_Group"]:
+        if task not in self._groups:
+            environments = self._environments(task)
+            if not environments:
+                raise ValueError("an actor needs at least one group of environments, got none")
+            seeds = np.random.SeedSequence([self._seed, task]).spawn(len(environments))
+            self._groups[task] = [
+                _Group(task, environment, self._policy, self._unroll_length, seed)
+                for environment, seed in zip(environments, seeds, strict=True)
+            ]
+        return self._groups[task]
 
     def _take(self, parameters: Parameters) -> None:
         newest = parameters.incarnation, parameters.version
@@ -150,6 +172,7 @@ class _Group:
 
     def __init__(
         self,
+        task: int,
         environment: Environment,
         policy: _CompiledAgent,
         unroll_length: int,
@@ -159,6 +182,7 @@ class _Group:
         num_envs = environment.num_envs
         first = environment.reset(environment_seed)
         state = policy.initial_state(num_envs, action_seed)
+        self._task = task
         self._environment = environment
         self._act, output = policy.compile(first, state)
         self._state_like = state
@@ -221,7 +245,7 @@ class _Group:
             frames=self._frames,
             parameter_version=version,
         )
-        return ActorUnrolls(unroll, incarnation, self._episodes)
+        return ActorUnrolls(unroll, self._task, incarnation, self._episodes)
 
     @staticmethod
     def _write(leaves: list[np.ndarray], row: int, values: Sequence[Array]) -> None:

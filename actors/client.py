@@ -130,6 +130,7 @@ class LearnerClient:
         self._error: BaseException | None = None
         self._reply: pb.JoinReply | None = None
         self._parameters: Parameters | None = None
+        self._task = 0
         self._announced = (0, 0)  # learner incarnation and newest version, from receipts
         self._session = 0  # counts the beginnings and ends of streams
         self._call: grpc.Call | None = None  # the stream
@@ -174,6 +175,14 @@ class LearnerClient:
             assert self._parameters is not None
             return self._parameters
 
+    def newest(self) -> Parameters | None:
+        """The newest parameters that were pulled, also after the run has finished."""
+        return self._parameters
+
+    def task(self) -> int:
+        """What the learner last said is to be played."""
+        return self._task
+
     def send(self, unrolls: ActorUnrolls) -> None:
         """Copies unrolls into a message and queues it; waits while too many have no receipt.
 
@@ -202,7 +211,9 @@ class LearnerClient:
             self._pending.append(message)
             self._lock.notify_all()
 
-    def report_evaluation(self, parameters: Parameters, episodes: Sequence[Episode]) -> bool:
+    def report_evaluation(
+        self, task: int, parameters: Parameters, episodes: Sequence[Episode]
+    ) -> bool:
         """Reports what frozen parameters achieved; False if the learner could not be reached."""
         evaluation = pb.Evaluation(
             actor=self._name,
@@ -210,6 +221,7 @@ class LearnerClient:
             learner_incarnation=parameters.incarnation,
             parameter_version=parameters.version,
             frames=parameters.frames,
+            task=task,
             episodes=_episodes(episodes),
         )
         try:
@@ -266,6 +278,7 @@ class LearnerClient:
             parameter_version=int(unroll.parameter_version),
             num_envs=len(unroll.frames),
             frames=unroll.frames.tolist(),
+            task=unrolls.task,
             tensors=codec.encode(leaves),
             episodes=_episodes(unrolls.episodes),
         )
@@ -352,6 +365,7 @@ class LearnerClient:
                 self._finish()
                 return reply
             before, self._reply = self._reply, reply
+            self._task = reply.task
             self._announced = reply.learner_incarnation, 0
             self._lock.notify_all()
         if before is None:
@@ -421,6 +435,7 @@ class LearnerClient:
             self._num_sent -= 1
             self._acknowledged_sequence = receipt.sequence
             self._announced = receipt.learner_incarnation, receipt.newest_version
+            self._task = receipt.task
             if receipt.status in (pb.STATUS_ACCEPTED, pb.STATUS_DUPLICATE):
                 # A duplicate is what the learner took when its receipt was lost on the way.
                 self._acknowledged_unrolls += message.num_envs

@@ -4,6 +4,7 @@ The composition root of the actor's side: configuration becomes objects here and
 """
 
 import contextlib
+import itertools
 import json
 import logging
 import signal
@@ -14,7 +15,13 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from impala import process
-from impala.configs import ActorConfig, AgentConfig, EnvironmentConfig
+from impala.configs import (
+    ActorConfig,
+    AgentConfig,
+    EnvironmentConfig,
+    EvaluatorConfig,
+    TasksConfig,
+)
 from impala.types import Parameters
 
 _log = logging.getLogger(__name__)
@@ -33,9 +40,6 @@ def run_actor(
     when_finished: Literal["exit", "idle"] = "exit",
     reconnect_timeout: float | None = None,
     role: Literal["actor", "evaluator"] = "actor",
-    eval_every: int = 1_000_000,
-    eval_episodes: int = 10,
-    greedy: bool = False,
     threads: int = 1,
 ) -> int:
     """Acts for the learner until training has finished or SIGTERM or SIGINT comes.
@@ -48,10 +52,8 @@ def run_actor(
       render: show environment 0.
       when_finished: exit, or wait for the next run at the same address.
       reconnect_timeout: seconds without a learner after which to give up; None is never.
-      role: an actor streams unrolls; an evaluator plays whole episodes with frozen parameters.
-      eval_every: environment frames of training between two evaluations.
-      eval_episodes: episodes of one evaluation.
-      greedy: an evaluator takes the distribution's mode instead of a sample.
+      role: an actor streams unrolls; an evaluator plays whole episodes of every task with frozen
+        parameters.
       threads: of TensorFlow's operations.
 
     Returns:
@@ -80,7 +82,7 @@ def run_actor(
                     if role == "actor":
                         _act(client, built, num_envs, render)
                     else:
-                        _evaluate(client, built, eval_every, eval_episodes, greedy)
+                        _evaluate(client, built)
                 except wire.RunFinished:
                     if when_finished == "exit":
                         return 0
@@ -144,29 +146,31 @@ class _Built:
     """What a JoinReply asks for: the agent, and environments as they are needed."""
 
     def __init__(self, reply: Any, incarnation: int):
-        from impala import build
+        from impala import build, tasks
         from impala.options import from_dict
 
         config = json.loads(reply.config)
-        self._environment = from_dict(EnvironmentConfig, config["environment"])
+        environment = from_dict(EnvironmentConfig, config["environment"])
+        self.tasks = tasks.make(environment, from_dict(TasksConfig, config["tasks"]))
         self.actor = from_dict(ActorConfig, config["actor"])
+        self.evaluator = from_dict(EvaluatorConfig, config["evaluator"])
         entropy = [reply.seed, reply.actor_index, incarnation]
         self.seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
         self.unroll_length: int = reply.unroll_length
-        with contextlib.closing(self.environment(1)) as environment:
-            spaces = environment.observation_space, environment.action_space
-        self.agent = build.agent(from_dict(AgentConfig, config["agent"]), *spaces)
-        self._check(reply, build.unroll_spec(self.agent, *spaces, self.unroll_length))
+        self._spaces = build.spaces(self.tasks)
+        self.agent = build.agent(from_dict(AgentConfig, config["agent"]), *self._spaces)
+        self._check(reply, build.unroll_spec(self.agent, *self._spaces, self.unroll_length))
 
-    def environment(self, num_envs: int, render: bool = False) -> Any:
-        """A group of environments, which the caller closes."""
+    def environment(self, task: int, num_envs: int, render: bool = False) -> Any:
+        """A group of a task's environments, which the caller closes."""
         from impala import build
 
         return build.environment(
-            self._environment,
+            self.tasks[task].environment,
             num_envs,
             threads=self.actor.env_threads,
             render_mode="human" if render else None,
+            joint=self._spaces,
         )
 
     def _check(self, reply: Any, unroll_spec: Any) -> None:
@@ -208,31 +212,51 @@ def _act(client: Any, built: _Built, num_envs: int | None, render: bool) -> None
             f"{total} environments cannot be dealt to {groups} groups: use a multiple of {groups}"
         )
     with contextlib.ExitStack() as stack:
-        environments = [
-            stack.enter_context(
-                contextlib.closing(built.environment(total // groups, render and group == 0))
-            )
-            for group in range(groups)
-        ]
+
+        def environments(task: int) -> list[Any]:
+            return [
+                stack.enter_context(
+                    contextlib.closing(
+                        built.environment(task, total // groups, render and group == 0)
+                    )
+                )
+                for group in range(groups)
+            ]
+
         actor = Actor(environments, built.agent, built.unroll_length, built.seed)
-        for unrolls in actor.run(client.parameters):
+        for unrolls in actor.run(client.parameters, client.task):
             client.send(unrolls)
 
 
-def _evaluate(
-    client: Any, built: _Built, eval_every: int, eval_episodes: int, greedy: bool
-) -> None:
+def _evaluate(client: Any, built: _Built) -> None:
+    from actors.client import RunFinished
     from impala.evaluation import play_episodes
 
-    num_envs = min(eval_episodes, built.actor.num_envs)
-    for number, parameters in enumerate(_every(client, eval_every)):
+    config = built.evaluator
+    num_envs = min(config.episodes, built.actor.num_envs)
+    seeds = itertools.count(built.seed)
+    evaluated = -1  # version
+
+    def evaluate(parameters: Parameters) -> None:
+        nonlocal evaluated
+        evaluated = parameters.version
+        seed = next(seeds)
         for variable, value in zip(built.agent.variables, parameters.values, strict=True):
             variable.assign(value)
-        with contextlib.closing(built.environment(num_envs)) as environment:
-            episodes = play_episodes(
-                environment, built.agent, eval_episodes, greedy, built.seed + number
-            )
-        client.report_evaluation(parameters, episodes)
+        for task in range(len(built.tasks)):
+            with contextlib.closing(built.environment(task, num_envs)) as environment:
+                episodes = play_episodes(
+                    environment, built.agent, config.episodes, config.greedy, seed
+                )
+            client.report_evaluation(task, parameters, episodes)
+
+    try:
+        for parameters in _every(client, config.every_frames):
+            evaluate(parameters)
+    except RunFinished:
+        if (final := client.newest()) is not None and final.version != evaluated:
+            evaluate(final)  # the learner waits for it
+        raise
 
 
 def _every(client: Any, frames: int) -> Iterator[Parameters]:

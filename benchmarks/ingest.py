@@ -17,7 +17,7 @@ import grpc
 import tree
 
 from benchmarks.roofline import random_batch
-from impala import build, configs, process
+from impala import build, configs, process, tasks
 from impala.types import Parameters
 from learner.accounts import Accounts
 from learner.ingest import Ingest
@@ -53,7 +53,7 @@ def _mean(rates: list[Rate]) -> Rate:
 
 def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Rate:
     process.tune_malloc()
-    spaces = build.spaces(config.environment)
+    spaces = build.spaces(tasks.make(config.environment, config.tasks))
     agent = build.agent(config.agent, *spaces)
     accounts, ingest = Accounts(), Ingest(config.learner.queue_unrolls)
     incarnation = secrets.randbits(62) + 1
@@ -63,6 +63,7 @@ def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Ra
         "{}",
         accounts,
         ingest,
+        tasks.Schedule(config),
         incarnation=incarnation,
         seed=0,
         max_envs_per_message=config.learner.max_envs_per_message,
@@ -189,7 +190,7 @@ def _message(
     config: configs.Config, actor: str, incarnation: int, hello: pb.JoinReply
 ) -> pb.Unrolls:
     """The unrolls of one group of environments, random pixels."""
-    spaces = build.spaces(config.environment)
+    spaces = build.spaces(tasks.make(config.environment, config.tasks))
     agent = build.agent(config.agent, *spaces)
     unroll = random_batch(config, agent, spaces).unroll
     leaves = tree.flatten((unroll.timestep, unroll.output, unroll.core_state))

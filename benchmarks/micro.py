@@ -10,13 +10,13 @@ import tree
 
 import vtrace
 from benchmarks.roofline import random_batch
-from impala import build, configs
+from impala import build, configs, tasks
 from protos import codec
 
 
 def measure(config: configs.Config, seconds: float) -> dict[str, float]:
     """Name -> median seconds of one call."""
-    spaces = build.spaces(config.environment)
+    spaces = build.spaces(tasks.make(config.environment, config.tasks))
     agent = build.agent(config.agent, *spaces)
     unroll = random_batch(config, agent, spaces).unroll
     leaves = tree.flatten((unroll.timestep, unroll.output, unroll.core_state))

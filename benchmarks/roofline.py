@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from impala import build, configs
+from impala import build, configs, tasks
 from impala.types import AgentOutput, Batch, StepType, TimeStep, Unroll
 
 
@@ -102,7 +102,7 @@ def _agent(config: configs.Config) -> tuple[Any, Any, Any]:
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    spaces = build.spaces(config.environment)
+    spaces = build.spaces(tasks.make(config.environment, config.tasks))
     return build.agent(config.agent, *spaces), *spaces
 
 

@@ -6,6 +6,7 @@ import tree
 
 from impala.distributions import Distribution
 from impala.networks import LSTM, FrameStack, Torso
+from impala.spaces import ACTION_MASK
 from impala.types import AgentOutput, Nest, NetworkOutput, StepType, TimeStep
 
 
@@ -20,6 +21,7 @@ class Agent(snt.Module):
       core: what remembers between torso and heads; None for a feed-forward agent.
       distribution: of the action.
       frame_stack: what the torso sees through; None to see single frames.
+      masks_actions: whether observations have an `action_mask` [..., P], which the policy obeys.
     """
 
     def __init__(
@@ -28,11 +30,13 @@ class Agent(snt.Module):
         core: LSTM | None,
         distribution: Distribution,
         frame_stack: FrameStack | None = None,
+        masks_actions: bool = False,
         name: str | None = None,
     ) -> None:
         super().__init__(name=name)
         self.distribution = distribution
         self._frame_stack = frame_stack
+        self._masks_actions = masks_actions
         self._torso = torso
         self._core = core
         # Small first weights: an almost uniform policy, values near 0.
@@ -93,6 +97,8 @@ class Agent(snt.Module):
             after.append(state)
 
         policy = snt.BatchApply(self._policy_head)(features)
+        if self._masks_actions:
+            policy = self.distribution.mask(policy, timestep.observation[ACTION_MASK])
         baseline = tf.squeeze(snt.BatchApply(self._baseline_head)(features), axis=-1)
         return NetworkOutput(policy, baseline), tuple(after)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import gymnasium as gym
@@ -13,34 +14,50 @@ from impala import distributions, networks
 from impala.agent import Agent
 from impala.algorithms import Algorithm, Impala
 from impala.configs import AgentConfig, EnvironmentConfig, ImpalaConfig
+from impala.spaces import has_action_mask
+from impala.tasks import Task
 from impala.types import AgentOutput, ArraySpec, Nest, StepType, TimeStep, Unroll
 
 if TYPE_CHECKING:
     from impala.environments import Environment
 
+Spaces = tuple[gym.Space, gym.Space]  # of observations and of actions
+
 
 def environment(
-    config: EnvironmentConfig, num_envs: int, threads: int = 1, render_mode: str | None = None
+    config: EnvironmentConfig,
+    num_envs: int,
+    threads: int = 1,
+    render_mode: str | None = None,
+    joint: Spaces | None = None,
 ) -> Environment:
-    """`num_envs` environments that step together.
+    """`num_envs` environments that step together, seen and played through `joint` spaces.
 
     Raises:
       ValueError: if there is no such environment, or it cannot be made so.
     """
     from impala import environments  # Here, so that tools which need none load no emulator.
 
-    return environments.make(config, num_envs, threads=threads, render_mode=render_mode)
+    made = environments.make(config, num_envs, threads=threads, render_mode=render_mode)
+    if joint is None or joint == (made.observation_space, made.action_space):
+        return made
+    return environments.Joint(made, *joint)
 
 
-def spaces(config: EnvironmentConfig) -> tuple[gym.Space, gym.Space]:
-    """Observation and action space of one environment.
+def spaces(tasks: Sequence[Task]) -> Spaces:
+    """Observation and action space of one environment, through which every task can be played.
 
     Raises:
-      ValueError: as `environment`.
+      ValueError: as `environment`, or if no spaces join the tasks.
     """
-    probe = environment(config, num_envs=1)
-    probe.close()
-    return probe.observation_space, probe.action_space
+    from impala import environments
+
+    of_tasks = []
+    for task in tasks:
+        probe = environment(task.environment, num_envs=1)
+        probe.close()
+        of_tasks.append((probe.observation_space, probe.action_space))
+    return environments.join([task.name for task in tasks], of_tasks)
 
 
 def agent(
@@ -70,6 +87,7 @@ def agent(
         core=networks.LSTM(config.lstm_size) if config.core == "lstm" else None,
         distribution=distributions.for_space(action_space),
         frame_stack=frame_stack,
+        masks_actions=has_action_mask(observation_space),
     )
     built.greedy_step(_zeros(single_observation_space), built.initial_state(1))
     return built

@@ -62,10 +62,8 @@ class Train(_Run):
 
     num_actors: NumActors = 1
     """Actor processes, each with actor.num_envs environments."""
-    eval_every: Annotated[int, Range(0)] = 0
-    """Environment frames between evaluations, by an evaluator beside the actors; 0: none."""
-    eval_episodes: Annotated[int, Range(1)] = 20
-    """Episodes per evaluation."""
+    evaluate: Literal["auto", "yes", "no"] = "auto"
+    """Whether an evaluator plays beside the actors; auto: if there are several tasks."""
     render: bool = False
     """Show the first actor's first environment in a window."""
 
@@ -103,12 +101,6 @@ class Actor:
     """Seconds without a learner after which to give up; 0: wait for ever."""
     role: Literal["actor", "evaluator"] = "actor"
     """actor, or evaluator: play whole episodes with frozen parameters and report their returns."""
-    eval_every: Annotated[int, Range(0)] = 1_000_000
-    """evaluator: environment frames between evaluations."""
-    eval_episodes: Annotated[int, Range(1)] = 20
-    """evaluator: episodes per evaluation."""
-    greedy: bool = False
-    """evaluator: the most likely action instead of a sampled one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,6 +111,8 @@ class Evaluate:
     """Log directory of a run that has written a checkpoint."""
     episodes: Annotated[int, Range(1)] = 100
     """Episodes to play."""
+    task: int = 0
+    """Which of the run's tasks to play, counted from 0."""
     greedy: bool = False
     """The most likely action instead of a sampled one."""
     num_envs: Annotated[int, Range(1, 4096)] = 32
@@ -137,12 +131,24 @@ class Record:
     """Log directory of a run that has written a checkpoint."""
     output: pathlib.Path | None = None
     """A .gif file; .mp4 needs imageio with its ffmpeg plugin. None: LOGDIR/episode.gif."""
+    task: int = 0
+    """Which of the run's tasks to play, counted from 0."""
     greedy: bool = False
     """The most likely action instead of a sampled one."""
     seed: Annotated[int, Range(0)] = 0
     """Seed of environment and actions."""
     max_frames: Annotated[int, Range(1)] = 5_000
     """Images after which the recording ends, even if the episode does not."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plot:
+    """Draws the curves of runs, and what was forgotten between tasks."""
+
+    logdirs: Positional[Annotated[tuple[pathlib.Path, ...], arg(metavar="LOGDIR [LOGDIR ...]")]]
+    """Log directories of runs."""
+    output: pathlib.Path = pathlib.Path("plot.png")
+    """A file whose ending says what it is: .png, .svg, .pdf."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -268,9 +274,6 @@ def actor(command: Actor) -> int:
             when_finished=command.when_finished,
             reconnect_timeout=command.reconnect_timeout or None,
             role=command.role,
-            eval_every=command.eval_every,
-            eval_episodes=command.eval_episodes,
-            greedy=command.greedy,
         )
     except LearnerError as error:
         print(f"impala: {error}", file=sys.stderr)
@@ -283,7 +286,7 @@ def evaluate(command: Evaluate) -> int:
     import rich.table
 
     num_envs = min(command.num_envs, command.episodes)
-    with _Player(command.logdir, num_envs, render_mode=None) as player:
+    with _Player(command.logdir, command.task, num_envs, render_mode=None) as player:
         from impala import evaluation
 
         episodes = evaluation.play_episodes(
@@ -295,7 +298,7 @@ def evaluate(command: Evaluate) -> int:
         )
     summary = evaluation.summary(episodes)
     print(
-        f"{player.config.environment.id}: {summary.episodes} episodes, "
+        f"{player.task}: {summary.episodes} episodes, "
         f"{'greedy' if command.greedy else 'sampled'}, after {player.frames:,} frames"
     )
     table = rich.table.Table()
@@ -314,7 +317,7 @@ def evaluate(command: Evaluate) -> int:
     rich.console.Console().print(table)
     if command.json is not None:
         result = {
-            "environment": player.config.environment.id,
+            "environment": player.task,
             "logdir": str(command.logdir),
             "frames_trained": player.frames,
             "updates": player.updates,
@@ -337,10 +340,22 @@ def record(command: Record) -> int:
         video.check(output)
     except ValueError as error:
         raise options.OptionError(str(error)) from error
-    with _Player(command.logdir, num_envs=1, render_mode="rgb_array") as player:
+    with _Player(command.logdir, command.task, num_envs=1, render_mode="rgb_array") as player:
         rewards: list[float] = []
         video.write(output, _images(player, command, rewards))
     print(f"{output}: {len(rewards)} images, return {sum(rewards):.2f}")
+    return 0
+
+
+def plot(command: Plot) -> int:
+    """Draws a figure."""
+    from impala import plot
+
+    try:
+        plot.draw(command.logdirs, command.output)
+    except ValueError as error:
+        raise options.OptionError(str(error)) from error
+    print(command.output)
     return 0
 
 
@@ -349,12 +364,14 @@ def presets(command: Presets) -> int:
     import rich.console
     import rich.table
 
+    from impala import tasks
+
     table = rich.table.Table()
     for column in ("preset", "environment", "network", "frames", "what it is"):
         table.add_column(column, justify="right" if column == "frames" else "left", overflow="fold")
     for name, (line, config) in PRESETS.items():
         network = f"{config.agent.torso}, {config.agent.core}"
-        table.add_row(name, config.environment.id, network, f"{config.total_frames:,}", line)
+        table.add_row(name, config.environment.id, network, f"{tasks.total_frames(config):,}", line)
     rich.console.Console().print(table)
     return 0
 
@@ -365,6 +382,7 @@ _COMMANDS: dict[str, tuple[type, Callable[[Any], int]]] = {
     "actor": (Actor, actor),
     "evaluate": (Evaluate, evaluate),
     "record": (Record, record),
+    "plot": (Plot, plot),
     "presets": (Presets, presets),
 }
 """Name -> (its flags, the function that runs it)."""
@@ -373,7 +391,7 @@ _COMMANDS: dict[str, tuple[type, Callable[[Any], int]]] = {
 class _Player:
     """The agent and the environment of a log directory's newest checkpoint, as a context."""
 
-    def __init__(self, logdir: pathlib.Path, num_envs: int, render_mode: str | None):
+    def __init__(self, logdir: pathlib.Path, task: int, num_envs: int, render_mode: str | None):
         _log_to_stderr()
         _quieten_tensorflow()
         from learner import checkpoint
@@ -382,19 +400,21 @@ class _Player:
             saved = checkpoint.load(logdir)
         except checkpoint.CheckpointError as error:
             raise options.OptionError(str(error)) from error
-        from impala import build, process
+        from impala import build, process, tasks
 
         process.hide_gpus()  # a learner may be using them
         self.config = saved.config
         self.frames, self.updates = saved.counters.frames, saved.counters.updates
+        of_run = tasks.make(saved.config.environment, saved.config.tasks)
+        if not 0 <= task < len(of_run):
+            names = ", ".join(f"{i} is {each.name}" for i, each in enumerate(of_run))
+            raise options.OptionError(f"task is {task}; of this run's tasks {names}.")
+        self.task = of_run[task].name
+        spaces = build.spaces(of_run)
         self.environment = build.environment(
-            saved.config.environment, num_envs, render_mode=render_mode
+            of_run[task].environment, num_envs, render_mode=render_mode, joint=spaces
         )
-        self.agent = build.agent(
-            saved.config.agent,
-            self.environment.observation_space,
-            self.environment.action_space,
-        )
+        self.agent = build.agent(saved.config.agent, *spaces)
         for variable, value in zip(self.agent.variables, saved.agent_values, strict=True):
             variable.assign(value)
 
@@ -434,12 +454,9 @@ def _actor_programs(command: Train, socket: pathlib.Path, log: pathlib.Path) -> 
     flags = {"actors": ["--num-actors", str(command.num_actors), "--name", "actor"]}
     if command.render:
         flags["actors"].append("--render")
-    if command.eval_every:
-        flags["evaluator"] = [
-            *["--role", "evaluator", "--name", "evaluator"],
-            *["--eval-every", str(command.eval_every)],
-            *["--eval-episodes", str(command.eval_episodes)],
-        ]
+    several = len(command.settings.tasks.environments) > 1
+    if command.evaluate == "yes" or (command.evaluate == "auto" and several):
+        flags["evaluator"] = ["--role", "evaluator", "--name", "evaluator"]
     return {
         name: Program(
             name=name,

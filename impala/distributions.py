@@ -50,6 +50,18 @@ class Distribution(abc.ABC):
     def kl(self, p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
         """KL(p || q) in nats, of two sets of parameters [..., P]. [...]."""
 
+    def mask(self, parameters: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
+        """Parameters [..., P] with which some choices have probability zero.
+
+        Args:
+          parameters: [..., P].
+          allowed: [..., P], 0 for choices that there are not.
+
+        Raises:
+          ValueError: if there are no choices to mask.
+        """
+        raise ValueError(f"Only choices can be masked; {type(self).__name__} has none.")
+
 
 class Categorical(Distribution):
     """One of n actions; the parameters are n logits."""
@@ -81,6 +93,10 @@ class Categorical(Distribution):
     def kl(self, p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
         difference = tf.nn.log_softmax(p) - tf.nn.log_softmax(q)
         return tf.reduce_sum(tf.nn.softmax(p) * difference, axis=-1)
+
+    def mask(self, parameters: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
+        # Not -inf: 0 * -inf in an entropy is NaN. This much is a probability of exactly zero, too.
+        return tf.where(allowed > 0, parameters, -1e9)
 
     def _action(self, scores: tf.Tensor) -> tf.Tensor:
         index = tf.argmax(scores, axis=-1, output_type=tf.int64)
@@ -221,6 +237,10 @@ class Joint(Distribution):
     def kl(self, p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
         parts = zip(self._components, self._parts(p), self._parts(q), strict=True)
         return tf.add_n([component.kl(part_p, part_q) for component, part_p, part_q in parts])
+
+    def mask(self, parameters: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
+        parts = zip(self._components, self._parts(parameters), self._parts(allowed), strict=True)
+        return tf.concat([component.mask(*part) for component, *part in parts], axis=-1)
 
     def _parts(self, parameters: tf.Tensor) -> list[tf.Tensor]:
         return tf.split(parameters, self._sizes, axis=-1)

@@ -7,16 +7,16 @@ is_first [T, B], state) -> (outputs [T, B, ...], state), and starts anew where i
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import sonnet as snt
 import tensorflow as tf
 
+from impala import spaces
+from impala.spaces import is_wrapped, main_space
 from impala.types import Nest
-
-_WRAPPER_KEYS = {"last_action", "last_reward", "time_in_episode"}
 
 
 class MLP(snt.Module):
@@ -129,7 +129,7 @@ class Torso(snt.Module):
         added = [
             _ADDED[key](self._space[key], observation[key])
             for key in sorted(self._space.spaces)
-            if key in _WRAPPER_KEYS
+            if key in spaces.SEEN
         ]
         features = self._network(self._network_input(observation["observation"]))
         return tf.concat([features, *added], axis=-1)
@@ -283,19 +283,6 @@ def as_vector(space: gym.Space, value: Nest) -> tf.Tensor:
 def _he() -> snt.initializers.Initializer:
     """First weights that keep the variance through ReLUs: He et al. 2015, arXiv 1502.01852."""
     return snt.initializers.VarianceScaling(scale=2.0)
-
-
-def is_wrapped(space: gym.Space) -> TypeGuard[gym.spaces.Dict]:
-    """Whether the observation stands in a Dict beside what our wrappers added."""
-    if not isinstance(space, gym.spaces.Dict) or "observation" not in space.spaces:
-        return False
-    others = set(space.spaces) - {"observation"}
-    return bool(others) and others <= _WRAPPER_KEYS
-
-
-def main_space(space: gym.Space) -> gym.Space:
-    """The environment's own part of an observation space."""
-    return space["observation"] if is_wrapped(space) else space
 
 
 def _last_reward(space: gym.Space, value: tf.Tensor) -> tf.Tensor:

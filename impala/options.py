@@ -5,6 +5,7 @@ value is an `OptionError` that names it, what is allowed and the nearest right o
 dataclass written like those of `impala.configs`; imports neither TensorFlow nor gymnasium.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import json
@@ -144,7 +145,7 @@ def layered(preset: str, file: pathlib.Path | None, environ: Mapping[str, str]) 
     """
     config = PRESETS[choice("The preset", preset, PRESETS)][1]
     if file is not None:
-        config = overlay(config, _read_yaml(file), f"{file}: ")
+        config = overlay(config, read_yaml(file), f"{file}: ")
     return overlay(config, from_environment(environ), "Environment variables: ")
 
 
@@ -233,7 +234,12 @@ def validate(config: Config) -> Config:
     return config
 
 
-def _read_yaml(file: pathlib.Path) -> Any:
+def read_yaml(file: pathlib.Path) -> Any:
+    """Reads a file as plain data; an empty one is {}.
+
+    Raises:
+      OptionError: it cannot be read, or is no YAML.
+    """
     try:
         data = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -248,6 +254,9 @@ def _read_text(text: str, like: Any) -> Any:
     if isinstance(like, str):
         return text
     if isinstance(like, tuple):
+        with contextlib.suppress(json.JSONDecodeError):
+            if isinstance(data := json.loads(text), list):
+                return data
         return text.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
     if isinstance(like, bool):
         return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)

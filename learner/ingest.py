@@ -32,6 +32,7 @@ class Arrival(NamedTuple):
     actor: str
     incarnation: int  # of the actor
     sequence: int
+    task: int
     offset: int  # environments before it are accounted for already; 0 except after a crash
     episodes: list[Episode]  # that ended in these unrolls
     elapsed_seconds: float  # since the actor made its previous message
@@ -178,6 +179,7 @@ class Validator:
         fingerprint: str,
         max_envs: int,
         action_bounds: Sequence[Bounds | None] | None = None,
+        num_tasks: int = 1,
     ):
         """Keeps the spec.
 
@@ -188,7 +190,9 @@ class Validator:
           max_envs: largest number of environments in a message, E.
           action_bounds: inclusive limits for each leaf of the action, None for a leaf that may
             have any value; without it, no action is checked.
+          num_tasks: of the run.
         """
+        self._num_tasks = num_tasks
         self._spec = unroll_spec
         self._fingerprint = fingerprint
         self._max_envs = max_envs
@@ -235,6 +239,7 @@ class Validator:
                 actor=message.actor,
                 incarnation=message.incarnation,
                 sequence=message.sequence,
+                task=message.task,
                 offset=0,
                 episodes=episodes(message.episodes, self._unroll_length * message.num_envs),
                 elapsed_seconds=_seconds("elapsed_seconds", message.elapsed_seconds),
@@ -263,6 +268,12 @@ class Validator:
                 pb.REASON_NUM_ENVS,
                 f"frames has {len(message.frames)} numbers for num_envs {message.num_envs}: send "
                 "one for each environment.",
+            )
+        if message.task >= self._num_tasks:
+            raise Rejected(
+                pb.REASON_RANGE,
+                f"task is {message.task}, the run has {self._num_tasks}: play the task that "
+                "JoinReply or the last receipt said.",
             )
         version, incarnation = message.parameter_version, message.learner_incarnation
         if incarnation == 0:

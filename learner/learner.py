@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from impala import tasks
 from impala.algorithms.base import Algorithm
 from impala.configs import Config
 from impala.types import Batch
@@ -30,6 +31,7 @@ class Learner:
 
     def __init__(self, algorithm: Algorithm, config: Config):
         self._config = config
+        self._total_frames = tasks.total_frames(config)
         self._algorithm = algorithm
         self._optimiser = optimisers.make(config.optimiser, algorithm.learned_variables)
         self._update = tf.function(
@@ -40,7 +42,7 @@ class Learner:
     @property
     def progress(self) -> float:
         """Share of the run done, 0 to 1."""
-        return min(1.0, self.counters.frames / self._config.total_frames)
+        return min(1.0, self.counters.frames / self._total_frames)
 
     def update(
         self, batch: Batch, *, unrolls: int, frames: int, steps: int, seconds: float

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from impala.types import Episode
 from learner.checkpoint import Counters
+from learner.service import EvaluationReport
 
 _log = logging.getLogger(__name__)
 
@@ -29,15 +30,15 @@ class Telemetry:
     when they have been learned from.
     """
 
-    def __init__(self, environment: str, recent: int = 100):
+    def __init__(self, recent: int = 100):
         """Starts counting.
 
         Args:
-          environment: the id that episode scalars are filed under.
-          recent: how many of the last episodes the running mean return is over.
+          recent: how many of a task's last episodes its running mean return is over.
         """
-        self._environment = environment
-        self._recent: collections.deque[float] = collections.deque(maxlen=recent)
+        self._recent: dict[str, collections.deque[float]] = collections.defaultdict(
+            lambda: collections.deque(maxlen=recent)
+        )
         self._actors: dict[str, float] = {}  # name -> when it was last heard of
         self._start = time.monotonic()
         self._base: Counters | None = None
@@ -70,17 +71,17 @@ class Telemetry:
         if elapsed > 0:
             self.mean("actor/wait_share", min(1.0, waited / elapsed))
 
-    def episodes(self, episodes: Sequence[Episode], prefix: str = "episode") -> None:
-        """Adds finished episodes; with another prefix, those of an evaluator."""
+    def episodes(self, task: str, episodes: Sequence[Episode], prefix: str = "episode") -> None:
+        """Adds finished episodes of a task; with another prefix, those of an evaluator."""
         for episode in episodes:
-            name = f"{prefix}/{self._environment}"
+            name = f"{prefix}/{task}"
             self.mean(f"{name}/return", episode.episode_return)
             self.mean(f"{name}/length", episode.length)
             self.mean(f"{name}/frames", episode.frames)
             for key, value in episode.info.items():
                 self.mean(f"{name}/info/{key}", value)
             if prefix == "episode":
-                self._recent.append(episode.episode_return)
+                self._recent[task].append(episode.episode_return)
 
     def due(self, seconds: float) -> bool:
         """Whether the last row is at least this old."""
@@ -107,8 +108,8 @@ class Telemetry:
         }
         self._actors = {name: at for name, at in self._actors.items() if now - at < 60.0}
         row["actor/active"] = len(self._actors)
-        if self._recent:
-            row[f"episode/{self._environment}/return_recent"] = float(np.mean(self._recent))
+        for task, returns in self._recent.items():
+            row[f"episode/{task}/return_recent"] = float(np.mean(returns))
         self._base = counters
         self._clear()
         return row
@@ -159,6 +160,29 @@ class JsonLines:
     def write(self, row: Row) -> None:
         """Writes one row and flushes it."""
         self._file.write(json.dumps({"time": time.time(), **row}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+class Evaluations:
+    """Writes what evaluators report as JSON lines, which `impala.continual` reads."""
+
+    def __init__(self, path: pathlib.Path):
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed in close()
+
+    def write(self, task: str, report: EvaluationReport) -> None:
+        """Writes one report and flushes it."""
+        line = {
+            "time": time.time(),
+            "task": task,
+            "frames": report.frames,
+            "version": report.parameter_version,
+            "returns": [episode.episode_return for episode in report.episodes],
+        }
+        self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
-from impala import build, options, process
+from impala import build, options, process, tasks
 from impala.configs import Config
 from impala.types import Parameters, Unroll
 from learner import checkpoint
@@ -23,7 +23,7 @@ from learner.checkpoint import Checkpoint
 from learner.ingest import Bounds, Ingest, wire_specs
 from learner.learner import Learner, NotFiniteError, Update
 from learner.log_directory import LogDirectory
-from learner.metrics import Console, JsonLines, Telemetry, TensorBoard
+from learner.metrics import Console, Evaluations, JsonLines, Telemetry, TensorBoard
 from learner.mix import Mix, Prepared
 from learner.replay import Replay
 from learner.server import Server
@@ -34,6 +34,7 @@ from protos import codec
 _log = logging.getLogger(__name__)
 
 _FAREWELL_SECONDS = 5.0  # how long actors may take to hear that training has finished
+_LAST_EVALUATION_SECONDS = 120.0  # how long an evaluator may take with the final parameters
 _GRACE_SECONDS = 2.0  # how long calls in progress may take when the learner stops
 
 
@@ -46,7 +47,7 @@ def run_learner(
     empty_replay: bool,
     when_finished: str,
 ) -> int:
-    """Serves a fleet of actors and learns until `config.total_frames`, or SIGTERM or SIGINT.
+    """Serves a fleet of actors and learns until the run is done, or SIGTERM or SIGINT.
 
     Args:
       config: the run. If `logdir` has a checkpoint, the run goes on from it.
@@ -102,7 +103,9 @@ class _Run:
         self._incarnation = secrets.randbits(62) + 1
 
         try:
-            spaces = build.spaces(config.environment)
+            self._tasks = tasks.make(config.environment, config.tasks)
+            schedule = tasks.Schedule(config)
+            spaces = build.spaces(self._tasks)
             agent = build.agent(config.agent, *spaces, seed=config.seed)
         except ValueError as error:
             raise options.OptionError(str(error)) from error
@@ -114,10 +117,11 @@ class _Run:
         (logdir / "config.yaml").write_text(options.to_yaml(config), encoding="utf-8")
 
         for_actors = {
-            "environment": options.to_dict(config.environment),
-            "agent": options.to_dict(config.agent),
-            "actor": options.to_dict(config.actor),
+            name: options.to_dict(getattr(config, name))
+            for name in ("environment", "tasks", "agent", "actor", "evaluator")
         }
+        if not config.evaluator.every_frames:
+            for_actors["evaluator"]["every_frames"] = max(1, tasks.total_frames(config) // 50)
         self._ingest = Ingest(config.learner.queue_unrolls)
         self._service = LearnerService(
             unroll_spec,
@@ -125,6 +129,7 @@ class _Run:
             json.dumps(for_actors, sort_keys=True),
             self._accounts,
             self._ingest,
+            schedule,
             incarnation=self._incarnation,
             seed=config.seed,
             max_envs_per_message=config.learner.max_envs_per_message,
@@ -133,12 +138,13 @@ class _Run:
         )
         self._mix = Mix(self._ingest, config.mix, self._replay)
         self._server: Server | None = None
-        self._telemetry = Telemetry(config.environment.id)
+        self._telemetry = Telemetry()
         self._sinks = (
             TensorBoard(logdir / "tensorboard"),
             JsonLines(logdir / "metrics.jsonl"),
-            Console(config.total_frames),
+            Console(tasks.total_frames(config)),
         )
+        self._evaluations = Evaluations(logdir / "evaluations.jsonl")
         self._saved = time.monotonic()
 
     def serve(self, listen: str) -> None:
@@ -189,7 +195,7 @@ class _Run:
         # After a restart, actors may still act with a version that is ahead of the checkpoint's.
         telemetry.policy_lag(np.maximum(0, before - versions), prepared.batch.is_replay)
         for arrival in prepared.arrivals:
-            telemetry.episodes(arrival.episodes)
+            telemetry.episodes(self._tasks[arrival.task].name, arrival.episodes)
             telemetry.actor(arrival.actor, arrival.elapsed_seconds, arrival.waited_seconds)
         self._report_if_due()
         if time.monotonic() - self._saved >= self._config.learner.checkpoint_seconds:
@@ -205,10 +211,38 @@ class _Run:
             self._server.stop(_GRACE_SECONDS)
         self._accounts.drop_queued("run_finished" if finished else "learner_stop")
         self._save()
+        if finished:
+            self._await_last_evaluation()
         self._write_row()
         if finished:
             _log.info("Finished: %s.", self._learner.counters)
             self._stop.wait(None if when_finished == "idle" else _FAREWELL_SECONDS)
+
+    def _await_last_evaluation(self) -> None:
+        """Lets an evaluator, if there is one, play every task with the final parameters."""
+        if not self._service.has_evaluators:
+            return
+        missing = {task.name for task in self._tasks}
+        deadline = time.monotonic() + _LAST_EVALUATION_SECONDS
+        while missing and not self._stop.wait(0.2) and time.monotonic() < deadline:
+            missing -= self._take_evaluations(self._learner.counters.updates)
+        if missing:
+            _log.warning("No evaluation of the final parameters on %s.", ", ".join(missing))
+
+    def _take_evaluations(self, version: int) -> set[str]:
+        """Files what evaluators reported; the tasks that were played with `version`."""
+        played = set()
+        while not self._service.evaluations.empty():
+            report = self._service.evaluations.get()
+            task = self._tasks[report.task].name
+            self._telemetry.episodes(task, report.episodes, "evaluation")
+            self._evaluations.write(task, report)
+            if (report.learner_incarnation, report.parameter_version) == (
+                self._incarnation,
+                version,
+            ):
+                played.add(task)
+        return played
 
     def close(self) -> None:
         """Ends server and threads, also after a failure."""
@@ -218,7 +252,7 @@ class _Run:
         self._mix.close()
         if self._replay is not None:
             self._replay.close()
-        for sink in self._sinks:
+        for sink in (*self._sinks, self._evaluations):
             sink.close()
 
     def _resume(self, may_lose_replay: bool) -> None:
@@ -280,8 +314,7 @@ class _Run:
             self._write_row()
 
     def _write_row(self) -> None:
-        while not self._service.evaluations.empty():
-            self._telemetry.episodes(self._service.evaluations.get().episodes, "evaluation")
+        self._take_evaluations(self._learner.counters.updates)
         totals = self._accounts.totals()
         gauges = {
             "ingest/depth": self._ingest.depth,

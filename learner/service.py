@@ -9,6 +9,7 @@ import queue
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from impala.tasks import Schedule
 from impala.types import Episode, Parameters, Unroll
 from learner.accounts import Accounts, Admission
 from learner.ingest import (
@@ -45,6 +46,7 @@ class EvaluationReport(NamedTuple):
     """What an evaluator saw with frozen parameters."""
 
     actor: str
+    task: int
     learner_incarnation: int  # of the learner that published the parameters
     parameter_version: int
     frames: int  # environment frames learned from when they were published
@@ -61,6 +63,7 @@ class LearnerService:
         config_json: str,
         accounts: Accounts,
         ingest: Ingest,
+        schedule: Schedule,
         *,
         incarnation: int,
         seed: int,
@@ -76,6 +79,7 @@ class LearnerService:
           config_json: what actors need of the configuration.
           accounts: counts what comes in.
           ingest: takes what comes in.
+          schedule: says which task is to be played; nobody else uses it.
           incarnation: of this learner, drawn at random, not 0.
           seed: the run's.
           max_envs_per_message: largest E.
@@ -84,14 +88,18 @@ class LearnerService:
         """
         self._accounts = accounts
         self._ingest = ingest
+        self._schedule = schedule
         self._incarnation = incarnation
         self._finished = False
         self._newest_version = 0
+        self.has_evaluators = False  # whether one has ever joined
         self._published: _Published | None = None
         self.evaluations: queue.SimpleQueue[EvaluationReport] = queue.SimpleQueue()
         unroll_specs, num_core_state_specs = wire_specs(unroll_spec)
         fingerprint = codec.fingerprint(unroll_specs, parameter_specs, config_json)
-        self._validator = Validator(unroll_spec, fingerprint, max_envs_per_message, action_bounds)
+        self._validator = Validator(
+            unroll_spec, fingerprint, max_envs_per_message, action_bounds, schedule.num_tasks
+        )
         if self.max_message_bytes > 2**31 - 1:
             raise ValueError(
                 f"A message with {max_envs_per_message} environments may have "
@@ -149,6 +157,9 @@ class LearnerService:
         reply = pb.JoinReply()
         reply.CopyFrom(self._welcome)
         reply.finished = self._finished
+        reply.task = self._task()
+        if request.role == pb.ROLE_EVALUATOR:
+            self.has_evaluators = True
         if request.role == pb.ROLE_ACTOR:
             reply.actor_index = self._accounts.join(
                 request.actor,
@@ -204,11 +215,16 @@ class LearnerService:
         """Puts an evaluator's report into `evaluations`.
 
         Raises:
-          InvalidRequest: there are too many episodes, or a number that is not finite.
+          InvalidRequest: there are too many episodes, no such task, or a number that is not finite.
         """
+        if request.task >= self._schedule.num_tasks:
+            raise InvalidRequest(
+                f"task is {request.task}, the run has {self._schedule.num_tasks}: count from 0."
+            )
         try:
             report = EvaluationReport(
                 actor=request.actor[:_MAX_NAME],
+                task=request.task,
                 learner_incarnation=request.learner_incarnation,
                 parameter_version=request.parameter_version,
                 frames=request.frames,
@@ -234,6 +250,7 @@ class LearnerService:
     def _admit(self, message: pb.Unrolls, arrival: Arrival, admission: Admission) -> pb.Receipt:
         if admission.verdict == "accepted":
             self._ingest.put(arrival._replace(offset=admission.offset))
+            self._schedule.played(arrival.task, int(arrival.unroll.frames.sum()))
             return self._receipt(message, pb.STATUS_ACCEPTED)
         if admission.verdict == "duplicate":
             return self._receipt(message, pb.STATUS_DUPLICATE)
@@ -259,7 +276,13 @@ class LearnerService:
             status=status,
             learner_incarnation=self._incarnation,
             newest_version=self._newest_version,
+            task=self._task(),
         )
+
+    def _task(self) -> int:
+        """What the schedule says is to be played now."""
+        published = self._published
+        return self._schedule.next(published.parameters.frames if published else 0)
 
 
 class _Published:

@@ -5,6 +5,8 @@ import json
 import numpy as np
 import tree
 
+from impala.configs import Config
+from impala.tasks import Schedule
 from impala.types import AgentOutput, ArraySpec, StepType, TimeStep, Unroll
 from learner.accounts import Accounts
 from learner.ingest import Bounds, Ingest
@@ -84,7 +86,9 @@ def message(sequence=1, num_envs=2, *, actor="a", incarnation=1, fingerprint="",
     return pb.Unrolls(**{**fields, **kw})
 
 
-def service(accounts=None, ingest=None, unroll_spec=None, max_envs=MAX_ENVS) -> LearnerService:
+def service(
+    accounts=None, ingest=None, unroll_spec=None, max_envs=MAX_ENVS, config=None
+) -> LearnerService:
     """A service for the small spec."""
     return LearnerService(
         unroll_spec or spec(),
@@ -92,6 +96,7 @@ def service(accounts=None, ingest=None, unroll_spec=None, max_envs=MAX_ENVS) -> 
         json.dumps({"environment": {"id": "Small"}}),
         accounts or Accounts(),
         ingest or Ingest(capacity=64),
+        Schedule(config or Config()),
         incarnation=LEARNER,
         seed=5,
         max_envs_per_message=max_envs,

@@ -115,7 +115,9 @@ def collect(
 ) -> list[list[ActorUnrolls]]:
     """Unrolls of `rounds` rounds, copied, by group."""
     versions = growing_versions()
-    stream = Actor(environments, Counter(), unroll_length, seed).run(lambda: next(versions))
+    stream = Actor(lambda task: environments, Counter(), unroll_length, seed).run(
+        lambda: next(versions)
+    )
     groups: list[list[ActorUnrolls]] = [[] for _ in environments]
     for _ in range(rounds):
         for group in groups:
@@ -184,7 +186,7 @@ def check_group(group: list[ActorUnrolls], unroll_length: int, num_envs: int, fi
         count[row] = np.where(is_first[row], 0, count[row - 1]) + 1
     np.testing.assert_array_equal(policy[1:, :, 1], count[:-1])
 
-    for i, (unroll, incarnation, _) in enumerate(group):
+    for i, (unroll, _, incarnation, _) in enumerate(group):
         assert incarnation == 5
         # One version acted in rows 1..T.
         np.testing.assert_array_equal(unroll.output.policy[1:, :, 0], unroll.parameter_version)
@@ -200,7 +202,7 @@ def check_episodes(group: list[ActorUnrolls]) -> None:
     running = np.zeros(num_envs)
     steps = np.zeros(num_envs, int)
     total = 0
-    for unroll, _, episodes in group:
+    for unroll, _, _, episodes in group:
         expected = []
         for row in range(1, len(unroll.timestep.reward)):
             step_type = unroll.timestep.step_type[row]
@@ -235,6 +237,32 @@ def test_groups_act_in_a_round_with_the_same_version() -> None:
     assert versions == [[1, 2, 3, 4], [1, 2, 3, 4]]
 
 
+def test_each_task_goes_on_where_it_was_left() -> None:
+    """Tasks change at the boundary for all groups; no row and no episode of any is lost."""
+    unroll_length, num_envs = 4, 3
+    plan = [0, 0, 2, 0, 2, 2, 1, 0] * 12
+    made: list[int] = []
+
+    def environments(task: int) -> list[Script]:
+        made.append(task)
+        return [Script(num_envs, first=100 * task), Script(num_envs, first=100 * task + 10)]
+
+    versions, tasks = growing_versions(), iter([*plan, 0])
+    stream = Actor(environments, Counter(), unroll_length, seed=1).run(
+        lambda: next(versions), lambda: next(tasks)
+    )
+    unrolls = [copied(next(stream)) for _ in range(2 * len(plan))]
+
+    assert [u.task for u in unrolls] == [task for task in plan for _ in range(2)]
+    assert made == [0, 2, 1]  # each when it was first played
+    for task in made:
+        groups = [u for u in unrolls if u.task == task]
+        for place in (0, 1):
+            group = groups[place::2]
+            check_group(group, unroll_length, num_envs, first=100 * task + 10 * place)
+            check_episodes(group)
+
+
 def test_the_seed_decides_environments_and_actions() -> None:
     def actions(seed: int) -> tuple[list[int], list[np.ndarray]]:
         environments = [Script(2, 0), Script(2, 0)]
@@ -258,7 +286,7 @@ def test_the_seed_decides_environments_and_actions() -> None:
 def test_parameters_are_assigned_only_when_they_are_others() -> None:
     agent = Counter()
     same = Parameters(5, 1, 0.0, 0, [np.array([1.0], np.float32)])
-    stream = Actor([Script(2, 0)], agent, 2, seed=0).run(lambda: same)
+    stream = Actor(lambda task: [Script(2, 0)], agent, 2, seed=0).run(lambda: same)
     next(stream)
     agent.variables[0].assign([42.0])  # would be overwritten by an assignment
     next(stream)
@@ -266,7 +294,7 @@ def test_parameters_are_assigned_only_when_they_are_others() -> None:
     np.testing.assert_array_equal(unroll.output.policy[1:, :, 0], 42.0)
 
     # Another incarnation is another set of parameters, whatever its version.
-    stream = Actor([Script(2, 0)], agent, 2, seed=0).run(
+    stream = Actor(lambda task: [Script(2, 0)], agent, 2, seed=0).run(
         iter([same, same._replace(incarnation=6), same._replace(incarnation=6)]).__next__
     )
     assert [next(stream).incarnation for _ in range(2)] == [5, 6]
@@ -274,13 +302,13 @@ def test_parameters_are_assigned_only_when_they_are_others() -> None:
 
 
 def test_parameters_of_another_agent_are_refused() -> None:
-    actor = Actor([Script(2, 0)], Counter(), 2, seed=0)
+    actor = Actor(lambda task: [Script(2, 0)], Counter(), 2, seed=0)
     with pytest.raises(ValueError, match="holds 2 arrays, the agent has 1"):
         next(actor.run(lambda: Parameters(5, 3, 0.0, 0, [np.zeros(1), np.zeros(1)])))
 
 
 def test_impossible_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one group"):
-        Actor([], Counter(), 2, seed=0)
+        next(Actor(lambda task: [], Counter(), 2, seed=0).run(growing_versions().__next__))
     with pytest.raises(ValueError, match="unroll_length is 0"):
-        Actor([Script(1, 0)], Counter(), 0, seed=0)
+        Actor(lambda task: [Script(1, 0)], Counter(), 0, seed=0)

@@ -165,11 +165,11 @@ def test_a_misspelt_variable_stops_a_run(
 
 def test_several_actors_are_started_with_the_flags_of_one() -> None:
     command = cli.Actor(
-        learner="host:1", num_actors=3, num_envs=8, name="here", render=True, eval_every=5
+        learner="host:1", num_actors=3, num_envs=8, name="here", render=True, reconnect_timeout=5.0
     )
     assert cli._flags(command) == [
         *["--learner", "host:1", "--num-envs", "8", "--name", "here", "--render"],
-        *["--eval-every", "5"],
+        *["--reconnect-timeout", "5.0"],
     ]
     assert cli._parse("actor", cli.Actor, [*cli._flags(command), "--num-actors", "3"]) == command
 

@@ -56,6 +56,7 @@ def unrolls(number: int = 0, num_envs: int = 2) -> ActorUnrolls:
             frames=np.full(num_envs, 4, np.int32),
             parameter_version=9,
         ),
+        task=2,
         incarnation=5,
         episodes=[Episode(1.5, 3, 12, {"lives": 2.0})],
     )
@@ -256,7 +257,7 @@ def test_finished_reaches_who_only_pulls(learner: FakeLearner) -> None:
     with connect(learner, role="evaluator") as client:
         client.join()
         parameters = client.parameters()
-        assert client.report_evaluation(parameters, [Episode(2.0, 1, 4, {})])
+        assert client.report_evaluation(0, parameters, [Episode(2.0, 1, 4, {})])
         learner.finished = True
         raises_within(RunFinished, client.parameters)
     assert learner.joins[0].role == pb.ROLE_EVALUATOR
@@ -355,7 +356,7 @@ def test_rows_arrive_as_they_were_played(order: tuple[int, ...]) -> None:
         agent = Counter()
         with connect(learner) as client:
             reply = client.join()
-            actor = Actor(environments, agent, reply.unroll_length, seed=1)
+            actor = Actor(lambda task: environments, agent, reply.unroll_length, seed=1)
             stream = actor.run(client.parameters)
             for number in range(rounds * len(order)):
                 client.send(next(stream))
@@ -398,6 +399,7 @@ def decoded(message: pb.Unrolls, unroll_length: int, num_envs: int) -> ActorUnro
             np.array(message.frames),
             message.parameter_version,
         ),
+        message.task,
         message.learner_incarnation,
         [Episode(e.episode_return, e.length, e.frames, dict(e.info)) for e in message.episodes],
     )

@@ -106,7 +106,8 @@ def test_ctrl_c_leaves_a_checkpoint_and_train_goes_on_from_it(tmp_path: pathlib.
     logdir = tmp_path / "run"
     arguments = ("train", "catch", "--logdir", logdir, "--total-frames", 1_000_000_000)
     with services.impala(
-        *arguments, "--eval-every", 10_000, log=tmp_path / "first.log"
+        *[*arguments, "--evaluate", "yes", "--evaluator.every-frames", 10_000],
+        log=tmp_path / "first.log",
     ) as training:
         services.wait_for_row(logdir, "updates", lambda row: row["updates"] > 0)
         services.wait_for_row(logdir, "an evaluation", lambda row: "evaluation/Catch/return" in row)

@@ -19,14 +19,14 @@ def _episode(value: float) -> Episode:
 
 
 def test_a_row_holds_the_means_since_the_last_row() -> None:
-    telemetry = Telemetry("Catch")
+    telemetry = Telemetry()
     telemetry.begin(Counters())
     telemetry.mean("loss/total", 1.0)
     telemetry.mean("loss/total", 3.0)
     telemetry.policy_lag(np.array([0, 90, 1, 5]), np.array([False, True, False, False]))
     telemetry.policy_lag(np.array([2, 2, 2]), np.zeros(3, bool))
-    telemetry.episodes([_episode(1.0), _episode(-1.0), _episode(3.0)])
-    telemetry.episodes([_episode(20.0)], prefix="evaluation")
+    telemetry.episodes("Catch", [_episode(1.0), _episode(-1.0), _episode(3.0)])
+    telemetry.episodes("Catch", [_episode(20.0)], prefix="evaluation")
     telemetry.actor("a", elapsed=2.0, waited=0.5)
     telemetry.actor("b", elapsed=2.0, waited=1.5)
     row = telemetry.row(Counters(updates=2, frames=400, steps=100), {"ingest/depth": 7})
@@ -49,7 +49,7 @@ def test_a_row_holds_the_means_since_the_last_row() -> None:
 
 
 def test_waiting_is_a_share_of_the_time_between_rows() -> None:
-    telemetry = Telemetry("Catch")
+    telemetry = Telemetry()
     telemetry.begin(Counters())
     start = time.monotonic()
     time.sleep(0.05)
@@ -58,7 +58,7 @@ def test_waiting_is_a_share_of_the_time_between_rows() -> None:
 
 
 def test_rows_reach_json_lines_tensorboard_and_console(tmp_path: pathlib.Path) -> None:
-    telemetry = Telemetry("Catch")
+    telemetry = Telemetry()
     telemetry.begin(Counters())
     row = telemetry.row(Counters(updates=1, frames=123, steps=40), {"loss/total": 0.25})
 
@@ -85,7 +85,7 @@ def test_rows_reach_json_lines_tensorboard_and_console(tmp_path: pathlib.Path) -
 def test_the_console_writes_a_line_per_row_into_a_file_and_a_table_on_a_terminal(
     tmp_path: pathlib.Path,
 ) -> None:
-    telemetry = Telemetry("Catch")
+    telemetry = Telemetry()
     telemetry.begin(Counters())
     row = telemetry.row(Counters(updates=1, frames=500), {"loss/total": 0.25})
     for terminal in (False, True):

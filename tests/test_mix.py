@@ -43,6 +43,7 @@ def _arrival(sequence: int, num_envs: int, first_id: int, offset: int = 0) -> Ar
         actor=f"actor-{sequence % 2}",
         incarnation=5,
         sequence=sequence,
+        task=0,
         offset=offset,
         episodes=[],
         elapsed_seconds=0.0,

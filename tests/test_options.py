@@ -76,7 +76,7 @@ def test_variables_that_kubernetes_makes_for_a_service_are_left_alone() -> None:
     [
         ("IMPALA_OPTIMISER__LERNING_RATE", "IMPALA_OPTIMISER__LEARNING_RATE"),
         ("IMPALA_OPTIMIZER__BETA1", "IMPALA_OPTIMISER__BETA1"),
-        ("IMPALA_LEARNER_BATCH_SIZE", "IMPALA_LEARNER__BATCH_SIZE"),
+        ("IMPALA_LEARNER_UNROLL_LENGTH", "IMPALA_LEARNER__UNROLL_LENGTH"),
         ("IMPALA_TOTAL_FRAME", "IMPALA_TOTAL_FRAMES"),
     ],
 )

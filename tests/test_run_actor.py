@@ -11,7 +11,13 @@ import pytest
 from fake_learner import FakeLearner
 
 from impala import build
-from impala.configs import ActorConfig, AgentConfig, EnvironmentConfig
+from impala.configs import (
+    ActorConfig,
+    AgentConfig,
+    EnvironmentConfig,
+    EvaluatorConfig,
+    TasksConfig,
+)
 from impala.options import to_dict
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
@@ -28,7 +34,13 @@ def learner() -> Iterator[FakeLearner]:
     with contextlib.closing(build.environment(environment, 1)) as catch:
         spaces = catch.observation_space, catch.action_space
     built = build.agent(agent, *spaces)
-    sections = {"environment": environment, "agent": agent, "actor": actor}
+    sections = {
+        "environment": environment,
+        "tasks": TasksConfig(),
+        "agent": agent,
+        "actor": actor,
+        "evaluator": EvaluatorConfig(every_frames=100, episodes=3),
+    }
     with FakeLearner(
         config=json.dumps({name: to_dict(section) for name, section in sections.items()}),
         unroll_length=UNROLL_LENGTH,
@@ -86,7 +98,7 @@ def test_it_names_the_tensor_that_differs(learner: FakeLearner) -> None:
 
 
 def test_an_evaluator_reports_whole_episodes(learner: FakeLearner) -> None:
-    evaluator = start(learner, role="evaluator", eval_every=100, eval_episodes=3)
+    evaluator = start(learner, role="evaluator")
     learner.wait_for(lambda: len(learner.evaluations) == 1, seconds=60)
     learner.frames = 100
     learner.publish(1)

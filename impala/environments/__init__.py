@@ -3,9 +3,10 @@
 from impala.configs import EnvironmentConfig
 from impala.environments import catch, gymnasium
 from impala.environments.base import Environment
+from impala.environments.joint import Joint, join
 from impala.environments.wrappers import Checked, WithHistory
 
-__all__ = ["Environment", "make"]
+__all__ = ["Environment", "Joint", "join", "make"]
 
 
 def make(

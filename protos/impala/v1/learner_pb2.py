@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotos/impala/v1/learner.proto\x12\timpala.v1\"/\n\x0fProtocolVersion\x12\r\n\x05major\x18\x01 \x01(\r\x12\r\n\x05minor\x18\x02 \x01(\r\"J\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1f\n\x05\x64type\x18\x02 \x01(\x0e\x32\x10.impala.v1.DType\x12\r\n\x05shape\x18\x03 \x03(\r\"\xbb\x01\n\x0bJoinRequest\x12,\n\x08protocol\x18\x01 \x01(\x0b\x32\x1a.impala.v1.ProtocolVersion\x12\r\n\x05\x61\x63tor\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12\x1d\n\x04role\x18\x04 \x01(\x0e\x32\x0f.impala.v1.Role\x12\x1d\n\x15\x61\x63knowledged_sequence\x18\x05 \x01(\x04\x12\x1c\n\x14\x61\x63knowledged_unrolls\x18\x06 \x01(\x04\"\xfc\x02\n\tJoinReply\x12,\n\x08protocol\x18\x01 \x01(\x0b\x32\x1a.impala.v1.ProtocolVersion\x12\x1b\n\x13learner_incarnation\x18\x02 \x01(\x06\x12\x13\n\x0b\x61\x63tor_index\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x0e\n\x06\x63onfig\x18\x05 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\t\x12\x15\n\runroll_length\x18\x07 \x01(\r\x12+\n\x0cunroll_specs\x18\x08 \x03(\x0b\x32\x15.impala.v1.TensorSpec\x12\x1c\n\x14num_core_state_specs\x18\t \x01(\r\x12.\n\x0fparameter_specs\x18\n \x03(\x0b\x32\x15.impala.v1.TensorSpec\x12\x1d\n\x15max_unrolls_in_flight\x18\x0b \x01(\r\x12\x19\n\x11max_message_bytes\x18\x0c \x01(\r\x12\x10\n\x08\x66inished\x18\r \x01(\x08\"\x9a\x01\n\x07\x45pisode\x12\x16\n\x0e\x65pisode_return\x18\x01 \x01(\x02\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x0e\n\x06\x66rames\x18\x03 \x01(\r\x12*\n\x04info\x18\x04 \x03(\x0b\x32\x1c.impala.v1.Episode.InfoEntry\x1a+\n\tInfoEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"\x96\x02\n\x07Unrolls\x12\r\n\x05\x61\x63tor\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\x1b\n\x13learner_incarnation\x18\x05 \x01(\x06\x12\x19\n\x11parameter_version\x18\x06 \x01(\x04\x12\x10\n\x08num_envs\x18\x07 \x01(\r\x12\x0e\n\x06\x66rames\x18\x08 \x03(\r\x12\x0f\n\x07tensors\x18\t \x03(\x0c\x12$\n\x08\x65pisodes\x18\n \x03(\x0b\x32\x12.impala.v1.Episode\x12\x17\n\x0f\x65lapsed_seconds\x18\x0b \x01(\x02\x12\x16\n\x0ewaited_seconds\x18\x0c \x01(\x02\"\xa6\x01\n\x07Receipt\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12!\n\x06status\x18\x02 \x01(\x0e\x32\x11.impala.v1.Status\x12!\n\x06reason\x18\x03 \x01(\x0e\x32\x11.impala.v1.Reason\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x1b\n\x13learner_incarnation\x18\x05 \x01(\x06\x12\x16\n\x0enewest_version\x18\x06 \x01(\x04\"G\n\x14GetParametersRequest\x12\x1b\n\x13learner_incarnation\x18\x01 \x01(\x06\x12\x12\n\nnewer_than\x18\x02 \x01(\x04\"m\n\nParameters\x12\x1b\n\x13learner_incarnation\x18\x01 \x01(\x06\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x10\n\x08progress\x18\x03 \x01(\x01\x12\x0e\n\x06\x66rames\x18\x04 \x01(\x04\x12\x0f\n\x07tensors\x18\x05 \x03(\x0c\"Q\n\x12GetParametersReply\x12)\n\nparameters\x18\x01 \x01(\x0b\x32\x15.impala.v1.Parameters\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\"\x9e\x01\n\nEvaluation\x12\r\n\x05\x61\x63tor\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x1b\n\x13learner_incarnation\x18\x03 \x01(\x06\x12\x19\n\x11parameter_version\x18\x04 \x01(\x04\x12\x0e\n\x06\x66rames\x18\x05 \x01(\x04\x12$\n\x08\x65pisodes\x18\x06 \x03(\x0b\x32\x12.impala.v1.Episode\"\x13\n\x11\x45valuationReceipt*\xf1\x01\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0e\n\nDTYPE_BOOL\x10\x01\x12\x0e\n\nDTYPE_INT8\x10\x02\x12\x0f\n\x0b\x44TYPE_INT16\x10\x03\x12\x0f\n\x0b\x44TYPE_INT32\x10\x04\x12\x0f\n\x0b\x44TYPE_INT64\x10\x05\x12\x0f\n\x0b\x44TYPE_UINT8\x10\x06\x12\x10\n\x0c\x44TYPE_UINT16\x10\x07\x12\x10\n\x0c\x44TYPE_UINT32\x10\x08\x12\x10\n\x0c\x44TYPE_UINT64\x10\t\x12\x11\n\rDTYPE_FLOAT16\x10\n\x12\x11\n\rDTYPE_FLOAT32\x10\x0b\x12\x11\n\rDTYPE_FLOAT64\x10\x0c*@\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0e\n\nROLE_ACTOR\x10\x01\x12\x12\n\x0eROLE_EVALUATOR\x10\x02*u\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x13\n\x0fSTATUS_ACCEPTED\x10\x01\x12\x14\n\x10STATUS_DUPLICATE\x10\x02\x12\x13\n\x0fSTATUS_REJECTED\x10\x03\x12\x13\n\x0fSTATUS_FINISHED\x10\x04*\xea\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14REASON_UNKNOWN_ACTOR\x10\x01\x12\x16\n\x12REASON_FINGERPRINT\x10\x02\x12\x13\n\x0fREASON_SEQUENCE\x10\x03\x12\x13\n\x0fREASON_NUM_ENVS\x10\x04\x12\x17\n\x13REASON_TENSOR_COUNT\x10\x05\x12\x16\n\x12REASON_TENSOR_SIZE\x10\x06\x12\x15\n\x11REASON_NOT_FINITE\x10\x07\x12\x10\n\x0cREASON_RANGE\x10\x08\x12\x12\n\x0eREASON_VERSION\x10\t2\x96\x02\n\x07Learner\x12\x34\n\x04Join\x12\x16.impala.v1.JoinRequest\x1a\x14.impala.v1.JoinReply\x12;\n\rStreamUnrolls\x12\x12.impala.v1.Unrolls\x1a\x12.impala.v1.Receipt(\x01\x30\x01\x12O\n\rGetParameters\x12\x1f.impala.v1.GetParametersRequest\x1a\x1d.impala.v1.GetParametersReply\x12G\n\x10ReportEvaluation\x12\x15.impala.v1.Evaluation\x1a\x1c.impala.v1.EvaluationReceiptb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotos/impala/v1/learner.proto\x12\timpala.v1\"/\n\x0fProtocolVersion\x12\r\n\x05major\x18\x01 \x01(\r\x12\r\n\x05minor\x18\x02 \x01(\r\"J\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1f\n\x05\x64type\x18\x02 \x01(\x0e\x32\x10.impala.v1.DType\x12\r\n\x05shape\x18\x03 \x03(\r\"\xbb\x01\n\x0bJoinRequest\x12,\n\x08protocol\x18\x01 \x01(\x0b\x32\x1a.impala.v1.ProtocolVersion\x12\r\n\x05\x61\x63tor\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12\x1d\n\x04role\x18\x04 \x01(\x0e\x32\x0f.impala.v1.Role\x12\x1d\n\x15\x61\x63knowledged_sequence\x18\x05 \x01(\x04\x12\x1c\n\x14\x61\x63knowledged_unrolls\x18\x06 \x01(\x04\"\x8a\x03\n\tJoinReply\x12,\n\x08protocol\x18\x01 \x01(\x0b\x32\x1a.impala.v1.ProtocolVersion\x12\x1b\n\x13learner_incarnation\x18\x02 \x01(\x06\x12\x13\n\x0b\x61\x63tor_index\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x0e\n\x06\x63onfig\x18\x05 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\t\x12\x15\n\runroll_length\x18\x07 \x01(\r\x12+\n\x0cunroll_specs\x18\x08 \x03(\x0b\x32\x15.impala.v1.TensorSpec\x12\x1c\n\x14num_core_state_specs\x18\t \x01(\r\x12.\n\x0fparameter_specs\x18\n \x03(\x0b\x32\x15.impala.v1.TensorSpec\x12\x1d\n\x15max_unrolls_in_flight\x18\x0b \x01(\r\x12\x19\n\x11max_message_bytes\x18\x0c \x01(\r\x12\x10\n\x08\x66inished\x18\r \x01(\x08\x12\x0c\n\x04task\x18\x0e \x01(\r\"\x9a\x01\n\x07\x45pisode\x12\x16\n\x0e\x65pisode_return\x18\x01 \x01(\x02\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x0e\n\x06\x66rames\x18\x03 \x01(\r\x12*\n\x04info\x18\x04 \x03(\x0b\x32\x1c.impala.v1.Episode.InfoEntry\x1a+\n\tInfoEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"\xa4\x02\n\x07Unrolls\x12\r\n\x05\x61\x63tor\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\x1b\n\x13learner_incarnation\x18\x05 \x01(\x06\x12\x19\n\x11parameter_version\x18\x06 \x01(\x04\x12\x10\n\x08num_envs\x18\x07 \x01(\r\x12\x0e\n\x06\x66rames\x18\x08 \x03(\r\x12\x0f\n\x07tensors\x18\t \x03(\x0c\x12$\n\x08\x65pisodes\x18\n \x03(\x0b\x32\x12.impala.v1.Episode\x12\x17\n\x0f\x65lapsed_seconds\x18\x0b \x01(\x02\x12\x16\n\x0ewaited_seconds\x18\x0c \x01(\x02\x12\x0c\n\x04task\x18\r \x01(\r\"\xb4\x01\n\x07Receipt\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12!\n\x06status\x18\x02 \x01(\x0e\x32\x11.impala.v1.Status\x12!\n\x06reason\x18\x03 \x01(\x0e\x32\x11.impala.v1.Reason\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x1b\n\x13learner_incarnation\x18\x05 \x01(\x06\x12\x16\n\x0enewest_version\x18\x06 \x01(\x04\x12\x0c\n\x04task\x18\x07 \x01(\r\"G\n\x14GetParametersRequest\x12\x1b\n\x13learner_incarnation\x18\x01 \x01(\x06\x12\x12\n\nnewer_than\x18\x02 \x01(\x04\"m\n\nParameters\x12\x1b\n\x13learner_incarnation\x18\x01 \x01(\x06\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x10\n\x08progress\x18\x03 \x01(\x01\x12\x0e\n\x06\x66rames\x18\x04 \x01(\x04\x12\x0f\n\x07tensors\x18\x05 \x03(\x0c\"Q\n\x12GetParametersReply\x12)\n\nparameters\x18\x01 \x01(\x0b\x32\x15.impala.v1.Parameters\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\"\xac\x01\n\nEvaluation\x12\r\n\x05\x61\x63tor\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x1b\n\x13learner_incarnation\x18\x03 \x01(\x06\x12\x19\n\x11parameter_version\x18\x04 \x01(\x04\x12\x0e\n\x06\x66rames\x18\x05 \x01(\x04\x12$\n\x08\x65pisodes\x18\x06 \x03(\x0b\x32\x12.impala.v1.Episode\x12\x0c\n\x04task\x18\x07 \x01(\r\"\x13\n\x11\x45valuationReceipt*\xf1\x01\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0e\n\nDTYPE_BOOL\x10\x01\x12\x0e\n\nDTYPE_INT8\x10\x02\x12\x0f\n\x0b\x44TYPE_INT16\x10\x03\x12\x0f\n\x0b\x44TYPE_INT32\x10\x04\x12\x0f\n\x0b\x44TYPE_INT64\x10\x05\x12\x0f\n\x0b\x44TYPE_UINT8\x10\x06\x12\x10\n\x0c\x44TYPE_UINT16\x10\x07\x12\x10\n\x0c\x44TYPE_UINT32\x10\x08\x12\x10\n\x0c\x44TYPE_UINT64\x10\t\x12\x11\n\rDTYPE_FLOAT16\x10\n\x12\x11\n\rDTYPE_FLOAT32\x10\x0b\x12\x11\n\rDTYPE_FLOAT64\x10\x0c*@\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0e\n\nROLE_ACTOR\x10\x01\x12\x12\n\x0eROLE_EVALUATOR\x10\x02*u\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x13\n\x0fSTATUS_ACCEPTED\x10\x01\x12\x14\n\x10STATUS_DUPLICATE\x10\x02\x12\x13\n\x0fSTATUS_REJECTED\x10\x03\x12\x13\n\x0fSTATUS_FINISHED\x10\x04*\xea\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14REASON_UNKNOWN_ACTOR\x10\x01\x12\x16\n\x12REASON_FINGERPRINT\x10\x02\x12\x13\n\x0fREASON_SEQUENCE\x10\x03\x12\x13\n\x0fREASON_NUM_ENVS\x10\x04\x12\x17\n\x13REASON_TENSOR_COUNT\x10\x05\x12\x16\n\x12REASON_TENSOR_SIZE\x10\x06\x12\x15\n\x11REASON_NOT_FINITE\x10\x07\x12\x10\n\x0cREASON_RANGE\x10\x08\x12\x12\n\x0eREASON_VERSION\x10\t2\x96\x02\n\x07Learner\x12\x34\n\x04Join\x12\x16.impala.v1.JoinRequest\x1a\x14.impala.v1.JoinReply\x12;\n\rStreamUnrolls\x12\x12.impala.v1.Unrolls\x1a\x12.impala.v1.Receipt(\x01\x30\x01\x12O\n\rGetParameters\x12\x1f.impala.v1.GetParametersRequest\x1a\x1d.impala.v1.GetParametersReply\x12G\n\x10ReportEvaluation\x12\x15.impala.v1.Evaluation\x1a\x1c.impala.v1.EvaluationReceiptb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,14 +33,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_EPISODE_INFOENTRY']._loaded_options = None
   _globals['_EPISODE_INFOENTRY']._serialized_options = b'8\001'
-  _globals['_DTYPE']._serialized_start=1800
-  _globals['_DTYPE']._serialized_end=2041
-  _globals['_ROLE']._serialized_start=2043
-  _globals['_ROLE']._serialized_end=2107
-  _globals['_STATUS']._serialized_start=2109
-  _globals['_STATUS']._serialized_end=2226
-  _globals['_REASON']._serialized_start=2229
-  _globals['_REASON']._serialized_end=2463
+  _globals['_DTYPE']._serialized_start=1856
+  _globals['_DTYPE']._serialized_end=2097
+  _globals['_ROLE']._serialized_start=2099
+  _globals['_ROLE']._serialized_end=2163
+  _globals['_STATUS']._serialized_start=2165
+  _globals['_STATUS']._serialized_end=2282
+  _globals['_REASON']._serialized_start=2285
+  _globals['_REASON']._serialized_end=2519
   _globals['_PROTOCOLVERSION']._serialized_start=45
   _globals['_PROTOCOLVERSION']._serialized_end=92
   _globals['_TENSORSPEC']._serialized_start=94
@@ -48,25 +48,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOINREQUEST']._serialized_start=171
   _globals['_JOINREQUEST']._serialized_end=358
   _globals['_JOINREPLY']._serialized_start=361
-  _globals['_JOINREPLY']._serialized_end=741
-  _globals['_EPISODE']._serialized_start=744
-  _globals['_EPISODE']._serialized_end=898
-  _globals['_EPISODE_INFOENTRY']._serialized_start=855
-  _globals['_EPISODE_INFOENTRY']._serialized_end=898
-  _globals['_UNROLLS']._serialized_start=901
-  _globals['_UNROLLS']._serialized_end=1179
-  _globals['_RECEIPT']._serialized_start=1182
-  _globals['_RECEIPT']._serialized_end=1348
-  _globals['_GETPARAMETERSREQUEST']._serialized_start=1350
-  _globals['_GETPARAMETERSREQUEST']._serialized_end=1421
-  _globals['_PARAMETERS']._serialized_start=1423
-  _globals['_PARAMETERS']._serialized_end=1532
-  _globals['_GETPARAMETERSREPLY']._serialized_start=1534
-  _globals['_GETPARAMETERSREPLY']._serialized_end=1615
-  _globals['_EVALUATION']._serialized_start=1618
-  _globals['_EVALUATION']._serialized_end=1776
-  _globals['_EVALUATIONRECEIPT']._serialized_start=1778
-  _globals['_EVALUATIONRECEIPT']._serialized_end=1797
-  _globals['_LEARNER']._serialized_start=2466
-  _globals['_LEARNER']._serialized_end=2744
+  _globals['_JOINREPLY']._serialized_end=755
+  _globals['_EPISODE']._serialized_start=758
+  _globals['_EPISODE']._serialized_end=912
+  _globals['_EPISODE_INFOENTRY']._serialized_start=869
+  _globals['_EPISODE_INFOENTRY']._serialized_end=912
+  _globals['_UNROLLS']._serialized_start=915
+  _globals['_UNROLLS']._serialized_end=1207
+  _globals['_RECEIPT']._serialized_start=1210
+  _globals['_RECEIPT']._serialized_end=1390
+  _globals['_GETPARAMETERSREQUEST']._serialized_start=1392
+  _globals['_GETPARAMETERSREQUEST']._serialized_end=1463
+  _globals['_PARAMETERS']._serialized_start=1465
+  _globals['_PARAMETERS']._serialized_end=1574
+  _globals['_GETPARAMETERSREPLY']._serialized_start=1576
+  _globals['_GETPARAMETERSREPLY']._serialized_end=1657
+  _globals['_EVALUATION']._serialized_start=1660
+  _globals['_EVALUATION']._serialized_end=1832
+  _globals['_EVALUATIONRECEIPT']._serialized_start=1834
+  _globals['_EVALUATIONRECEIPT']._serialized_end=1853
+  _globals['_LEARNER']._serialized_start=2522
+  _globals['_LEARNER']._serialized_end=2800
 # @@protoc_insertion_point(module_scope)

@@ -116,7 +116,7 @@ class JoinRequest(_message.Message):
     def __init__(self, protocol: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., acknowledged_sequence: _Optional[int] = ..., acknowledged_unrolls: _Optional[int] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("protocol", "learner_incarnation", "actor_index", "seed", "config", "fingerprint", "unroll_length", "unroll_specs", "num_core_state_specs", "parameter_specs", "max_unrolls_in_flight", "max_message_bytes", "finished")
+    __slots__ = ("protocol", "learner_incarnation", "actor_index", "seed", "config", "fingerprint", "unroll_length", "unroll_specs", "num_core_state_specs", "parameter_specs", "max_unrolls_in_flight", "max_message_bytes", "finished", "task")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     LEARNER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ACTOR_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +130,7 @@ class JoinReply(_message.Message):
     MAX_UNROLLS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
     protocol: ProtocolVersion
     learner_incarnation: int
     actor_index: int
@@ -143,7 +144,8 @@ class JoinReply(_message.Message):
     max_unrolls_in_flight: int
     max_message_bytes: int
     finished: bool
-    def __init__(self, protocol: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., learner_incarnation: _Optional[int] = ..., actor_index: _Optional[int] = ..., seed: _Optional[int] = ..., config: _Optional[str] = ..., fingerprint: _Optional[str] = ..., unroll_length: _Optional[int] = ..., unroll_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., num_core_state_specs: _Optional[int] = ..., parameter_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., max_unrolls_in_flight: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., finished: _Optional[bool] = ...) -> None: ...
+    task: int
+    def __init__(self, protocol: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., learner_incarnation: _Optional[int] = ..., actor_index: _Optional[int] = ..., seed: _Optional[int] = ..., config: _Optional[str] = ..., fingerprint: _Optional[str] = ..., unroll_length: _Optional[int] = ..., unroll_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., num_core_state_specs: _Optional[int] = ..., parameter_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., max_unrolls_in_flight: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., finished: _Optional[bool] = ..., task: _Optional[int] = ...) -> None: ...
 
 class Episode(_message.Message):
     __slots__ = ("episode_return", "length", "frames", "info")
@@ -165,7 +167,7 @@ class Episode(_message.Message):
     def __init__(self, episode_return: _Optional[float] = ..., length: _Optional[int] = ..., frames: _Optional[int] = ..., info: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Unrolls(_message.Message):
-    __slots__ = ("actor", "incarnation", "sequence", "fingerprint", "learner_incarnation", "parameter_version", "num_envs", "frames", "tensors", "episodes", "elapsed_seconds", "waited_seconds")
+    __slots__ = ("actor", "incarnation", "sequence", "fingerprint", "learner_incarnation", "parameter_version", "num_envs", "frames", "tensors", "episodes", "elapsed_seconds", "waited_seconds", "task")
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +180,7 @@ class Unrolls(_message.Message):
     EPISODES_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WAITED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
     actor: str
     incarnation: int
     sequence: int
@@ -190,23 +193,26 @@ class Unrolls(_message.Message):
     episodes: _containers.RepeatedCompositeFieldContainer[Episode]
     elapsed_seconds: float
     waited_seconds: float
-    def __init__(self, actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., fingerprint: _Optional[str] = ..., learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., num_envs: _Optional[int] = ..., frames: _Optional[_Iterable[int]] = ..., tensors: _Optional[_Iterable[bytes]] = ..., episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ..., elapsed_seconds: _Optional[float] = ..., waited_seconds: _Optional[float] = ...) -> None: ...
+    task: int
+    def __init__(self, actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., fingerprint: _Optional[str] = ..., learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., num_envs: _Optional[int] = ..., frames: _Optional[_Iterable[int]] = ..., tensors: _Optional[_Iterable[bytes]] = ..., episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ..., elapsed_seconds: _Optional[float] = ..., waited_seconds: _Optional[float] = ..., task: _Optional[int] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("sequence", "status", "reason", "detail", "learner_incarnation", "newest_version")
+    __slots__ = ("sequence", "status", "reason", "detail", "learner_incarnation", "newest_version", "task")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     LEARNER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NEWEST_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     status: Status
     reason: Reason
     detail: str
     learner_incarnation: int
     newest_version: int
-    def __init__(self, sequence: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., detail: _Optional[str] = ..., learner_incarnation: _Optional[int] = ..., newest_version: _Optional[int] = ...) -> None: ...
+    task: int
+    def __init__(self, sequence: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., detail: _Optional[str] = ..., learner_incarnation: _Optional[int] = ..., newest_version: _Optional[int] = ..., task: _Optional[int] = ...) -> None: ...
 
 class GetParametersRequest(_message.Message):
     __slots__ = ("learner_incarnation", "newer_than")
@@ -239,20 +245,22 @@ class GetParametersReply(_message.Message):
     def __init__(self, parameters: _Optional[_Union[Parameters, _Mapping]] = ..., finished: _Optional[bool] = ...) -> None: ...
 
 class Evaluation(_message.Message):
-    __slots__ = ("actor", "incarnation", "learner_incarnation", "parameter_version", "frames", "episodes")
+    __slots__ = ("actor", "incarnation", "learner_incarnation", "parameter_version", "frames", "episodes", "task")
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LEARNER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PARAMETER_VERSION_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     EPISODES_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
     actor: str
     incarnation: int
     learner_incarnation: int
     parameter_version: int
     frames: int
     episodes: _containers.RepeatedCompositeFieldContainer[Episode]
-    def __init__(self, actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., frames: _Optional[int] = ..., episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ...) -> None: ...
+    task: int
+    def __init__(self, actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., frames: _Optional[int] = ..., episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ..., task: _Optional[int] = ...) -> None: ...
 
 class EvaluationReceipt(_message.Message):
     __slots__ = ()

@@ -1,0 +1,130 @@
+"""How well a run keeps what it learned: curves per task, area, forgetting and transfer.
+
+Forgetting and transfer as in CORA (Powers et al. 2022, arXiv 2110.10067): how much a task's return
+falls, or rises before its own turn, while another task is trained, over the largest return seen.
+"""
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from impala import options, tasks
+from impala.configs import Config
+
+
+class Curve(NamedTuple):
+    """Evaluations of one task, by environment frames of training."""
+
+    frames: np.ndarray  # [N] ascending
+    returns: np.ndarray  # [N] mean over episodes
+
+    def at(self, frames: float) -> float:
+        """The return between the two nearest evaluations, by linear interpolation."""
+        return float(np.interp(frames, self.frames, self.returns))
+
+    def area(self, end: float) -> float:
+        """The mean return over training, from 0 to `end` frames: CLEAR's cumulative score."""
+        inside = self.frames[(self.frames > 0) & (self.frames < end)]
+        frames = np.concatenate([[0.0], inside, [float(end)]])
+        returns = np.interp(frames, self.frames, self.returns)
+        return float(np.trapezoid(returns, frames) / end)
+
+
+class Run(NamedTuple):
+    """What a log directory tells."""
+
+    config: Config
+    blocks: Sequence[tasks.Block]  # when which task was trained; () if all were at once
+    curves: Mapping[str, Curve]  # of each task that was evaluated
+
+
+def read(logdir: pathlib.Path) -> Run:
+    """Reads a run's evaluations.
+
+    A learner that came back from a checkpoint repeats some frames; what was reported last counts.
+
+    Raises:
+      ValueError: there are none.
+    """
+    path = logdir / "evaluations.jsonl"
+    if not path.exists() or not path.stat().st_size:
+        raise ValueError(
+            f"{logdir} has no evaluations. Train with several tasks, or with --evaluate yes."
+        )
+    config = options.overlay(Config(), options.read_yaml(logdir / "config.yaml"))
+    points: dict[str, dict[int, float]] = {
+        task.name: {} for task in tasks.make(config.environment, config.tasks)
+    }
+    for line in path.read_text(encoding="utf-8").splitlines():
+        report = json.loads(line)
+        of_task = points[report["task"]]
+        for frames in [frames for frames in of_task if frames >= report["frames"]]:
+            del of_task[frames]
+        of_task[report["frames"]] = float(np.mean(report["returns"]))
+    curves = {
+        name: Curve(np.array(list(of_task), np.float64), np.array(list(of_task.values())))
+        for name, of_task in points.items()
+        if of_task
+    }
+    sequential = config.tasks.order == "sequential"
+    return Run(config, tasks.blocks(config) if sequential else (), curves)
+
+
+class Change(NamedTuple):
+    """What training one task did to another."""
+
+    task: str
+    block: int
+    forgetting: float | None  # share of the largest return; None before the task was trained
+    transfer: float | None  # the same, gained; None once the task was trained
+
+
+def changes(run: Run) -> list[Change]:
+    """Forgetting and transfer of each task in each block of another one."""
+    names = [task.name for task in tasks.make(run.config.environment, run.config.tasks)]
+    trained: set[int] = set()
+    found = []
+    for number, block in enumerate(run.blocks):
+        for task, name in enumerate(names):
+            if task == block.task or block.start == block.end or name not in run.curves:
+                continue
+            curve = run.curves[name]
+            gain = (curve.at(block.end) - curve.at(block.start)) / _largest(curve)
+            found.append(
+                Change(name, number, -gain, None)
+                if task in trained
+                else Change(name, number, None, gain)
+            )
+        if block.end > block.start:
+            trained.add(block.task)
+    return found
+
+
+def forgetting(run: Run) -> dict[str, float]:
+    """Mean forgetting of each task over the blocks in which there was something to forget."""
+    by_task: dict[str, list[float]] = {}
+    for change in changes(run):
+        if change.forgetting is not None:
+            by_task.setdefault(change.task, []).append(change.forgetting)
+    return {task: float(np.mean(values)) for task, values in by_task.items()}
+
+
+def transfer(run: Run) -> dict[str, float]:
+    """Mean transfer to each task over the blocks before its own first one."""
+    by_task: dict[str, list[float]] = {}
+    for change in changes(run):
+        if change.transfer is not None:
+            by_task.setdefault(change.task, []).append(change.transfer)
+    return {task: float(np.mean(values)) for task, values in by_task.items()}
+
+
+def normalised(value: float, random: float, reference: float) -> float:
+    """0 for a random policy, 1 for the reference."""
+    return (value - random) / (reference - random)
+
+
+def _largest(curve: Curve) -> float:
+    return float(np.abs(curve.returns).max()) or 1.0

@@ -1,0 +1,145 @@
+"""One pair of spaces for several tasks, and the wrapper that lets each be played through it.
+
+The rules: arrays of the same dtype and number of dimensions become as large as the largest and are
+padded with zeros at the end of each dimension; choices (Discrete with the same start) become as
+many as the largest has. Dicts and tuples must have the same parts, to which the rules apply.
+Actions must be choices, or the same space everywhere. Where the numbers of actions differ, the
+observation gets an `action_mask`, which makes what a task does not have impossible.
+"""
+
+from collections.abc import Sequence
+
+import gymnasium as gym
+import numpy as np
+
+from impala.environments import base
+from impala.spaces import ACTION_MASK, has_action_mask, is_wrapped
+from impala.types import EnvironmentStep, Nest, TimeStep
+
+Spaces = tuple[gym.Space, gym.Space]  # of observations and of actions
+
+
+def join(names: Sequence[str], spaces: Sequence[Spaces]) -> Spaces:
+    """The spaces that an agent needs to play every task.
+
+    Args:
+      names: of the tasks, for messages.
+      spaces: of the tasks.
+
+    Raises:
+      ValueError: if there are none; says which part of which two tasks does not fit.
+    """
+    observation, action = spaces[0]
+    for name, (other_observation, other_action) in zip(names[1:], spaces[1:], strict=True):
+        between = f"{names[0]} and {name} cannot be tasks of one run"
+        observation = _join(f"{between}: their observations", observation, other_observation)
+        if not isinstance(action, gym.spaces.Discrete) and action != other_action:
+            raise ValueError(f"{between}: their actions are {action} and {other_action}.")
+        action = _join(f"{between}: their actions", action, other_action)
+    if any(own != action for _, own in spaces):
+        assert isinstance(action, gym.spaces.Discrete)
+        observation = _with_mask(observation, int(action.n))
+    return observation, action
+
+
+def _join(what: str, one: gym.Space, other: gym.Space) -> gym.Space:
+    match one, other:
+        case gym.spaces.Dict(), gym.spaces.Dict() if set(one.spaces) == set(other.spaces):
+            return gym.spaces.Dict(
+                {key: _join(f"{what}/{key}", one[key], other[key]) for key in one.spaces}
+            )
+        case gym.spaces.Tuple(), gym.spaces.Tuple() if len(one) == len(other):
+            pairs = enumerate(zip(one, other, strict=True))
+            return gym.spaces.Tuple([_join(f"{what}/{i}", *pair) for i, pair in pairs])
+        case gym.spaces.Discrete(), gym.spaces.Discrete() if one.start == other.start:
+            return gym.spaces.Discrete(int(max(one.n, other.n)), start=int(one.start))
+        case gym.spaces.Box(), gym.spaces.Box():
+            if one.dtype == other.dtype and len(one.shape) == len(other.shape):
+                shape = tuple(map(max, one.shape, other.shape))
+                low, high = (
+                    pick(_pad(getattr(one, bound), shape), _pad(getattr(other, bound), shape))
+                    for bound, pick in (("low", np.minimum), ("high", np.maximum))
+                )
+                return gym.spaces.Box(low, high, dtype=one.dtype.type)
+    if one == other:
+        return one
+    raise ValueError(
+        f"{what} are {one} and {other}. They must be arrays of the same dtype and number of "
+        "dimensions, or choices with the same start; wrap one of the environments."
+    )
+
+
+def _with_mask(space: gym.Space, num_actions: int) -> gym.Space:
+    mask = gym.spaces.MultiBinary(num_actions)
+    parts = space.spaces if is_wrapped(space) else {"observation": space}
+    return gym.spaces.Dict({**parts, ACTION_MASK: mask})
+
+
+def _pad(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """`array` with zeros at the end of its last dimensions, which become `shape`."""
+    if array.shape[array.ndim - len(shape) :] == shape:
+        return array
+    leading = array.ndim - len(shape)
+    missing = [(0, to - has) for has, to in zip(array.shape[leading:], shape, strict=True)]
+    return np.pad(array, [(0, 0)] * leading + missing)
+
+
+class Joint(base.Environment):
+    """Plays a task through joint spaces: pads what it sees, masks the actions it does not have.
+
+    Args:
+      environment: the task's.
+      observation_space: of `join`.
+      action_space: of `join`.
+    """
+
+    def __init__(
+        self,
+        environment: base.Environment,
+        observation_space: gym.Space,
+        action_space: gym.Space,
+    ) -> None:
+        self._environment = environment
+        self.num_envs = environment.num_envs
+        self.observation_space = observation_space
+        self.action_space = action_space
+        own = environment.observation_space
+        self._mask: np.ndarray | None = None
+        self._is_wrapped = is_wrapped(own)
+        if has_action_mask(observation_space) and not has_action_mask(own):
+            ours, own_actions = action_space, environment.action_space
+            assert isinstance(ours, gym.spaces.Discrete)
+            assert isinstance(own_actions, gym.spaces.Discrete)
+            mask = np.arange(int(ours.n)) < int(own_actions.n)
+            self._mask = np.tile(mask.astype(np.int8), (self.num_envs, 1))
+
+    def reset(self, seed: int) -> TimeStep:
+        return self._joint(self._environment.reset(seed))
+
+    def send(self, action: Nest) -> None:
+        self._environment.send(action)
+
+    def recv(self) -> EnvironmentStep:
+        step = self._environment.recv()
+        return step._replace(timestep=self._joint(step.timestep))
+
+    def render(self) -> np.ndarray:
+        return self._environment.render()
+
+    def close(self) -> None:
+        self._environment.close()
+
+    def _joint(self, timestep: TimeStep) -> TimeStep:
+        observation, space = timestep.observation, self.observation_space
+        if self._mask is None:
+            return timestep._replace(observation=self._padded(space, observation))
+        assert isinstance(space, gym.spaces.Dict)
+        parts = observation if self._is_wrapped else {"observation": observation}
+        padded = {key: self._padded(space[key], part) for key, part in parts.items()}
+        return timestep._replace(observation={**padded, ACTION_MASK: self._mask})
+
+    def _padded(self, space: gym.Space, observation: Nest) -> Nest:
+        def pad(name: str, leaf: gym.Space, value: np.ndarray) -> np.ndarray:
+            return _pad(value, leaf.shape) if isinstance(leaf, gym.spaces.Box) else value
+
+        return base.map_leaves(pad, "observation", space, observation)

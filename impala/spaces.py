@@ -1,0 +1,32 @@
+"""What an observation is made of: the environment's own part, and what wrappers put beside it.
+
+Wrappers add to an observation by standing it in a Dict as `observation`, beside parts whose names
+are known here.
+"""
+
+from typing import TypeGuard
+
+import gymnasium as gym
+
+SEEN = frozenset({"last_action", "last_reward", "time_in_episode"})
+"""What the network sees besides the observation."""
+ACTION_MASK = "action_mask"
+"""Which choices there are; the network does not see it, its policy obeys it."""
+
+
+def is_wrapped(space: gym.Space) -> TypeGuard[gym.spaces.Dict]:
+    """Whether the observation stands in a Dict beside what our wrappers added."""
+    if not isinstance(space, gym.spaces.Dict) or "observation" not in space.spaces:
+        return False
+    others = set(space.spaces) - {"observation"}
+    return bool(others) and others <= SEEN | {ACTION_MASK}
+
+
+def has_action_mask(space: gym.Space) -> bool:
+    """Whether observations say which choices there are."""
+    return is_wrapped(space) and ACTION_MASK in space.spaces
+
+
+def main_space(space: gym.Space) -> gym.Space:
+    """The environment's own part of an observation space."""
+    return space["observation"] if is_wrapped(space) else space

@@ -1,0 +1,253 @@
+"""Several tasks for one agent: their names, spaces and turns, and what masked actions do."""
+
+import dataclasses
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from impala import build, distributions, tasks
+from impala.configs import AgentConfig, Config, EnvironmentConfig, TasksConfig
+from impala.environments import Joint, join
+from impala.environments.base import Environment, first_timestep, next_timestep
+from impala.environments.wrappers import WithHistory
+from impala.types import EnvironmentStep, StepType, TimeStep
+
+SMALL, LARGE = "Catch", 'Catch{"rows": 6, "columns": 9}'
+
+
+def config(total_frames: int = 1000, **of_tasks) -> Config:
+    return Config(
+        environment=EnvironmentConfig(id="Catch", kwargs='{"rows": 4}'),
+        tasks=TasksConfig(**of_tasks),
+        total_frames=total_frames,
+    )
+
+
+def test_one_environment_is_one_task() -> None:
+    environment = config().environment
+    assert tasks.make(environment, TasksConfig()) == [tasks.Task("Catch", environment)]
+
+
+def test_keyword_arguments_behind_an_id_are_put_over_the_environments() -> None:
+    small, large = tasks.make(
+        config().environment, TasksConfig(environments=(SMALL, 'Catch{"columns": 9}'))
+    )
+    assert (small.name, small.environment.id, small.environment.kwargs) == (
+        *("Catch", "Catch"),
+        '{"rows": 4}',
+    )
+    assert large.environment.id == "Catch"
+    assert large.environment.kwargs == '{"rows": 4, "columns": 9}'
+
+
+@pytest.mark.parametrize(
+    ("environments", "message"),
+    [(("Catch{rows",), r"'Catch\{rows'.*no JSON.*ID\{"), (("A", "B", "A"), "names A twice")],
+)
+def test_names_that_make_no_sense_are_refused(environments, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        tasks.make(EnvironmentConfig(), TasksConfig(environments=environments))
+
+
+def test_frames_are_dealt_out_evenly_or_as_told() -> None:
+    names = ("a", "b", "c")
+    even = config(1000, environments=names, cycles=2)
+    assert [tuple(block) for block in tasks.blocks(even)] == [
+        *[(0, 0, 166), (1, 166, 332), (2, 332, 498)],
+        *[(0, 498, 664), (1, 664, 830), (2, 830, 1000)],
+    ]
+    told = config(1000, environments=names, frames=(50, 0, 100), cycles=2)
+    assert tasks.total_frames(told) == 300
+    assert [tuple(block) for block in tasks.blocks(told)] == [
+        *[(0, 0, 50), (1, 50, 50), (2, 50, 150)],
+        *[(0, 150, 200), (1, 200, 200), (2, 200, 300)],
+    ]
+    with pytest.raises(ValueError, match=r"2 numbers for 3 tasks"):
+        tasks.blocks(config(environments=names, frames=(1, 2)))
+
+
+def test_one_after_another_each_task_has_its_block() -> None:
+    schedule = tasks.Schedule(config(environments=("a", "b"), frames=(100, 50), cycles=2))
+    played = {frames: schedule.next(frames) for frames in (0, 99, 100, 149, 150, 249, 250, 299)}
+    assert list(played.values()) == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert schedule.next(300) == 1  # the run is over; what is still sent is of the last block
+
+
+def test_all_at_once_each_task_gets_its_share() -> None:
+    schedule = tasks.Schedule(
+        config(environments=("a", "b", "c"), frames=(200, 100, 0), order="simultaneous")
+    )
+    counts = [0, 0, 0]
+    for _ in range(300):
+        task = schedule.next(0)
+        schedule.played(task, 7)
+        counts[task] += 1
+    assert counts == [200, 100, 0]
+
+
+class Sums(Environment):
+    """Shows the sum of the actions so far, in every place; an episode has three steps."""
+
+    def __init__(self, num_envs: int, num_actions: int, shape: tuple[int, ...]) -> None:
+        self.num_envs = num_envs
+        self.observation_space = gym.spaces.Box(0, 255, shape, np.uint8)
+        self.action_space = gym.spaces.Discrete(num_actions)
+        self._sums = np.zeros(num_envs, np.int64)
+        self._count = 0
+
+    def reset(self, seed: int) -> TimeStep:
+        return first_timestep(self._seen(), self.num_envs)
+
+    def send(self, action) -> None:
+        assert (action < self.action_space.n).all()
+        self._sums += action
+
+    def recv(self) -> EnvironmentStep:
+        self._count += 1
+        first = np.full(self.num_envs, self._count % 4 == 0)
+        ended = np.full(self.num_envs, self._count % 4 == 3)
+        never = np.zeros(self.num_envs, bool)
+        timestep = next_timestep(self._seen(), np.zeros(self.num_envs), ended, never, first)
+        return EnvironmentStep(timestep, np.ones(self.num_envs, np.int32), {})
+
+    def render(self):
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+    def _seen(self) -> np.ndarray:
+        ones = np.ones((self.num_envs, *self.observation_space.shape), np.uint8)
+        return (1 + self._sums.reshape(-1, *[1] * (ones.ndim - 1))).astype(np.uint8) * ones
+
+
+def spaces_of(*environments: Environment):
+    return [(each.observation_space, each.action_space) for each in environments]
+
+
+def test_observations_are_padded_and_actions_masked() -> None:
+    small, large = Sums(2, 3, (2, 3)), Sums(2, 5, (4, 1))
+    observation_space, action_space = join(["small", "large"], spaces_of(small, large))
+    assert observation_space["observation"].shape == (4, 3)
+    assert action_space == gym.spaces.Discrete(5)
+
+    environment = Joint(small, observation_space, action_space)
+    seen = environment.reset(0).observation
+    assert seen["observation"].tolist() == [[[1, 1, 1], [1, 1, 1], [0, 0, 0], [0, 0, 0]]] * 2
+    assert seen["action_mask"].tolist() == [[1, 1, 1, 0, 0]] * 2
+    assert observation_space.contains({name: value[0] for name, value in seen.items()})
+
+    environment.send(np.array([2, 1]))
+    seen = environment.recv().timestep.observation
+    assert seen["observation"][:, 0, 0].tolist() == [3, 2]
+
+
+def test_what_wrappers_add_is_joined_too() -> None:
+    wrapped = [
+        WithHistory(Sums(1, n, (3,)), last_action_and_reward=True, time_in_episode=True)
+        for n in (2, 4)
+    ]
+    observation_space, action_space = join(["two", "four"], spaces_of(*wrapped))
+    assert observation_space["last_action"] == gym.spaces.Discrete(5, start=-1)
+    seen = Joint(wrapped[0], observation_space, action_space).reset(0).observation
+    assert set(seen) == {
+        *("observation", "last_action", "last_reward", "time_in_episode"),
+        "action_mask",
+    }
+
+
+def test_tasks_alike_need_no_mask_and_no_wrapper() -> None:
+    same = EnvironmentConfig(id="Catch")
+    of_run = [tasks.Task("one", same), tasks.Task("other", same)]
+    joint = build.spaces(of_run)
+    environment = build.environment(same, 1, joint=joint)
+    assert not isinstance(environment, Joint)
+    assert (environment.observation_space, environment.action_space) == joint
+
+
+BOX = gym.spaces.Box(0, 1, (3,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "message"),
+    [
+        ((BOX, gym.spaces.Discrete(2)), (BOX, BOX), "their actions are"),
+        (
+            (gym.spaces.Box(0, 9, (3,), np.uint8), gym.spaces.Discrete(2)),
+            (BOX, gym.spaces.Discrete(2)),
+            "same dtype",
+        ),
+        (
+            (gym.spaces.Box(0, 1, (3, 3), np.float32), gym.spaces.Discrete(2)),
+            (BOX, gym.spaces.Discrete(2)),
+            "number of dimensions",
+        ),
+        (
+            (BOX, gym.spaces.Discrete(2)),
+            (BOX, gym.spaces.Discrete(2, start=1)),
+            "choices with the same start",
+        ),
+    ],
+)
+def test_what_cannot_be_joined_is_refused_with_the_reason(one, other, message) -> None:
+    with pytest.raises(
+        ValueError, match=rf"first and second cannot be tasks of one run.*{message}"
+    ):
+        join(["first", "second"], [one, other])
+
+
+def test_masked_actions_are_impossible_and_everything_stays_finite() -> None:
+    distribution = distributions.Categorical(4)
+    allowed = np.array([[1, 1, 0, 0]] * 1000, np.int8)
+    rng = np.random.default_rng(0)
+    logits, others = (
+        distribution.mask(tf.constant(5 * rng.normal(size=(1000, 4)), tf.float32), allowed)
+        for _ in range(2)
+    )
+    actions, log_probs = distribution.sample_and_log_prob(logits, tf.constant([1, 2]))
+    assert set(actions.numpy()) == {0, 1}
+    assert set(distribution.mode(logits).numpy()) <= {0, 1}
+    assert tf.nn.softmax(logits).numpy()[:, 2:].max() == 0.0
+    # Nothing is left of the masked actions: all is as if there were two.
+    two = distributions.Categorical(2)
+    for all_four, of_two in (
+        (log_probs, two.log_prob(logits[:, :2], actions)),
+        (distribution.entropy(logits), two.entropy(logits[:, :2])),
+        (distribution.kl(logits, others), two.kl(logits[:, :2], others[:, :2])),
+    ):
+        np.testing.assert_allclose(all_four, of_two, rtol=1e-5, atol=1e-6)
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        total = tf.reduce_sum(distribution.entropy(logits) + distribution.kl(others, logits))
+    gradient = tape.gradient(total, logits).numpy()
+    assert np.isfinite(gradient).all()
+    assert not gradient[:, 2:].any()
+
+
+def test_an_agent_obeys_the_mask() -> None:
+    small, large = Sums(8, 2, (2,)), Sums(8, 6, (3,))
+    spaces = join(["small", "large"], spaces_of(small, large))
+    agent = build.agent(AgentConfig(hidden_sizes=(4,)), *spaces)
+    environment = Joint(small, *spaces)
+    timestep = environment.reset(0)
+    for count in range(20):
+        output, _ = agent.step(timestep, (), tf.constant([7, count]))
+        assert output.action.numpy().max() <= 1
+        assert (tf.nn.softmax(output.policy).numpy()[:, 2:] == 0.0).all()
+        environment.send(output.action.numpy())
+        timestep = environment.recv().timestep
+        assert timestep.step_type[0] in list(StepType)
+
+
+def test_a_choice_among_numbers_cannot_be_masked() -> None:
+    box = distributions.for_space(gym.spaces.Box(-1, 1, (2,)))
+    with pytest.raises(ValueError, match="TanhNormal"):
+        box.mask(tf.zeros([1, 4]), tf.ones([1, 4]))
+
+
+def test_the_schedule_fits_the_configuration_it_was_made_from() -> None:
+    with_tasks = config(environments=("a", "b"))
+    assert tasks.Schedule(with_tasks).num_tasks == 2
+    assert tasks.Schedule(dataclasses.replace(with_tasks, tasks=TasksConfig())).num_tasks == 1
