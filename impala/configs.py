@@ -286,7 +286,7 @@ _ATARI_CPU = dataclasses.replace(
     _ATARI,
     algorithm=ImpalaConfig(
         reward_clipping="abs_one",
-        entropy_cost=0.003,
+        entropy_cost=0.001,
         policy_cloning_cost=0.0,
         value_cloning_cost=0.0,
     ),
