@@ -1,0 +1,1 @@
+"""Does CLEAR keep what was learned? Its arms over seeds, scored, tabled and drawn."""
