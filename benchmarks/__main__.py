@@ -27,11 +27,11 @@ _CONFIG = dataclasses.replace(
 def main() -> int:
     """Runs the parts that were asked for; all of them by default."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("parts", nargs="*", help="training, ingest, micro; all by default")
+    parser.add_argument("parts", nargs="*", help="training, ingest, replay, micro; all by default")
     parser.add_argument("--seconds", type=float, default=30.0, help="for each measurement")
     parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("build/bench.json"))
     arguments = parser.parse_args()
-    measures = {"training": _training, "ingest": _ingest, "micro": _micro}
+    measures = {"training": _training, "ingest": _ingest, "replay": _replay, "micro": _micro}
     if unknown := set(arguments.parts) - measures.keys():
         parser.error(f"no part {sorted(unknown)[0]!r}; there are {', '.join(measures)}")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -79,6 +79,21 @@ def _ingest(config: configs.Config, seconds: float) -> dict[str, float]:
         "ingest, unrolls/s": ours.unrolls_per_second,
         "bare stream, MB/s": bare.bytes_per_second / 1e6,
         "share of the bare stream": ours.bytes_per_second / bare.bytes_per_second,
+    }
+
+
+def _replay(config: configs.Config, seconds: float) -> dict[str, float]:
+    from benchmarks import replay
+
+    cost = replay.measure(config, seconds)
+    return {
+        "updates/s, all fresh": cost.updates_per_second,
+        "updates/s, half replayed": cost.replaying_updates_per_second,
+        "share of all fresh": cost.replaying_updates_per_second / cost.updates_per_second,
+        "stored bytes per agent frame": cost.bytes_per_frame,
+        "the same, not compressed": cost.raw_bytes_per_frame,
+        "add an unroll, µs": cost.add_seconds * 1e6,
+        "sample an unroll, µs": cost.sample_seconds * 1e6,
     }
 
 

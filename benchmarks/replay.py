@@ -1,0 +1,130 @@
+"""What replay costs: updates with half of each batch from replay, against none, at the same size.
+
+The learner never waits for actors: recorded messages of a real game come as fast as it takes them.
+Both ways of learning take turns within one run.
+"""
+
+import contextlib
+import itertools
+import pathlib
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tree
+
+from actors.actor import Actor
+from impala import build, configs, tasks
+from impala.types import Parameters, Unroll
+from learner.ingest import Arrival, Ingest
+from learner.learner import Learner
+from learner.mix import Mix
+from learner.replay import Replay
+from learner.storage import Disk
+
+_ROUNDS = 4
+_MESSAGES = 24
+_UNROLLS = 4000  # in replay before anything is measured
+
+
+class Cost(NamedTuple):
+    """What was measured."""
+
+    updates_per_second: float  # without replay
+    replaying_updates_per_second: float
+    bytes_per_frame: float  # agent frames, as stored on disk
+    raw_bytes_per_frame: float
+    add_seconds: float  # of one unroll
+    sample_seconds: float
+
+
+class _Endless(Ingest):
+    """Gives recorded messages for ever."""
+
+    def __init__(self, arrivals: Sequence[Arrival]):
+        super().__init__(capacity=1)
+        self._recorded = itertools.cycle(arrivals)
+
+    def get(self, timeout: float) -> Arrival:
+        return next(self._recorded)
+
+
+def measure(config: configs.Config, seconds: float) -> Cost:
+    """Measures on the configuration's environment, agent and batch size."""
+    size = config.mix.batch_size
+    spaces = build.spaces(tasks.make(config.environment, config.tasks))
+    agent = build.agent(config.agent, *spaces)
+    spec = build.unroll_spec(agent, *spaces, config.learner.unroll_length)
+    unrolls = list(_recorded(config, agent))
+    arrivals = [
+        Arrival(unroll, "recorded", 1, number, 0, 0, [], 0.0, 0.0)
+        for number, unroll in enumerate(unrolls)
+    ]
+    learner = Learner(build.algorithm(config.algorithm, agent), config)
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
+        replay = Replay(
+            spec, Disk(pathlib.Path(directory), "benchmark"), "reservoir", capacity_frames=10**9
+        )
+        stack.callback(replay.close)
+        start = time.perf_counter()
+        for unroll in itertools.cycle(unrolls):
+            replay.add(unroll)
+            if len(replay) >= _UNROLLS:
+                break
+        add_seconds = (time.perf_counter() - start) / len(replay)
+        target = tree.map_structure(np.copy, unrolls[0])
+        start = time.perf_counter()
+        for _ in range(200):
+            replay.sample(target, 0, 8)
+        sample_seconds = (time.perf_counter() - start) / 1600
+
+        halves = configs.MixConfig(fresh=size - size // 2, replayed=size // 2)
+        rates: dict[bool, list[float]] = {False: [], True: []}
+        for _ in range(_ROUNDS):
+            for replaying in (False, True):
+                mix = Mix(
+                    _Endless(arrivals),
+                    halves if replaying else configs.MixConfig(fresh=size),
+                    replay if replaying else None,
+                )
+                rates[replaying].append(_updates(learner, mix, seconds / _ROUNDS / 2))
+                mix.close()
+        summary = replay.summary()
+    rows = config.learner.unroll_length + 1
+    raw = sum(np.asarray(leaf).nbytes for leaf in tree.flatten(unrolls[0]))
+    return Cost(
+        float(np.mean(rates[False])),
+        float(np.mean(rates[True])),
+        summary.bytes / summary.unrolls / rows,
+        raw / unrolls[0].frames.shape[0] / rows,
+        add_seconds,
+        sample_seconds,
+    )
+
+
+def _recorded(config: configs.Config, agent: object) -> Iterator[Unroll]:
+    """Messages of a game that is played with the agent's first weights."""
+    environment = build.environment(config.environment, config.mix.batch_size)
+    values = [variable.numpy() for variable in agent.variables]  # type: ignore[attr-defined]
+    parameters = Parameters(1, 0, 0.0, 0, values)
+    actor = Actor(lambda task: [environment], agent, config.learner.unroll_length, seed=0)
+    with contextlib.closing(environment):
+        for unrolls in itertools.islice(actor.run(lambda: parameters), _MESSAGES):
+            copied: Unroll = tree.map_structure(np.array, unrolls.unroll)
+            versions = np.zeros(copied.frames.shape[0], np.int64)
+            yield copied._replace(parameter_version=versions)
+
+
+def _updates(learner: Learner, mix: Mix, seconds: float) -> float:
+    """Updates per second, after the first, for which a graph may have to be made."""
+    count, start = -1, 0.0
+    while count < 0 or time.perf_counter() < start + seconds:
+        prepared = mix.get(timeout=10.0)
+        assert prepared is not None
+        learner.update(prepared.batch, unrolls=0, frames=0, steps=0, seconds=0.0)
+        count += 1
+        if count == 0:
+            start = time.perf_counter()
+    return count / (time.perf_counter() - start)
