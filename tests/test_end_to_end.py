@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import pytest
 import services
 
+from impala import continual
 from learner import checkpoint
 
 
@@ -133,3 +134,47 @@ def test_a_second_learner_is_kept_out(tmp_path: pathlib.Path) -> None:
     assert second.returncode == 2
     assert "another learner" in second.stderr
     assert "Traceback" not in second.stderr
+
+
+def test_three_tasks_survive_restarts_and_end_with_complete_curves(tmp_path: pathlib.Path) -> None:
+    logdir = tmp_path / "run"
+    logdir.mkdir()
+    names = ["Catch", 'Catch{"negative": true}', 'Catch{"rows": 8, "columns": 7}']
+    frames = 60_000
+    arguments = [
+        *["--tasks.environments", *names, "--tasks.frames", *[frames] * 3],
+        *["--mix.fresh", 16, "--mix.replayed", 16],
+        *["--evaluator.every-frames", 10_000, "--evaluator.episodes", 8],
+    ]
+    with ExitStack() as stack:
+        # Given a learner with replay, three actors and an evaluator ...
+        learner = stack.enter_context(services.learner(logdir, "127.0.0.1:0", *arguments))
+        address = services.address_of(logdir)
+        victim, *_ = [stack.enter_context(services.actor(logdir, address)) for _ in range(3)]
+        stack.enter_context(services.actor(logdir, address, "--role", "evaluator"))
+        services.wait_for_row(logdir, "frames", lambda row: row["frames"] > frames / 2)
+
+        # ... when an actor and the learner are killed, and others started in their places ...
+        victim.kill()
+        stack.enter_context(services.actor(logdir, address))
+        row = services.wait_for_row(logdir, "the second task", lambda r: r["frames"] > frames)
+        learner.kill()
+        learner.wait()
+        added = checkpoint.load(logdir).replay_added
+        assert 0 < added <= row["replay/added"] + 10_000
+        seen = len(services.rows(logdir))
+        learner = stack.enter_context(services.learner(logdir, address, *arguments))
+        row = services.wait_for_row(logdir, "replay", lambda r: "replay/added" in r, seen)
+        assert row["replay/added"] >= added
+        assert learner.wait(timeout=services.SECONDS) == 0
+
+    # ... then the run ends, and every task was seen from the beginning to the end.
+    run = continual.read(logdir)
+    assert list(run.curves) == names
+    for curve in run.curves.values():
+        assert len(curve.frames) >= 5
+        assert curve.frames[0] < frames
+        assert curve.frames[-1] >= 3 * frames
+    assert services.rows(logdir)[-1]["frames"] >= 3 * frames
+    drawn = services.run("plot", logdir, "--output", tmp_path / "plot.svg")
+    assert drawn.returncode == 0, drawn.stderr
