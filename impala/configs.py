@@ -120,6 +120,8 @@ class ImpalaConfig:
     """Weight of 0.5 (vs - V)^2."""
     entropy_cost: Cost = 0.01
     """Weight of the entropy bonus."""
+    anneal_entropy: bool = False
+    """Lower entropy_cost linearly to 0 over the run; otherwise it is constant."""
     policy_cloning_cost: Cost = 0.01
     """Weight of KL(mu || pi) on replayed unrolls; 0 is off."""
     value_cloning_cost: Cost = 0.005
@@ -286,7 +288,8 @@ _ATARI_CPU = dataclasses.replace(
     _ATARI,
     algorithm=ImpalaConfig(
         reward_clipping="abs_one",
-        entropy_cost=0.001,
+        entropy_cost=0.005,
+        anneal_entropy=True,
         policy_cloning_cost=0.0,
         value_cloning_cost=0.0,
     ),

@@ -61,7 +61,11 @@ class Learner:
             then: nothing may be published or saved.
         """
         learning_rate = optimisers.learning_rate(self._config.optimiser, self.progress)
-        metrics, finite = self._update(batch, tf.constant(learning_rate, tf.float32))
+        metrics, finite = self._update(
+            batch,
+            tf.constant(learning_rate, tf.float32),
+            tf.constant(self.progress, tf.float32),
+        )
         metrics = {name: float(value) for name, value in metrics.items()}
         if not np.all(finite):
             self._explain(metrics, np.asarray(finite))
@@ -102,12 +106,12 @@ class Learner:
         }
 
     def _update_once(
-        self, batch: Batch, learning_rate: tf.Tensor
+        self, batch: Batch, learning_rate: tf.Tensor, progress: tf.Tensor
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         variables = self._algorithm.learned_variables
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
-            output = self._algorithm.loss(batch)
+            output = self._algorithm.loss(batch, progress)
             loss = tf.reduce_sum(output.loss)
         gradients = tape.gradient(loss, variables)
         finite = tf.stack([tf.reduce_all(tf.math.is_finite(g)) for g in [loss, *gradients]])

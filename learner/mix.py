@@ -180,13 +180,13 @@ class Mix:
         """Takes `count` unrolls out of the ingest, in order; None when the mix is closed."""
         chunks: list[_Chunk] = []
         while count > 0:
+            if self._stop.is_set():
+                return None
             if self._rest is None:
                 arrival = self._ingest.get(timeout=0.2)
                 if arrival is not None:
                     num_envs = arrival.unroll.frames.shape[0]
                     self._rest = _Chunk(arrival, slice(arrival.offset, num_envs))
-                elif self._stop.is_set():
-                    return None
                 continue
             chunk, self._rest = self._rest.split(count)
             chunks.append(chunk)

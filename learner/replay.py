@@ -123,10 +123,11 @@ class Replay:
                 "--empty-replay."
             ) from error
 
-    def commit(self) -> None:
-        """Makes everything that was added durable, if the store can."""
+    def commit(self) -> int:
+        """Makes everything that was added durable, if the store can; how many unrolls that is."""
         with self._lock:
             self._store.commit(self._state)
+            return self._state.added
 
     def close(self) -> None:
         """Commits and closes the store."""

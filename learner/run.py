@@ -296,8 +296,7 @@ class _Run:
     def _save(self) -> None:
         replay_added = 0
         if self._replay is not None:
-            self._replay.commit()
-            replay_added = self._replay.summary().added
+            replay_added = self._replay.commit()
         saved = Checkpoint(
             self._config,
             self._learner.counters,

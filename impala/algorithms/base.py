@@ -33,8 +33,13 @@ class Algorithm(snt.Module, abc.ABC):
         return self.agent.trainable_variables
 
     @abc.abstractmethod
-    def loss(self, batch: Batch) -> LossOutput:
-        """The loss of each of T x B steps; differentiable by every one of `learned_variables`."""
+    def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:
+        """The loss of each of T x B steps; differentiable by every one of `learned_variables`.
+
+        Args:
+          batch: [T + 1, B, ...].
+          progress: [] share of the run done, 0 to 1: what is annealed depends on it.
+        """
 
     def after_update(self) -> None:
         """Called once after each update of `learned_variables`; target networks move here."""

@@ -22,7 +22,7 @@ class Impala(Algorithm):
         super().__init__(agent, name=name)
         self._config = config
 
-    def loss(self, batch: Batch) -> LossOutput:
+    def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:
         """V-trace policy gradient, baseline and -entropy; on replayed rows, cloning as well."""
         config, distribution = self._config, self.agent.distribution
 
@@ -57,7 +57,8 @@ class Impala(Algorithm):
         policy_gradient = losses.policy_gradient(log_probs, advantages)
         baseline = losses.baseline(steps.values, returns.vs)
         entropy = losses.entropy(entropies)
-        loss = policy_gradient + config.baseline_cost * baseline + config.entropy_cost * entropy
+        entropy_cost = config.entropy_cost * (1.0 - progress if config.anneal_entropy else 1.0)
+        loss = policy_gradient + config.baseline_cost * baseline + entropy_cost * entropy
 
         # What keeps the network from forgetting (CLEAR, section 3): on replayed rows it shall go on
         # doing and expecting what it did and expected then.
