@@ -122,8 +122,8 @@ def _updates(learner: Learner, mix: Mix, seconds: float) -> float:
     count, start = -1, 0.0
     while count < 0 or time.perf_counter() < start + seconds:
         prepared = mix.get(timeout=10.0)
-        assert prepared is not None
-        learner.update(prepared.batch, unrolls=0, frames=0, steps=0, seconds=0.0)
+        assert prepared is not None and prepared.batch is not None
+        learner.update(prepared.batch)
         count += 1
         if count == 0:
             start = time.perf_counter()

@@ -168,4 +168,4 @@ def _learner(config: configs.Config) -> tuple[Callable[[], Any], int]:
     learner = Learner(build.algorithm(config.algorithm, agent), config)
     batch = random_batch(config, agent, (spaces[0], spaces[1]))
     steps = config.mix.batch_size * config.learner.unroll_length
-    return lambda: learner.update(batch, unrolls=0, frames=0, steps=0, seconds=0.0), steps
+    return lambda: learner.update(batch), steps

@@ -31,7 +31,7 @@ T = TypeVar("T")
 _IMPALA = (sys.executable, "-m", "impala")
 _ADDRESS = "127.0.0.1:50051"
 _GRACE_SECONDS = 60.0  # the learner's last checkpoint may take a while
-_AGAIN_SECONDS = 10.0  # before actors that ended by themselves are started again
+_AGAIN_SECONDS = 30.0  # before actors that ended by themselves are started again
 
 WhenFinished = Literal["exit", "idle"]
 Port = Annotated[int, Range(0, 65535)]
@@ -218,6 +218,8 @@ def train(command: Train) -> int:
                 log.error("The actors keep failing (see %s): stopping the run.", actors_log)
                 status = 1
                 supervisor.stop()
+            elif not supervisor.stopping:
+                log.error("The %s keeps failing (see %s): going on.", end.name, actors_log)
     if supervisor.killed or (supervisor.interrupted_by and status == 128 + signal.SIGTERM):
         return 128 + signal.SIGINT
     return status

@@ -151,7 +151,7 @@ class OptimiserConfig:
     learning_rate: Scale = 6e-4
     """Step size at the start of the run."""
     decay_to_zero: bool = True
-    """Decay the learning rate linearly to 0 over total_frames; otherwise it is constant."""
+    """Decay the learning rate linearly to 0 over the run; otherwise it is constant."""
     decay: Share = 0.99
     """rmsprop: decay of the mean square, which starts at one as in the paper's TensorFlow 1."""
     momentum: Share = 0.0
@@ -176,7 +176,7 @@ class MixConfig:
     """Unrolls per update from replay."""
     learn_from_fresh: bool = True
     """Whether fresh unrolls are learned from; otherwise they only go to replay."""
-    warm_up_unrolls: Count = 100
+    warm_up_unrolls: Positive = 100
     """Unrolls that replay must hold before the first update; until then they only go there."""
 
     @property
@@ -250,7 +250,7 @@ class Config:
     learner: LearnerConfig = LearnerConfig()
     actor: ActorConfig = ActorConfig()
     total_frames: Positive = 25_000_000
-    """Environment frames after which training ends; the learning rate decays over them."""
+    """Environment frames after which training ends, unless tasks.frames says otherwise."""
     seed: Count = 0
     """Seed of the network's first weights and, with index and incarnation, of every actor."""
 

@@ -1,7 +1,7 @@
 """How well a run keeps what it learned: curves per task, area, forgetting and transfer.
 
-Forgetting and transfer as in CORA (Powers et al. 2022, arXiv 2110.10067): how much a task's return
-falls, or rises before its own turn, while another task is trained, over the largest return seen.
+Forgetting and transfer follow CORA (Powers et al. 2022, arXiv 2110.10067): how much a task's return
+falls, or rises before its own turn, while another task is trained, over the largest |return| seen.
 """
 
 import json
@@ -33,10 +33,15 @@ class Curve(NamedTuple):
         return float(np.trapezoid(returns, frames) / end)
 
 
+class NoEvaluations(ValueError):
+    """A log directory has no evaluations."""
+
+
 class Run(NamedTuple):
     """What a log directory tells."""
 
     config: Config
+    tasks: Sequence[str]
     blocks: Sequence[tasks.Block]  # when which task was trained; () if all were at once
     curves: Mapping[str, Curve]  # of each task that was evaluated
 
@@ -47,30 +52,34 @@ def read(logdir: pathlib.Path) -> Run:
     A learner that came back from a checkpoint repeats some frames; what was reported last counts.
 
     Raises:
-      ValueError: there are none.
+      NoEvaluations: there are none.
     """
     path = logdir / "evaluations.jsonl"
     if not path.exists() or not path.stat().st_size:
-        raise ValueError(
+        raise NoEvaluations(
             f"{logdir} has no evaluations. Train with several tasks, or with --evaluate yes."
         )
     config = options.overlay(Config(), options.read_yaml(logdir / "config.yaml"))
-    points: dict[str, dict[int, float]] = {
-        task.name: {} for task in tasks.make(config.environment, config.tasks)
-    }
+    names = [task.name for task in tasks.make(config.environment, config.tasks)]
+    points: dict[str, dict[int, float]] = {name: {} for name in names}
+    learner = None
     for line in path.read_text(encoding="utf-8").splitlines():
         report = json.loads(line)
-        of_task = points[report["task"]]
-        for frames in [frames for frames in of_task if frames >= report["frames"]]:
-            del of_task[frames]
-        of_task[report["frames"]] = float(np.mean(report["returns"]))
+        if report["learner"] != learner:
+            learner = report["learner"]
+            for name, of_task in points.items():
+                points[name] = {f: r for f, r in of_task.items() if f < report["frames"]}
+        if report["task"] in points:  # not of another list of tasks, before a restart
+            points[report["task"]][report["frames"]] = float(np.mean(report["returns"]))
     curves = {
-        name: Curve(np.array(list(of_task), np.float64), np.array(list(of_task.values())))
-        for name, of_task in points.items()
-        if of_task
+        name: Curve(
+            np.array(sorted(points[name])), np.array([r for _, r in sorted(points[name].items())])
+        )
+        for name in names
+        if points[name]
     }
     sequential = config.tasks.order == "sequential"
-    return Run(config, tasks.blocks(config) if sequential else (), curves)
+    return Run(config, names, tasks.blocks(config) if sequential else (), curves)
 
 
 class Change(NamedTuple):
@@ -84,11 +93,10 @@ class Change(NamedTuple):
 
 def changes(run: Run) -> list[Change]:
     """Forgetting and transfer of each task in each block of another one."""
-    names = [task.name for task in tasks.make(run.config.environment, run.config.tasks)]
     trained: set[int] = set()
     found = []
     for number, block in enumerate(run.blocks):
-        for task, name in enumerate(names):
+        for task, name in enumerate(run.tasks):
             if task == block.task or block.start == block.end or name not in run.curves:
                 continue
             curve = run.curves[name]

@@ -31,10 +31,11 @@ def draw(logdirs: Sequence[pathlib.Path], output: pathlib.Path) -> None:
     plt.close(figure)
     if output.suffix[1:] not in known:
         raise ValueError(f"No figure can be written to {output}; use one of .{', .'.join(known)}.")
+    names = _names(logdirs)
     try:
-        runs = {logdir.name: continual.read(logdir) for logdir in logdirs}
-    except ValueError:
-        figure = _training(logdirs)
+        runs = {name: continual.read(logdir) for name, logdir in zip(names, logdirs, strict=True)}
+    except continual.NoEvaluations:
+        figure = _training(names, logdirs)
     else:
         figure = _evaluations(runs)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -42,10 +43,20 @@ def draw(logdirs: Sequence[pathlib.Path], output: pathlib.Path) -> None:
     plt.close(figure)
 
 
-def _training(logdirs: Sequence[pathlib.Path]) -> Figure:
+def _names(logdirs: Sequence[pathlib.Path]) -> list[str]:
+    """The directories' own names, or their paths if two have the same."""
+    paths = [logdir.resolve() for logdir in logdirs]
+    short = [path.name for path in paths]
+    return [
+        name if short.count(name) == 1 else str(path)
+        for name, path in zip(short, paths, strict=True)
+    ]
+
+
+def _training(labels: Sequence[str], logdirs: Sequence[pathlib.Path]) -> Figure:
     """Mean return of the last 100 episodes in training, over frames and over time."""
     figure, (over_frames, over_time) = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
-    for logdir in logdirs:
+    for label, logdir in zip(labels, logdirs, strict=True):
         path = logdir / "metrics.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         rows = [json.loads(line) for line in lines]
@@ -56,8 +67,8 @@ def _training(logdirs: Sequence[pathlib.Path]) -> Figure:
             of_task = [row for row in rows if name in row]
             returns = [row[name] for row in of_task]
             task = name.removeprefix("episode/").removesuffix("/return_recent")
-            label = logdir.name if len(names) == 1 else f"{logdir.name}: {task}"
-            over_frames.plot([row["frames"] / 1e6 for row in of_task], returns, label=label)
+            of_both = label if len(names) == 1 else f"{label}: {task}"
+            over_frames.plot([row["frames"] / 1e6 for row in of_task], returns, label=of_both)
             over_time.plot([row["seconds"] / 60 for row in of_task], returns)
     over_frames.set(xlabel="million frames", ylabel="return, mean of the last 100 episodes")
     over_time.set(xlabel="minutes of training")
@@ -77,7 +88,7 @@ def _evaluations(runs: dict[str, continual.Run]) -> Figure:
     )
     *panels, below = axes[:, 0]
     for number, (panel, task) in enumerate(zip(panels, tasks, strict=True)):
-        _shade(panel, next(iter(runs.values())), task)
+        _shade(panel, next((run for run in runs.values() if run.blocks), None), task)
         for colour, (name, run) in enumerate(runs.items()):
             if task in run.curves:
                 curve = run.curves[task]
@@ -113,11 +124,12 @@ def _evaluations(runs: dict[str, continual.Run]) -> Figure:
     return figure
 
 
-def _shade(panel: Axes, run: continual.Run, task: str) -> None:
+def _shade(panel: Axes, run: continual.Run | None, task: str) -> None:
     """Marks where a task was trained."""
-    names = list(run.curves)
-    for block in run.blocks if len(names) > 1 else ():
-        if names[block.task] == task:
+    if run is None or len(run.tasks) == 1:
+        return
+    for block in run.blocks:
+        if run.tasks[block.task] == task:
             panel.axvspan(block.start / 1e6, block.end / 1e6, color="0.9")
 
 

@@ -61,7 +61,7 @@ def blocks(config: Config) -> list[Block]:
     """The run, block by block, if its tasks come one after another; one block for a single task.
 
     Raises:
-      ValueError: if `tasks.frames` has not a number for each task.
+      ValueError: if `tasks.frames` has not a number for each task, or nothing is to be trained.
     """
     num_tasks = max(1, len(config.tasks.environments))
     end = 0
@@ -79,11 +79,20 @@ def _frames(config: Config, num_tasks: int) -> Sequence[int]:
     """Environment frames of each task in a cycle."""
     frames = config.tasks.frames
     if not frames:
-        return [config.total_frames // (num_tasks * config.tasks.cycles)] * num_tasks
+        turns = num_tasks * config.tasks.cycles
+        if config.total_frames < turns:
+            raise ValueError(
+                f"total_frames is {config.total_frames}, too few for {turns} turns: raise it."
+            )
+        return [config.total_frames // turns] * num_tasks
     if len(frames) != num_tasks:
         raise ValueError(
             f"tasks.frames has {len(frames)} numbers for {num_tasks} tasks: give one for each, 0 "
             "for a task that is only evaluated, or none at all."
+        )
+    if not any(frames):
+        raise ValueError(
+            f"tasks.frames is {', '.join(map(str, frames))}: at least one task must be trained."
         )
     return frames
 

@@ -197,7 +197,7 @@ class Accounts:
             self._learned += unrolls
 
     def drop_queued(self, reason: str) -> None:
-        """Counts everything that is queued as dropped: nothing of it will be learned from."""
+        """Counts everything that is queued as dropped: it will not be learned from while fresh."""
         with self._lock:
             for ledger in self._ledgers.values():
                 for sequence, unrolls in list(ledger.queued.items()):

@@ -149,7 +149,7 @@ def _read(path: pathlib.Path) -> Checkpoint:
         counters=Counters(**state["counters"]),
         variables=variables,
         accounts=state["accounts"],
-        replay_added=state["replay_added"],
+        replay_added=state.get("replay_added", 0),
     )
 
 

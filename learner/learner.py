@@ -21,7 +21,6 @@ class NotFiniteError(ArithmeticError):
 class Update(NamedTuple):
     """What one update says."""
 
-    counters: Counters  # after it
     learning_rate: float
     metrics: Mapping[str, float]
 
@@ -44,17 +43,8 @@ class Learner:
         """Share of the run done, 0 to 1."""
         return min(1.0, self.counters.frames / self._total_frames)
 
-    def update(
-        self, batch: Batch, *, unrolls: int, frames: int, steps: int, seconds: float
-    ) -> Update:
-        """Learns from one batch.
-
-        Args:
-          batch: arrays [T + 1, B, ...].
-          unrolls: fresh ones that are accounted for with it.
-          frames: environment frames in them.
-          steps: agent decisions in them.
-          seconds: wall-clock time since the last update, for the run's own clock.
+    def update(self, batch: Batch) -> Update:
+        """Learns from one batch: arrays [T + 1, B, ...].
 
         Raises:
           NotFiniteError: the loss or a gradient is not finite; says which. Variables are spoilt
@@ -69,14 +59,25 @@ class Learner:
         metrics = {name: float(value) for name, value in metrics.items()}
         if not np.all(finite):
             self._explain(metrics, np.asarray(finite))
-        self.counters = Counters(
-            updates=self.counters.updates + 1,
-            unrolls=self.counters.unrolls + unrolls,
-            steps=self.counters.steps + steps,
-            frames=self.counters.frames + frames,
-            seconds=self.counters.seconds + seconds,
+        self.counters = self.counters._replace(updates=self.counters.updates + 1)
+        return Update(learning_rate, metrics)
+
+    def count(self, *, unrolls: int, frames: int, steps: int, seconds: float) -> None:
+        """Counts what an update learned from, or what only went to replay.
+
+        Args:
+          unrolls: fresh ones.
+          frames: environment frames in them.
+          steps: agent decisions in them.
+          seconds: wall-clock time since the last call, for the run's own clock.
+        """
+        before = self.counters
+        self.counters = before._replace(
+            unrolls=before.unrolls + unrolls,
+            steps=before.steps + steps,
+            frames=before.frames + frames,
+            seconds=before.seconds + seconds,
         )
-        return Update(self.counters, learning_rate, metrics)
 
     def agent_values(self) -> list[np.ndarray]:
         """Copies of the agent's variables, in the order in which parameters travel."""

@@ -3,6 +3,7 @@
 import collections
 import json
 import logging
+import math
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
@@ -179,6 +180,7 @@ class Evaluations:
             "time": time.time(),
             "task": task,
             "frames": report.frames,
+            "learner": report.learner_incarnation,
             "version": report.parameter_version,
             "returns": [episode.episode_return for episode in report.episodes],
         }
@@ -235,7 +237,7 @@ def _line(row: Row, total_frames: int) -> str:
     left = max(0.0, total_frames - row["frames"]) / speed / 60 if speed > 0 else float("nan")
     return (
         f"frames {row['frames']:,.0f} ({row['frames'] / total_frames:.1%})  "
-        f"return {returns[0] if returns else float('nan'):.2f}  "
+        f"return {'/'.join(f'{value:.2f}' for value in returns or [math.nan])}  "
         f"{speed:,.0f} frames/s  left {left:.0f} min  "
         f"loss {row.get('loss/total', float('nan')):.2f}  "
         f"entropy {row.get('policy/entropy', float('nan')):.3f}  "

@@ -13,6 +13,7 @@ from impala.configs import MixConfig
 from impala.types import Batch, Nest, StepType, Unroll
 from learner.ingest import Arrival, Ingest
 from learner.replay import Replay
+from learner.storage import StorageError
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ class Prepared(NamedTuple):
     That is every fresh unroll taken for it, also those that only went to replay.
     """
 
-    batch: Batch  # NumPy, [T + 1, B, ...]
+    batch: Batch | None  # NumPy, [T + 1, B, ...]; None while replay warms up
     provenance: Sequence[Provenance]
     unrolls: int  # fresh
     frames: int  # environment frames in them
@@ -113,11 +114,14 @@ class Mix:
         """The next batch, or None after `timeout` seconds without one.
 
         Raises:
-          RuntimeError: the thread that makes batches has died.
+          StorageError: replay cannot be written or read.
+          RuntimeError: the thread that makes batches has died of something else.
         """
         try:
             return self._ready.get(timeout=timeout)
         except queue.Empty:
+            if isinstance(self._error, StorageError):
+                raise self._error from None
             if self._error is not None:
                 raise RuntimeError(f"The batch thread has died: {self._error}") from self._error
             return None
@@ -143,17 +147,13 @@ class Mix:
     def _prepare(self) -> Prepared | None:
         """Makes one batch, or None when the mix was closed first."""
         config, replay = self._config, self._replay
-        taken: list[_Chunk] = []
-        if config.replayed:
-            assert replay is not None
-            while len(replay) < config.warm_up_unrolls and not replay.is_full:
-                if (fresh := self._take(config.fresh)) is None:
-                    return None
-                self._remember(fresh)
-                taken += fresh
         if (fresh := self._take(config.fresh)) is None:
             return None
-        taken += fresh
+        if config.replayed:
+            assert replay is not None
+            if len(replay) < config.warm_up_unrolls and not replay.is_full:
+                self._remember(fresh)
+                return _prepared(None, fresh)
 
         unroll = _empty_like(fresh[0].arrival.unroll, config.batch_size)
         filled = 0
@@ -167,14 +167,7 @@ class Mix:
             replay.sample(unroll, filled, config.replayed)
         self._remember(fresh)  # After the draw: nothing is fresh and replayed at once.
 
-        return Prepared(
-            batch=Batch(unroll, is_replay),
-            provenance=[chunk.provenance() for chunk in taken],
-            unrolls=sum(chunk.size for chunk in taken),
-            frames=sum(chunk.frames() for chunk in taken),
-            steps=sum(chunk.steps() for chunk in taken),
-            arrivals=[chunk.arrival for chunk in taken if chunk.is_first()],
-        )
+        return _prepared(Batch(unroll, is_replay), fresh)
 
     def _take(self, count: int) -> list[_Chunk] | None:
         """Takes `count` unrolls out of the ingest, in order; None when the mix is closed."""
@@ -198,6 +191,17 @@ class Mix:
         if self._replay is not None:
             for chunk in chunks:
                 self._replay.add(chunk.arrival.unroll, chunk.columns)
+
+
+def _prepared(batch: Batch | None, fresh: Sequence[_Chunk]) -> Prepared:
+    return Prepared(
+        batch,
+        provenance=[chunk.provenance() for chunk in fresh],
+        unrolls=sum(chunk.size for chunk in fresh),
+        frames=sum(chunk.frames() for chunk in fresh),
+        steps=sum(chunk.steps() for chunk in fresh),
+        arrivals=[chunk.arrival for chunk in fresh if chunk.is_first()],
+    )
 
 
 def _time_major(unroll: Unroll) -> tuple[Nest, Nest]:

@@ -89,6 +89,10 @@ class Replay:
         Args:
           unroll: arrays [T + 1, E, ...]; core_state, frames and parameter_version [E, ...].
           columns: which of the E environments.
+
+        Raises:
+          ValueError: a single unroll is larger than the capacity.
+          StorageError: it cannot be written.
         """
         leaves = self._layout.leaves(unroll)
         with self._lock:
@@ -113,15 +117,9 @@ class Replay:
                 raise LookupError("The replay is empty: add unrolls before sampling.")
             size = len(self._held)
             places = self._rng.choice(size, count, replace=size < count, shuffle=False)
-            datas = [self._store.get(self._held[place]).data for place in places]
-        try:
-            for column, data in enumerate(datas, start):
-                self._layout.unpack(self._decompressor.decompress(data), leaves, column)
-        except zstandard.ZstdError as error:
-            raise StorageError(
-                f"A replayed unroll is damaged ({error}). Start the learner again with "
-                "--empty-replay."
-            ) from error
+            for column, place in enumerate(places, start):
+                packed = self._unpacked(self._store.get(self._held[place]))
+                self._layout.unpack(packed, leaves, column)
 
     def commit(self) -> int:
         """Makes everything that was added durable, if the store can; how many unrolls that is."""
@@ -130,9 +128,8 @@ class Replay:
             return self._state.added
 
     def close(self) -> None:
-        """Commits and closes the store."""
+        """Closes the store. What was not committed is lost."""
         with self._lock:
-            self._store.commit(self._state)
             self._store.close()
 
     def __len__(self) -> int:
@@ -167,9 +164,24 @@ class Replay:
         if key >= self._state.threshold:  # It would have been evicted by now.
             return
         record = Record(key, frames, self._compressor.compress(packed))
+        if frames > self._capacity_frames or len(record.data) > self._capacity_bytes:
+            raise ValueError(
+                f"An unroll of {frames} frames and {len(record.data)} bytes does not fit into a "
+                f"replay of {self._capacity_frames} frames and {self._capacity_bytes} bytes: raise "
+                "replay.capacity_frames or replay.capacity_bytes."
+            )
         self._store.put(number, record)
         self._hold(number, record)
         self._make_room()
+
+    def _unpacked(self, record: Record) -> bytes:
+        try:
+            return self._decompressor.decompress(record.data)
+        except zstandard.ZstdError as error:
+            raise StorageError(
+                f"A replayed unroll is damaged ({error}). Start the learner again with "
+                "--empty-replay."
+            ) from error
 
     def _hold(self, number: int, record: Record) -> None:
         self._places[number] = len(self._held)

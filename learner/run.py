@@ -1,7 +1,9 @@
 """The learner service, wired from top to bottom: composition root of this package."""
 
+import contextlib
 import json
 import logging
+import math
 import pathlib
 import secrets
 import signal
@@ -34,7 +36,7 @@ from protos import codec
 _log = logging.getLogger(__name__)
 
 _FAREWELL_SECONDS = 5.0  # how long actors may take to hear that training has finished
-_LAST_EVALUATION_SECONDS = 120.0  # how long an evaluator may take with the final parameters
+_LAST_EVALUATION_SECONDS = 120.0  # how long an evaluator may take for a task at the end
 _GRACE_SECONDS = 2.0  # how long calls in progress may take when the learner stops
 
 
@@ -71,16 +73,14 @@ def run_learner(
     process.tune_malloc()
     _set_up_tensorflow(config.learner.threads)
     with LogDirectory(logdir, fresh) as directory:
-        if empty_replay:
-            directory.move_replay_aside()
-        run = _Run(config, directory, stop, may_lose_replay=empty_replay)
+        run = _Run(config, directory, stop, empty_replay)
         try:
             run.serve(listen)
-            for update in run.updates():
-                run.report(update)
+            for prepared, update in run.updates():
+                run.report(prepared, update)
             run.end(when_finished)
-        except NotFiniteError as error:
-            _log.error("%s", error)  # and no checkpoint: the variables are spoilt
+        except (NotFiniteError, StorageError) as error:
+            _log.error("%s", error)  # and no checkpoint: the variables are spoilt, or the disk full
             return 1
         finally:
             run.close()
@@ -95,7 +95,7 @@ class _Run:
         config: Config,
         directory: LogDirectory,
         stop: threading.Event,
-        may_lose_replay: bool,
+        empty_replay: bool,
     ):
         self._config = config
         self._logdir = logdir = directory.path
@@ -112,8 +112,11 @@ class _Run:
         self._learner = Learner(build.algorithm(config.algorithm, agent), config)
         self._accounts = Accounts()
         unroll_spec = build.unroll_spec(agent, *spaces, config.learner.unroll_length)
+        self._replay_added = self._resume()
+        if empty_replay:
+            directory.move_replay_aside()
         self._replay = _open_replay(config, unroll_spec, directory.replay)
-        self._resume(may_lose_replay)
+        self._check_replay(empty_replay)
         (logdir / "config.yaml").write_text(options.to_yaml(config), encoding="utf-8")
 
         for_actors = {
@@ -146,6 +149,8 @@ class _Run:
         )
         self._evaluations = Evaluations(logdir / "evaluations.jsonl")
         self._saved = time.monotonic()
+        if empty_replay and self._replay_added:
+            self._save()  # so that the checkpoint no longer counts what was moved aside
 
     def serve(self, listen: str) -> None:
         """Lets actors in."""
@@ -156,8 +161,8 @@ class _Run:
         (self._logdir / "address").write_text(f"{address}\n", encoding="utf-8")
         _log.info("Serving %s on %s.", self._logdir, address)
 
-    def updates(self) -> Iterator[tuple[Prepared, Update]]:
-        """Learns until the run is done or stopped."""
+    def updates(self) -> Iterator[tuple[Prepared, Update | None]]:
+        """Learns until the run is done or stopped; no update while replay warms up."""
         last = time.monotonic()
         self._telemetry.begin(self._learner.counters)
         while not self._stop.is_set() and self._learner.progress < 1.0:
@@ -170,8 +175,8 @@ class _Run:
             if prepared is None:
                 self._report_if_due()
                 continue
-            update = self._learner.update(
-                prepared.batch,
+            update = None if prepared.batch is None else self._learner.update(prepared.batch)
+            self._learner.count(
                 unrolls=prepared.unrolls,
                 frames=prepared.frames,
                 steps=prepared.steps,
@@ -183,17 +188,17 @@ class _Run:
                 self._accounts.learned(*part)
             yield prepared, update
 
-    def report(self, learned: tuple[Prepared, Update]) -> None:
+    def report(self, prepared: Prepared, update: Update | None) -> None:
         """Takes note of an update; a row of telemetry and a checkpoint when they are due."""
-        prepared, update = learned
         telemetry = self._telemetry
-        for name, value in update.metrics.items():
-            telemetry.mean(name, value)
-        telemetry.mean("learning_rate", update.learning_rate)
-        before = update.counters.updates - 1  # the version that the batch moved
-        versions = prepared.batch.unroll.parameter_version
-        # After a restart, actors may still act with a version that is ahead of the checkpoint's.
-        telemetry.policy_lag(np.maximum(0, before - versions), prepared.batch.is_replay)
+        if prepared.batch is not None and update is not None:
+            for name, value in update.metrics.items():
+                telemetry.mean(name, value)
+            telemetry.mean("learning_rate", update.learning_rate)
+            before = self._learner.counters.updates - 1  # the version that the batch moved
+            versions = prepared.batch.unroll.parameter_version
+            # After a restart, actors may still act with a version ahead of the checkpoint's.
+            telemetry.policy_lag(np.maximum(0, before - versions), prepared.batch.is_replay)
         for arrival in prepared.arrivals:
             telemetry.episodes(self._tasks[arrival.task].name, arrival.episodes)
             telemetry.actor(arrival.actor, arrival.elapsed_seconds, arrival.waited_seconds)
@@ -216,7 +221,9 @@ class _Run:
         self._write_row()
         if finished:
             _log.info("Finished: %s.", self._learner.counters)
-            self._stop.wait(None if when_finished == "idle" else _FAREWELL_SECONDS)
+            end = math.inf if when_finished == "idle" else time.monotonic() + _FAREWELL_SECONDS
+            while time.monotonic() < end and not self._stop.wait(0.5):
+                self._take_evaluations(self._learner.counters.updates)  # late ones, to the file
 
     def _await_last_evaluation(self) -> None:
         """Lets an evaluator, if there is one, play every task with the final parameters."""
@@ -225,7 +232,9 @@ class _Run:
         missing = {task.name for task in self._tasks}
         deadline = time.monotonic() + _LAST_EVALUATION_SECONDS
         while missing and not self._stop.wait(0.2) and time.monotonic() < deadline:
-            missing -= self._take_evaluations(self._learner.counters.updates)
+            if played := self._take_evaluations(self._learner.counters.updates):
+                missing -= played
+                deadline = time.monotonic() + _LAST_EVALUATION_SECONDS
         if missing:
             _log.warning("No evaluation of the final parameters on %s.", ", ".join(missing))
 
@@ -246,31 +255,33 @@ class _Run:
 
     def close(self) -> None:
         """Ends server and threads, also after a failure."""
-        if self._server is not None:
-            self._server.stop(_GRACE_SECONDS)
-        self._ingest.close()
-        self._mix.close()
-        if self._replay is not None:
-            self._replay.close()
-        for sink in (*self._sinks, self._evaluations):
-            sink.close()
+        with contextlib.ExitStack() as last_first:
+            for sink in (*self._sinks, self._evaluations):
+                last_first.callback(sink.close)
+            if self._replay is not None:
+                last_first.callback(self._replay.close)
+            last_first.callback(self._mix.close)
+            last_first.callback(self._ingest.close)
+            if self._server is not None:
+                last_first.callback(self._server.stop, _GRACE_SECONDS)
 
-    def _resume(self, may_lose_replay: bool) -> None:
+    def _resume(self) -> int:
+        """Goes back to the newest checkpoint, if there is one; the unrolls it counts in replay."""
         if not checkpoint.exists(self._logdir):
-            return
+            return 0
         saved = checkpoint.load(self._logdir)
-        self._check_replay(saved.replay_added, may_lose_replay)
         self._learner.restore(saved)
         self._accounts.restore(saved.accounts)
         _log.info("Resumed %s at %s.", self._logdir, saved.counters)
         for change in options.differences(saved.config, self._config):
             _log.info("Changed since that checkpoint: %s.", change)
+        return saved.replay_added
 
-    def _check_replay(self, counted: int, may_be_lost: bool) -> None:
-        """Compares what is in replay with what the checkpoint counted; after a crash it is more."""
+    def _check_replay(self, may_be_lost: bool) -> None:
+        """Compares replay with what the checkpoint counted; after a crash it holds more."""
         if self._replay is None:
             return
-        added = self._replay.summary().added
+        counted, added = self._replay_added, self._replay.summary().added
         if added >= counted:
             return
         found = f"The checkpoint counts {counted:,} unrolls added to replay, found are {added:,}."
@@ -294,15 +305,14 @@ class _Run:
         )
 
     def _save(self) -> None:
-        replay_added = 0
         if self._replay is not None:
-            replay_added = self._replay.commit()
+            self._replay_added = self._replay.commit()
         saved = Checkpoint(
             self._config,
             self._learner.counters,
             self._learner.variables(),
             self._accounts.state(),
-            replay_added,
+            self._replay_added,
         )
         path = checkpoint.save(self._logdir, saved, self._config.learner.checkpoints_kept)
         self._saved = time.monotonic()

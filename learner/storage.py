@@ -5,6 +5,7 @@ killed, or a host that loses power, leaves the state of the last commit.
 """
 
 import abc
+import contextlib
 import json
 import math
 import pathlib
@@ -134,12 +135,12 @@ class Disk(Store):
             )
 
     def state(self) -> State:
-        with self._lmdb.begin() as transaction:
+        with self._reading() as transaction:
             data = transaction.get(_STATE)
-        return State() if data is None else State(*json.loads(data))
+            return State() if data is None else State(*json.loads(bytes(data)))
 
     def records(self) -> Iterator[tuple[int, Record]]:
-        with self._lmdb.begin() as transaction:
+        with self._reading() as transaction:
             for name, value in transaction.cursor():
                 if len(name) == 8:
                     yield int.from_bytes(name, "big"), _record(value)
@@ -147,11 +148,8 @@ class Disk(Store):
     def get(self, number: int) -> Record:
         record = self._uncommitted.get(number)
         if record is None:
-            with self._lmdb.begin(buffers=True) as transaction:
-                value = transaction.get(number.to_bytes(8, "big"))
-                if value is None:
-                    raise KeyError(f"Unroll {number} is not in {self._path}.")
-                record = _record(value)
+            with self._reading() as transaction:
+                record = _record(transaction.get(number.to_bytes(8, "big")))
         return record
 
     def put(self, number: int, record: Record) -> None:
@@ -181,7 +179,21 @@ class Disk(Store):
     def close(self) -> None:
         self._lmdb.close()
 
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[lmdb.Transaction]:
+        """A transaction whose values are views that are valid inside it."""
+        try:
+            with self._lmdb.begin(buffers=True) as transaction:
+                yield transaction
+        except (lmdb.Error, struct.error, ValueError) as error:
+            raise StorageError(
+                f"The replay in {self._path} is damaged ({error}). Restore it, or start with an "
+                "empty one with --empty-replay."
+            ) from error
 
-def _record(value: bytes | memoryview) -> Record:
+
+def _record(value: bytes | memoryview | None) -> Record:
+    if value is None:
+        raise ValueError("an unroll is missing")
     key, frames = _HEADER.unpack_from(value)
     return Record(key, frames, bytes(value[_HEADER.size :]))

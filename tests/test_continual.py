@@ -19,12 +19,13 @@ CONFIG = Config(
 RETURNS = {"a": [0.0, 8.0, 2.0, 10.0, 5.0], "b": [-1.0, 1.0, 4.0, 3.0, 4.0]}
 
 
-def write(logdir: pathlib.Path, lines: list[tuple[str, int, list[float]]]) -> pathlib.Path:
+def write(logdir: pathlib.Path, lines: list[tuple]) -> pathlib.Path:
     logdir.mkdir(exist_ok=True)
     (logdir / "config.yaml").write_text(options.to_yaml(CONFIG))
     with open(logdir / "evaluations.jsonl", "w") as file:
-        for task, frames, returns in lines:
-            file.write(json.dumps({"task": task, "frames": frames, "returns": returns}) + "\n")
+        for task, frames, returns, *learner in lines:
+            line = {"task": task, "frames": frames, "returns": returns, "learner": learner or 0}
+            file.write(json.dumps(line) + "\n")
     return logdir
 
 
@@ -69,9 +70,17 @@ def test_forgetting_is_what_a_trained_task_loses_while_another_is_trained(
 
 
 def test_what_a_restarted_learner_repeats_counts_once(tmp_path: pathlib.Path) -> None:
-    lines = [("a", 0, [0.0]), ("a", 100, [1.0]), ("a", 200, [2.0]), ("a", 120, [5.0])]
+    lines = [("a", 0, [0.0]), ("a", 100, [1.0]), ("a", 200, [2.0]), ("a", 120, [5.0], "another")]
     curve = continual.read(write(tmp_path, lines)).curves["a"]
     assert (curve.frames.tolist(), curve.returns.tolist()) == ([0, 100, 120], [0, 1, 5])
+
+
+def test_evaluators_may_report_in_any_order_and_tasks_may_change(tmp_path: pathlib.Path) -> None:
+    lines = [("a", 0, [0.0]), ("a", 200, [2.0]), ("a", 100, [1.0]), ("of before", 100, [1.0])]
+    run = continual.read(write(tmp_path, lines))
+    assert list(run.curves) == ["a"]
+    assert run.curves["a"].frames.tolist() == [0, 100, 200]
+    plot.draw([tmp_path], tmp_path / "figure.png")  # while b was not evaluated yet
 
 
 def test_normalised_is_0_for_random_and_1_for_the_reference() -> None:
@@ -88,7 +97,9 @@ def test_a_run_without_evaluations_is_told_what_to_do(tmp_path: pathlib.Path) ->
 @pytest.mark.parametrize("ending", ["png", "svg"])
 def test_the_figure_of_two_runs_is_written(tmp_path: pathlib.Path, ending: str) -> None:
     output = tmp_path / "figures" / f"figure.{ending}"
-    plot.draw([story(tmp_path / "one"), story(tmp_path / "two")], output)
+    (tmp_path / "other").mkdir()
+    same_name = story(tmp_path / "other" / "one")
+    plot.draw([story(tmp_path / "one"), story(tmp_path / "two"), same_name], output)
     content = output.read_bytes()
     assert content.startswith(b"\x89PNG" if ending == "png" else b"<?xml")
     assert len(content) > 10_000

@@ -178,3 +178,31 @@ def test_three_tasks_survive_restarts_and_end_with_complete_curves(tmp_path: pat
     assert services.rows(logdir)[-1]["frames"] >= 3 * frames
     drawn = services.run("plot", logdir, "--output", tmp_path / "plot.svg")
     assert drawn.returncode == 0, drawn.stderr
+
+
+def test_a_lost_replay_is_noticed_and_can_be_done_without(tmp_path: pathlib.Path) -> None:
+    logdir = tmp_path / "run"
+    arguments = [
+        *("train", "catch", "--logdir", logdir, "--total-frames", 1_000_000_000),
+        *("--mix.fresh", 16, "--mix.replayed", 16),
+    ]
+    with services.impala(*arguments, log=tmp_path / "first.log") as training:
+        services.wait_for_row(logdir, "updates", lambda row: row["updates"] > 0)
+        services.stop(training, signal.SIGINT)
+    saved = checkpoint.load(logdir)
+    assert saved.replay_added >= 100  # what it waits for before the first update
+
+    (logdir / "replay").rename(tmp_path / "lost")
+    refused = services.run(*arguments)
+    assert refused.returncode == 2
+    assert f"{saved.replay_added:,} unrolls added to replay, found are 0" in refused.stderr
+    assert "--empty-replay" in refused.stderr
+
+    seen = len(services.rows(logdir))
+    with services.impala(*arguments, "--empty-replay", log=tmp_path / "second.log") as training:
+        row = services.wait_for_row(
+            logdir, "updates", lambda row: row["updates"] > saved.counters.updates, after=seen
+        )
+        services.stop(training, signal.SIGINT)
+    assert row["frames"] > saved.counters.frames
+    assert checkpoint.load(logdir).replay_added >= 100

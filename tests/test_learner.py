@@ -12,7 +12,7 @@ from impala.configs import PRESETS
 from impala.types import AgentOutput, Batch, StepType, TimeStep, Unroll
 from learner import checkpoint
 from learner.checkpoint import Checkpoint
-from learner.learner import Learner, NotFiniteError
+from learner.learner import Learner, NotFiniteError, Update
 
 CONFIG = dataclasses.replace(PRESETS["catch"][1], total_frames=1000)
 T, B = 5, 4
@@ -50,12 +50,19 @@ def _batch(seed: int = 0) -> Batch:
     )
 
 
+def learn(learner: Learner, batch: Batch, **counts) -> Update:
+    """One update, counted."""
+    update = learner.update(batch)
+    learner.count(**counts)
+    return update
+
+
 def test_an_update_counts_and_moves_the_agent() -> None:
     learner = _learner()
     before = learner.agent_values()
-    first = learner.update(_batch(), unrolls=4, frames=400, steps=20, seconds=0.5)
-    second = learner.update(_batch(1), unrolls=4, frames=400, steps=19, seconds=0.25)
-    assert second.counters == checkpoint.Counters(
+    first = learn(learner, _batch(), unrolls=4, frames=400, steps=20, seconds=0.5)
+    second = learn(learner, _batch(1), unrolls=4, frames=400, steps=19, seconds=0.25)
+    assert learner.counters == checkpoint.Counters(
         updates=2, unrolls=2 * B, steps=39, frames=800, seconds=0.75
     )
     # The learning rate of an update is that of the frames before it: linear down to zero.
@@ -71,15 +78,15 @@ def test_an_update_counts_and_moves_the_agent() -> None:
 def test_what_went_to_replay_counts_and_what_came_from_there_does_not() -> None:
     learner = _learner()
     batch = _batch()._replace(is_replay=np.array([True, False, True, False]))
-    update = learner.update(batch, unrolls=3, frames=10, steps=10, seconds=0.0)
-    assert update.counters.unrolls == 3
+    learn(learner, batch, unrolls=3, frames=10, steps=10, seconds=0.0)
+    assert learner.counters.unrolls == 3
 
 
 def test_a_restored_learner_goes_on_bit_for_bit(tmp_path: pathlib.Path) -> None:
     # Given a learner after two updates, and its checkpoint ...
     learner = _learner()
     for seed in range(2):
-        learner.update(_batch(seed), unrolls=4, frames=100, steps=20, seconds=1.0)
+        learn(learner, _batch(seed), unrolls=4, frames=100, steps=20, seconds=1.0)
     saved = Checkpoint(CONFIG, learner.counters, learner.variables(), accounts={})
     checkpoint.save(tmp_path, saved, keep=1)
     # ... when another one, with other weights, is restored from it ...
@@ -87,7 +94,7 @@ def test_a_restored_learner_goes_on_bit_for_bit(tmp_path: pathlib.Path) -> None:
     other.restore(checkpoint.load(tmp_path))
     # ... then the same batch takes both to the same place: agent, optimiser and counters.
     for each in (learner, other):
-        each.update(_batch(9), unrolls=4, frames=100, steps=20, seconds=1.0)
+        learn(each, _batch(9), unrolls=4, frames=100, steps=20, seconds=1.0)
     assert learner.counters == other.counters
     tree.map_structure(np.testing.assert_array_equal, learner.variables(), other.variables())
 
@@ -95,11 +102,11 @@ def test_a_restored_learner_goes_on_bit_for_bit(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_what_is_not_finite_stops_the_run_and_says_where(value: float) -> None:
     learner = _learner()
-    learner.update(_batch(), unrolls=4, frames=10, steps=20, seconds=0.0)
+    learn(learner, _batch(), unrolls=4, frames=10, steps=20, seconds=0.0)
     batch = _batch()
     batch.unroll.timestep.reward[2, 1] = value
     with pytest.raises(NotFiniteError, match=r"Update 2 .*the loss, gradient of .*learning_rate"):
-        learner.update(batch, unrolls=4, frames=10, steps=20, seconds=0.0)
+        learn(learner, batch, unrolls=4, frames=10, steps=20, seconds=0.0)
     assert learner.counters.updates == 1  # it does not count
 
 
@@ -107,6 +114,6 @@ def test_published_values_do_not_change_with_later_updates() -> None:
     learner = _learner()
     published = learner.agent_values()
     copies = [value.copy() for value in published]
-    learner.update(_batch(), unrolls=4, frames=10, steps=20, seconds=0.0)
+    learn(learner, _batch(), unrolls=4, frames=10, steps=20, seconds=0.0)
     for value, copy in zip(published, copies, strict=True):
         np.testing.assert_array_equal(value, copy)

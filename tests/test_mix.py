@@ -9,9 +9,11 @@ import pytest
 import tree
 
 from impala.configs import MixConfig
-from impala.types import AgentOutput, StepType, TimeStep, Unroll
+from impala.types import AgentOutput, ArraySpec, StepType, TimeStep, Unroll
 from learner.ingest import Arrival, Ingest
 from learner.mix import Mix, Prepared
+from learner.replay import Replay
+from learner.storage import Memory, Record, StorageError
 
 T = 3
 
@@ -154,3 +156,121 @@ def test_closing_does_not_wait_for_a_batch_that_never_fills() -> None:
     assert mix.get(timeout=0.1) is None
     mix.close()
     assert mix.get(timeout=0.0) is None
+
+
+def test_closing_does_not_drain_an_ingest_that_never_runs_dry() -> None:
+    class Endless(Ingest):
+        taken = 0
+
+        def get(self, timeout: float) -> Arrival | None:
+            self.taken += 1
+            return _arrival(self.taken, 4, 0)
+
+    ingest = Endless(capacity=1)
+    mix = Mix(ingest, MixConfig(fresh=4))
+    _take(mix, 3)
+    mix.close()
+    taken = ingest.taken
+    assert not mix._thread.is_alive()
+    assert ingest.taken == taken <= 8  # three, one made ahead, one being made, and their likes
+
+
+def _replay(capacity: int = 1000) -> Replay:
+    """A replay of unrolls like those of `_arrival`, each of which says it has a frame."""
+    like = _arrival(0, 1, 0).unroll
+    timed = tree.map_structure(
+        lambda x: ArraySpec((x.shape[0], *x.shape[2:]), x.dtype), (like.timestep, like.output)
+    )
+    state = tree.map_structure(lambda x: ArraySpec(x.shape[1:], x.dtype), like.core_state)
+    spec = Unroll(*timed, core_state=state, frames=(), parameter_version=())
+    return Replay(spec, Memory(), "fifo", capacity_frames=capacity)
+
+
+def _framed(sequence: int, num_envs: int, first_id: int) -> Arrival:
+    arrival = _arrival(sequence, num_envs, first_id)
+    return arrival._replace(unroll=arrival.unroll._replace(frames=np.ones(num_envs, np.int32)))
+
+
+def _numbers(prepared: Prepared) -> list[int]:
+    """Which unrolls are in a batch."""
+    assert prepared.batch is not None
+    return (prepared.batch.unroll.parameter_version - 7).tolist()
+
+
+def test_half_fresh_half_replayed() -> None:
+    # Given a replay that may begin with four unrolls, and twelve fresh ones ...
+    ingest, replay = Ingest(capacity=100), _replay()
+    _put(ingest, [_framed(i + 1, 4, 4 * i) for i in range(3)])
+    mix = Mix(ingest, MixConfig(fresh=2, replayed=2, warm_up_unrolls=4), replay)
+    try:
+        first, second, *batches = _take(mix, 6)
+    finally:
+        mix.close()
+    # ... then the first four only go to replay, and count ...
+    for prepared in (first, second):
+        assert prepared.batch is None
+        assert (prepared.unrolls, prepared.frames, prepared.steps) == (2, 2, 2 * (T - 1))
+    # ... and then every batch has the next two, and two that came before them.
+    for i, prepared in enumerate(batches):
+        assert prepared.batch is not None
+        numbers = _numbers(prepared)
+        assert numbers[:2] == [4 + 2 * i, 5 + 2 * i]
+        assert len(set(numbers)) == 4
+        assert max(numbers[2:]) < 4 + 2 * i
+        assert prepared.batch.is_replay.tolist() == [False, False, True, True]
+        assert (prepared.unrolls, prepared.frames) == (2, 2)
+        # Replayed columns are whole: their rows say the same number as their version.
+        rows = prepared.batch.unroll.output.baseline
+        assert (rows == np.arange(T + 1)[:, None] * 1000 + numbers).all()
+    assert len(replay) == 12
+    assert [part.sequence for p in (first, second, *batches) for part in p.provenance] == [
+        *[1, 1, 2, 2, 3, 3]
+    ]
+
+
+def test_replay_only_learns_from_nothing_fresh_and_counts_it_all_the_same() -> None:
+    ingest, replay = Ingest(capacity=100), _replay()
+    _put(ingest, [_framed(i + 1, 4, 4 * i) for i in range(3)])
+    config = MixConfig(fresh=4, replayed=6, learn_from_fresh=False, warm_up_unrolls=2)
+    mix = Mix(ingest, config, replay)
+    try:
+        first, second, third = _take(mix, 3)
+    finally:
+        mix.close()
+    assert first.batch is None
+    for prepared, newest in ((second, 4), (third, 8)):
+        assert prepared.batch is not None
+        assert prepared.batch.is_replay.tolist() == [True] * 6
+        assert max(_numbers(prepared)) < newest
+        assert prepared.unrolls == 4
+
+
+def test_a_replay_that_is_full_need_not_warm_up_any_further() -> None:
+    ingest = Ingest(capacity=100)
+    _put(ingest, [_framed(i + 1, 4, 4 * i) for i in range(3)])
+    mix = Mix(ingest, MixConfig(fresh=4, replayed=1, warm_up_unrolls=50), _replay(capacity=6))
+    try:
+        batches = [prepared.batch for prepared in _take(mix, 3)]
+    finally:
+        mix.close()
+    assert [batch is None for batch in batches] == [True, True, False]
+
+
+def test_replayed_unrolls_need_a_replay() -> None:
+    with pytest.raises(ValueError, match=r"mix\.replayed is 3"):
+        Mix(Ingest(capacity=1), MixConfig(replayed=3))
+
+
+def test_a_replay_that_cannot_be_written_is_reported_as_such() -> None:
+    class Full(Memory):
+        def put(self, number: int, record: Record) -> None:
+            raise StorageError("No space left.")
+
+    ingest, replay = Ingest(capacity=100), _replay()
+    replay._store = Full()
+    _put(ingest, [_framed(1, 4, 0)])
+    mix = Mix(ingest, MixConfig(fresh=4, replayed=1), replay)
+    with pytest.raises(StorageError, match="No space left"):
+        for _ in range(100):
+            mix.get(timeout=0.1)
+    mix.close()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import hypothesis.stateful
@@ -192,12 +193,40 @@ def test_a_smaller_capacity_evicts_at_the_next_start(tmp_path: pathlib.Path, rul
     replay = make(Disk(tmp_path, "test"), rule, capacity=10)
     replay.add(unrolls(0, 30))
     before = replay.numbers()
+    replay.commit()
     replay.close()
     replay = make(Disk(tmp_path, "test"), rule, capacity=4)
     assert len(replay) == 4
     assert set(replay.numbers()) <= set(before)
     assert_whole(drawn(replay, 4))
     replay.close()
+
+
+@pytest.mark.parametrize("limits", [{"capacity": 0}, {"capacity": 9, "capacity_bytes": 10}])
+def test_an_unroll_that_is_larger_than_the_replay_is_an_error(limits) -> None:
+    with pytest.raises(ValueError, match=r"16 frames .* does not fit .*replay.capacity_frames"):
+        make(**limits).add(unrolls(0, 1))
+
+
+def test_a_commit_tells_what_is_on_disk_while_others_add(tmp_path: pathlib.Path) -> None:
+    store = Disk(tmp_path, "test")
+    replay = make(store, capacity=50)
+    block, stop = unrolls(0, 2), threading.Event()
+
+    def add() -> None:
+        while not stop.is_set():
+            replay.add(block)
+
+    adder = threading.Thread(target=add)
+    adder.start()
+    try:
+        for _ in range(50):
+            told = replay.commit()
+            assert told <= store.state().added < told + 1000
+    finally:
+        stop.set()
+        adder.join()
+        replay.close()
 
 
 def test_nothing_can_be_drawn_from_an_empty_replay() -> None:
@@ -269,6 +298,7 @@ class Story(hypothesis.stateful.RuleBasedStateMachine):
 
     @hypothesis.stateful.rule()
     def restart(self) -> None:
+        self.replay.commit()
         self.replay.close()
         self.open()
         self.committed = self.seen()

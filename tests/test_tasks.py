@@ -66,6 +66,10 @@ def test_frames_are_dealt_out_evenly_or_as_told() -> None:
     ]
     with pytest.raises(ValueError, match=r"2 numbers for 3 tasks"):
         tasks.blocks(config(environments=names, frames=(1, 2)))
+    with pytest.raises(ValueError, match=r"tasks.frames is 0, 0, 0: at least one"):
+        tasks.Schedule(config(environments=names, frames=(0, 0, 0), order="simultaneous"))
+    with pytest.raises(ValueError, match=r"total_frames is 5, too few for 6 turns"):
+        tasks.blocks(config(5, environments=names, cycles=2))
 
 
 def test_one_after_another_each_task_has_its_block() -> None:
@@ -196,6 +200,15 @@ def test_what_cannot_be_joined_is_refused_with_the_reason(one, other, message) -
         ValueError, match=rf"first and second cannot be tasks of one run.*{message}"
     ):
         join(["first", "second"], [one, other])
+
+
+def test_a_task_with_a_mask_of_its_own_can_only_stand_beside_as_many_actions() -> None:
+    masked = gym.spaces.Dict({"observation": BOX, "action_mask": gym.spaces.MultiBinary(2)})
+    two, three = gym.spaces.Discrete(2), gym.spaces.Discrete(3)
+    assert join(["one", "other"], [(masked, two)] * 2) == (masked, two)
+    other = gym.spaces.Dict({"observation": BOX, "action_mask": gym.spaces.MultiBinary(2)})
+    with pytest.raises(ValueError, match="one has an action_mask of its own"):
+        join(["one", "other"], [(masked, two), (other, three)])
 
 
 def test_masked_actions_are_impossible_and_everything_stays_finite() -> None:

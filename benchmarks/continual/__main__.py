@@ -10,6 +10,8 @@ import sys
 import time
 
 from benchmarks.continual import report, tiers
+from impala import continual, tasks
+from learner import checkpoint
 
 
 def main() -> None:
@@ -48,6 +50,10 @@ def run(directory: pathlib.Path, tier: tiers.Tier, arm: str, flags: list[str], s
             stderr=subprocess.STDOUT,
             check=True,
         )
+    config = continual.read(logdir).config
+    frames = checkpoint.load(logdir).counters.frames
+    if frames < tasks.total_frames(config):
+        raise SystemExit(f"{logdir} was stopped at {frames:,} frames; start again to go on.")
     seconds = time.monotonic() - start
     done.write_text(f"{seconds:.0f}\n", encoding="utf-8")
     print(f"{arm}, seed {seed}: {seconds:.0f} s", flush=True)

@@ -39,8 +39,10 @@ def write(directory: pathlib.Path, tier: Tier, seeds: Sequence[int]) -> None:
         for name in names
         for seed in seeds
     }
-    if not any(name.startswith("separate") for name in names):
-        raise SystemExit("No score without the separate arms, which are what 1 means.")
+    if missing := [
+        name for name in arms(tier) if name.startswith("separate") and name not in names
+    ]:
+        raise SystemExit(f"No score without {', '.join(missing)}, which say what 1 means.")
     table = _table(scores(tier, runs, seeds))
     (directory / "table.md").write_text(table, encoding="utf-8")
     print(table)
@@ -52,9 +54,10 @@ def scores(
     tier: Tier, runs: dict[tuple[str, int], continual.Run], seeds: Sequence[int]
 ) -> dict[str, Score]:
     """The score of each arm in which every task is trained."""
+    curves = {task: [run.curves[task] for run in runs.values()] for task in tier.tasks}
     random = {
-        task: float(np.mean([run.curves[task].returns[0] for run in runs.values()]))
-        for task in tier.tasks
+        task: float(np.mean([curve.returns[0] for curve in of_task if curve.frames[0] == 0]))
+        for task, of_task in curves.items()
     }
     alone = {
         task: float(np.mean([_area(runs[f"separate-{i}", seed], task) for seed in seeds]))

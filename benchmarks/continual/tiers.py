@@ -19,11 +19,11 @@ MINUTES = Tier(
     tasks=(
         "Catch",
         'Catch{"negative": true, "reverse": true}',
-        'Catch{"rows": 8, "columns": 7, "avoid": true}',
+        'Catch{"rows": 8, "columns": 7, "reverse": true}',
     ),
     frames=40_000,
     cycles=2,
-    flags=("--evaluator.episodes", "32"),
+    flags=("--evaluator.episodes", "32", "--optimiser.no-decay-to-zero"),
     fresh=16,
 )
 
@@ -32,7 +32,7 @@ HOURS = Tier(
     tasks=("ALE/SpaceInvaders-v5", "ALE/Krull-v5", "ALE/BeamRider-v5"),
     frames=5_000_000,
     cycles=2,
-    flags=("--evaluator.episodes", "10"),
+    flags=("--evaluator.episodes", "10", "--optimiser.no-decay-to-zero"),
     fresh=8,
 )
 

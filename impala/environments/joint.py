@@ -37,6 +37,12 @@ def join(names: Sequence[str], spaces: Sequence[Spaces]) -> Spaces:
             raise ValueError(f"{between}: their actions are {action} and {other_action}.")
         action = _join(f"{between}: their actions", action, other_action)
     if any(own != action for _, own in spaces):
+        for name, (own, _) in zip(names, spaces, strict=True):
+            if has_action_mask(own):
+                raise ValueError(
+                    f"{name} has an action_mask of its own, so it can only be a task beside others "
+                    "with as many actions."
+                )
         assert isinstance(action, gym.spaces.Discrete)
         observation = _with_mask(observation, int(action.n))
     return observation, action
@@ -106,7 +112,7 @@ class Joint(base.Environment):
         own = environment.observation_space
         self._mask: np.ndarray | None = None
         self._is_wrapped = is_wrapped(own)
-        if has_action_mask(observation_space) and not has_action_mask(own):
+        if has_action_mask(observation_space) and not has_action_mask(own):  # see `join`
             ours, own_actions = action_space, environment.action_space
             assert isinstance(ours, gym.spaces.Discrete)
             assert isinstance(own_actions, gym.spaces.Discrete)
