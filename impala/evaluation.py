@@ -4,6 +4,7 @@ A fixed quota of episodes per environment keeps the sample fair: the first N epi
 among environments that step together would be the short ones.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -44,7 +45,7 @@ def play(
       seed: of the environments and the sampled actions.
     """
     timestep = environment.reset(seed)
-    act = tf.function(_greedy(agent) if greedy else _sampled(agent))
+    act = _compiled(agent, greedy)
     core_state = agent.initial_state(environment.num_envs)
     yield EnvironmentStep(timestep, np.zeros(environment.num_envs, np.int32), {})
     count = 0
@@ -105,6 +106,11 @@ def summary(episodes: Sequence[Episode]) -> Summary:
         length_max=int(lengths.max()),
         frames=sum(episode.frames for episode in episodes),
     )
+
+
+@functools.lru_cache(maxsize=2)  # an evaluator plays with the same agent again and again
+def _compiled(agent: Agent, greedy: bool) -> Any:
+    return tf.function(_greedy(agent) if greedy else _sampled(agent))
 
 
 def _sampled(agent: Agent) -> Any:
