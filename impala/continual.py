@@ -100,6 +100,8 @@ def changes(run: Run) -> list[Change]:
             if task == block.task or block.start == block.end or name not in run.curves:
                 continue
             curve = run.curves[name]
+            if curve.frames[-1] <= block.start:  # not seen yet
+                continue
             gain = (curve.at(block.end) - curve.at(block.start)) / _largest(curve)
             found.append(
                 Change(name, number, -gain, None)
@@ -127,6 +129,34 @@ def transfer(run: Run) -> dict[str, float]:
         if change.transfer is not None:
             by_task.setdefault(change.task, []).append(change.transfer)
     return {task: float(np.mean(values)) for task, values in by_task.items()}
+
+
+class TaskSummary(NamedTuple):
+    """How a task stands."""
+
+    now: float  # return at the last evaluation
+    best: float
+    normalised: float  # 0: as at the first evaluation; 1: the best
+    area: float  # mean return over training so far
+    forgetting: float  # 0 if there was nothing to forget
+    transfer: float  # 0 if there was nothing to gain
+
+
+def summary(run: Run) -> dict[str, TaskSummary]:
+    """How each task that was evaluated stands; blocks that are under way count as far as seen."""
+    forgotten, gained = forgetting(run), transfer(run)
+    found = {}
+    for task, curve in run.curves.items():
+        first, now, best = curve.returns[0], curve.returns[-1], curve.returns.max()
+        found[task] = TaskSummary(
+            now=float(now),
+            best=float(best),
+            normalised=normalised(now, first, best) if best > first else 0.0,
+            area=curve.area(curve.frames[-1]) if curve.frames[-1] > 0 else float(now),
+            forgetting=forgotten.get(task, 0.0),
+            transfer=gained.get(task, 0.0),
+        )
+    return found
 
 
 def normalised(value: float, random: float, reference: float) -> float:

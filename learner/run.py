@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
-from impala import build, options, process, tasks
+from impala import build, continual, options, process, tasks
 from impala.configs import Config
 from impala.types import Parameters, Unroll
 from learner import checkpoint
@@ -148,6 +148,7 @@ class _Run:
             Console(tasks.total_frames(config)),
         )
         self._evaluations = Evaluations(logdir / "evaluations.jsonl")
+        self._standing: dict[str, continual.TaskSummary] = {}
         self._saved = time.monotonic()
         if empty_replay and self._replay_added:
             self._save()  # so that the checkpoint no longer counts what was moved aside
@@ -221,6 +222,9 @@ class _Run:
         self._write_row()
         if finished:
             _log.info("Finished: %s.", self._learner.counters)
+            for task, standing in self._standing.items():
+                numbers = ", ".join(f"{name} {n:.2f}" for name, n in standing._asdict().items())
+                _log.info("%s: %s.", task, numbers)
             end = math.inf if when_finished == "idle" else time.monotonic() + _FAREWELL_SECONDS
             while time.monotonic() < end and not self._stop.wait(0.5):
                 self._take_evaluations(self._learner.counters.updates)  # late ones, to the file
@@ -241,6 +245,7 @@ class _Run:
     def _take_evaluations(self, version: int) -> set[str]:
         """Files what evaluators reported; the tasks that were played with `version`."""
         played = set()
+        news = not self._service.evaluations.empty()
         while not self._service.evaluations.empty():
             report = self._service.evaluations.get()
             task = self._tasks[report.task].name
@@ -251,6 +256,8 @@ class _Run:
                 version,
             ):
                 played.add(task)
+        if news:
+            self._standing = continual.summary(continual.read(self._logdir))
         return played
 
     def close(self) -> None:
@@ -334,6 +341,8 @@ class _Run:
             **{f"unrolls/dropped/{reason}": n for reason, n in totals.dropped.items()},
             **{f"messages/rejected/{reason}": n for reason, n in totals.rejected.items()},
         }
+        for task, standing in self._standing.items():
+            gauges |= {f"task/{task}/{name}": n for name, n in standing._asdict().items()}
         if self._replay is not None:
             summary = self._replay.summary()._asdict()
             gauges |= {f"replay/{name}": value for name, value in summary.items()}

@@ -70,6 +70,19 @@ def test_forgetting_is_what_a_trained_task_loses_while_another_is_trained(
     assert continual.transfer(run) == {"b": pytest.approx(0.5)}
 
 
+def test_how_each_task_stands(tmp_path: pathlib.Path) -> None:
+    standing = continual.summary(continual.read(story(tmp_path)))
+    assert standing["a"] == pytest.approx((5.0, 10.0, 0.5, 5.625, 0.55, 0.0))
+    assert standing["b"] == pytest.approx((4.0, 4.0, 1.0, 2.375, 0.25, 0.5))
+
+
+def test_what_was_not_seen_yet_was_not_forgotten(tmp_path: pathlib.Path) -> None:
+    lines = [("a", 0, [0.0]), ("a", 100, [8.0]), ("a", 150, [6.0])]
+    run = continual.read(write(tmp_path, lines))
+    assert [change.block for change in continual.changes(run)] == [1]
+    assert continual.summary(run)["a"].forgetting == pytest.approx(2 / 8)
+
+
 def test_what_a_restarted_learner_repeats_counts_once(tmp_path: pathlib.Path) -> None:
     lines = [("a", 0, [0.0]), ("a", 100, [1.0]), ("a", 200, [2.0]), ("a", 120, [5.0], "another")]
     curve = continual.read(write(tmp_path, lines)).curves["a"]
