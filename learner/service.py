@@ -215,8 +215,11 @@ class LearnerService:
         """Puts an evaluator's report into `evaluations`.
 
         Raises:
-          InvalidRequest: there are too many episodes, no such task, or a number that is not finite.
+          InvalidRequest: there are too many episodes or none, no such task, or a number that is
+            not finite.
         """
+        if not request.episodes:
+            raise InvalidRequest("The evaluation has no episodes: report those that were played.")
         if request.task >= self._schedule.num_tasks:
             raise InvalidRequest(
                 f"task is {request.task}, the run has {self._schedule.num_tasks}: count from 0."

@@ -6,6 +6,7 @@ import messages
 import numpy as np
 import pytest
 
+from impala.configs import Config, TasksConfig
 from impala.types import Parameters
 from learner import service as service_module
 from learner.accounts import Accounts
@@ -235,7 +236,26 @@ def test_evaluations_are_kept_for_the_learner_and_checked():
     assert report.episodes[0].episode_return == 21
     with pytest.raises(InvalidRequest, match="episode_return is nan"):
         service.report_evaluation(pb.Evaluation(episodes=[pb.Episode(episode_return=float("nan"))]))
+    with pytest.raises(InvalidRequest, match="no episodes"):
+        service.report_evaluation(pb.Evaluation())
+    with pytest.raises(InvalidRequest, match="task is 1, the run has 1"):
+        service.report_evaluation(pb.Evaluation(task=1, episodes=good.episodes))
     assert service.evaluations.empty()
+
+
+def test_receipts_say_which_task_is_next():
+    config = Config(tasks=TasksConfig(environments=("a", "b"), frames=(100, 100)))
+    service = messages.service(config=config)
+    hello = service.join(messages.join_request())
+    assert hello.task == 0
+    for sequence, (frames, task) in enumerate([(0, 0), (99, 0), (100, 1), (250, 1)], 1):
+        service.publish(Parameters(messages.LEARNER, frames, 0.0, frames, []))
+        message = messages.message(sequence, fingerprint=hello.fingerprint)
+        assert _submit(service, message).task == task
+    unknown = messages.message(1, fingerprint=hello.fingerprint, task=2)
+    receipt = _submit(service, unknown)
+    assert receipt.reason == pb.REASON_RANGE
+    assert "task is 2, the run has 2" in receipt.detail
 
 
 def test_messages_that_grpc_cannot_carry_are_refused_at_the_start():
