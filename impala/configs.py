@@ -120,8 +120,10 @@ class ImpalaConfig:
     """Weight of 0.5 (vs - V)^2."""
     entropy_cost: Cost = 0.01
     """Weight of the entropy bonus."""
-    anneal_entropy: bool = False
-    """Lower entropy_cost linearly to 0 over the run; otherwise it is constant."""
+    entropy_anneal: Share = 0.0
+    """Share of the run over which entropy_cost changes linearly to entropy_cost_end; 0: never."""
+    entropy_cost_end: Cost = 0.0
+    """What entropy_cost has become after that, for the rest of the run."""
     policy_cloning_cost: Cost = 0.01
     """Weight of KL(mu || pi) on replayed unrolls; 0 is off."""
     value_cloning_cost: Cost = 0.005
@@ -288,8 +290,9 @@ _ATARI_CPU = dataclasses.replace(
     _ATARI,
     algorithm=ImpalaConfig(
         reward_clipping="abs_one",
-        entropy_cost=0.005,
-        anneal_entropy=True,
+        entropy_cost=0.01,
+        entropy_anneal=0.35,
+        entropy_cost_end=0.001,
         policy_cloning_cost=0.0,
         value_cloning_cost=0.0,
     ),
@@ -298,7 +301,7 @@ _ATARI_CPU = dataclasses.replace(
     replay=ReplayConfig(rule="fifo", capacity_frames=160_000),
     learner=LearnerConfig(queue_unrolls=32),
     actor=ActorConfig(num_envs=32),
-    total_frames=15_000_000,
+    total_frames=20_000_000,
 )
 
 PRESETS: dict[str, tuple[str, Config]] = {

@@ -80,6 +80,22 @@ def entropy(entropies: tf.Tensor) -> tf.Tensor:
     return -entropies
 
 
+def annealed(
+    start: float, end: float, progress: tf.Tensor | float, over: float
+) -> tf.Tensor | float:
+    """A number that changes linearly from `start` to `end` over the first part of a run.
+
+    Args:
+      start: at the beginning.
+      end: from the end of that part on.
+      progress: [] share of the run done, 0 to 1.
+      over: how large that part is, as a share of the run; 0: it never changes.
+    """
+    if over == 0.0:
+        return start
+    return start + (end - start) * tf.minimum(progress / over, 1.0)
+
+
 def policy_cloning(kls: tf.Tensor, is_replay: tf.Tensor) -> tf.Tensor:
     """KL(mu || pi) of replayed rows, else 0: keeps pi near what was done then. [T, B].
 

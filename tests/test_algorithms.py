@@ -399,6 +399,19 @@ def test_the_entropy_cost_and_nothing_else_raises_entropy(entropy_cost):
     assert after == before if entropy_cost == 0.0 else after > before + 0.01
 
 
+@pytest.mark.parametrize(
+    ("progress", "share", "cost"),
+    [(0.0, 0.5, 0.4), (0.25, 0.5, 0.25), (0.5, 0.5, 0.1), (0.9, 0.5, 0.1), (0.9, 0.0, 0.4)],
+)
+def test_the_entropy_cost_is_annealed_over_a_share_of_the_run(progress, share, cost):
+    agent, batch = one_environment(reward=[0.0, 0.0], policy=[[2.0, 0.0, -1.0]] * 2)
+    config = ImpalaConfig(
+        baseline_cost=0.0, entropy_cost=0.4, entropy_anneal=share, entropy_cost_end=0.1
+    )
+    loss, metrics = Impala(agent, config).loss(batch, tf.constant(progress))
+    assert loss.numpy().sum() == pytest.approx(-cost * metrics["policy/entropy"].numpy())
+
+
 def test_the_baseline_moves_towards_its_target():
     agent, batch = one_environment(reward=[0.0, 3.0], discount=[1.0, 0.0])
 

@@ -57,7 +57,9 @@ class Impala(Algorithm):
         policy_gradient = losses.policy_gradient(log_probs, advantages)
         baseline = losses.baseline(steps.values, returns.vs)
         entropy = losses.entropy(entropies)
-        entropy_cost = config.entropy_cost * (1.0 - progress if config.anneal_entropy else 1.0)
+        entropy_cost = losses.annealed(
+            config.entropy_cost, config.entropy_cost_end, progress, config.entropy_anneal
+        )
         loss = policy_gradient + config.baseline_cost * baseline + entropy_cost * entropy
 
         # What keeps the network from forgetting (CLEAR, section 3): on replayed rows it shall go on
