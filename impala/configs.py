@@ -290,8 +290,8 @@ _ATARI_CPU = dataclasses.replace(
     _ATARI,
     algorithm=ImpalaConfig(
         reward_clipping="abs_one",
-        entropy_cost=0.01,
-        entropy_anneal=0.35,
+        entropy_cost=0.004,
+        entropy_anneal=0.45,
         entropy_cost_end=0.001,
         policy_cloning_cost=0.0,
         value_cloning_cost=0.0,
@@ -301,7 +301,7 @@ _ATARI_CPU = dataclasses.replace(
     replay=ReplayConfig(rule="fifo", capacity_frames=160_000),
     learner=LearnerConfig(queue_unrolls=32),
     actor=ActorConfig(num_envs=32),
-    total_frames=20_000_000,
+    total_frames=16_000_000,
 )
 
 PRESETS: dict[str, tuple[str, Config]] = {
