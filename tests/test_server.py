@@ -63,7 +63,8 @@ def test_an_actor_joins_streams_and_pulls(kind, tmp_path):
         ]
         reply = served.stub.GetParameters(pb.GetParametersRequest(), timeout=WAIT)
         assert reply.parameters.version == 3
-        served.stub.ReportEvaluation(pb.Evaluation(actor="e"), timeout=WAIT)
+        evaluation = pb.Evaluation(actor="e", episodes=[pb.Episode(length=1)])
+        served.stub.ReportEvaluation(evaluation, timeout=WAIT)
         assert service.evaluations.get(timeout=WAIT).actor == "e"
         served.server.check()
     assert accounts.totals().queued == 4
@@ -76,7 +77,7 @@ def test_errors_of_the_service_become_statuses_and_nothing_kills_the_server(monk
         with pytest.raises(grpc.RpcError) as error:
             served.stub.Join(messages.join_request(protocol=version), timeout=WAIT)
         assert error.value.code() == grpc.StatusCode.FAILED_PRECONDITION
-        assert "2.0, the learner 1.0" in error.value.details()
+        assert "2.0, the learner 1.1" in error.value.details()
         with pytest.raises(grpc.RpcError) as error:
             served.join(actor="")
         assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
