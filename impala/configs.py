@@ -270,9 +270,12 @@ _CATCH = Config(
 _CARTPOLE = Config(
     environment=EnvironmentConfig(id="CartPole-v1"),
     agent=AgentConfig(torso="mlp", hidden_sizes=(64, 64)),
-    algorithm=ImpalaConfig(discount=0.99, entropy_cost=0.01, reward_scale=0.1),
+    # Who no longer falls forgets what falling is like: half of what is learned from is the past, and
+    # the entropy bonus, which never ceases to push, ends.
+    algorithm=ImpalaConfig(discount=0.99, entropy_cost=0.01, entropy_anneal=0.5, reward_scale=0.1),
     optimiser=OptimiserConfig(name="adam", learning_rate=1e-3, epsilon=1e-7),
-    mix=MixConfig(fresh=8),
+    mix=MixConfig(fresh=8, replayed=8),
+    replay=ReplayConfig(capacity_frames=1_500_000),
     learner=LearnerConfig(queue_unrolls=32),
     total_frames=1_500_000,
 )
