@@ -270,8 +270,8 @@ _CATCH = Config(
 _CARTPOLE = Config(
     environment=EnvironmentConfig(id="CartPole-v1"),
     agent=AgentConfig(torso="mlp", hidden_sizes=(64, 64)),
-    # Who no longer falls forgets what falling is like: half of what is learned from is the past, and
-    # the entropy bonus, which never ceases to push, ends.
+    # Who no longer falls forgets what falling is like: half of what is learned from is the past,
+    # and the entropy bonus, which never ceases to push, ends.
     algorithm=ImpalaConfig(discount=0.99, entropy_cost=0.01, entropy_anneal=0.5, reward_scale=0.1),
     optimiser=OptimiserConfig(name="adam", learning_rate=1e-3, epsilon=1e-7),
     mix=MixConfig(fresh=8, replayed=8),
@@ -308,8 +308,8 @@ _ATARI_CPU = dataclasses.replace(
 )
 
 PRESETS: dict[str, tuple[str, Config]] = {
-    "catch": ("Catch on a 10x5 board: about a minute to a perfect score on two cores.", _CATCH),
-    "cartpole": ("CartPole-v1: about two minutes to its best score on two cores.", _CARTPOLE),
+    "catch": ("Catch on a 10x5 board: half a minute to a perfect score on two cores.", _CATCH),
+    "cartpole": ("CartPole-v1: a minute and a quarter to its best score on two cores.", _CARTPOLE),
     "atari": (
         "Pong with the paper's shallow network; another game with --environment.id.",
         _ATARI_CPU,
