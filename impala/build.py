@@ -14,14 +14,12 @@ from impala import distributions, networks
 from impala.agent import Agent
 from impala.algorithms import Algorithm, Impala
 from impala.configs import AgentConfig, EnvironmentConfig, ImpalaConfig
-from impala.spaces import has_action_mask
+from impala.spaces import Spaces, has_action_mask
 from impala.tasks import Task
 from impala.types import AgentOutput, ArraySpec, Nest, StepType, TimeStep, Unroll
 
 if TYPE_CHECKING:
     from impala.environments import Environment
-
-Spaces = tuple[gym.Space, gym.Space]  # of observations and of actions
 
 
 def environment(

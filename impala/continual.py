@@ -6,7 +6,7 @@ falls, or rises before its own turn, while another task is trained, over the lar
 
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -72,11 +72,9 @@ def read(logdir: pathlib.Path) -> Run:
         if report["task"] in points:  # not of another list of tasks, before a restart
             points[report["task"]][report["frames"]] = float(np.mean(report["returns"]))
     curves = {
-        name: Curve(
-            np.array(sorted(points[name])), np.array([r for _, r in sorted(points[name].items())])
-        )
-        for name in names
-        if points[name]
+        name: Curve(*map(np.array, zip(*sorted(of_task.items()), strict=True)))
+        for name, of_task in points.items()
+        if of_task
     }
     sequential = config.tasks.order == "sequential"
     return Run(config, names, tasks.blocks(config) if sequential else (), curves)
@@ -115,20 +113,12 @@ def changes(run: Run) -> list[Change]:
 
 def forgetting(run: Run) -> dict[str, float]:
     """Mean forgetting of each task over the blocks in which there was something to forget."""
-    by_task: dict[str, list[float]] = {}
-    for change in changes(run):
-        if change.forgetting is not None:
-            by_task.setdefault(change.task, []).append(change.forgetting)
-    return {task: float(np.mean(values)) for task, values in by_task.items()}
+    return _means((change.task, change.forgetting) for change in changes(run))
 
 
 def transfer(run: Run) -> dict[str, float]:
     """Mean transfer to each task over the blocks before its own first one."""
-    by_task: dict[str, list[float]] = {}
-    for change in changes(run):
-        if change.transfer is not None:
-            by_task.setdefault(change.task, []).append(change.transfer)
-    return {task: float(np.mean(values)) for task, values in by_task.items()}
+    return _means((change.task, change.transfer) for change in changes(run))
 
 
 class TaskSummary(NamedTuple):
@@ -166,3 +156,12 @@ def normalised(value: float, random: float, reference: float) -> float:
 
 def _largest(curve: Curve) -> float:
     return float(np.abs(curve.returns).max()) or 1.0
+
+
+def _means(values: Iterable[tuple[str, float | None]]) -> dict[str, float]:
+    """The mean of each task's values that are not None; tasks without one are left out."""
+    by_task: dict[str, list[float]] = {}
+    for task, value in values:
+        if value is not None:
+            by_task.setdefault(task, []).append(value)
+    return {task: float(np.mean(of_task)) for task, of_task in by_task.items()}

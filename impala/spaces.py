@@ -8,6 +8,8 @@ from typing import TypeGuard
 
 import gymnasium as gym
 
+Spaces = tuple[gym.Space, gym.Space]
+"""Of observations and of actions."""
 SEEN = frozenset({"last_action", "last_reward", "time_in_episode"})
 """What the network sees besides the observation."""
 ACTION_MASK = "action_mask"

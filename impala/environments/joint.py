@@ -13,10 +13,8 @@ import gymnasium as gym
 import numpy as np
 
 from impala.environments import base
-from impala.spaces import ACTION_MASK, has_action_mask, is_wrapped
+from impala.spaces import ACTION_MASK, Spaces, has_action_mask, is_wrapped
 from impala.types import EnvironmentStep, Nest, TimeStep
-
-Spaces = tuple[gym.Space, gym.Space]  # of observations and of actions
 
 
 def join(names: Sequence[str], spaces: Sequence[Spaces]) -> Spaces:
