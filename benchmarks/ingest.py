@@ -79,7 +79,7 @@ def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Ra
         while not stop.is_set():
             prepared = mix.get(timeout=0.2)
             for part in prepared.provenance if prepared else ():
-                accounts.learned(*part)
+                accounts.settle(*part)
 
     consumer = threading.Thread(target=consume)
     consumer.start()

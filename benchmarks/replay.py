@@ -16,7 +16,7 @@ import numpy as np
 import tree
 
 from actors.actor import Actor
-from impala import build, configs, tasks
+from impala import build, configs, phases, tasks
 from impala.types import Parameters, Unroll
 from learner.ingest import Arrival, Ingest
 from learner.learner import Learner
@@ -62,7 +62,9 @@ def measure(config: configs.Config, seconds: float) -> Cost:
         Arrival(unroll, "recorded", 1, number, 0, 0, [], 0.0, 0.0)
         for number, unroll in enumerate(unrolls)
     ]
-    learner = Learner(build.algorithm(config.algorithm, agent), config)
+    learner = Learner(
+        build.algorithm(config.algorithm, config, agent), config, phases.make(config)[0]
+    )
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         replay = Replay(
             spec, Disk(pathlib.Path(directory), "benchmark"), "reservoir", capacity_frames=10**9

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from impala import build, configs, tasks
+from impala import build, configs, phases, tasks
 from impala.types import AgentOutput, Batch, StepType, TimeStep, Unroll
 
 
@@ -165,7 +165,9 @@ def _learner(config: configs.Config) -> tuple[Callable[[], Any], int]:
     from learner.learner import Learner
 
     agent, *spaces = _agent(config)
-    learner = Learner(build.algorithm(config.algorithm, agent), config)
+    learner = Learner(
+        build.algorithm(config.algorithm, config, agent), config, phases.make(config)[0]
+    )
     batch = random_batch(config, agent, (spaces[0], spaces[1]))
     steps = config.mix.batch_size * config.learner.unroll_length
     return lambda: learner.update(batch), steps

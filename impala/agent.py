@@ -1,5 +1,7 @@
 """The agent: a network over time, and the distribution that its policy parameters mean."""
 
+from collections.abc import Sequence
+
 import sonnet as snt
 import tensorflow as tf
 import tree
@@ -13,14 +15,17 @@ from impala.types import AgentOutput, Nest, NetworkOutput, StepType, TimeStep
 class Agent(snt.Module):
     """[frame stack] -> torso -> [core] -> policy and baseline heads. The only agent class.
 
-    The core state is a tuple with one entry for each part that has a state, in that order; () if
-    none has. Where a time step is FIRST the state before it has no influence.
+    The baseline may have a torso and a core of its own, so that it can learn alone. The core state
+    is a tuple with one entry for each part that has a state, in that order; () if none has. Where
+    a time step is FIRST the state before it has no influence.
 
     Args:
       torso: observations [N, ...] to features [N, F].
       core: what remembers between torso and heads; None for a feed-forward agent.
       distribution: of the action.
       frame_stack: what the torso sees through; None to see single frames.
+      baseline_torso: the baseline's own; None to share torso and core with the policy.
+      baseline_core: the baseline's own, behind its own torso.
       masks_actions: whether observations have an `action_mask` [..., P], which the policy obeys.
     """
 
@@ -30,6 +35,8 @@ class Agent(snt.Module):
         core: LSTM | None,
         distribution: Distribution,
         frame_stack: FrameStack | None = None,
+        baseline_torso: Torso | None = None,
+        baseline_core: LSTM | None = None,
         masks_actions: bool = False,
         name: str | None = None,
     ) -> None:
@@ -39,14 +46,22 @@ class Agent(snt.Module):
         self._masks_actions = masks_actions
         self._torso = torso
         self._core = core
+        self._baseline_torso = baseline_torso
+        self._baseline_core = baseline_core
         # Small first weights: an almost uniform policy, values near 0.
         small = snt.initializers.VarianceScaling(scale=0.01)
         self._policy_head = snt.Linear(distribution.num_parameters, w_init=small, name="policy")
         self._baseline_head = snt.Linear(1, w_init=small, name="baseline")
 
+    @property
+    def baseline_variables(self) -> Sequence[tf.Variable]:
+        """What serves the baseline alone: the policy does not depend on it."""
+        parts = (self._baseline_torso, self._baseline_core, self._baseline_head)
+        return [v for part in parts if part is not None for v in part.trainable_variables]
+
     def initial_state(self, batch_size: int | tf.Tensor) -> Nest:
         """The core state [B, ...] before the first time step, which must be FIRST."""
-        parts = (self._frame_stack, self._core)
+        parts = (self._frame_stack, self._core, self._baseline_core)
         return tuple(part.initial_state(batch_size) for part in parts if part is not None)
 
     def step(
@@ -96,10 +111,19 @@ class Agent(snt.Module):
             features, state = self._core(features, is_first, before.pop(0))
             after.append(state)
 
+        baseline_features = features
+        if self._baseline_torso is not None:
+            baseline_features = snt.BatchApply(self._baseline_torso)(observation)
+        if self._baseline_core is not None:
+            baseline_features, state = self._baseline_core(
+                baseline_features, is_first, before.pop(0)
+            )
+            after.append(state)
+
         policy = snt.BatchApply(self._policy_head)(features)
         if self._masks_actions:
             policy = self.distribution.mask(policy, timestep.observation[ACTION_MASK])
-        baseline = tf.squeeze(snt.BatchApply(self._baseline_head)(features), axis=-1)
+        baseline = tf.squeeze(snt.BatchApply(self._baseline_head)(baseline_features), axis=-1)
         return NetworkOutput(policy, baseline), tuple(after)
 
     def _one_row(self, timestep: TimeStep, core_state: Nest) -> tuple[NetworkOutput, Nest]:

@@ -12,9 +12,9 @@ import tree
 
 from impala import distributions, networks
 from impala.agent import Agent
-from impala.algorithms import Algorithm, Impala
-from impala.configs import AgentConfig, EnvironmentConfig, ImpalaConfig
-from impala.spaces import Spaces, has_action_mask
+from impala.algorithms import ALGORITHMS, Algorithm
+from impala.configs import AgentConfig, AlgorithmName, Config, EnvironmentConfig
+from impala.spaces import ACTION_MASK, Spaces, has_action_mask
 from impala.tasks import Task
 from impala.types import AgentOutput, ArraySpec, Nest, StepType, TimeStep, Unroll
 
@@ -73,27 +73,58 @@ def agent(
         observation_space = frame_stack.observation_space
     # Sonnet's initialisers draw from the global generator; everything drawn later is stateless.
     tf.random.set_seed(seed)
-    match config.torso:
-        case "mlp":
-            network = networks.MLP(config.hidden_sizes)
-        case "shallow":
-            network = networks.Shallow()
-        case "deep":
-            network = networks.DeepResidual()
+    distribution = distributions.for_space(action_space)
+    masks_actions = has_action_mask(observation_space)
+    if masks_actions:
+        _check_action_mask(observation_space, distribution.num_choices)
+    separate = config.separate_baseline
     built = Agent(
-        torso=networks.Torso(network, observation_space),
-        core=networks.LSTM(config.lstm_size) if config.core == "lstm" else None,
-        distribution=distributions.for_space(action_space),
+        torso=_torso(config, observation_space),
+        core=_core(config),
+        distribution=distribution,
         frame_stack=frame_stack,
-        masks_actions=has_action_mask(observation_space),
+        baseline_torso=_torso(config, observation_space, "baseline_") if separate else None,
+        baseline_core=_core(config, "baseline_") if separate else None,
+        masks_actions=masks_actions,
     )
     built.greedy_step(_zeros(single_observation_space), built.initial_state(1))
     return built
 
 
-def algorithm(config: ImpalaConfig, agent: Agent) -> Algorithm:
-    """What is learned."""
-    return Impala(agent, config)
+def _torso(config: AgentConfig, observation_space: gym.Space, prefix: str = "") -> networks.Torso:
+    """A torso whose variables' names begin with a prefix: no two of an agent are called alike."""
+    name = f"{prefix}{config.torso}"
+    match config.torso:
+        case "mlp":
+            network = networks.MLP(config.hidden_sizes, name=name)
+        case "strided":
+            network = networks.Strided(name=name)
+        case "shallow":
+            network = networks.Shallow(name=name)
+        case "deep":
+            network = networks.DeepResidual(name=name)
+    return networks.Torso(network, observation_space)
+
+
+def _core(config: AgentConfig, prefix: str = "") -> networks.LSTM | None:
+    if config.core == "feed_forward":
+        return None
+    return networks.LSTM(config.lstm_size, name=f"{prefix}{config.core}")
+
+
+def _check_action_mask(observation_space: gym.Space, num_choices: int) -> None:
+    assert isinstance(observation_space, gym.spaces.Dict)
+    space = observation_space[ACTION_MASK]
+    if space.shape != (num_choices,):
+        raise ValueError(
+            f"The observation's {ACTION_MASK} is {space}; the action has {num_choices} choices in "
+            f"all its parts together, so it must have the shape ({num_choices},)."
+        )
+
+
+def algorithm(name: AlgorithmName, config: Config, agent: Agent) -> Algorithm:
+    """What is learned, with its settings."""
+    return ALGORITHMS[name](agent, config.objective, getattr(config, name))
 
 
 def unroll_spec(

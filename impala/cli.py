@@ -53,6 +53,9 @@ class _Run:
     """Start over: an earlier run in the log directory is moved aside."""
     empty_replay: bool = False
     """Go on with an empty replay: an earlier one in the log directory is moved aside."""
+    init_from: pathlib.Path | None = None
+    """Start a new run with the agent of another one, whose log directory this is, as far as it
+    fits. A run that is resumed does not look at it."""
     settings: Annotated[Config, arg(name="")] = dataclasses.field(default_factory=Config)
 
 
@@ -186,11 +189,12 @@ def train(command: Train) -> int:
         socket = pathlib.Path(directory, "learner")
         fresh = ["--fresh"] if command.fresh else []
         empty_replay = ["--empty-replay"] if command.empty_replay else []
+        init_from = ["--init-from", str(command.init_from)] if command.init_from else []
         supervisor.start(
             Program(
                 name="learner",
                 command=[
-                    *[*_IMPALA, "learner", command.preset, *fresh, *empty_replay],
+                    *[*_IMPALA, "learner", command.preset, *fresh, *empty_replay, *init_from],
                     *["--logdir", str(logdir), "--listen", f"unix:{socket}"],
                 ],
                 environ=options.to_environment(command.settings),
@@ -243,6 +247,7 @@ def learner(command: Learner) -> int:
             listen=command.listen,
             fresh=command.fresh,
             empty_replay=command.empty_replay,
+            init_from=command.init_from,
             when_finished=command.when_finished,
         )
     except (CheckpointError, LogDirectoryBusy, StorageError) as error:

@@ -23,6 +23,8 @@ Cost = Annotated[float, Range(0.0)]
 Share = Annotated[float, Range(0.0, 1.0)]
 Scale = Annotated[float, Range(1e-12)]
 
+AlgorithmName = Literal["impala", "actor_critic", "critic"]
+
 
 @dataclasses.dataclass(frozen=True)
 class AtariConfig:
@@ -96,16 +98,31 @@ class EvaluatorConfig:
 class AgentConfig:
     """The network: [frame stack] -> torso -> [core] -> policy and baseline heads."""
 
-    torso: Literal["mlp", "shallow", "deep"] = "mlp"
-    """mlp; shallow: two convolutions; deep: the residual network. Both of Espeholt et al. 2018."""
+    torso: Literal["mlp", "strided", "shallow", "deep"] = "mlp"
+    """mlp; strided: four convolutions, for small images; shallow: two; deep: the residual network.
+    The last two are those of Espeholt et al. 2018."""
     hidden_sizes: tuple[Positive, ...] = (64, 64)
-    """Widths of the mlp torso's layers, in units. The other torsos end in one layer of 256."""
+    """Widths of the mlp torso's layers, in units. shallow and deep end in one layer of 256."""
     core: Literal["feed_forward", "lstm"] = "feed_forward"
     """What stands between torso and heads."""
     lstm_size: Positive = 256
     """Units of the LSTM core."""
     frame_stack: Positive = 1
     """Frames that the torso sees at once; kept in the core state, so each frame travels once."""
+    separate_baseline: bool = False
+    """A torso and a core of its own for the baseline; otherwise it shares the policy's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectiveConfig:
+    """What return is to be maximised, whatever the algorithm."""
+
+    discount: Share = 0.99
+    """gamma, multiplied with the environment's discount."""
+    reward_clipping: Literal["none", "abs_one", "soft_asymmetric"] = "none"
+    """none; abs_one: clip to [-1, 1]; soft_asymmetric: 5 tanh(r / 5), times 0.3 where r < 0."""
+    reward_scale: float = 1.0
+    """Multiplies the reward before it is clipped."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,8 +131,6 @@ class ImpalaConfig:
     CLEAR: Rolnick et al. 2018, arXiv 1811.11682. Losses are summed over T and B.
     """
 
-    discount: Share = 0.99
-    """gamma, multiplied with the environment's discount."""
     baseline_cost: Cost = 0.5
     """Weight of 0.5 (vs - V)^2."""
     entropy_cost: Cost = 0.01
@@ -136,12 +151,36 @@ class ImpalaConfig:
     """c-bar: clips the trace; convergence speed depends on it."""
     vtrace_lambda: Share = 1.0
     """Decay of the trace, 1 in the paper."""
-    reward_clipping: Literal["none", "abs_one", "soft_asymmetric"] = "none"
-    """none; abs_one: clip to [-1, 1]; soft_asymmetric: 5 tanh(r / 5), times 0.3 where r < 0."""
-    reward_scale: float = 1.0
-    """Multiplies the reward before it is clipped."""
     clip_advantage_to_positive: bool = False
     """Learn the policy only from advantages above 0."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorCriticConfig:
+    """Advantage actor-critic: A3C, Mnih et al. 2016, arXiv 1602.01783, with one learner; or with
+    generalised advantages: Schulman et al. 2016, arXiv 1506.02438. Losses are summed over T and B.
+    """
+
+    baseline_cost: Cost = 0.5
+    """Weight of 0.5 (target - V)^2."""
+    entropy_cost: Cost = 0.01
+    """Weight of the entropy bonus."""
+    entropy_anneal: Share = 0.0
+    """Share of the run over which entropy_cost changes linearly to entropy_cost_end; 0: never."""
+    entropy_cost_end: Cost = 0.0
+    """What entropy_cost has become after that, for the rest of the run."""
+    gae_lambda: Share = 1.0
+    """1: n-step returns as in A3C, n up to the end of the unroll; less: GAE(lambda)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CriticConfig:
+    """Critic pre-training: only what serves the baseline alone learns; the policy stays as it is.
+    Targets are discounted returns, bootstrapped from the last value. Summed over T and B.
+    """
+
+    baseline_cost: Cost = 1.0
+    """Weight of 0.5 (return - V)^2."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,6 +219,8 @@ class MixConfig:
     """Whether fresh unrolls are learned from; otherwise they only go to replay."""
     warm_up_unrolls: Positive = 100
     """Unrolls that replay must hold before the first update; until then they only go there."""
+    max_policy_lag: Count = 0
+    """Updates that a fresh unroll may be behind; older ones are dropped. 0: any number."""
 
     @property
     def batch_size(self) -> int:
@@ -245,7 +286,15 @@ class Config:
     tasks: TasksConfig = TasksConfig()
     evaluator: EvaluatorConfig = EvaluatorConfig()
     agent: AgentConfig = AgentConfig()
-    algorithm: ImpalaConfig = ImpalaConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    algorithm: AlgorithmName = "impala"
+    """What is learned; its settings are those under the same name."""
+    phases: tuple[str, ...] = ()
+    """Algorithms one after another, each but the last with its environment frames, as in
+    critic:500000 impala. Empty: algorithm, from beginning to end."""
+    impala: ImpalaConfig = ImpalaConfig()
+    actor_critic: ActorCriticConfig = ActorCriticConfig()
+    critic: CriticConfig = CriticConfig()
     optimiser: OptimiserConfig = OptimiserConfig()
     mix: MixConfig = MixConfig()
     replay: ReplayConfig = ReplayConfig()
@@ -260,7 +309,6 @@ class Config:
 _CATCH = Config(
     environment=EnvironmentConfig(id="Catch"),
     agent=AgentConfig(torso="mlp", hidden_sizes=(64, 64)),
-    algorithm=ImpalaConfig(discount=0.99, entropy_cost=0.01),
     optimiser=OptimiserConfig(name="adam", learning_rate=2e-3, epsilon=1e-7),
     mix=MixConfig(fresh=32),
     learner=LearnerConfig(unroll_length=9),
@@ -272,7 +320,8 @@ _CARTPOLE = Config(
     agent=AgentConfig(torso="mlp", hidden_sizes=(64, 64)),
     # Who no longer falls forgets what falling is like: half of what is learned from is the past,
     # and the entropy bonus, which never ceases to push, ends.
-    algorithm=ImpalaConfig(discount=0.99, entropy_cost=0.01, entropy_anneal=0.5, reward_scale=0.1),
+    objective=ObjectiveConfig(reward_scale=0.1),
+    impala=ImpalaConfig(entropy_anneal=0.5),
     optimiser=OptimiserConfig(name="adam", learning_rate=1e-3, epsilon=1e-7),
     mix=MixConfig(fresh=8, replayed=8),
     replay=ReplayConfig(capacity_frames=1_500_000),
@@ -283,7 +332,7 @@ _CARTPOLE = Config(
 _ATARI = Config(
     environment=EnvironmentConfig(id="ALE/Pong-v5"),
     agent=AgentConfig(torso="shallow", frame_stack=4),
-    algorithm=ImpalaConfig(reward_clipping="abs_one"),
+    objective=ObjectiveConfig(reward_clipping="abs_one"),
     actor=ActorConfig(num_envs=64),
 )
 
@@ -291,8 +340,7 @@ _ATARI = Config(
 # beside each fresh one, and less entropy than the paper's 200M frames can wait for.
 _ATARI_CPU = dataclasses.replace(
     _ATARI,
-    algorithm=ImpalaConfig(
-        reward_clipping="abs_one",
+    impala=ImpalaConfig(
         entropy_cost=0.004,
         entropy_anneal=0.45,
         entropy_cost_end=0.001,

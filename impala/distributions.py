@@ -21,6 +21,7 @@ class Distribution(abc.ABC):
     """A family of distributions over one action, for any number of leading dimensions."""
 
     num_parameters: int  # P
+    num_choices: int = 0  # that can be masked, of all parts together
 
     @abc.abstractmethod
     def sample_and_log_prob(self, parameters: tf.Tensor, seed: tf.Tensor) -> tuple[Nest, tf.Tensor]:
@@ -55,19 +56,17 @@ class Distribution(abc.ABC):
 
         Args:
           parameters: [..., P].
-          allowed: [..., P], 0 for choices that there are not.
-
-        Raises:
-          ValueError: if there are no choices to mask.
+          allowed: [..., num_choices], 0 for choices that there are not; one of each part's must be
+            allowed.
         """
-        raise ValueError(f"Only choices can be masked; {type(self).__name__} has none.")
+        return parameters
 
 
 class Categorical(Distribution):
     """One of n actions; the parameters are n logits."""
 
     def __init__(self, num_actions: int, start: int = 0, dtype: np.dtype | type = np.int64) -> None:
-        self.num_parameters = num_actions
+        self.num_parameters = self.num_choices = num_actions
         self._start = start
         self._dtype = tf.as_dtype(dtype)
 
@@ -210,6 +209,8 @@ class Joint(Distribution):
         self._join = join
         self._sizes = [component.num_parameters for component in components]
         self.num_parameters = sum(self._sizes)
+        self._choices = [component.num_choices for component in components]
+        self.num_choices = sum(self._choices)
 
     def sample_and_log_prob(self, parameters: tf.Tensor, seed: tf.Tensor) -> tuple[Nest, tf.Tensor]:
         seeds = tf.unstack(tf.random.split(seed, len(self._components)))
@@ -239,7 +240,8 @@ class Joint(Distribution):
         return tf.add_n([component.kl(part_p, part_q) for component, part_p, part_q in parts])
 
     def mask(self, parameters: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
-        parts = zip(self._components, self._parts(parameters), self._parts(allowed), strict=True)
+        of_parts = tf.split(allowed, self._choices, axis=-1)
+        parts = zip(self._components, self._parts(parameters), of_parts, strict=True)
         return tf.concat([component.mask(*part) for component, *part in parts], axis=-1)
 
     def _parts(self, parameters: tf.Tensor) -> list[tf.Tensor]:

@@ -1,17 +1,19 @@
 """What is learned at each step: the one shift by one, the seam mask, and the terms of the losses.
 
-Terms are pure functions of [T, B] tensors, unweighted and unmasked; an `Algorithm` chooses, weighs
-and masks them. To be minimised, every one of them.
+Rewards are scaled and clipped, and discounts multiplied by gamma, where they are aligned. Terms are
+pure functions of [T, B] tensors, unweighted and unmasked; an `Algorithm` chooses, weighs and masks
+them. To be minimised, every one of them.
 """
 
-from typing import Literal, NamedTuple
+import math
+from typing import NamedTuple
 
 import tensorflow as tf
 import tree
 
+import vtrace
+from impala.configs import ObjectiveConfig
 from impala.types import Batch, Nest, NetworkOutput, StepType
-
-RewardClipping = Literal["none", "abs_one", "soft_asymmetric"]
 
 
 class Aligned(NamedTuple):
@@ -26,18 +28,19 @@ class Aligned(NamedTuple):
     actions: Nest  # [T, B, ...]
     behaviour_policy: tf.Tensor  # [T, B, P] mu, as recorded when the agent acted
     behaviour_values: tf.Tensor  # [T, B] V(x_t), as recorded when the agent acted
-    rewards: tf.Tensor  # [T, B] raw
-    discounts: tf.Tensor  # [T, B] of the environment: gamma is not in them
+    rewards: tf.Tensor  # [T, B] scaled and clipped
+    discounts: tf.Tensor  # [T, B] gamma times the environment's
     mask: tf.Tensor  # [T, B] float32, 1 on experience and 0 on seams
     is_replay: tf.Tensor  # [B] bool
 
 
-def align(batch: Batch, network_output: NetworkOutput) -> Aligned:
+def align(batch: Batch, network_output: NetworkOutput, objective: ObjectiveConfig) -> Aligned:
     """Shifts what led to a row (action, mu) and what came with it beside what the network said.
 
     Args:
       batch: [T + 1, B, ...], T >= 1.
       network_output: [T + 1, B, ...], of the same rows.
+      objective: what is done to rewards and discounts.
 
     Raises:
       ValueError: if there are fewer than two rows, or the network's rows are not the batch's.
@@ -51,6 +54,7 @@ def align(batch: Batch, network_output: NetworkOutput) -> Aligned:
     # Behind a seam lies a LAST row, whose value is what a truncated episode is bootstrapped from;
     # its own step is none, the environment ignored the action.
     experience = timestep.step_type[1:] != tf.cast(StepType.FIRST, timestep.step_type.dtype)
+    rewards = clip_rewards(timestep.reward[1:], objective.reward_clipping, objective.reward_scale)
     return Aligned(
         target_policy=network_output.policy[:-1],
         values=network_output.baseline[:-1],
@@ -58,11 +62,29 @@ def align(batch: Batch, network_output: NetworkOutput) -> Aligned:
         actions=tree.map_structure(lambda action: action[1:], output.action),
         behaviour_policy=tf.where(experience[..., tf.newaxis], output.policy[1:], 0.0),
         behaviour_values=tf.where(experience, output.baseline[1:], 0.0),
-        rewards=tf.where(experience, timestep.reward[1:], 0.0),
-        discounts=tf.where(experience, timestep.discount[1:], 0.0),
+        rewards=tf.where(experience, rewards, 0.0),
+        discounts=tf.where(experience, objective.discount * timestep.discount[1:], 0.0),
         mask=tf.cast(experience, tf.float32),
         is_replay=batch.is_replay,
     )
+
+
+def lambda_returns(steps: Aligned, lambda_: float = 1.0) -> tf.Tensor:
+    """Returns of the policy that acted, bootstrapped from the values: V-trace where rho = 1.
+
+    n-step returns up to the end of the unroll if lambda is 1, TD(lambda) returns if it is less;
+    less the values they are the generalised advantages of Schulman et al. 2016, arXiv 1506.02438.
+    Without a gradient. [T, B].
+    """
+    returns = vtrace.from_importance_weights(
+        log_rhos=tf.where(steps.mask > 0.0, 0.0, -math.inf),
+        discounts=steps.discounts,
+        rewards=steps.rewards,
+        values=steps.values,
+        bootstrap_value=steps.bootstrap_value,
+        lambda_=lambda_,
+    )
+    return returns.vs
 
 
 def policy_gradient(log_probs: tf.Tensor, advantages: tf.Tensor) -> tf.Tensor:
@@ -119,7 +141,7 @@ def value_cloning(
     return tf.where(is_replay, tf.square(values - tf.stop_gradient(behaviour_values)), 0.0)
 
 
-def clip_rewards(rewards: tf.Tensor, mode: RewardClipping, scale: float = 1.0) -> tf.Tensor:
+def clip_rewards(rewards: tf.Tensor, mode: str, scale: float = 1.0) -> tf.Tensor:
     """Scales rewards, then squeezes them; any shape.
 
     Args:

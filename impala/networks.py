@@ -54,6 +54,24 @@ class Shallow(snt.Module):
         return tf.nn.relu(self._linear(snt.flatten(images)))
 
 
+class Strided(snt.Module):
+    """Four convolutions that each halve an image: [N, H, W, C] to [N, F]; 288 features of 47x47."""
+
+    smallest = 1
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self._convolutions = [
+            snt.Conv2D(32, kernel_shape=3, stride=2, w_init=_he(), name=f"conv_{i}")
+            for i in range(4)
+        ]
+
+    def __call__(self, images: tf.Tensor) -> tf.Tensor:
+        for convolution in self._convolutions:
+            images = tf.nn.elu(convolution(images))
+        return snt.flatten(images)
+
+
 class DeepResidual(snt.Module):
     """Three sections of residual blocks and a linear layer of 256. [N, H, W, C] to [N, 256]."""
 
@@ -112,7 +130,7 @@ class Torso(snt.Module):
 
     def __init__(
         self,
-        network: MLP | Shallow | DeepResidual,
+        network: MLP | Strided | Shallow | DeepResidual,
         observation_space: gym.Space,
         name: str | None = None,
     ) -> None:
@@ -286,7 +304,9 @@ def _he() -> snt.initializers.Initializer:
 
 
 def _last_reward(space: gym.Space, value: tf.Tensor) -> tf.Tensor:
-    return tf.clip_by_value(as_vector(space, value), -1.0, 1.0)
+    """sign(r) log(1 + |r|): large rewards do not drown the rest, and still differ."""
+    reward = as_vector(space, value)
+    return tf.sign(reward) * tf.math.log1p(tf.abs(reward))
 
 
 def _time_in_episode(space: gym.Space, value: tf.Tensor) -> tf.Tensor:
@@ -309,7 +329,7 @@ def _as_float(space: gym.Space, value: tf.Tensor) -> tf.Tensor:
     return value
 
 
-def _check_image(space: gym.Space, network: Shallow | DeepResidual) -> None:
+def _check_image(space: gym.Space, network: Strided | Shallow | DeepResidual) -> None:
     name, smallest = type(network).__name__, network.smallest
     if not isinstance(space, gym.spaces.Box) or len(space.shape) not in (2, 3):
         raise ValueError(

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
+from impala import phases
 from impala.configs import PRESETS, Config, Range
 
 T = TypeVar("T")
@@ -213,6 +214,15 @@ def validate(config: Config) -> Config:
             f"actor.num_envs is {environments} in {groups} groups, which sends "
             f"{environments // groups} unrolls per message; learner.max_envs_per_message is "
             f"{config.learner.max_envs_per_message}. Raise it, or have fewer environments."
+        )
+    try:
+        algorithms = {phase.algorithm for phase in phases.make(config)}
+    except ValueError as error:
+        raise OptionError(str(error)) from error
+    if "actor_critic" in algorithms and config.mix.replayed:
+        raise OptionError(
+            f"mix.replayed is {config.mix.replayed}, but actor_critic does not correct for what an "
+            "older policy did. Set mix.replayed to 0, or algorithm to impala."
         )
     if config.mix.batch_size == 0:
         raise OptionError(

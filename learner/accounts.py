@@ -190,11 +190,24 @@ class Accounts:
             ):
                 ledger.received_sequence = sequence
 
-    def learned(self, actor: str, incarnation: int, sequence: int, unrolls: int) -> None:
-        """Counts unrolls of an accepted message as learned from, in the order of the queue."""
+    def settle(
+        self, actor: str, incarnation: int, sequence: int, unrolls: int, dropped: str | None = None
+    ) -> None:
+        """Counts unrolls of an accepted message, in the order of the queue.
+
+        Args:
+          actor: who sent it.
+          incarnation: of the actor.
+          sequence: of the message.
+          unrolls: how many of it.
+          dropped: why they were not learned from; None if they were.
+        """
         with self._lock:
             self._ledgers[actor, incarnation].account(sequence, unrolls)
-            self._learned += unrolls
+            if dropped is None:
+                self._learned += unrolls
+            else:
+                self._dropped[dropped] += unrolls
 
     def drop_queued(self, reason: str) -> None:
         """Counts everything that is queued as dropped: it will not be learned from while fresh."""

@@ -49,7 +49,7 @@ class Checkpoint(NamedTuple):
     @property
     def agent_values(self) -> list[np.ndarray]:
         """The agent's variables in order, as `Parameters.values`."""
-        return [value for name, value in self.variables.items() if name.startswith("agent/")]
+        return [value for name, value in self.variables.items() if _of_agent(name)]
 
 
 def save(directory: pathlib.Path, checkpoint: Checkpoint, keep: int) -> pathlib.Path:
@@ -137,6 +137,41 @@ def assign(values: Mapping[str, np.ndarray], variables: Mapping[str, Any]) -> No
             )
     for name, variable in variables.items():
         variable.assign(values[name])
+
+
+def initialise(variables: Sequence[Any], saved: Checkpoint) -> list[str]:
+    """Puts the values of another run's agent into variables of the same name and shape.
+
+    Returns:
+      Lines that say what was taken, and what was not and why.
+
+    Raises:
+      CheckpointError: nothing fits.
+    """
+    values = {_own_name(name): value for name, value in saved.variables.items() if _of_agent(name)}
+    taken, lines = [], []
+    for variable in variables:
+        value = values.pop(variable.name, None)
+        if value is None:
+            lines.append(f"New: {variable.name} {tuple(variable.shape)}.")
+        elif value.shape != tuple(variable.shape):
+            lines.append(f"New: {variable.name} {tuple(variable.shape)}, which was {value.shape}.")
+        else:
+            variable.assign(value)
+            taken.append(variable.name)
+    lines += [f"Not taken: {name} {value.shape}." for name, value in values.items()]
+    if not taken:
+        raise CheckpointError(f"Nothing of that agent fits this one. {' '.join(lines)}")
+    return [f"Taken from {saved.counters.frames:,} frames: {', '.join(taken)}.", *lines]
+
+
+def _of_agent(name: str) -> bool:
+    return name.startswith("agent/")
+
+
+def _own_name(name: str) -> str:
+    """The variable's own part of a name that `named` gave."""
+    return name.split("/", 2)[2]
 
 
 def _read(path: pathlib.Path) -> Checkpoint:

@@ -6,12 +6,14 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from impala import tasks
 from impala.algorithms.base import Algorithm
 from impala.configs import Config
+from impala.phases import Phase
 from impala.types import Batch
 from learner import checkpoint, optimisers
 from learner.checkpoint import Counters
+
+_START = Counters()
 
 
 class NotFiniteError(ArithmeticError):
@@ -28,20 +30,30 @@ class Update(NamedTuple):
 class Learner:
     """Owns the algorithm, the optimiser and the counters; moves them all by one batch at a time."""
 
-    def __init__(self, algorithm: Algorithm, config: Config):
+    def __init__(
+        self, algorithm: Algorithm, config: Config, phase: Phase, counters: Counters = _START
+    ):
+        """Ready for the first update of a phase, with a new optimiser.
+
+        Args:
+          algorithm: what is learned.
+          config: of the run.
+          phase: when it is learned.
+          counters: how far the run is.
+        """
         self._config = config
-        self._total_frames = tasks.total_frames(config)
+        self._phase = phase
         self._algorithm = algorithm
         self._optimiser = optimisers.make(config.optimiser, algorithm.learned_variables)
         self._update = tf.function(
             self._update_once, jit_compile=config.learner.jit_compile, autograph=False
         )
-        self.counters = Counters()
+        self.counters = counters
 
     @property
     def progress(self) -> float:
-        """Share of the run done, 0 to 1."""
-        return min(1.0, self.counters.frames / self._total_frames)
+        """Share of the phase done, 0 to 1."""
+        return self._phase.progress(self.counters.frames)
 
     def update(self, batch: Batch) -> Update:
         """Learns from one batch: arrays [T + 1, B, ...].

@@ -19,12 +19,16 @@ _log = logging.getLogger(__name__)
 
 
 class Provenance(NamedTuple):
-    """Which unrolls of which message are accounted for with a batch."""
+    """Which unrolls of which message are accounted for with a batch, and how."""
 
     actor: str
     incarnation: int
     sequence: int
     unrolls: int
+    dropped: str | None  # why they were not learned from
+
+
+POLICY_LAG = "policy_lag"
 
 
 class Prepared(NamedTuple):
@@ -34,8 +38,8 @@ class Prepared(NamedTuple):
     """
 
     batch: Batch | None  # NumPy, [T + 1, B, ...]; None while replay warms up
-    provenance: Sequence[Provenance]
-    unrolls: int  # fresh
+    provenance: Sequence[Provenance]  # in the order of the queue
+    unrolls: int  # fresh, and not dropped
     frames: int  # environment frames in them
     steps: int  # agent decisions in them
     arrivals: Sequence[Arrival]  # begun with this batch: their statistics count once
@@ -46,6 +50,7 @@ class _Chunk(NamedTuple):
 
     arrival: Arrival
     columns: slice
+    dropped: str | None = None
 
     @property
     def size(self) -> int:
@@ -63,7 +68,12 @@ class _Chunk(NamedTuple):
 
     def provenance(self) -> Provenance:
         arrival = self.arrival
-        return Provenance(arrival.actor, arrival.incarnation, arrival.sequence, self.size)
+        return Provenance(
+            arrival.actor, arrival.incarnation, arrival.sequence, self.size, self.dropped
+        )
+
+    def version(self) -> int:
+        return int(self.arrival.unroll.parameter_version[self.columns].min())
 
     def is_first(self) -> bool:
         return self.columns.start == self.arrival.offset
@@ -84,7 +94,12 @@ class Mix:
     """
 
     def __init__(
-        self, ingest: Ingest, config: MixConfig, replay: Replay | None = None, depth: int = 1
+        self,
+        ingest: Ingest,
+        config: MixConfig,
+        replay: Replay | None = None,
+        version: int = 0,
+        depth: int = 1,
     ):
         """Starts the thread.
 
@@ -93,6 +108,7 @@ class Mix:
           config: how many unrolls of which kind make a batch. There is no batch before the replay
             holds `warm_up_unrolls` or is full: fresh unrolls only go there until then.
           replay: where fresh unrolls go, and where replayed ones come from.
+          version: of the parameters that the first batch moves.
           depth: batches that are made ahead of the update.
 
         Raises:
@@ -103,6 +119,7 @@ class Mix:
         self._ingest = ingest
         self._config = config
         self._replay = replay
+        self._version = version  # that the batch being made will move
         self._rest: _Chunk | None = None  # of a message that is partly used
         self._ready: queue.Queue[Prepared] = queue.Queue(maxsize=depth)
         self._stop = threading.Event()
@@ -147,13 +164,14 @@ class Mix:
     def _prepare(self) -> Prepared | None:
         """Makes one batch, or None when the mix was closed first."""
         config, replay = self._config, self._replay
-        if (fresh := self._take(config.fresh)) is None:
+        if (taken := self._take(config.fresh)) is None:
             return None
+        fresh = [chunk for chunk in taken if not chunk.dropped]
         if config.replayed:
             assert replay is not None
             if len(replay) < config.warm_up_unrolls and not replay.is_full:
                 self._remember(fresh)
-                return _prepared(None, fresh)
+                return _prepared(None, taken)
 
         unroll = _empty_like(fresh[0].arrival.unroll, config.batch_size)
         filled = 0
@@ -167,10 +185,14 @@ class Mix:
             replay.sample(unroll, filled, config.replayed)
         self._remember(fresh)  # After the draw: nothing is fresh and replayed at once.
 
-        return _prepared(Batch(unroll, is_replay), fresh)
+        self._version += 1
+        return _prepared(Batch(unroll, is_replay), taken)
 
     def _take(self, count: int) -> list[_Chunk] | None:
-        """Takes `count` unrolls out of the ingest, in order; None when the mix is closed."""
+        """Takes `count` unrolls out of the ingest, in order; None when the mix is closed.
+
+        With them come the chunks that are too old to be learned from, which do not count.
+        """
         chunks: list[_Chunk] = []
         while count > 0:
             if self._stop.is_set():
@@ -181,10 +203,18 @@ class Mix:
                     num_envs = arrival.unroll.frames.shape[0]
                     self._rest = _Chunk(arrival, slice(arrival.offset, num_envs))
                 continue
+            if self._is_too_old(self._rest):
+                chunks.append(self._rest._replace(dropped=POLICY_LAG))
+                self._rest = None
+                continue
             chunk, self._rest = self._rest.split(count)
             chunks.append(chunk)
             count -= chunk.size
         return chunks
+
+    def _is_too_old(self, chunk: _Chunk) -> bool:
+        limit = self._config.max_policy_lag
+        return 0 < limit < self._version - chunk.version()
 
     def _remember(self, chunks: Sequence[_Chunk]) -> None:
         """Adds fresh unrolls to the replay, if there is one."""
@@ -193,14 +223,15 @@ class Mix:
                 self._replay.add(chunk.arrival.unroll, chunk.columns)
 
 
-def _prepared(batch: Batch | None, fresh: Sequence[_Chunk]) -> Prepared:
+def _prepared(batch: Batch | None, taken: Sequence[_Chunk]) -> Prepared:
+    fresh = [chunk for chunk in taken if not chunk.dropped]
     return Prepared(
         batch,
-        provenance=[chunk.provenance() for chunk in fresh],
+        provenance=[chunk.provenance() for chunk in taken],
         unrolls=sum(chunk.size for chunk in fresh),
         frames=sum(chunk.frames() for chunk in fresh),
         steps=sum(chunk.steps() for chunk in fresh),
-        arrivals=[chunk.arrival for chunk in fresh if chunk.is_first()],
+        arrivals=[chunk.arrival for chunk in taken if chunk.is_first()],
     )
 
 

@@ -16,12 +16,12 @@ import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
-from impala import build, continual, options, process, tasks
+from impala import build, continual, options, phases, process, tasks
 from impala.configs import Config
 from impala.types import Parameters, Unroll
 from learner import checkpoint
 from learner.accounts import Accounts
-from learner.checkpoint import Checkpoint
+from learner.checkpoint import Checkpoint, Counters
 from learner.ingest import Bounds, Ingest, wire_specs
 from learner.learner import Learner, NotFiniteError, Update
 from learner.log_directory import LogDirectory
@@ -47,6 +47,7 @@ def run_learner(
     listen: str,
     fresh: bool,
     empty_replay: bool,
+    init_from: pathlib.Path | None,
     when_finished: str,
 ) -> int:
     """Serves a fleet of actors and learns until the run is done, or SIGTERM or SIGINT.
@@ -57,6 +58,7 @@ def run_learner(
       listen: HOST:PORT (port 0: any free one) or unix:PATH.
       fresh: start over; an earlier run in `logdir` is moved aside.
       empty_replay: move only the replay aside.
+      init_from: log directory of another run, whose agent a new run starts from as far as it fits.
       when_finished: "exit", or "idle" to go on serving the final parameters.
 
     Returns:
@@ -64,7 +66,7 @@ def run_learner(
 
     Raises:
       LogDirectoryBusy: another learner writes `logdir`.
-      CheckpointError: the checkpoint in `logdir` does not fit `config`.
+      CheckpointError: the checkpoint in `logdir` does not fit `config`, or `init_from` has none.
       StorageError: the replay in `logdir` is missing or damaged, or does not fit `config`.
       OptionError: there is no such environment, or the agent cannot play it.
       OSError: `listen` cannot be bound.
@@ -73,7 +75,7 @@ def run_learner(
     process.tune_malloc()
     _set_up_tensorflow(config.learner.threads)
     with LogDirectory(logdir, fresh) as directory:
-        run = _Run(config, directory, stop, empty_replay)
+        run = _Run(config, directory, stop, empty_replay, init_from)
         try:
             run.serve(listen)
             for prepared, update in run.updates():
@@ -96,6 +98,7 @@ class _Run:
         directory: LogDirectory,
         stop: threading.Event,
         empty_replay: bool,
+        init_from: pathlib.Path | None,
     ):
         self._config = config
         self._logdir = logdir = directory.path
@@ -105,14 +108,15 @@ class _Run:
         try:
             self._tasks = tasks.make(config.environment, config.tasks)
             schedule = tasks.Schedule(config)
+            self._phases = phases.make(config)
             spaces = build.spaces(self._tasks)
             agent = build.agent(config.agent, *spaces, seed=config.seed)
         except ValueError as error:
             raise options.OptionError(str(error)) from error
-        self._learner = Learner(build.algorithm(config.algorithm, agent), config)
+        self._agent = agent
         self._accounts = Accounts()
         unroll_spec = build.unroll_spec(agent, *spaces, config.learner.unroll_length)
-        self._replay_added = self._resume()
+        self._learner, self._replay_added = self._resume(init_from)
         if empty_replay:
             directory.move_replay_aside()
         self._replay = _open_replay(config, unroll_spec, directory.replay)
@@ -139,7 +143,9 @@ class _Run:
             max_in_flight=config.learner.max_in_flight,
             action_bounds=list(_action_bounds(spaces[1])),
         )
-        self._mix = Mix(self._ingest, config.mix, self._replay)
+        self._mix = Mix(
+            self._ingest, config.mix, self._replay, version=self._learner.counters.updates
+        )
         self._server: Server | None = None
         self._telemetry = Telemetry()
         self._sinks = (
@@ -166,7 +172,7 @@ class _Run:
         """Learns until the run is done or stopped; no update while replay warms up."""
         last = time.monotonic()
         self._telemetry.begin(self._learner.counters)
-        while not self._stop.is_set() and self._learner.progress < 1.0:
+        while not self._stop.is_set() and not self._is_finished():
             assert self._server is not None
             self._server.check()
             waiting = time.monotonic()
@@ -184,9 +190,11 @@ class _Run:
                 seconds=now - last,
             )
             last = now
+            if self._learner.progress >= 1.0:
+                self._next_phase()
             self._publish()
             for part in prepared.provenance:
-                self._accounts.learned(*part)
+                self._accounts.settle(*part)
             yield prepared, update
 
     def report(self, prepared: Prepared, update: Update | None) -> None:
@@ -210,7 +218,7 @@ class _Run:
     def end(self, when_finished: str) -> None:
         """Leaves a checkpoint; a run that is done also tells its actors."""
         assert self._server is not None
-        finished = self._learner.progress >= 1.0
+        finished = self._is_finished()
         if finished:
             self._service.finish()
         else:
@@ -272,17 +280,45 @@ class _Run:
             if self._server is not None:
                 last_first.callback(self._server.stop, _GRACE_SECONDS)
 
-    def _resume(self) -> int:
-        """Goes back to the newest checkpoint, if there is one; the unrolls it counts in replay."""
+    def _is_finished(self) -> bool:
+        return self._learner.counters.frames >= self._phases[-1].end
+
+    def _learner_at(self, counters: Counters) -> Learner:
+        """Learns what it is time for."""
+        phase = phases.current(self._phases, counters.frames)
+        algorithm = build.algorithm(phase.algorithm, self._config, self._agent)
+        return Learner(algorithm, self._config, phase, counters)
+
+    def _next_phase(self) -> None:
+        """Goes on with the next algorithm, if there is one: the agent stays, the rest is new."""
+        if not self._is_finished():
+            self._learner = self._learner_at(self._learner.counters)
+            counters = self._learner.counters
+            phase = phases.current(self._phases, counters.frames)
+            _log.info("From %s frames on: %s.", f"{counters.frames:,}", phase.algorithm)
+            self._save()  # a checkpoint holds the variables of its own phase
+
+    def _resume(self, init_from: pathlib.Path | None) -> tuple[Learner, int]:
+        """A learner as in the newest checkpoint, if there is one, and how much replay that counts.
+
+        A new run starts from what fits of the agent of another run, if asked to.
+        """
         if not checkpoint.exists(self._logdir):
-            return 0
+            if init_from is not None:
+                saved = checkpoint.load(init_from)
+                for line in checkpoint.initialise(self._agent.variables, saved):
+                    _log.info("%s", line)
+            return self._learner_at(Counters()), 0
+        if init_from is not None:
+            _log.info("Going on with the run in %s, not from %s.", self._logdir, init_from)
         saved = checkpoint.load(self._logdir)
-        self._learner.restore(saved)
+        learner = self._learner_at(saved.counters)
+        learner.restore(saved)
         self._accounts.restore(saved.accounts)
         _log.info("Resumed %s at %s.", self._logdir, saved.counters)
         for change in options.differences(saved.config, self._config):
             _log.info("Changed since that checkpoint: %s.", change)
-        return saved.replay_added
+        return learner, saved.replay_added
 
     def _check_replay(self, may_be_lost: bool) -> None:
         """Compares replay with what the checkpoint counted; after a crash it holds more."""

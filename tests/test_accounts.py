@@ -51,7 +51,7 @@ def test_only_the_incarnation_that_joined_last_may_send():
     assert not accounts.may_send("a", 1)
     assert accounts.receive("a", 1, 2, 4).verdict == "unknown"
     assert accounts.receive("a", 2, 1, 4).verdict == "accepted"
-    accounts.learned("a", 1, 1, 4)  # what the old one sent before is still learned from
+    accounts.settle("a", 1, 1, 4)  # what the old one sent before is still learned from
     assert (accounts.totals().learned, accounts.totals().queued) == (4, 4)
 
 
@@ -61,8 +61,8 @@ def test_the_gap_after_a_crash_is_counted_when_the_actor_comes_back():
     index = accounts.join("a", 1, 0, 0)
     for sequence in (1, 2, 3):
         accounts.receive("a", 1, sequence, 4)
-    accounts.learned("a", 1, 1, 4)
-    accounts.learned("a", 1, 2, 2)
+    accounts.settle("a", 1, 1, 4)
+    accounts.settle("a", 1, 2, 2)
     accounts = _crash(accounts, accounts.state())
     assert (accounts.totals().received, accounts.totals().learned) == (6, 6)
     assert accounts.receive("a", 1, 4, 4).verdict == "unknown"  # it has to say first how far it is
@@ -78,12 +78,12 @@ def test_a_message_that_was_half_learned_goes_on_where_it_was():
     accounts = Accounts()
     accounts.join("a", 1, 0, 0)
     accounts.receive("a", 1, 1, 4)
-    accounts.learned("a", 1, 1, 3)
+    accounts.settle("a", 1, 1, 3)
     accounts = _crash(accounts, accounts.state())
 
     accounts.join("a", 1, 0, 0)
     assert accounts.receive("a", 1, 1, 4) == ("accepted", 3, 1)
-    accounts.learned("a", 1, 1, 1)
+    accounts.settle("a", 1, 1, 1)
     assert accounts.totals()[:3] == (4, 4, {})
     assert accounts.receive("a", 1, 2, 4).offset == 0
 
@@ -93,7 +93,7 @@ def test_what_is_queued_can_be_dropped_by_reason_and_is_not_lost_twice():
     accounts.join("a", 1, 0, 0)
     accounts.receive("a", 1, 1, 4)
     accounts.receive("a", 1, 2, 4)
-    accounts.learned("a", 1, 1, 1)
+    accounts.settle("a", 1, 1, 1)
     accounts.drop_queued("learner_stop")
     assert (accounts.totals().dropped, accounts.totals().queued) == ({"learner_stop": 7}, 0)
     accounts = _crash(accounts, accounts.state())
@@ -106,7 +106,7 @@ def test_no_unroll_can_be_accounted_for_twice():
     accounts.join("a", 1, 0, 0)
     accounts.receive("a", 1, 1, 4)
     with pytest.raises(ValueError, match=r"5 unrolls of message 1 .* only 4"):
-        accounts.learned("a", 1, 1, 5)
+        accounts.settle("a", 1, 1, 5)
 
 
 def test_actors_that_restart_for_ever_do_not_fill_the_memory():
@@ -117,10 +117,10 @@ def test_actors_that_restart_for_ever_do_not_fill_the_memory():
         index = accounts.join(f"host-{i}-0", i + 1, 0, 0)
         assert index <= 10  # and indices stay small
         accounts.receive(f"host-{i}-0", i + 1, 1, 2)
-        accounts.learned(f"host-{i}-0", i + 1, 1, 2)
+        accounts.settle(f"host-{i}-0", i + 1, 1, 2)
     assert len(accounts.state()["ledgers"]) == 10
     assert not accounts.may_send("host-0-0", 1)
-    accounts.learned("steady", 1, 1, 2)
+    accounts.settle("steady", 1, 1, 2)
     assert (accounts.totals().received, accounts.totals().learned) == (402, 402)
 
 
@@ -179,7 +179,7 @@ class _Fleet:
         while self.queue and unrolls:
             actor, sequence, start, end = self.queue[0]
             take = min(unrolls, end - start)
-            self.accounts.learned(actor.name, actor.incarnation, sequence, take)
+            self.accounts.settle(actor.name, actor.incarnation, sequence, take)
             for i in range(start, start + take):
                 assert (actor.incarnation, sequence, i) not in self.learned
                 self.learned.add((actor.incarnation, sequence, i))

@@ -1,6 +1,6 @@
 """Algorithms: the contract of all of them, and IMPALA against a NumPy transcription of its paper.
 
-A new algorithm gets the contract's tests by listing itself in ALGORITHMS.
+A new algorithm gets the contract's tests by being listed in `impala.algorithms`.
 """
 
 import dataclasses
@@ -14,13 +14,9 @@ import sonnet as snt
 import tensorflow as tf
 
 from impala import build, distributions
-from impala.algorithms import Algorithm, Impala
-from impala.configs import AgentConfig, ImpalaConfig
+from impala.algorithms import ALGORITHMS, ActorCritic, Algorithm, Impala
+from impala.configs import ActorCriticConfig, AgentConfig, Config, ImpalaConfig, ObjectiveConfig
 from impala.types import AgentOutput, Batch, NetworkOutput, StepType, TimeStep, Unroll
-
-ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
-    "impala": lambda agent: Impala(agent, ImpalaConfig()),
-}
 
 NUM_ACTIONS = 3
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
@@ -51,6 +47,8 @@ IS_REPLAY = np.array([False, True, True, False])
 class TableAgent(snt.Module):
     """An agent whose policy and baseline in each row are themselves the variables."""
 
+    baseline_variables = property(lambda self: [self.baseline])
+
     def __init__(self, policy: np.ndarray, baseline: np.ndarray) -> None:
         super().__init__()
         self.distribution = distributions.for_space(gym.spaces.Discrete(policy.shape[-1]))
@@ -66,8 +64,10 @@ def table_agent(seed: int = 1) -> TableAgent:
     return TableAgent(rng.normal(size=[T + 1, B, NUM_ACTIONS]), rng.normal(size=[T + 1, B]))
 
 
-def network_agent(core: Literal["feed_forward", "lstm"]):
-    config = AgentConfig(torso="mlp", hidden_sizes=(8,), core=core, lstm_size=5)
+def network_agent(core: Literal["feed_forward", "lstm"], separate_baseline: bool = False):
+    config = AgentConfig(
+        hidden_sizes=(8,), core=core, lstm_size=5, separate_baseline=separate_baseline
+    )
     return build.agent(config, gym.spaces.Box(-9, 9, [2]), gym.spaces.Discrete(NUM_ACTIONS))
 
 
@@ -75,7 +75,17 @@ AGENTS: dict[str, Callable] = {
     "table": table_agent,
     "feed_forward": lambda: network_agent("feed_forward"),
     "lstm": lambda: network_agent("lstm"),
+    "two_lstms": lambda: network_agent("lstm", separate_baseline=True),
 }
+
+
+def impala(agent, config=ImpalaConfig(), objective=ObjectiveConfig()) -> Impala:  # noqa: B008
+    return Impala(agent, objective, config)
+
+
+def make(name: str, agent) -> Algorithm:
+    """An algorithm with its defaults."""
+    return build.algorithm(name, Config(), agent)
 
 
 def make_arrays(seed: int = 0, **replace: np.ndarray) -> dict[str, np.ndarray]:
@@ -136,12 +146,12 @@ def assert_identical(result, expected) -> None:
 @pytest.mark.parametrize("agent_name", AGENTS)
 @pytest.mark.parametrize("name", ALGORITHMS)
 class TestContract:
-    def make(self, name, agent_name) -> tuple[Algorithm, Batch]:
+    def build(self, name, agent_name) -> tuple[Algorithm, Batch]:
         agent = AGENTS[agent_name]()
-        return ALGORITHMS[name](agent), make_batch(make_arrays(), agent)
+        return make(name, agent), make_batch(make_arrays(), agent)
 
     def test_loss_is_finite_one_per_step_and_metrics_are_scalars(self, name, agent_name):
-        algorithm, batch = self.make(name, agent_name)
+        algorithm, batch = self.build(name, agent_name)
 
         loss, metrics = algorithm.loss(batch)
 
@@ -153,7 +163,7 @@ class TestContract:
             assert np.isfinite(metric.numpy())
 
     def test_the_loss_is_zero_on_seams_and_only_there(self, name, agent_name):
-        algorithm, batch = self.make(name, agent_name)
+        algorithm, batch = self.build(name, agent_name)
 
         np.testing.assert_array_equal(algorithm.loss(batch).loss.numpy() == 0.0, SEAMS)
 
@@ -174,7 +184,7 @@ class TestContract:
     def test_a_seam_row_is_silent(self, name, agent_name, leaf, value):
         """Nothing an environment or actor puts there moves a loss, metric or gradient by a bit."""
         agent = AGENTS[agent_name]()
-        algorithm = ALGORITHMS[name](agent)
+        algorithm = make(name, agent)
         arrays = make_arrays()
         changed = {name: array.copy() for name, array in arrays.items()}
         changed[leaf][SEAM_ROWS] = value
@@ -185,7 +195,7 @@ class TestContract:
         assert_identical(result, expected)
 
     def test_exactly_the_learned_variables_move(self, name, agent_name):
-        algorithm, batch = self.make(name, agent_name)
+        algorithm, batch = self.build(name, agent_name)
         learned = {id(variable) for variable in algorithm.learned_variables}
         before = [variable.numpy() for variable in algorithm.variables]
 
@@ -196,16 +206,30 @@ class TestContract:
             moved = not np.array_equal(variable.numpy(), old)
             assert moved == (id(variable) in learned), variable.name
 
-    def test_every_variable_of_the_agent_that_can_learn_does(self, name, agent_name):
-        algorithm, _ = self.make(name, agent_name)
+    def test_the_agent_learns_as_a_whole_or_all_that_serves_its_baseline(self, name, agent_name):
+        algorithm, _ = self.build(name, agent_name)
         learned = [id(variable) for variable in algorithm.learned_variables]
 
-        assert {id(v) for v in algorithm.agent.trainable_variables} <= set(learned)
+        agent = algorithm.agent
+        part = agent.baseline_variables if name == "critic" else agent.trainable_variables
+        assert {id(v) for v in part} == set(learned)
         assert len(set(learned)) == len(learned)
+
+    def test_what_a_checkpoint_holds_says_everything(self, name, agent_name):
+        """Another object with the same variables goes on as this one would have."""
+        algorithm, batch = self.build(name, agent_name)
+        descend(algorithm, batch, rate=0.1)
+        algorithm.after_update()
+        other, _ = self.build(name, agent_name)
+        for ours, theirs in zip(algorithm.variables, other.variables, strict=True):
+            assert ours.name == theirs.name
+            theirs.assign(ours)
+
+        assert_identical(other.loss(batch), algorithm.loss(batch))
 
     @pytest.mark.parametrize("jit_compile", [False, True])
     def test_compiled_is_eager(self, name, agent_name, jit_compile):
-        algorithm, batch = self.make(name, agent_name)
+        algorithm, batch = self.build(name, agent_name)
         compiled = tf.function(
             lambda batch: loss_and_gradients(algorithm, batch),
             autograph=False,
@@ -223,10 +247,11 @@ class TestContract:
 def test_values_that_are_only_targets_get_no_gradient(name):
     """The last row's value and the value behind a seam are bootstrapped from, never learned."""
     agent = table_agent()
+    algorithm = make(name, agent)
 
-    _, gradients = loss_and_gradients(ALGORITHMS[name](agent), make_batch(make_arrays(), agent))
+    _, gradients = loss_and_gradients(algorithm, make_batch(make_arrays(), agent))
 
-    by_name = {id(v): g for v, g in zip(agent.trainable_variables, gradients, strict=True)}
+    by_name = {id(v): g for v, g in zip(algorithm.learned_variables, gradients, strict=True)}
     by_baseline = by_name[id(agent.baseline)].numpy()
     assert not by_baseline[-1].any()
     assert not by_baseline[:-1][SEAMS].any()
@@ -240,7 +265,7 @@ def log_softmax(logits):
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
-def paper(arrays, agent, config: ImpalaConfig):
+def paper(arrays, agent, config: ImpalaConfig, objective: ObjectiveConfig):
     """Loss [T, B], metrics and gradients by the table, one step of one environment at a time."""
     policy, values = agent.policy.numpy().astype(float), agent.baseline.numpy().astype(float)
     log_pi = log_softmax(policy)
@@ -258,8 +283,8 @@ def paper(arrays, agent, config: ImpalaConfig):
             ratio = np.exp(log_pi[t, b, a] - log_mu[t + 1, b, a])
             rho[t] = min(config.clip_rho_threshold, ratio)
             c[t] = config.vtrace_lambda * min(config.clip_c_threshold, ratio)
-            gamma[t] = config.discount * arrays["discount"][t + 1, b]
-            reward = config.reward_scale * arrays["reward"][t + 1, b]
+            gamma[t] = objective.discount * arrays["discount"][t + 1, b]
+            reward = objective.reward_scale * arrays["reward"][t + 1, b]
             delta[t] = rho[t] * (reward + gamma[t] * values[t + 1, b] - values[t, b])
 
         def target(s, b=b, rho=rho, c=c, delta=delta, gamma=gamma):
@@ -273,7 +298,7 @@ def paper(arrays, agent, config: ImpalaConfig):
                 continue
             a = arrays["action"][t + 1, b]
             ratio = np.exp(log_pi[t, b, a] - log_mu[t + 1, b, a])
-            reward = config.reward_scale * arrays["reward"][t + 1, b]
+            reward = objective.reward_scale * arrays["reward"][t + 1, b]
             vs = target(t)
             advantage = min(config.clip_pg_rho_threshold, ratio) * (
                 reward + gamma[t] * target(t + 1) - values[t, b]
@@ -293,7 +318,7 @@ def paper(arrays, agent, config: ImpalaConfig):
                 "policy/kl_behaviour": kl,
                 "vtrace/rho_mean": rho[t],
                 "vtrace/rho_clip_fraction": float(ratio > config.clip_rho_threshold),
-                "vtrace/values_mean": values[t, b],
+                "baseline/mean": values[t, b],
                 "vtrace/vs_mean": vs,
             }
             rows.append(terms)
@@ -318,31 +343,34 @@ def paper(arrays, agent, config: ImpalaConfig):
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("config", "objective"),
     [
-        ImpalaConfig(),
-        ImpalaConfig(
-            discount=0.9,
-            baseline_cost=0.3,
-            entropy_cost=0.2,
-            policy_cloning_cost=0.7,
-            value_cloning_cost=0.4,
-            clip_rho_threshold=2.0,
-            clip_pg_rho_threshold=1.5,
-            clip_c_threshold=0.7,
-            vtrace_lambda=0.8,
-            reward_scale=0.5,
-            clip_advantage_to_positive=True,
+        (ImpalaConfig(), ObjectiveConfig()),
+        (
+            ImpalaConfig(
+                baseline_cost=0.3,
+                entropy_cost=0.2,
+                policy_cloning_cost=0.7,
+                value_cloning_cost=0.4,
+                clip_rho_threshold=2.0,
+                clip_pg_rho_threshold=1.5,
+                clip_c_threshold=0.7,
+                vtrace_lambda=0.8,
+                clip_advantage_to_positive=True,
+            ),
+            ObjectiveConfig(discount=0.9, reward_scale=0.5),
         ),
     ],
     ids=["defaults", "every number its own"],
 )
-def test_loss_metrics_and_gradients_are_the_papers(config):
+def test_loss_metrics_and_gradients_are_the_papers(config, objective):
     agent, arrays = table_agent(), make_arrays()
 
-    output, gradients = loss_and_gradients(Impala(agent, config), make_batch(arrays, agent))
+    output, gradients = loss_and_gradients(
+        impala(agent, config, objective), make_batch(arrays, agent)
+    )
 
-    loss, metrics, by_policy, by_baseline = paper(arrays, agent, config)
+    loss, metrics, by_policy, by_baseline = paper(arrays, agent, config, objective)
     np.testing.assert_allclose(output.loss, loss, rtol=1e-4, atol=1e-5)
     for name, expected in metrics.items():
         assert output.metrics[name].numpy() == pytest.approx(expected, rel=1e-4, abs=1e-5), name
@@ -378,7 +406,7 @@ def test_an_action_better_than_the_baseline_becomes_likelier_and_a_worse_one_rar
     agent, batch = one_environment(reward=[0.0, reward], action=[0, 2])
     before = tf.nn.softmax(agent.policy[0, 0])
 
-    descend(Impala(agent, ImpalaConfig()), batch, rate=0.1)
+    descend(impala(agent), batch, rate=0.1)
 
     change = (tf.nn.softmax(agent.policy[0, 0]) - before).numpy() * sign
     assert change[2] > 0.01
@@ -390,7 +418,7 @@ def test_the_entropy_cost_and_nothing_else_raises_entropy(entropy_cost):
     """Given no rewards and a baseline of zero there is nothing else to learn."""
     logits = [[2.0, 0.0, -1.0], [2.0, 0.0, -1.0]]
     agent, batch = one_environment(reward=[0.0, 0.0], policy=logits)
-    algorithm = Impala(agent, ImpalaConfig(entropy_cost=entropy_cost))
+    algorithm = impala(agent, ImpalaConfig(entropy_cost=entropy_cost))
     before = algorithm.loss(batch).metrics["policy/entropy"].numpy()
 
     descend(algorithm, batch, rate=1.0)
@@ -408,14 +436,14 @@ def test_the_entropy_cost_is_annealed_over_a_share_of_the_run(progress, share, c
     config = ImpalaConfig(
         baseline_cost=0.0, entropy_cost=0.4, entropy_anneal=share, entropy_cost_end=0.1
     )
-    loss, metrics = Impala(agent, config).loss(batch, tf.constant(progress))
+    loss, metrics = impala(agent, config).loss(batch, tf.constant(progress))
     assert loss.numpy().sum() == pytest.approx(-cost * metrics["policy/entropy"].numpy())
 
 
 def test_the_baseline_moves_towards_its_target():
     agent, batch = one_environment(reward=[0.0, 3.0], discount=[1.0, 0.0])
 
-    descend(Impala(agent, ImpalaConfig(baseline_cost=0.5)), batch, rate=0.1)
+    descend(impala(agent, ImpalaConfig(baseline_cost=0.5)), batch, rate=0.1)
 
     assert agent.baseline[0, 0].numpy() == pytest.approx(0.5 * 0.1 * 3.0)
 
@@ -431,7 +459,7 @@ def cloning_gradients(is_replay: bool, config: ImpalaConfig):
         reward=np.zeros(3), policy=logits, behaviour=behaviour, behaviour_values=[0.0, 3.0, 0.0]
     )
     _, gradients = loss_and_gradients(
-        Impala(agent, config), batch._replace(is_replay=tf.constant([is_replay]))
+        impala(agent, config), batch._replace(is_replay=tf.constant([is_replay]))
     )
     by_name = {id(v): g for v, g in zip(agent.trainable_variables, gradients, strict=True)}
     return by_name[id(agent.policy)][:, 0].numpy(), by_name[id(agent.baseline)][:, 0].numpy()
@@ -459,20 +487,24 @@ def test_a_cloning_cost_of_zero_turns_that_term_off(cost):
     assert by_baseline.any() == (cost != "value_cloning_cost")
 
 
-def values_learned(agent, batch, config=None) -> np.ndarray:
+def values_learned(agent, batch, name="impala", **objective) -> np.ndarray:
     """The targets of the baseline, read off its gradient: V - vs. [T]; 0 on seams."""
-    config = config or ImpalaConfig(discount=0.9, baseline_cost=1.0)
-    _, gradients = loss_and_gradients(Impala(agent, config), batch)
-    by_name = {id(v): g for v, g in zip(agent.trainable_variables, gradients, strict=True)}
+    config = Config(objective=ObjectiveConfig(**{"discount": 0.9, **objective}))
+    one = dataclasses.replace(getattr(config, name), baseline_cost=1.0)
+    config = dataclasses.replace(config, **{name: one})
+    _, gradients = loss_and_gradients(build.algorithm(name, config, agent), batch)
+    learned = build.algorithm(name, config, agent).learned_variables
+    by_name = {id(v): g for v, g in zip(learned, gradients, strict=True)}
     gradient = by_name[id(agent.baseline)]
     return np.where(gradient == 0, 0, agent.baseline - gradient)[:-1, 0]
 
 
-def test_on_policy_the_targets_are_n_step_returns():
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_on_policy_the_targets_are_n_step_returns(name):
     rewards, values = [0.0, 1.0, -2.0, 4.0], [0.5, -0.5, 1.5, 3.0]
     agent, batch = one_environment(reward=rewards, baseline=values)
 
-    targets = values_learned(agent, batch)
+    targets = values_learned(agent, batch, name)
 
     third = 4.0 + 0.9 * 3.0
     second = -2.0 + 0.9 * third
@@ -488,20 +520,21 @@ def test_on_policy_nothing_is_clipped_and_policies_do_not_differ():
     output = batch.unroll.output._replace(policy=tf.constant(behaviour, tf.float32))
     batch = batch._replace(unroll=batch.unroll._replace(output=output))
 
-    metrics = Impala(agent, ImpalaConfig()).loss(batch).metrics
+    metrics = impala(agent).loss(batch).metrics
 
     assert metrics["vtrace/rho_clip_fraction"].numpy() == 0.0
     assert metrics["vtrace/rho_mean"].numpy() == pytest.approx(1.0, abs=1e-5)
     assert metrics["policy/kl_behaviour"].numpy() == pytest.approx(0.0, abs=1e-5)
 
 
-def test_a_time_limit_bootstraps_from_the_last_observation_of_its_episode():
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_time_limit_bootstraps_from_the_last_observation_of_its_episode(name):
     """Row 2 is LAST with a value of 7, row 3 the next episode's first with a value of 100."""
     step_types = [MID, MID, LAST, FIRST, MID]
     values = [0.5, 0.5, 7.0, 100.0, 0.5]
     agent, batch = one_environment(baseline=values, step_types=step_types, reward=np.ones(5))
 
-    targets = values_learned(agent, batch)
+    targets = values_learned(agent, batch, name)
 
     second = 1.0 + 0.9 * 7.0
     np.testing.assert_allclose(targets[:2], [1.0 + 0.9 * second, second], rtol=1e-5)
@@ -514,7 +547,8 @@ def test_a_time_limit_bootstraps_from_the_last_observation_of_its_episode():
     [[MID, MID, LAST, FIRST, MID], [MID, MID, MID, MID, MID]],
     ids=["termination", "life lost"],
 )
-def test_a_discount_of_zero_blocks_the_bootstrap(step_types):
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_discount_of_zero_blocks_the_bootstrap(name, step_types):
     agent, batch = one_environment(
         baseline=[0.5, 0.5, 7.0, 100.0, 0.5],
         step_types=step_types,
@@ -522,7 +556,7 @@ def test_a_discount_of_zero_blocks_the_bootstrap(step_types):
         discount=[1.0, 1.0, 0.0, 1.0, 1.0],
     )
 
-    targets = values_learned(agent, batch)
+    targets = values_learned(agent, batch, name)
 
     np.testing.assert_allclose(targets[:2], [1.0 + 0.9 * 1.0, 1.0], rtol=1e-5)
 
@@ -534,8 +568,8 @@ def test_an_advantage_below_zero_teaches_the_policy_nothing_if_clipped_to_positi
     )
     config = ImpalaConfig(entropy_cost=0.0, clip_advantage_to_positive=True)
 
-    output, _ = loss_and_gradients(Impala(agent, config), batch)
-    descend(Impala(agent, config), batch, rate=0.1)
+    output, _ = loss_and_gradients(impala(agent, config), batch)
+    descend(impala(agent, config), batch, rate=0.1)
 
     assert agent.policy[0, 0, 1].numpy() > 0.05
     assert not agent.policy[1].numpy().any()
@@ -548,11 +582,13 @@ def test_an_advantage_below_zero_teaches_the_policy_nothing_if_clipped_to_positi
     ("clipping", "expected"),
     [("none", 4.0), ("abs_one", 1.0), ("soft_asymmetric", 5.0 * np.tanh(0.8))],
 )
-def test_rewards_are_scaled_then_clipped_by_the_learner(clipping, expected):
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_rewards_are_scaled_then_clipped_by_the_learner(name, clipping, expected):
     agent, batch = one_environment(reward=[0.0, 8.0])
-    config = ImpalaConfig(baseline_cost=1.0, reward_clipping=clipping, reward_scale=0.5)
 
-    assert values_learned(agent, batch, config) == pytest.approx([expected], rel=1e-5)
+    targets = values_learned(agent, batch, name, reward_clipping=clipping, reward_scale=0.5)
+
+    assert targets == pytest.approx([expected], rel=1e-5)
 
 
 def test_losses_are_summed_so_twice_the_batch_is_twice_the_gradient():
@@ -562,8 +598,8 @@ def test_losses_are_summed_so_twice_the_batch_is_twice_the_gradient():
     )
     twice = {name: np.concatenate([array] * 2, axis=1) for name, array in arrays.items()}
 
-    one, _ = loss_and_gradients(Impala(single, ImpalaConfig()), make_batch(arrays, single))
-    two, _ = loss_and_gradients(Impala(double, ImpalaConfig()), make_batch(twice, double))
+    one, _ = loss_and_gradients(impala(single), make_batch(arrays, single))
+    two, _ = loss_and_gradients(impala(double), make_batch(twice, double))
 
     total = tf.reduce_sum(one.loss).numpy()
     assert tf.reduce_sum(two.loss).numpy() == pytest.approx(2.0 * total, rel=1e-5)
@@ -571,11 +607,145 @@ def test_losses_are_summed_so_twice_the_batch_is_twice_the_gradient():
         assert two.metrics[name].numpy() == pytest.approx(metric.numpy(), rel=1e-4, abs=1e-6)
 
 
-def test_impala_learns_the_agents_variables_and_no_other():
-    agent = network_agent("lstm")
-    algorithm = Impala(agent, ImpalaConfig())
+# ---------------------------------------------------------------------------- actor-critic
 
-    assert [id(v) for v in algorithm.learned_variables] == [
-        id(v) for v in agent.trainable_variables
-    ]
-    assert {id(v) for v in algorithm.variables} == {id(v) for v in agent.variables}
+
+def generalised_advantages(values, rewards, discounts, ends, lambda_):
+    """Schulman et al. 2016, equation 16, of one environment: a sum per step. [T]."""
+    steps = range(len(rewards))
+    deltas = rewards + discounts * values[1:] - values[:-1]
+    advantages = np.zeros(len(rewards))
+    for s in steps:
+        weight = 1.0
+        for t in range(s, len(rewards)):
+            if t in ends:
+                break
+            advantages[s] += weight * deltas[t]
+            weight *= lambda_ * discounts[t]
+    return advantages
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.7, 1.0])
+def test_actor_critic_learns_from_generalised_advantages(lambda_):
+    """Of what was really done, however much likelier or rarer it has become."""
+    agent, arrays = table_agent(), make_arrays()
+    config = ActorCriticConfig(gae_lambda=lambda_, entropy_cost=0.2, baseline_cost=0.3)
+    algorithm = ActorCritic(agent, ObjectiveConfig(discount=0.9), config)
+
+    output, gradients = loss_and_gradients(algorithm, make_batch(arrays, agent))
+
+    policy, values = agent.policy.numpy().astype(float), agent.baseline.numpy().astype(float)
+    log_pi = log_softmax(policy)[:-1]
+    pi = np.exp(log_pi)
+    taken = np.eye(NUM_ACTIONS)[arrays["action"][1:]]
+    advantages = np.stack(
+        [
+            generalised_advantages(
+                values[:, b],
+                arrays["reward"][1:, b],
+                0.9 * arrays["discount"][1:, b],
+                np.flatnonzero(SEAMS[:, b]),
+                lambda_,
+            )
+            for b in range(B)
+        ],
+        axis=1,
+    )
+    h = -(pi * log_pi).sum(-1)
+    loss = -(taken * log_pi).sum(-1) * advantages + 0.3 * 0.5 * advantages**2 - 0.2 * h
+    by_policy = advantages[..., None] * (pi - taken) + 0.2 * pi * (log_pi + h[..., None])
+    np.testing.assert_allclose(output.loss, np.where(SEAMS, 0, loss), rtol=1e-4, atol=1e-5)
+    by_name = {id(v): g for v, g in zip(algorithm.learned_variables, gradients, strict=True)}
+    np.testing.assert_allclose(
+        by_name[id(agent.policy)][:-1],
+        np.where(SEAMS[..., None], 0, by_policy),
+        rtol=1e-3,
+        atol=1e-5,
+    )
+    np.testing.assert_allclose(
+        by_name[id(agent.baseline)][:-1],
+        np.where(SEAMS, 0, -0.3 * advantages),
+        rtol=1e-3,
+        atol=1e-5,
+    )
+
+
+def test_on_policy_impala_and_actor_critic_are_one():
+    """V-trace where rho is 1: the same loss and the same gradients."""
+    agent, arrays = table_agent(), make_arrays()
+    arrays["policy"] = np.concatenate([arrays["policy"][:1], agent.policy.numpy()[:-1]])
+    batch = make_batch(arrays, agent)._replace(is_replay=tf.zeros([B], tf.bool))
+
+    one = loss_and_gradients(make("actor_critic", agent), batch)
+    other = loss_and_gradients(make("impala", agent), batch)
+
+    np.testing.assert_allclose(one[0].loss, other[0].loss, rtol=1e-4, atol=1e-5)
+    for a, b in zip(one[1], other[1], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+# ---------------------------------------------------------------------------- critic
+
+
+@pytest.mark.parametrize("agent_name", ["feed_forward", "lstm", "two_lstms"])
+def test_the_critic_leaves_the_policy_as_it_is_to_the_last_bit(agent_name):
+    agent = AGENTS[agent_name]()
+    algorithm, batch = make("critic", agent), make_batch(make_arrays(), agent)
+    timestep, core_state = batch.unroll.timestep, batch.unroll.core_state
+    before, _ = agent.unroll(timestep, core_state)
+    loss = tf.reduce_sum(algorithm.loss(batch).loss)
+
+    for _ in range(20):
+        descend(algorithm, batch, rate=0.01)
+
+    after, _ = agent.unroll(timestep, core_state)
+    np.testing.assert_array_equal(after.policy, before.policy)
+    assert not np.array_equal(after.baseline, before.baseline)
+    assert tf.reduce_sum(algorithm.loss(batch).loss) < loss
+
+
+def test_a_baseline_of_its_own_shares_nothing_with_the_policy():
+    agent = network_agent("lstm", separate_baseline=True)
+    shared = network_agent("lstm")
+    own = {id(v) for v in agent.baseline_variables}
+
+    batch = make_batch(make_arrays(), agent)
+    with tf.GradientTape() as tape:
+        output, _ = agent.unroll(batch.unroll.timestep, batch.unroll.core_state)
+        total = tf.reduce_sum(tf.square(output.policy))
+    gradients = tape.gradient(total, agent.trainable_variables)
+
+    for variable, gradient in zip(agent.trainable_variables, gradients, strict=True):
+        assert (gradient is None) == (id(variable) in own), variable.name
+    heads = 4
+    assert len(own) == len(shared.trainable_variables) - heads + 2
+    assert len({v.name for v in agent.variables}) == len(agent.variables)
+
+
+# ---------------------------------------------------------------------------- structured actions
+
+
+def test_structured_actions_are_learned_as_their_flat_product_would_be():
+    """V-trace and every term of IMPALA's loss: 2 x 3 choices are as one choice of 6."""
+    rng = np.random.default_rng(3)
+    size = [2, 3]
+
+    def flat(logits: np.ndarray) -> np.ndarray:
+        """[..., 2 + 3] to [..., 6]: the logits of every pair."""
+        return (logits[..., :2, None] + logits[..., None, 2:]).reshape(*logits.shape[:-1], 6)
+
+    structured = table_agent()
+    structured.distribution = distributions.for_space(gym.spaces.MultiDiscrete(size))
+    structured.policy = tf.Variable(rng.normal(size=[T + 1, B, 5]), dtype=tf.float32)
+    product = TableAgent(flat(structured.policy.numpy()), structured.baseline.numpy())
+    arrays = make_arrays(policy=1.5 * rng.normal(size=[T + 1, B, 5]))
+    pairs = rng.integers(0, size, size=[T + 1, B, 2])
+    of_product = {**arrays, "action": 3 * pairs[..., 0] + pairs[..., 1]}
+    of_product["policy"] = flat(arrays["policy"])
+
+    one = impala(structured).loss(make_batch({**arrays, "action": pairs}, structured))
+    other = impala(product).loss(make_batch(of_product, product))
+
+    np.testing.assert_allclose(one.loss, other.loss, rtol=1e-3, atol=1e-5)
+    for name, metric in one.metrics.items():
+        assert metric.numpy() == pytest.approx(other.metrics[name].numpy(), rel=1e-4, abs=1e-5)

@@ -94,7 +94,7 @@ def test_flags_cover_variables_cover_the_file_covers_the_preset(
     config = _printed_config(
         capsys,
         *["train", "--config", str(file), "catch", "--seed", "3"],
-        *["--agent.hidden-sizes", "8", "9", "--algorithm.vtrace-lambda", "0.5"],
+        *["--agent.hidden-sizes", "8", "9", "--impala.vtrace-lambda", "0.5"],
         *["--environment.atari.no-life-loss-ends"],
     )
 
@@ -103,7 +103,7 @@ def test_flags_cover_variables_cover_the_file_covers_the_preset(
     assert config.optimiser.beta1 == 0.1
     assert config.optimiser.decay_to_zero is False
     assert config.agent.hidden_sizes == (8, 9)
-    assert config.algorithm.vtrace_lambda == 0.5
+    assert config.impala.vtrace_lambda == 0.5
     assert config.environment.atari.life_loss_ends is False
     assert config.optimiser.name == PRESETS["catch"][1].optimiser.name
 
@@ -134,7 +134,7 @@ def test_the_printed_configuration_feeds_back_in(
         ("actor --role evaluater", "Did you mean 'evaluator'?"),
         ("train catch --seed one", "'one'"),
         ("train catch --seed -1", "seed is -1; it must be at least 0"),
-        ("train catch --algorithm.discount 1.01", "algorithm.discount is 1.01; it must be from 0"),
+        ("train catch --objective.discount 1.01", "objective.discount is 1.01; it must be from 0"),
         ("train catch --num-actors 0", "num_actors is 0; it must be from 1 to 256"),
         ("train catch --actor.num-envs 3", "give a multiple of 2, such as 4"),
         ("train catch --config /absent.yaml", "/absent.yaml: No such file"),

@@ -113,6 +113,34 @@ def draw(distribution: distributions.Distribution, *leading: int, seed: int = 0)
     return tf.constant(rng.uniform(-1.2, 0.4, shape), tf.float32)
 
 
+def choices(space: gym.Space) -> list[int]:
+    """How many choices each part has that has any, in the order of an action mask."""
+    match space:
+        case spaces.Discrete():
+            return [int(space.n)]
+        case spaces.MultiDiscrete():
+            return [int(n) for n in space.nvec.reshape(-1)]
+        case spaces.MultiBinary():
+            return [2] * int(np.prod(space.shape))
+        case spaces.Dict():
+            return [size for part in space.spaces.values() for size in choices(part)]
+        case spaces.Tuple():
+            return [size for part in space.spaces for size in choices(part)]
+    return []
+
+
+def masks(space: gym.Space) -> list[list[np.ndarray]]:
+    """What is allowed, part by part: one choice, all but one, and anything."""
+    rng = np.random.default_rng(5)
+    sizes = choices(space)
+    one = [np.eye(size, dtype=np.int8)[rng.integers(size)] for size in sizes]
+    all_but_one = [
+        np.ones(size, np.int8) if size == 1 else 1 - m for size, m in zip(sizes, one, strict=True)
+    ]
+    anything = [np.maximum(m, rng.integers(0, 2, len(m), np.int8)) for m in one]
+    return [one, all_but_one, anything]
+
+
 class TestContract:
     def test_probabilities_sum_to_one(self, case):
         space, distribution = case
@@ -137,6 +165,30 @@ class TestContract:
         log_q = distribution.log_prob(q, stack(actions)).numpy()
         expected = np.sum(weights * np.exp(log_p) * (log_p - log_q))
         np.testing.assert_allclose(distribution.kl(p, q), [expected], atol=2e-2, rtol=1e-2)
+
+    @pytest.mark.parametrize("which", range(3))
+    def test_masked_choices_are_impossible_and_the_rest_is_as_enumerated(self, case, which):
+        space, distribution = case
+        parts = masks(space)[which]
+        allowed = np.concatenate([*parts, np.zeros(0, np.int8)])[np.newaxis]
+        assert allowed.shape == (1, distribution.num_choices)
+        actions, weights = whole_space(space)
+        p, q = (distribution.mask(draw(distribution, 1, seed=seed), allowed) for seed in (1, 2))
+
+        log_p, log_q = (distribution.log_prob(x, stack(actions)).numpy() for x in (p, q))
+
+        probabilities = weights * np.exp(log_p)
+        np.testing.assert_allclose(np.sum(probabilities), 1.0, atol=2e-3)
+        if parts:
+            share = np.prod([part.sum() / len(part) for part in parts])
+            assert np.mean(probabilities > 0) == pytest.approx(share)
+        entropy = -np.sum(probabilities * log_p)
+        np.testing.assert_allclose(distribution.entropy(p), [entropy], atol=2e-2)
+        divergence = np.sum(probabilities * (log_p - log_q))
+        np.testing.assert_allclose(distribution.kl(p, q), [divergence], atol=2e-2, rtol=1e-2)
+        _, log_probs = distribution.sample_and_log_prob(tf.repeat(p, 200, axis=0), SEED)
+        assert log_probs.numpy().min() > -100.0
+        assert distribution.log_prob(p, distribution.mode(p)).numpy() > -100.0
 
     def test_kl_of_a_policy_to_itself_is_zero(self, case):
         _, distribution = case

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tree
 
-from impala import build
+from impala import build, phases
 from impala.configs import PRESETS
 from impala.types import AgentOutput, Batch, StepType, TimeStep, Unroll
 from learner import checkpoint
@@ -23,7 +23,7 @@ def _learner(seed: int = 0) -> Learner:
     agent = build.agent(
         CONFIG.agent, environment.observation_space, environment.action_space, seed=seed
     )
-    return Learner(build.algorithm(CONFIG.algorithm, agent), CONFIG)
+    return Learner(build.algorithm(CONFIG.algorithm, CONFIG, agent), CONFIG, phases.make(CONFIG)[0])
 
 
 def _batch(seed: int = 0) -> Batch:

@@ -7,8 +7,10 @@ import pytest
 import tensorflow as tf
 
 from impala import losses
+from impala.configs import ObjectiveConfig
 from impala.types import AgentOutput, Batch, NetworkOutput, StepType, TimeStep, Unroll
 
+PLAIN = ObjectiveConfig(discount=1.0)
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 
 # Two environments, five rows: the first never ends, the second ends in row 2.
@@ -42,7 +44,7 @@ def counting_network() -> NetworkOutput:
 
 class TestAlign:
     def test_what_led_to_row_1_stands_beside_what_was_seen_in_row_0(self):
-        steps = losses.align(counting_batch(), counting_network())
+        steps = losses.align(counting_batch(), counting_network(), PLAIN)
 
         endless = 0  # The first environment has no seam.
         assert steps.target_policy[:, endless, 0].numpy().tolist() == [40, 41, 42, 43]
@@ -57,12 +59,20 @@ class TestAlign:
         assert steps.is_replay.numpy().tolist() == [False, True]
 
     def test_only_the_step_from_the_last_row_to_the_first_row_is_masked(self):
-        steps = losses.align(counting_batch(), counting_network())
+        steps = losses.align(counting_batch(), counting_network(), PLAIN)
 
         assert steps.mask.dtype == tf.float32
         assert steps.mask.numpy().tolist() == [[1, 1], [1, 1], [1, 0], [1, 1]]
         assert steps.rewards[:, 1].numpy().tolist() == [1, 2, 0, 4]
         assert steps.discounts[:, 1].numpy().tolist() == [101, 102, 0, 104]
+
+    def test_the_objective_changes_rewards_and_discounts(self):
+        objective = ObjectiveConfig(discount=0.5, reward_scale=0.5, reward_clipping="abs_one")
+
+        steps = losses.align(counting_batch(), counting_network(), objective)
+
+        assert steps.rewards.numpy().tolist() == [[0.5, 0.5], [1, 1], [1, 0], [1, 1]]
+        assert steps.discounts[:, 0].numpy().tolist() == [50.5, 51, 51.5, 52]
 
     def test_an_episode_that_begins_in_row_0_loses_no_step(self):
         batch = counting_batch()
@@ -70,7 +80,7 @@ class TestAlign:
         timestep = batch.unroll.timestep._replace(step_type=step_type)
         batch = batch._replace(unroll=batch.unroll._replace(timestep=timestep))
 
-        mask = losses.align(batch, counting_network()).mask
+        mask = losses.align(batch, counting_network(), PLAIN).mask
 
         assert mask.numpy().sum() == T * B
 
@@ -79,7 +89,7 @@ class TestAlign:
         short = NetworkOutput(network_output.policy[:-1], network_output.baseline[:-1])
 
         with pytest.raises(ValueError, match=r"rows are \(5, 2\), the network's \(4, 2\)"):
-            losses.align(counting_batch(), short)
+            losses.align(counting_batch(), short, PLAIN)
 
     def test_one_row_is_no_step(self):
         batch = counting_batch()
@@ -87,7 +97,7 @@ class TestAlign:
         batch = batch._replace(unroll=batch.unroll._replace(timestep=timestep))
 
         with pytest.raises(ValueError, match=r"2 or more rows.*got 1"):
-            losses.align(batch, counting_network())
+            losses.align(batch, counting_network(), PLAIN)
 
 
 def log_softmax(logits):

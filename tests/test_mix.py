@@ -274,3 +274,47 @@ def test_a_replay_that_cannot_be_written_is_reported_as_such() -> None:
         for _ in range(100):
             mix.get(timeout=0.1)
     mix.close()
+
+
+def test_what_is_older_than_the_limit_is_dropped_and_accounted_for() -> None:
+    # Given messages of two unrolls, of the versions 10, 3, 9 and 5, for updates 10, 11, ...
+    ingest = Ingest(capacity=100)
+    for sequence, version in enumerate([10, 3, 9, 5], start=1):
+        arrival = _arrival(sequence, 2, 2 * sequence)
+        version_of_all = np.full(2, version, np.int64)
+        unroll = arrival.unroll._replace(parameter_version=version_of_all)
+        _put(ingest, [arrival._replace(unroll=unroll)])
+    _put(ingest, [_arrival(5, 2, 10)])
+
+    # ... when at most two updates may lie between ...
+    mix = Mix(ingest, MixConfig(fresh=2, max_policy_lag=2), version=10)
+    try:
+        batches = _take(mix, 3)
+    finally:
+        mix.close()
+
+    # ... then 9 is learned by update 11, for which it is two updates behind, and 3 and 5 by none.
+    assert [list(b.batch.unroll.parameter_version) for b in batches] == [[10, 10], [9, 9], [17, 18]]
+    whole = [part for prepared in batches for part in prepared.provenance]
+    assert [(p.sequence, p.unrolls, p.dropped) for p in whole] == [
+        *[(1, 2, None), (2, 2, "policy_lag"), (3, 2, None), (4, 2, "policy_lag"), (5, 2, None)]
+    ]
+    # Nothing of them counts, but that their episodes were played.
+    assert [prepared.unrolls for prepared in batches] == [2, 2, 2]
+    assert [prepared.frames for prepared in batches] == [2 + 3, 6 + 7, 10 + 11]
+    assert [a.sequence for prepared in batches for a in prepared.arrivals] == [1, 2, 3, 4, 5]
+
+
+def test_the_rest_of_a_message_may_become_too_old() -> None:
+    """Batches of one from a message of three: the third would be learned two updates later."""
+    ingest = Ingest(capacity=100)
+    arrival = _arrival(1, 3, 0)
+    unroll = arrival.unroll._replace(parameter_version=np.full(3, 7, np.int64))
+    _put(ingest, [arrival._replace(unroll=unroll), _arrival(2, 1, 3)])
+    mix = Mix(ingest, MixConfig(fresh=1, max_policy_lag=1), version=7)
+    try:
+        batches = _take(mix, 3)
+    finally:
+        mix.close()
+    parts = [(p.sequence, p.unrolls, p.dropped) for b in batches for p in b.provenance]
+    assert parts == [(1, 1, None), (1, 1, None), (1, 1, "policy_lag"), (2, 1, None)]

@@ -99,7 +99,7 @@ def test_a_misspelt_variable_is_told_the_nearest(name: str, right: str) -> None:
         ({"optimiser": {"learning_rate": "fast"}}, "is 'fast'; it must be a finite number"),
         ({"optimiser": {"learning_rate": -1}}, "is -1.0; it must be at least 1e-12"),
         ({"optimiser": {"learning_rate": float("nan")}}, "it must be a finite number"),
-        ({"algorithm": {"discount": 1.5}}, "algorithm.discount is 1.5; it must be from 0 to 1"),
+        ({"objective": {"discount": 1.5}}, "objective.discount is 1.5; it must be from 0 to 1"),
         ({"actor": {"num_groups": 9}}, "actor.num_groups is 9; it must be from 1 to 8"),
         ({"seed": True}, "seed is True; it must be a whole number"),
         ({"seed": 0.5}, "seed is 0.5; it must be a whole number"),

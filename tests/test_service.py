@@ -128,7 +128,7 @@ def test_after_a_crash_a_half_learned_message_comes_in_from_where_it_was():
     service, fingerprint = _joined(accounts=accounts)
     message = messages.message(num_envs=4, fingerprint=fingerprint)
     _submit(service, message)  # the receipt is lost
-    accounts.learned("a", 1, 1, 3)
+    accounts.settle("a", 1, 1, 3)
     restored, ingest = Accounts(), Ingest(capacity=64)
     restored.restore(accounts.state())
 

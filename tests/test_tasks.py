@@ -254,10 +254,12 @@ def test_an_agent_obeys_the_mask() -> None:
         assert timestep.step_type[0] in list(StepType)
 
 
-def test_a_choice_among_numbers_cannot_be_masked() -> None:
-    box = distributions.for_space(gym.spaces.Box(-1, 1, (2,)))
-    with pytest.raises(ValueError, match="TanhNormal"):
-        box.mask(tf.zeros([1, 4]), tf.ones([1, 4]))
+def test_a_mask_must_be_as_large_as_there_are_choices() -> None:
+    mask = gym.spaces.MultiBinary(4)
+    observations = gym.spaces.Dict({"observation": BOX, "action_mask": mask})
+    actions = gym.spaces.Dict({"aim": gym.spaces.Box(-1, 1, (2,)), "fire": gym.spaces.Discrete(2)})
+    with pytest.raises(ValueError, match=r"2 choices in all its parts .* the shape \(2,\)"):
+        build.agent(AgentConfig(), observations, actions)
 
 
 def test_the_schedule_fits_the_configuration_it_was_made_from() -> None:

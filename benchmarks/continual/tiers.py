@@ -47,9 +47,9 @@ def arms(tier: Tier) -> dict[str, list[str]]:
     clear = [
         *["--mix.fresh", fresh, "--mix.replayed", fresh],
         *["--replay.rule", "reservoir", "--replay.capacity-frames", str(history // 2)],
-        *["--algorithm.policy-cloning-cost", "0.01", "--algorithm.value-cloning-cost", "0.005"],
+        *["--impala.policy-cloning-cost", "0.01", "--impala.value-cloning-cost", "0.005"],
     ]
-    no_cloning = [*["--algorithm.policy-cloning-cost", "0", "--algorithm.value-cloning-cost", "0"]]
+    no_cloning = [*["--impala.policy-cloning-cost", "0", "--impala.value-cloning-cost", "0"]]
     return {
         **{
             f"separate-{task}": [*fresh_only, *_frames(tier, only=task)]

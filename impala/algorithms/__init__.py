@@ -1,6 +1,15 @@
 """What is learned: an algorithm is the loss of a batch, and which variables it moves."""
 
+from impala.algorithms.actor_critic import ActorCritic
 from impala.algorithms.base import Algorithm, LossOutput
+from impala.algorithms.critic import Critic
 from impala.algorithms.impala import Impala
 
-__all__ = ["Algorithm", "Impala", "LossOutput"]
+__all__ = ["ALGORITHMS", "ActorCritic", "Algorithm", "Critic", "Impala", "LossOutput"]
+
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "impala": Impala,
+    "actor_critic": ActorCritic,
+    "critic": Critic,
+}
+"""By the name that they and their settings have in a configuration."""

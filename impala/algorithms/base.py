@@ -2,12 +2,13 @@
 
 import abc
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sonnet as snt
 import tensorflow as tf
 
 from impala.agent import Agent
+from impala.configs import ObjectiveConfig
 from impala.types import Batch
 
 
@@ -21,11 +22,21 @@ class LossOutput(NamedTuple):
 class Algorithm(snt.Module, abc.ABC):
     """Turns a batch into a loss; owns whatever is trained but never sent to actors."""
 
-    agent: Agent
+    def __init__(
+        self, agent: Agent, objective: ObjectiveConfig, config: Any, name: str | None = None
+    ) -> None:
+        """An algorithm that moves nothing yet.
 
-    def __init__(self, agent: Agent, name: str | None = None) -> None:
+        Args:
+          agent: what acts.
+          objective: what it shall maximise.
+          config: the algorithm's own settings, which `impala.configs` has under its name.
+          name: of the module.
+        """
         super().__init__(name=name)
         self.agent = agent
+        self._objective = objective
+        self._config = config
 
     @property
     def learned_variables(self) -> Sequence[tf.Variable]:

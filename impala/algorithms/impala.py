@@ -9,7 +9,6 @@ import tensorflow as tf
 
 import vtrace
 from impala import losses
-from impala.agent import Agent
 from impala.algorithms.base import Algorithm, LossOutput
 from impala.configs import ImpalaConfig
 from impala.types import Batch
@@ -18,9 +17,7 @@ from impala.types import Batch
 class Impala(Algorithm):
     """Learns policy and baseline from unrolls of a policy that may be some updates older."""
 
-    def __init__(self, agent: Agent, config: ImpalaConfig, name: str | None = None) -> None:
-        super().__init__(agent, name=name)
-        self._config = config
+    _config: ImpalaConfig
 
     def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:
         """V-trace policy gradient, baseline and -entropy; on replayed rows, cloning as well."""
@@ -28,7 +25,7 @@ class Impala(Algorithm):
 
         # What the network says now of all T + 1 observations, beside what was done then.
         network_output, _ = self.agent.unroll(batch.unroll.timestep, batch.unroll.core_state)
-        steps = losses.align(batch, network_output)
+        steps = losses.align(batch, network_output, self._objective)
 
         # How much likelier each action is to the target policy than to the behaviour policy. On a
         # seam never: that cuts the trace, and the LAST row's value is what its episode ends with.
@@ -39,8 +36,8 @@ class Impala(Algorithm):
         # Value targets and advantages (section 4.1).
         returns = vtrace.from_importance_weights(
             log_rhos=log_rhos,
-            discounts=config.discount * steps.discounts,
-            rewards=losses.clip_rewards(steps.rewards, config.reward_clipping, config.reward_scale),
+            discounts=steps.discounts,
+            rewards=steps.rewards,
             values=steps.values,
             bootstrap_value=steps.bootstrap_value,
             clip_rho_threshold=config.clip_rho_threshold,
@@ -81,14 +78,14 @@ class Impala(Algorithm):
             "policy/kl_behaviour": kls,
             "vtrace/rho_mean": tf.minimum(rhos, config.clip_rho_threshold),
             "vtrace/rho_clip_fraction": rho_is_clipped,
-            "vtrace/values_mean": steps.values,
+            "baseline/mean": steps.values,
             "vtrace/vs_mean": returns.vs,
         }
         metrics = {name: losses.masked_mean(term, steps.mask) for name, term in terms.items()}
         replayed = steps.mask * tf.cast(steps.is_replay, tf.float32)
         metrics["loss/policy_cloning"] = losses.masked_mean(policy_cloning, replayed)
         metrics["loss/value_cloning"] = losses.masked_mean(value_cloning, replayed)
-        metrics["vtrace/explained_variance"] = losses.explained_variance(
+        metrics["baseline/explained_variance"] = losses.explained_variance(
             steps.values, returns.vs, steps.mask
         )
         return LossOutput(losses.masked(loss, steps.mask), metrics)

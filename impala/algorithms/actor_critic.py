@@ -1,0 +1,50 @@
+"""Advantage actor-critic: learns from the policy that acted, as if it were the one that learns.
+
+A3C, Mnih et al. 2016, arXiv 1602.01783, section 4, with one learner in the place of asynchronous
+gradients; with lambda < 1, GAE: Schulman et al. 2016, arXiv 1506.02438.
+"""
+
+import tensorflow as tf
+
+from impala import losses
+from impala.algorithms.base import Algorithm, LossOutput
+from impala.configs import ActorCriticConfig
+from impala.types import Batch
+
+
+class ActorCritic(Algorithm):
+    """Learns policy and baseline; nothing corrects for policy lag, which must be small."""
+
+    _config: ActorCriticConfig
+
+    def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:
+        """Policy gradient with n-step or generalised advantages, baseline and -entropy."""
+        config, distribution = self._config, self.agent.distribution
+        network_output, _ = self.agent.unroll(batch.unroll.timestep, batch.unroll.core_state)
+        steps = losses.align(batch, network_output, self._objective)
+
+        returns = losses.lambda_returns(steps, config.gae_lambda)
+        log_probs = distribution.log_prob(steps.target_policy, steps.actions)
+        entropies = distribution.entropy(steps.target_policy)
+
+        policy_gradient = losses.policy_gradient(log_probs, returns - steps.values)
+        baseline = losses.baseline(steps.values, returns)
+        entropy = losses.entropy(entropies)
+        entropy_cost = losses.annealed(
+            config.entropy_cost, config.entropy_cost_end, progress, config.entropy_anneal
+        )
+        loss = policy_gradient + config.baseline_cost * baseline + entropy_cost * entropy
+
+        terms = {
+            "loss/policy_gradient": policy_gradient,
+            "loss/baseline": baseline,
+            "loss/entropy": entropy,
+            "policy/entropy": entropies,
+            "policy/kl_behaviour": distribution.kl(steps.behaviour_policy, steps.target_policy),
+            "baseline/mean": steps.values,
+        }
+        metrics = {name: losses.masked_mean(term, steps.mask) for name, term in terms.items()}
+        metrics["baseline/explained_variance"] = losses.explained_variance(
+            steps.values, returns, steps.mask
+        )
+        return LossOutput(losses.masked(loss, steps.mask), metrics)

@@ -1,0 +1,38 @@
+"""Critic pre-training: the baseline learns what a policy is worth that stays as it is.
+
+A policy gradient is no better than its advantages; after this, the first ones are good ones.
+"""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from impala import losses
+from impala.algorithms.base import Algorithm, LossOutput
+from impala.configs import CriticConfig
+from impala.types import Batch
+
+
+class Critic(Algorithm):
+    """Learns the variables that serve the baseline alone: its head, and its torso if it has one."""
+
+    _config: CriticConfig
+
+    @property
+    def learned_variables(self) -> Sequence[tf.Variable]:
+        return self.agent.baseline_variables
+
+    def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:
+        """Half the squared distance to the discounted return, bootstrapped from V(x_T)."""
+        network_output, _ = self.agent.unroll(batch.unroll.timestep, batch.unroll.core_state)
+        steps = losses.align(batch, network_output, self._objective)
+        returns = losses.lambda_returns(steps)
+        baseline = losses.baseline(steps.values, returns)
+        metrics = {
+            "loss/baseline": losses.masked_mean(baseline, steps.mask),
+            "baseline/mean": losses.masked_mean(steps.values, steps.mask),
+            "baseline/explained_variance": losses.explained_variance(
+                steps.values, returns, steps.mask
+            ),
+        }
+        return LossOutput(losses.masked(self._config.baseline_cost * baseline, steps.mask), metrics)

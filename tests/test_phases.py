@@ -1,0 +1,115 @@
+"""Algorithms one after another: when it is whose turn, and what is said about nonsense."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from impala import build, options, phases
+from impala.configs import PRESETS, AgentConfig, Config, MixConfig
+from impala.phases import Phase
+from learner import checkpoint
+from learner.checkpoint import Checkpoint, CheckpointError, Counters
+from learner.learner import Learner
+
+
+def _config(*words: str, total_frames: int = 1000) -> Config:
+    return Config(phases=words, total_frames=total_frames)
+
+
+@pytest.mark.parametrize("words", [("critic:300", "impala"), ("critic:3e2,impala",)])
+def test_every_phase_but_the_last_says_how_long(words: tuple[str, ...]) -> None:
+    assert phases.make(_config(*words)) == [Phase("critic", 0, 300), Phase("impala", 300, 1000)]
+
+
+def test_a_run_without_phases_has_one() -> None:
+    config = dataclasses.replace(_config(), algorithm="actor_critic")
+    assert phases.make(config) == [Phase("actor_critic", 0, 1000)]
+
+
+def test_each_phase_has_its_own_progress() -> None:
+    of_run = phases.make(_config("critic:300", "impala"))
+    assert [phases.current(of_run, frames).algorithm for frames in (0, 299, 300, 1000, 1020)] == [
+        *["critic", "critic", "impala", "impala", "impala"]
+    ]
+    assert [of_run[1].progress(frames) for frames in (0, 300, 650, 1020)] == [0, 0, 0.5, 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("critc:5", "impala"), "no algorithm 'critc'; there are impala,"),
+        (("critic", "impala"), "'critic'; every phase but the last is ALGORITHM:FRAMES"),
+        (("critic:many", "impala"), "'critic:many'; every phase but the last"),
+        (("critic:2.5", "impala"), "'critic:2.5'; every phase but the last"),
+        (("critic:300", "impala:300"), "the last phase takes what the others leave"),
+        (("critic:1000", "impala"), "and the run has 1,000 frames"),
+    ],
+)
+def test_what_makes_no_run_is_refused(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(options.OptionError, match="phases") as error:
+        options.validate(_config(*words))
+    assert message in str(error.value)
+
+
+def test_what_learns_on_policy_alone_takes_no_replay() -> None:
+    config = Config(algorithm="actor_critic", mix=MixConfig(replayed=8))
+    with pytest.raises(options.OptionError, match=r"mix\.replayed is 8, but actor_critic"):
+        options.validate(config)
+
+
+def _learner(config: Config, agent, phase: Phase, counters: Counters) -> Learner:
+    return Learner(build.algorithm(phase.algorithm, config, agent), config, phase, counters)
+
+
+def _agent(config: AgentConfig):
+    catch = PRESETS["catch"][1].environment
+    environment = build.environment(catch, num_envs=1)
+    environment.close()
+    return build.agent(config, environment.observation_space, environment.action_space)
+
+
+def test_a_learner_of_a_phase_anneals_over_it_and_goes_on_counting() -> None:
+    config = _config("critic:400", "impala")
+    phase = phases.make(config)[1]
+    learner = _learner(config, _agent(AgentConfig()), phase, Counters(updates=7, frames=400))
+    assert learner.progress == 0.0
+    learner.count(unrolls=1, frames=300, steps=300, seconds=1.0)
+    assert learner.progress == 0.5
+    assert (learner.counters.updates, learner.counters.frames) == (7, 700)
+
+
+def _saved(agent) -> Checkpoint:
+    named = checkpoint.named("agent", agent.variables)
+    values = {name: variable.numpy() for name, variable in named.items()}
+    return Checkpoint(Config(), Counters(frames=90), values, {})
+
+
+def test_a_new_run_takes_what_fits_of_another_agent_and_says_what_did_not() -> None:
+    small = _agent(AgentConfig(hidden_sizes=(8,)))
+    large = _agent(AgentConfig(hidden_sizes=(8, 4), separate_baseline=True))
+    for variable in small.variables:
+        variable.assign(tf.fill(variable.shape, 3.0))
+
+    lines = checkpoint.initialise(large.variables, _saved(small))
+
+    taken = {v.name for v in large.variables if np.all(v.numpy() == 3.0)}
+    assert taken == {*("mlp/linear_0/w:0", "mlp/linear_0/b:0", "agent/policy/b:0")} | {
+        "agent/baseline/b:0"
+    }
+    assert lines[0].startswith("Taken from 90 frames: ")
+    assert "New: agent/policy/w:0 (4, 3), which was (8, 3)." in lines
+    assert "New: baseline_mlp/linear_0/b:0 (8,)." in lines
+
+
+def test_what_did_not_fit_is_named_too() -> None:
+    large, small = _agent(AgentConfig(hidden_sizes=(8, 8))), _agent(AgentConfig(hidden_sizes=(8,)))
+    lines = checkpoint.initialise(small.variables, _saved(large))
+    assert "Not taken: mlp/linear_1/w:0 (8, 8)." in lines
+
+
+def test_an_agent_of_which_nothing_fits_is_refused() -> None:
+    agent = _agent(AgentConfig())
+    with pytest.raises(CheckpointError, match="Nothing of that agent fits"):
+        checkpoint.initialise(agent.variables, Checkpoint(Config(), Counters(), {}, {}))
