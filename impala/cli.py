@@ -16,7 +16,7 @@ import sys
 import tempfile
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import tyro
@@ -25,6 +25,9 @@ from tyro.conf import Positional, arg
 from impala import options
 from impala.configs import PRESETS, Config, Range
 from impala.supervisor import Program, Supervisor
+
+if TYPE_CHECKING:
+    from learner.player import Player
 
 T = TypeVar("T")
 
@@ -293,7 +296,7 @@ def evaluate(command: Evaluate) -> int:
     import rich.table
 
     num_envs = min(command.num_envs, command.episodes)
-    with _Player(command.logdir, command.task, num_envs, render_mode=None) as player:
+    with _player(command.logdir, command.task, num_envs, render_mode=None) as player:
         from impala import evaluation
 
         episodes = evaluation.play_episodes(
@@ -306,7 +309,7 @@ def evaluate(command: Evaluate) -> int:
     summary = evaluation.summary(episodes)
     print(
         f"{player.task}: {summary.episodes} episodes, "
-        f"{'greedy' if command.greedy else 'sampled'}, after {player.frames:,} frames"
+        f"{'greedy' if command.greedy else 'sampled'}, after {player.counters.frames:,} frames"
     )
     table = rich.table.Table()
     for column in ("", "mean", "std", "min", "max"):
@@ -321,13 +324,15 @@ def evaluate(command: Evaluate) -> int:
         *[f"{summary.length_mean:.1f}", f"{summary.length_std:.1f}"],
         *[f"{summary.length_min:d}", f"{summary.length_max:d}"],
     )
+    for name, mean in summary.info.items():
+        table.add_row(f"{name} (info)", f"{mean:.2f}")
     rich.console.Console().print(table)
     if command.json is not None:
         result = {
             "environment": player.task,
             "logdir": str(command.logdir),
-            "frames_trained": player.frames,
-            "updates": player.updates,
+            "frames_trained": player.counters.frames,
+            "updates": player.counters.updates,
             "greedy": command.greedy,
             "seed": command.seed,
             "summary": summary._asdict(),
@@ -347,7 +352,7 @@ def record(command: Record) -> int:
         video.check(output)
     except ValueError as error:
         raise options.OptionError(str(error)) from error
-    with _Player(command.logdir, command.task, num_envs=1, render_mode="rgb_array") as player:
+    with _player(command.logdir, command.task, num_envs=1, render_mode="rgb_array") as player:
         rewards: list[float] = []
         video.write(output, _images(player, command, rewards))
     print(f"{output}: {len(rewards)} images, return {sum(rewards):.2f}")
@@ -395,44 +400,24 @@ _COMMANDS: dict[str, tuple[type, Callable[[Any], int]]] = {
 """Name -> (its flags, the function that runs it)."""
 
 
-class _Player:
-    """The agent and the environment of a log directory's newest checkpoint, as a context."""
+@contextlib.contextmanager
+def _player(
+    logdir: pathlib.Path, task: int, num_envs: int, render_mode: str | None
+) -> Iterator["Player"]:
+    """Who plays for `evaluate` and `record`."""
+    _log_to_stderr()
+    _quieten_tensorflow()
+    from learner.player import Player
 
-    def __init__(self, logdir: pathlib.Path, task: int, num_envs: int, render_mode: str | None):
-        _log_to_stderr()
-        _quieten_tensorflow()
-        from learner import checkpoint
-
-        try:
-            saved = checkpoint.load(logdir)
-        except checkpoint.CheckpointError as error:
-            raise options.OptionError(str(error)) from error
-        from impala import build, process, tasks
-
-        process.hide_gpus()  # a learner may be using them
-        self.config = saved.config
-        self.frames, self.updates = saved.counters.frames, saved.counters.updates
-        of_run = tasks.make(saved.config.environment, saved.config.tasks)
-        if not 0 <= task < len(of_run):
-            names = ", ".join(f"{i} is {each.name}" for i, each in enumerate(of_run))
-            raise options.OptionError(f"task is {task}; of this run's tasks {names}.")
-        self.task = of_run[task].name
-        spaces = build.spaces(of_run)
-        self.environment = build.environment(
-            of_run[task].environment, num_envs, render_mode=render_mode, joint=spaces
-        )
-        self.agent = build.agent(saved.config.agent, *spaces)
-        for variable, value in zip(self.agent.variables, saved.agent_values, strict=True):
-            variable.assign(value)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.environment.close()
+    try:
+        player = Player(logdir, task, num_envs, render_mode)
+    except ValueError as error:
+        raise options.OptionError(str(error)) from error
+    with contextlib.closing(player):
+        yield player
 
 
-def _images(player: _Player, command: Record, rewards: list[float]) -> Iterator[np.ndarray]:
+def _images(player: "Player", command: Record, rewards: list[float]) -> Iterator[np.ndarray]:
     """Yields what each time step of an episode looks like, and notes its reward."""
     from impala import evaluation
     from impala.types import StepType

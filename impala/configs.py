@@ -51,6 +51,19 @@ class AtariConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class RepeatConfig:
+    """How many frames of a Gymnasium environment an action is held for (ALE has frame_skip)."""
+
+    most: Positive = 1
+    """This many, or fewer at the end of an episode; if it is learned, at most."""
+    learned: bool = False
+    """Whether the agent chooses how many: one more part of its action."""
+    discount: Share = 1.0
+    """gamma of the rewards within a step and of what comes after it, as a rule objective.discount;
+    1: rewards are summed, and a step is discounted as one however long it took."""
+
+
+@dataclasses.dataclass(frozen=True)
 class EnvironmentConfig:
     """What the agent plays."""
 
@@ -58,8 +71,10 @@ class EnvironmentConfig:
     """ALE/<Game>-v5, Catch, or any registered Gymnasium id (module:id imports the module first)."""
     kwargs: str = "{}"
     """Keyword arguments of gymnasium.make as a JSON object."""
-    vectorization: Literal["sync", "async"] = "sync"
-    """Gymnasium environments in the actor's process, or a process each. ALE has its own threads."""
+    vectorization: Literal["sync", "async", "own"] = "sync"
+    """Gymnasium environments in the actor's process; a process each; or, own: as the environment
+    vectorises itself, if it does (bandits do). ALE has its own threads."""
+    repeat: RepeatConfig = RepeatConfig()
     last_action_and_reward: bool = False
     """Add the last action and the last (raw) reward to the observation."""
     time_in_episode: bool = False
@@ -262,6 +277,9 @@ class LearnerConfig:
     """Seconds between rows of telemetry."""
     jit_compile: bool = False
     """Compile the update with XLA: worth trying on a GPU, slower on a CPU."""
+    bfloat16: bool = False
+    """Compute the update's convolutions and products in bfloat16 if the CPU has instructions for it
+    (AVX-512 BF16 or AMX): faster and coarser."""
     threads: Count = 0
     """TensorFlow threads of the update; 0 means all cores this process may use."""
 
@@ -342,17 +360,37 @@ _ATARI_CPU = dataclasses.replace(
     _ATARI,
     impala=ImpalaConfig(
         entropy_cost=0.004,
-        entropy_anneal=0.45,
+        entropy_anneal=0.35,
         entropy_cost_end=0.001,
         policy_cloning_cost=0.0,
         value_cloning_cost=0.0,
     ),
-    optimiser=OptimiserConfig(name="adam", learning_rate=2.5e-4, epsilon=1e-5),
+    optimiser=OptimiserConfig(name="adam", learning_rate=4e-4, epsilon=1e-5),
     mix=MixConfig(fresh=4, replayed=12),
     replay=ReplayConfig(rule="fifo", capacity_frames=160_000),
-    learner=LearnerConfig(queue_unrolls=32),
+    learner=LearnerConfig(queue_unrolls=16, max_in_flight=1, bfloat16=True),
     actor=ActorConfig(num_envs=32),
-    total_frames=16_000_000,
+    total_frames=20_000_000,
+)
+
+_BANDIT = Config(
+    environment=EnvironmentConfig(
+        id="Bandit/DependentUniform-v0",
+        vectorization="own",
+        last_action_and_reward=True,
+        time_in_episode=True,
+    ),
+    agent=AgentConfig(torso="mlp", hidden_sizes=(), core="lstm", lstm_size=48),
+    objective=ObjectiveConfig(discount=0.95),
+    algorithm="actor_critic",
+    actor_critic=ActorCriticConfig(
+        baseline_cost=0.05, entropy_cost=0.2, entropy_anneal=0.8, gae_lambda=0.9
+    ),
+    optimiser=OptimiserConfig(name="adam", learning_rate=2e-3, epsilon=1e-7),
+    mix=MixConfig(fresh=64),
+    learner=LearnerConfig(unroll_length=101, queue_unrolls=64),
+    actor=ActorConfig(num_envs=128),
+    total_frames=5_000_000,
 )
 
 PRESETS: dict[str, tuple[str, Config]] = {
@@ -373,6 +411,10 @@ PRESETS: dict[str, tuple[str, Config]] = {
             environment=dataclasses.replace(_ATARI.environment, last_action_and_reward=True),
             agent=AgentConfig(torso="shallow", core="lstm"),
         ),
+    ),
+    "bandit": (
+        "Learns to learn: an LSTM finds the better of two arms within each episode.",
+        _BANDIT,
     ),
 }
 """Name -> (one line for `impala presets`, configuration)."""

@@ -31,6 +31,7 @@ class Summary(NamedTuple):
     length_min: int
     length_max: int
     frames: int  # environment frames of all episodes together
+    info: dict[str, float]  # means of the environment's numeric info at episode ends
 
 
 def play(
@@ -94,6 +95,7 @@ def summary(episodes: Sequence[Episode]) -> Summary:
     """Describes the returns and lengths of at least one episode."""
     returns = np.array([episode.episode_return for episode in episodes])
     lengths = np.array([episode.length for episode in episodes])
+    infos = dict.fromkeys(name for episode in episodes for name in episode.info)
     return Summary(
         episodes=len(episodes),
         return_mean=float(returns.mean()),
@@ -105,6 +107,10 @@ def summary(episodes: Sequence[Episode]) -> Summary:
         length_min=int(lengths.min()),
         length_max=int(lengths.max()),
         frames=sum(episode.frames for episode in episodes),
+        info={
+            name: float(np.mean([e.info[name] for e in episodes if name in e.info]))
+            for name in infos
+        },
     )
 
 

@@ -49,6 +49,23 @@ def set_threads(intra_op: int, inter_op: int = 1) -> None:
     tf.config.threading.set_inter_op_parallelism_threads(inter_op)
 
 
+def use_bfloat16() -> bool:
+    """Has convolutions and products computed in bfloat16, if the CPU has instructions for it.
+
+    Sums stay float32, and so do variables. False if it has none: emulated, they would be slower.
+    """
+    try:
+        flags = set(pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    except OSError:
+        return False
+    if not flags & {"avx512_bf16", "amx_bf16"}:
+        return False
+    import tensorflow as tf
+
+    tf.config.optimizer.set_experimental_options({"auto_mixed_precision_onednn_bfloat16": True})
+    return True
+
+
 def available_cores() -> int:
     """The cores that this process may use: its affinity, and its cgroup's share of CPU time."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

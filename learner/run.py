@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from impala import build, continual, options, phases, process, tasks
-from impala.configs import Config
+from impala.configs import Config, LearnerConfig
 from impala.types import Parameters, Unroll
 from learner import checkpoint
 from learner.accounts import Accounts
@@ -73,7 +73,7 @@ def run_learner(
     """
     stop = _stop_on_signals()
     process.tune_malloc()
-    _set_up_tensorflow(config.learner.threads)
+    _set_up_tensorflow(config.learner)
     with LogDirectory(logdir, fresh) as directory:
         run = _Run(config, directory, stop, empty_replay, init_from)
         try:
@@ -422,12 +422,14 @@ def _stop_on_signals() -> threading.Event:
     return stop
 
 
-def _set_up_tensorflow(threads: int) -> None:
+def _set_up_tensorflow(config: LearnerConfig) -> None:
     """Takes only as much of a GPU's memory as is needed, and as many threads as configured."""
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
         _log.info("Learning on %s.", gpu.name)
-    process.set_threads(threads or process.available_cores())
+    process.set_threads(config.threads or process.available_cores())
+    if config.bfloat16 and not process.use_bfloat16():
+        _log.info("This CPU has no instructions for bfloat16: computing in float32.")
 
 
 def _action_bounds(space: gym.Space) -> Iterator[Bounds | None]:

@@ -1,10 +1,12 @@
-"""What the agent plays: ALE, any Gymnasium environment, Catch. No TensorFlow in here."""
+"""What the agent plays: ALE, any Gymnasium environment, Catch, bandits. No TensorFlow in here."""
 
-from impala.configs import EnvironmentConfig
-from impala.environments import catch, gymnasium
+from impala.configs import EnvironmentConfig, RepeatConfig
+from impala.environments import bandit, catch, gymnasium
 from impala.environments.base import Environment
 from impala.environments.joint import Joint, join
 from impala.environments.wrappers import Checked, WithHistory
+
+bandit.register()
 
 __all__ = ["Environment", "Joint", "join", "make"]
 
@@ -39,6 +41,11 @@ def _make(
     config: EnvironmentConfig, num_envs: int, threads: int, render_mode: str | None
 ) -> Environment:
     kwargs = gymnasium.parse_kwargs(config.kwargs)
+    if config.repeat != RepeatConfig() and (config.id == "Catch" or config.id.startswith("ALE/")):
+        raise ValueError(
+            f"environment.repeat is for Gymnasium environments, not {config.id}. ALE games skip "
+            "frames with environment.atari.frame_skip."
+        )
     if config.id == "Catch":
         if render_mode == "human":
             raise ValueError("Catch has no window; use render_mode rgb_array.")
@@ -56,5 +63,6 @@ def _make(
         kwargs,
         num_envs,
         vectorization=config.vectorization,
+        repeat=config.repeat,
         render_mode=render_mode,
     )

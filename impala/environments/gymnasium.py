@@ -1,25 +1,31 @@
 """Any Gymnasium environment, through Gymnasium's own vector environments."""
 
+import contextlib
 import difflib
 import functools
 import importlib
 import json
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
+from impala.configs import RepeatConfig
 from impala.environments import base
+from impala.environments.repeat import ActionRepeat
 from impala.types import EnvironmentStep, Nest, TimeStep
 
+_NO_REPEAT = RepeatConfig()
 _CLOSE_SECONDS = 5.0  # that a step under way has to finish when its environment is closed
 
 
 class Gymnasium(base.Environment):
     """E copies of a registered environment.
 
-    A step is one frame, unless the environment's info says how many `frames` it played. The other
+    A step is one frame, unless the environment's info says how many `frames` it played; its
+    `discount`, if it has one, is what a step that does not terminate is discounted by. The other
     numbers of its info are passed on, NaN for the environments that did not give them.
 
     Args:
@@ -27,7 +33,9 @@ class Gymnasium(base.Environment):
       kwargs: keyword arguments of gymnasium.make.
       num_envs: E.
       vectorization: sync steps them in turn, in `recv`; async steps each in a process of its own,
-        started afresh, so an id that only this process registered must be given as module:id.
+        started afresh, so an id that only this process registered must be given as module:id; own
+        takes the vector environment that is registered under the id.
+      repeat: how often an action is played.
       render_mode: of environment 0, and then sync; the others show nothing.
 
     Raises:
@@ -40,15 +48,19 @@ class Gymnasium(base.Environment):
         kwargs: dict[str, Any],
         num_envs: int,
         *,
-        vectorization: Literal["sync", "async"] = "sync",
+        vectorization: Literal["sync", "async", "own"] = "sync",
+        repeat: RepeatConfig = _NO_REPEAT,
         render_mode: str | None = None,
     ) -> None:
-        makers = [functools.partial(_make_one, id, kwargs) for _ in range(num_envs)]
+        makers = [functools.partial(_make_one, id, kwargs, repeat) for _ in range(num_envs)]
         if render_mode is not None:
-            makers[0] = functools.partial(_make_one, id, {**kwargs, "render_mode": render_mode})
+            with_render = {**kwargs, "render_mode": render_mode}
+            makers[0] = functools.partial(_make_one, id, with_render, repeat)
             vectorization = "sync"
-        self._vector: SyncVectorEnv | AsyncVectorEnv
-        if vectorization == "sync":
+        self._vector: VectorEnv
+        if vectorization == "own":
+            self._vector = _make_own(id, kwargs, num_envs, repeat)
+        elif vectorization == "sync":
             self._vector = SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
         else:
             # A fork of a process that has threads (gRPC's, TensorFlow's) may hang.
@@ -65,8 +77,10 @@ class Gymnasium(base.Environment):
         self._stepping = False
 
     def reset(self, seed: int) -> TimeStep:
-        seeds: list[int | None] = [int(s) for s in base.seeds(seed, self.num_envs)]
-        observation, _ = self._vector.reset(seed=seeds)
+        seeds = [int(s) for s in base.seeds(seed, self.num_envs)]
+        is_own = not isinstance(self._vector, SyncVectorEnv | AsyncVectorEnv)
+        # Vector environments of others need take no more than one seed.
+        observation, _ = self._vector.reset(seed=seeds[0] if is_own else seeds)  # type: ignore[arg-type]
         self._ended = np.zeros(self.num_envs, np.bool_)
         return base.first_timestep(observation, self.num_envs)
 
@@ -85,9 +99,12 @@ class Gymnasium(base.Environment):
         self._stepping = False
         first, self._ended = self._ended, terminated | truncated
         info = _numbers(infos)
-        frames = np.nan_to_num(info.pop("frames", np.ones(self.num_envs)), nan=1.0)
+        ones = np.ones(self.num_envs)
+        frames = np.nan_to_num(info.pop("frames", ones), nan=1.0)
+        discount = np.nan_to_num(info.pop("discount", ones), nan=1.0).astype(np.float32)
+        timestep = base.next_timestep(observation, reward, terminated, truncated, first)
         return EnvironmentStep(
-            base.next_timestep(observation, reward, terminated, truncated, first),
+            timestep._replace(discount=timestep.discount * np.where(first, 1.0, discount)),
             np.where(first, 0, frames).astype(np.int32),
             info,
         )
@@ -101,7 +118,7 @@ class Gymnasium(base.Environment):
         return picture
 
     def close(self) -> None:
-        if isinstance(self._vector, SyncVectorEnv):
+        if not isinstance(self._vector, AsyncVectorEnv):
             self._vector.close()
             return
         try:
@@ -132,15 +149,47 @@ def parse_kwargs(text: str) -> dict[str, Any]:
     return kwargs
 
 
-def _make_one(id: str, kwargs: dict[str, Any]) -> gym.Env:
+def _make_one(id: str, kwargs: dict[str, Any], repeat: RepeatConfig) -> gym.Env:
+    with _explained(id, kwargs) as name:
+        environment: gym.Env = gym.make(name, **kwargs)
+    try:
+        for what in ("observation", "action"):
+            base.map_leaves(lambda *_: None, what, getattr(environment, f"{what}_space"))
+    except ValueError as error:
+        environment.close()
+        raise ValueError(f"{id}: {error}") from error
+    return environment if repeat == _NO_REPEAT else ActionRepeat(environment, repeat)
+
+
+def _make_own(id: str, kwargs: dict[str, Any], num_envs: int, repeat: RepeatConfig) -> VectorEnv:
+    with _explained(id, kwargs) as name:
+        if gym.spec(name).vector_entry_point is None:
+            raise ValueError(
+                f"environment.vectorization is own, but {id} has no vector environment. Use sync "
+                "or async."
+            )
+        vector = gym.make_vec(name, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+    mode = vector.metadata.get("autoreset_mode")
+    if mode != AutoresetMode.NEXT_STEP or repeat != _NO_REPEAT:
+        vector.close()
+        reason = "cannot repeat actions" if repeat != _NO_REPEAT else f"has the autoreset {mode}"
+        raise ValueError(
+            f"environment.vectorization is own, but that of {id} {reason}. Use sync or async."
+        )
+    return vector
+
+
+@contextlib.contextmanager
+def _explained(id: str, kwargs: dict[str, Any]) -> Iterator[str]:
+    """Imports what an id says; turns what goes wrong with an environment into a ValueError."""
     module, _, name = id.rpartition(":")
     try:
         if module:
             importlib.import_module(module)
-        environment: gym.Env = gym.make(name, **kwargs)
+        yield name
     except ImportError as error:
         raise ValueError(f"environment.id is {id!r}, which cannot be imported: {error}.") from error
-    except gym.error.UnregisteredEnv as error:
+    except (gym.error.UnregisteredEnv, gym.error.NameNotFound) as error:
         nearest = difflib.get_close_matches(name, gym.registry, cutoff=0.5)
         advice = f"Nearest: {', '.join(nearest)}." if nearest else "Use module:id for your own."
         raise ValueError(
@@ -148,13 +197,6 @@ def _make_one(id: str, kwargs: dict[str, Any]) -> gym.Env:
         ) from error
     except (TypeError, gym.error.Error) as error:
         raise ValueError(f"environment.kwargs is {kwargs}; {id} refuses it: {error}") from error
-    try:
-        for what in ("observation", "action"):
-            base.map_leaves(lambda *_: None, what, getattr(environment, f"{what}_space"))
-    except ValueError as error:
-        environment.close()
-        raise ValueError(f"{id}: {error}") from error
-    return environment
 
 
 def _numbers(infos: dict[str, Any]) -> dict[str, np.ndarray]:

@@ -1,0 +1,199 @@
+"""Regret of trained bandit agents beside strategies that were thought out, as a table and a figure.
+
+`python -m benchmarks.bandits LOGDIR [LOGDIR ...] [--episodes 3000] [--output bandits.png]`
+"""
+
+import argparse
+import contextlib
+import pathlib
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import matplotlib
+import numpy as np
+
+from impala import evaluation
+from impala.environments.bandit import BanditVector
+from impala.types import EnvironmentStep, StepType
+from learner.player import Player
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+
+class Played(NamedTuple):
+    """Episodes of one strategy."""
+
+    rewards: np.ndarray  # [episodes, pulls]
+    regret: np.ndarray  # [episodes, pulls] so far
+    best: np.ndarray  # [episodes, pulls] whether the best arm was pulled
+
+
+class Strategy(Protocol):
+    """Says which arms E bandits pull next, given what each of their arms did so far."""
+
+    def __call__(
+        self, wins: np.ndarray, losses: np.ndarray, rng: np.random.Generator
+    ) -> np.ndarray:
+        """Arms [E]; wins and losses are [E, arms]."""
+
+
+def random(wins: np.ndarray, losses: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Any arm."""
+    return rng.integers(wins.shape[1], size=len(wins))
+
+
+def ucb1(wins: np.ndarray, losses: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Auer et al. 2002: the mean so far and sqrt(2 ln t / n); each arm once at first."""
+    count = wins + losses
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bonus = np.sqrt(2.0 * np.log(count.sum(1, keepdims=True)) / count)
+        index = np.where(count == 0, np.inf, wins / count + bonus)
+    return _argmax(index, rng)
+
+
+def thompson(wins: np.ndarray, losses: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Thompson 1933: the best arm of a draw from the posterior, uniform priors on each arm."""
+    return _argmax(rng.beta(wins + 1.0, losses + 1.0), rng)
+
+
+def greedy_dependent(wins: np.ndarray, losses: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The best for arms that pay with p and 1 - p: each pull tells the same, so none explores."""
+    return _argmax(wins + losses[:, ::-1], rng)
+
+
+def _argmax(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """With ties broken by chance."""
+    ties = values == values.max(axis=1, keepdims=True)
+    return np.argmax(ties * rng.random(values.shape), axis=1)
+
+
+def play(strategy: Strategy, problem: str, pulls: int, episodes: int, seed: int = 0) -> Played:
+    """One episode of a strategy in each of as many bandits."""
+    bandits = BanditVector(episodes, problem, pulls)
+    bandits.reset(seed=seed)
+    rng = np.random.default_rng(seed)
+    wins, losses = np.zeros((2, episodes, bandits.single_action_space.n))  # type: ignore[attr-defined]
+    rows = np.arange(episodes)
+    rewards, regrets, bests = [], [], []
+    for _ in range(pulls):
+        arms = strategy(wins, losses, rng)
+        _, reward, _, _, info = bandits.step(arms)
+        wins[rows, arms] += reward
+        losses[rows, arms] += 1.0 - reward
+        rewards.append(reward)
+        regrets.append(info["regret"])
+        bests.append(info["best"])
+    return Played(*(np.stack(each, axis=1) for each in (rewards, regrets, bests)))
+
+
+def play_agent(logdir: pathlib.Path, episodes: int, seed: int = 0) -> tuple[str, int, Played]:
+    """One episode of a trained agent in each of as many bandits; with its task and seed."""
+    with contextlib.closing(Player(logdir, num_envs=episodes)) as player:
+        steps = evaluation.play(player.environment, player.agent, greedy=False, seed=seed)
+        played = _one_episode(steps)
+        problem = player.task.removeprefix("Bandit/").removesuffix("-v0")
+        return problem, player.config.seed, played
+
+
+def _one_episode(steps: Iterator[EnvironmentStep]) -> Played:
+    rewards, regrets, bests = [], [], []
+    next(steps)  # the reset
+    for step in steps:
+        rewards.append(step.timestep.reward.copy())
+        regrets.append(step.info["regret"].copy())
+        bests.append(step.info["best"].copy())
+        if (step.timestep.step_type == StepType.LAST).all():
+            break
+    return Played(*(np.stack(each, axis=1) for each in (rewards, regrets, bests)))
+
+
+def independent_optimum(pulls: int) -> float:
+    """Regret of the best strategy on two arms with independent uniform priors.
+
+    By dynamic programming over what each arm did, from the last pull backwards.
+    """
+    later = np.zeros([pulls + 2] * 3)  # wins and losses of arm 0, wins of arm 1
+    for done in reversed(range(pulls)):
+        n = done + 1
+        wins_0, losses_0, wins_1 = np.ogrid[:n, :n, :n]
+        losses_1 = np.maximum(done - wins_0 - losses_0 - wins_1, 0)
+        p_0 = (wins_0 + 1.0) / (wins_0 + losses_0 + 2.0)
+        p_1 = (wins_1 + 1.0) / (wins_1 + losses_1 + 2.0)
+        lost_1 = later[:n, :n, :n]
+        value_0 = p_0 * (1.0 + later[1 : n + 1, :n, :n]) + (1 - p_0) * later[:n, 1 : n + 1, :n]
+        value_1 = p_1 * (1.0 + later[:n, :n, 1 : n + 1]) + (1 - p_1) * lost_1
+        later[:n, :n, :n] = np.maximum(value_0, value_1)
+    return pulls * 2.0 / 3.0 - float(later[0, 0, 0])  # the better of two is 2/3 on average
+
+
+def main() -> None:
+    """Prints the table and draws the figure."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bandits", description=__doc__)
+    parser.add_argument("logdirs", type=pathlib.Path, nargs="+")
+    parser.add_argument("--episodes", type=int, default=3000)
+    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("bandits.png"))
+    arguments = parser.parse_args()
+
+    agents: dict[str, dict[int, Played]] = {}  # problem -> seed -> episodes
+    for logdir in arguments.logdirs:
+        problem, seed, played = play_agent(logdir, arguments.episodes)
+        agents.setdefault(problem, {})[seed] = played
+    print("| problem | agents, by seed | random | UCB1 | Thompson | optimum |")
+    print("|---|---:|---:|---:|---:|---:|")
+    figure, axes = plt.subplots(2, len(agents), figsize=(3.6 * len(agents), 6), squeeze=False)
+    for (problem, of_seeds), (above, below) in zip(agents.items(), axes.T, strict=True):
+        others = _others(problem, next(iter(of_seeds.values())), arguments.episodes)
+        print(_row(problem, of_seeds, others))
+        _draw(above, below, problem, of_seeds, others)
+    figure.tight_layout()
+    figure.savefig(arguments.output, dpi=100)
+    print(arguments.output)
+
+
+def _others(problem: str, agents: Played, episodes: int) -> dict[str, Played]:
+    if problem == "ElevenArms":
+        return {}
+    strategies: dict[str, Strategy] = {"random": random, "UCB1": ucb1, "Thompson": thompson}
+    if problem.startswith("Dependent"):
+        strategies["optimum"] = greedy_dependent
+    pulls = agents.regret.shape[1]
+    return {name: play(each, problem, pulls, episodes) for name, each in strategies.items()}
+
+
+def _row(problem: str, of_seeds: dict[int, Played], others: dict[str, Played]) -> str:
+    """Regret after the last pull; of the eleven arms, for which we have no strategy, the return."""
+    if problem == "ElevenArms":
+        returns = ", ".join(f"{played.rewards.sum(1).mean():.2f}" for played in of_seeds.values())
+        return f"| {problem} | return {returns} | | | | return 20.55 |"
+    cells = [", ".join(f"{played.regret[:, -1].mean():.2f}" for played in of_seeds.values())]
+    cells += [f"{played.regret[:, -1].mean():.2f}" for played in others.values()]
+    if problem == "Independent":
+        pulls = next(iter(of_seeds.values())).regret.shape[1]
+        cells.append(f"{independent_optimum(pulls):.2f}")
+    cells += [""] * (5 - len(cells))
+    return f"| {problem} | {' | '.join(cells)} |"
+
+
+def _draw(
+    above: Axes,
+    below: Axes,
+    problem: str,
+    of_seeds: dict[int, Played],
+    others: dict[str, Played],
+) -> None:
+    """Regret against pulls, and the choices in the first episodes of the first seed."""
+    curves = {f"agent, seed {seed}": played for seed, played in of_seeds.items()} | others
+    for name, played in curves.items():
+        pulls = 1 + np.arange(played.regret.shape[1])
+        above.plot(pulls, played.regret.mean(0), ":" if name in others else "-", label=name)
+    above.set(title=problem, xlabel="pull", ylabel="regret", ylim=(0, None))
+    above.legend(fontsize=7)
+    first = next(iter(of_seeds.values()))
+    below.imshow(first.best[:80], aspect="auto", cmap="Greens", interpolation="nearest")
+    below.set(xlabel="pull", ylabel="episode (dark: best arm)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""An action that is held for several frames: always as many, or as many as the agent says."""
+
+from typing import Any, SupportsFloat
+
+import gymnasium as gym
+import numpy as np
+
+from impala.configs import RepeatConfig
+from impala.spaces import ACTION_MASK, has_action_mask
+
+
+class ActionRepeat(gym.Wrapper):
+    """Plays an action again and again, up to the end of the episode, as one step.
+
+    The reward is the sum of the frames' rewards, or the discounted sum; the other infos are those
+    of the last frame. Info `frames` says how many were played. If the number is learned, the action
+    space becomes a Dict of `action` and `repeat` (1 to most), and an action mask allows every
+    number.
+
+    Args:
+      environment: a single one.
+      config: how often, and who says so. A discount below 1 makes rewards within the step count
+        gamma^i, and is passed on as info `discount`, gamma^(k - 1) after k frames: with the
+        learner's own gamma that is gamma^k.
+    """
+
+    def __init__(self, environment: gym.Env, config: RepeatConfig) -> None:
+        super().__init__(environment)
+        self._config = config
+        self._masks = False
+        if not config.learned:
+            return
+        self.action_space = gym.spaces.Dict(
+            {
+                "action": environment.action_space,
+                "repeat": gym.spaces.Discrete(config.most, start=1),
+            }
+        )
+        if has_action_mask(space := environment.observation_space):
+            self._masks = True
+            assert isinstance(space, gym.spaces.Dict)
+            wider = gym.spaces.MultiBinary(space[ACTION_MASK].shape[0] + config.most)  # type: ignore[index]
+            self.observation_space = gym.spaces.Dict({**space.spaces, ACTION_MASK: wider})
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._widened(observation), info
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        config = self._config
+        repeat = config.most
+        if config.learned:
+            action, repeat = action["action"], int(action["repeat"])
+        total, weight, frames = 0.0, 1.0, 0
+        for i in range(repeat):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            weight = config.discount**i
+            total += weight * float(reward)
+            frames += int(info.get("frames", 1))
+            if terminated or truncated:
+                break
+        info = {**info, "frames": frames, "discount": weight * float(info.get("discount", 1.0))}
+        return self._widened(observation), total, terminated, truncated, info
+
+    def _widened(self, observation: Any) -> Any:
+        if not self._masks:
+            return observation
+        mask = observation[ACTION_MASK]
+        every = np.ones(self._config.most, mask.dtype)
+        return {**observation, ACTION_MASK: np.concatenate([mask, every])}

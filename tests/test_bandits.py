@@ -1,0 +1,168 @@
+"""Bandits: what arms pay, what regret is, and strategies whose regret is known."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from benchmarks import bandits
+from impala import environments
+from impala.configs import EnvironmentConfig
+from impala.environments.bandit import PROBLEMS, BanditVector
+from impala.types import StepType
+
+EPISODES = 4000
+
+
+@pytest.mark.parametrize(
+    ("problem", "random", "ucb1", "thompson"),
+    [  # 20,000 tasks, standard error up to 0.1: Wang et al. 2016's problems
+        ("Independent", 16.7, 5.61, 2.80),
+        ("DependentUniform", 24.9, 5.99, 2.80),
+        ("DependentEasy", 40.0, 6.34, 2.13),
+        ("DependentMedium", 25.0, 7.03, 2.99),
+        ("DependentHard", 10.0, 5.99, 4.08),
+    ],
+)
+def test_known_strategies_have_their_known_regret(problem, random, ucb1, thompson) -> None:
+    for strategy, expected in (
+        (bandits.random, random),
+        (bandits.ucb1, ucb1),
+        (bandits.thompson, thompson),
+    ):
+        regret = bandits.play(strategy, problem, 100, EPISODES).regret[:, -1]
+        error = regret.std() / np.sqrt(EPISODES)
+        assert regret.mean() == pytest.approx(expected, abs=4 * error + 0.2)
+
+
+def test_the_optimum_is_the_known_one() -> None:
+    assert bandits.independent_optimum(100) == pytest.approx(1.75, abs=0.005)
+    assert bandits.independent_optimum(1) == pytest.approx(2 / 3 - 1 / 2)
+    regret = bandits.play(bandits.greedy_dependent, "DependentUniform", 100, EPISODES).regret
+    assert regret[:, -1].mean() == pytest.approx(1.22, abs=0.15)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_an_episode_is_a_number_of_pulls_of_one_bandit(problem: str) -> None:
+    vector = BanditVector(50, problem, pulls=6)
+    vector.reset(seed=1)
+    arms = vector.single_action_space.n
+    assert arms == (11 if problem == "ElevenArms" else 2)
+    actions = np.random.default_rng(0).integers(arms, size=(14, 50))
+    before = np.zeros(50)
+    for t in range(14):
+        _, reward, terminated, truncated, info = vector.step(actions[t])
+        place = t % 7  # six pulls, then the reset of the next step
+        assert terminated.all() == (place == 5) == terminated.any()
+        assert not truncated.any()
+        assert info["_regret"].all() == (place != 6)
+        if place == 6:
+            assert not reward.any()
+            assert not info["regret"].any()
+        else:
+            lost = info["regret"] - before
+            assert ((lost == 0) == (info["best"] == 1)).all()
+            assert (lost >= 0).all()
+        before = info["regret"]
+
+
+def test_arms_pay_as_often_as_they_say() -> None:
+    vector = BanditVector(20_000, "DependentMedium", pulls=1)
+    vector.reset(seed=2)
+    _, reward, _, _, info = vector.step(np.zeros(20_000, np.int64))
+    assert set(reward) == {0.0, 1.0}
+    assert reward[info["best"] == 1].mean() == pytest.approx(0.75, abs=0.02)
+    assert reward[info["best"] == 0].mean() == pytest.approx(0.25, abs=0.02)
+    assert info["best"].mean() == pytest.approx(0.5, abs=0.02)
+    np.testing.assert_allclose(info["regret"], 0.5 * (1 - info["best"]))
+
+
+def test_the_eleventh_arm_tells_the_target() -> None:
+    vector = BanditVector(200, "ElevenArms", pulls=5)
+    vector.reset(seed=3)
+    _, told, _, _, _ = vector.step(np.full(200, 10))
+    targets = np.rint(10 * told).astype(int) - 1
+    assert set(targets) == set(range(10))
+    total = told
+    for _ in range(4):
+        _, reward, _, _, info = vector.step(targets)
+        assert (reward == 5.0).all()
+        assert (info["best"] == 1).all()
+        total = total + reward
+    assert total.mean() == pytest.approx(20.55, abs=0.1)
+    _, reward, _, _, _ = BanditVectorWith(targets).step((targets + 1) % 10)
+    assert (reward == 1.0).all()
+
+
+class BanditVectorWith(BanditVector):
+    """The same targets again."""
+
+    def __init__(self, targets: np.ndarray) -> None:
+        super().__init__(len(targets), "ElevenArms", pulls=5)
+        self.reset(seed=3)
+
+
+def test_restless_arms_trade_places() -> None:
+    vector = BanditVector(2000, "Restless", pulls=100)
+    vector.reset(seed=4)
+    best = [vector.step(np.zeros(2000, np.int64))[4]["best"] for _ in range(100)]
+    changes = np.mean(np.diff(best, axis=0) != 0)
+    assert changes == pytest.approx(0.04, abs=0.005)
+
+
+def test_bandits_are_gymnasium_environments() -> None:
+    for problem in PROBLEMS:
+        env = gym.make(f"Bandit/{problem}-v0", pulls=3)
+        one, _ = env.reset(seed=5)
+        steps = [env.step(0) for _ in range(3)]
+        assert [step[2] for step in steps] == [False, False, True]
+        env.reset(seed=5)
+        assert [env.step(0)[1:] for _ in range(3)] == [step[1:] for step in steps]
+        assert env.observation_space.contains(one)
+        env.close()
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "own"])
+def test_an_agent_sees_what_it_did_and_what_that_gave(vectorization) -> None:
+    config = EnvironmentConfig(
+        id="Bandit/DependentEasy-v0",
+        kwargs='{"pulls": 3}',
+        vectorization=vectorization,
+        last_action_and_reward=True,
+        time_in_episode=True,
+    )
+    environment = environments.make(config, 4)
+    timestep = environment.reset(7)
+    for t in range(9):
+        action = np.array([0, 1, 0, 1])
+        environment.send(action)
+        step = environment.recv()
+        timestep = step.timestep
+        seen = timestep.observation
+        assert seen["observation"].tolist() == [0] * 4
+        place = (t + 1) % 4
+        assert seen["time_in_episode"].tolist() == [place] * 4
+        assert seen["last_action"].tolist() == ([-1] * 4 if place == 0 else action.tolist())
+        assert seen["last_reward"].tolist() == timestep.reward.tolist()
+        types = {0: StepType.FIRST, 3: StepType.LAST}
+        assert timestep.step_type.tolist() == [types.get(place, StepType.MID)] * 4
+        assert step.frames.tolist() == [int(place != 0)] * 4
+        assert timestep.discount.tolist() == [float(place != 3)] * 4
+    environment.close()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [('{"problem": "Dependent"}', "there are Independent"), ('{"pulls": 0}', "pulls is 0")],
+)
+@pytest.mark.parametrize("vectorization", ["sync", "own"])
+def test_impossible_bandits_are_refused(kwargs, message, vectorization) -> None:
+    config = EnvironmentConfig(
+        id="Bandit/Independent-v0", kwargs=kwargs, vectorization=vectorization
+    )
+    with pytest.raises(ValueError, match=message):
+        environments.make(config, 2)
+
+
+def test_what_does_not_vectorise_itself_says_so() -> None:
+    with pytest.raises(ValueError, match="own, but Acrobot-v1 has no vector environment"):
+        environments.make(EnvironmentConfig(id="Acrobot-v1", vectorization="own"), 2)

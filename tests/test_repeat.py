@@ -1,0 +1,117 @@
+"""Held actions: what is played, summed, discounted and counted, and who says how long."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from impala import build, environments
+from impala.configs import AgentConfig, EnvironmentConfig, RepeatConfig
+from impala.environments.repeat import ActionRepeat
+from impala.types import StepType
+
+
+class Counting(gym.Env):
+    """Frame i of an episode of seven pays 10 i and is seen as i."""
+
+    observation_space = gym.spaces.Box(0, 100, (1,), np.float32)
+    action_space = gym.spaces.Discrete(5)
+
+    def reset(self, *, seed=None, options=None):
+        self.frame = 0
+        self.actions: list[int] = []
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.actions.append(int(action))
+        self.frame += 1
+        observation = np.full(1, self.frame, np.float32)
+        return observation, 10.0 * self.frame, self.frame == 7, False, {"frame": self.frame}
+
+
+gym.register("Counting-v0", entry_point=Counting)
+
+
+def test_a_fixed_repeat_leaves_the_action_space_and_sums_the_rewards() -> None:
+    env = ActionRepeat(Counting(), RepeatConfig(most=3))
+    assert env.action_space == gym.spaces.Discrete(5)
+    env.reset()
+    observation, reward, terminated, _, info = env.step(2)
+    assert (observation.tolist(), reward, terminated) == ([3.0], 60.0, False)
+    assert (info["frames"], info["frame"], info["discount"]) == (3, 3, 1.0)
+    env.step(1)
+    # The episode ends in frame 7, and no further frame is played.
+    observation, reward, terminated, _, info = env.step(4)
+    assert (observation.tolist(), reward, terminated, info["frames"]) == ([7.0], 70.0, True, 1)
+    assert env.unwrapped.actions == [2, 2, 2, 1, 1, 1, 4]
+
+
+def test_a_learned_repeat_is_one_more_choice() -> None:
+    env = ActionRepeat(Counting(), RepeatConfig(most=4, learned=True))
+    repeat = gym.spaces.Discrete(4, start=1)
+    assert env.action_space == gym.spaces.Dict({"action": Counting.action_space, "repeat": repeat})
+    env.reset()
+    played = [env.step({"action": 3, "repeat": k})[4]["frames"] for k in (1, 4, 4)]
+    assert played == [1, 4, 2]  # seven frames in all
+
+
+def test_rewards_within_a_step_are_discounted_if_asked() -> None:
+    env = ActionRepeat(Counting(), RepeatConfig(most=3, discount=0.5))
+    env.reset()
+    _, reward, _, _, info = env.step(0)
+    assert reward == 10 + 0.5 * 20 + 0.25 * 30
+    assert info["discount"] == 0.25  # with the learner's 0.5 that is 0.5^3
+
+
+def test_the_agent_is_told_frames_and_discounts() -> None:
+    config = EnvironmentConfig(
+        id="Counting-v0", repeat=RepeatConfig(most=4, learned=True, discount=0.5)
+    )
+    environment = environments.make(config, 2)
+    environment.reset(0)
+
+    def step(*repeats: int):
+        action = {"action": np.zeros(2, np.int64), "repeat": np.array(repeats)}
+        environment.send(action)
+        return environment.recv()
+
+    first = step(1, 4)
+    assert first.frames.tolist() == [1, 4]
+    assert first.timestep.discount.tolist() == [1.0, 0.125]
+    assert first.timestep.reward.tolist() == [10.0, 10 + 10 + 7.5 + 5]
+    second = step(4, 4)
+    assert second.frames.tolist() == [4, 3]
+    assert second.timestep.step_type.tolist() == [StepType.MID, StepType.LAST]
+    assert second.timestep.discount.tolist() == [0.125, 0.0]  # termination stays one
+    third = step(2, 1)
+    assert third.frames.tolist() == [2, 0]  # a reset plays none
+    assert third.timestep.step_type.tolist() == [StepType.LAST, StepType.FIRST]
+    assert third.timestep.discount.tolist() == [0.0, 1.0]
+
+
+def test_a_mask_of_the_environments_own_allows_every_repeat_and_is_obeyed() -> None:
+    config = EnvironmentConfig(id="hold:Masked-v0", repeat=RepeatConfig(most=2, learned=True))
+    environment = environments.make(config, 8)
+    assert environment.observation_space["action_mask"].shape == (5,)
+    agent = build.agent(
+        AgentConfig(hidden_sizes=(4,)), environment.observation_space, environment.action_space
+    )
+    timestep = environment.reset(0)
+    repeats = set()
+    for count in range(30):
+        output, _ = agent.step(timestep, (), tf.constant([3, count]))
+        action = {name: part.numpy() for name, part in output.action.items()}
+        mask = timestep.observation["action_mask"]
+        assert mask[:, 3:].all()
+        assert mask[np.arange(8), action["action"]].all()
+        repeats |= set(action["repeat"].tolist())
+        environment.send(action)
+        timestep = environment.recv().timestep
+    assert repeats == {1, 2}
+
+
+@pytest.mark.parametrize("id", ["Catch", "ALE/Pong-v5"])
+def test_games_that_cannot_repeat_say_so(id: str) -> None:
+    config = EnvironmentConfig(id=id, repeat=RepeatConfig(most=2))
+    with pytest.raises(ValueError, match=rf"not {id}\. ALE games skip frames with"):
+        environments.make(config, 1)
