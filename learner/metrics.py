@@ -1,4 +1,4 @@
-"""Telemetry: what happened since the last row, as TensorBoard scalars, JSON lines and a console."""
+"""Telemetry: what happened since the last row, for TensorBoard, as JSON lines and on a console."""
 
 import collections
 import json
@@ -14,14 +14,16 @@ import rich.console
 import rich.live
 import rich.table
 import tensorflow as tf
+import tree
 
-from impala.types import Episode
+from impala.types import Episode, Nest
 from learner.checkpoint import Counters
 from learner.service import EvaluationReport
 
 _log = logging.getLogger(__name__)
 
 Row = dict[str, float]
+Histograms = dict[str, np.ndarray]
 
 
 class Telemetry:
@@ -49,6 +51,7 @@ class Telemetry:
         self._sums: dict[str, float] = collections.defaultdict(float)
         self._counts: collections.Counter[str] = collections.Counter()
         self._lags: dict[str, list[np.ndarray]] = collections.defaultdict(list)
+        self._actions: Nest = ()
         self._waited = 0.0
         self._since = time.monotonic()
 
@@ -65,6 +68,10 @@ class Telemetry:
         """Adds the lags of one batch's unrolls, in updates: [B]."""
         self._lags["policy_lag"].append(lags[~is_replay])
         self._lags["replay/policy_lag"].append(lags[is_replay])
+
+    def actions(self, actions: Nest) -> None:
+        """Keeps the fresh actions of one batch, [T, B, ...]: histograms are of the last one."""
+        self._actions = actions
 
     def actor(self, name: str, elapsed: float, waited: float) -> None:
         """Adds what an actor says of its time: seconds in all, and of those waiting for us."""
@@ -87,6 +94,18 @@ class Telemetry:
     def due(self, seconds: float) -> bool:
         """Whether the last row is at least this old."""
         return time.monotonic() - self._since >= seconds
+
+    def histograms(self) -> Histograms:
+        """Policy lags since the last row, and the actions, each part of them by itself."""
+        lags = {name: np.concatenate(parts) for name, parts in self._lags.items()}
+        found = {name: values for name, values in lags.items() if values.size}
+        for path, leaf in tree.flatten_with_path(self._actions):
+            name = "/".join(["action", *map(str, path)])
+            parts = np.moveaxis(leaf.reshape(*leaf.shape[:2], -1), -1, 0)
+            several = len(parts) > 1
+            for i, part in enumerate(parts):
+                found[f"{name}/{i}" if several else name] = part.reshape(-1)
+        return found
 
     def row(self, counters: Counters, gauges: Mapping[str, float]) -> Row:
         """Ends the interval: everything that was added since the last row, as scalars."""
@@ -135,16 +154,19 @@ def _quantiles(samples: Mapping[str, Sequence[np.ndarray]]) -> Row:
 
 
 class TensorBoard:
-    """Writes rows as TensorBoard scalars over frames."""
+    """Writes rows as TensorBoard scalars over frames, and histograms."""
 
     def __init__(self, directory: pathlib.Path):
         self._writer = tf.summary.create_file_writer(str(directory))
 
-    def write(self, row: Row) -> None:
+    def write(self, row: Row, histograms: Histograms) -> None:
         """Writes one row and flushes it."""
+        step = int(row["frames"])
         with self._writer.as_default():
             for name, value in row.items():
-                tf.summary.scalar(name, value, step=int(row["frames"]))
+                tf.summary.scalar(name, value, step=step)
+            for name, values in histograms.items():
+                tf.summary.histogram(f"histogram/{name}", values, step=step)
         self._writer.flush()
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from types import FrameType
 import gymnasium as gym
 import numpy as np
 import tensorflow as tf
+import tree
 
 from impala import build, continual, options, phases, process, tasks
 from impala.configs import Config, LearnerConfig
@@ -148,8 +149,8 @@ class _Run:
         )
         self._server: Server | None = None
         self._telemetry = Telemetry()
+        self._tensorboard = TensorBoard(logdir / "tensorboard")
         self._sinks = (
-            TensorBoard(logdir / "tensorboard"),
             JsonLines(logdir / "metrics.jsonl"),
             Console(tasks.total_frames(config)),
         )
@@ -207,7 +208,10 @@ class _Run:
             before = self._learner.counters.updates - 1  # the version that the batch moved
             versions = prepared.batch.unroll.parameter_version
             # After a restart, actors may still act with a version ahead of the checkpoint's.
-            telemetry.policy_lag(np.maximum(0, before - versions), prepared.batch.is_replay)
+            is_replay = prepared.batch.is_replay
+            telemetry.policy_lag(np.maximum(0, before - versions), is_replay)
+            actions = prepared.batch.unroll.output.action
+            telemetry.actions(tree.map_structure(lambda leaf: leaf[1:, ~is_replay], actions))
         for arrival in prepared.arrivals:
             telemetry.episodes(self._tasks[arrival.task].name, arrival.episodes)
             telemetry.actor(arrival.actor, arrival.elapsed_seconds, arrival.waited_seconds)
@@ -271,7 +275,7 @@ class _Run:
     def close(self) -> None:
         """Ends server and threads, also after a failure."""
         with contextlib.ExitStack() as last_first:
-            for sink in (*self._sinks, self._evaluations):
+            for sink in (self._tensorboard, *self._sinks, self._evaluations):
                 last_first.callback(sink.close)
             if self._replay is not None:
                 last_first.callback(self._replay.close)
@@ -382,7 +386,9 @@ class _Run:
         if self._replay is not None:
             summary = self._replay.summary()._asdict()
             gauges |= {f"replay/{name}": value for name, value in summary.items()}
+        histograms = self._telemetry.histograms()
         row = self._telemetry.row(self._learner.counters, gauges)
+        self._tensorboard.write(row, histograms)
         for sink in self._sinks:
             sink.write(row)
 

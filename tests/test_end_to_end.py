@@ -206,3 +206,33 @@ def test_a_lost_replay_is_noticed_and_can_be_done_without(tmp_path: pathlib.Path
         services.stop(training, signal.SIGINT)
     assert row["frames"] > saved.counters.frames
     assert checkpoint.load(logdir).replay_added >= 100
+
+
+def test_a_critic_learns_before_the_policy_and_another_run_starts_from_both(
+    tmp_path: pathlib.Path,
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    often = ("--learner.log-seconds", 0.1)
+    phased = services.run(
+        *("train", "catch", "--logdir", first, "--agent.separate-baseline", *often),
+        *("--phases", "critic:10000", "impala", "--total-frames", 20_000),
+    )
+    assert phased.returncode == 0, phased.stdout + phased.stderr
+    assert "frames on: impala" in phased.stderr
+    rows = [row for row in services.rows(first) if "loss/baseline" in row]
+    alone = [row["frames"] for row in rows if "loss/policy_gradient" not in row]
+    assert alone and max(alone) < 11_000
+    assert len(alone) < len(rows)
+
+    other = services.run(
+        *("train", "catch", "--logdir", second, "--init-from", first, *often),
+        *("--algorithm", "actor_critic", "--mix.max-policy-lag", 2, "--total-frames", 20_000),
+    )
+    assert other.returncode == 0, other.stdout + other.stderr
+    assert "Taken from 20," in other.stderr
+    assert "Not taken: baseline_mlp/linear_0/w:0" in other.stderr
+    last = services.rows(second)[-1]
+    assert max(row.get("policy_lag/max", 0) for row in services.rows(second)) <= 2
+    dropped = sum(n for name, n in last.items() if name.startswith("unrolls/dropped/"))
+    assert last["unrolls/dropped/policy_lag"] > 0
+    assert last["unrolls/received"] == last["unrolls/learned"] + last["unrolls/queued"] + dropped

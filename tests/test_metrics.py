@@ -48,6 +48,22 @@ def test_a_row_holds_the_means_since_the_last_row() -> None:
     assert after["episode/Catch/return_recent"] == 1.0  # the last hundred episodes, not this row's
 
 
+def test_histograms_are_of_lags_and_of_each_part_of_the_actions() -> None:
+    telemetry = Telemetry()
+    telemetry.policy_lag(np.array([0, 90, 1]), np.array([False, True, False]))
+    telemetry.actions({"move": np.array([[3, 4]]), "aim": np.array([[[1, 2], [5, 6]]])})  # T 1, B 2
+    histograms = telemetry.histograms()
+    assert {name: values.tolist() for name, values in histograms.items()} == {
+        "policy_lag": [0, 1],
+        "replay/policy_lag": [90],
+        "action/move": [3, 4],
+        "action/aim/0": [1, 5],
+        "action/aim/1": [2, 6],
+    }
+    telemetry.row(Counters(), {})
+    assert telemetry.histograms() == {}
+
+
 def test_waiting_is_a_share_of_the_time_between_rows() -> None:
     telemetry = Telemetry()
     telemetry.begin(Counters())
@@ -71,15 +87,17 @@ def test_rows_reach_json_lines_tensorboard_and_console(tmp_path: pathlib.Path) -
     assert written[0]["loss/total"] == 0.25
 
     board = TensorBoard(tmp_path / "tensorboard")
-    board.write(row)
+    board.write(row, {"action/move": np.array([0, 1, 1, 2])})
     board.close()
     (events,) = (tmp_path / "tensorboard").iterdir()
-    scalars = {
-        value.tag: (event.step, tf.make_ndarray(value.tensor).item())
+    written = {
+        value.tag: (event.step, tf.make_ndarray(value.tensor))
         for event in tf.compat.v1.train.summary_iterator(str(events))
         for value in event.summary.value
     }
-    assert scalars["loss/total"] == (123, 0.25)
+    assert written["loss/total"] == (123, 0.25)
+    step, buckets = written["histogram/action/move"]  # of each bucket: left, right, count
+    assert (step, buckets[:, 2].sum()) == (123, 4)
 
 
 def test_the_console_writes_a_line_per_row_into_a_file_and_a_table_on_a_terminal(
