@@ -347,6 +347,14 @@ _CARTPOLE = Config(
     total_frames=1_500_000,
 )
 
+_CARTPOLE_A3C = dataclasses.replace(
+    _CARTPOLE,
+    algorithm="actor_critic",
+    actor_critic=ActorCriticConfig(entropy_anneal=0.5, gae_lambda=0.95),
+    mix=MixConfig(fresh=16),
+    learner=LearnerConfig(queue_unrolls=16, max_in_flight=1),
+)
+
 _ATARI = Config(
     environment=EnvironmentConfig(id="ALE/Pong-v5"),
     agent=AgentConfig(torso="shallow", frame_stack=4),
@@ -373,6 +381,18 @@ _ATARI_CPU = dataclasses.replace(
     total_frames=20_000_000,
 )
 
+# Acting and learning by turns, nearly: what is learned from is a few updates old.
+_ATARI_A3C = dataclasses.replace(
+    _ATARI,
+    environment=EnvironmentConfig(atari=AtariConfig(actions=(0, 2, 3))),
+    algorithm="actor_critic",
+    actor_critic=ActorCriticConfig(gae_lambda=0.95),
+    optimiser=OptimiserConfig(name="adam", learning_rate=2.5e-4, epsilon=1e-5),
+    mix=MixConfig(fresh=16, max_policy_lag=8),
+    learner=LearnerConfig(queue_unrolls=16, max_in_flight=1, bfloat16=True),
+    actor=ActorConfig(num_envs=32),
+)
+
 _BANDIT = Config(
     environment=EnvironmentConfig(
         id="Bandit/DependentUniform-v0",
@@ -393,9 +413,20 @@ _BANDIT = Config(
     total_frames=5_000_000,
 )
 
+# Five pulls: the first one has to tell, so exploring must pay before it does.
+_BANDIT_ELEVEN = dataclasses.replace(
+    _BANDIT,
+    environment=dataclasses.replace(
+        _BANDIT.environment, id="Bandit/ElevenArms-v0", kwargs='{"pulls": 5}'
+    ),
+    learner=dataclasses.replace(_BANDIT.learner, unroll_length=12),
+    total_frames=500_000,
+)
+
 PRESETS: dict[str, tuple[str, Config]] = {
     "catch": ("Catch on a 10x5 board: half a minute to a perfect score on two cores.", _CATCH),
     "cartpole": ("CartPole-v1: a minute and a quarter to its best score on two cores.", _CARTPOLE),
+    "cartpole-a3c": ("CartPole-v1 with actor-critic, on-policy.", _CARTPOLE_A3C),
     "atari": (
         "Pong with the paper's shallow network; another game with --environment.id.",
         _ATARI_CPU,
@@ -412,9 +443,28 @@ PRESETS: dict[str, tuple[str, Config]] = {
             agent=AgentConfig(torso="shallow", core="lstm"),
         ),
     ),
+    "atari-a3c": (
+        "Actor-critic without replay or correction, Pong's three directions.",
+        _ATARI_A3C,
+    ),
+    "atari-a3c-small": (
+        "The same with an LSTM and four convolutions on images of 47x47.",
+        dataclasses.replace(
+            _ATARI_A3C,
+            environment=EnvironmentConfig(
+                atari=AtariConfig(actions=(0, 2, 3), height=47, width=47),
+                last_action_and_reward=True,
+            ),
+            agent=AgentConfig(torso="strided", core="lstm"),
+        ),
+    ),
     "bandit": (
         "Learns to learn: an LSTM finds the better of two arms within each episode.",
         _BANDIT,
+    ),
+    "bandit-eleven": (
+        "One of eleven arms tells which of the others pays, and five pulls are all there are.",
+        _BANDIT_ELEVEN,
     ),
 }
 """Name -> (one line for `impala presets`, configuration)."""

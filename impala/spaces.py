@@ -4,6 +4,7 @@ Wrappers add to an observation by standing it in a Dict as `observation`, beside
 are known here.
 """
 
+import math
 from typing import TypeGuard
 
 import gymnasium as gym
@@ -27,6 +28,22 @@ def is_wrapped(space: gym.Space) -> TypeGuard[gym.spaces.Dict]:
 def has_action_mask(space: gym.Space) -> bool:
     """Whether observations say which choices there are."""
     return is_wrapped(space) and ACTION_MASK in space.spaces
+
+
+def choices(space: gym.Space) -> list[int]:
+    """How many choices each part of an action has, if any: what an action mask goes through."""
+    match space:
+        case gym.spaces.Discrete():
+            return [int(space.n)]
+        case gym.spaces.MultiDiscrete():
+            return [int(n) for n in space.nvec.reshape(-1)]
+        case gym.spaces.MultiBinary():
+            return [2] * math.prod(space.shape)
+        case gym.spaces.Dict():
+            return [size for part in space.spaces.values() for size in choices(part)]
+        case gym.spaces.Tuple():
+            return [size for part in space.spaces for size in choices(part)]
+    return []
 
 
 def main_space(space: gym.Space) -> gym.Space:

@@ -21,7 +21,7 @@ from learner.storage import Record, StorageError, Store
 
 Rule = Literal["reservoir", "fifo"]
 
-_LEVEL = 1  # of zstd: a hundredth of the size on Atari frames, in microseconds a frame
+_LEVEL = 1  # of zstd: a hundredth of the size of pixel frames, in microseconds each
 
 _COMMIT_EVERY = 1000  # unrolls added; what a crash can lose
 

@@ -1,10 +1,14 @@
-"""Who may import whom: read from the source, so that lazy imports count as well."""
+"""Who may import whom and know of what: read from the source, so that lazy imports count too."""
 
 import ast
 import pathlib
+import re
+import typing
 from collections.abc import Iterator, Mapping
 
 import pytest
+
+from impala.configs import AlgorithmName
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -147,3 +151,28 @@ def test_allowed_imports_pass() -> None:
         "impala.types": "import numpy as np",
     }
     assert violations(modules) == []
+
+
+# Variety lives in environments, distributions, losses and the mix; what moves data knows none of it.
+SAME_FOR_ALL = ("actors.", "learner.", "protos.")
+ENVIRONMENTS = ("ale", "atari", "bandit", "cartpole", "catch", "pong")
+
+
+def names_told(source: str) -> set[str]:
+    """The words of a source that name an algorithm or an environment."""
+    algorithms = {name for name in typing.get_args(AlgorithmName) if name != "impala"}
+    classes = {name.replace("_", "") for name in algorithms}
+    words = {word.lower() for word in re.findall(r"[A-Za-z_]+", source)}
+    return words & {*algorithms, *classes, *ENVIRONMENTS}
+
+
+def test_no_service_knows_what_is_learned_or_played() -> None:
+    told = {name: names_told(source) for name, source in modules_of(ROOT).items()}
+    services = {name: words for name, words in told.items() if name.startswith(SAME_FOR_ALL)}
+    assert {name: words for name, words in services.items() if words} == {}
+    assert told["impala.configs"] >= {"critic", "actor_critic", "catch"}
+
+
+def test_a_name_that_is_told_is_noticed() -> None:
+    source = "if config.algorithm == 'critic' or isinstance(environment, Catch): pass"
+    assert names_told(source) == {"critic", "catch"}

@@ -12,6 +12,7 @@ import tensorflow as tf
 import tree
 
 from impala import distributions
+from impala.spaces import choices
 
 spaces = gym.spaces
 
@@ -111,22 +112,6 @@ def draw(distribution: distributions.Distribution, *leading: int, seed: int = 0)
     rng = np.random.default_rng(seed)
     shape = (*leading, distribution.num_parameters)
     return tf.constant(rng.uniform(-1.2, 0.4, shape), tf.float32)
-
-
-def choices(space: gym.Space) -> list[int]:
-    """How many choices each part has that has any, in the order of an action mask."""
-    match space:
-        case spaces.Discrete():
-            return [int(space.n)]
-        case spaces.MultiDiscrete():
-            return [int(n) for n in space.nvec.reshape(-1)]
-        case spaces.MultiBinary():
-            return [2] * int(np.prod(space.shape))
-        case spaces.Dict():
-            return [size for part in space.spaces.values() for size in choices(part)]
-        case spaces.Tuple():
-            return [size for part in space.spaces for size in choices(part)]
-    return []
 
 
 def masks(space: gym.Space) -> list[list[np.ndarray]]:

@@ -3,21 +3,31 @@
 `make test-slow` prints what each run came to and how long it took; docs/results has the latest.
 """
 
+import contextlib
 import json
 import pathlib
 import time
 
+import numpy as np
 import pytest
 import services
+import tensorflow as tf
+import tree
+
+from impala import build
+from impala.types import StepType
+from learner.player import Player
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
 
-def _train(tmp_path: pathlib.Path, preset: str, seed: int, seconds: float) -> float:
+def _train(tmp_path: pathlib.Path, preset: str, seed: int, seconds: float, *flags: object) -> float:
     """Trains a preset from scratch; the mean return of 100 greedy episodes afterwards."""
     logdir = tmp_path / preset
     start = time.monotonic()
-    trained = services.run(*("train", preset, "--logdir", logdir, "--seed", seed), seconds=seconds)
+    trained = services.run(
+        *("train", preset, "--logdir", logdir, "--seed", seed, *flags), seconds=seconds
+    )
     took = time.monotonic() - start
     assert trained.returncode == 0, trained.stdout + trained.stderr
     report = tmp_path / "report.json"
@@ -25,7 +35,8 @@ def _train(tmp_path: pathlib.Path, preset: str, seed: int, seconds: float) -> fl
     assert evaluated.returncode == 0, evaluated.stdout + evaluated.stderr
     summary = json.loads(report.read_text())["summary"]
     assert summary["episodes"] == 100
-    print(f"\n{preset}, seed {seed}: return {summary['return_mean']:.2f} after {took:.0f} s")
+    words = " ".join(map(str, (preset, *flags)))
+    print(f"\n{words}, seed {seed}: return {summary['return_mean']:.2f} after {took:.0f} s")
     return float(summary["return_mean"])
 
 
@@ -42,3 +53,81 @@ def test_cartpole(tmp_path: pathlib.Path, seed: int) -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_pong(tmp_path: pathlib.Path, seed: int) -> None:
     assert _train(tmp_path, "atari", seed, seconds=7000.0) >= 18.0
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_actor_critic_cartpole(tmp_path: pathlib.Path, seed: int) -> None:
+    assert _train(tmp_path, "cartpole-a3c", seed, 600.0) >= 475.0
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_actor_critic_pong(tmp_path: pathlib.Path, seed: int) -> None:
+    assert _train(tmp_path, "atari-a3c", seed, 7000.0) >= 15.0
+
+
+def test_a_learned_repeat_beats_every_fixed_one(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a memory nobody who repeats by rote gets more than one in eight right."""
+    monkeypatch.setenv("PYTHONPATH", str(pathlib.Path(__file__).parent))
+    play = ("--environment.id", "hold:Hold-v0", "--environment.repeat.most")
+    learned = _train(
+        tmp_path / "learned", "catch", 1, 600.0, *play, 8, "--environment.repeat.learned"
+    )
+    fixed = [
+        _train(tmp_path / f"fixed-{most}", "catch", 1, 600.0, *play, most) for most in range(1, 9)
+    ]
+    assert learned >= 0.95
+    assert max(fixed) <= 0.35  # of 100 episodes; 0.125 at best in the long run
+
+
+def test_a_critic_explains_what_a_policy_will_earn(tmp_path: pathlib.Path) -> None:
+    logdir = tmp_path / "critic"
+    trained = services.run(
+        *("train", "cartpole", "--logdir", logdir, "--algorithm", "critic", "--seed", 1),
+        *("--agent.separate-baseline", "--mix.replayed", 0, "--total-frames", 300_000),
+        seconds=600.0,
+    )
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    with contextlib.closing(Player(logdir, num_envs=32)) as player:
+        untrained = build.agent(
+            player.config.agent,
+            player.environment.observation_space,
+            player.environment.action_space,
+            seed=1,
+        )
+        moved = {
+            after.name
+            for before, after in zip(untrained.variables, player.agent.variables, strict=True)
+            if not np.array_equal(before.numpy(), after.numpy())
+        }
+        explained = _explained_variance(player, steps=2000)
+    assert moved == {variable.name for variable in player.agent.baseline_variables}
+    print(f"\nexplained variance against Monte Carlo returns: {explained:.3f}")
+    assert explained > 0.5
+
+
+def _explained_variance(player: Player, steps: int) -> float:
+    """Of the discounted sum of what came after each state, up to the episode's end, by V."""
+    objective, agent, environment = player.config.objective, player.agent, player.environment
+    timestep, state = environment.reset(1), agent.initial_state(32)
+    values, rewards, types = [], [], []
+    for step in range(steps):
+        copy = tree.map_structure(lambda leaf: tf.constant(np.array(leaf)), timestep)
+        output, state = agent.step(copy, state, tf.constant([1, step]))
+        types.append(timestep.step_type.copy())
+        values.append(output.baseline.numpy())
+        environment.send(output.action.numpy())
+        timestep = environment.recv().timestep
+        rewards.append(objective.reward_scale * timestep.reward)
+    pairs = []
+    for e in range(32):
+        returns = None  # of an episode that is not over yet: unknown
+        for t in reversed(range(steps)):
+            if types[t][e] == StepType.LAST:
+                returns = 0.0
+            elif returns is not None:
+                returns = rewards[t][e] + objective.discount * returns
+                pairs.append((values[t][e], returns))
+    predicted, actual = np.array(pairs).T
+    return float(1.0 - np.var(actual - predicted) / np.var(actual))

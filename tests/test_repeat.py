@@ -1,6 +1,7 @@
 """Held actions: what is played, summed, discounted and counted, and who says how long."""
 
 import gymnasium as gym
+import hold
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -115,3 +116,14 @@ def test_games_that_cannot_repeat_say_so(id: str) -> None:
     config = EnvironmentConfig(id=id, repeat=RepeatConfig(most=2))
     with pytest.raises(ValueError, match=rf"not {id}\. ALE games skip frames with"):
         environments.make(config, 1)
+
+
+def test_a_mask_that_forbids_everything_is_refused() -> None:
+    class Hopeless(hold.Masked):
+        def _observation(self):
+            return {"observation": 0, "action_mask": np.zeros(3, np.int8)}
+
+    gym.register("Hopeless-v0", entry_point=Hopeless)
+    environment = environments.make(EnvironmentConfig(id="Hopeless-v0"), 2)
+    with pytest.raises(RuntimeError, match="action_mask of environment 0 forbids all of part 0"):
+        environment.reset(0)

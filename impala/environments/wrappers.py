@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 
 from impala.environments import base
+from impala.spaces import ACTION_MASK, choices, has_action_mask
 from impala.types import EnvironmentStep, Nest, StepType, TimeStep
 
 
@@ -25,6 +26,9 @@ class Checked(base.Environment):
         self.observation_space = environment.observation_space
         self.action_space = environment.action_space
         self.num_envs = environment.num_envs
+        self._choices: list[int] = []
+        if has_action_mask(environment.observation_space):
+            self._choices = choices(environment.action_space)
 
     def reset(self, seed: int) -> TimeStep:
         """As `Environment.reset`.
@@ -112,10 +116,24 @@ class Checked(base.Environment):
         base.map_leaves(
             self._check_observation, "observation", self.observation_space, timestep.observation
         )
+        if self._choices:
+            self._check_mask(timestep.observation[ACTION_MASK])
         finite = np.isfinite(timestep.reward)
         if not finite.all():
             i = int(np.flatnonzero(~finite)[0])
             raise ValueError(f"the reward of environment {i} is {timestep.reward[i]}")
+
+    def _check_mask(self, mask: np.ndarray) -> None:
+        if mask.shape[1:] != (sum(self._choices),):
+            raise ValueError(
+                f"the {ACTION_MASK} has {mask.shape[1:]} entries; the action has {self._choices} "
+                "choices"
+            )
+        ends = np.cumsum(self._choices)
+        for i, part in enumerate(np.split(mask, ends[:-1], axis=1)):
+            if not part.any(axis=1).all():
+                env = int(np.flatnonzero(~part.any(axis=1))[0])
+                raise ValueError(f"the {ACTION_MASK} of environment {env} forbids all of part {i}")
 
     def _check_observation(self, name: str, space: gym.Space, value: np.ndarray) -> None:
         self._check_shape(name, space, value)
