@@ -26,7 +26,8 @@ class Agent(snt.Module):
       frame_stack: what the torso sees through; None to see single frames.
       baseline_torso: the baseline's own; None to share torso and core with the policy.
       baseline_core: the baseline's own, behind its own torso.
-      masks_actions: whether observations have an `action_mask` [..., P], which the policy obeys.
+      masks_actions: whether observations have an `action_mask` [..., num_choices], obeyed by
+        the policy.
     """
 
     def __init__(

@@ -141,19 +141,25 @@ class ObjectiveConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class ImpalaConfig:
+class PolicyGradientConfig:
+    """What every loss of a policy and a baseline weighs."""
+
+    baseline_cost: Cost = 0.5
+    """Weight of 0.5 (target - V)^2."""
+    entropy_cost: Cost = 0.01
+    """Weight of the entropy bonus."""
+    entropy_anneal: Share = 0.0
+    """Share of the phase over which entropy_cost changes linearly to entropy_cost_end; 0: never."""
+    entropy_cost_end: Cost = 0.0
+    """What entropy_cost has become after that, for the rest of the phase."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ImpalaConfig(PolicyGradientConfig):
     """V-trace actor-critic: Espeholt et al. 2018, arXiv 1802.01561, with the cloning losses of
     CLEAR: Rolnick et al. 2018, arXiv 1811.11682. Losses are summed over T and B.
     """
 
-    baseline_cost: Cost = 0.5
-    """Weight of 0.5 (vs - V)^2."""
-    entropy_cost: Cost = 0.01
-    """Weight of the entropy bonus."""
-    entropy_anneal: Share = 0.0
-    """Share of the run over which entropy_cost changes linearly to entropy_cost_end; 0: never."""
-    entropy_cost_end: Cost = 0.0
-    """What entropy_cost has become after that, for the rest of the run."""
     policy_cloning_cost: Cost = 0.01
     """Weight of KL(mu || pi) on replayed unrolls; 0 is off."""
     value_cloning_cost: Cost = 0.005
@@ -171,19 +177,11 @@ class ImpalaConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class ActorCriticConfig:
+class ActorCriticConfig(PolicyGradientConfig):
     """Advantage actor-critic: A3C, Mnih et al. 2016, arXiv 1602.01783, with one learner; or with
     generalised advantages: Schulman et al. 2016, arXiv 1506.02438. Losses are summed over T and B.
     """
 
-    baseline_cost: Cost = 0.5
-    """Weight of 0.5 (target - V)^2."""
-    entropy_cost: Cost = 0.01
-    """Weight of the entropy bonus."""
-    entropy_anneal: Share = 0.0
-    """Share of the run over which entropy_cost changes linearly to entropy_cost_end; 0: never."""
-    entropy_cost_end: Cost = 0.0
-    """What entropy_cost has become after that, for the rest of the run."""
     gae_lambda: Share = 1.0
     """1: n-step returns as in A3C, n up to the end of the unroll; less: GAE(lambda)."""
 
@@ -205,9 +203,9 @@ class OptimiserConfig:
     name: Literal["rmsprop", "adam"] = "rmsprop"
     """Which optimiser."""
     learning_rate: Scale = 6e-4
-    """Step size at the start of the run."""
+    """Step size at the start of the run, or of a phase."""
     decay_to_zero: bool = True
-    """Decay the learning rate linearly to 0 over the run; otherwise it is constant."""
+    """Decay the learning rate linearly to 0 over the run or phase; otherwise it is constant."""
     decay: Share = 0.99
     """rmsprop: decay of the mean square, which starts at one as in the paper's TensorFlow 1."""
     momentum: Share = 0.0

@@ -105,13 +105,13 @@ def entropy(entropies: tf.Tensor) -> tf.Tensor:
 def annealed(
     start: float, end: float, progress: tf.Tensor | float, over: float
 ) -> tf.Tensor | float:
-    """A number that changes linearly from `start` to `end` over the first part of a run.
+    """A number that changes linearly from `start` to `end` over the first part of a phase.
 
     Args:
       start: at the beginning.
       end: from the end of that part on.
-      progress: [] share of the run done, 0 to 1.
-      over: how large that part is, as a share of the run; 0: it never changes.
+      progress: [] share of the phase done, 0 to 1.
+      over: how large that part is, as a share of the phase; 0: it never changes.
     """
     if over == 0.0:
         return start

@@ -216,13 +216,15 @@ def validate(config: Config) -> Config:
             f"{config.learner.max_envs_per_message}. Raise it, or have fewer environments."
         )
     try:
-        algorithms = {phase.algorithm for phase in phases.make(config)}
+        algorithms = [phase.algorithm for phase in phases.make(config)]
     except ValueError as error:
         raise OptionError(str(error)) from error
-    if "actor_critic" in algorithms and config.mix.replayed:
+    # While a critic learns first of all, the policy that replay holds is the one there is.
+    on_policy = {"actor_critic"} & {*algorithms} | {"critic"} & {*algorithms[1:]}
+    if on_policy and config.mix.replayed:
         raise OptionError(
-            f"mix.replayed is {config.mix.replayed}, but actor_critic does not correct for what an "
-            "older policy did. Set mix.replayed to 0, or algorithm to impala."
+            f"mix.replayed is {config.mix.replayed}, but {on_policy.pop()} does not correct for "
+            "what an older policy did. Set mix.replayed to 0, or learn with impala."
         )
     if config.mix.batch_size == 0:
         raise OptionError(

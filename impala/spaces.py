@@ -8,6 +8,9 @@ import math
 from typing import TypeGuard
 
 import gymnasium as gym
+import numpy as np
+
+from impala.types import Nest
 
 Spaces = tuple[gym.Space, gym.Space]
 """Of observations and of actions."""
@@ -43,6 +46,20 @@ def choices(space: gym.Space) -> list[int]:
             return [size for part in space.spaces.values() for size in choices(part)]
         case gym.spaces.Tuple():
             return [size for part in space.spaces for size in choices(part)]
+    return []
+
+
+def chosen(space: gym.Space, action: Nest) -> list[int]:
+    """Which choice of each part one action is: 0 is the part's first."""
+    match space:
+        case gym.spaces.Discrete() | gym.spaces.MultiDiscrete():
+            return list(np.reshape(action - space.start, -1))
+        case gym.spaces.MultiBinary():
+            return list(np.reshape(action, -1))
+        case gym.spaces.Dict():
+            return [i for name, part in space.spaces.items() for i in chosen(part, action[name])]
+        case gym.spaces.Tuple():
+            return [i for part, of in zip(space, action, strict=True) for i in chosen(part, of)]
     return []
 
 

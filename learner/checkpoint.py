@@ -13,12 +13,14 @@ import pathlib
 import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from impala import options
 from impala.configs import Config
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -45,11 +47,12 @@ class Checkpoint(NamedTuple):
     variables: Mapping[str, np.ndarray]  # "agent/...", "algorithm/...", "optimiser/..."
     accounts: Mapping[str, Any]  # learner.accounts.Accounts.state()
     replay_added: int = 0  # unrolls ever added to replay, which lies beside the checkpoints
+    algorithm: str = "impala"  # whose variables and optimiser these are
 
     @property
     def agent_values(self) -> list[np.ndarray]:
         """The agent's variables in order, as `Parameters.values`."""
-        return [value for name, value in self.variables.items() if _of_agent(name)]
+        return list(of_agent(self.variables).values())
 
 
 def save(directory: pathlib.Path, checkpoint: Checkpoint, keep: int) -> pathlib.Path:
@@ -77,6 +80,7 @@ def save(directory: pathlib.Path, checkpoint: Checkpoint, keep: int) -> pathlib.
             "counters": checkpoint.counters._asdict(),
             "accounts": checkpoint.accounts,
             "replay_added": checkpoint.replay_added,
+            "algorithm": checkpoint.algorithm,
             "config": options.to_dict(checkpoint.config),
         }
         json.dump(state, file)
@@ -96,11 +100,18 @@ def load(directory: pathlib.Path) -> Checkpoint:
     Raises:
       CheckpointError: there is none.
     """
+    unreadable = ""
     for path in reversed(_complete(directory / "checkpoints")):
         try:
             return _read(path)
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            _log.warning("Checkpoint %s cannot be read (%s): trying the one before.", path, error)
+            unreadable = f"{path} cannot be read ({type(error).__name__}: {error})"
+            _log.warning("Checkpoint %s: trying the one before.", unreadable)
+    if unreadable:
+        raise CheckpointError(
+            f"No checkpoint of {directory} can be read. {unreadable}. Another version of impala "
+            "may have written it; start over with --fresh."
+        )
     raise CheckpointError(
         f"{directory} has no checkpoint. Give the log directory of a run that has written one "
         "(the first is written after learner.checkpoint_seconds, or when the run is stopped)."
@@ -148,7 +159,7 @@ def initialise(variables: Sequence[Any], saved: Checkpoint) -> list[str]:
     Raises:
       CheckpointError: nothing fits.
     """
-    values = {_own_name(name): value for name, value in saved.variables.items() if _of_agent(name)}
+    values = {_own_name(name): value for name, value in of_agent(saved.variables).items()}
     taken, lines = [], []
     for variable in variables:
         value = values.pop(variable.name, None)
@@ -165,8 +176,9 @@ def initialise(variables: Sequence[Any], saved: Checkpoint) -> list[str]:
     return [f"Taken from {saved.counters.frames:,} frames: {', '.join(taken)}.", *lines]
 
 
-def _of_agent(name: str) -> bool:
-    return name.startswith("agent/")
+def of_agent(named: Mapping[str, T]) -> dict[str, T]:
+    """The agent's part of what `named` has named."""
+    return {name: value for name, value in named.items() if name.startswith("agent/")}
 
 
 def _own_name(name: str) -> str:
@@ -184,7 +196,8 @@ def _read(path: pathlib.Path) -> Checkpoint:
         counters=Counters(**state["counters"]),
         variables=variables,
         accounts=state["accounts"],
-        replay_added=state.get("replay_added", 0),
+        replay_added=state["replay_added"],
+        algorithm=state["algorithm"],
     )
 
 

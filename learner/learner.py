@@ -42,7 +42,7 @@ class Learner:
           counters: how far the run is.
         """
         self._config = config
-        self._phase = phase
+        self.phase = phase
         self._algorithm = algorithm
         self._optimiser = optimisers.make(config.optimiser, algorithm.learned_variables)
         self._update = tf.function(
@@ -53,7 +53,7 @@ class Learner:
     @property
     def progress(self) -> float:
         """Share of the phase done, 0 to 1."""
-        return self._phase.progress(self.counters.frames)
+        return self.phase.progress(self.counters.frames)
 
     def update(self, batch: Batch) -> Update:
         """Learns from one batch: arrays [T + 1, B, ...].
@@ -100,12 +100,15 @@ class Learner:
         return {name: variable.numpy().copy() for name, variable in self._named_variables().items()}
 
     def restore(self, saved: checkpoint.Checkpoint) -> None:
-        """Goes back to a checkpoint.
+        """Goes back to a checkpoint; if another algorithm wrote it, only as far as the agent.
 
         Raises:
           CheckpointError: it belongs to another network, algorithm or optimiser.
         """
-        checkpoint.assign(saved.variables, self._named_variables())
+        values, variables = saved.variables, self._named_variables()
+        if saved.algorithm != self.phase.algorithm:
+            values, variables = checkpoint.of_agent(values), checkpoint.of_agent(variables)
+        checkpoint.assign(values, variables)
         self.counters = saved.counters
 
     def _named_variables(self) -> dict[str, tf.Variable]:

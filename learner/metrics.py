@@ -70,7 +70,7 @@ class Telemetry:
         self._lags["replay/policy_lag"].append(lags[is_replay])
 
     def actions(self, actions: Nest) -> None:
-        """Keeps the fresh actions of one batch, [T, B, ...]: histograms are of the last one."""
+        """Keeps the fresh actions of one batch, [N, ...]: histograms are of the last one."""
         self._actions = actions
 
     def actor(self, name: str, elapsed: float, waited: float) -> None:
@@ -97,15 +97,13 @@ class Telemetry:
 
     def histograms(self) -> Histograms:
         """Policy lags since the last row, and the actions, each part of them by itself."""
-        lags = {name: np.concatenate(parts) for name, parts in self._lags.items()}
-        found = {name: values for name, values in lags.items() if values.size}
+        found = {name: np.concatenate(parts) for name, parts in self._lags.items()}
         for path, leaf in tree.flatten_with_path(self._actions):
             name = "/".join(["action", *map(str, path)])
-            parts = np.moveaxis(leaf.reshape(*leaf.shape[:2], -1), -1, 0)
-            several = len(parts) > 1
-            for i, part in enumerate(parts):
-                found[f"{name}/{i}" if several else name] = part.reshape(-1)
-        return found
+            parts = leaf.reshape(len(leaf), math.prod(leaf.shape[1:]))
+            for i, part in enumerate(parts.T):
+                found[f"{name}/{i}" if len(parts.T) > 1 else name] = part
+        return {name: values for name, values in found.items() if values.size}
 
     def row(self, counters: Counters, gauges: Mapping[str, float]) -> Row:
         """Ends the interval: everything that was added since the last row, as scalars."""

@@ -37,7 +37,7 @@ class Prepared(NamedTuple):
     That is every fresh unroll taken for it, also those that only went to replay.
     """
 
-    batch: Batch | None  # NumPy, [T + 1, B, ...]; None while replay warms up
+    batch: Batch | None  # NumPy, [T + 1, B, ...]; None while replay warms up, or all was too old
     provenance: Sequence[Provenance]  # in the order of the queue
     unrolls: int  # fresh, and not dropped
     frames: int  # environment frames in them
@@ -120,6 +120,7 @@ class Mix:
         self._config = config
         self._replay = replay
         self._version = version  # that the batch being made will move
+        self._has_dropped = False
         self._rest: _Chunk | None = None  # of a message that is partly used
         self._ready: queue.Queue[Prepared] = queue.Queue(maxsize=depth)
         self._stop = threading.Event()
@@ -167,6 +168,8 @@ class Mix:
         if (taken := self._take(config.fresh)) is None:
             return None
         fresh = [chunk for chunk in taken if not chunk.dropped]
+        if not fresh:
+            return _prepared(None, taken)
         if config.replayed:
             assert replay is not None
             if len(replay) < config.warm_up_unrolls and not replay.is_full:
@@ -204,8 +207,10 @@ class Mix:
                     self._rest = _Chunk(arrival, slice(arrival.offset, num_envs))
                 continue
             if self._is_too_old(self._rest):
-                chunks.append(self._rest._replace(dropped=POLICY_LAG))
+                chunks.append(self._drop(self._rest))
                 self._rest = None
+                if count == self._config.fresh:
+                    return chunks  # nothing but that: to be accounted for at once
                 continue
             chunk, self._rest = self._rest.split(count)
             chunks.append(chunk)
@@ -213,8 +218,22 @@ class Mix:
         return chunks
 
     def _is_too_old(self, chunk: _Chunk) -> bool:
-        limit = self._config.max_policy_lag
-        return 0 < limit < self._version - chunk.version()
+        """Also of what a learner made that came further, before it was killed."""
+        limit, version = self._config.max_policy_lag, chunk.version()
+        return limit > 0 and not self._version - limit <= version <= self._version
+
+    def _drop(self, chunk: _Chunk) -> _Chunk:
+        """The chunk without its arrays, which may have to wait for a batch."""
+        if not self._has_dropped:
+            self._has_dropped = True
+            _log.warning(
+                "Unrolls of %s were made with version %d, but it is update %d's turn: dropped, as "
+                "mix.max_policy_lag is %d. unrolls/dropped/policy_lag counts them.",
+                *(chunk.arrival.actor, chunk.version(), self._version),
+                self._config.max_policy_lag,
+            )
+        arrival = chunk.arrival._replace(unroll=None)  # type: ignore[arg-type]
+        return _Chunk(arrival, chunk.columns, dropped=POLICY_LAG)
 
     def _remember(self, chunks: Sequence[_Chunk]) -> None:
         """Adds fresh unrolls to the replay, if there is one."""

@@ -19,7 +19,7 @@ import tree
 
 from impala import build, continual, options, phases, process, tasks
 from impala.configs import Config, LearnerConfig
-from impala.types import Parameters, Unroll
+from impala.types import Parameters, StepType, Unroll
 from learner import checkpoint
 from learner.accounts import Accounts
 from learner.checkpoint import Checkpoint, Counters
@@ -75,8 +75,9 @@ def run_learner(
     stop = _stop_on_signals()
     process.tune_malloc()
     _set_up_tensorflow(config.learner)
+    initial = checkpoint.load(init_from) if init_from is not None else None
     with LogDirectory(logdir, fresh) as directory:
-        run = _Run(config, directory, stop, empty_replay, init_from)
+        run = _Run(config, directory, stop, empty_replay, initial)
         try:
             run.serve(listen)
             for prepared, update in run.updates():
@@ -99,7 +100,7 @@ class _Run:
         directory: LogDirectory,
         stop: threading.Event,
         empty_replay: bool,
-        init_from: pathlib.Path | None,
+        initial: Checkpoint | None,
     ):
         self._config = config
         self._logdir = logdir = directory.path
@@ -117,7 +118,7 @@ class _Run:
         self._agent = agent
         self._accounts = Accounts()
         unroll_spec = build.unroll_spec(agent, *spaces, config.learner.unroll_length)
-        self._learner, self._replay_added = self._resume(init_from)
+        self._learner, self._replay_added = self._resume(initial)
         if empty_replay:
             directory.move_replay_aside()
         self._replay = _open_replay(config, unroll_spec, directory.replay)
@@ -191,11 +192,11 @@ class _Run:
                 seconds=now - last,
             )
             last = now
+            for part in prepared.provenance:
+                self._accounts.settle(*part)
             if self._learner.progress >= 1.0:
                 self._next_phase()
             self._publish()
-            for part in prepared.provenance:
-                self._accounts.settle(*part)
             yield prepared, update
 
     def report(self, prepared: Prepared, update: Update | None) -> None:
@@ -208,10 +209,10 @@ class _Run:
             before = self._learner.counters.updates - 1  # the version that the batch moved
             versions = prepared.batch.unroll.parameter_version
             # After a restart, actors may still act with a version ahead of the checkpoint's.
-            is_replay = prepared.batch.is_replay
+            is_replay, unroll = prepared.batch.is_replay, prepared.batch.unroll
             telemetry.policy_lag(np.maximum(0, before - versions), is_replay)
-            actions = prepared.batch.unroll.output.action
-            telemetry.actions(tree.map_structure(lambda leaf: leaf[1:, ~is_replay], actions))
+            fresh = (unroll.timestep.step_type[1:] != StepType.FIRST) & ~is_replay
+            telemetry.actions(tree.map_structure(lambda x: x[1:][fresh], unroll.output.action))
         for arrival in prepared.arrivals:
             telemetry.episodes(self._tasks[arrival.task].name, arrival.episodes)
             telemetry.actor(arrival.actor, arrival.elapsed_seconds, arrival.waited_seconds)
@@ -302,19 +303,18 @@ class _Run:
             _log.info("From %s frames on: %s.", f"{counters.frames:,}", phase.algorithm)
             self._save()  # a checkpoint holds the variables of its own phase
 
-    def _resume(self, init_from: pathlib.Path | None) -> tuple[Learner, int]:
+    def _resume(self, initial: Checkpoint | None) -> tuple[Learner, int]:
         """A learner as in the newest checkpoint, if there is one, and how much replay that counts.
 
         A new run starts from what fits of the agent of another run, if asked to.
         """
         if not checkpoint.exists(self._logdir):
-            if init_from is not None:
-                saved = checkpoint.load(init_from)
-                for line in checkpoint.initialise(self._agent.variables, saved):
+            if initial is not None:
+                for line in checkpoint.initialise(self._agent.variables, initial):
                     _log.info("%s", line)
             return self._learner_at(Counters()), 0
-        if init_from is not None:
-            _log.info("Going on with the run in %s, not from %s.", self._logdir, init_from)
+        if initial is not None:
+            _log.info("Going on with the run in %s: --init-from is for new ones.", self._logdir)
         saved = checkpoint.load(self._logdir)
         learner = self._learner_at(saved.counters)
         learner.restore(saved)
@@ -345,7 +345,7 @@ class _Run:
             Parameters(
                 incarnation=self._incarnation,
                 version=counters.updates,
-                progress=self._learner.progress,
+                progress=min(1.0, counters.frames / self._phases[-1].end),
                 frames=counters.frames,
                 values=self._learner.agent_values(),
             )
@@ -360,6 +360,7 @@ class _Run:
             self._learner.variables(),
             self._accounts.state(),
             self._replay_added,
+            self._learner.phase.algorithm,
         )
         path = checkpoint.save(self._logdir, saved, self._config.learner.checkpoints_kept)
         self._saved = time.monotonic()
@@ -434,8 +435,9 @@ def _set_up_tensorflow(config: LearnerConfig) -> None:
         tf.config.experimental.set_memory_growth(gpu, True)
         _log.info("Learning on %s.", gpu.name)
     process.set_threads(config.threads or process.available_cores())
-    if config.bfloat16 and not process.use_bfloat16():
-        _log.info("This CPU has no instructions for bfloat16: computing in float32.")
+    if config.bfloat16:
+        kind = "bfloat16" if process.use_bfloat16() else "float32: this CPU has no bfloat16"
+        _log.info("Convolutions and products are computed in %s.", kind)
 
 
 def _action_bounds(space: gym.Space) -> Iterator[Bounds | None]:

@@ -146,7 +146,8 @@ class _Fleet:
         self.checkpoint = self.accounts.state()
         self.queue: deque[list] = deque()  # [actor, sequence, next unroll, unrolls]
         self.learned: set[tuple] = set()  # (incarnation, sequence, number of the unroll)
-        self.learned_at_checkpoint: set[tuple] = set()
+        self.dropped: set[tuple] = set()
+        self.at_checkpoint: tuple[set[tuple], set[tuple]] = (set(), set())
 
     def step(self, rng: random.Random):
         """One thing happens."""
@@ -158,7 +159,7 @@ class _Fleet:
             # Some messages have bad contents, which is written as 0 unrolls here.
             self.act(actor, rng.choice([0, 2, 3, 4, 5]), lost=rng.random() < 0.4)
         elif happening == "learn":
-            self.learn(rng.randint(1, 5))
+            self.learn(rng.randint(1, 5), "policy_lag" if rng.random() < 0.3 else None)
         elif happening == "save":
             self.save()
         elif happening == "crash":
@@ -175,14 +176,15 @@ class _Fleet:
         actor.without_receipt.append((actor.sent, unrolls))
         self._send(actor, lost)
 
-    def learn(self, unrolls: int):
+    def learn(self, unrolls: int, dropped: str | None):
         while self.queue and unrolls:
             actor, sequence, start, end = self.queue[0]
             take = min(unrolls, end - start)
-            self.accounts.settle(actor.name, actor.incarnation, sequence, take)
+            self.accounts.settle(actor.name, actor.incarnation, sequence, take, dropped)
             for i in range(start, start + take):
-                assert (actor.incarnation, sequence, i) not in self.learned
-                self.learned.add((actor.incarnation, sequence, i))
+                assert (actor.incarnation, sequence, i) not in self.learned | self.dropped
+                done = self.learned if dropped is None else self.dropped
+                done.add((actor.incarnation, sequence, i))
             self.queue[0][2] += take
             unrolls -= take
             if self.queue[0][2] == end:
@@ -190,11 +192,12 @@ class _Fleet:
 
     def save(self):
         self.checkpoint = self.accounts.state()
-        self.learned_at_checkpoint = set(self.learned)
+        self.at_checkpoint = set(self.learned), set(self.dropped)
 
     def crash(self):
         self.accounts = _crash(self.accounts, self.checkpoint)
-        self.learned = set(self.learned_at_checkpoint)
+        learned, dropped = self.at_checkpoint
+        self.learned, self.dropped = set(learned), set(dropped)
         self.queue.clear()
         for actor in self.actors:
             actor.connected = False
@@ -209,6 +212,7 @@ class _Fleet:
         totals = self.accounts.totals()
         assert totals.queued == sum(end - start for _, _, start, end in self.queue)
         assert totals.learned == len(self.learned)
+        assert totals.dropped.get("policy_lag", 0) == len(self.dropped)
 
     def all_come_back(self):
         """When all have come back, what they got receipts for is what was received."""

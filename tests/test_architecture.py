@@ -153,7 +153,7 @@ def test_allowed_imports_pass() -> None:
     assert violations(modules) == []
 
 
-# Variety lives in environments, distributions, losses and the mix; what moves data knows none of it.
+# Variety lives in environments, distributions, losses and the mix; what moves data knows of none.
 SAME_FOR_ALL = ("actors.", "learner.", "protos.")
 ENVIRONMENTS = ("ale", "atari", "bandit", "cartpole", "catch", "pong")
 

@@ -234,5 +234,4 @@ def test_a_critic_learns_before_the_policy_and_another_run_starts_from_both(
     last = services.rows(second)[-1]
     assert max(row.get("policy_lag/max", 0) for row in services.rows(second)) <= 2
     dropped = sum(n for name, n in last.items() if name.startswith("unrolls/dropped/"))
-    assert last["unrolls/dropped/policy_lag"] > 0
     assert last["unrolls/received"] == last["unrolls/learned"] + last["unrolls/queued"] + dropped

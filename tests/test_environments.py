@@ -18,7 +18,7 @@ import pytest
 from ale_py.vector_env import AtariVectorEnv
 
 from impala import environments
-from impala.configs import AtariConfig, EnvironmentConfig
+from impala.configs import AtariConfig, EnvironmentConfig, RepeatConfig
 from impala.environments import base, catch
 from impala.environments.atari import Atari
 from impala.environments.base import Environment
@@ -112,6 +112,11 @@ CONTRACT = {
         id="ALE/Pong-v5", atari=AtariConfig(max_frames_per_episode=150, sticky_actions=0.25)
     ),
     "breakout": EnvironmentConfig(id="ALE/Breakout-v5"),
+    "bandit": EnvironmentConfig(
+        id="Bandit/Independent-v0", kwargs='{"pulls": 9}', vectorization="own"
+    ),
+    "cartpole_own": EnvironmentConfig(id="CartPole-v1", vectorization="own"),
+    "nested_held": EnvironmentConfig(id="Nested-v0", repeat=RepeatConfig(most=3, learned=True)),
 }
 CONTRACT |= {
     f"{name} with history": dataclasses.replace(

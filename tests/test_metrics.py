@@ -51,7 +51,7 @@ def test_a_row_holds_the_means_since_the_last_row() -> None:
 def test_histograms_are_of_lags_and_of_each_part_of_the_actions() -> None:
     telemetry = Telemetry()
     telemetry.policy_lag(np.array([0, 90, 1]), np.array([False, True, False]))
-    telemetry.actions({"move": np.array([[3, 4]]), "aim": np.array([[[1, 2], [5, 6]]])})  # T 1, B 2
+    telemetry.actions({"move": np.array([3, 4]), "aim": np.array([[1, 2], [5, 6]])})
     histograms = telemetry.histograms()
     assert {name: values.tolist() for name, values in histograms.items()} == {
         "policy_lag": [0, 1],
@@ -61,6 +61,8 @@ def test_histograms_are_of_lags_and_of_each_part_of_the_actions() -> None:
         "action/aim/1": [2, 6],
     }
     telemetry.row(Counters(), {})
+    telemetry.policy_lag(np.zeros(0, int), np.zeros(0, bool))
+    telemetry.actions({"move": np.zeros(0, int), "aim": np.zeros((0, 2))})  # nothing fresh
     assert telemetry.histograms() == {}
 
 

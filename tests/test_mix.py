@@ -276,45 +276,62 @@ def test_a_replay_that_cannot_be_written_is_reported_as_such() -> None:
     mix.close()
 
 
+def _made_with(version: int, arrival: Arrival) -> Arrival:
+    """The arrival, all of one version of the parameters."""
+    unroll = arrival.unroll
+    versions = np.full_like(unroll.parameter_version, version)
+    return arrival._replace(unroll=unroll._replace(parameter_version=versions))
+
+
 def test_what_is_older_than_the_limit_is_dropped_and_accounted_for() -> None:
-    # Given messages of two unrolls, of the versions 10, 3, 9 and 5, for updates 10, 11, ...
+    # Given messages of two unrolls, of several versions, for the updates 10, 11 and 12 ...
     ingest = Ingest(capacity=100)
-    for sequence, version in enumerate([10, 3, 9, 5], start=1):
-        arrival = _arrival(sequence, 2, 2 * sequence)
-        version_of_all = np.full(2, version, np.int64)
-        unroll = arrival.unroll._replace(parameter_version=version_of_all)
-        _put(ingest, [arrival._replace(unroll=unroll)])
-    _put(ingest, [_arrival(5, 2, 10)])
+    for sequence, version in enumerate([10, 3, 9, 5, 12], start=1):
+        _put(ingest, [_made_with(version, _arrival(sequence, 2, 2 * sequence))])
 
     # ... when at most two updates may lie between ...
     mix = Mix(ingest, MixConfig(fresh=2, max_policy_lag=2), version=10)
     try:
-        batches = _take(mix, 3)
+        prepared = _take(mix, 5)
     finally:
         mix.close()
+    batches = [each for each in prepared if each.batch is not None]
 
     # ... then 9 is learned by update 11, for which it is two updates behind, and 3 and 5 by none.
-    assert [list(b.batch.unroll.parameter_version) for b in batches] == [[10, 10], [9, 9], [17, 18]]
-    whole = [part for prepared in batches for part in prepared.provenance]
+    assert [list(b.batch.unroll.parameter_version) for b in batches] == [[10, 10], [9, 9], [12, 12]]
+    whole = [part for each in prepared for part in each.provenance]
     assert [(p.sequence, p.unrolls, p.dropped) for p in whole] == [
         *[(1, 2, None), (2, 2, "policy_lag"), (3, 2, None), (4, 2, "policy_lag"), (5, 2, None)]
     ]
     # Nothing of them counts, but that their episodes were played.
-    assert [prepared.unrolls for prepared in batches] == [2, 2, 2]
-    assert [prepared.frames for prepared in batches] == [2 + 3, 6 + 7, 10 + 11]
-    assert [a.sequence for prepared in batches for a in prepared.arrivals] == [1, 2, 3, 4, 5]
+    assert [each.unrolls for each in prepared] == [2, 0, 2, 0, 2]
+    assert [each.frames for each in prepared] == [2 + 3, 0, 6 + 7, 0, 10 + 11]
+    assert [a.sequence for each in prepared for a in each.arrivals] == [1, 2, 3, 4, 5]
 
 
 def test_the_rest_of_a_message_may_become_too_old() -> None:
     """Batches of one from a message of three: the third would be learned two updates later."""
     ingest = Ingest(capacity=100)
-    arrival = _arrival(1, 3, 0)
-    unroll = arrival.unroll._replace(parameter_version=np.full(3, 7, np.int64))
-    _put(ingest, [arrival._replace(unroll=unroll), _arrival(2, 1, 3)])
+    _put(ingest, [_made_with(7, _arrival(1, 3, 0)), _made_with(8, _arrival(2, 1, 3))])
     mix = Mix(ingest, MixConfig(fresh=1, max_policy_lag=1), version=7)
     try:
-        batches = _take(mix, 3)
+        batches = _take(mix, 4)
     finally:
         mix.close()
     parts = [(p.sequence, p.unrolls, p.dropped) for b in batches for p in b.provenance]
     assert parts == [(1, 1, None), (1, 1, None), (1, 1, "policy_lag"), (2, 1, None)]
+
+
+def test_a_batch_goes_on_filling_behind_what_is_too_old_and_the_future_is_too() -> None:
+    """Version 99 is of a learner that had come further, and went back to its checkpoint."""
+    ingest = Ingest(capacity=100)
+    for sequence, version in enumerate([10, 3, 99, 10], start=1):
+        _put(ingest, [_made_with(version, _arrival(sequence, 1, sequence))])
+    mix = Mix(ingest, MixConfig(fresh=2, max_policy_lag=2), version=10)
+    try:
+        (prepared,) = _take(mix, 1)
+    finally:
+        mix.close()
+    np.testing.assert_array_equal(prepared.batch.unroll.frames, [1, 4])
+    parts = [(p.sequence, p.dropped) for p in prepared.provenance]
+    assert parts == [(1, None), (2, "policy_lag"), (3, "policy_lag"), (4, None)]

@@ -113,3 +113,35 @@ def test_an_agent_of_which_nothing_fits_is_refused() -> None:
     agent = _agent(AgentConfig())
     with pytest.raises(CheckpointError, match="Nothing of that agent fits"):
         checkpoint.initialise(agent.variables, Checkpoint(Config(), Counters(), {}, {}))
+
+
+def _checkpoint(learner: Learner, config: Config) -> Checkpoint:
+    algorithm = learner.phase.algorithm
+    return Checkpoint(config, learner.counters, learner.variables(), {}, 0, algorithm)
+
+
+def test_a_checkpoint_of_the_phase_before_gives_the_agent_alone() -> None:
+    """One that was written just before a crash; the next phase has another optimiser anyway."""
+    config = _config("critic:400", "impala")
+    critic, impala = phases.make(config)
+    before = _learner(config, _agent(AgentConfig(hidden_sizes=(8,))), critic, Counters(frames=400))
+    agent = _agent(AgentConfig(hidden_sizes=(8,)))
+    for variable in agent.variables:
+        variable.assign(tf.fill(variable.shape, 5.0))
+    after = _learner(config, agent, impala, Counters())
+
+    after.restore(_checkpoint(before, config))
+
+    assert after.counters.frames == 400
+    for name, value in checkpoint.of_agent(before.variables()).items():
+        np.testing.assert_array_equal(after.variables()[name], value)
+
+
+def test_a_checkpoint_of_the_same_phase_must_fit_as_a_whole() -> None:
+    config = _config("critic:400", "impala")
+    phase = phases.make(config)[1]
+    learner = _learner(config, _agent(AgentConfig()), phase, Counters())
+    saved = _checkpoint(learner, config)
+    without = {name: v for name, v in saved.variables.items() if "optimiser" not in name}
+    with pytest.raises(CheckpointError, match="another network, algorithm or optimiser"):
+        learner.restore(saved._replace(variables=without))

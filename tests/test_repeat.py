@@ -108,7 +108,78 @@ def test_a_mask_of_the_environments_own_allows_every_repeat_and_is_obeyed() -> N
         repeats |= set(action["repeat"].tolist())
         environment.send(action)
         timestep = environment.recv().timestep
+        assert (timestep.reward == 0.0).all()  # nothing forbidden was played in any frame
     assert repeats == {1, 2}
+
+
+def test_a_held_action_ends_where_it_becomes_forbidden() -> None:
+    env = ActionRepeat(hold.Masked(), RepeatConfig(most=50))
+    observation, _ = env.reset(seed=1)
+    held = []
+    while len(held) < 200:
+        action = int(np.argmax(observation["action_mask"]))
+        observation, reward, _, truncated, info = env.step(action)
+        assert reward == 0.0
+        assert truncated or observation["action_mask"][action] == 0
+        held.append(info["frames"])
+        if truncated:
+            observation, _ = env.reset()
+    assert {1, 2, 3} <= set(held)
+
+
+class Lives(Counting):
+    """Loses a life in its second frame."""
+
+    def step(self, action):
+        *step, info = super().step(action)
+        return *step, {**info, "discount": float(self.frame != 2)}
+
+
+def test_what_an_environment_discounts_within_a_hold_counts() -> None:
+    env = ActionRepeat(Lives(), RepeatConfig(most=3, discount=0.5))
+    env.reset()
+    _, reward, _, _, info = env.step(0)
+    assert (reward, info["discount"]) == (10 + 0.5 * 20, 0.0)
+    _, reward, _, _, info = env.step(0)
+    assert (reward, info["discount"]) == (40 + 0.5 * 50 + 0.25 * 60, 0.25)
+
+
+@pytest.mark.parametrize("history", [True, False])
+def test_a_mask_is_obeyed_beside_what_happened_before(history: bool) -> None:
+    config = EnvironmentConfig(
+        id="hold:Masked-v0", last_action_and_reward=history, time_in_episode=history
+    )
+    environment = environments.make(config, 8)
+    agent = build.agent(
+        AgentConfig(hidden_sizes=(4,)), environment.observation_space, environment.action_space
+    )
+    timestep = environment.reset(0)
+    for count in range(30):
+        output, _ = agent.step(timestep, (), tf.constant([3, count]))
+        environment.send(output.action.numpy())
+        timestep = environment.recv().timestep
+        assert (timestep.reward == 0.0).all()
+
+
+class Over(hold.Masked):
+    """Forbids everything when the episode is over."""
+
+    def _observation(self):
+        observation = super()._observation()
+        if self._count == 10:
+            observation["action_mask"] = np.zeros(3, np.int8)
+        return observation
+
+
+gym.register("Over-v0", entry_point=Over)
+
+
+def test_nothing_need_be_allowed_when_an_episode_is_over() -> None:
+    environment = environments.make(EnvironmentConfig(id="Over-v0"), 2)
+    timestep = environment.reset(0)
+    for _ in range(25):
+        environment.send(np.argmax(timestep.observation["action_mask"], axis=1))
+        timestep = environment.recv().timestep
 
 
 @pytest.mark.parametrize("id", ["Catch", "ALE/Pong-v5"])

@@ -49,7 +49,7 @@ class Algorithm(snt.Module, abc.ABC):
 
         Args:
           batch: [T + 1, B, ...].
-          progress: [] share of the run done, 0 to 1: what is annealed depends on it.
+          progress: [] share of the phase done, 0 to 1: what is annealed depends on it.
         """
 
     def after_update(self) -> None:

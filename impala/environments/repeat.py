@@ -6,11 +6,12 @@ import gymnasium as gym
 import numpy as np
 
 from impala.configs import RepeatConfig
-from impala.spaces import ACTION_MASK, has_action_mask
+from impala.spaces import ACTION_MASK, choices, chosen, has_action_mask
 
 
 class ActionRepeat(gym.Wrapper):
-    """Plays an action again and again, up to the end of the episode, as one step.
+    """Plays an action again and again, as one step: up to the end of the episode, or to where the
+    environment's mask forbids it.
 
     The reward is the sum of the frames' rewards, or the discounted sum; the other infos are those
     of the last frame. Info `frames` says how many were played. If the number is learned, the action
@@ -27,7 +28,7 @@ class ActionRepeat(gym.Wrapper):
     def __init__(self, environment: gym.Env, config: RepeatConfig) -> None:
         super().__init__(environment)
         self._config = config
-        self._masks = False
+        self._is_masked = has_action_mask(environment.observation_space)
         if not config.learned:
             return
         self.action_space = gym.spaces.Dict(
@@ -36,8 +37,8 @@ class ActionRepeat(gym.Wrapper):
                 "repeat": gym.spaces.Discrete(config.most, start=1),
             }
         )
-        if has_action_mask(space := environment.observation_space):
-            self._masks = True
+        if self._is_masked:
+            space = environment.observation_space
             assert isinstance(space, gym.spaces.Dict)
             wider = gym.spaces.MultiBinary(space[ACTION_MASK].shape[0] + config.most)  # type: ignore[index]
             self.observation_space = gym.spaces.Dict({**space.spaces, ACTION_MASK: wider})
@@ -53,19 +54,28 @@ class ActionRepeat(gym.Wrapper):
         repeat = config.most
         if config.learned:
             action, repeat = action["action"], int(action["repeat"])
-        total, weight, frames = 0.0, 1.0, 0
-        for i in range(repeat):
+        total, frames, weight, discount = 0.0, 0, 1.0, 1.0
+        for _ in range(repeat):
             observation, reward, terminated, truncated, info = self.env.step(action)
-            weight = config.discount**i
             total += weight * float(reward)
             frames += int(info.get("frames", 1))
-            if terminated or truncated:
+            discount = weight * float(info.get("discount", 1.0))
+            weight = config.discount * discount
+            if terminated or truncated or self._forbids(observation, action):
                 break
-        info = {**info, "frames": frames, "discount": weight * float(info.get("discount", 1.0))}
+        info = {**info, "frames": frames, "discount": discount}
         return self._widened(observation), total, terminated, truncated, info
 
+    def _forbids(self, observation: Any, action: Any) -> bool:
+        """Whether the action, once more, is what the environment's own mask excludes."""
+        if not self._is_masked:
+            return False
+        offsets = np.cumsum([0, *choices(self.env.action_space)])[:-1]
+        entries = offsets + chosen(self.env.action_space, action)
+        return not observation[ACTION_MASK][entries].all()
+
     def _widened(self, observation: Any) -> Any:
-        if not self._masks:
+        if not (self._is_masked and self._config.learned):
             return observation
         mask = observation[ACTION_MASK]
         every = np.ones(self._config.most, mask.dtype)

@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 
 from impala.environments import base
-from impala.spaces import ACTION_MASK, choices, has_action_mask
+from impala.spaces import ACTION_MASK, choices, has_action_mask, is_wrapped
 from impala.types import EnvironmentStep, Nest, StepType, TimeStep
 
 
@@ -117,13 +117,18 @@ class Checked(base.Environment):
             self._check_observation, "observation", self.observation_space, timestep.observation
         )
         if self._choices:
-            self._check_mask(timestep.observation[ACTION_MASK])
-        finite = np.isfinite(timestep.reward)
-        if not finite.all():
-            i = int(np.flatnonzero(~finite)[0])
-            raise ValueError(f"the reward of environment {i} is {timestep.reward[i]}")
+            acts = timestep.step_type != StepType.LAST  # what is done at the end is ignored
+            self._check_mask(timestep.observation[ACTION_MASK], acts)
+        discount = timestep.discount
+        for name, values, good in (
+            ("reward", timestep.reward, np.isfinite(timestep.reward)),
+            ("discount", discount, (discount >= 0.0) & (discount <= 1.0)),
+        ):
+            if not good.all():
+                i = int(np.flatnonzero(~good)[0])
+                raise ValueError(f"the {name} of environment {i} is {values[i]}")
 
-    def _check_mask(self, mask: np.ndarray) -> None:
+    def _check_mask(self, mask: np.ndarray, acts: np.ndarray) -> None:
         if mask.shape[1:] != (sum(self._choices),):
             raise ValueError(
                 f"the {ACTION_MASK} has {mask.shape[1:]} entries; the action has {self._choices} "
@@ -131,8 +136,8 @@ class Checked(base.Environment):
             )
         ends = np.cumsum(self._choices)
         for i, part in enumerate(np.split(mask, ends[:-1], axis=1)):
-            if not part.any(axis=1).all():
-                env = int(np.flatnonzero(~part.any(axis=1))[0])
+            if (stuck := acts & ~part.any(axis=1)).any():
+                env = int(np.flatnonzero(stuck)[0])
                 raise ValueError(f"the {ACTION_MASK} of environment {env} forbids all of part {i}")
 
     def _check_observation(self, name: str, space: gym.Space, value: np.ndarray) -> None:
@@ -154,7 +159,8 @@ class Checked(base.Environment):
 class WithHistory(base.Environment):
     """Puts the observation in a dict, beside what happened just before it.
 
-    `observation` is the environment's own. At the start of an episode:
+    `observation` is the environment's own; so is the `action_mask`, if it has one. At the start of
+    an episode:
     `last_action` is "none": for choices one more number, one below the smallest; else zeros;
     `last_reward` (float32, raw) is 0;
     `time_in_episode` (int32, agent steps) is 0.
@@ -173,7 +179,9 @@ class WithHistory(base.Environment):
         self._with_time = time_in_episode
         self.num_envs = environment.num_envs
         self.action_space = environment.action_space
-        spaces: dict[str, gym.Space] = {"observation": environment.observation_space}
+        own = environment.observation_space
+        self._is_wrapped = is_wrapped(own)
+        spaces: dict[str, gym.Space] = dict(own.spaces) if is_wrapped(own) else {"observation": own}
         if last_action_and_reward:
             spaces["last_action"] = _with_none(environment.action_space)
             spaces["last_reward"] = gym.spaces.Box(-np.inf, np.inf, (), np.float32)
@@ -212,7 +220,8 @@ class WithHistory(base.Environment):
         self._environment.close()
 
     def _extended(self, timestep: TimeStep, last_action: Nest) -> TimeStep:
-        observation = {"observation": timestep.observation}
+        own = timestep.observation
+        observation = dict(own) if self._is_wrapped else {"observation": own}
         if self._with_last:
             observation |= {"last_action": last_action, "last_reward": timestep.reward}
         if self._with_time:
