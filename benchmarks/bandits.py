@@ -88,13 +88,13 @@ def play(strategy: Strategy, problem: str, pulls: int, episodes: int, seed: int 
     return Played(*(np.stack(each, axis=1) for each in (rewards, regrets, bests)))
 
 
-def play_agent(logdir: pathlib.Path, episodes: int, seed: int = 0) -> tuple[str, int, Played]:
-    """One episode of a trained agent in each of as many bandits; with its task and seed."""
+def play_agent(logdir: pathlib.Path, episodes: int, seed: int = 0) -> tuple[str, Played]:
+    """One episode of a trained agent in each of as many bandits, and which problem that was."""
     with contextlib.closing(Player(logdir, num_envs=episodes)) as player:
         steps = evaluation.play(player.environment, player.agent, greedy=False, seed=seed)
         played = _one_episode(steps)
-        problem = player.task.removeprefix("Bandit/").removesuffix("-v0")
-        return problem, player.config.seed, played
+        id, _, _ = player.task.partition("{")
+        return id.removeprefix("Bandit/").removesuffix("-v0"), played
 
 
 def _one_episode(steps: Iterator[EnvironmentStep]) -> Played:
@@ -136,41 +136,43 @@ def main() -> None:
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("bandits.png"))
     arguments = parser.parse_args()
 
-    agents: dict[str, dict[int, Played]] = {}  # problem -> seed -> episodes
+    agents: dict[str, dict[str, Played]] = {}  # problem -> run -> episodes
     for logdir in arguments.logdirs:
-        problem, seed, played = play_agent(logdir, arguments.episodes)
-        agents.setdefault(problem, {})[seed] = played
-    print("| problem | agents, by seed | random | UCB1 | Thompson | optimum |")
+        problem, played = play_agent(logdir, arguments.episodes)
+        agents.setdefault(problem, {})[str(logdir)] = played
+        if len({each.regret.shape for each in agents[problem].values()}) > 1:
+            parser.error(f"{logdir} has {played.regret.shape[1]} pulls, the run before it others")
+    print("| problem | agents, run by run | random | UCB1 | Thompson | optimum |")
     print("|---|---:|---:|---:|---:|---:|")
     figure, axes = plt.subplots(2, len(agents), figsize=(3.6 * len(agents), 6), squeeze=False)
-    for (problem, of_seeds), (above, below) in zip(agents.items(), axes.T, strict=True):
-        others = _others(problem, next(iter(of_seeds.values())), arguments.episodes)
-        print(_row(problem, of_seeds, others))
-        _draw(above, below, problem, of_seeds, others)
+    for (problem, runs), (above, below) in zip(agents.items(), axes.T, strict=True):
+        pulls = next(iter(runs.values())).regret.shape[1]
+        others = _others(problem, pulls, arguments.episodes)
+        print(_row(problem, pulls, runs, others))
+        _draw(above, below, problem, runs, others)
     figure.tight_layout()
     figure.savefig(arguments.output, dpi=100)
     print(arguments.output)
 
 
-def _others(problem: str, agents: Played, episodes: int) -> dict[str, Played]:
+def _others(problem: str, pulls: int, episodes: int) -> dict[str, Played]:
     if problem == "ElevenArms":
         return {}
     strategies: dict[str, Strategy] = {"random": random, "UCB1": ucb1, "Thompson": thompson}
     if problem.startswith("Dependent"):
         strategies["optimum"] = greedy_dependent
-    pulls = agents.regret.shape[1]
     return {name: play(each, problem, pulls, episodes) for name, each in strategies.items()}
 
 
-def _row(problem: str, of_seeds: dict[int, Played], others: dict[str, Played]) -> str:
+def _row(problem: str, pulls: int, runs: dict[str, Played], others: dict[str, Played]) -> str:
     """Regret after the last pull; of the eleven arms, for which we have no strategy, the return."""
     if problem == "ElevenArms":
-        returns = ", ".join(f"{played.rewards.sum(1).mean():.2f}" for played in of_seeds.values())
-        return f"| {problem} | return {returns} | | | | return 20.55 |"
-    cells = [", ".join(f"{played.regret[:, -1].mean():.2f}" for played in of_seeds.values())]
+        returns = ", ".join(f"{played.rewards.sum(1).mean():.2f}" for played in runs.values())
+        best = 0.55 + 5.0 * (pulls - 1)  # the eleventh arm, and then the one that it tells of
+        return f"| {problem} | return {returns} | | | | return {best:.2f} |"
+    cells = [", ".join(f"{played.regret[:, -1].mean():.2f}" for played in runs.values())]
     cells += [f"{played.regret[:, -1].mean():.2f}" for played in others.values()]
     if problem == "Independent":
-        pulls = next(iter(of_seeds.values())).regret.shape[1]
         cells.append(f"{independent_optimum(pulls):.2f}")
     cells += [""] * (5 - len(cells))
     return f"| {problem} | {' | '.join(cells)} |"
@@ -180,17 +182,17 @@ def _draw(
     above: Axes,
     below: Axes,
     problem: str,
-    of_seeds: dict[int, Played],
+    runs: dict[str, Played],
     others: dict[str, Played],
 ) -> None:
-    """Regret against pulls, and the choices in the first episodes of the first seed."""
-    curves = {f"agent, seed {seed}": played for seed, played in of_seeds.items()} | others
+    """Regret against pulls, and the choices in the first episodes of the first run."""
+    curves = {pathlib.Path(run).name: played for run, played in runs.items()} | others
     for name, played in curves.items():
         pulls = 1 + np.arange(played.regret.shape[1])
         above.plot(pulls, played.regret.mean(0), ":" if name in others else "-", label=name)
     above.set(title=problem, xlabel="pull", ylabel="regret", ylim=(0, None))
     above.legend(fontsize=7)
-    first = next(iter(of_seeds.values()))
+    first = next(iter(runs.values()))
     below.imshow(first.best[:80], aspect="auto", cmap="Greens", interpolation="nearest")
     below.set(xlabel="pull", ylabel="episode (dark: best arm)")
 
