@@ -14,12 +14,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import grpc
 import tree
 
 from actors.actor import ActorUnrolls
+from impala.security import ClientSecurity, Watched, first_token
 from impala.types import Episode, Parameters
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
@@ -34,7 +35,8 @@ _POLL_SECONDS = 1.0  # between questions for newer parameters when no receipt an
 _RETRY_POLL_SECONDS = 0.05
 _FIRST_BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS = 0.1, 10.0
 
-_OPTIONS = [
+_NO_SECURITY = ClientSecurity()
+_OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -102,6 +104,10 @@ class LearnerClient:
       incarnation: from `new_incarnation`.
       role: an actor streams unrolls; an evaluator only pulls parameters and reports.
       reconnect_timeout: seconds without a learner after which to give up; None is never.
+      security: what is shown to the learner, and asked of it.
+
+    Raises:
+      SecurityError: the files of `security` cannot be used.
     """
 
     def __init__(
@@ -112,13 +118,15 @@ class LearnerClient:
         incarnation: int,
         role: Literal["actor", "evaluator"] = "actor",
         reconnect_timeout: float | None = None,
+        security: ClientSecurity = _NO_SECURITY,
     ):
         self._learner = learner
         self._name = name
         self._incarnation = incarnation
         self._role = pb.ROLE_ACTOR if role == "actor" else pb.ROLE_EVALUATOR
         self._reconnect_timeout = reconnect_timeout
-        self._channel = grpc.insecure_channel(learner, options=_OPTIONS)
+        self._dialler = _Dialler(learner, security)
+        self._channel = self._dialler.dial()
         self._stub = pb_grpc.LearnerStub(self._channel)
 
         # All of the following is guarded by this lock, but for `_stopping`, which a signal handler
@@ -308,6 +316,10 @@ class LearnerClient:
         backoff = _FIRST_BACKOFF_SECONDS
         away_since, away = time.monotonic(), False
         while not self._ended():
+            if self._dialler.has_changed():
+                self._channel.close()
+                self._channel = self._dialler.dial()
+                self._stub = pb_grpc.LearnerStub(self._channel)
             try:
                 reply = self._join()
                 if self._ended():
@@ -516,6 +528,73 @@ class LearnerClient:
             return True
         incarnation, version = self._announced
         return incarnation != self._parameters.incarnation or version > self._parameters.version
+
+
+class _Dialler:
+    """Makes channels to the learner with the certificates that its files hold."""
+
+    def __init__(self, learner: str, security: ClientSecurity) -> None:
+        security.check()
+        self._learner = learner
+        self._security = security
+        ca, cert, key = security.tls_ca, security.tls_cert, security.tls_key
+        self._files = Watched([path for path in (ca, cert, key) if path is not None], list)
+        self._dialled: list[bytes] | None = None
+        self._token: Watched[str] | None = None
+        if security.token_file is not None:
+            self._token = Watched([security.token_file], lambda contents: first_token(*contents))
+
+    def has_changed(self) -> bool:
+        """Whether there are other certificates than when was dialled last."""
+        return self._files.get() is not self._dialled
+
+    def dial(self) -> grpc.Channel:
+        """A channel, which connects when it is used first."""
+        security = self._security
+        self._dialled = self._files.get()
+        options = list(_OPTIONS)
+        if security.tls_server_name:
+            options.append(("grpc.ssl_target_name_override", security.tls_server_name))
+        if not security.is_encrypted:
+            channel = grpc.insecure_channel(self._learner, options=options)
+        else:
+            rest = list(self._dialled)
+            ca = rest.pop(0) if security.tls_ca is not None else None
+            cert, key = rest if rest else (None, None)
+            credentials = grpc.ssl_channel_credentials(ca, key, cert)
+            channel = grpc.secure_channel(self._learner, credentials, options=options)
+        if self._token is None:
+            return channel
+        return grpc.intercept_channel(channel, _Bearer(self._token))
+
+
+class _CallDetails(
+    collections.namedtuple(
+        "_CallDetails", ["method", "timeout", "metadata", "credentials", "wait_for_ready"]
+    ),
+    grpc.ClientCallDetails,
+):
+    """A call that is about to be made."""
+
+
+class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterceptor):
+    """Shows a token with each call, as its file has it then."""
+
+    def __init__(self, token: Watched[str]) -> None:
+        self._token = token
+
+    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        return continuation(self._with_token(details), request)
+
+    def intercept_stream_stream(self, continuation: Any, details: Any, requests: Any) -> Any:
+        return continuation(self._with_token(details), requests)
+
+    def _with_token(self, details: Any) -> _CallDetails:
+        metadata = [*(details.metadata or ()), ("authorization", f"Bearer {self._token.get()}")]
+        return _CallDetails(
+            *(details.method, details.timeout, metadata, details.credentials),
+            details.wait_for_ready,
+        )
 
 
 def _parameters(message: pb.Parameters, specs: Sequence[pb.TensorSpec]) -> Parameters:

@@ -22,10 +22,12 @@ from impala.configs import (
     EvaluatorConfig,
     TasksConfig,
 )
+from impala.security import ClientSecurity
 from impala.types import Parameters
 
 _log = logging.getLogger(__name__)
 
+_NO_SECURITY = ClientSecurity()
 _DRAIN_SECONDS = 5.0
 _IDLE_SECONDS = 5.0
 
@@ -40,6 +42,7 @@ def run_actor(
     when_finished: Literal["exit", "idle"] = "exit",
     reconnect_timeout: float | None = None,
     role: Literal["actor", "evaluator"] = "actor",
+    security: ClientSecurity = _NO_SECURITY,
     threads: int = 1,
 ) -> int:
     """Acts for the learner until training has finished or SIGTERM or SIGINT comes.
@@ -54,6 +57,7 @@ def run_actor(
       reconnect_timeout: seconds without a learner after which to give up; None is never.
       role: an actor streams unrolls; an evaluator plays whole episodes of every task with frozen
         parameters.
+      security: what is shown to the learner, and asked of it.
       threads: of TensorFlow's operations.
 
     Returns:
@@ -74,6 +78,7 @@ def run_actor(
                 incarnation=incarnation,
                 role=role,
                 reconnect_timeout=reconnect_timeout,
+                security=security,
             ) as client:
                 try:
                     signals.stops(client.stop)

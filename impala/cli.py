@@ -24,6 +24,7 @@ from tyro.conf import Positional, arg
 
 from impala import options
 from impala.configs import PRESETS, Config, Range
+from impala.security import ClientSecurity, SecurityError, ServerSecurity
 from impala.supervisor import Program, Supervisor
 
 if TYPE_CHECKING:
@@ -82,6 +83,9 @@ class Learner(_Run):
     """HOST:PORT, or unix:PATH. Give 0.0.0.0:PORT to be reached from other hosts."""
     when_finished: WhenFinished = "exit"
     """exit, or idle: go on serving the final parameters."""
+    health_listen: str | None = None
+    """HOST:PORT where gRPC health alone is served, in plain text, for probes that speak no TLS."""
+    security: ServerSecurity = dataclasses.field(default_factory=ServerSecurity)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,6 +111,7 @@ class Actor:
     """Seconds without a learner after which to give up; 0: wait for ever."""
     role: Literal["actor", "evaluator"] = "actor"
     """actor, or evaluator: play whole episodes with frozen parameters and report their returns."""
+    security: ClientSecurity = dataclasses.field(default_factory=ClientSecurity)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -252,8 +257,10 @@ def learner(command: Learner) -> int:
             empty_replay=command.empty_replay,
             init_from=command.init_from,
             when_finished=command.when_finished,
+            security=command.security,
+            health_listen=command.health_listen,
         )
-    except (CheckpointError, LogDirectoryBusy, StorageError) as error:
+    except (CheckpointError, LogDirectoryBusy, SecurityError, StorageError) as error:
         raise options.OptionError(str(error)) from error
     except OSError as error:
         if error.errno is None:  # the address; a full disk and its like keep their traceback
@@ -284,7 +291,10 @@ def actor(command: Actor) -> int:
             when_finished=command.when_finished,
             reconnect_timeout=command.reconnect_timeout or None,
             role=command.role,
+            security=command.security,
         )
+    except SecurityError as error:
+        raise options.OptionError(str(error)) from error
     except LearnerError as error:
         print(f"impala: {error}", file=sys.stderr)
         return 1
@@ -432,11 +442,11 @@ def _images(player: "Player", command: Record, rewards: list[float]) -> Iterator
 def _flags(command: Actor) -> list[str]:
     """Writes an actor's command line for one process of a fleet."""
     flags: list[str] = []
-    for field in dataclasses.fields(command):
-        value = getattr(command, field.name)
-        if field.name in ("num_actors", "index") or value == field.default:
+    defaults = options.flatten(Actor())
+    for name, value in options.flatten(command).items():
+        if name in ("num_actors", "index") or value == defaults[name]:
             continue
-        flag = "--" + field.name.replace("_", "-")
+        flag = "--" + name.replace("_", "-")
         flags += [flag] if value is True else [flag, str(value)]
     return flags
 

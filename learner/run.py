@@ -19,6 +19,7 @@ import tree
 
 from impala import build, continual, options, phases, process, tasks
 from impala.configs import Config, LearnerConfig
+from impala.security import ServerSecurity, is_local
 from impala.types import Parameters, StepType, Unroll
 from learner import checkpoint
 from learner.accounts import Accounts
@@ -36,6 +37,7 @@ from protos import codec
 
 _log = logging.getLogger(__name__)
 
+_NO_SECURITY = ServerSecurity()
 _FAREWELL_SECONDS = 5.0  # how long actors may take to hear that training has finished
 _LAST_EVALUATION_SECONDS = 120.0  # how long an evaluator may take for a task at the end
 _GRACE_SECONDS = 2.0  # how long calls in progress may take when the learner stops
@@ -50,6 +52,8 @@ def run_learner(
     empty_replay: bool,
     init_from: pathlib.Path | None,
     when_finished: str,
+    security: ServerSecurity = _NO_SECURITY,
+    health_listen: str | None = None,
 ) -> int:
     """Serves a fleet of actors and learns until the run is done, or SIGTERM or SIGINT.
 
@@ -61,6 +65,8 @@ def run_learner(
       empty_replay: move only the replay aside.
       init_from: log directory of another run, whose agent a new run starts from as far as it fits.
       when_finished: "exit", or "idle" to go on serving the final parameters.
+      security: what is asked of callers.
+      health_listen: HOST:PORT where health alone is served, in plain text.
 
     Returns:
       The exit status: 0 after a finished or a stopped run, 1 after a failure.
@@ -71,15 +77,17 @@ def run_learner(
       StorageError: the replay in `logdir` is missing or damaged, or does not fit `config`.
       OptionError: there is no such environment, or the agent cannot play it.
       OSError: `listen` cannot be bound.
+      SecurityError: the files of `security` cannot be used, or are not enough for `listen`.
     """
     stop = _stop_on_signals()
     process.tune_malloc()
     _set_up_tensorflow(config.learner)
+    security.check(listen)
     initial = checkpoint.load(init_from) if init_from is not None else None
     with LogDirectory(logdir, fresh) as directory:
         run = _Run(config, directory, stop, empty_replay, initial)
         try:
-            run.serve(listen)
+            run.serve(listen, security, health_listen)
             for prepared, update in run.updates():
                 run.report(prepared, update)
             run.end(when_finished)
@@ -161,14 +169,16 @@ class _Run:
         if empty_replay and self._replay_added:
             self._save()  # so that the checkpoint no longer counts what was moved aside
 
-    def serve(self, listen: str) -> None:
+    def serve(self, listen: str, security: ServerSecurity, health_listen: str | None) -> None:
         """Lets actors in."""
         self._publish()
-        server = Server(self._service, listen)
+        server = Server(self._service, listen, security, health_listen)
         address = server.start()
         self._server = server
         (self._logdir / "address").write_text(f"{address}\n", encoding="utf-8")
         _log.info("Serving %s on %s.", self._logdir, address)
+        if not is_local(listen) and security.insecure:
+            _log.warning("Insecure: whoever reaches %s may take part in this run.", address)
 
     def updates(self) -> Iterator[tuple[Prepared, Update | None]]:
         """Learns until the run is done or stopped; no update while replay warms up."""

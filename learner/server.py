@@ -4,17 +4,20 @@ All that it knows of gRPC stays here; what requests mean is in `learner.service`
 """
 
 import asyncio
+import collections
 import concurrent.futures
 import contextlib
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable
+import time
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from impala.security import Denied, Gate, Role, ServerSecurity, Watched
 from learner.service import (
     IncompatibleProtocol,
     InvalidRequest,
@@ -27,6 +30,14 @@ _log = logging.getLogger(__name__)
 
 SERVICE_NAME = "impala.v1.Learner"
 
+_NO_SECURITY = ServerSecurity()
+_UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
+_MAX_PROBES = 16  # at once
+_KEPT: list[grpc.ServerCredentials] = []  # gRPC asks them for certificates without owning them
+# Of one host. When a learner comes back, all actors of a host join at once, and maybe again.
+_MAX_JOINS_PER_MINUTE = 2000
+_MAX_STREAMS = 1000
+
 _MAX_SOCKET_PATH = 107  # bytes of a Unix socket's path, a limit of Linux
 
 _T = TypeVar("_T")
@@ -35,15 +46,29 @@ _T = TypeVar("_T")
 class Server:
     """Serves a `LearnerService` on one address until it is stopped."""
 
-    def __init__(self, service: LearnerService, listen: str):
+    def __init__(
+        self,
+        service: LearnerService,
+        listen: str,
+        security: ServerSecurity = _NO_SECURITY,
+        health_listen: str | None = None,
+    ):
         """Binds nothing yet.
 
         Args:
           service: what is served.
           listen: HOST:PORT (port 0: any free one) or unix:PATH.
+          security: what is asked of callers.
+          health_listen: HOST:PORT where health alone is served, in plain text.
+
+        Raises:
+          SecurityError: its files cannot be used, or are not enough for this address.
         """
+        security.check(listen)
         self._service = service
         self._listen = listen
+        self._security = security
+        self._health_listen = health_listen
         self._bound: concurrent.futures.Future[str] = concurrent.futures.Future()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Future[float] | None = None  # the grace, in seconds
@@ -99,14 +124,20 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._stopping = self._loop.create_future()
         server = grpc.aio.server(options=_options(self._service.max_message_bytes))
-        calls = _Calls(self._service, self._stopping)
+        calls = _Calls(self._service, Gate(self._security), self._stopping)
         server.add_generic_rpc_handlers((_handlers(calls),))
         probes = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(probes, server)
+        for_probes = None
         grace = 0.0
         try:
-            address = _bind(server, self._listen)
+            address = _bind(server, self._listen, self._security)
             await server.start()
+            if self._health_listen is not None:
+                for_probes = grpc.aio.server(maximum_concurrent_rpcs=_MAX_PROBES)
+                health_pb2_grpc.add_HealthServicer_to_server(probes, for_probes)
+                self.health_address = _bind(for_probes, self._health_listen, _NO_SECURITY)
+                await for_probes.start()
             for name in ("", SERVICE_NAME):
                 await probes.set(name, health_pb2.HealthCheckResponse.SERVING)
             self._bound.set_result(address)
@@ -114,6 +145,8 @@ class Server:
             await probes.enter_graceful_shutdown()
         finally:
             await server.stop(grace)
+            if for_probes is not None:
+                await for_probes.stop(0.0)
 
 
 def _resolve(stopping: asyncio.Future[float], grace: float) -> None:
@@ -128,14 +161,19 @@ class _Stopping(Exception):
 class _Calls:
     """The methods of the service as gRPC calls them. No exception of theirs ends the server."""
 
-    def __init__(self, service: LearnerService, stopping: asyncio.Future[float]):
+    def __init__(self, service: LearnerService, gate: Gate, stopping: asyncio.Future[float]):
         self._service = service
+        self._gate = gate
+        self._limits = _Limits()
         self._stopping = stopping
 
     async def join(
         self, request: pb.JoinRequest, context: grpc.aio.ServicerContext
     ) -> pb.JoinReply:
         async with _statuses(context):
+            self._limits.joins(context.peer())
+            role: Role = "evaluator" if request.role == pb.ROLE_EVALUATOR else "actor"
+            _admit(self._gate, context, role)
             return self._service.join(request)
         raise AssertionError  # _statuses lets nothing pass
 
@@ -143,6 +181,7 @@ class _Calls:
         self, request: pb.GetParametersRequest, context: grpc.aio.ServicerContext
     ) -> bytes:
         async with _statuses(context):
+            _admit(self._gate, context, "actor", "evaluator", "reader")
             return self._service.get_parameters(request)
         raise AssertionError
 
@@ -150,13 +189,16 @@ class _Calls:
         self, request: pb.Evaluation, context: grpc.aio.ServicerContext
     ) -> pb.EvaluationReceipt:
         async with _statuses(context):
+            _admit(self._gate, context, "evaluator")
             return self._service.report_evaluation(request)
         raise AssertionError
 
     async def stream_unrolls(self, _: Any, context: grpc.aio.ServicerContext) -> None:
         """One message at a time: what is sent beyond waits in the transport, not in memory."""
-        async with _statuses(context):
+        async with _statuses(context), self._limits.stream(context.peer()):
+            _admit(self._gate, context, "actor")
             while (message := await self._unless_stopping(context.read())) is not grpc.aio.EOF:
+                _admit(self._gate, context, "actor")  # again: a token may have been revoked
                 receipt = await self._unless_stopping(self._service.submit(message))
                 await context.write(receipt)
 
@@ -175,6 +217,62 @@ class _Calls:
             task.cancel()
 
 
+class _TooMany(Exception):
+    """A host asks for more than one host may have."""
+
+
+class _Limits:
+    """What one host may ask for, so that no one can keep the others out. Of one event loop."""
+
+    def __init__(self) -> None:
+        self._joins: dict[str, collections.deque[float]] = {}
+        self._streams: collections.Counter[str] = collections.Counter()
+
+    def joins(self, peer: str) -> None:
+        """Counts a join; _TooMany if there were too many in the last minute."""
+        now, host = time.monotonic(), _host(peer)
+        for other, times in list(self._joins.items()):
+            while times and times[0] < now - 60.0:
+                times.popleft()
+            if not times:
+                del self._joins[other]
+        times = self._joins.setdefault(host, collections.deque())
+        if len(times) >= _MAX_JOINS_PER_MINUTE:
+            raise _TooMany(
+                f"{_MAX_JOINS_PER_MINUTE} joins in a minute from {host} are the most: wait."
+            )
+        times.append(now)
+
+    @contextlib.asynccontextmanager
+    async def stream(self, peer: str) -> AsyncIterator[None]:
+        """Counts a stream while it is open; _TooMany if there are too many."""
+        host = _host(peer)
+        if self._streams[host] >= _MAX_STREAMS:
+            raise _TooMany(f"{_MAX_STREAMS} streams from {host} are the most.")
+        self._streams[host] += 1
+        try:
+            yield
+        finally:
+            self._streams[host] -= 1
+            if not self._streams[host]:
+                del self._streams[host]
+
+
+def _host(peer: str) -> str:
+    """ipv4:ADDRESS:PORT without the port."""
+    return peer.rpartition(":")[0]
+
+
+def _admit(gate: Gate, context: grpc.aio.ServicerContext, *roles: Role) -> None:
+    metadata = dict(context.invocation_metadata() or ())
+    names = context.auth_context().get("x509_subject_alternative_name", ())
+    gate.admit(
+        roles,
+        str(metadata.get("authorization", "")),
+        [name.decode(errors="replace") for name in names],
+    )
+
+
 @contextlib.asynccontextmanager
 async def _statuses(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
     """Answers with a gRPC status for every exception of the service."""
@@ -186,6 +284,11 @@ async def _statuses(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
     except InvalidRequest as error:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    except Denied as error:
+        code = grpc.StatusCode.PERMISSION_DENIED if error.is_known else _UNAUTHENTICATED
+        await context.abort(code, str(error))
+    except _TooMany as error:
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
     except (Unavailable, _Stopping):
         await context.abort(
             grpc.StatusCode.UNAVAILABLE, "The learner is stopping: connect again later."
@@ -240,7 +343,33 @@ def _options(max_message_bytes: int) -> list[tuple[str, int]]:
     ]
 
 
-def _bind(server: grpc.aio.Server, listen: str) -> str:
+def _credentials(security: ServerSecurity) -> grpc.ServerCredentials:
+    """New connections get what the files hold then; those there are live on."""
+    cert, key, authorities = security.tls_cert, security.tls_key, security.tls_client_ca
+    assert cert is not None and key is not None
+
+    def read(contents: Sequence[bytes]) -> Any:
+        cert_chain, private_key, *roots = contents
+        return grpc.ssl_server_certificate_configuration(
+            [(private_key, cert_chain)], root_certificates=roots[0] if roots else None
+        )
+
+    files = Watched([cert, key, *([authorities] if authorities is not None else [])], read)
+    held = first = files.get()
+
+    def newest() -> Any:
+        nonlocal held
+        before, held = held, files.get()
+        return None if held is before else held
+
+    credentials = grpc.dynamic_ssl_server_credentials(
+        first, newest, require_client_authentication=authorities is not None
+    )
+    _KEPT.append(credentials)
+    return credentials
+
+
+def _bind(server: grpc.aio.Server, listen: str, security: ServerSecurity) -> str:
     """Binds `listen` and returns the address that clients dial."""
     path = listen.removeprefix("unix:")
     if path != listen and len(os.fsencode(path)) > _MAX_SOCKET_PATH:
@@ -249,7 +378,10 @@ def _bind(server: grpc.aio.Server, listen: str) -> str:
             f"{_MAX_SOCKET_PATH} are possible: choose a shorter one."
         )
     try:
-        port = server.add_insecure_port(listen)
+        if security.tls_cert is not None:
+            port = server.add_secure_port(listen, _credentials(security))
+        else:
+            port = server.add_insecure_port(listen)
     except RuntimeError as error:
         raise OSError(
             f"Cannot listen on {listen!r} ({error}): give HOST:PORT of this machine with a port "

@@ -1,0 +1,310 @@
+"""Who may talk to a learner: certificates and tokens in files, read again when they change.
+
+Nothing here knows gRPC. No secret is ever part of a message or of a representation.
+"""
+
+import dataclasses
+import hashlib
+import hmac
+import ipaddress
+import logging
+import pathlib
+import ssl
+import threading
+import typing
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Generic, Literal, TypeVar
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Role = Literal["actor", "evaluator", "reader"]
+ROLES: frozenset[Role] = frozenset(typing.get_args(Role))
+
+_SHORTEST_TOKEN = 16  # characters
+
+
+class SecurityError(ValueError):
+    """Files of certificates or tokens are missing, do not go together, or hold nonsense."""
+
+
+class Denied(Exception):
+    """A caller may not do what it asks for.
+
+    Args:
+      reason: told to the caller.
+      is_known: whether the caller showed a credential that is good for something else.
+    """
+
+    def __init__(self, reason: str, is_known: bool) -> None:
+        super().__init__(reason)
+        self.is_known = is_known
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerSecurity:
+    """What a learner asks of those who call it. Without anything, it only listens locally."""
+
+    tls_cert: pathlib.Path | None = None
+    """PEM file of the learner's certificate chain: connections are encrypted."""
+    tls_key: pathlib.Path | None = None
+    """PEM file of its private key."""
+    tls_client_ca: pathlib.Path | None = None
+    """PEM file of the authorities whose client certificates are asked for. A certificate's URI
+    names spiffe://DOMAIN/.../ROLE say what its holder may do: actor, evaluator or reader."""
+    token_file: pathlib.Path | None = None
+    """File with a line "ROLE TOKEN" for each token that is good; two of a role while one is being
+    replaced."""
+    insecure: bool = False
+    """Listen beyond this host without credentials, or with a token that travels in the clear."""
+
+    def check(self, listen: str) -> None:
+        """Checks that the files are there and go together, and are enough for an address.
+
+        Raises:
+          SecurityError: says what is missing.
+        """
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise SecurityError("tls_client_ca is given without tls_cert and tls_key: give all.")
+        _check_readable(self.tls_cert, self.tls_key, self.tls_client_ca, self.token_file)
+        _check_tls(self.tls_cert, self.tls_key, self.tls_client_ca)
+        if self.token_file is not None:
+            read_tokens(self.token_file.read_bytes())
+        if self.insecure or is_local(listen):
+            return
+        if self.tls_client_ca is None and self.token_file is None:
+            raise SecurityError(
+                f"Without credentials the learner listens on this host only, not on {listen}: give "
+                "a token file or client certificates (and TLS), or --insecure in a network where "
+                "everyone may send it what they like."
+            )
+        if self.tls_cert is None:
+            raise SecurityError(
+                f"Tokens would travel to {listen} in the clear: give tls_cert and tls_key, or "
+                "--insecure if something else encrypts the connection."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientSecurity:
+    """What an actor shows, and by whom it expects the learner's certificate to be signed."""
+
+    tls: bool = False
+    """Encrypt; the learner's certificate must be signed by an authority that this system trusts."""
+    tls_ca: pathlib.Path | None = None
+    """PEM file of the authorities that sign the learner's certificate (encrypts)."""
+    tls_cert: pathlib.Path | None = None
+    """PEM file of a client certificate chain (encrypts)."""
+    tls_key: pathlib.Path | None = None
+    """PEM file of its private key."""
+    tls_server_name: str = ""
+    """Name that the learner's certificate must have; empty: the host that is dialled."""
+    token_file: pathlib.Path | None = None
+    """File with a line "ROLE TOKEN" or just a token: the first one is shown."""
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether to speak TLS."""
+        return self.tls or self.tls_ca is not None or self.tls_cert is not None
+
+    def check(self) -> None:
+        """Checks that the files are there and go together.
+
+        Raises:
+          SecurityError: says what is missing.
+        """
+        _check_readable(self.tls_ca, self.tls_cert, self.tls_key, self.token_file)
+        _check_tls(self.tls_cert, self.tls_key, self.tls_ca)
+        if self.token_file is not None:
+            first_token(self.token_file.read_bytes())
+
+
+class Watched(Generic[T]):
+    """What files hold, read again as soon as one of them has changed. Thread-safe.
+
+    Args:
+      paths: the files; Kubernetes swaps them under a running process.
+      read: makes something of their contents. If it fails for new contents, which may be written
+        half, the last good thing stays.
+    """
+
+    def __init__(self, paths: Sequence[pathlib.Path], read: Callable[[Sequence[bytes]], T]) -> None:
+        self._paths = tuple(paths)
+        self._read = read
+        self._lock = threading.Lock()
+        self._seen = self._stamp()
+        self._value = read([path.read_bytes() for path in self._paths])
+
+    def get(self) -> T:
+        """What the files hold now."""
+        with self._lock:
+            stamp = self._stamp()
+            if stamp is not None and stamp != self._seen:
+                self._seen = stamp
+                names = ", ".join(map(str, self._paths))
+                try:
+                    self._value = self._read([path.read_bytes() for path in self._paths])
+                    _log.info("Read again: %s.", names)
+                except (OSError, ValueError) as error:
+                    why = error if isinstance(error, SecurityError) else type(error).__name__
+                    _log.error("%s changed and cannot be used, going on as before: %s", names, why)
+            return self._value
+
+    def _stamp(self) -> tuple[tuple[int, int, int], ...] | None:
+        """Changes with the files; None while one of them is missing."""
+        try:
+            stats = [path.stat() for path in self._paths]
+        except OSError:
+            return None
+        return tuple((each.st_mtime_ns, each.st_size, each.st_ino) for each in stats)
+
+
+class Gate:
+    """Decides who may do what, from a bearer token, the names in a certificate, or both.
+
+    Args:
+      security: what is asked for. If nothing is, everyone may do everything.
+    """
+
+    def __init__(self, security: ServerSecurity) -> None:
+        self._asks_certificates = security.tls_client_ca is not None
+        self._tokens: Watched[list[tuple[Role, bytes]]] | None = None
+        if security.token_file is not None:
+            self._tokens = Watched([security.token_file], lambda contents: read_tokens(*contents))
+
+    def admit(self, roles: Collection[Role], authorization: str, names: Iterable[str]) -> None:
+        """Lets a caller pass, or not.
+
+        Args:
+          roles: any of which is enough.
+          authorization: "Bearer TOKEN", as the caller sent it, or nothing.
+          names: the subject alternative names of its verified certificate.
+
+        Raises:
+          Denied: it has no credential, or none for this.
+        """
+        if self._asks_certificates:
+            _admit("certificate", roles, _roles_of_names(names))
+        if self._tokens is not None:
+            scheme, _, token = authorization.partition(" ")
+            if scheme.lower() != "bearer" or not token:
+                raise Denied(
+                    "This learner asks for a bearer token: start with --token-file.", False
+                )
+            digest = _digest(token)
+            # Every token is compared, in constant time: how long it takes tells nothing.
+            good = [(hmac.compare_digest(digest, its), role) for role, its in self._tokens.get()]
+            _admit("token", roles, {role for is_good, role in good if is_good})
+
+
+def is_local(listen: str) -> bool:
+    """Whether only processes of this host can reach an address."""
+    if listen.startswith("unix:"):
+        return True
+    host = listen.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def read_tokens(contents: bytes) -> list[tuple[Role, bytes]]:
+    """Roles and digests of the tokens in a file of lines "ROLE TOKEN"; # begins a comment line.
+
+    Raises:
+      SecurityError: names the line, and never what is in it.
+    """
+    tokens: list[tuple[Role, bytes]] = []
+    for number, line in enumerate(_lines(contents), start=1):
+        if not line:
+            continue
+        role, _, token = line.partition(" ")
+        if role not in ROLES:
+            raise SecurityError(
+                f"Line {number} of the token file begins with no role: write ROLE TOKEN, where "
+                f"ROLE is one of {', '.join(sorted(ROLES))}."
+            )
+        tokens.append((role, _digest(_checked(token.strip(), number))))
+    if not tokens:
+        raise SecurityError("The token file holds no token.")
+    return tokens
+
+
+def first_token(contents: bytes) -> str:
+    """The token that a caller shows.
+
+    Raises:
+      SecurityError: there is none.
+    """
+    for number, line in enumerate(_lines(contents), start=1):
+        if line:
+            return _checked(line.rpartition(" ")[2], number)
+    raise SecurityError("The token file holds no token.")
+
+
+def _lines(contents: bytes) -> list[str]:
+    """Lines without comments, "" where there is nothing else."""
+    try:
+        lines = contents.decode("ascii").splitlines()
+    except UnicodeDecodeError:
+        raise SecurityError("The token file is not plain text.") from None
+    return ["" if line.lstrip().startswith("#") else line.strip() for line in lines]
+
+
+def _checked(token: str, number: int) -> str:
+    if len(token) < _SHORTEST_TOKEN or " " in token:
+        raise SecurityError(
+            f"The token in line {number} of the token file has {len(token)} characters; it must "
+            f"have {_SHORTEST_TOKEN} or more and no spaces: openssl rand -hex 32 makes a good one."
+        )
+    return token
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
+
+
+def _roles_of_names(names: Iterable[str]) -> set[Role]:
+    last = {name.rpartition("/")[2] for name in names if name.startswith("spiffe://")}
+    return {role for role in ROLES if role in last}
+
+
+def _admit(what: str, wanted: Collection[Role], has: Collection[Role]) -> None:
+    if not has:
+        raise Denied(f"This {what} is not known here.", is_known=False)
+    if not {*wanted} & {*has}:
+        raise Denied(
+            f"This {what} is for {' and '.join(sorted(has))}; here {' or '.join(sorted(wanted))} "
+            "is needed.",
+            is_known=True,
+        )
+
+
+def _check_tls(
+    cert: pathlib.Path | None, key: pathlib.Path | None, authorities: pathlib.Path | None
+) -> None:
+    """Certificate and key come together and belong together; the authorities are some."""
+    if (cert is None) != (key is None):
+        given, missing = ("tls_cert", "tls_key") if key is None else ("tls_key", "tls_cert")
+        raise SecurityError(f"{given} is given without {missing}: give both.")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        if cert is not None and key is not None:
+            context.load_cert_chain(cert, key)
+    except ssl.SSLError as error:
+        raise SecurityError(f"{cert} and {key} cannot be used together: {error.reason}.") from None
+    try:
+        if authorities is not None:
+            context.load_verify_locations(authorities)
+    except ssl.SSLError as error:
+        raise SecurityError(f"{authorities} holds no certificates: {error.reason}.") from None
+
+
+def _check_readable(*paths: pathlib.Path | None) -> None:
+    for path in paths:
+        try:
+            if path is not None:
+                path.read_bytes()
+        except OSError as error:
+            raise SecurityError(f"{path} cannot be read: {error.strerror}.") from None

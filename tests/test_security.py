@@ -1,0 +1,502 @@
+"""Who is let in: every method with no, wrong, good and revoked credentials, over connections."""
+
+import logging
+import os
+import pathlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+
+import grpc
+import messages
+import numpy as np
+import pytest
+import trustme
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from actors.client import LearnerClient, LearnerRefused, new_incarnation
+from impala import security
+from impala.security import ClientSecurity, Gate, SecurityError, ServerSecurity
+from impala.types import Parameters
+from learner import server as server_module
+from learner.server import Server
+from protos.impala.v1 import learner_pb2 as pb
+from protos.impala.v1 import learner_pb2_grpc as pb_grpc
+
+WAIT = 30.0
+TOKENS = {role: f"{role}-token-0123456789" for role in ("actor", "evaluator", "reader")}
+OK = "OK"
+
+
+# Credentials.
+
+
+def write(path: pathlib.Path, text: str | bytes) -> pathlib.Path:
+    """A file that is put in its place at once, as Kubernetes does it."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_bytes(text.encode() if isinstance(text, str) else text)
+    os.replace(partial, path)
+    return path
+
+
+def token_file(path: pathlib.Path, *roles: str, suffix: str = "") -> pathlib.Path:
+    return write(path, "".join(f"{role} {TOKENS[role]}{suffix}\n" for role in roles))
+
+
+def certificate(ca: trustme.CA, directory: pathlib.Path, name: str) -> dict[str, pathlib.Path]:
+    """Writes a certificate and key for a host name or a spiffe:// identity."""
+    identity = ca.issue_cert(name) if "://" not in name else _spiffe(ca, name)
+    stem = name.rpartition("/")[2]
+    key = write(directory / f"{stem}.key", identity.private_key_pem.bytes())
+    chain = b"".join(blob.bytes() for blob in identity.cert_chain_pems)
+    return {"tls_cert": write(directory / f"{stem}.crt", chain), "tls_key": key}
+
+
+def _spiffe(ca: trustme.CA, name: str) -> trustme.LeafCert:
+    """Trustme knows hosts and addresses only: an identity is put in with its own library."""
+    import datetime
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    signer = x509.load_pem_x509_certificate(ca.cert_pem.bytes())
+    signer_key = serialization.load_pem_private_key(ca.private_key_pem.bytes(), None)
+    key = ec.generate_private_key(ec.SECP256R1())
+    now = datetime.datetime.now(datetime.UTC)
+    until = now + datetime.timedelta(seconds=-1 if "expired" in name else 3600)
+    cert = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([]))
+        .issuer_name(signer.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(until)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.UniformResourceIdentifier(name)]), critical=True
+        )
+        .sign(signer_key, hashes.SHA256())  # type: ignore[arg-type]
+    )
+    pem = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return trustme.LeafCert(pem, cert.public_bytes(serialization.Encoding.PEM), [])
+
+
+# A learner and its callers.
+
+
+@contextmanager
+def serving(listen: str = "127.0.0.1:0", **files: pathlib.Path) -> Iterator[str]:
+    service = messages.service()
+    service.publish(Parameters(messages.LEARNER, 3, 0.5, 10, [np.ones((2, 3), np.float32)]))
+    server = Server(service, listen, ServerSecurity(**files))
+    try:
+        yield server.start()
+    finally:
+        server.stop(0.0)
+
+
+def calls(channel: grpc.Channel, token: str | None = None) -> dict[str, str]:
+    """The status of every method, by name."""
+    stub = pb_grpc.LearnerStub(channel)
+    metadata = [("authorization", f"Bearer {token}")] if token is not None else []
+
+    def stream() -> None:
+        list(stub.StreamUnrolls(iter([messages.message(1)]), timeout=WAIT, metadata=metadata))
+
+    def join(role: int) -> Callable[[], object]:
+        return lambda: stub.Join(messages.join_request(role=role), timeout=WAIT, metadata=metadata)
+
+    attempts: dict[str, Callable[[], object]] = {
+        "join as actor": join(pb.ROLE_ACTOR),
+        "join as evaluator": join(pb.ROLE_EVALUATOR),
+        "stream": stream,
+        "parameters": lambda: stub.GetParameters(
+            pb.GetParametersRequest(), timeout=WAIT, metadata=metadata
+        ),
+        "report": lambda: stub.ReportEvaluation(
+            pb.Evaluation(actor="e", episodes=[pb.Episode(length=1)]),
+            timeout=WAIT,
+            metadata=metadata,
+        ),
+    }
+    return {name: status(attempt) for name, attempt in attempts.items()}
+
+
+def status(attempt: Callable[[], object]) -> str:
+    try:
+        attempt()
+    except grpc.RpcError as error:
+        told = any(token in str(error) for token in TOKENS.values())
+        return "A SECRET" if told else str(error.code().name)
+    return OK
+
+
+ACTOR = ("join as actor", "stream", "parameters")
+EVALUATOR = ("join as evaluator", "parameters", "report")
+READER = ("parameters",)
+
+
+def only(allowed: Sequence[str], otherwise: str) -> dict[str, str]:
+    methods = {*ACTOR, *EVALUATOR}
+    return {name: OK if name in allowed else otherwise for name in methods}
+
+
+@pytest.mark.parametrize(
+    ("token", "expected"),
+    [
+        (None, only((), "UNAUTHENTICATED")),
+        ("", only((), "UNAUTHENTICATED")),
+        ("a-wrong-token-0123456789", only((), "UNAUTHENTICATED")),
+        (TOKENS["actor"][:-1], only((), "UNAUTHENTICATED")),
+        (TOKENS["actor"], only(ACTOR, "PERMISSION_DENIED")),
+        (TOKENS["evaluator"], only(EVALUATOR, "PERMISSION_DENIED")),
+        (TOKENS["reader"], only(READER, "PERMISSION_DENIED")),
+    ],
+)
+def test_a_token_opens_what_its_role_may_do(tmp_path, token, expected) -> None:
+    tokens = token_file(tmp_path / "tokens", *TOKENS)
+    with serving(token_file=tokens) as address, grpc.insecure_channel(address) as channel:
+        assert calls(channel, token) == expected
+
+
+def test_without_credentials_a_local_learner_lets_everyone_in() -> None:
+    with serving() as address, grpc.insecure_channel(address) as channel:
+        assert calls(channel) == only([*ACTOR, *EVALUATOR], "")
+
+
+def test_tokens_are_replaced_one_after_another_and_revoked_ones_end_streams(tmp_path) -> None:
+    tokens = tmp_path / "tokens"
+    token_file(tokens, "actor")
+    old, new = TOKENS["actor"], TOKENS["actor"] + "-new"
+    with serving(token_file=tokens) as address, grpc.insecure_channel(address) as channel:
+        stub = pb_grpc.LearnerStub(channel)
+        fingerprint = stub.Join(
+            messages.join_request(), metadata=[("authorization", f"Bearer {old}")]
+        ).fingerprint
+        go_on = threading.Semaphore(1)
+
+        def unrolls() -> Iterator[pb.Unrolls]:
+            for sequence in (1, 2, 3):
+                go_on.acquire()
+                yield messages.message(sequence, fingerprint=fingerprint)
+
+        stream = stub.StreamUnrolls(
+            unrolls(), timeout=WAIT, metadata=[("authorization", f"Bearer {old}")]
+        )
+        assert next(stream).status == pb.STATUS_ACCEPTED
+
+        write(tokens, f"actor {old}\nactor {new}\n")  # both are good
+        go_on.release()
+        assert next(stream).status == pb.STATUS_ACCEPTED
+        assert calls(channel, new)["parameters"] == OK
+
+        write(tokens, f"actor {new}\n")  # the old one is not
+        go_on.release()
+        with pytest.raises(grpc.RpcError) as error:
+            next(stream)
+        assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        assert calls(channel, old) == only((), "UNAUTHENTICATED")
+
+
+def test_nonsense_in_a_token_file_that_changes_leaves_the_old_ones(tmp_path, caplog) -> None:
+    tokens = token_file(tmp_path / "tokens", "actor")
+    gate = Gate(ServerSecurity(token_file=tokens))
+    for text in ("boss a-very-long-token-indeed\n", "", "actor short\n", b"\xff\xfe"):
+        write(tokens, text)
+        gate.admit(["actor"], f"Bearer {TOKENS['actor']}", ())
+    tokens.unlink()
+    gate.admit(["actor"], f"Bearer {TOKENS['actor']}", ())
+    assert caplog.text.count("going on as before") == 4
+    assert "token-indeed" not in caplog.text
+    assert "short" not in caplog.text
+
+
+# TLS.
+
+
+@pytest.fixture(scope="module")
+def ca() -> trustme.CA:
+    return trustme.CA()
+
+
+@contextmanager
+def secure_channel(
+    address: str, ca: trustme.CA | None, client: dict[str, pathlib.Path] | None = None
+) -> Iterator[grpc.Channel]:
+    port = address.rpartition(":")[2]
+    pair = [client[name].read_bytes() if client else None for name in ("tls_key", "tls_cert")]
+    roots = ca.cert_pem.bytes() if ca is not None else None
+    with grpc.secure_channel(
+        f"localhost:{port}", grpc.ssl_channel_credentials(roots, *pair)
+    ) as channel:
+        yield channel
+
+
+def test_a_certificate_opens_what_its_role_may_do(tmp_path, ca) -> None:
+    files = certificate(ca, tmp_path, "localhost")
+    files["tls_client_ca"] = write(tmp_path / "ca.crt", ca.cert_pem.bytes())
+    clients = {
+        role: certificate(ca, tmp_path, f"spiffe://test/impala/{role}")
+        for role in ("actor", "evaluator", "reader", "operator", "expired")
+    }
+    foreign = certificate(trustme.CA(), tmp_path / _made(tmp_path), "spiffe://test/impala/actor")
+    expected = {
+        "actor": only(ACTOR, "PERMISSION_DENIED"),
+        "evaluator": only(EVALUATOR, "PERMISSION_DENIED"),
+        "reader": only(READER, "PERMISSION_DENIED"),
+        "operator": only((), "UNAUTHENTICATED"),
+        "expired": only((), "UNAVAILABLE"),
+    }
+    with serving(**files) as address:
+        for name, client in clients.items():
+            with secure_channel(address, ca, client) as channel:
+                assert calls(channel) == expected[name], name
+        for client in (None, foreign):
+            with secure_channel(address, ca, client) as channel:
+                assert calls(channel) == only((), "UNAVAILABLE")
+        with secure_channel(address, trustme.CA(), clients["actor"]) as channel:
+            assert calls(channel) == only((), "UNAVAILABLE")  # the caller does not trust it
+        with grpc.insecure_channel(address) as channel:
+            assert calls(channel) == only((), "UNAVAILABLE")
+
+
+def _made(tmp_path: pathlib.Path) -> pathlib.Path:
+    (tmp_path / "foreign").mkdir()
+    return pathlib.Path("foreign")
+
+
+def test_a_certificate_and_a_token_must_both_allow_it(tmp_path, ca) -> None:
+    files = certificate(ca, tmp_path, "localhost")
+    files["tls_client_ca"] = write(tmp_path / "ca.crt", ca.cert_pem.bytes())
+    files["token_file"] = token_file(tmp_path / "tokens", *TOKENS)
+    actor = certificate(ca, tmp_path, "spiffe://test/impala/actor")
+    with serving(**files) as address, secure_channel(address, ca, actor) as channel:
+        assert calls(channel, TOKENS["actor"]) == only(ACTOR, "PERMISSION_DENIED")
+        assert calls(channel, TOKENS["evaluator"]) == only(READER, "PERMISSION_DENIED")
+        assert calls(channel) == only((), "UNAUTHENTICATED") | dict.fromkeys(
+            ("join as evaluator", "report"), "PERMISSION_DENIED"
+        )
+
+
+def test_new_certificates_are_taken_without_dropping_streams(tmp_path) -> None:
+    old, new = trustme.CA(), trustme.CA()
+    files = certificate(old, tmp_path, "localhost")
+    with serving(**files) as address, secure_channel(address, old) as channel:
+        stub = pb_grpc.LearnerStub(channel)
+        fingerprint = stub.Join(messages.join_request(), timeout=WAIT).fingerprint
+        go_on = threading.Semaphore(1)
+
+        def unrolls() -> Iterator[pb.Unrolls]:
+            for sequence in (1, 2):
+                go_on.acquire()
+                yield messages.message(sequence, fingerprint=fingerprint)
+
+        stream = stub.StreamUnrolls(unrolls(), timeout=WAIT)
+        assert next(stream).status == pb.STATUS_ACCEPTED
+
+        certificate(new, tmp_path, "localhost")  # in the same files
+
+        with secure_channel(address, new) as other:
+            assert calls(other)["parameters"] == OK
+        with secure_channel(address, old) as other:
+            assert calls(other)["parameters"] == "UNAVAILABLE"
+        go_on.release()
+        assert next(stream).status == pb.STATUS_ACCEPTED
+
+
+@contextmanager
+def client(address: str, files: ClientSecurity) -> Iterator[LearnerClient]:
+    _, _, port = address.rpartition(":")
+    with LearnerClient(
+        f"localhost:{port}", name="a", incarnation=new_incarnation(), security=files
+    ) as made:
+        yield made
+
+
+def test_an_actor_shows_its_credentials_and_takes_new_ones(tmp_path, ca) -> None:
+    """After a rotation of both sides it comes back by itself."""
+    authority = write(tmp_path / "ca.crt", ca.cert_pem.bytes())
+    server_files = certificate(ca, tmp_path, "localhost")
+    tokens = token_file(tmp_path / "tokens", "actor")
+    shown = token_file(tmp_path / "shown", "actor")
+    files = ClientSecurity(
+        **certificate(ca, tmp_path, "spiffe://test/impala/actor"),
+        tls_ca=authority,
+        token_file=shown,
+    )
+    both = {**server_files, "tls_client_ca": authority, "token_file": tokens}
+    with serving(**both) as address, client(address, files) as actor:
+        assert actor.join().learner_incarnation == messages.LEARNER
+        assert actor.parameters().version == 3
+        other = trustme.CA()
+        write(authority, other.cert_pem.bytes())
+        certificate(other, tmp_path, "localhost")
+        certificate(other, tmp_path, "spiffe://test/impala/actor")
+        token_file(tokens, "actor", suffix="-new")
+        token_file(shown, "actor", suffix="-new")
+    with serving(address, **both), client(address, files) as actor:
+        assert actor.parameters().version == 3
+
+
+def test_an_actor_without_the_right_token_is_refused_in_words(tmp_path) -> None:
+    tokens = token_file(tmp_path / "tokens", "evaluator")
+    files = ClientSecurity(token_file=token_file(tmp_path / "mine", "evaluator"))
+    with (
+        serving(token_file=tokens) as address,
+        client(address, files) as actor,
+        pytest.raises(LearnerRefused) as error,
+    ):
+        actor.join()
+    assert "This token is for evaluator; here actor is needed" in str(error.value)
+    assert TOKENS["evaluator"] not in str(error.value)
+
+
+# What is refused at the start.
+
+
+@pytest.mark.parametrize(
+    ("listen", "local"),
+    [
+        ("127.0.0.1:0", True),
+        ("localhost:50051", True),
+        ("[::1]:50051", True),
+        ("unix:/tmp/x", True),
+        ("0.0.0.0:50051", False),
+        ("[::]:50051", False),
+        ("learner:50051", False),
+        ("10.0.0.7:50051", False),
+    ],
+)
+def test_what_is_local(listen: str, local: bool) -> None:
+    assert security.is_local(listen) == local
+
+
+def test_beyond_this_host_credentials_are_needed(tmp_path, ca) -> None:
+    pair = certificate(ca, tmp_path, "localhost")
+    tokens = token_file(tmp_path / "tokens", "actor")
+    authority = write(tmp_path / "ca.crt", ca.cert_pem.bytes())
+    listen = "0.0.0.0:0"
+    for files, message in (
+        (ServerSecurity(), "listens on this host only"),
+        (ServerSecurity(**pair), "listens on this host only"),
+        (ServerSecurity(token_file=tokens), "in the clear"),
+    ):
+        with pytest.raises(SecurityError, match=message):
+            files.check(listen)
+    for good in (
+        ServerSecurity(insecure=True),
+        ServerSecurity(token_file=tokens, insecure=True),
+        ServerSecurity(**pair, token_file=tokens),
+        ServerSecurity(**pair, tls_client_ca=authority),
+    ):
+        good.check(listen)
+
+
+def test_files_that_do_not_fit_are_named(tmp_path, ca) -> None:
+    pair = certificate(ca, tmp_path, "localhost")
+    (tmp_path / "other").mkdir()
+    other = certificate(ca, tmp_path / "other", "localhost")
+    authority = write(tmp_path / "ca.crt", ca.cert_pem.bytes())
+    for files, message in (
+        ({"tls_cert": pair["tls_cert"]}, "tls_cert is given without tls_key"),
+        ({"tls_key": pair["tls_key"]}, "tls_key is given without tls_cert"),
+        ({"tls_client_ca": authority}, "without tls_cert and tls_key"),
+        ({**pair, "tls_key": other["tls_key"]}, "cannot be used together"),
+        ({**pair, "tls_client_ca": pair["tls_key"]}, "holds no certificates"),
+        ({"token_file": tmp_path / "nothing"}, "nothing cannot be read"),
+        ({"token_file": authority}, "begins with no role"),
+    ):
+        with pytest.raises(SecurityError, match=message):
+            ServerSecurity(**files).check("127.0.0.1:0")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no token"),
+        ("# nothing\n", "holds no token"),
+        ("actor\n", "line 1 of the token file has 0 characters"),
+        ("\nactor tiny\n", "line 2 of the token file has 4 characters"),
+        ("king 0123456789abcdef\n", "Line 1 of the token file begins with no role"),
+    ],
+)
+def test_token_files_are_checked_without_telling_what_is_in_them(text, message) -> None:
+    with pytest.raises(SecurityError, match=message) as error:
+        security.read_tokens(text.encode())
+    assert "0123456789abcdef" not in str(error.value)
+
+
+def test_every_token_is_compared_in_constant_time(tmp_path, monkeypatch) -> None:
+    compared = []
+    genuine = security.hmac.compare_digest
+    monkeypatch.setattr(
+        security.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or genuine(a, b)
+    )
+    gate = Gate(ServerSecurity(token_file=token_file(tmp_path / "tokens", *TOKENS)))
+    gate.admit(["actor"], f"Bearer {TOKENS['actor']}", ())
+    assert len(compared) == 3
+    assert {len(digest) for pair in compared for digest in pair} == {32}
+
+
+# Limits, health, silence.
+
+
+def test_one_host_may_join_and_stream_only_so_often(monkeypatch) -> None:
+    monkeypatch.setattr(server_module, "_MAX_JOINS_PER_MINUTE", 3)
+    monkeypatch.setattr(server_module, "_MAX_STREAMS", 2)
+    with serving() as address, grpc.insecure_channel(address) as channel:
+        stub = pb_grpc.LearnerStub(channel)
+        joins = [status(lambda: stub.Join(messages.join_request(), timeout=WAIT)) for _ in range(5)]
+        assert joins == [OK] * 3 + ["RESOURCE_EXHAUSTED"] * 2
+        end = threading.Event()
+
+        def nothing() -> Iterator[pb.Unrolls]:
+            end.wait(WAIT)
+            yield from ()
+
+        open_ones = [stub.StreamUnrolls(nothing(), timeout=WAIT) for _ in range(2)]
+        deadline = time.monotonic() + WAIT
+        while (
+            seen := status(lambda: next(stub.StreamUnrolls(iter([]), timeout=WAIT), None))
+        ) == OK:
+            assert time.monotonic() < deadline
+        assert seen == "RESOURCE_EXHAUSTED"
+        end.set()
+        assert [list(stream) for stream in open_ones] == [[], []]
+        assert status(lambda: list(stub.StreamUnrolls(iter([]), timeout=WAIT))) == OK
+
+
+def test_health_has_a_plain_port_of_its_own(tmp_path, ca) -> None:
+    service = messages.service()
+    files = ServerSecurity(
+        **certificate(ca, tmp_path, "localhost"),
+        tls_client_ca=write(tmp_path / "ca.crt", ca.cert_pem.bytes()),
+    )
+    server = Server(service, "127.0.0.1:0", files, health_listen="127.0.0.1:0")
+    server.start()
+    try:
+        with closing(grpc.insecure_channel(server.health_address)) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=WAIT)
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+            join = pb_grpc.LearnerStub(channel).Join
+            assert status(lambda: join(messages.join_request(), timeout=WAIT)) == "UNIMPLEMENTED"
+    finally:
+        server.stop(0.0)
+
+
+def test_no_secret_is_logged(tmp_path, caplog) -> None:
+    tokens = token_file(tmp_path / "tokens", *TOKENS)
+    with caplog.at_level(logging.DEBUG), serving(token_file=tokens) as address:
+        with grpc.insecure_channel(address) as channel:
+            for token in (None, "a-wrong-token-0123456789", *TOKENS.values()):
+                calls(channel, token)
+        with client(address, ClientSecurity(token_file=tokens)) as actor:
+            actor.join()
+    assert not any(token in caplog.text for token in (*TOKENS.values(), "a-wrong-token"))
