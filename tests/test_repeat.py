@@ -30,7 +30,7 @@ class Counting(gym.Env):
         return observation, 10.0 * self.frame, self.frame == 7, False, {"frame": self.frame}
 
 
-gym.register("Counting-v0", entry_point=Counting)
+gym.register("Paid-v0", entry_point=Counting)
 
 
 def test_a_fixed_repeat_leaves_the_action_space_and_sums_the_rewards() -> None:
@@ -66,7 +66,7 @@ def test_rewards_within_a_step_are_discounted_if_asked() -> None:
 
 def test_the_agent_is_told_frames_and_discounts() -> None:
     config = EnvironmentConfig(
-        id="Counting-v0", repeat=RepeatConfig(most=4, learned=True, discount=0.5)
+        id="Paid-v0", repeat=RepeatConfig(most=4, learned=True, discount=0.5)
     )
     environment = environments.make(config, 2)
     environment.reset(0)
