@@ -86,6 +86,11 @@ AGENTS = {
 } | {
     "vector-stack": (AgentConfig(hidden_sizes=(8,), frame_stack=3), VECTOR),
     "wrapped": (AgentConfig("shallow", core="lstm", lstm_size=5), wrapped(PIXELS)),
+    "strided": (AgentConfig("strided", core="lstm", lstm_size=5), wrapped(PIXELS)),
+    "two networks": (
+        AgentConfig("mlp", core="lstm", lstm_size=5, frame_stack=2, separate_baseline=True),
+        VECTOR,
+    ),
     "wrapped-stack": (
         AgentConfig("shallow", core="lstm", lstm_size=5, frame_stack=2),
         wrapped(PIXELS),
@@ -368,7 +373,10 @@ class TestTorso:
         }
         np.testing.assert_allclose(
             self.features(space, observation, later),
-            [[1, 2, 3, 4, 1, 0, 0, 0, -1, 0], [1, 2, 3, 4, 0, 0, 0, 1, 0.5, np.log(101) / 5]],
+            [
+                [1, 2, 3, 4, 1, 0, 0, 0, -np.log(21), 0],
+                [1, 2, 3, 4, 0, 0, 0, 1, np.log(1.5), np.log(101) / 5],
+            ],
             rtol=1e-6,
         )
 
