@@ -18,10 +18,10 @@ MINUTES = Tier(
     preset="catch",
     tasks=(
         "Catch",
-        'Catch{"negative": true, "reverse": true}',
         'Catch{"rows": 8, "columns": 7, "reverse": true}',
+        'Catch{"rows": 9, "columns": 6, "reverse": true}',
     ),
-    frames=40_000,
+    frames=60_000,
     cycles=2,
     flags=("--evaluator.episodes", "32", "--optimiser.no-decay-to-zero"),
     fresh=16,
