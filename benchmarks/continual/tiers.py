@@ -18,12 +18,16 @@ MINUTES = Tier(
     preset="catch",
     tasks=(
         "Catch",
-        'Catch{"rows": 8, "columns": 7, "reverse": true}',
-        'Catch{"rows": 9, "columns": 6, "reverse": true}',
+        'Catch{"rows": 9, "reverse": true}',
+        'Catch{"rows": 8}',
     ),
     frames=60_000,
-    cycles=2,
-    flags=("--evaluator.episodes", "32", "--optimiser.no-decay-to-zero"),
+    cycles=3,
+    flags=(
+        *("--evaluator.episodes", "32", "--optimiser.no-decay-to-zero"),
+        # Who is sure of one task's controls must still try the other way in the next.
+        *("--impala.entropy-cost", "0.05"),
+    ),
     fresh=16,
 )
 
