@@ -405,7 +405,7 @@ _BANDIT = Config(
         baseline_cost=0.05, entropy_cost=0.2, entropy_anneal=0.8, gae_lambda=0.9
     ),
     optimiser=OptimiserConfig(name="adam", learning_rate=2e-3, epsilon=1e-7),
-    mix=MixConfig(fresh=64),
+    mix=MixConfig(fresh=16),
     learner=LearnerConfig(unroll_length=101, queue_unrolls=64),
     actor=ActorConfig(num_envs=128),
     total_frames=5_000_000,
