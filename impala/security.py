@@ -76,13 +76,13 @@ class ServerSecurity:
         if self.tls_client_ca is None and self.token_file is None:
             raise SecurityError(
                 f"Without credentials the learner listens on this host only, not on {listen}: give "
-                "a token file or client certificates (and TLS), or --insecure in a network where "
-                "everyone may send it what they like."
+                "a token file or client certificates (and TLS), or --security.insecure in a "
+                "network where everyone may send it what they like."
             )
         if self.tls_cert is None:
             raise SecurityError(
                 f"Tokens would travel to {listen} in the clear: give tls_cert and tls_key, or "
-                "--insecure if something else encrypts the connection."
+                "--security.insecure if something else encrypts the connection."
             )
 
 
@@ -190,7 +190,7 @@ class Gate:
             scheme, _, token = authorization.partition(" ")
             if scheme.lower() != "bearer" or not token:
                 raise Denied(
-                    "This learner asks for a bearer token: start with --token-file.", False
+                    "This learner asks for a token: give --security.token-file.", is_known=False
                 )
             digest = _digest(token)
             # Every token is compared, in constant time: how long it takes tells nothing.

@@ -308,9 +308,8 @@ class _Run:
         """Goes on with the next algorithm, if there is one: the agent stays, the rest is new."""
         if not self._is_finished():
             self._learner = self._learner_at(self._learner.counters)
-            counters = self._learner.counters
-            phase = phases.current(self._phases, counters.frames)
-            _log.info("From %s frames on: %s.", f"{counters.frames:,}", phase.algorithm)
+            frames, algorithm = self._learner.counters.frames, self._learner.phase.algorithm
+            _log.info("From %s frames on: %s.", f"{frames:,}", algorithm)
             self._save()  # a checkpoint holds the variables of its own phase
 
     def _resume(self, initial: Checkpoint | None) -> tuple[Learner, int]:
