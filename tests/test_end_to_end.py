@@ -139,7 +139,7 @@ def test_a_second_learner_is_kept_out(tmp_path: pathlib.Path) -> None:
 def test_three_tasks_survive_restarts_and_end_with_complete_curves(tmp_path: pathlib.Path) -> None:
     logdir = tmp_path / "run"
     logdir.mkdir()
-    names = ["Catch", 'Catch{"negative": true}', 'Catch{"rows": 8, "columns": 7}']
+    names = ["Catch", 'Catch{"rows": 9, "shift": 1}', 'Catch{"rows": 8, "columns": 7}']
     frames = 60_000
     arguments = [
         *["--tasks.environments", *names, "--tasks.frames", *[frames] * 3],

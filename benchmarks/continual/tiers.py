@@ -18,8 +18,8 @@ MINUTES = Tier(
     preset="catch",
     tasks=(
         "Catch",
-        'Catch{"rows": 9, "reverse": true}',
-        'Catch{"rows": 8}',
+        'Catch{"rows": 9, "shift": 1}',
+        'Catch{"rows": 8, "shift": 2}',
     ),
     frames=60_000,
     cycles=3,

@@ -24,9 +24,8 @@ class Catch(base.Environment):
       num_envs: E.
       rows: height of the board, at least 2.
       columns: width of the board, at least 1.
-      negative: shows 0 where the ball and the paddle are, and 1 elsewhere.
-      reverse: swaps left and right.
-      avoid: rewards missing the ball.
+      shift: turns the meaning of the actions: 1 makes them stay, right and left, 2 right, left and
+        stay. Not one of them means the same with another shift.
     """
 
     def __init__(
@@ -34,23 +33,16 @@ class Catch(base.Environment):
         num_envs: int,
         rows: int = 10,
         columns: int = 5,
-        negative: bool = False,
-        reverse: bool = False,
-        avoid: bool = False,
+        shift: int = 0,
     ) -> None:
-        for name, value, least in (("rows", rows, 2), ("columns", columns, 1)):
+        for name, value, least in (("rows", rows, 2), ("columns", columns, 1), ("shift", shift, 0)):
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} of Catch is {value!r}; it must be {least} or more.")
         self.num_envs = num_envs
         self.observation_space = gym.spaces.Box(0, 1, (rows, columns), np.uint8)
         self.action_space = gym.spaces.Discrete(3)
-        for name, flag in (("negative", negative), ("reverse", reverse), ("avoid", avoid)):
-            if not isinstance(flag, bool):
-                raise ValueError(f"{name} of Catch is {flag!r}; it must be true or false.")
         self._rows, self._columns = rows, columns
-        self._negative = negative
-        self._direction = -1 if reverse else 1
-        self._worth = -1.0 if avoid else 1.0
+        self._shift = shift
         self._envs = np.arange(num_envs)
         self._ball_row = np.zeros(num_envs, np.int64)
         self._ball_column = np.zeros(num_envs, np.int64)
@@ -67,7 +59,7 @@ class Catch(base.Environment):
 
     def recv(self) -> EnvironmentStep:
         first = self._ended
-        move = self._direction * (self._action - 1)
+        move = (self._action + self._shift) % 3 - 1
         self._paddle = np.clip(self._paddle + move, 0, self._columns - 1)
         self._ball_row = self._ball_row + 1
         self._start(np.flatnonzero(first))
@@ -75,7 +67,7 @@ class Catch(base.Environment):
         caught = np.where(self._paddle == self._ball_column, 1.0, -1.0)
         timestep = base.next_timestep(
             self._board(),
-            reward=np.where(self._ended, self._worth * caught, 0.0),
+            reward=np.where(self._ended, caught, 0.0),
             terminated=self._ended,
             truncated=np.zeros(self.num_envs, np.bool_),
             first=first,
@@ -100,12 +92,12 @@ class Catch(base.Environment):
         board = np.zeros((self.num_envs, self._rows, self._columns), np.uint8)
         board[self._envs, self._ball_row, self._ball_column] = 1
         board[self._envs, self._rows - 1, self._paddle] = 1
-        return 1 - board if self._negative else board
+        return board
 
 
 def make(kwargs: dict[str, Any], num_envs: int) -> Catch:
     """Catch with the board and the rules of `kwargs`."""
-    known = ("rows", "columns", "negative", "reverse", "avoid")
+    known = ("rows", "columns", "shift")
     if unknown := sorted(set(kwargs) - set(known)):
         raise ValueError(f"environment.kwargs has {unknown}; Catch knows {', '.join(known)}.")
     return Catch(num_envs, **kwargs)
