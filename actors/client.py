@@ -20,6 +20,7 @@ import grpc
 import tree
 
 from actors.actor import ActorUnrolls
+from actors.metrics import ActorMetrics
 from impala.security import ClientSecurity, Watched, first_token
 from impala.types import Episode, Parameters
 from protos import codec
@@ -56,6 +57,8 @@ _REFUSALS = {
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNAUTHENTICATED,
 }
+
+_STATUSES = {number: name.removeprefix("STATUS_").lower() for name, number in pb.Status.items()}
 
 
 class Stopped(Exception):
@@ -105,6 +108,7 @@ class LearnerClient:
       role: an actor streams unrolls; an evaluator only pulls parameters and reports.
       reconnect_timeout: seconds without a learner after which to give up; None is never.
       security: what is shown to the learner, and asked of it.
+      metrics: where is counted what happens; nowhere else if None.
 
     Raises:
       SecurityError: the files of `security` cannot be used.
@@ -119,7 +123,9 @@ class LearnerClient:
         role: Literal["actor", "evaluator"] = "actor",
         reconnect_timeout: float | None = None,
         security: ClientSecurity = _NO_SECURITY,
+        metrics: ActorMetrics | None = None,
     ):
+        self._metrics = metrics or ActorMetrics()
         self._learner = learner
         self._name = name
         self._incarnation = incarnation
@@ -143,6 +149,7 @@ class LearnerClient:
         self._session = 0  # counts the beginnings and ends of streams
         self._call: grpc.Call | None = None  # the stream
         self._pending: collections.deque[pb.Unrolls] = collections.deque()  # without a receipt
+        self._made: collections.deque[float] = collections.deque()  # when each of those was
         self._num_sent = 0  # of pending, from the left, given to the current stream
         self._sequence = 0
         self._acknowledged_sequence = 0
@@ -217,7 +224,13 @@ class LearnerClient:
             message.waited_seconds = self._waited
             self._last_message, self._waited = now, 0.0
             self._pending.append(message)
+            self._made.append(now)
+            self._metrics.pending.set(len(self._pending))
             self._lock.notify_all()
+        self._metrics.frames.inc(sum(message.frames))
+        self._metrics.episodes.inc(len(message.episodes))
+        self._metrics.sent_bytes.inc(size)
+        self._metrics.wait_seconds.inc(message.waited_seconds)
 
     def report_evaluation(
         self, task: int, parameters: Parameters, episodes: Sequence[Episode]
@@ -326,9 +339,12 @@ class LearnerClient:
                     return
                 away = False
                 joined = time.monotonic()
+                self._metrics.joins.inc()
+                self._metrics.connected.set(1)
                 try:
                     serve(reply)
                 finally:
+                    self._metrics.connected.set(0)
                     away_since = time.monotonic()
                     if away_since - joined > backoff:  # that session was a good one
                         backoff = _FIRST_BACKOFF_SECONDS
@@ -398,6 +414,8 @@ class LearnerClient:
             _log.info("%s: the learner at %s has finished", self._name, self._learner)
         self._finished = True
         self._pending.clear()
+        self._made.clear()
+        self._metrics.pending.set(0)
         self._lock.notify_all()
 
     def _stream(self, reply: pb.JoinReply) -> None:
@@ -445,6 +463,11 @@ class LearnerClient:
                 )
             message = self._pending.popleft()
             self._num_sent -= 1
+            status = _STATUSES.get(receipt.status, "unknown")  # of a newer minor version
+            self._metrics.unrolls.labels(status).inc(message.num_envs)
+            seconds = time.monotonic() - self._made.popleft()
+            self._metrics.rpc_seconds.labels("StreamUnrolls").observe(seconds)
+            self._metrics.pending.set(len(self._pending))
             self._acknowledged_sequence = receipt.sequence
             self._announced = receipt.learner_incarnation, receipt.newest_version
             self._task = receipt.task
@@ -496,13 +519,14 @@ class LearnerClient:
         """Asks for newer parameters; whether there were any that this session can use."""
         with self._lock:
             held = self._parameters
-        reply = self._stub.GetParameters(
-            pb.GetParametersRequest(
-                learner_incarnation=0 if held is None else held.incarnation,
-                newer_than=0 if held is None else held.version,
-            ),
-            timeout=_PULL_SECONDS,
-        )
+        with self._metrics.rpc_seconds.labels("GetParameters").time():
+            reply = self._stub.GetParameters(
+                pb.GetParametersRequest(
+                    learner_incarnation=0 if held is None else held.incarnation,
+                    newer_than=0 if held is None else held.version,
+                ),
+                timeout=_PULL_SECONDS,
+            )
         newest = reply.parameters if reply.HasField("parameters") else None
         with self._lock:
             joined = self._reply
@@ -518,6 +542,7 @@ class LearnerClient:
         with self._lock:
             if parameters is not None:
                 self._parameters = parameters
+                self._metrics.parameter_version.set(parameters.version)
                 self._lock.notify_all()
             if reply.finished:
                 self._finish()
@@ -528,6 +553,38 @@ class LearnerClient:
             return True
         incarnation, version = self._announced
         return incarnation != self._parameters.incarnation or version > self._parameters.version
+
+
+class StatusClient:
+    """Asks a learner how its run is doing. Use it as a context manager.
+
+    Args:
+      learner: host:port or unix:PATH.
+      security: what is shown to the learner (a reader's credentials), and asked of it.
+
+    Raises:
+      SecurityError: the files of `security` cannot be used.
+    """
+
+    def __init__(self, learner: str, security: ClientSecurity = _NO_SECURITY) -> None:
+        self._learner = learner
+        self._channel = _Dialler(learner, security).dial()
+        self._stub = pb_grpc.LearnerStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()
+
+    def get(self) -> pb.RunStatus:
+        """The status now; LearnerError if there is no answer."""
+        try:
+            return self._stub.GetStatus(pb.GetStatusRequest(), timeout=_JOIN_SECONDS)
+        except grpc.RpcError as error:
+            raise LearnerError(
+                f"no status of the learner at {self._learner}: {_describe(error)}"
+            ) from None
 
 
 class _Dialler:

@@ -22,6 +22,7 @@ from impala.configs import (
     EvaluatorConfig,
     TasksConfig,
 )
+from impala.exporter import Exporter
 from impala.security import ClientSecurity
 from impala.types import Parameters
 
@@ -43,6 +44,7 @@ def run_actor(
     reconnect_timeout: float | None = None,
     role: Literal["actor", "evaluator"] = "actor",
     security: ClientSecurity = _NO_SECURITY,
+    metrics_listen: str | None = None,
     threads: int = 1,
 ) -> int:
     """Acts for the learner until training has finished or SIGTERM or SIGINT comes.
@@ -58,17 +60,27 @@ def run_actor(
       role: an actor streams unrolls; an evaluator plays whole episodes of every task with frozen
         parameters.
       security: what is shown to the learner, and asked of it.
+      metrics_listen: HOST:PORT where Prometheus metrics are served.
       threads: of TensorFlow's operations.
 
     Returns:
       Exit status: 0. `actors.client.LearnerError` tells that it cannot go on.
+
+    Raises:
+      OSError: `metrics_listen` cannot be bound.
+      SecurityError: the files of `security` cannot be used.
     """
     with _Signals(at_once=role == "evaluator") as signals:
         process.tune_malloc()
         process.hide_gpus()
         process.set_threads(intra_op=threads)
         from actors import client as wire
+        from actors.metrics import ActorMetrics
 
+        metrics = ActorMetrics()
+        if metrics_listen is not None:
+            exporter = Exporter(metrics_listen, metrics.registry)
+            _log.info("serving metrics on %s", exporter.address)
         waiting = False
         while True:
             incarnation = wire.new_incarnation()
@@ -79,6 +91,7 @@ def run_actor(
                 role=role,
                 reconnect_timeout=reconnect_timeout,
                 security=security,
+                metrics=metrics,
             ) as client:
                 try:
                     signals.stops(client.stop)

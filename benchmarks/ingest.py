@@ -22,6 +22,7 @@ from impala.types import Parameters
 from learner.accounts import Accounts
 from learner.ingest import Ingest
 from learner.mix import Mix
+from learner.roster import Roster
 from learner.server import SERVICE_NAME, Server
 from learner.service import LearnerService
 from protos import codec
@@ -62,6 +63,7 @@ def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Ra
         codec.specs(agent.variables),
         "{}",
         accounts,
+        Roster(),
         ingest,
         tasks.Schedule(config),
         incarnation=incarnation,

@@ -59,7 +59,7 @@ def measure(config: configs.Config, seconds: float) -> Cost:
     spec = build.unroll_spec(agent, *spaces, config.learner.unroll_length)
     unrolls = list(_recorded(config, agent))
     arrivals = [
-        Arrival(unroll, "recorded", 1, number, 0, 0, [], 0.0, 0.0)
+        Arrival(unroll, "recorded", 1, number, 0, 0, [], 0.0, 0.0, 0.0)
         for number, unroll in enumerate(unrolls)
     ]
     learner = Learner(

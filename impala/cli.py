@@ -14,6 +14,7 @@ import pathlib
 import signal
 import sys
 import tempfile
+import time
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -38,6 +39,7 @@ _GRACE_SECONDS = 60.0  # the learner's last checkpoint may take a while
 _AGAIN_SECONDS = 30.0  # before actors that ended by themselves are started again
 
 WhenFinished = Literal["exit", "idle"]
+LogFormat = Literal["text", "json"]
 Port = Annotated[int, Range(0, 65535)]
 NumActors = Annotated[int, Range(1, 256)]
 
@@ -60,6 +62,8 @@ class _Run:
     init_from: pathlib.Path | None = None
     """Start a new run with the agent of another one, whose log directory this is, as far as it
     fits. A run that is resumed does not look at it."""
+    log_format: LogFormat = "text"
+    """text for people, or json: an object in each line."""
     settings: Annotated[Config, arg(name="")] = dataclasses.field(default_factory=Config)
 
 
@@ -85,6 +89,8 @@ class Learner(_Run):
     """exit, or idle: go on serving the final parameters."""
     health_listen: str | None = None
     """HOST:PORT where gRPC health alone is served, in plain text, for probes that speak no TLS."""
+    metrics_listen: str | None = None
+    """HOST:PORT where Prometheus metrics are served."""
     security: ServerSecurity = dataclasses.field(default_factory=ServerSecurity)
 
 
@@ -111,6 +117,24 @@ class Actor:
     """Seconds without a learner after which to give up; 0: wait for ever."""
     role: Literal["actor", "evaluator"] = "actor"
     """actor, or evaluator: play whole episodes with frozen parameters and report their returns."""
+    metrics_listen: str | None = None
+    """HOST:PORT where Prometheus metrics are served; of several processes each has a port of its
+    own, this one and those after it."""
+    log_format: LogFormat = "text"
+    """text for people, or json: an object in each line."""
+    security: ClientSecurity = dataclasses.field(default_factory=ClientSecurity)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Status:
+    """Shows how a learner's run and its fleet are doing."""
+
+    learner: Positional[Annotated[str, arg(metavar="HOST:PORT")]] = _ADDRESS
+    """The learner's address, or unix:PATH."""
+    watch: Annotated[float, Range(0.0)] = 0.0
+    """Show it again every so many seconds, until Ctrl-C; 0: once."""
+    json: bool = False
+    """Print it as JSON."""
     security: ClientSecurity = dataclasses.field(default_factory=ClientSecurity)
 
 
@@ -186,7 +210,7 @@ def train(command: Train) -> int:
     """Supervises `impala learner` and `impala actor`, which talk over a local socket."""
     if command.print_config:
         return _print_config(command)
-    _log_to_stderr()
+    _log_to_stderr(command.log_format)
     log = logging.getLogger("impala.train")
     logdir = _logdir(command)
     actors_log = logdir / "actors.log"
@@ -204,6 +228,7 @@ def train(command: Train) -> int:
                 command=[
                     *[*_IMPALA, "learner", command.preset, *fresh, *empty_replay, *init_from],
                     *["--logdir", str(logdir), "--listen", f"unix:{socket}"],
+                    *["--log-format", command.log_format],
                 ],
                 environ=options.to_environment(command.settings),
             )
@@ -241,7 +266,7 @@ def learner(command: Learner) -> int:
     """Runs `learner.run.run_learner`."""
     if command.print_config:
         return _print_config(command)
-    _log_to_stderr()
+    _log_to_stderr(command.log_format)
     _quieten_tensorflow()
     from learner.checkpoint import CheckpointError
     from learner.log_directory import LogDirectoryBusy
@@ -259,6 +284,7 @@ def learner(command: Learner) -> int:
             when_finished=command.when_finished,
             security=command.security,
             health_listen=command.health_listen,
+            metrics_listen=command.metrics_listen,
         )
     except (CheckpointError, LogDirectoryBusy, SecurityError, StorageError) as error:
         raise options.OptionError(str(error)) from error
@@ -270,7 +296,7 @@ def learner(command: Learner) -> int:
 
 def actor(command: Actor) -> int:
     """Runs one actor in this process, or several in their own."""
-    _log_to_stderr()
+    _log_to_stderr(command.log_format)
     if command.num_actors > 1:
         from actors.fleet import run_fleet
 
@@ -292,12 +318,48 @@ def actor(command: Actor) -> int:
             reconnect_timeout=command.reconnect_timeout or None,
             role=command.role,
             security=command.security,
+            metrics_listen=_next_port(command.metrics_listen, index),
         )
+    except SecurityError as error:
+        raise options.OptionError(str(error)) from error
+    except OSError as error:
+        if error.errno is None:  # an address of ours; others keep their traceback
+            raise options.OptionError(str(error)) from error
+        raise
+    except LearnerError as error:
+        print(f"impala: {error}", file=sys.stderr)
+        return 1
+
+
+def status(command: Status) -> int:
+    """Prints a table, once or again and again."""
+    import rich.console
+    import rich.live
+    from google.protobuf import json_format
+
+    from actors import status as view
+    from actors.client import LearnerError, StatusClient
+
+    try:
+        with StatusClient(command.learner, command.security) as client:
+            if command.json:
+                print(json_format.MessageToJson(client.get(), preserving_proto_field_name=True))
+                return 0
+            table = view.render(command.learner, client.get())
+            if not command.watch:
+                rich.console.Console().print(table)
+                return 0
+            with rich.live.Live(table, auto_refresh=False, screen=True) as live:
+                while True:
+                    time.sleep(command.watch)
+                    live.update(view.render(command.learner, client.get()), refresh=True)
     except SecurityError as error:
         raise options.OptionError(str(error)) from error
     except LearnerError as error:
         print(f"impala: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 0
 
 
 def evaluate(command: Evaluate) -> int:
@@ -402,6 +464,7 @@ _COMMANDS: dict[str, tuple[type, Callable[[Any], int]]] = {
     "train": (Train, train),
     "learner": (Learner, learner),
     "actor": (Actor, actor),
+    "status": (Status, status),
     "evaluate": (Evaluate, evaluate),
     "record": (Record, record),
     "plot": (Plot, plot),
@@ -454,6 +517,7 @@ def _flags(command: Actor) -> list[str]:
 def _actor_programs(command: Train, socket: pathlib.Path, log: pathlib.Path) -> dict[str, Program]:
     """Names the processes that train starts beside the learner."""
     flags = {"actors": ["--num-actors", str(command.num_actors), "--name", "actor"]}
+    log_format = ["--log-format", command.log_format]
     if command.render:
         flags["actors"].append("--render")
     several = len(command.settings.tasks.environments) > 1
@@ -462,7 +526,7 @@ def _actor_programs(command: Train, socket: pathlib.Path, log: pathlib.Path) -> 
     return {
         name: Program(
             name=name,
-            command=[*_IMPALA, "actor", "--learner", f"unix:{socket}", *words],
+            command=[*_IMPALA, "actor", "--learner", f"unix:{socket}", *words, *log_format],
             restart=True,
             log=log,
             # A fresh start first moves aside everything that the log directory holds.
@@ -470,6 +534,12 @@ def _actor_programs(command: Train, socket: pathlib.Path, log: pathlib.Path) -> 
         )
         for name, words in flags.items()
     }
+
+
+def _next_port(listen: str | None, index: int) -> str | None:
+    """The address of one process of several: each has its own port, unless any will do."""
+    host, _, port = (listen or "").rpartition(":")
+    return f"{host}:{int(port) + index}" if port.isdecimal() and int(port) else listen
 
 
 def _logdir(command: _Run) -> pathlib.Path:
@@ -590,12 +660,30 @@ class _CurrentStderr(logging.StreamHandler[Any]):
         super().emit(record)
 
 
-def _log_to_stderr() -> None:
+class _JsonFormatter(logging.Formatter):
+    """One JSON object per record, for collectors of logs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": record.created,
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def _log_to_stderr(log_format: LogFormat = "text") -> None:
+    handler = _CurrentStderr()
+    if log_format == "json":
+        handler.setFormatter(_JsonFormatter())
     logging.basicConfig(
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         datefmt="%H:%M:%S",
-        handlers=[_CurrentStderr()],
+        handlers=[handler],
     )
     logging.getLogger("absl").setLevel(logging.ERROR)
 

@@ -37,6 +37,7 @@ class Arrival(NamedTuple):
     episodes: list[Episode]  # that ended in these unrolls
     elapsed_seconds: float  # since the actor made its previous message
     waited_seconds: float  # of which it waited for the learner
+    received: float  # when it came, by the monotonic clock
 
 
 class Rejection(NamedTuple):
@@ -244,6 +245,7 @@ class Validator:
                 episodes=episodes(message.episodes, self._unroll_length * message.num_envs),
                 elapsed_seconds=_seconds("elapsed_seconds", message.elapsed_seconds),
                 waited_seconds=_seconds("waited_seconds", message.waited_seconds),
+                received=time.monotonic(),
             )
         except Rejected as rejected:
             return rejected.rejection

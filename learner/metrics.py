@@ -1,12 +1,17 @@
-"""Telemetry: what happened since the last row, for TensorBoard, as JSON lines and on a console."""
+"""Telemetry: what happened since the last row, for TensorBoard, as JSON lines and on a console.
+
+`learner.prometheus` is another place that rows go to.
+"""
 
 import collections
 import json
 import logging
 import math
 import pathlib
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import rich.box
@@ -42,15 +47,16 @@ class Telemetry:
         self._recent: dict[str, collections.deque[float]] = collections.defaultdict(
             lambda: collections.deque(maxlen=recent)
         )
-        self._actors: dict[str, float] = {}  # name -> when it was last heard of
-        self._start = time.monotonic()
+        self._episodes: collections.Counter[str] = collections.Counter()
+        self._waited_ever = 0.0
+        self._lock = threading.Lock()  # of the samples, which come from any thread
+        self._samples: dict[str, list[np.ndarray]] = {}
         self._base: Counters | None = None
         self._clear()
 
     def _clear(self) -> None:
         self._sums: dict[str, float] = collections.defaultdict(float)
         self._counts: collections.Counter[str] = collections.Counter()
-        self._lags: dict[str, list[np.ndarray]] = collections.defaultdict(list)
         self._actions: Nest = ()
         self._waited = 0.0
         self._since = time.monotonic()
@@ -63,19 +69,24 @@ class Telemetry:
     def waited(self, seconds: float) -> None:
         """Adds time for which the learner had nothing to learn from."""
         self._waited += seconds
+        self._waited_ever += seconds
+
+    def sample(self, name: str, values: np.ndarray | float) -> None:
+        """Adds numbers whose distribution is of interest. Thread-safe."""
+        with self._lock:
+            self._samples.setdefault(name, []).append(np.atleast_1d(values))
 
     def policy_lag(self, lags: np.ndarray, is_replay: np.ndarray) -> None:
         """Adds the lags of one batch's unrolls, in updates: [B]."""
-        self._lags["policy_lag"].append(lags[~is_replay])
-        self._lags["replay/policy_lag"].append(lags[is_replay])
+        self.sample("policy_lag", lags[~is_replay])
+        self.sample("replay/policy_lag", lags[is_replay])
 
     def actions(self, actions: Nest) -> None:
         """Keeps the fresh actions of one batch, [N, ...]: histograms are of the last one."""
         self._actions = actions
 
-    def actor(self, name: str, elapsed: float, waited: float) -> None:
+    def actor(self, elapsed: float, waited: float) -> None:
         """Adds what an actor says of its time: seconds in all, and of those waiting for us."""
-        self._actors[name] = time.monotonic()
         if elapsed > 0:
             self.mean("actor/wait_share", min(1.0, waited / elapsed))
 
@@ -90,14 +101,31 @@ class Telemetry:
                 self.mean(f"{name}/info/{key}", value)
             if prefix == "episode":
                 self._recent[task].append(episode.episode_return)
+                self._episodes[task] += 1
 
     def due(self, seconds: float) -> bool:
         """Whether the last row is at least this old."""
         return time.monotonic() - self._since >= seconds
 
-    def histograms(self) -> Histograms:
-        """Policy lags since the last row, and the actions, each part of them by itself."""
-        found = {name: np.concatenate(parts) for name, parts in self._lags.items()}
+    def row(self, counters: Counters, gauges: Mapping[str, float]) -> tuple[Row, Histograms]:
+        """Ends the interval: everything that was added since the last row.
+
+        Returns:
+          Scalars; and all numbers of what is distributed, with the actions of one batch, each
+          part of them by itself.
+        """
+        with self._lock:
+            samples, self._samples = self._samples, {}
+        gathered = {name: np.concatenate(parts) for name, parts in samples.items()}
+        histograms = {name: values for name, values in gathered.items() if values.size}
+        row = self._scalars(counters, {**gauges, **_quantiles(histograms)})
+        histograms |= self._action_histograms()
+        self._base = counters
+        self._clear()
+        return row, histograms
+
+    def _action_histograms(self) -> Histograms:
+        found = {}
         for path, leaf in tree.flatten_with_path(self._actions):
             name = "/".join(["action", *map(str, path)])
             parts = leaf.reshape(len(leaf), math.prod(leaf.shape[1:]))
@@ -105,10 +133,8 @@ class Telemetry:
                 found[f"{name}/{i}" if len(parts.T) > 1 else name] = part
         return {name: values for name, values in found.items() if values.size}
 
-    def row(self, counters: Counters, gauges: Mapping[str, float]) -> Row:
-        """Ends the interval: everything that was added since the last row, as scalars."""
-        now = time.monotonic()
-        elapsed = max(now - self._since, 1e-9)
+    def _scalars(self, counters: Counters, gauges: Mapping[str, float]) -> Row:
+        elapsed = max(time.monotonic() - self._since, 1e-9)
         base = self._base or counters
         row: Row = {
             "frames": counters.frames,
@@ -120,16 +146,13 @@ class Telemetry:
             "speed/steps_per_second": (counters.steps - base.steps) / elapsed,
             "speed/updates_per_second": (counters.updates - base.updates) / elapsed,
             "learner/wait_share": min(1.0, self._waited / elapsed),
+            "learner/wait_seconds": self._waited_ever,
             **{name: self._sums[name] / self._counts[name] for name in self._sums},
-            **_quantiles(self._lags),
             **gauges,
         }
-        self._actors = {name: at for name, at in self._actors.items() if now - at < 60.0}
-        row["actor/active"] = len(self._actors)
         for task, returns in self._recent.items():
             row[f"episode/{task}/return_recent"] = float(np.mean(returns))
-        self._base = counters
-        self._clear()
+            row[f"episode/{task}/count"] = self._episodes[task]
         return row
 
     def begin(self, counters: Counters) -> None:
@@ -138,17 +161,25 @@ class Telemetry:
         self._clear()
 
 
-def _quantiles(samples: Mapping[str, Sequence[np.ndarray]]) -> Row:
-    """How each set of numbers is distributed; what has none is left out."""
+def _quantiles(histograms: Histograms) -> Row:
+    """How each set of numbers is distributed."""
     row: Row = {}
-    for name, parts in samples.items():
-        values = np.concatenate(parts)
-        if values.size:
-            row[f"{name}/mean"] = float(values.mean())
-            for quantile in (10, 50, 90):
-                row[f"{name}/p{quantile}"] = float(np.percentile(values, quantile))
-            row[f"{name}/max"] = float(values.max())
+    for name, values in histograms.items():
+        row[f"{name}/mean"] = float(values.mean())
+        for quantile in (10, 50, 90):
+            row[f"{name}/p{quantile}"] = float(np.percentile(values, quantile))
+        row[f"{name}/max"] = float(values.max())
     return row
+
+
+class Sink(Protocol):
+    """Somewhere that rows go."""
+
+    def write(self, row: Row, histograms: Histograms) -> None:
+        """Takes one row, and the numbers behind its quantiles."""
+
+    def close(self) -> None:
+        """Is called last."""
 
 
 class TensorBoard:
@@ -178,8 +209,9 @@ class JsonLines:
     def __init__(self, path: pathlib.Path):
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed in close()
 
-    def write(self, row: Row) -> None:
+    def write(self, row: Row, histograms: Histograms) -> None:
         """Writes one row and flushes it."""
+        del histograms
         self._file.write(json.dumps({"time": time.time(), **row}) + "\n")
         self._file.flush()
 
@@ -226,8 +258,9 @@ class Console:
         if self._live:
             self._live.start()
 
-    def write(self, row: Row) -> None:
+    def write(self, row: Row, histograms: Histograms) -> None:
         """Shows one row."""
+        del histograms
         if self._live:
             self._live.update(self._table(row), refresh=True)
         else:

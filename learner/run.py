@@ -27,9 +27,11 @@ from learner.checkpoint import Checkpoint, Counters
 from learner.ingest import Bounds, Ingest, wire_specs
 from learner.learner import Learner, NotFiniteError, Update
 from learner.log_directory import LogDirectory
-from learner.metrics import Console, Evaluations, JsonLines, Telemetry, TensorBoard
+from learner.metrics import Console, Evaluations, JsonLines, Sink, Telemetry, TensorBoard
 from learner.mix import Mix, Prepared
+from learner.prometheus import Prometheus
 from learner.replay import Replay
+from learner.roster import Roster
 from learner.server import Server
 from learner.service import LearnerService
 from learner.storage import Disk, Memory, StorageError, Store
@@ -54,6 +56,7 @@ def run_learner(
     when_finished: str,
     security: ServerSecurity = _NO_SECURITY,
     health_listen: str | None = None,
+    metrics_listen: str | None = None,
 ) -> int:
     """Serves a fleet of actors and learns until the run is done, or SIGTERM or SIGINT.
 
@@ -67,6 +70,7 @@ def run_learner(
       when_finished: "exit", or "idle" to go on serving the final parameters.
       security: what is asked of callers.
       health_listen: HOST:PORT where health alone is served, in plain text.
+      metrics_listen: HOST:PORT where Prometheus metrics are served.
 
     Returns:
       The exit status: 0 after a finished or a stopped run, 1 after a failure.
@@ -76,7 +80,7 @@ def run_learner(
       CheckpointError: the checkpoint in `logdir` does not fit `config`, or `init_from` has none.
       StorageError: the replay in `logdir` is missing or damaged, or does not fit `config`.
       OptionError: there is no such environment, or the agent cannot play it.
-      OSError: `listen` cannot be bound.
+      OSError: an address cannot be bound.
       SecurityError: the files of `security` cannot be used, or are not enough for `listen`.
     """
     stop = _stop_on_signals()
@@ -85,7 +89,7 @@ def run_learner(
     security.check(listen)
     initial = checkpoint.load(init_from) if init_from is not None else None
     with LogDirectory(logdir, fresh) as directory:
-        run = _Run(config, directory, stop, empty_replay, initial)
+        run = _Run(config, directory, stop, empty_replay, initial, metrics_listen)
         try:
             run.serve(listen, security, health_listen)
             for prepared, update in run.updates():
@@ -109,6 +113,7 @@ class _Run:
         stop: threading.Event,
         empty_replay: bool,
         initial: Checkpoint | None,
+        metrics_listen: str | None,
     ):
         self._config = config
         self._logdir = logdir = directory.path
@@ -140,11 +145,13 @@ class _Run:
         if not config.evaluator.every_frames:
             for_actors["evaluator"]["every_frames"] = max(1, tasks.total_frames(config) // 50)
         self._ingest = Ingest(config.learner.queue_unrolls)
+        self._roster = Roster()
         self._service = LearnerService(
             unroll_spec,
             codec.specs(agent.variables),
             json.dumps(for_actors, sort_keys=True),
             self._accounts,
+            self._roster,
             self._ingest,
             schedule,
             incarnation=self._incarnation,
@@ -158,11 +165,12 @@ class _Run:
         )
         self._server: Server | None = None
         self._telemetry = Telemetry()
-        self._tensorboard = TensorBoard(logdir / "tensorboard")
-        self._sinks = (
+        self._prometheus = Prometheus(metrics_listen) if metrics_listen is not None else None
+        self._sinks: list[Sink] = [
+            TensorBoard(logdir / "tensorboard"),
             JsonLines(logdir / "metrics.jsonl"),
             Console(tasks.total_frames(config)),
-        )
+        ]
         self._evaluations = Evaluations(logdir / "evaluations.jsonl")
         self._standing: dict[str, continual.TaskSummary] = {}
         self._saved = time.monotonic()
@@ -172,7 +180,15 @@ class _Run:
     def serve(self, listen: str, security: ServerSecurity, health_listen: str | None) -> None:
         """Lets actors in."""
         self._publish()
-        server = Server(self._service, listen, security, health_listen)
+        server = Server(
+            self._service,
+            listen,
+            security,
+            health_listen,
+            observe=lambda method, seconds: self._telemetry.sample(
+                f"rpc_seconds/{method}", seconds
+            ),
+        )
         address = server.start()
         self._server = server
         (self._logdir / "address").write_text(f"{address}\n", encoding="utf-8")
@@ -194,7 +210,10 @@ class _Run:
             if prepared is None:
                 self._report_if_due()
                 continue
-            update = None if prepared.batch is None else self._learner.update(prepared.batch)
+            update = None
+            if prepared.batch is not None:
+                update = self._learner.update(prepared.batch)
+                self._telemetry.sample("learner/update_seconds", time.monotonic() - now)
             self._learner.count(
                 unrolls=prepared.unrolls,
                 frames=prepared.frames,
@@ -225,7 +244,8 @@ class _Run:
             telemetry.actions(tree.map_structure(lambda x: x[1:][fresh], unroll.output.action))
         for arrival in prepared.arrivals:
             telemetry.episodes(self._tasks[arrival.task].name, arrival.episodes)
-            telemetry.actor(arrival.actor, arrival.elapsed_seconds, arrival.waited_seconds)
+            telemetry.actor(arrival.elapsed_seconds, arrival.waited_seconds)
+            telemetry.sample("ingest/seconds", time.monotonic() - arrival.received)
         self._report_if_due()
         if time.monotonic() - self._saved >= self._config.learner.checkpoint_seconds:
             self._save()
@@ -250,7 +270,8 @@ class _Run:
                 _log.info("%s: %s.", task, numbers)
             end = math.inf if when_finished == "idle" else time.monotonic() + _FAREWELL_SECONDS
             while time.monotonic() < end and not self._stop.wait(0.5):
-                self._take_evaluations(self._learner.counters.updates)  # late ones, to the file
+                if self._telemetry.due(self._config.learner.log_seconds):
+                    self._write_row(files=False)  # that has late evaluations filed as well
 
     def _await_last_evaluation(self) -> None:
         """Lets an evaluator, if there is one, play every task with the final parameters."""
@@ -286,8 +307,11 @@ class _Run:
     def close(self) -> None:
         """Ends server and threads, also after a failure."""
         with contextlib.ExitStack() as last_first:
-            for sink in (self._tensorboard, *self._sinks, self._evaluations):
+            for sink in self._sinks:
                 last_first.callback(sink.close)
+            last_first.callback(self._evaluations.close)
+            if self._prometheus is not None:
+                last_first.callback(self._prometheus.close)
             if self._replay is not None:
                 last_first.callback(self._replay.close)
             last_first.callback(self._mix.close)
@@ -348,13 +372,16 @@ class _Run:
             )
         _log.warning("%s Going on with those.", found)
 
+    def _progress(self) -> float:
+        return min(1.0, self._learner.counters.frames / self._phases[-1].end)
+
     def _publish(self) -> None:
         counters = self._learner.counters
         self._service.publish(
             Parameters(
                 incarnation=self._incarnation,
                 version=counters.updates,
-                progress=min(1.0, counters.frames / self._phases[-1].end),
+                progress=self._progress(),
                 frames=counters.frames,
                 values=self._learner.agent_values(),
             )
@@ -379,10 +406,19 @@ class _Run:
         if self._telemetry.due(self._config.learner.log_seconds):
             self._write_row()
 
-    def _write_row(self) -> None:
+    def _write_row(self, files: bool = True) -> None:
+        """Ends an interval of telemetry; `files` and console do not repeat a run's last row."""
         self._take_evaluations(self._learner.counters.updates)
         totals = self._accounts.totals()
+        active, silent = self._roster.actors()
         gauges = {
+            "progress": self._progress(),
+            "checkpoint/age_seconds": time.monotonic() - self._saved,
+            "actor/active": active,
+            "actor/silent": silent,
+            "actor/joins": self._roster.joins,
+            "ingest/bytes": self._roster.received_bytes,
+            "ingest/capacity": self._ingest.capacity,
             "ingest/depth": self._ingest.depth,
             "unrolls/received": totals.received,
             "unrolls/learned": totals.learned,
@@ -396,11 +432,11 @@ class _Run:
         if self._replay is not None:
             summary = self._replay.summary()._asdict()
             gauges |= {f"replay/{name}": value for name, value in summary.items()}
-        histograms = self._telemetry.histograms()
-        row = self._telemetry.row(self._learner.counters, gauges)
-        self._tensorboard.write(row, histograms)
-        for sink in self._sinks:
-            sink.write(row)
+        row, histograms = self._telemetry.row(self._learner.counters, gauges)
+        if self._prometheus is not None:
+            self._prometheus.write(row, histograms)
+        for sink in self._sinks if files else ():
+            sink.write(row, histograms)
 
 
 def _open_replay(config: Config, unroll_spec: Unroll, path: pathlib.Path) -> Replay | None:

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -52,6 +52,7 @@ class Server:
         listen: str,
         security: ServerSecurity = _NO_SECURITY,
         health_listen: str | None = None,
+        observe: Callable[[str, float], None] = lambda method, seconds: None,
     ):
         """Binds nothing yet.
 
@@ -60,6 +61,7 @@ class Server:
           listen: HOST:PORT (port 0: any free one) or unix:PATH.
           security: what is asked of callers.
           health_listen: HOST:PORT where health alone is served, in plain text.
+          observe: is told how long each answer took: the method, and seconds.
 
         Raises:
           SecurityError: its files cannot be used, or are not enough for this address.
@@ -69,6 +71,7 @@ class Server:
         self._listen = listen
         self._security = security
         self._health_listen = health_listen
+        self._observe = observe
         self._bound: concurrent.futures.Future[str] = concurrent.futures.Future()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Future[float] | None = None  # the grace, in seconds
@@ -124,7 +127,7 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._stopping = self._loop.create_future()
         server = grpc.aio.server(options=_options(self._service.max_message_bytes))
-        calls = _Calls(self._service, Gate(self._security), self._stopping)
+        calls = _Calls(self._service, Gate(self._security), self._stopping, self._observe)
         server.add_generic_rpc_handlers((_handlers(calls),))
         probes = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(probes, server)
@@ -161,16 +164,23 @@ class _Stopping(Exception):
 class _Calls:
     """The methods of the service as gRPC calls them. No exception of theirs ends the server."""
 
-    def __init__(self, service: LearnerService, gate: Gate, stopping: asyncio.Future[float]):
+    def __init__(
+        self,
+        service: LearnerService,
+        gate: Gate,
+        stopping: asyncio.Future[float],
+        observe: Callable[[str, float], None],
+    ):
         self._service = service
         self._gate = gate
+        self._observe = observe
         self._limits = _Limits()
         self._stopping = stopping
 
     async def join(
         self, request: pb.JoinRequest, context: grpc.aio.ServicerContext
     ) -> pb.JoinReply:
-        async with _statuses(context):
+        async with _statuses(context), self._timed("Join"):
             self._limits.joins(context.peer())
             role: Role = "evaluator" if request.role == pb.ROLE_EVALUATOR else "actor"
             _admit(self._gate, context, role)
@@ -180,7 +190,7 @@ class _Calls:
     async def get_parameters(
         self, request: pb.GetParametersRequest, context: grpc.aio.ServicerContext
     ) -> bytes:
-        async with _statuses(context):
+        async with _statuses(context), self._timed("GetParameters"):
             _admit(self._gate, context, "actor", "evaluator", "reader")
             return self._service.get_parameters(request)
         raise AssertionError
@@ -188,9 +198,17 @@ class _Calls:
     async def report_evaluation(
         self, request: pb.Evaluation, context: grpc.aio.ServicerContext
     ) -> pb.EvaluationReceipt:
-        async with _statuses(context):
+        async with _statuses(context), self._timed("ReportEvaluation"):
             _admit(self._gate, context, "evaluator")
             return self._service.report_evaluation(request)
+        raise AssertionError
+
+    async def get_status(
+        self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext
+    ) -> pb.RunStatus:
+        async with _statuses(context), self._timed("GetStatus"):
+            _admit(self._gate, context, "reader")
+            return self._service.get_status()
         raise AssertionError
 
     async def stream_unrolls(self, _: Any, context: grpc.aio.ServicerContext) -> None:
@@ -199,8 +217,17 @@ class _Calls:
             _admit(self._gate, context, "actor")
             while (message := await self._unless_stopping(context.read())) is not grpc.aio.EOF:
                 _admit(self._gate, context, "actor")  # again: a token may have been revoked
-                receipt = await self._unless_stopping(self._service.submit(message))
+                async with self._timed("StreamUnrolls"):
+                    receipt = await self._unless_stopping(self._service.submit(message))
                 await context.write(receipt)
+
+    @contextlib.asynccontextmanager
+    async def _timed(self, method: str) -> AsyncIterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._observe(method, time.monotonic() - start)
 
     async def _unless_stopping(self, awaitable: Awaitable[_T]) -> _T:
         """What `awaitable` gives; it is cancelled when the server stops first."""
@@ -325,6 +352,11 @@ def _handlers(calls: _Calls) -> grpc.GenericRpcHandler:
                 calls.report_evaluation,
                 request_deserializer=pb.Evaluation.FromString,
                 response_serializer=pb.EvaluationReceipt.SerializeToString,
+            ),
+            "GetStatus": grpc.unary_unary_rpc_method_handler(
+                calls.get_status,
+                request_deserializer=pb.GetStatusRequest.FromString,
+                response_serializer=pb.RunStatus.SerializeToString,
             ),
         },
     )

@@ -1,7 +1,7 @@
 """The Learner service of protos/impala/v1/learner.proto, without gRPC: messages in, messages out.
 
-`join`, `submit` and `get_parameters` are called on one event loop; `publish`, `finish` and
-`report_evaluation` from any thread.
+`join`, `submit`, `get_parameters` and `get_status` are called on one event loop; the others from
+any thread.
 """
 
 import functools
@@ -9,6 +9,7 @@ import queue
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from impala.security import Role
 from impala.tasks import Schedule
 from impala.types import Episode, Parameters, Unroll
 from learner.accounts import Accounts, Admission
@@ -23,11 +24,13 @@ from learner.ingest import (
     episodes,
     wire_specs,
 )
+from learner.roster import Roster
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
 _MAX_NAME = 200  # characters of an actor's name
 _MAX_EVALUATION_EPISODES = 100_000
+_ROLES: dict[Role, "pb.Role"] = {"actor": pb.ROLE_ACTOR, "evaluator": pb.ROLE_EVALUATOR}
 
 
 class InvalidRequest(ValueError):
@@ -62,6 +65,7 @@ class LearnerService:
         parameter_specs: Sequence[pb.TensorSpec],
         config_json: str,
         accounts: Accounts,
+        roster: Roster,
         ingest: Ingest,
         schedule: Schedule,
         *,
@@ -78,6 +82,7 @@ class LearnerService:
           parameter_specs: of `Parameters.values`, in order, from `codec.specs`.
           config_json: what actors need of the configuration.
           accounts: counts what comes in.
+          roster: takes note of who sends it.
           ingest: takes what comes in.
           schedule: says which task is to be played; nobody else uses it.
           incarnation: of this learner, drawn at random, not 0.
@@ -87,6 +92,7 @@ class LearnerService:
           action_bounds: as for `Validator`.
         """
         self._accounts = accounts
+        self._roster = roster
         self._ingest = ingest
         self._schedule = schedule
         self._incarnation = incarnation
@@ -160,7 +166,9 @@ class LearnerService:
         reply.task = self._task()
         if request.role == pb.ROLE_EVALUATOR:
             self.has_evaluators = True
-        if request.role == pb.ROLE_ACTOR:
+            self._roster.joined(request.actor, "evaluator")
+        else:
+            self._roster.joined(request.actor, "actor")
             reply.actor_index = self._accounts.join(
                 request.actor,
                 request.incarnation,
@@ -235,8 +243,31 @@ class LearnerService:
             )
         except Rejected as rejected:
             raise InvalidRequest(rejected.rejection.detail) from None
+        self._roster.reported(report.actor, report.parameter_version)
         self.evaluations.put(report)
         return pb.EvaluationReceipt()
+
+    def get_status(self) -> pb.RunStatus:
+        """How the run and its fleet are doing, for people."""
+        published, totals = self._published, self._accounts.totals()
+        return pb.RunStatus(
+            learner_incarnation=self._incarnation,
+            parameter_version=self._newest_version,
+            frames=published.parameters.frames if published else 0,
+            progress=published.parameters.progress if published else 0.0,
+            finished=self._finished,
+            queued=self._ingest.depth,
+            queue_capacity=self._ingest.capacity,
+            received=totals.received,
+            learned=totals.learned,
+            dropped=totals.dropped,
+            rejected=totals.rejected,
+            duplicates=totals.duplicates,
+            members=[
+                pb.Member(**{**member._asdict(), "role": _ROLES[member.role]})
+                for member in self._roster.members()
+            ],
+        )
 
     def publish(self, parameters: Parameters) -> None:
         """Lets actors have parameters, whose arrays must not change any more."""
@@ -253,7 +284,15 @@ class LearnerService:
     def _admit(self, message: pb.Unrolls, arrival: Arrival, admission: Admission) -> pb.Receipt:
         if admission.verdict == "accepted":
             self._ingest.put(arrival._replace(offset=admission.offset))
-            self._schedule.played(arrival.task, int(arrival.unroll.frames.sum()))
+            frames = int(arrival.unroll.frames.sum())
+            self._schedule.played(arrival.task, frames)
+            self._roster.sent(
+                message.actor,
+                unrolls=message.num_envs,
+                frames=frames,
+                version=message.parameter_version,
+                size=sum(map(len, message.tensors)),
+            )
             return self._receipt(message, pb.STATUS_ACCEPTED)
         if admission.verdict == "duplicate":
             return self._receipt(message, pb.STATUS_DUPLICATE)
@@ -268,6 +307,7 @@ class LearnerService:
     def _reject(self, message: pb.Unrolls, rejection: Rejection) -> pb.Receipt:
         name = pb.Reason.Name(rejection.reason).removeprefix("REASON_").lower()
         self._accounts.rejected(name, message.actor, message.incarnation, message.sequence)
+        self._roster.rejected(message.actor, f"{name}: {rejection.detail}")
         receipt = self._receipt(message, pb.STATUS_REJECTED)
         receipt.reason = rejection.reason
         receipt.detail = rejection.detail

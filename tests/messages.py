@@ -10,6 +10,7 @@ from impala.tasks import Schedule
 from impala.types import AgentOutput, ArraySpec, StepType, TimeStep, Unroll
 from learner.accounts import Accounts
 from learner.ingest import Bounds, Ingest
+from learner.roster import Roster
 from learner.service import LearnerService
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
@@ -95,6 +96,7 @@ def service(
         codec.specs([ArraySpec((2, 3), np.dtype(np.float32))]),
         json.dumps({"environment": {"id": "Small"}}),
         accounts or Accounts(),
+        Roster(),
         ingest or Ingest(capacity=64),
         Schedule(config or Config()),
         incarnation=LEARNER,

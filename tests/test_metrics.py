@@ -27,9 +27,9 @@ def test_a_row_holds_the_means_since_the_last_row() -> None:
     telemetry.policy_lag(np.array([2, 2, 2]), np.zeros(3, bool))
     telemetry.episodes("Catch", [_episode(1.0), _episode(-1.0), _episode(3.0)])
     telemetry.episodes("Catch", [_episode(20.0)], prefix="evaluation")
-    telemetry.actor("a", elapsed=2.0, waited=0.5)
-    telemetry.actor("b", elapsed=2.0, waited=1.5)
-    row = telemetry.row(Counters(updates=2, frames=400, steps=100), {"ingest/depth": 7})
+    telemetry.actor(elapsed=2.0, waited=0.5)
+    telemetry.actor(elapsed=2.0, waited=1.5)
+    row, _ = telemetry.row(Counters(updates=2, frames=400, steps=100), {"ingest/depth": 7})
     assert row["loss/total"] == 2.0
     assert (row["policy_lag/mean"], row["policy_lag/p50"], row["policy_lag/max"]) == (2.0, 2.0, 5.0)
     assert row["replay/policy_lag/mean"] == 90.0  # replayed unrolls have a lag of their own
@@ -37,12 +37,12 @@ def test_a_row_holds_the_means_since_the_last_row() -> None:
     assert row["evaluation/Catch/return"] == 20.0
     assert row["episode/Catch/info/lives"] == 3.0
     assert row["actor/wait_share"] == 0.5
-    assert row["actor/active"] == 2
+    assert row["episode/Catch/count"] == 3
     assert row["ingest/depth"] == 7
     ratio = row["speed/frames_per_second"] / row["speed/steps_per_second"]
     assert ratio == pytest.approx(4.0)
 
-    after = telemetry.row(Counters(updates=2, frames=400, steps=100), {})
+    after, _ = telemetry.row(Counters(updates=2, frames=400, steps=100), {})
     assert "loss/total" not in after and "policy_lag/max" not in after
     assert after["speed/frames_per_second"] == 0.0
     assert after["episode/Catch/return_recent"] == 1.0  # the last hundred episodes, not this row's
@@ -52,7 +52,7 @@ def test_histograms_are_of_lags_and_of_each_part_of_the_actions() -> None:
     telemetry = Telemetry()
     telemetry.policy_lag(np.array([0, 90, 1]), np.array([False, True, False]))
     telemetry.actions({"move": np.array([3, 4]), "aim": np.array([[1, 2], [5, 6]])})
-    histograms = telemetry.histograms()
+    _, histograms = telemetry.row(Counters(), {})
     assert {name: values.tolist() for name, values in histograms.items()} == {
         "policy_lag": [0, 1],
         "replay/policy_lag": [90],
@@ -60,10 +60,9 @@ def test_histograms_are_of_lags_and_of_each_part_of_the_actions() -> None:
         "action/aim/0": [1, 5],
         "action/aim/1": [2, 6],
     }
-    telemetry.row(Counters(), {})
     telemetry.policy_lag(np.zeros(0, int), np.zeros(0, bool))
     telemetry.actions({"move": np.zeros(0, int), "aim": np.zeros((0, 2))})  # nothing fresh
-    assert telemetry.histograms() == {}
+    assert telemetry.row(Counters(), {})[1] == {}
 
 
 def test_waiting_is_a_share_of_the_time_between_rows() -> None:
@@ -72,17 +71,19 @@ def test_waiting_is_a_share_of_the_time_between_rows() -> None:
     start = time.monotonic()
     time.sleep(0.05)
     telemetry.waited(time.monotonic() - start)
-    assert 0.5 < telemetry.row(Counters(), {})["learner/wait_share"] <= 1.0
+    row, _ = telemetry.row(Counters(), {})
+    assert 0.5 < row["learner/wait_share"] <= 1.0
+    assert telemetry.row(Counters(), {})[0]["learner/wait_seconds"] == row["learner/wait_seconds"]
 
 
 def test_rows_reach_json_lines_tensorboard_and_console(tmp_path: pathlib.Path) -> None:
     telemetry = Telemetry()
     telemetry.begin(Counters())
-    row = telemetry.row(Counters(updates=1, frames=123, steps=40), {"loss/total": 0.25})
+    row, histograms = telemetry.row(Counters(updates=1, frames=123, steps=40), {"loss/total": 0.25})
 
     for _ in range(2):  # the second time is a resumed run: it goes on in the same file
         lines = JsonLines(tmp_path / "metrics.jsonl")
-        lines.write(row)
+        lines.write(row, histograms)
         lines.close()
     written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [entry["frames"] for entry in written] == [123, 123]
@@ -107,14 +108,16 @@ def test_the_console_writes_a_line_per_row_into_a_file_and_a_table_on_a_terminal
 ) -> None:
     telemetry = Telemetry()
     telemetry.begin(Counters())
-    row = telemetry.row(Counters(updates=1, frames=500), {"loss/total": 0.25})
+    row, histograms = telemetry.row(
+        Counters(updates=1, frames=500), {"loss/total": 0.25, "actor/active": 1}
+    )
     for terminal in (False, True):
         path = tmp_path / f"console-{terminal}"
         with open(path, "w", encoding="utf-8") as file:
             console = Console(
                 1000, rich.console.Console(file=file, force_terminal=terminal, width=150)
             )
-            console.write(row)
+            console.write(row, histograms)
             console.close()
         text = path.read_text()
         assert "frames 500 (50.0%)" in text

@@ -124,6 +124,7 @@ def calls(channel: grpc.Channel, token: str | None = None) -> dict[str, str]:
             timeout=WAIT,
             metadata=metadata,
         ),
+        "status": lambda: stub.GetStatus(pb.GetStatusRequest(), timeout=WAIT, metadata=metadata),
     }
     return {name: status(attempt) for name, attempt in attempts.items()}
 
@@ -139,11 +140,11 @@ def status(attempt: Callable[[], object]) -> str:
 
 ACTOR = ("join as actor", "stream", "parameters")
 EVALUATOR = ("join as evaluator", "parameters", "report")
-READER = ("parameters",)
+READER = ("parameters", "status")
 
 
 def only(allowed: Sequence[str], otherwise: str) -> dict[str, str]:
-    methods = {*ACTOR, *EVALUATOR}
+    methods = {*ACTOR, *EVALUATOR, *READER}
     return {name: OK if name in allowed else otherwise for name in methods}
 
 
@@ -167,7 +168,7 @@ def test_a_token_opens_what_its_role_may_do(tmp_path, token, expected) -> None:
 
 def test_without_credentials_a_local_learner_lets_everyone_in() -> None:
     with serving() as address, grpc.insecure_channel(address) as channel:
-        assert calls(channel) == only([*ACTOR, *EVALUATOR], "")
+        assert calls(channel) == only([*ACTOR, *EVALUATOR, *READER], "")
 
 
 def test_tokens_are_replaced_one_after_another_and_revoked_ones_end_streams(tmp_path) -> None:

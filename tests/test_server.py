@@ -70,6 +70,41 @@ def test_an_actor_joins_streams_and_pulls(kind, tmp_path):
     assert accounts.totals().queued == 4
 
 
+def test_the_status_names_the_fleet_and_what_it_sent() -> None:
+    service = messages.service()
+    service.publish(_parameters())
+    observed = []
+    server = Server(
+        service, "127.0.0.1:0", observe=lambda method, seconds: observed.append((method, seconds))
+    )
+    address = server.start()
+    with grpc.insecure_channel(address) as channel:
+        stub = learner_pb2_grpc.LearnerStub(channel)
+        fingerprint = stub.Join(messages.join_request(), timeout=WAIT).fingerprint
+        evaluator = messages.join_request(actor="e", role=pb.ROLE_EVALUATOR)
+        stub.Join(evaluator, timeout=WAIT)
+        good = messages.message(1, fingerprint=fingerprint, parameter_version=3)
+        wrong = messages.message(2, fingerprint="other")
+        list(stub.StreamUnrolls(iter([good, wrong]), timeout=WAIT))
+        evaluation = pb.Evaluation(actor="e", episodes=[pb.Episode(length=1)], parameter_version=2)
+        stub.ReportEvaluation(evaluation, timeout=WAIT)
+        status = stub.GetStatus(pb.GetStatusRequest(), timeout=WAIT)
+    server.stop(0.0)
+    assert (status.frames, status.progress, status.parameter_version) == (10, 0.5, 3)
+    assert (status.received, status.learned, status.queued) == (2, 0, 2)
+    assert dict(status.rejected) == {"fingerprint": 1}
+    actor, evaluator = status.members
+    assert (actor.name, actor.role, actor.joins) == ("a", pb.ROLE_ACTOR, 1)
+    assert (actor.unrolls, actor.frames, actor.parameter_version) == (2, 32, 3)
+    assert actor.rejected == 1
+    assert actor.last_rejection.startswith("fingerprint: ")
+    assert (evaluator.name, evaluator.role) == ("e", pb.ROLE_EVALUATOR)
+    assert evaluator.parameter_version == 2
+    methods = [method for method, _ in observed]
+    assert methods == ["Join", "Join", *["StreamUnrolls"] * 2, "ReportEvaluation", "GetStatus"]
+    assert all(0.0 <= seconds < WAIT for _, seconds in observed)
+
+
 def test_errors_of_the_service_become_statuses_and_nothing_kills_the_server(monkeypatch):
     service = messages.service()
     with _Served(service) as served:
@@ -77,7 +112,7 @@ def test_errors_of_the_service_become_statuses_and_nothing_kills_the_server(monk
         with pytest.raises(grpc.RpcError) as error:
             served.stub.Join(messages.join_request(protocol=version), timeout=WAIT)
         assert error.value.code() == grpc.StatusCode.FAILED_PRECONDITION
-        assert "2.0, the learner 1.1" in error.value.details()
+        assert "2.0, the learner 1.2" in error.value.details()
         with pytest.raises(grpc.RpcError) as error:
             served.join(actor="")
         assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT

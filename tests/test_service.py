@@ -65,7 +65,7 @@ def test_an_evaluator_joins_without_taking_a_place_in_the_fleet():
 
 def test_another_major_version_is_refused_naming_both_and_a_minor_one_is_not():
     service = messages.service()
-    with pytest.raises(IncompatibleProtocol, match=r"actor speaks protocol 2\.7, the learner 1\.1"):
+    with pytest.raises(IncompatibleProtocol, match=r"actor speaks protocol 2\.7, the learner 1\.2"):
         service.join(messages.join_request(protocol=pb.ProtocolVersion(major=2, minor=7)))
     assert service.join(
         messages.join_request(protocol=pb.ProtocolVersion(major=1, minor=9))

@@ -54,6 +54,11 @@ class LearnerStub:
                 request_serializer=protos_dot_impala_dot_v1_dot_learner__pb2.Evaluation.SerializeToString,
                 response_deserializer=protos_dot_impala_dot_v1_dot_learner__pb2.EvaluationReceipt.FromString,
                 _registered_method=True)
+        self.GetStatus = channel.unary_unary(
+                '/impala.v1.Learner/GetStatus',
+                request_serializer=protos_dot_impala_dot_v1_dot_learner__pb2.GetStatusRequest.SerializeToString,
+                response_deserializer=protos_dot_impala_dot_v1_dot_learner__pb2.RunStatus.FromString,
+                _registered_method=True)
 
 
 class LearnerServicer:
@@ -88,6 +93,13 @@ class LearnerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetStatus(self, request, context):
+        """How the run and its fleet are doing, for people. Since protocol 1.2.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LearnerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -110,6 +122,11 @@ def add_LearnerServicer_to_server(servicer, server):
                     servicer.ReportEvaluation,
                     request_deserializer=protos_dot_impala_dot_v1_dot_learner__pb2.Evaluation.FromString,
                     response_serializer=protos_dot_impala_dot_v1_dot_learner__pb2.EvaluationReceipt.SerializeToString,
+            ),
+            'GetStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStatus,
+                    request_deserializer=protos_dot_impala_dot_v1_dot_learner__pb2.GetStatusRequest.FromString,
+                    response_serializer=protos_dot_impala_dot_v1_dot_learner__pb2.RunStatus.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -220,6 +237,33 @@ class Learner:
             '/impala.v1.Learner/ReportEvaluation',
             protos_dot_impala_dot_v1_dot_learner__pb2.Evaluation.SerializeToString,
             protos_dot_impala_dot_v1_dot_learner__pb2.EvaluationReceipt.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/impala.v1.Learner/GetStatus',
+            protos_dot_impala_dot_v1_dot_learner__pb2.GetStatusRequest.SerializeToString,
+            protos_dot_impala_dot_v1_dot_learner__pb2.RunStatus.FromString,
             options,
             channel_credentials,
             insecure,

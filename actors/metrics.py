@@ -1,0 +1,53 @@
+"""What an actor counts, as Prometheus metrics."""
+
+import prometheus_client as prometheus
+
+_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+
+
+class ActorMetrics:
+    """Instruments of one actor process, which outlive its sessions with the learner."""
+
+    def __init__(self) -> None:
+        self.registry = registry = prometheus.CollectorRegistry()
+        self.joins = prometheus.Counter(
+            "impala_actor_joins_total",
+            "Joins: the first, and one for each lost connection.",
+            registry=registry,
+        )
+        self.unrolls = prometheus.Counter(
+            "impala_actor_unrolls_total",
+            "Unrolls in messages, by what their receipts said.",
+            ["status"],
+            registry=registry,
+        )
+        self.frames = prometheus.Counter(
+            "impala_actor_frames_total", "Environment frames played.", registry=registry
+        )
+        self.sent_bytes = prometheus.Counter(
+            "impala_actor_sent_bytes_total", "Bytes of messages made.", registry=registry
+        )
+        self.episodes = prometheus.Counter(
+            "impala_actor_episodes_total", "Episodes that ended.", registry=registry
+        )
+        self.wait_seconds = prometheus.Counter(
+            "impala_actor_wait_seconds_total",
+            "Time that the actor waited for the learner.",
+            registry=registry,
+        )
+        self.parameter_version = prometheus.Gauge(
+            "impala_actor_parameter_version", "Of the newest parameters here.", registry=registry
+        )
+        self.pending = prometheus.Gauge(
+            "impala_actor_pending_messages", "Messages without a receipt.", registry=registry
+        )
+        self.connected = prometheus.Gauge(
+            "impala_actor_connected", "1 while a session is open.", registry=registry
+        )
+        self.rpc_seconds = prometheus.Histogram(
+            "impala_actor_rpc_seconds",
+            "Time until an answer came; of StreamUnrolls, from a message to its receipt.",
+            ["method"],
+            buckets=_SECONDS,
+            registry=registry,
+        )

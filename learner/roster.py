@@ -1,0 +1,123 @@
+"""The roster: who takes part in a run, and how each of them is doing, as the learner sees it."""
+
+import collections
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from impala.security import Role
+
+SILENT_SECONDS = 60.0  # without a sign of it, a member counts as silent...
+_GONE_SECONDS = 3600.0  # ...and then as gone
+_RATE_SECONDS = 30.0  # over which speeds are taken
+
+
+class Member(NamedTuple):
+    """One actor or evaluator, by name: its restarts go on where it stopped."""
+
+    name: str
+    role: Role
+    joins: int  # its first one, and each after a restart of either side or a broken stream
+    unrolls: int  # accepted
+    frames: int  # environment frames in them
+    frames_per_second: float  # lately
+    parameter_version: int  # that it acted with last
+    silent_seconds: float  # since it was heard of
+    rejected: int  # messages
+    last_rejection: str  # why, for people
+
+
+@dataclasses.dataclass
+class _Entry:
+    role: Role
+    seen: float
+    joins: int = 0
+    unrolls: int = 0
+    frames: int = 0
+    parameter_version: int = 0
+    rejected: int = 0
+    last_rejection: str = ""
+    recent: collections.deque[tuple[float, int]] = dataclasses.field(
+        default_factory=collections.deque
+    )  # when frames came, and how many
+
+    def frames_per_second(self, now: float) -> float:
+        while self.recent and self.recent[0][0] < now - _RATE_SECONDS:
+            self.recent.popleft()
+        if not self.recent:
+            return 0.0
+        # The first frames were played before they came.
+        frames = sum(frames for _, frames in self.recent) - self.recent[0][1]
+        return frames / max(now - self.recent[0][0], 1e-9)
+
+
+class Roster:
+    """Who was heard of in the last hour. Every method is thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._entries: dict[str, _Entry] = {}
+        self.received_bytes = 0  # of unrolls that were accepted
+        self.joins = 0
+
+    def joined(self, name: str, role: Role) -> None:
+        """Takes note of a join."""
+        with self._lock:
+            now = self._clock()
+            self._entries = {
+                name: entry
+                for name, entry in self._entries.items()
+                if now - entry.seen < _GONE_SECONDS
+            }
+            entry = self._entries.setdefault(name, _Entry(role, now))
+            entry.role, entry.seen = role, now
+            entry.joins += 1
+            self.joins += 1
+
+    def sent(self, name: str, *, unrolls: int, frames: int, version: int, size: int) -> None:
+        """Takes note of an accepted message of an actor, `size` in bytes."""
+        with self._lock:
+            self.received_bytes += size
+            if (entry := self._entries.get(name)) is not None:
+                entry.seen = now = self._clock()
+                entry.unrolls += unrolls
+                entry.frames += frames
+                entry.parameter_version = version
+                entry.recent.append((now, frames))
+                entry.frames_per_second(now)  # forgets what is too old
+
+    def reported(self, name: str, version: int) -> None:
+        """Takes note of an evaluator's report."""
+        with self._lock:
+            if (entry := self._entries.get(name)) is not None:
+                entry.seen = self._clock()
+                entry.parameter_version = version
+
+    def rejected(self, name: str, why: str) -> None:
+        """Takes note of a message that was refused."""
+        with self._lock:
+            if (entry := self._entries.get(name)) is not None:
+                entry.seen = self._clock()
+                entry.rejected += 1
+                entry.last_rejection = why
+
+    def members(self) -> list[Member]:
+        """Everyone, by name."""
+        with self._lock:
+            now = self._clock()
+            return [
+                Member(
+                    *(name, entry.role, entry.joins, entry.unrolls, entry.frames),
+                    *(entry.frames_per_second(now), entry.parameter_version, now - entry.seen),
+                    *(entry.rejected, entry.last_rejection),
+                )
+                for name, entry in sorted(self._entries.items())
+            ]
+
+    def actors(self) -> tuple[int, int]:
+        """How many actors are active, and how many were heard of but are silent now."""
+        silent = [m.silent_seconds > SILENT_SECONDS for m in self.members() if m.role == "actor"]
+        return len(silent) - sum(silent), sum(silent)

@@ -1,0 +1,90 @@
+"""Metrics as Prometheus reads them: over HTTP, from both services."""
+
+import re
+import urllib.request
+from contextlib import closing
+
+import numpy as np
+import prometheus_client as prometheus
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from actors.metrics import ActorMetrics
+from impala.exporter import Exporter
+from learner.prometheus import DISTRIBUTIONS, SCALARS, Prometheus
+
+
+def scrape(address: str) -> dict[str, float]:
+    """Every sample at an address: `name{label="value"}` -> value."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10.0) as answer:
+        text = answer.read().decode()
+    return {
+        sample.name
+        + "".join(
+            f'{{{key}="{value}"}}' for key, value in sorted(sample.labels.items())
+        ): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_a_row_becomes_metrics() -> None:
+    row = {
+        "frames": 1200.0,
+        "unrolls/dropped/learner_stop": 3,
+        "unrolls/dropped/policy_lag": 4,
+        "actor/active": 2,
+        "actor/silent": 1,
+        "actor/joins": 9,
+        "actor/wait_share": 0.25,
+        "episode/ALE/Pong-v5/return_recent": -3.5,
+        "episode/ALE/Pong-v5/count": 7,
+        "loss/total": 0.5,
+    }
+    histograms = {"policy_lag": np.array([0, 3, 3]), "rpc_seconds/Join": np.array([0.02])}
+    with closing(Prometheus("127.0.0.1:0")) as exporter:
+        assert scrape(exporter.address)["impala_policy_lag_updates_count"] == 0
+        for _ in range(2):
+            exporter.write(row, histograms)
+        samples = scrape(exporter.address)
+    assert samples["impala_frames_total"] == 1200
+    assert samples['impala_unrolls_dropped_total{reason="learner_stop"}'] == 3
+    assert samples['impala_unrolls_dropped_total{reason="policy_lag"}'] == 4
+    assert samples['impala_actors{state="active"}'] == 2
+    assert samples['impala_actors{state="silent"}'] == 1
+    assert samples["impala_joins_total"] == 9
+    assert samples["impala_actor_wait_ratio"] == 0.25
+    assert samples['impala_episode_return{task="ALE/Pong-v5"}'] == -3.5
+    assert samples['impala_episodes_total{task="ALE/Pong-v5"}'] == 7
+    assert samples['impala_scalar{name="loss/total"}'] == 0.5
+    assert samples['impala_policy_lag_updates_bucket{le="0.0"}'] == 2  # of both rows
+    assert samples['impala_policy_lag_updates_bucket{le="4.0"}'] == 6
+    assert samples['impala_rpc_seconds_bucket{le="0.01"}{method="Join"}'] == 0
+    assert samples['impala_rpc_seconds_count{method="Join"}'] == 2
+
+
+def test_an_actors_metrics() -> None:
+    metrics = ActorMetrics()
+    metrics.unrolls.labels("accepted").inc(16)
+    with closing(Exporter("127.0.0.1:0", metrics.registry)) as exporter:
+        samples = scrape(exporter.address)
+    assert samples['impala_actor_unrolls_total{status="accepted"}'] == 16
+    assert samples["impala_actor_connected"] == 0
+
+
+def test_names_follow_the_conventions() -> None:
+    """Base units, _total on counters and nowhere else, one prefix."""
+    names = {metric.name: metric for metric in (*SCALARS, *DISTRIBUTIONS)}
+    assert len(names) == len(SCALARS) + len(DISTRIBUTIONS)
+    for name in names:
+        assert re.fullmatch(r"impala_[a-z_]+", name)
+    for scalar in SCALARS:
+        assert scalar.name.endswith("_total") == (scalar.kind == "counter")
+
+
+@pytest.mark.parametrize(
+    "listen", ["127.0.0.1", "127.0.0.1:metrics", "127.0.0.1:70000", "1.2.3.4:1"]
+)
+def test_an_address_that_cannot_be_is_refused(listen: str) -> None:
+    with pytest.raises(OSError, match=re.escape(listen)):
+        Exporter(listen, prometheus.CollectorRegistry())

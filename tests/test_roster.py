@@ -1,0 +1,74 @@
+"""The roster: speeds, silence and departures by a clock of the test's."""
+
+import pytest
+
+from learner.roster import Roster
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _sent(roster: Roster, name: str, frames: int = 400, version: int = 0) -> None:
+    roster.sent(name, unrolls=2, frames=frames, version=version, size=10)
+
+
+def test_what_a_member_did_is_counted() -> None:
+    clock = _Clock()
+    roster = Roster(clock)
+    roster.joined("a", "actor")
+    for version in range(5):
+        clock.now += 2.0
+        _sent(roster, "a", version=version)
+    roster.rejected("a", "range: too large")
+    clock.now += 1.0
+    (member,) = roster.members()
+    assert (member.name, member.role, member.joins) == ("a", "actor", 1)
+    assert (member.unrolls, member.frames, member.parameter_version) == (10, 2000, 4)
+    assert (member.rejected, member.last_rejection) == (1, "range: too large")
+    assert member.silent_seconds == 1.0
+    assert member.frames_per_second == pytest.approx(1600 / 9)  # the first came with the clock
+    assert (roster.received_bytes, roster.joins) == (50, 1)
+
+
+def test_speed_is_of_late_and_falls_to_nothing() -> None:
+    clock = _Clock()
+    roster = Roster(clock)
+    roster.joined("a", "actor")
+    for _ in range(100):
+        clock.now += 1.0
+        _sent(roster, "a", frames=100)
+    assert roster.members()[0].frames_per_second == pytest.approx(100.0, rel=0.05)
+    clock.now += 15.0
+    assert roster.members()[0].frames_per_second == pytest.approx(50.0, rel=0.1)
+    clock.now += 31.0
+    assert roster.members()[0].frames_per_second == 0.0
+
+
+def test_members_go_silent_and_are_forgotten_but_totals_stay() -> None:
+    clock = _Clock()
+    roster = Roster(clock)
+    for name in ("a", "b"):
+        roster.joined(name, "actor")
+    roster.joined("e", "evaluator")
+    clock.now += 61.0
+    _sent(roster, "b")
+    assert roster.actors() == (1, 1)
+    clock.now += 3599.0
+    _sent(roster, "b")
+    roster.joined("b", "actor")
+    assert [(member.name, member.joins) for member in roster.members()] == [("b", 2)]
+    assert roster.joins == 4
+
+
+def test_who_never_joined_is_not_listed() -> None:
+    roster = Roster()
+    _sent(roster, "x")
+    roster.rejected("x", "unknown_actor")
+    roster.reported("x", 3)
+    assert roster.members() == []
+    assert roster.received_bytes == 10

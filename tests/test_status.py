@@ -1,0 +1,103 @@
+"""`impala status`: what a person reads of a fleet, and what is said when nobody answers."""
+
+import io
+import json
+from collections.abc import Iterator
+
+import grpc
+import messages
+import numpy as np
+import pytest
+import rich.console
+
+from actors import status as view
+from impala import cli
+from impala.types import Parameters
+from learner.server import Server
+from protos.impala.v1 import learner_pb2 as pb
+from protos.impala.v1 import learner_pb2_grpc
+
+STATUS = pb.RunStatus(
+    parameter_version=1234,
+    frames=8_000_000,
+    progress=0.4,
+    queued=12,
+    queue_capacity=16,
+    received=1000,
+    learned=980,
+    dropped={"learner_crash": 8},
+    rejected={"range": 2},
+    members=[
+        pb.Member(
+            **{"name": "host-1", "role": pb.ROLE_ACTOR, "joins": 1, "unrolls": 600},
+            **{"frames": 48_000, "frames_per_second": 3010.4, "parameter_version": 1230},
+        ),
+        pb.Member(
+            **{"name": "host-2", "role": pb.ROLE_ACTOR, "joins": 3, "silent_seconds": 300.0},
+            **{"rejected": 2, "last_rejection": "range: [bold]action[/bold] holds 9"},
+        ),
+        pb.Member(name="judge", role=pb.ROLE_EVALUATOR, joins=1, silent_seconds=20.0),
+    ],
+)
+
+
+def _text(status: pb.RunStatus) -> str:
+    console = rich.console.Console(file=io.StringIO(), width=160)
+    console.print(view.render("learner:50051", status))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_table_says_who_does_what() -> None:
+    lines = _text(STATUS).splitlines()
+    assert lines[0] == (
+        "learner:50051: 40.0% done, 8,000,000 frames, version 1,234, queue 12 of 16 unrolls"
+    )
+    assert "1,000 received, 980 learned from, 8 dropped (8 learner_crash)" in lines[1]
+    assert "2 rejected (2 range)" in lines[1]
+    assert lines[2] == "1 of 2 actors active, 3,010 frames/s together"
+    first, second, judge = (
+        next(line for line in lines if name in line) for name in ("host-1", "host-2", "judge")
+    )
+    for part in ("actor", "now", "3,010", "48,000", " 4 "):
+        assert part in first
+    assert "5 min ago" in second
+    # As it came, not as markup:
+    assert "host-2 was last rejected for range: [bold]action[/bold] holds 9" in lines
+    assert "evaluator" in judge
+    assert "20 s ago" in judge
+
+
+def test_an_empty_fleet_and_a_finished_run_say_so() -> None:
+    text = _text(pb.RunStatus(finished=True))
+    assert "finished" in text
+    assert "nobody has joined" in text
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    service = messages.service()
+    service.publish(Parameters(messages.LEARNER, 3, 0.5, 10, [np.ones((2, 3), np.float32)]))
+    server = Server(service, "127.0.0.1:0")
+    try:
+        yield server.start()
+    finally:
+        server.stop(0.0)
+
+
+def test_the_command_prints_a_table_or_json(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with grpc.insecure_channel(address) as channel:
+        learner_pb2_grpc.LearnerStub(channel).Join(messages.join_request(actor="host-7"))
+    assert cli.main(["status", address]) == 0
+    assert "host-7" in capsys.readouterr().out
+    assert cli.main(["status", address, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["parameter_version"], told["members"][0]["name"]) == ("3", "host-7")
+
+
+def test_a_learner_that_is_not_there_is_an_error_that_names_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["status", "127.0.0.1:1"]) == 1
+    assert "127.0.0.1:1" in capsys.readouterr().err
