@@ -26,7 +26,7 @@ lock = $(BIN)/uv pip compile --quiet --generate-hashes --no-header --python-vers
 	--custom-compile-command 'make lock' --output-file $(1) $(2) pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos train test test-slow check bench lock clean
+.PHONY: help setup protos train test test-slow soak check bench lock clean
 
 ## setup: make .venv with everything that the lock files pin, and the impala command
 setup: $(STAMP) protos
@@ -64,6 +64,10 @@ test: setup
 ## test-slow: run the tests that take minutes
 test-slow: setup
 	$(BIN)/python -m pytest -m slow -s $(ARGS)
+
+## soak: break a running fleet for half an hour and account for every unroll
+soak: setup
+	PYTHONPATH=tests $(BIN)/python -m chaos.soak $(ARGS)
 
 ## check: what CI runs: format, lint, types, fresh stubs, tests
 # Without `setup`, whose `protos` would hide that the committed stubs are stale.

@@ -27,18 +27,21 @@ _CONFIG = dataclasses.replace(
 def main() -> int:
     """Runs the parts that were asked for; all of them by default."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("parts", nargs="*", help="training, ingest, replay, micro; all by default")
+    parser.add_argument(
+        "parts", nargs="*", help="training, ingest, replay, micro; all but fleet by default"
+    )
     parser.add_argument("--seconds", type=float, default=30.0, help="for each measurement")
     parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("build/bench.json"))
     arguments = parser.parse_args()
-    measures = {"training": _training, "ingest": _ingest, "replay": _replay, "micro": _micro}
+    by_default = {"training": _training, "ingest": _ingest, "replay": _replay, "micro": _micro}
+    measures = {**by_default, "fleet": _fleet}
     if unknown := set(arguments.parts) - measures.keys():
         parser.error(f"no part {sorted(unknown)[0]!r}; there are {', '.join(measures)}")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
     console = rich.console.Console()
     results: dict[str, Any] = {"machine": _machine(), "config": options.to_dict(_CONFIG)}
-    for part in arguments.parts or measures:
+    for part in arguments.parts or by_default:
         results[part] = measures[part](_CONFIG, arguments.seconds)
         table = rich.table.Table("measured", "value", title=f"{part} ({results['machine']})")
         for name, value in results[part].items():
@@ -102,6 +105,18 @@ def _micro(config: configs.Config, seconds: float) -> dict[str, float]:
 
     times = micro.measure(config, seconds / 10)
     return {f"{name}, µs": value * 1e6 for name, value in times.items()}
+
+
+def _fleet(config: configs.Config, seconds: float) -> dict[str, float]:
+    """The learner's network and batch are the paper's; nothing is replayed."""
+    from benchmarks import fleet
+
+    return {
+        f"{served.actors} actors: {name.replace('_', ' ')}": value
+        for served in fleet.measure(config, seconds, (1, 10, 100, 500))
+        for name, value in served._asdict().items()
+        if name != "actors"
+    }
 
 
 def _machine() -> str:

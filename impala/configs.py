@@ -75,8 +75,10 @@ class EnvironmentConfig:
     """Gymnasium environments in the actor's process; a process each; or, own: as the environment
     vectorises itself, if it does (bandits do). ALE has its own threads."""
     repeat: RepeatConfig = RepeatConfig()
-    last_action_and_reward: bool = False
-    """Add the last action and the last (raw) reward to the observation."""
+    last_action: bool = False
+    """Add the last action to the observation."""
+    last_reward: bool = False
+    """Add the last (raw) reward to the observation."""
     time_in_episode: bool = False
     """Add the number of steps since the episode began to the observation."""
     atari: AtariConfig = AtariConfig()
@@ -397,7 +399,8 @@ _BANDIT = Config(
     environment=EnvironmentConfig(
         id="Bandit/DependentUniform-v0",
         vectorization="own",
-        last_action_and_reward=True,
+        last_action=True,
+        last_reward=True,
         time_in_episode=True,
     ),
     agent=AgentConfig(torso="mlp", hidden_sizes=(), core="lstm", lstm_size=48),
@@ -439,7 +442,7 @@ PRESETS: dict[str, tuple[str, Config]] = {
         "The shallow network with an LSTM, last action and reward instead of stacked frames.",
         dataclasses.replace(
             _ATARI,
-            environment=dataclasses.replace(_ATARI.environment, last_action_and_reward=True),
+            environment=dataclasses.replace(_ATARI.environment, last_action=True, last_reward=True),
             agent=AgentConfig(torso="shallow", core="lstm"),
         ),
     ),
@@ -453,7 +456,8 @@ PRESETS: dict[str, tuple[str, Config]] = {
             _ATARI_A3C,
             environment=EnvironmentConfig(
                 atari=AtariConfig(actions=(0, 2, 3), height=47, width=47),
-                last_action_and_reward=True,
+                last_action=True,
+                last_reward=True,
             ),
             agent=AgentConfig(torso="strided", core="lstm"),
         ),

@@ -127,7 +127,8 @@ def test_an_agent_sees_what_it_did_and_what_that_gave(vectorization) -> None:
         id="Bandit/DependentEasy-v0",
         kwargs='{"pulls": 3}',
         vectorization=vectorization,
-        last_action_and_reward=True,
+        last_action=True,
+        last_reward=True,
         time_in_episode=True,
     )
     environment = environments.make(config, 4)

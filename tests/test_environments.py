@@ -120,7 +120,7 @@ CONTRACT = {
 }
 CONTRACT |= {
     f"{name} with history": dataclasses.replace(
-        config, last_action_and_reward=True, time_in_episode=True
+        config, last_action=True, last_reward=True, time_in_episode=True
     )
     for name, config in CONTRACT.items()
     if name != "processes"
@@ -719,7 +719,8 @@ class TestWithHistory:
         timesteps = script([0, 0], [1, 1], [2, 1], [0, 1], [1, 2])
         environment = WithHistory(
             Scripted(gym.spaces.Discrete(4), timesteps),
-            last_action_and_reward=True,
+            last_action=True,
+            last_reward=True,
             time_in_episode=True,
         )
         said = [environment.reset(0).observation]
@@ -756,9 +757,7 @@ class TestWithHistory:
                 "force": gym.spaces.Box(1.0, 2.0, (2,), np.float32),
             }
         )
-        environment = WithHistory(
-            Scripted(space, script([0])), last_action_and_reward=True, time_in_episode=False
-        )
+        environment = WithHistory(Scripted(space, script([0])), last_action=True, last_reward=True)
         last_action = environment.reset(0).observation["last_action"]
         assert last_action["move"].tolist() == [4]
         assert last_action["tools"].tolist() == [[-1, -1]]

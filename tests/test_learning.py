@@ -7,6 +7,8 @@ import contextlib
 import json
 import pathlib
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +25,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
 def _train(tmp_path: pathlib.Path, preset: str, seed: int, seconds: float, *flags: object) -> float:
     """Trains a preset from scratch; the mean return of 100 greedy episodes afterwards."""
+    logdir = _trained(tmp_path, preset, seed, seconds, *flags)
+    summary = _evaluated(logdir, "--greedy", "--episodes", 100)
+    print(f"return {summary['return_mean']:.2f}")
+    return float(summary["return_mean"])
+
+
+def _trained(
+    tmp_path: pathlib.Path, preset: str, seed: int, seconds: float, *flags: object
+) -> pathlib.Path:
+    """Trains a preset from scratch; the log directory."""
     logdir = tmp_path / preset
     start = time.monotonic()
     trained = services.run(
@@ -30,14 +42,18 @@ def _train(tmp_path: pathlib.Path, preset: str, seed: int, seconds: float, *flag
     )
     took = time.monotonic() - start
     assert trained.returncode == 0, trained.stdout + trained.stderr
-    report = tmp_path / "report.json"
-    evaluated = services.run("evaluate", logdir, "--greedy", "--json", report, seconds=1800.0)
-    assert evaluated.returncode == 0, evaluated.stdout + evaluated.stderr
-    summary = json.loads(report.read_text())["summary"]
-    assert summary["episodes"] == 100
     words = " ".join(map(str, (preset, *flags)))
-    print(f"\n{words}, seed {seed}: return {summary['return_mean']:.2f} after {took:.0f} s")
-    return float(summary["return_mean"])
+    print(f"\n{words}, seed {seed}, after {took:.0f} s: ", end="")
+    return logdir
+
+
+def _evaluated(logdir: pathlib.Path, *flags: object) -> Mapping[str, Any]:
+    """What `impala evaluate` says of a run."""
+    report = logdir / "report.json"
+    evaluated = services.run("evaluate", logdir, *flags, "--json", report, seconds=1800.0)
+    assert evaluated.returncode == 0, evaluated.stdout + evaluated.stderr
+    summary: Mapping[str, Any] = json.loads(report.read_text())["summary"]
+    return summary
 
 
 @pytest.mark.parametrize("seed", range(1, 6))
@@ -58,6 +74,44 @@ def test_pong(tmp_path: pathlib.Path, seed: int) -> None:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_actor_critic_cartpole(tmp_path: pathlib.Path, seed: int) -> None:
     assert _train(tmp_path, "cartpole-a3c", seed, 600.0) >= 475.0
+
+
+def _bandit(tmp_path: pathlib.Path, preset: str, seed: int, *flags: object) -> Mapping[str, Any]:
+    """Trains on bandits; a summary of 3,000 others, with sampled actions and frozen weights."""
+    logdir = _trained(tmp_path, preset, seed, 900.0, *flags)
+    pulls = json.loads((logdir / "metrics.jsonl").read_text().splitlines()[-1])["frames"]
+    summary = _evaluated(logdir, "--episodes", 3000, "--num-envs", 1000)
+    regret = summary["info"]["regret"]
+    print(f"{pulls:,} pulls, return {summary['return_mean']:.2f}, regret {regret:.2f}")
+    return summary
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("problem", "most"),
+    [
+        ("DependentEasy", 1.0),
+        ("DependentUniform", 2.0),
+        ("DependentMedium", 2.0),
+        ("Independent", 2.4),
+    ],
+)
+def test_bandits_of_two_arms(tmp_path: pathlib.Path, problem: str, most: float, seed: int) -> None:
+    summary = _bandit(tmp_path, "bandit", seed, "--environment.id", f"Bandit/{problem}-v0")
+    assert summary["info"]["regret"] <= most
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_bandit_of_eleven_arms(tmp_path: pathlib.Path, seed: int) -> None:
+    assert _bandit(tmp_path, "bandit-eleven", seed)["return_mean"] >= 0.9 * 20.55
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_who_is_not_told_the_reward_learns_nothing_of_bandits(
+    tmp_path: pathlib.Path, seed: int
+) -> None:
+    summary = _bandit(tmp_path, "bandit", seed, "--environment.no-last-reward")
+    assert summary["info"]["regret"] == pytest.approx(25.0, abs=1.5)  # that of chance
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

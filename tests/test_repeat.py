@@ -147,7 +147,7 @@ def test_what_an_environment_discounts_within_a_hold_counts() -> None:
 @pytest.mark.parametrize("history", [True, False])
 def test_a_mask_is_obeyed_beside_what_happened_before(history: bool) -> None:
     config = EnvironmentConfig(
-        id="hold:Masked-v0", last_action_and_reward=history, time_in_episode=history
+        id="hold:Masked-v0", last_action=history, last_reward=history, time_in_episode=history
     )
     environment = environments.make(config, 8)
     agent = build.agent(

@@ -150,7 +150,7 @@ def test_observations_are_padded_and_actions_masked() -> None:
 
 def test_what_wrappers_add_is_joined_too() -> None:
     wrapped = [
-        WithHistory(Sums(1, n, (3,)), last_action_and_reward=True, time_in_episode=True)
+        WithHistory(Sums(1, n, (3,)), last_action=True, last_reward=True, time_in_episode=True)
         for n in (2, 4)
     ]
     observation_space, action_space = join(["two", "four"], spaces_of(*wrapped))

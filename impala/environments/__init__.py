@@ -28,10 +28,11 @@ def make(
     if num_envs < 1:
         raise ValueError(f"num_envs is {num_envs}; it must be at least 1.")
     environment: Environment = Checked(_make(config, num_envs, threads, render_mode), config.id)
-    if config.last_action_and_reward or config.time_in_episode:
+    if config.last_action or config.last_reward or config.time_in_episode:
         environment = WithHistory(
             environment,
-            last_action_and_reward=config.last_action_and_reward,
+            last_action=config.last_action,
+            last_reward=config.last_reward,
             time_in_episode=config.time_in_episode,
         )
     return environment

@@ -167,23 +167,31 @@ class WithHistory(base.Environment):
 
     Args:
       environment: what is wrapped.
-      last_action_and_reward: whether to add these two.
-      time_in_episode: whether to add this.
+      last_action: whether to add it.
+      last_reward: whether to add it.
+      time_in_episode: whether to add it.
     """
 
     def __init__(
-        self, environment: base.Environment, *, last_action_and_reward: bool, time_in_episode: bool
+        self,
+        environment: base.Environment,
+        *,
+        last_action: bool = False,
+        last_reward: bool = False,
+        time_in_episode: bool = False,
     ) -> None:
         self._environment = environment
-        self._with_last = last_action_and_reward
+        self._with_action = last_action
+        self._with_reward = last_reward
         self._with_time = time_in_episode
         self.num_envs = environment.num_envs
         self.action_space = environment.action_space
         own = environment.observation_space
         self._is_wrapped = is_wrapped(own)
         spaces: dict[str, gym.Space] = dict(own.spaces) if is_wrapped(own) else {"observation": own}
-        if last_action_and_reward:
+        if last_action:
             spaces["last_action"] = _with_none(environment.action_space)
+        if last_reward:
             spaces["last_reward"] = gym.spaces.Box(-np.inf, np.inf, (), np.float32)
         if time_in_episode:
             spaces["time_in_episode"] = gym.spaces.Box(0, 2**31 - 1, (), np.int32)
@@ -222,8 +230,10 @@ class WithHistory(base.Environment):
     def _extended(self, timestep: TimeStep, last_action: Nest) -> TimeStep:
         own = timestep.observation
         observation = dict(own) if self._is_wrapped else {"observation": own}
-        if self._with_last:
-            observation |= {"last_action": last_action, "last_reward": timestep.reward}
+        if self._with_action:
+            observation["last_action"] = last_action
+        if self._with_reward:
+            observation["last_reward"] = timestep.reward
         if self._with_time:
             observation["time_in_episode"] = self._time
         return timestep._replace(observation=observation)
