@@ -51,7 +51,7 @@ class Agent(snt.Module):
         self._baseline_core = baseline_core
         # Small first weights: an almost uniform policy, values near 0.
         small = snt.initializers.VarianceScaling(scale=0.01)
-        self._policy_head = snt.Linear(distribution.num_parameters, w_init=small, name="policy")
+        self._policy_head = snt.Linear(distribution.num_outputs, w_init=small, name="policy")
         self._baseline_head = snt.Linear(1, w_init=small, name="baseline")
 
     @property
@@ -59,6 +59,21 @@ class Agent(snt.Module):
         """What serves the baseline alone: the policy does not depend on it."""
         parts = (self._baseline_torso, self._baseline_core, self._baseline_head)
         return [v for part in parts if part is not None for v in part.trainable_variables]
+
+    @property
+    def policy_variables(self) -> Sequence[tf.Variable]:
+        """What the policy depends on: everything else that is trained."""
+        of_baseline = {id(variable) for variable in self.baseline_variables}
+        return [v for v in self.trainable_variables if id(v) not in of_baseline]
+
+    @property
+    def observation_size(self) -> int:
+        """F of `observation_vector`."""
+        return self._torso.vector_size
+
+    def observation_vector(self, observation: Nest) -> tf.Tensor:
+        """Observations [N, ...], flat, with choices as one-hot: [N, F]."""
+        return self._torso.vector(observation)
 
     def initial_state(self, batch_size: int | tf.Tensor) -> Nest:
         """The core state [B, ...] before the first time step, which must be FIRST."""
@@ -73,20 +88,21 @@ class Agent(snt.Module):
         Args:
           timestep: [B, ...].
           core_state: [B, ...] before it.
-          seed: [2] int32; another one for every step.
+          seed: [2] int32; another one for every step, with the first number always the same.
 
         Returns:
           What to do, [B, ...], and the core state after it.
         """
         output, core_state = self._one_row(timestep, core_state)
-        action, _ = self.distribution.sample_and_log_prob(output.policy, seed)
-        return AgentOutput(action, output.policy, output.baseline), core_state
+        policy = self.distribution.behaviour(output.policy, seed)
+        action, _ = self.distribution.sample_and_log_prob(policy, seed)
+        return AgentOutput(action, policy, output.baseline), core_state
 
     def greedy_step(self, timestep: TimeStep, core_state: Nest) -> tuple[AgentOutput, Nest]:
         """Like `step`, with the distribution's mode instead of a sample."""
         output, core_state = self._one_row(timestep, core_state)
-        action = self.distribution.mode(output.policy)
-        return AgentOutput(action, output.policy, output.baseline), core_state
+        policy = self.distribution.behaviour(output.policy, seed=None)
+        return AgentOutput(self.distribution.mode(policy), policy, output.baseline), core_state
 
     def unroll(self, timestep: TimeStep, core_state: Nest) -> tuple[NetworkOutput, Nest]:
         """What the network says of T rows.

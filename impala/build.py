@@ -73,7 +73,12 @@ def agent(
         observation_space = frame_stack.observation_space
     # Sonnet's initialisers draw from the global generator; everything drawn later is stateless.
     tf.random.set_seed(seed)
-    distribution = distributions.for_space(action_space)
+    if config.policy == "epsilon_greedy":
+        distribution: distributions.Distribution = distributions.epsilon_greedy_for_space(
+            action_space, config.epsilon
+        )
+    else:
+        distribution = distributions.for_space(action_space)
     masks_actions = has_action_mask(observation_space)
     if masks_actions:
         _check_action_mask(observation_space, distribution.num_choices)

@@ -23,7 +23,7 @@ Cost = Annotated[float, Range(0.0)]
 Share = Annotated[float, Range(0.0, 1.0)]
 Scale = Annotated[float, Range(1e-12)]
 
-AlgorithmName = Literal["impala", "actor_critic", "critic"]
+AlgorithmName = Literal["impala", "actor_critic", "critic", "q_learning", "sac"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +112,18 @@ class EvaluatorConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class EpsilonConfig:
+    """How much an epsilon-greedy policy explores: Mnih et al. 2016, supplement 8."""
+
+    anneal: Share = 0.1
+    """Share of the run over which epsilon falls from 1; 0: it is final from the beginning."""
+    finals: tuple[Share, ...] = (0.1, 0.01, 0.5)
+    """What it falls to; each environment draws one of these."""
+    weights: tuple[Cost, ...] = (0.4, 0.3, 0.3)
+    """How likely each of them is."""
+
+
+@dataclasses.dataclass(frozen=True)
 class AgentConfig:
     """The network: [frame stack] -> torso -> [core] -> policy and baseline heads."""
 
@@ -126,6 +138,10 @@ class AgentConfig:
     """Units of the LSTM core."""
     frame_stack: Positive = 1
     """Frames that the torso sees at once; kept in the core state, so each frame travels once."""
+    policy: Literal["stochastic", "epsilon_greedy"] = "stochastic"
+    """stochastic: the network says a distribution of the action; epsilon_greedy: the values of the
+    actions, as q_learning learns them."""
+    epsilon: EpsilonConfig = EpsilonConfig()
     separate_baseline: bool = False
     """A torso and a core of its own for the baseline; otherwise it shares the policy's."""
 
@@ -199,6 +215,40 @@ class CriticConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class QLearningConfig:
+    """Q-learning with a target network: Mnih et al. 2016, arXiv 1602.01783, section 4, with one
+    learner; double Q-learning: van Hasselt et al. 2016, arXiv 1509.06461. Summed over T and B.
+    """
+
+    steps: Positive = 1
+    """Rewards in a target before it is bootstrapped: n, but not beyond the end of the unroll."""
+    double: bool = False
+    """The network that learns chooses the action whose value the target network tells."""
+    target_updates: Positive = 1000
+    """Updates after which the target network becomes what the network is by then."""
+    huber_delta: Scale = 1.0
+    """Errors beyond this count linearly."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SacConfig:
+    """Soft actor-critic: Haarnoja et al. 2018, arXiv 1801.01290; with a learned temperature: arXiv
+    1812.05905. Summed over T and B.
+    """
+
+    critic_hidden_sizes: tuple[Positive, ...] = (256, 256)
+    """Widths of the layers of both critics, in units."""
+    target_step: Share = 0.005
+    """tau: how far the target critics move towards the critics, each update."""
+    temperature: Scale = 1.0
+    """alpha, at first."""
+    learn_temperature: bool = True
+    """Move it so that the policy's entropy becomes entropy_per_dimension; otherwise it stays."""
+    entropy_per_dimension: float = -1.0
+    """Entropy that is wanted, per dimension of the action, as if the action's box were (-1, 1)."""
+
+
+@dataclasses.dataclass(frozen=True)
 class OptimiserConfig:
     """How gradients become steps."""
 
@@ -234,6 +284,8 @@ class MixConfig:
     """Whether fresh unrolls are learned from; otherwise they only go to replay."""
     warm_up_unrolls: Positive = 100
     """Unrolls that replay must hold before the first update; until then they only go there."""
+    updates: Positive = 1
+    """Updates for each time that fresh unrolls are taken; several need mix.no-learn-from-fresh."""
     max_policy_lag: Count = 0
     """Updates that a fresh unroll may be behind; older ones are dropped. 0: any number."""
 
@@ -313,6 +365,8 @@ class Config:
     impala: ImpalaConfig = ImpalaConfig()
     actor_critic: ActorCriticConfig = ActorCriticConfig()
     critic: CriticConfig = CriticConfig()
+    q_learning: QLearningConfig = QLearningConfig()
+    sac: SacConfig = SacConfig()
     optimiser: OptimiserConfig = OptimiserConfig()
     mix: MixConfig = MixConfig()
     replay: ReplayConfig = ReplayConfig()
@@ -353,6 +407,39 @@ _CARTPOLE_A3C = dataclasses.replace(
     actor_critic=ActorCriticConfig(entropy_anneal=0.5, gae_lambda=0.95),
     mix=MixConfig(fresh=16),
     learner=LearnerConfig(queue_unrolls=16, max_in_flight=1),
+)
+
+# One step in 64 is fresh to each of eight updates; all are from the last 50,000.
+_CARTPOLE_Q = Config(
+    environment=EnvironmentConfig(id="CartPole-v1"),
+    agent=AgentConfig(
+        hidden_sizes=(128, 128),
+        policy="epsilon_greedy",
+        epsilon=EpsilonConfig(anneal=0.2, finals=(0.1, 0.01), weights=(0.5, 0.5)),
+    ),
+    algorithm="q_learning",
+    q_learning=QLearningConfig(steps=3, double=True, target_updates=200),
+    optimiser=OptimiserConfig(name="adam", learning_rate=1e-3, epsilon=1e-5),
+    mix=MixConfig(fresh=8, replayed=32, learn_from_fresh=False, updates=8),
+    replay=ReplayConfig(rule="fifo", capacity_frames=50_000),
+    learner=LearnerConfig(unroll_length=8, queue_unrolls=8, max_in_flight=1),
+    actor=ActorConfig(num_envs=16),
+    total_frames=200_000,
+)
+
+# An update for each step, of 256 steps of all those before.
+_PENDULUM = Config(
+    environment=EnvironmentConfig(id="Pendulum-v1"),
+    agent=AgentConfig(hidden_sizes=(256, 256)),
+    algorithm="sac",
+    optimiser=OptimiserConfig(
+        name="adam", learning_rate=1e-3, epsilon=1e-8, decay_to_zero=False, clip_global_norm=1e6
+    ),
+    mix=MixConfig(fresh=2, replayed=64, learn_from_fresh=False, updates=8, warm_up_unrolls=250),
+    replay=ReplayConfig(rule="fifo", capacity_frames=1_000_000),
+    learner=LearnerConfig(unroll_length=4, queue_unrolls=2, max_in_flight=1),
+    actor=ActorConfig(num_envs=4),
+    total_frames=30_000,
 )
 
 _ATARI = Config(
@@ -430,6 +517,8 @@ PRESETS: dict[str, tuple[str, Config]] = {
     "catch": ("Catch on a 10x5 board: half a minute to a perfect score on two cores.", _CATCH),
     "cartpole": ("CartPole-v1: a minute and a quarter to its best score on two cores.", _CARTPOLE),
     "cartpole-a3c": ("CartPole-v1 with actor-critic, on-policy.", _CARTPOLE_A3C),
+    "cartpole-q": ("CartPole-v1 with Q-learning from replay.", _CARTPOLE_Q),
+    "pendulum": ("Pendulum-v1 with soft actor-critic: 30,000 steps.", _PENDULUM),
     "atari": (
         "Pong with the paper's shallow network; another game with --environment.id.",
         _ATARI_CPU,

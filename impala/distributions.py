@@ -14,14 +14,35 @@ import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
+from impala.configs import EpsilonConfig
 from impala.types import Nest
+
+_FORBIDDEN = -1e9  # the output of a choice that there is not
 
 
 class Distribution(abc.ABC):
-    """A family of distributions over one action, for any number of leading dimensions."""
+    """A family of distributions over one action, for any number of leading dimensions.
+
+    What the network says are parameters already, unless a family has its own way to explore:
+    `behaviour` then makes parameters of outputs.
+    """
 
     num_parameters: int  # P
+    num_outputs: int  # of the network, from which parameters are made
     num_choices: int = 0  # that can be masked, of all parts together
+
+    def behaviour(self, outputs: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
+        """Parameters of the distribution that actions are drawn from.
+
+        Args:
+          outputs: [B, num_outputs], of the network.
+          seed: [2] int32, whose first number stays the same for as long as an actor lives; None
+            where nothing is to be explored.
+
+        Returns:
+          [B, P].
+        """
+        return outputs
 
     @abc.abstractmethod
     def sample_and_log_prob(self, parameters: tf.Tensor, seed: tf.Tensor) -> tuple[Nest, tf.Tensor]:
@@ -51,22 +72,22 @@ class Distribution(abc.ABC):
     def kl(self, p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
         """KL(p || q) in nats, of two sets of parameters [..., P]. [...]."""
 
-    def mask(self, parameters: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
-        """Parameters [..., P] with which some choices have probability zero.
+    def mask(self, outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
+        """Outputs [..., num_outputs] with which some choices have probability zero.
 
         Args:
-          parameters: [..., P].
+          outputs: [..., num_outputs].
           allowed: [..., num_choices], 0 for choices that there are not; one of each part's must be
             allowed.
         """
-        return parameters
+        return outputs
 
 
 class Categorical(Distribution):
     """One of n actions; the parameters are n logits."""
 
     def __init__(self, num_actions: int, start: int = 0, dtype: np.dtype | type = np.int64) -> None:
-        self.num_parameters = self.num_choices = num_actions
+        self.num_outputs = self.num_parameters = self.num_choices = num_actions
         self._start = start
         self._dtype = tf.as_dtype(dtype)
 
@@ -93,9 +114,101 @@ class Categorical(Distribution):
         difference = tf.nn.log_softmax(p) - tf.nn.log_softmax(q)
         return tf.reduce_sum(tf.nn.softmax(p) * difference, axis=-1)
 
-    def mask(self, parameters: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
+    def mask(self, outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
         # Not -inf: 0 * -inf in an entropy is NaN. This much is a probability of exactly zero, too.
-        return tf.where(allowed > 0, parameters, -1e9)
+        return tf.where(allowed > 0, outputs, _FORBIDDEN)
+
+    def _action(self, scores: tf.Tensor) -> tf.Tensor:
+        index = tf.argmax(scores, axis=-1, output_type=tf.int64)
+        return tf.cast(index + self._start, self._dtype)
+
+
+class EpsilonGreedy(Distribution, tf.Module):
+    """The most valuable of n actions, or, with probability epsilon, any that is allowed.
+
+    The network says n action values; the parameters are these and epsilon. Every environment has an
+    epsilon of its own, which goes from 1 to one of several final values: Mnih et al. 2016, arXiv
+    1602.01783, section 5.1 and supplement 8. How far it has got, `progress` tells: a variable that
+    is published with the agent's, and that the algorithm moves.
+
+    Args:
+      num_actions: n.
+      anneal: share of the phase over which epsilon falls.
+      finals: its final values.
+      weights: how likely each of them is; they add up to 1.
+      start: the number of the first action.
+      dtype: of an action.
+    """
+
+    def __init__(
+        self,
+        num_actions: int,
+        anneal: float,
+        finals: Sequence[float],
+        weights: Sequence[float],
+        start: int = 0,
+        dtype: np.dtype | type = np.int64,
+    ) -> None:
+        tf.Module.__init__(self, name="epsilon_greedy")
+        self.num_outputs = self.num_choices = num_actions
+        self.num_parameters = num_actions + 1
+        self.progress = tf.Variable(0.0, trainable=False, name="progress")
+        self._anneal = anneal
+        self._finals = np.asarray(finals, np.float32)
+        self._until = np.cumsum(weights).astype(np.float32)  # of a uniform number, for each of them
+        self._start = start
+        self._dtype = tf.as_dtype(dtype)
+
+    def behaviour(self, outputs: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
+        if seed is None:
+            return tf.concat([outputs, tf.zeros_like(outputs[..., :1])], axis=-1)
+        # Of the actor's own number alone: the same in every step of a row.
+        drawn = tf.random.stateless_uniform(
+            tf.shape(outputs)[:1], tf.stack([seed[0], 0]), maxval=self._until[-1]
+        )
+        which = tf.reduce_sum(tf.cast(drawn[:, tf.newaxis] >= self._until, tf.int32), axis=-1)
+        share = tf.minimum(1.0, tf.math.divide_no_nan(self.progress, self._anneal))
+        share = share if self._anneal > 0.0 else tf.ones([])
+        epsilon = 1.0 + share * (tf.gather(_float32(self._finals), which) - 1.0)
+        return tf.concat([outputs, epsilon[:, tf.newaxis]], axis=-1)
+
+    def sample_and_log_prob(self, parameters: tf.Tensor, seed: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+        probabilities = self._probabilities(parameters)
+        tiny = np.finfo(np.float32).tiny
+        uniform = tf.random.stateless_uniform(tf.shape(probabilities), seed, minval=tiny)
+        gumbel = -tf.math.log(-tf.math.log(uniform))
+        action = self._action(tf.math.log(probabilities) + gumbel)
+        return action, self.log_prob(parameters, action)
+
+    def mode(self, parameters: tf.Tensor) -> Nest:
+        return self._action(parameters[..., :-1])
+
+    def log_prob(self, parameters: tf.Tensor, action: Nest) -> tf.Tensor:
+        chosen = tf.one_hot(self.index(action), self.num_choices)
+        return tf.math.log(tf.reduce_sum(chosen * self._probabilities(parameters), axis=-1))
+
+    def entropy(self, parameters: tf.Tensor) -> tf.Tensor:
+        p = self._probabilities(parameters)
+        return -tf.reduce_sum(tf.math.xlogy(p, p), axis=-1)
+
+    def kl(self, p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
+        """Infinite where q never does what p does."""
+        of_p, of_q = self._probabilities(p), self._probabilities(q)
+        return tf.reduce_sum(tf.math.xlogy(of_p, of_p) - tf.math.xlogy(of_p, of_q), axis=-1)
+
+    def mask(self, outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
+        return tf.where(allowed > 0, outputs, _FORBIDDEN)
+
+    def index(self, action: Nest) -> tf.Tensor:
+        """Which of the n outputs an action stands at: 0 to n - 1."""
+        return tf.cast(action, tf.int32) - self._start
+
+    def _probabilities(self, parameters: tf.Tensor) -> tf.Tensor:
+        values, epsilon = parameters[..., :-1], parameters[..., -1:]
+        allowed = tf.cast(values > 0.5 * _FORBIDDEN, tf.float32)
+        anyone = allowed / tf.reduce_sum(allowed, axis=-1, keepdims=True)
+        best = tf.one_hot(tf.argmax(values, axis=-1), self.num_choices)
+        return (1.0 - epsilon) * best + epsilon * anyone
 
     def _action(self, scores: tf.Tensor) -> tf.Tensor:
         index = tf.argmax(scores, axis=-1, output_type=tf.int64)
@@ -118,7 +231,10 @@ class TanhNormal(Distribution):
         flat_low, flat_high = (bound.reshape(-1).astype(np.float64) for bound in (low, high))
         self._half_width = flat_high / 2 - flat_low / 2  # [D]; halved first: cannot overflow
         self._centre = flat_high / 2 + flat_low / 2
-        self.num_parameters = 2 * self._size
+        self.num_outputs = self.num_parameters = 2 * self._size
+        self.size = self._size  # D
+        # What a log-density in units of the box is less than one in (-1, 1)^D.
+        self.log_volume = float(np.log(self._half_width).sum())
 
     def sample_and_log_prob(self, parameters: tf.Tensor, seed: tf.Tensor) -> tuple[Nest, tf.Tensor]:
         mean, log_std = self._gaussian(parameters)
@@ -133,10 +249,14 @@ class TanhNormal(Distribution):
     def log_prob(self, parameters: tf.Tensor, action: Nest) -> tf.Tensor:
         """Density in the units of the box; the edge counts as the last point before it."""
         mean, log_std = self._gaussian(parameters)
-        action = self._flat(tf.cast(action, tf.float32))
-        unit = (action - _float32(self._centre)) / _float32(self._half_width)
+        unit = self.unit(action)
         limit = 1.0 - 1e-6  # atanh 7.25, from where float32 can tell no more points apart.
         return self._log_density(mean, log_std, tf.atanh(tf.clip_by_value(unit, -limit, limit)))
+
+    def unit(self, action: Nest) -> tf.Tensor:
+        """Actions [..., *shape] of the box as points [..., D] of (-1, 1)^D."""
+        action = self._flat(tf.cast(action, tf.float32))
+        return (action - _float32(self._centre)) / _float32(self._half_width)
 
     def entropy(self, parameters: tf.Tensor) -> tf.Tensor:
         """The Gaussian's entropy + E[log |d action / d point|], the latter by Gauss-Hermite.
@@ -175,7 +295,7 @@ class TanhNormal(Distribution):
         return tf.reduce_sum(gaussian - change, axis=-1)
 
     def _log_half_width(self) -> tf.Tensor:
-        return _float32(np.log(self._half_width))
+        return _float32(np.log(self._half_width))  # [D]
 
     def _squash(self, point: tf.Tensor) -> tf.Tensor:
         action = _float32(self._centre) + _float32(self._half_width) * tf.tanh(point)
@@ -208,7 +328,7 @@ class Joint(Distribution):
         self._split = split
         self._join = join
         self._sizes = [component.num_parameters for component in components]
-        self.num_parameters = sum(self._sizes)
+        self.num_outputs = self.num_parameters = sum(self._sizes)
         self._choices = [component.num_choices for component in components]
         self.num_choices = sum(self._choices)
 
@@ -239,13 +359,40 @@ class Joint(Distribution):
         parts = zip(self._components, self._parts(p), self._parts(q), strict=True)
         return tf.add_n([component.kl(part_p, part_q) for component, part_p, part_q in parts])
 
-    def mask(self, parameters: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
+    def mask(self, outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
         of_parts = tf.split(allowed, self._choices, axis=-1)
-        parts = zip(self._components, self._parts(parameters), of_parts, strict=True)
+        parts = zip(self._components, self._parts(outputs), of_parts, strict=True)
         return tf.concat([component.mask(*part) for component, *part in parts], axis=-1)
 
     def _parts(self, parameters: tf.Tensor) -> list[tf.Tensor]:
         return tf.split(parameters, self._sizes, axis=-1)
+
+
+def epsilon_greedy_for_space(action_space: gym.Space, config: EpsilonConfig) -> EpsilonGreedy:
+    """Over the actions of a space of choices.
+
+    Raises:
+      ValueError: if it is none, or the settings make no sense together.
+    """
+    if not isinstance(action_space, gym.spaces.Discrete):
+        raise ValueError(
+            f"agent.policy is epsilon_greedy, which chooses one of n actions, not {action_space}: "
+            "play another environment, or set agent.policy to stochastic."
+        )
+    finals, weights = config.finals, config.weights
+    if not finals or len(finals) != len(weights) or sum(weights) <= 0.0:
+        raise ValueError(
+            f"agent.epsilon has the finals {finals} with the weights {weights}: give as many of "
+            "one as of the other, one or more, and weights that are not all 0."
+        )
+    return EpsilonGreedy(
+        int(action_space.n),
+        config.anneal,
+        finals,
+        [weight / sum(weights) for weight in weights],
+        int(action_space.start),
+        action_space.dtype,
+    )
 
 
 def for_space(action_space: gym.Space) -> Distribution:

@@ -87,6 +87,36 @@ def lambda_returns(steps: Aligned, lambda_: float = 1.0) -> tf.Tensor:
     return returns.vs
 
 
+def n_step_targets(steps: Aligned, state_values: tf.Tensor, n: int) -> tf.Tensor:
+    """Up to n discounted rewards and the value of the state behind them. Without a gradient.
+
+    There are fewer at the end of the unroll, and where an episode ends: then the sum does, with the
+    value of its last state if it was cut short by a time limit, and with nothing if it was over.
+    [T, B].
+
+    Args:
+      steps: [T, B].
+      state_values: [T + 1, B].
+      n: 1 or more.
+    """
+    next_values = state_values[1:]
+    # Nothing leads on over a seam: the value of its LAST row stands for what was cut off.
+    goes_on = tf.concat([steps.mask[1:], tf.zeros_like(steps.mask[:1])], axis=0) > 0.0
+    behind = next_values
+    for _ in range(n):
+        targets = steps.rewards + steps.discounts * behind
+        later = tf.concat([targets[1:], next_values[-1:]], axis=0)
+        behind = tf.where(goes_on, later, next_values)
+    return tf.stop_gradient(targets)
+
+
+def huber(predictions: tf.Tensor, targets: tf.Tensor, delta: float) -> tf.Tensor:
+    """0.5 error^2, but linear from an error of `delta` on; moves no target. [T, B]."""
+    error = tf.abs(tf.stop_gradient(targets) - predictions)
+    inner = tf.minimum(error, delta)
+    return 0.5 * tf.square(inner) + delta * (error - inner)
+
+
 def policy_gradient(log_probs: tf.Tensor, advantages: tf.Tensor) -> tf.Tensor:
     """-A log pi(a): raises the probability of actions with an advantage above 0. [T, B]."""
     return -log_probs * tf.stop_gradient(advantages)

@@ -144,13 +144,28 @@ class Torso(snt.Module):
     def __call__(self, observation: Nest) -> tf.Tensor:
         if not is_wrapped(self._space):
             return self._network(self._network_input(observation))
-        added = [
+        features = self._network(self._network_input(observation["observation"]))
+        return tf.concat([features, *self._added(observation)], axis=-1)
+
+    def vector(self, observation: Nest) -> tf.Tensor:
+        """All that is seen of observations, flat: [N, F]."""
+        if not is_wrapped(self._space):
+            return as_vector(self._space, observation)
+        own = as_vector(self._main_space, observation["observation"])
+        return tf.concat([own, *self._added(observation)], axis=-1)
+
+    @property
+    def vector_size(self) -> int:
+        """F of `vector`."""
+        any_one = tf.nest.map_structure(lambda x: np.asarray(x)[np.newaxis], self._space.sample())
+        return int(self.vector(any_one).shape[-1])
+
+    def _added(self, observation: Nest) -> list[tf.Tensor]:
+        return [
             _ADDED[key](self._space[key], observation[key])
             for key in sorted(self._space.spaces)
             if key in spaces.SEEN
         ]
-        features = self._network(self._network_input(observation["observation"]))
-        return tf.concat([features, *added], axis=-1)
 
     def _network_input(self, observation: Nest) -> tf.Tensor:
         if isinstance(self._network, MLP):

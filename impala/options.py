@@ -231,6 +231,11 @@ def validate(config: Config) -> Config:
             "mix.learn_from_fresh is false and mix.replayed is 0: there is nothing to learn from. "
             "Set one of them."
         )
+    if config.mix.updates > 1 and config.mix.learn_from_fresh:
+        raise OptionError(
+            f"mix.updates is {config.mix.updates}, but fresh unrolls are learned from once: set "
+            "mix.learn_from_fresh to false (--mix.no-learn-from-fresh), or mix.updates to 1."
+        )
     try:
         kwargs = json.loads(config.environment.kwargs)
     except json.JSONDecodeError as error:

@@ -25,6 +25,7 @@ class Update(NamedTuple):
 
     learning_rate: float
     metrics: Mapping[str, float]
+    histograms: Mapping[str, np.ndarray]
 
 
 class Learner:
@@ -63,7 +64,7 @@ class Learner:
             then: nothing may be published or saved.
         """
         learning_rate = optimisers.learning_rate(self._config.optimiser, self.progress)
-        metrics, finite = self._update(
+        metrics, histograms, finite = self._update(
             batch,
             tf.constant(learning_rate, tf.float32),
             tf.constant(self.progress, tf.float32),
@@ -72,7 +73,8 @@ class Learner:
         if not np.all(finite):
             self._explain(metrics, np.asarray(finite))
         self.counters = self.counters._replace(updates=self.counters.updates + 1)
-        return Update(learning_rate, metrics)
+        histograms = {name: values.numpy() for name, values in histograms.items()}
+        return Update(learning_rate, metrics, histograms)
 
     def count(self, *, unrolls: int, frames: int, steps: int, seconds: float) -> None:
         """Counts what an update learned from, or what only went to replay.
@@ -123,7 +125,7 @@ class Learner:
 
     def _update_once(
         self, batch: Batch, learning_rate: tf.Tensor, progress: tf.Tensor
-    ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    ) -> tuple[dict[str, tf.Tensor], Mapping[str, tf.Tensor], tf.Tensor]:
         variables = self._algorithm.learned_variables
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
@@ -135,8 +137,9 @@ class Learner:
             gradients, self._config.optimiser.clip_global_norm
         )
         self._optimiser.apply(gradients, variables, learning_rate)
-        self._algorithm.after_update()
-        return {**output.metrics, "loss/total": loss, "gradient_norm": norm}, finite
+        self._algorithm.after_update(progress)
+        metrics = {**output.metrics, "loss/total": loss, "gradient_norm": norm}
+        return metrics, output.histograms, finite
 
     def _explain(self, metrics: Mapping[str, float], finite: np.ndarray) -> None:
         names = ["the loss", *(f"gradient of {v.name}" for v in self._algorithm.learned_variables)]

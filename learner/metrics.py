@@ -57,7 +57,7 @@ class Telemetry:
     def _clear(self) -> None:
         self._sums: dict[str, float] = collections.defaultdict(float)
         self._counts: collections.Counter[str] = collections.Counter()
-        self._actions: Nest = ()
+        self._newest: dict[str, Nest] = {}
         self._waited = 0.0
         self._since = time.monotonic()
 
@@ -81,9 +81,9 @@ class Telemetry:
         self.sample("policy_lag", lags[~is_replay])
         self.sample("replay/policy_lag", lags[is_replay])
 
-    def actions(self, actions: Nest) -> None:
-        """Keeps the fresh actions of one batch, [N, ...]: histograms are of the last one."""
-        self._actions = actions
+    def newest(self, name: str, values: Nest) -> None:
+        """Keeps numbers [N, ...] in the place of those before: for a histogram, not for the row."""
+        self._newest[name] = values
 
     def actor(self, elapsed: float, waited: float) -> None:
         """Adds what an actor says of its time: seconds in all, and of those waiting for us."""
@@ -111,23 +111,23 @@ class Telemetry:
         """Ends the interval: everything that was added since the last row.
 
         Returns:
-          Scalars; and all numbers of what is distributed, with the actions of one batch, each
-          part of them by itself.
+          Scalars; and all numbers of what is distributed, with what is newest, each part of a
+          nest by itself.
         """
         with self._lock:
             samples, self._samples = self._samples, {}
         gathered = {name: np.concatenate(parts) for name, parts in samples.items()}
         histograms = {name: values for name, values in gathered.items() if values.size}
         row = self._scalars(counters, {**gauges, **_quantiles(histograms)})
-        histograms |= self._action_histograms()
+        histograms |= self._newest_histograms()
         self._base = counters
         self._clear()
         return row, histograms
 
-    def _action_histograms(self) -> Histograms:
+    def _newest_histograms(self) -> Histograms:
         found = {}
-        for path, leaf in tree.flatten_with_path(self._actions):
-            name = "/".join(["action", *map(str, path)])
+        for path, leaf in tree.flatten_with_path(self._newest):
+            name = "/".join(map(str, path))
             parts = leaf.reshape(len(leaf), math.prod(leaf.shape[1:]))
             for i, part in enumerate(parts.T):
                 found[f"{name}/{i}" if len(parts.T) > 1 else name] = part

@@ -121,6 +121,7 @@ class Mix:
         self._replay = replay
         self._version = version  # that the batch being made will move
         self._has_dropped = False
+        self._more: tuple[Unroll, int] | None = None  # what batches look like; how many come still
         self._rest: _Chunk | None = None  # of a message that is partly used
         self._ready: queue.Queue[Prepared] = queue.Queue(maxsize=depth)
         self._stop = threading.Event()
@@ -165,6 +166,8 @@ class Mix:
     def _prepare(self) -> Prepared | None:
         """Makes one batch, or None when the mix was closed first."""
         config, replay = self._config, self._replay
+        if self._more is not None:
+            return self._again(*self._more)
         if (taken := self._take(config.fresh)) is None:
             return None
         fresh = [chunk for chunk in taken if not chunk.dropped]
@@ -187,9 +190,20 @@ class Mix:
             assert replay is not None
             replay.sample(unroll, filled, config.replayed)
         self._remember(fresh)  # After the draw: nothing is fresh and replayed at once.
+        if config.updates > 1:
+            self._more = unroll, config.updates - 1
 
         self._version += 1
         return _prepared(Batch(unroll, is_replay), taken)
+
+    def _again(self, like: Unroll, count: int) -> Prepared:
+        """Another batch of nothing but replay, without taking anything; `count` are due."""
+        assert self._replay is not None
+        unroll = _empty_like(like, self._config.batch_size)
+        self._replay.sample(unroll, 0, self._config.batch_size)
+        self._more = (like, count - 1) if count > 1 else None
+        self._version += 1
+        return _prepared(Batch(unroll, np.ones(self._config.batch_size, np.bool_)), [])
 
     def _take(self, count: int) -> list[_Chunk] | None:
         """Takes `count` unrolls out of the ingest, in order; None when the mix is closed.

@@ -241,7 +241,10 @@ class _Run:
             is_replay, unroll = prepared.batch.is_replay, prepared.batch.unroll
             telemetry.policy_lag(np.maximum(0, before - versions), is_replay)
             fresh = (unroll.timestep.step_type[1:] != StepType.FIRST) & ~is_replay
-            telemetry.actions(tree.map_structure(lambda x: x[1:][fresh], unroll.output.action))
+            actions = tree.map_structure(lambda x: x[1:][fresh], unroll.output.action)
+            telemetry.newest("action", actions)
+            for name, values in update.histograms.items():
+                telemetry.newest(name, values.reshape(-1))
         for arrival in prepared.arrivals:
             telemetry.episodes(self._tasks[arrival.task].name, arrival.episodes)
             telemetry.actor(arrival.elapsed_seconds, arrival.waited_seconds)

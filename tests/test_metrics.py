@@ -51,7 +51,7 @@ def test_a_row_holds_the_means_since_the_last_row() -> None:
 def test_histograms_are_of_lags_and_of_each_part_of_the_actions() -> None:
     telemetry = Telemetry()
     telemetry.policy_lag(np.array([0, 90, 1]), np.array([False, True, False]))
-    telemetry.actions({"move": np.array([3, 4]), "aim": np.array([[1, 2], [5, 6]])})
+    telemetry.newest("action", {"move": np.array([3, 4]), "aim": np.array([[1, 2], [5, 6]])})
     _, histograms = telemetry.row(Counters(), {})
     assert {name: values.tolist() for name, values in histograms.items()} == {
         "policy_lag": [0, 1],
@@ -61,7 +61,7 @@ def test_histograms_are_of_lags_and_of_each_part_of_the_actions() -> None:
         "action/aim/1": [2, 6],
     }
     telemetry.policy_lag(np.zeros(0, int), np.zeros(0, bool))
-    telemetry.actions({"move": np.zeros(0, int), "aim": np.zeros((0, 2))})  # nothing fresh
+    telemetry.newest("action", {"move": np.zeros(0, int), "aim": np.zeros((0, 2))})  # nothing fresh
     assert telemetry.row(Counters(), {})[1] == {}
 
 

@@ -246,6 +246,27 @@ def test_replay_only_learns_from_nothing_fresh_and_counts_it_all_the_same() -> N
         assert prepared.unrolls == 4
 
 
+def test_several_updates_follow_each_taking_of_fresh_unrolls() -> None:
+    ingest, replay = Ingest(capacity=100), _replay()
+    _put(ingest, [_framed(i + 1, 4, 4 * i) for i in range(3)])
+    config = MixConfig(fresh=4, replayed=6, learn_from_fresh=False, warm_up_unrolls=2, updates=3)
+    mix = Mix(ingest, config, replay)
+    try:
+        warm_up, *batches = _take(mix, 7)
+        assert mix.get(timeout=0.05) is None  # nothing more until more is played
+    finally:
+        mix.close()
+    assert warm_up.batch is None
+    assert [prepared.unrolls for prepared in batches] == [4, 0, 0, 4, 0, 0]
+    assert [len(prepared.provenance) for prepared in batches] == [1, 0, 0, 1, 0, 0]
+    for prepared in batches:
+        assert prepared.batch is not None
+        assert prepared.batch.is_replay.tolist() == [True] * 6
+    # What was fresh to the first of three may be replayed in the other two.
+    assert max(_numbers(batches[0])) < 4
+    assert 4 <= max(max(_numbers(prepared)) for prepared in batches[1:3]) < 8
+
+
 def test_a_replay_that_is_full_need_not_warm_up_any_further() -> None:
     ingest = Ingest(capacity=100)
     _put(ingest, [_framed(i + 1, 4, 4 * i) for i in range(3)])

@@ -1,7 +1,7 @@
 """The interface of an algorithm: what the learner needs to know of it, and nothing more."""
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sonnet as snt
@@ -17,6 +17,7 @@ class LossOutput(NamedTuple):
 
     loss: tf.Tensor  # [T, B] weighted, 0 on seams; the learner sums it over T and B
     metrics: dict[str, tf.Tensor]  # name -> scalar mean over experience; terms are unweighted
+    histograms: Mapping[str, tf.Tensor] = {}  # name -> numbers of any shape
 
 
 class Algorithm(snt.Module, abc.ABC):
@@ -52,5 +53,9 @@ class Algorithm(snt.Module, abc.ABC):
           progress: [] share of the phase done, 0 to 1: what is annealed depends on it.
         """
 
-    def after_update(self) -> None:
-        """Called once after each update of `learned_variables`; target networks move here."""
+    def after_update(self, progress: tf.Tensor | float = 0.0) -> None:
+        """Called after each update of `learned_variables`; what is not learned moves here.
+
+        Args:
+          progress: as for `loss`.
+        """

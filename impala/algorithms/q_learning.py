@@ -1,0 +1,81 @@
+"""Q-learning with a target network, one-step or n-step, from the stream or from replay.
+
+Mnih et al. 2016, arXiv 1602.01783, section 4 and supplement 8, with one learner in the place of
+asynchronous gradients; double Q-learning: van Hasselt et al. 2016, arXiv 1509.06461.
+"""
+
+import copy
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from impala import losses
+from impala.agent import Agent
+from impala.algorithms.base import Algorithm, LossOutput
+from impala.configs import ObjectiveConfig, QLearningConfig
+from impala.distributions import EpsilonGreedy
+from impala.types import Batch
+
+
+class QLearning(Algorithm):
+    """Learns what actions are worth, which the agent's policy head says; it has no baseline.
+
+    Raises:
+      ValueError: the agent's policy is not epsilon-greedy.
+    """
+
+    _config: QLearningConfig
+
+    def __init__(
+        self,
+        agent: Agent,
+        objective: ObjectiveConfig,
+        config: QLearningConfig,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(agent, objective, config, name=name)
+        if not isinstance(agent.distribution, EpsilonGreedy):
+            raise ValueError(
+                "q_learning learns what each of n actions is worth: set agent.policy to "
+                "epsilon_greedy."
+            )
+        self._policy = agent.distribution
+        self._target = copy.deepcopy(agent)
+        self._updates = tf.Variable(0, trainable=False, dtype=tf.int64, name="updates")
+
+    @property
+    def learned_variables(self) -> Sequence[tf.Variable]:
+        return self.agent.policy_variables
+
+    def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:
+        """Huber's loss of the temporal difference of the actions that were taken."""
+        config = self._config
+        timestep, core_state = batch.unroll.timestep, batch.unroll.core_state
+        network_output, _ = self.agent.unroll(timestep, core_state)
+        target_output, _ = self._target.unroll(timestep, core_state)
+        steps = losses.align(batch, network_output, self._objective)
+
+        # What each of the T + 1 states is worth to who acts greedily from there on.
+        values, target_values = network_output.policy, target_output.policy  # [T + 1, B, n]
+        best = tf.argmax(values if config.double else target_values, axis=-1)
+        state_values = tf.gather(target_values, best, batch_dims=2)
+        targets = losses.n_step_targets(steps, state_values, config.steps)
+
+        taken = tf.one_hot(self._policy.index(steps.actions), self._policy.num_choices)
+        q = tf.reduce_sum(taken * values[:-1], axis=-1)
+        loss = losses.huber(q, targets, config.huber_delta)
+        terms = {
+            "loss/td": loss,
+            "q/taken": q,
+            "q/greedy": tf.reduce_max(values[:-1], axis=-1),
+            "q/target": targets,
+        }
+        metrics = {name: losses.masked_mean(term, steps.mask) for name, term in terms.items()}
+        return LossOutput(losses.masked(loss, steps.mask), metrics, {"q/taken": q})
+
+    def after_update(self, progress: tf.Tensor | float = 0.0) -> None:
+        """Lets epsilon fall, and copies the agent into the target network every now and then."""
+        self._policy.progress.assign(progress)
+        is_due = self._updates.assign_add(1) % self._config.target_updates == 0
+        for target, variable in zip(self._target.variables, self.agent.variables, strict=True):
+            target.assign(tf.where(is_due, variable, target))

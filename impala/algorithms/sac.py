@@ -1,0 +1,152 @@
+"""Soft actor-critic: twin critics, target critics, a tanh-normal policy, a learned temperature.
+
+Haarnoja et al. 2018, arXiv 1801.01290; the temperature: Haarnoja et al. 2018, arXiv 1812.05905.
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+
+import sonnet as snt
+import tensorflow as tf
+
+from impala import losses, networks
+from impala.agent import Agent
+from impala.algorithms.base import Algorithm, LossOutput
+from impala.configs import ObjectiveConfig, SacConfig
+from impala.distributions import TanhNormal
+from impala.types import Batch, Nest
+
+
+class Critics(snt.Module):
+    """Two opinions of what an action is worth.
+
+    Args:
+      agent: whose observations and actions they see.
+      hidden_sizes: of either.
+    """
+
+    def __init__(self, agent: Agent, hidden_sizes: Sequence[int], name: str | None = None) -> None:
+        super().__init__(name=name)
+        self._observe = agent.observation_vector
+        self._networks = [
+            snt.Sequential(
+                [networks.MLP(hidden_sizes, name=f"critic_{i}"), snt.Linear(1, name=f"value_{i}")]
+            )
+            for i in range(2)
+        ]
+        assert isinstance(agent.distribution, TanhNormal)
+        inputs = agent.observation_size + agent.distribution.size
+        for network in self._networks:
+            network(tf.zeros([1, inputs]))
+
+    def __call__(self, observation: Nest, points: tf.Tensor) -> tf.Tensor:
+        """Values [T, B, 2] of observations [T, B, ...] and actions, as points [T, B, D]."""
+        inputs = tf.concat([snt.BatchApply(self._observe)(observation), points], axis=-1)
+        return tf.concat([snt.BatchApply(network)(inputs) for network in self._networks], axis=-1)
+
+
+class Sac(Algorithm):
+    """Learns the agent's policy, beside critics and a temperature of its own; it has no baseline.
+
+    Raises:
+      ValueError: the action is not a box, or the agent has a memory.
+    """
+
+    _config: SacConfig
+
+    def __init__(
+        self,
+        agent: Agent,
+        objective: ObjectiveConfig,
+        config: SacConfig,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(agent, objective, config, name=name)
+        if not isinstance(agent.distribution, TanhNormal):
+            raise ValueError(
+                "sac learns continuous actions: play an environment with a Box of them."
+            )
+        if agent.initial_state(1) != ():
+            raise ValueError(
+                "sac's critics see one observation at a time: set agent.core to feed_forward and "
+                "agent.frame_stack to 1."
+            )
+        self._policy = agent.distribution
+        self._critics = Critics(agent, config.critic_hidden_sizes)
+        self._target_critics = copy.deepcopy(self._critics)
+        self._log_temperature = tf.Variable(math.log(config.temperature), name="log_temperature")
+        self._updates = tf.Variable(0, trainable=False, dtype=tf.int32, name="updates")
+
+    @property
+    def learned_variables(self) -> Sequence[tf.Variable]:
+        temperature = [self._log_temperature] if self._config.learn_temperature else []
+        return [
+            *self.agent.policy_variables,
+            *self._critics.trainable_variables,
+            *temperature,
+        ]
+
+    def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:
+        """Terms of critics, policy and temperature, each of which moves only its own variables."""
+        config, policy = self._config, self._policy
+        observation = batch.unroll.timestep.observation
+        network_output, _ = self.agent.unroll(batch.unroll.timestep, batch.unroll.core_state)
+        steps = losses.align(batch, network_output, self._objective)
+        temperature = tf.exp(self._log_temperature)
+        fixed_temperature = tf.stop_gradient(temperature)
+
+        # What the policy would do now in each of the T + 1 states.
+        seed = tf.stack([self._updates, 0])
+        actions, log_probs = policy.sample_and_log_prob(network_output.policy, seed)
+        points = policy.unit(actions)  # [T + 1, B, D]
+        log_probs += policy.log_volume  # of the points: what an action's units are does not matter
+
+        # Critics: towards the reward and the soft value of the next state (equations 5 to 7).
+        now, then = _rows(observation, slice(None, -1)), _rows(observation, slice(1, None))
+        next_values = tf.reduce_min(self._target_critics(then, points[1:]), axis=-1)
+        next_values -= fixed_temperature * log_probs[1:]
+        targets = tf.stop_gradient(steps.rewards + steps.discounts * next_values)
+        q = self._critics(now, policy.unit(steps.actions))  # [T, B, 2]
+        critic = 0.5 * tf.reduce_sum(tf.square(q - targets[..., tf.newaxis]), axis=-1)
+
+        # Policy: up the gradient of the critics in the action, which moves no critic (equation 9).
+        chosen = tf.stop_gradient(points[:-1])
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(chosen)
+            worth = tf.reduce_min(self._critics(now, chosen), axis=-1)
+        slope = tf.stop_gradient(tape.gradient(worth, chosen))
+        towards = tf.reduce_sum(slope * points[:-1], axis=-1)
+        actor = fixed_temperature * log_probs[:-1] - towards
+
+        # Temperature: up if there is less entropy than wanted, else down.
+        wanted = config.entropy_per_dimension * policy.size
+        lacking = tf.stop_gradient(log_probs[:-1] + wanted)
+        loss = critic + actor
+        if config.learn_temperature:
+            loss -= temperature * lacking
+
+        terms = {
+            "loss/critic": critic,
+            "loss/policy": fixed_temperature * log_probs[:-1] - worth,
+            "policy/entropy": -log_probs[:-1],
+            "q/taken": tf.reduce_mean(q, axis=-1),
+            "q/target": targets,
+        }
+        metrics = {name: losses.masked_mean(term, steps.mask) for name, term in terms.items()}
+        metrics["policy/temperature"] = fixed_temperature
+        return LossOutput(losses.masked(loss, steps.mask), metrics, {"q/taken": q[..., 0]})
+
+    def after_update(self, progress: tf.Tensor | float = 0.0) -> None:
+        """Moves the target critics a little."""
+        del progress
+        self._updates.assign_add(1)
+        step = self._config.target_step
+        for target, variable in zip(
+            self._target_critics.variables, self._critics.variables, strict=True
+        ):
+            target.assign_add(step * (variable - target))
+
+
+def _rows(observation: Nest, rows: slice) -> Nest:
+    return tf.nest.map_structure(lambda leaf: leaf[rows], observation)
