@@ -1,4 +1,6 @@
-"""Serves Prometheus metrics over HTTP. Which ones there are is said by each service itself."""
+"""Serves Prometheus metrics over HTTP. Which ones there are, each service says itself."""
+
+import importlib.metadata
 
 import prometheus_client as prometheus
 
@@ -16,6 +18,8 @@ class Exporter:
         Raises:
           OSError: it cannot be bound.
         """
+        build = prometheus.Info("impala_build", "Versions of what runs.", registry=registry)
+        build.info({name: importlib.metadata.version(name) for name in ("impala", "tensorflow")})
         host, _, port = listen.rpartition(":")
         fix = "give HOST:PORT of this machine with a port that is free"
         if not port.isdecimal():

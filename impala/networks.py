@@ -161,6 +161,8 @@ class Torso(snt.Module):
         return int(self.vector(any_one).shape[-1])
 
     def _added(self, observation: Nest) -> list[tf.Tensor]:
+        """What wrappers added, as vectors."""
+        assert isinstance(self._space, gym.spaces.Dict)
         return [
             _ADDED[key](self._space[key], observation[key])
             for key in sorted(self._space.spaces)

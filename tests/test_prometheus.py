@@ -70,6 +70,7 @@ def test_an_actors_metrics() -> None:
         samples = scrape(exporter.address)
     assert samples['impala_actor_unrolls_total{status="accepted"}'] == 16
     assert samples["impala_actor_connected"] == 0
+    assert any(name.startswith("impala_build_info") for name in samples)
 
 
 def test_names_follow_the_conventions() -> None:
