@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
+import certificates
 import trustme
 import yaml
 
@@ -117,7 +118,8 @@ def files_of(pod: Pod, objects: Sequence[Object]) -> Iterator[pathlib.Path]:
     """A directory that holds what the pod sees of its ConfigMaps and Secrets, at the same paths."""
     maps = {each["metadata"]["name"]: each["data"] for each in of_kind(objects, "ConfigMap")}
     secrets = SECRETS | {
-        each["spec"]["secretName"]: certificate_files() for each in of_kind(objects, "Certificate")
+        each["spec"]["secretName"]: certificate_files(json.dumps(each["spec"]))
+        for each in of_kind(objects, "Certificate")
     }
     volumes = {volume["name"]: volume for volume in pod.spec.get("volumes", ())}
     with tempfile.TemporaryDirectory() as directory:
@@ -138,10 +140,15 @@ def files_of(pod: Pod, objects: Sequence[Object]) -> Iterator[pathlib.Path]:
 
 
 @functools.cache
-def certificate_files() -> dict[str, str]:
-    """What cert-manager puts into a Secret."""
-    authority = trustme.CA()
-    issued = authority.issue_cert("impala-learner")
+def _authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@functools.cache
+def certificate_files(specification: str) -> dict[str, str]:
+    """What cert-manager puts into a Secret for a Certificate, whose `spec` this is as JSON."""
+    spec, authority = json.loads(specification), _authority()
+    issued = certificates.issue(authority, *spec.get("dnsNames", ()), *spec.get("uris", ()))
     return {
         "tls.crt": "".join(blob.bytes().decode() for blob in issued.cert_chain_pems),
         "tls.key": issued.private_key_pem.bytes().decode(),

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
+import certificates
 import grpc
 import messages
 import numpy as np
@@ -46,45 +47,15 @@ def token_file(path: pathlib.Path, *roles: str, suffix: str = "") -> pathlib.Pat
 
 def certificate(ca: trustme.CA, directory: pathlib.Path, name: str) -> dict[str, pathlib.Path]:
     """Writes a certificate and key for a host name or a spiffe:// identity."""
-    identity = ca.issue_cert(name) if "://" not in name else _spiffe(ca, name)
+    identity = (
+        certificates.issue(ca, name, expired="expired" in name)
+        if "://" in name
+        else ca.issue_cert(name)
+    )
     stem = name.rpartition("/")[2]
     key = write(directory / f"{stem}.key", identity.private_key_pem.bytes())
     chain = b"".join(blob.bytes() for blob in identity.cert_chain_pems)
     return {"tls_cert": write(directory / f"{stem}.crt", chain), "tls_key": key}
-
-
-def _spiffe(ca: trustme.CA, name: str) -> trustme.LeafCert:
-    """Trustme knows hosts and addresses only: an identity is put in with its own library."""
-    import datetime
-
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    signer = x509.load_pem_x509_certificate(ca.cert_pem.bytes())
-    signer_key = serialization.load_pem_private_key(ca.private_key_pem.bytes(), None)
-    key = ec.generate_private_key(ec.SECP256R1())
-    now = datetime.datetime.now(datetime.UTC)
-    until = now + datetime.timedelta(seconds=-1 if "expired" in name else 3600)
-    cert = (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([]))
-        .issuer_name(signer.subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(until)
-        .add_extension(
-            x509.SubjectAlternativeName([x509.UniformResourceIdentifier(name)]), critical=True
-        )
-        .sign(signer_key, hashes.SHA256())  # type: ignore[arg-type]
-    )
-    pem = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    return trustme.LeafCert(pem, cert.public_bytes(serialization.Encoding.PEM), [])
 
 
 # A learner and its callers.

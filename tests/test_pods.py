@@ -1,0 +1,152 @@
+"""The pods' own commands, with certificates and tokens, on loopback: a run from start to SIGTERM.
+
+Slow: it trains Catch to its pass line.
+"""
+
+import contextlib
+import json
+import pathlib
+import re
+import socket
+import subprocess
+import urllib.request
+
+import grpc
+import manifests
+import pytest
+import services
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from manifests import Pod
+
+from impala import cli
+from learner import checkpoint
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _rendered(directory: pathlib.Path) -> tuple[manifests.Object, ...]:
+    """The local overlay, which trains Catch, with mutual TLS."""
+    up = "../" * len(directory.resolve().parts)
+    here = f"{up}{manifests.DEPLOY.resolve().relative_to('/')}"
+    (directory / "kustomization.yaml").write_text(
+        f"resources: [{here}/overlays/local]\ncomponents: [{here}/components/tls]\n"
+    )
+    return manifests.render(directory)
+
+
+def _words(pod: Pod, root: pathlib.Path, learner: str) -> tuple[list[str], dict[str, int]]:
+    """A pod's arguments with its files and ports in their places here; and the ports by flag."""
+    ports: dict[str, int] = {}
+    words = []
+    for word in pod.words[1:]:
+        flag, _, value = word.partition("=")
+        if value.startswith("0.0.0.0:"):
+            ports[flag] = _free_port()
+            word = f"{flag}=127.0.0.1:{ports[flag]}"
+        elif flag == "--learner":
+            word = f"{flag}={learner}"
+        words.append(re.sub(r"=(?=/)", f"={root}", word))
+    if learner:
+        words.append("--security.tls-server-name=impala-learner")  # it is dialled as 127.0.0.1
+    return words, ports
+
+
+def _is_serving(port: int, service: str) -> bool:
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5.0)
+        except grpc.RpcError:
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _answers(port: int, path: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5.0) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _passes_probes(pod: Pod, ports: dict[str, int]) -> bool:
+    """As the kubelet asks."""
+    of_numbers = {pod.ports["metrics"]: ports["--metrics-listen"]}
+    if "health" in pod.ports:
+        of_numbers[pod.ports["health"]] = ports["--health-listen"]
+    for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+        probe = pod.container.get(kind, {})
+        for how, asked in probe.items():
+            if how not in ("grpc", "httpGet"):
+                continue
+            number = pod.port(asked["port"])
+            assert number is not None
+            port = of_numbers[number]
+            if how == "grpc" and not _is_serving(port, asked.get("service", "")):
+                return False
+            if how == "httpGet" and not _answers(port, asked["path"]):
+                return False
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_pods_train_together_and_end_well(tmp_path: pathlib.Path) -> None:
+    directory = tmp_path / "overlay"
+    directory.mkdir()
+    objects = _rendered(directory)
+    learner_pod, actor_pod, evaluator_pod = (
+        next(pod for pod in manifests.pods_of(objects) if pod.name == name)
+        for name in (
+            "StatefulSet/impala-learner",
+            "Deployment/impala-actor",
+            "Deployment/impala-evaluator",
+        )
+    )
+    assert "--security.insecure" not in learner_pod.words
+    running: list[tuple[Pod, subprocess.Popen[bytes], dict[str, int]]] = []
+    with contextlib.ExitStack() as stack:
+
+        def start(pod: Pod, learner: str = "") -> pathlib.Path:
+            root = stack.enter_context(manifests.files_of(pod, objects))
+            words, ports = _words(pod, root, learner)
+            log = tmp_path / f"{len(running)}.log"
+            running.append((pod, stack.enter_context(services.impala(*words, log=log)), ports))
+            return root
+
+        # Given a learner, two actors and an evaluator, started as in their pods ...
+        root = start(learner_pod)
+        logdir = root / "runs" / "run"
+        address = services.address_of(logdir)
+        for pod in (actor_pod, actor_pod, evaluator_pod):
+            start(pod, address)
+        for pod, _, ports in running:
+            services.wait_for(
+                f"the probes of {pod.name}", lambda p=pod, q=ports: _passes_probes(p, q)
+            )
+
+        # ... when the run is done ...
+        total = cli._parse(
+            "learner", cli.Learner, ["catch", f"--config={root}/etc/impala/run/run.yaml"]
+        ).settings.total_frames
+        services.wait_for_row(logdir, "the end", lambda row: row["frames"] >= total)
+        services.wait_for("a checkpoint", lambda: checkpoint.exists(logdir))
+
+        # ... then all of them are still there, and end on SIGTERM in the time that they have.
+        for pod, process, ports in running:
+            assert process.poll() is None, (pod.name, process.args)
+            assert _passes_probes(pod, ports)
+            process.terminate()
+            seconds = pod.spec["terminationGracePeriodSeconds"]
+            assert process.wait(timeout=seconds) == 0, pod.name
+
+        # And Catch is learned.
+        report = tmp_path / "report.json"
+        evaluated = services.run("evaluate", logdir, "--greedy", "--json", report)
+        assert evaluated.returncode == 0, evaluated.stderr
+        assert json.loads(report.read_text())["summary"]["return_mean"] >= 0.99
+        assert (logdir / "evaluations.jsonl").read_text()
