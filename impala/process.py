@@ -12,9 +12,11 @@ import sys
 
 # glibc's mallopt parameters (malloc.h) and values with which pages of megabyte messages are kept
 # instead of being given back to the kernel and faulted in again: 4 MB protobuf fields become 4-5
-# times faster.
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+# times faster. With an arena for each thread, what one thread allocates and another frees would
+# fill all of them in turn: a learner's memory would creep upwards by megabytes a minute.
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 _MALLOC_OPTIONS = {
+    _M_ARENA_MAX: 2,
     _M_MMAP_THRESHOLD: 1 << 30,
     _M_TRIM_THRESHOLD: 2**31 - 1,
     _M_TOP_PAD: 64 << 20,
