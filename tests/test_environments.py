@@ -497,8 +497,25 @@ class TestCatch:
         paddle = environment.recv().timestep.observation[:, -1].argmax(axis=1)
         assert paddle.tolist() == columns
 
+    def test_a_mark_tells_the_shift(self) -> None:
+        boards = [
+            catch.Catch(2, shift=shift, marked=True).reset(0).observation for shift in range(3)
+        ]
+        for shift, board in enumerate(boards):
+            assert board.shape == (2, 11, 5)
+            assert board[:, 10].tolist() == [[int(cell == shift) for cell in range(5)]] * 2
+            assert (board[:, :10] == boards[0][:, :10]).all()
+
     @pytest.mark.parametrize(
-        "kwargs", ['{"rows": 1}', '{"columns": "5"}', '{"colums": 5}', '{"shift": -1}']
+        "kwargs",
+        [
+            '{"rows": 1}',
+            '{"columns": "5"}',
+            '{"colums": 5}',
+            '{"shift": -1}',
+            '{"marked": 1}',
+            '{"shift": 5, "marked": true}',
+        ],
     )
     def test_boards_that_cannot_be_are_refused(self, kwargs: str) -> None:
         with pytest.raises(ValueError, match="Catch"):

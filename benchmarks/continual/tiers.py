@@ -17,12 +17,12 @@ class Tier(NamedTuple):
 MINUTES = Tier(
     preset="catch",
     tasks=(
-        "Catch",
-        'Catch{"rows": 9, "shift": 1}',
-        'Catch{"rows": 8, "shift": 2}',
+        'Catch{"shift": 0, "marked": true}',
+        'Catch{"shift": 1, "marked": true}',
+        'Catch{"shift": 2, "marked": true}',
     ),
-    frames=60_000,
-    cycles=3,
+    frames=45_000,
+    cycles=4,
     flags=(
         *("--evaluator.episodes", "32", "--optimiser.no-decay-to-zero"),
         # Who is sure of one task's controls must still try the other way in the next.

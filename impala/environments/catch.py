@@ -26,6 +26,7 @@ class Catch(base.Environment):
       columns: width of the board, at least 1.
       shift: turns the meaning of the actions: 1 makes them stay, right and left, 2 right, left and
         stay. Not one of them means the same with another shift.
+      marked: adds a row to the board, below the paddle, where cell `shift` is 1.
     """
 
     def __init__(
@@ -34,15 +35,22 @@ class Catch(base.Environment):
         rows: int = 10,
         columns: int = 5,
         shift: int = 0,
+        marked: bool = False,
     ) -> None:
         for name, value, least in (("rows", rows, 2), ("columns", columns, 1), ("shift", shift, 0)):
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} of Catch is {value!r}; it must be {least} or more.")
+        if not isinstance(marked, bool):
+            raise ValueError(f"marked of Catch is {marked!r}; it must be true or false.")
+        if marked and shift >= columns:
+            raise ValueError(
+                f"shift of Catch is {shift}; {columns} columns can mark less than that."
+            )
         self.num_envs = num_envs
-        self.observation_space = gym.spaces.Box(0, 1, (rows, columns), np.uint8)
+        self.observation_space = gym.spaces.Box(0, 1, (rows + marked, columns), np.uint8)
         self.action_space = gym.spaces.Discrete(3)
         self._rows, self._columns = rows, columns
-        self._shift = shift
+        self._shift, self._marked = shift, marked
         self._envs = np.arange(num_envs)
         self._ball_row = np.zeros(num_envs, np.int64)
         self._ball_column = np.zeros(num_envs, np.int64)
@@ -89,15 +97,17 @@ class Catch(base.Environment):
             self._ball_column[i] = self._generators[i].integers(self._columns)
 
     def _board(self) -> np.ndarray:
-        board = np.zeros((self.num_envs, self._rows, self._columns), np.uint8)
+        board = np.zeros((self.num_envs, *self.observation_space.shape), np.uint8)
         board[self._envs, self._ball_row, self._ball_column] = 1
         board[self._envs, self._rows - 1, self._paddle] = 1
+        if self._marked:
+            board[:, self._rows, self._shift] = 1
         return board
 
 
 def make(kwargs: dict[str, Any], num_envs: int) -> Catch:
     """Catch with the board and the rules of `kwargs`."""
-    known = ("rows", "columns", "shift")
+    known = ("rows", "columns", "shift", "marked")
     if unknown := sorted(set(kwargs) - set(known)):
         raise ValueError(f"environment.kwargs has {unknown}; Catch knows {', '.join(known)}.")
     return Catch(num_envs, **kwargs)
