@@ -22,7 +22,7 @@ MINUTES = Tier(
         'Catch{"shift": 2, "marked": true}',
     ),
     frames=45_000,
-    cycles=4,
+    cycles=2,
     flags=(
         *("--evaluator.episodes", "32", "--optimiser.no-decay-to-zero"),
         # Who is sure of one task's controls must still try the other way in the next.
