@@ -97,7 +97,8 @@ class Catch(base.Environment):
             self._ball_column[i] = self._generators[i].integers(self._columns)
 
     def _board(self) -> np.ndarray:
-        board = np.zeros((self.num_envs, *self.observation_space.shape), np.uint8)
+        shape = (self.num_envs, self._rows + self._marked, self._columns)
+        board = np.zeros(shape, np.uint8)
         board[self._envs, self._ball_row, self._ball_column] = 1
         board[self._envs, self._rows - 1, self._paddle] = 1
         if self._marked:
