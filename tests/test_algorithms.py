@@ -154,7 +154,7 @@ class TestContract:
     def test_loss_is_finite_one_per_step_and_metrics_are_scalars(self, name, agent_name):
         algorithm, batch = self.build(name, agent_name)
 
-        loss, metrics = algorithm.loss(batch)
+        loss, metrics, _ = algorithm.loss(batch)
 
         assert (loss.shape, loss.dtype) == ((T, B), tf.float32)
         assert np.isfinite(loss.numpy()).all()
@@ -437,7 +437,7 @@ def test_the_entropy_cost_is_annealed_over_a_share_of_the_run(progress, share, c
     config = ImpalaConfig(
         baseline_cost=0.0, entropy_cost=0.4, entropy_anneal=share, entropy_cost_end=0.1
     )
-    loss, metrics = impala(agent, config).loss(batch, tf.constant(progress))
+    loss, metrics, _ = impala(agent, config).loss(batch, tf.constant(progress))
     assert loss.numpy().sum() == pytest.approx(-cost * metrics["policy/entropy"].numpy())
 
 
