@@ -250,9 +250,9 @@ def test_a_certificate_and_a_token_must_both_allow_it(tmp_path, ca) -> None:
     actor = certificate(ca, tmp_path, "spiffe://test/impala/actor")
     with serving(**files) as address, secure_channel(address, ca, actor) as channel:
         assert calls(channel, TOKENS["actor"]) == only(ACTOR, "PERMISSION_DENIED")
-        assert calls(channel, TOKENS["evaluator"]) == only(READER, "PERMISSION_DENIED")
+        assert calls(channel, TOKENS["evaluator"]) == only(("parameters",), "PERMISSION_DENIED")
         assert calls(channel) == only((), "UNAUTHENTICATED") | dict.fromkeys(
-            ("join as evaluator", "report"), "PERMISSION_DENIED"
+            ("join as evaluator", "report", "status"), "PERMISSION_DENIED"
         )
 
 
