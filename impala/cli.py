@@ -285,6 +285,7 @@ def learner(command: Learner) -> int:
             security=command.security,
             health_listen=command.health_listen,
             metrics_listen=command.metrics_listen,
+            rows_to_log=command.log_format == "json",
         )
     except (CheckpointError, LogDirectoryBusy, SecurityError, StorageError) as error:
         raise options.OptionError(str(error)) from error

@@ -245,14 +245,17 @@ class Evaluations:
 
 
 class Console:
-    """Shows the newest row: a live table on a terminal, a line per row in a file."""
+    """Shows the newest row: a live table on a terminal, a line per row in a file or in the log."""
 
-    def __init__(self, total_frames: int, console: rich.console.Console | None = None):
+    def __init__(
+        self, total_frames: int, console: rich.console.Console | None = None, to_log: bool = False
+    ):
         self._total = total_frames
         self._console = console or rich.console.Console()
+        self._to_log = to_log
         self._live = (
             rich.live.Live(console=self._console, auto_refresh=False, transient=False)
-            if self._console.is_terminal
+            if self._console.is_terminal and not to_log
             else None
         )
         if self._live:
@@ -261,7 +264,9 @@ class Console:
     def write(self, row: Row, histograms: Histograms) -> None:
         """Shows one row."""
         del histograms
-        if self._live:
+        if self._to_log:
+            _log.info("%s", _line(row, self._total))
+        elif self._live:
             self._live.update(self._table(row), refresh=True)
         else:
             self._console.file.write(_line(row, self._total) + "\n")

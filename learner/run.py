@@ -57,6 +57,7 @@ def run_learner(
     security: ServerSecurity = _NO_SECURITY,
     health_listen: str | None = None,
     metrics_listen: str | None = None,
+    rows_to_log: bool = False,
 ) -> int:
     """Serves a fleet of actors and learns until the run is done, or SIGTERM or SIGINT.
 
@@ -71,6 +72,7 @@ def run_learner(
       security: what is asked of callers.
       health_listen: HOST:PORT where health alone is served, in plain text.
       metrics_listen: HOST:PORT where Prometheus metrics are served.
+      rows_to_log: tell the log how the run is doing, instead of standard output.
 
     Returns:
       The exit status: 0 after a finished or a stopped run, 1 after a failure.
@@ -89,7 +91,8 @@ def run_learner(
     security.check(listen)
     initial = checkpoint.load(init_from) if init_from is not None else None
     with LogDirectory(logdir, fresh) as directory:
-        run = _Run(config, directory, stop, empty_replay, initial, metrics_listen)
+        console = Console(tasks.total_frames(config), to_log=rows_to_log)
+        run = _Run(config, directory, stop, empty_replay, initial, metrics_listen, console)
         try:
             run.serve(listen, security, health_listen)
             for prepared, update in run.updates():
@@ -114,6 +117,7 @@ class _Run:
         empty_replay: bool,
         initial: Checkpoint | None,
         metrics_listen: str | None,
+        console: Console,
     ):
         self._config = config
         self._logdir = logdir = directory.path
@@ -169,7 +173,7 @@ class _Run:
         self._sinks: list[Sink] = [
             TensorBoard(logdir / "tensorboard"),
             JsonLines(logdir / "metrics.jsonl"),
-            Console(tasks.total_frames(config)),
+            console,
         ]
         self._evaluations = Evaluations(logdir / "evaluations.jsonl")
         self._standing: dict[str, continual.TaskSummary] = {}
@@ -273,6 +277,7 @@ class _Run:
                 _log.info("%s: %s.", task, numbers)
             end = math.inf if when_finished == "idle" else time.monotonic() + _FAREWELL_SECONDS
             while time.monotonic() < end and not self._stop.wait(0.5):
+                self._server.check()
                 if self._telemetry.due(self._config.learner.log_seconds):
                     self._write_row(files=False)  # that has late evaluations filed as well
 

@@ -29,10 +29,13 @@ from protos.impala.v1 import learner_pb2 as pb
 _log = logging.getLogger(__name__)
 
 SERVICE_NAME = "impala.v1.Learner"
+LIVENESS = "alive"  # to health: SERVING while `Server.check` is called now and then
 
 _NO_SECURITY = ServerSecurity()
 _UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 _MAX_PROBES = 16  # at once
+_HANGS_SECONDS = 600.0  # without a check; the first update of a large network compiles for minutes
+_LOOK_SECONDS = 1.0  # between two looks at that
 _KEPT: list[grpc.ServerCredentials] = []  # gRPC asks them for certificates without owning them
 # Of one host. When a learner comes back, all actors of a host join at once, and maybe again.
 _MAX_JOINS_PER_MINUTE = 2000
@@ -76,6 +79,7 @@ class Server:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Future[float] | None = None  # the grace, in seconds
         self._stop_called = False
+        self._checked = time.monotonic()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="grpc-server", daemon=True)
 
@@ -107,7 +111,12 @@ class Server:
             self._thread.join()
 
     def check(self) -> None:
-        """Raises RuntimeError if the server has ended without being stopped."""
+        """Raises RuntimeError if the server has ended without being stopped.
+
+        Call it from the loop that learns, also while that waits for data: once it no longer is,
+        the server tells health probes that the learner hangs.
+        """
+        self._checked = time.monotonic()
         if self._error is not None or (not self._thread.is_alive() and not self._stop_called):
             raise RuntimeError(
                 f"The gRPC server on {self._listen} has died; the log says why."
@@ -141,10 +150,14 @@ class Server:
                 health_pb2_grpc.add_HealthServicer_to_server(probes, for_probes)
                 self.health_address = _bind(for_probes, self._health_listen, _NO_SECURITY)
                 await for_probes.start()
-            for name in ("", SERVICE_NAME):
+            for name in ("", SERVICE_NAME, LIVENESS):
                 await probes.set(name, health_pb2.HealthCheckResponse.SERVING)
             self._bound.set_result(address)
-            grace = await self._stopping
+            while not (await asyncio.wait({self._stopping}, timeout=_LOOK_SECONDS))[0]:
+                hangs = time.monotonic() - self._checked > _HANGS_SECONDS
+                status = health_pb2.HealthCheckResponse
+                await probes.set(LIVENESS, status.NOT_SERVING if hangs else status.SERVING)
+            grace = self._stopping.result()
             await probes.enter_graceful_shutdown()
         finally:
             await server.stop(grace)

@@ -103,6 +103,14 @@ def test_rows_reach_json_lines_tensorboard_and_console(tmp_path: pathlib.Path) -
     assert (step, buckets[:, 2].sum()) == (123, 4)
 
 
+def test_the_console_can_write_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    telemetry = Telemetry()
+    row, histograms = telemetry.row(Counters(frames=500), {"actor/active": 1})
+    with caplog.at_level("INFO", logger="learner.metrics"):
+        Console(1000, rich.console.Console(force_terminal=True), to_log=True).write(row, histograms)
+    assert caplog.messages[0].startswith("frames 500 (50.0%)")
+
+
 def test_the_console_writes_a_line_per_row_into_a_file_and_a_table_on_a_terminal(
     tmp_path: pathlib.Path,
 ) -> None:

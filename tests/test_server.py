@@ -9,6 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from impala.types import Parameters
+from learner import server
 from learner.accounts import Accounts
 from learner.ingest import Ingest
 from learner.server import SERVICE_NAME, Server
@@ -147,6 +148,19 @@ def _health(served: _Served, name: str) -> str:
     stub = health_pb2_grpc.HealthStub(served.channel)
     status = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=WAIT).status
     return health_pb2.HealthCheckResponse.ServingStatus.Name(status)
+
+
+def test_a_learner_that_hangs_is_no_longer_alive(monkeypatch) -> None:
+    monkeypatch.setattr(server, "_HANGS_SECONDS", 0.5)
+    monkeypatch.setattr(server, "_LOOK_SECONDS", 0.05)
+    with _Served(messages.service()) as served:
+        asked = health_pb2.HealthCheckRequest(service=server.LIVENESS)
+        watch = health_pb2_grpc.HealthStub(served.channel).Watch(asked, timeout=WAIT)
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert _health(served, SERVICE_NAME) == "SERVING"
+        served.server.check()
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
 
 
 def test_it_is_healthy_while_it_serves_and_says_so_when_it_stops():
