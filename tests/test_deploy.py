@@ -43,7 +43,7 @@ from manifests import (
 import actors.run
 from actors.metrics import ActorMetrics
 from impala import cli
-from protos.impala.v1 import learner_pb2 as pb
+from learner.server import LIVENESS, SERVICE_NAME
 
 VERSIONS = [*dict.fromkeys(kubernetes_validate.utils.all_versions())][-3:]  # the newest
 NAMESPACE = "impala"
@@ -440,7 +440,7 @@ def _shown(pod: Pod, certificates: Mapping[str, Object]) -> list[Object]:
 # Ports: of flags, containers, probes, services and policies.
 
 LISTENS = {"grpc": "listen", "health": "health_listen", "metrics": "metrics_listen"}
-SERVICE = pb.DESCRIPTOR.services_by_name["Learner"].full_name
+HEALTH = ("", SERVICE_NAME, LIVENESS)  # what probes may ask about
 
 
 def port_complaints(objects: Sequence[Object]) -> list[str]:
@@ -504,8 +504,8 @@ def probe_complaints(pod: Pod, kind: str) -> Iterator[str]:
     elif is_learner:
         if probe.get("grpc", {}).get("port") != pod.ports["health"]:
             yield f"asks {probe.get('grpc')}, gRPC health is on {pod.ports['health']}"
-        elif probe["grpc"].get("service", "") not in ("", SERVICE):
-            yield f"asks for {probe['grpc']['service']}, there is {SERVICE}"
+        elif probe["grpc"].get("service", "") not in HEALTH:
+            yield f"asks for {probe['grpc']['service']}, there are {HEALTH}"
     else:
         http = probe.get("httpGet", {})
         if http.get("path") != "/metrics" or pod.port(http["port"]) != pod.ports["metrics"]:
