@@ -25,6 +25,9 @@ generate_stubs = $(BIN)/python -m grpc_tools.protoc -I. --python_out=$(1) --pyi_
 lock = $(BIN)/uv pip compile --quiet --generate-hashes --no-header --python-version 3.11 \
 	--custom-compile-command 'make lock' --output-file $(1) $(2) pyproject.toml
 
+# Two at a time: half of the tests wait for processes that they have started.
+TEST := $(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist worksteal
+
 .DEFAULT_GOAL := help
 .PHONY: help setup protos train test test-slow soak check bench lock clean
 
@@ -59,7 +62,7 @@ train: setup
 
 ## test: run the tests, without the slow ones
 test: setup
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(TEST) $(ARGS)
 
 ## test-slow: run the tests that take minutes
 test-slow: setup
@@ -78,7 +81,7 @@ check: $(STAMP)
 	@fresh=$$(mktemp -d) && trap 'rm -r "$$fresh"' EXIT && $(call generate_stubs,"$$fresh") && \
 	for stub in $(STUBS); do diff -u "$$stub" "$$fresh/$$stub" || \
 		{ echo "$$stub is stale: run make protos and commit it." >&2; exit 1; }; done
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(TEST) $(ARGS)
 
 ## bench: measure this machine: roofline, training, ingest, codec and V-trace
 bench: setup
