@@ -1,9 +1,10 @@
 """How many actors one learner can serve: synthetic ones, hundreds of them, against a real learner.
 
 The actors are coroutines in a process of their own, each with its own connection. They join, send
-messages as fast as they get receipts, and pull parameters when a receipt announces newer ones, at
-most once a second, as real actors do. What costs an actor most, acting, is left out: so the
-learner is always saturated, and what is measured is how it shares itself out.
+messages as fast as they get receipts, and pull parameters when a receipt announces newer ones, but
+only once a second each (a real actor, whose unrolls take that long, pulls as often as there are
+newer ones). What costs an actor most, acting, is left out: so the learner is always saturated, and
+what is measured is how it shares itself out.
 """
 
 import asyncio
@@ -102,6 +103,8 @@ async def _run(address: str, num_actors: int, seconds: float, learner: int) -> S
     joined = time.perf_counter() - start
     running = [asyncio.create_task(actor.run()) for actor in actors]
     try:
+        while await actors[0].version() == 0:  # the first update is compiled
+            await _unless_one_fails(running, 0.5)
         await _unless_one_fails(running, _WARM_UP_SECONDS)
         for actor in actors:
             actor.begin()

@@ -134,7 +134,7 @@ class Status:
     watch: Annotated[float, Range(0.0)] = 0.0
     """Show it again every so many seconds, until Ctrl-C; 0: once."""
     json: bool = False
-    """Print it as JSON."""
+    """Print it as JSON, once; counts are strings, as protobuf writes 64-bit integers."""
     security: ClientSecurity = dataclasses.field(default_factory=ClientSecurity)
 
 
@@ -344,7 +344,13 @@ def status(command: Status) -> int:
     try:
         with StatusClient(command.learner, command.security) as client:
             if command.json:
-                print(json_format.MessageToJson(client.get(), preserving_proto_field_name=True))
+                print(
+                    json_format.MessageToJson(
+                        client.get(),
+                        preserving_proto_field_name=True,
+                        always_print_fields_with_no_presence=True,
+                    )
+                )
                 return 0
             table = view.render(command.learner, client.get())
             if not command.watch:

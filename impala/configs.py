@@ -116,7 +116,7 @@ class EpsilonConfig:
     """How much an epsilon-greedy policy explores: Mnih et al. 2016, supplement 8."""
 
     anneal: Share = 0.1
-    """Share of the run over which epsilon falls from 1; 0: it is final from the beginning."""
+    """Share of the phase over which epsilon falls from 1; 0: it is final from the beginning."""
     finals: tuple[Share, ...] = (0.1, 0.01, 0.5)
     """What it falls to; each environment draws one of these."""
     weights: tuple[Cost, ...] = (0.4, 0.3, 0.3)
@@ -409,7 +409,7 @@ _CARTPOLE_A3C = dataclasses.replace(
     learner=LearnerConfig(queue_unrolls=16, max_in_flight=1),
 )
 
-# One step in 64 is fresh to each of eight updates; all are from the last 50,000.
+# Eight updates of 256 steps for every 64 that are played; replay holds the last 50,000.
 _CARTPOLE_Q = Config(
     environment=EnvironmentConfig(id="CartPole-v1"),
     agent=AgentConfig(

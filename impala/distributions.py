@@ -167,8 +167,7 @@ class EpsilonGreedy(Distribution, tf.Module):
             tf.shape(outputs)[:1], tf.stack([seed[0], 0]), maxval=self._until[-1]
         )
         which = tf.reduce_sum(tf.cast(drawn[:, tf.newaxis] >= self._until, tf.int32), axis=-1)
-        share = tf.minimum(1.0, tf.math.divide_no_nan(self.progress, self._anneal))
-        share = share if self._anneal > 0.0 else tf.ones([])
+        share = tf.minimum(1.0, self.progress / self._anneal) if self._anneal else 1.0
         epsilon = 1.0 + share * (tf.gather(_float32(self._finals), which) - 1.0)
         return tf.concat([outputs, epsilon[:, tf.newaxis]], axis=-1)
 

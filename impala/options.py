@@ -220,6 +220,13 @@ def validate(config: Config) -> Config:
     except ValueError as error:
         raise OptionError(str(error)) from error
     # While a critic learns first of all, the policy that replay holds is the one there is.
+    is_greedy = config.agent.policy == "epsilon_greedy"
+    unfit = {"impala", "actor_critic", "sac"} if is_greedy else {"q_learning"}
+    if found := sorted(unfit & {*algorithms}):
+        raise OptionError(
+            f"agent.policy is {config.agent.policy}, which {found[0]} cannot learn: set it to "
+            f"{'stochastic' if is_greedy else 'epsilon_greedy'}, or choose another algorithm."
+        )
     on_policy = {"actor_critic"} & {*algorithms} | {"critic"} & {*algorithms[1:]}
     if on_policy and config.mix.replayed:
         raise OptionError(

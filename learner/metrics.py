@@ -152,7 +152,7 @@ class Telemetry:
         }
         for task, returns in self._recent.items():
             row[f"episode/{task}/return_recent"] = float(np.mean(returns))
-            row[f"episode/{task}/count"] = self._episodes[task]
+            row[f"episodes/{task}"] = self._episodes[task]
         return row
 
     def begin(self, counters: Counters) -> None:

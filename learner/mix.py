@@ -166,6 +166,8 @@ class Mix:
     def _prepare(self) -> Prepared | None:
         """Makes one batch, or None when the mix was closed first."""
         config, replay = self._config, self._replay
+        if self._stop.is_set():
+            return None
         if self._more is not None:
             return self._again(*self._more)
         if (taken := self._take(config.fresh)) is None:

@@ -83,9 +83,7 @@ SCALARS = (
     Scalar("impala_replay_unrolls", "gauge", "replay/unrolls", "Unrolls in replay."),
     Scalar("impala_replay_frames", "gauge", "replay/frames", "Environment frames in replay."),
     Scalar("impala_replay_bytes", "gauge", "replay/bytes", "Compressed bytes in replay."),
-    Scalar(
-        "impala_episodes_total", "counter", "episode/{task}/count", "Episodes that actors ended."
-    ),
+    Scalar("impala_episodes_total", "counter", "episodes/{task}", "Episodes that actors ended."),
     Scalar(
         "impala_episode_return",
         "gauge",

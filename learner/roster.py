@@ -19,7 +19,7 @@ class Member(NamedTuple):
 
     name: str
     role: Role
-    joins: int  # its first one, and each after a restart of either side or a broken stream
+    joins: int  # with this learner: the first, and each after a restart or a broken stream
     unrolls: int  # accepted
     frames: int  # environment frames in them
     frames_per_second: float  # lately
@@ -43,9 +43,12 @@ class _Entry:
         default_factory=collections.deque
     )  # when frames came, and how many
 
-    def frames_per_second(self, now: float) -> float:
+    def forget(self, now: float) -> None:
         while self.recent and self.recent[0][0] < now - _RATE_SECONDS:
             self.recent.popleft()
+
+    def frames_per_second(self, now: float) -> float:
+        self.forget(now)
         if not self.recent:
             return 0.0
         # The first frames were played before they came.
@@ -66,38 +69,27 @@ class Roster:
     def joined(self, name: str, role: Role) -> None:
         """Takes note of a join."""
         with self._lock:
-            now = self._clock()
-            self._entries = {
-                name: entry
-                for name, entry in self._entries.items()
-                if now - entry.seen < _GONE_SECONDS
-            }
-            entry = self._entries.setdefault(name, _Entry(role, now))
-            entry.role, entry.seen = role, now
-            entry.joins += 1
+            self._seen(name, role).joins += 1
             self.joins += 1
 
     def sent(self, name: str, *, unrolls: int, frames: int, version: int, size: int) -> None:
         """Takes note of an accepted message of an actor, `size` in bytes."""
         with self._lock:
             self.received_bytes += size
-            if (entry := self._entries.get(name)) is not None:
-                entry.seen = now = self._clock()
-                entry.unrolls += unrolls
-                entry.frames += frames
-                entry.parameter_version = version
-                entry.recent.append((now, frames))
-                entry.frames_per_second(now)  # forgets what is too old
+            entry = self._seen(name, "actor")
+            entry.unrolls += unrolls
+            entry.frames += frames
+            entry.parameter_version = version
+            entry.recent.append((entry.seen, frames))
+            entry.forget(entry.seen)
 
     def reported(self, name: str, version: int) -> None:
         """Takes note of an evaluator's report."""
         with self._lock:
-            if (entry := self._entries.get(name)) is not None:
-                entry.seen = self._clock()
-                entry.parameter_version = version
+            self._seen(name, "evaluator").parameter_version = version
 
     def rejected(self, name: str, why: str) -> None:
-        """Takes note of a message that was refused."""
+        """Takes note of a message that was refused; whoever sent it may say any name."""
         with self._lock:
             if (entry := self._entries.get(name)) is not None:
                 entry.seen = self._clock()
@@ -108,6 +100,7 @@ class Roster:
         """Everyone, by name."""
         with self._lock:
             now = self._clock()
+            self._forget(now)
             return [
                 Member(
                     *(name, entry.role, entry.joins, entry.unrolls, entry.frames),
@@ -121,3 +114,19 @@ class Roster:
         """How many actors are active, and how many were heard of but are silent now."""
         silent = [m.silent_seconds > SILENT_SECONDS for m in self.members() if m.role == "actor"]
         return len(silent) - sum(silent), sum(silent)
+
+    def _seen(self, name: str, role: Role) -> _Entry:
+        """Who is heard of now."""
+        now = self._clock()
+        if name not in self._entries:
+            self._forget(now)
+            self._entries[name] = _Entry(role, now)
+        entry = self._entries[name]
+        entry.role, entry.seen = role, now
+        return entry
+
+    def _forget(self, now: float) -> None:
+        """Leaves out who has been silent for long."""
+        gone = [name for name, entry in self._entries.items() if now - entry.seen >= _GONE_SECONDS]
+        for name in gone:
+            del self._entries[name]

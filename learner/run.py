@@ -91,8 +91,7 @@ def run_learner(
     security.check(listen)
     initial = checkpoint.load(init_from) if init_from is not None else None
     with LogDirectory(logdir, fresh) as directory:
-        console = Console(tasks.total_frames(config), to_log=rows_to_log)
-        run = _Run(config, directory, stop, empty_replay, initial, metrics_listen, console)
+        run = _Run(config, directory, stop, empty_replay, initial, metrics_listen, rows_to_log)
         try:
             run.serve(listen, security, health_listen)
             for prepared, update in run.updates():
@@ -117,7 +116,7 @@ class _Run:
         empty_replay: bool,
         initial: Checkpoint | None,
         metrics_listen: str | None,
-        console: Console,
+        rows_to_log: bool,
     ):
         self._config = config
         self._logdir = logdir = directory.path
@@ -130,6 +129,8 @@ class _Run:
             self._phases = phases.make(config)
             spaces = build.spaces(self._tasks)
             agent = build.agent(config.agent, *spaces, seed=config.seed)
+            for phase in self._phases:  # a later one shall not fail hours from now
+                build.algorithm(phase.algorithm, config, agent)
         except ValueError as error:
             raise options.OptionError(str(error)) from error
         self._agent = agent
@@ -173,7 +174,7 @@ class _Run:
         self._sinks: list[Sink] = [
             TensorBoard(logdir / "tensorboard"),
             JsonLines(logdir / "metrics.jsonl"),
-            console,
+            Console(tasks.total_frames(config), to_log=rows_to_log),
         ]
         self._evaluations = Evaluations(logdir / "evaluations.jsonl")
         self._standing: dict[str, continual.TaskSummary] = {}
@@ -248,7 +249,7 @@ class _Run:
             actions = tree.map_structure(lambda x: x[1:][fresh], unroll.output.action)
             telemetry.newest("action", actions)
             for name, values in update.histograms.items():
-                telemetry.newest(name, values.reshape(-1))
+                telemetry.newest(name, values[unroll.timestep.step_type[1:] != StepType.FIRST])
         for arrival in prepared.arrivals:
             telemetry.episodes(self._tasks[arrival.task].name, arrival.episodes)
             telemetry.actor(arrival.elapsed_seconds, arrival.waited_seconds)
@@ -285,9 +286,11 @@ class _Run:
         """Lets an evaluator, if there is one, play every task with the final parameters."""
         if not self._service.has_evaluators:
             return
+        assert self._server is not None
         missing = {task.name for task in self._tasks}
         deadline = time.monotonic() + _LAST_EVALUATION_SECONDS
         while missing and not self._stop.wait(0.2) and time.monotonic() < deadline:
+            self._server.check()
             if played := self._take_evaluations(self._learner.counters.updates):
                 missing -= played
                 deadline = time.monotonic() + _LAST_EVALUATION_SECONDS

@@ -9,6 +9,8 @@ import queue
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import tree
+
 from impala.security import Role
 from impala.tasks import Schedule
 from impala.types import Episode, Parameters, Unroll
@@ -291,7 +293,7 @@ class LearnerService:
                 unrolls=message.num_envs,
                 frames=frames,
                 version=message.parameter_version,
-                size=sum(map(len, message.tensors)),
+                size=sum(leaf.nbytes for leaf in tree.flatten(arrival.unroll)),
             )
             return self._receipt(message, pb.STATUS_ACCEPTED)
         if admission.verdict == "duplicate":

@@ -1,6 +1,6 @@
 """Algorithms: the contract of all of them, and IMPALA against a NumPy transcription of its paper.
 
-A new algorithm gets the contract's tests by being listed in `impala.algorithms`.
+Those that learn values are in test_values.py.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from impala.configs import ActorCriticConfig, AgentConfig, Config, ImpalaConfig,
 from impala.types import AgentOutput, Batch, NetworkOutput, StepType, TimeStep, Unroll
 
 NUM_ACTIONS = 3
-POLICY_GRADIENTS = ("impala", "actor_critic", "critic")  # test_values.py has the others
+OF_POLICIES = ("impala", "actor_critic", "critic")  # test_values.py has the others
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 
 # Four environments, seven rows. 0 never ends; 1 ends at a time limit in row 2; 2 ends in row 3
@@ -145,7 +145,7 @@ def assert_identical(result, expected) -> None:
 
 
 @pytest.mark.parametrize("agent_name", AGENTS)
-@pytest.mark.parametrize("name", POLICY_GRADIENTS)
+@pytest.mark.parametrize("name", OF_POLICIES)
 class TestContract:
     def build(self, name, agent_name) -> tuple[Algorithm, Batch]:
         agent = AGENTS[agent_name]()
@@ -220,7 +220,7 @@ class TestContract:
         """Another object with the same variables goes on as this one would have."""
         algorithm, batch = self.build(name, agent_name)
         descend(algorithm, batch, rate=0.1)
-        algorithm.after_update()
+        algorithm.after_update(0.5)
         other, _ = self.build(name, agent_name)
         for ours, theirs in zip(algorithm.variables, other.variables, strict=True):
             assert ours.name == theirs.name
@@ -244,7 +244,7 @@ class TestContract:
             np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", POLICY_GRADIENTS)
+@pytest.mark.parametrize("name", OF_POLICIES)
 def test_values_that_are_only_targets_get_no_gradient(name):
     """The last row's value and the value behind a seam are bootstrapped from, never learned."""
     agent = table_agent()
@@ -500,7 +500,7 @@ def values_learned(agent, batch, name="impala", **objective) -> np.ndarray:
     return np.where(gradient == 0, 0, agent.baseline - gradient)[:-1, 0]
 
 
-@pytest.mark.parametrize("name", POLICY_GRADIENTS)
+@pytest.mark.parametrize("name", OF_POLICIES)
 def test_on_policy_the_targets_are_n_step_returns(name):
     rewards, values = [0.0, 1.0, -2.0, 4.0], [0.5, -0.5, 1.5, 3.0]
     agent, batch = one_environment(reward=rewards, baseline=values)
@@ -528,7 +528,7 @@ def test_on_policy_nothing_is_clipped_and_policies_do_not_differ():
     assert metrics["policy/kl_behaviour"].numpy() == pytest.approx(0.0, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", POLICY_GRADIENTS)
+@pytest.mark.parametrize("name", OF_POLICIES)
 def test_a_time_limit_bootstraps_from_the_last_observation_of_its_episode(name):
     """Row 2 is LAST with a value of 7, row 3 the next episode's first with a value of 100."""
     step_types = [MID, MID, LAST, FIRST, MID]
@@ -548,7 +548,7 @@ def test_a_time_limit_bootstraps_from_the_last_observation_of_its_episode(name):
     [[MID, MID, LAST, FIRST, MID], [MID, MID, MID, MID, MID]],
     ids=["termination", "life lost"],
 )
-@pytest.mark.parametrize("name", POLICY_GRADIENTS)
+@pytest.mark.parametrize("name", OF_POLICIES)
 def test_a_discount_of_zero_blocks_the_bootstrap(name, step_types):
     agent, batch = one_environment(
         baseline=[0.5, 0.5, 7.0, 100.0, 0.5],
@@ -583,7 +583,7 @@ def test_an_advantage_below_zero_teaches_the_policy_nothing_if_clipped_to_positi
     ("clipping", "expected"),
     [("none", 4.0), ("abs_one", 1.0), ("soft_asymmetric", 5.0 * np.tanh(0.8))],
 )
-@pytest.mark.parametrize("name", POLICY_GRADIENTS)
+@pytest.mark.parametrize("name", OF_POLICIES)
 def test_rewards_are_scaled_then_clipped_by_the_learner(name, clipping, expected):
     agent, batch = one_environment(reward=[0.0, 8.0])
 

@@ -37,7 +37,7 @@ def test_a_row_holds_the_means_since_the_last_row() -> None:
     assert row["evaluation/Catch/return"] == 20.0
     assert row["episode/Catch/info/lives"] == 3.0
     assert row["actor/wait_share"] == 0.5
-    assert row["episode/Catch/count"] == 3
+    assert row["episodes/Catch"] == 3
     assert row["ingest/depth"] == 7
     ratio = row["speed/frames_per_second"] / row["speed/steps_per_second"]
     assert ratio == pytest.approx(4.0)

@@ -38,7 +38,7 @@ def test_a_row_becomes_metrics() -> None:
         "actor/joins": 9,
         "actor/wait_share": 0.25,
         "episode/ALE/Pong-v5/return_recent": -3.5,
-        "episode/ALE/Pong-v5/count": 7,
+        "episodes/ALE/Pong-v5": 7,
         "loss/total": 0.5,
     }
     histograms = {"policy_lag": np.array([0, 3, 3]), "rpc_seconds/Join": np.array([0.02])}

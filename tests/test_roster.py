@@ -65,10 +65,23 @@ def test_members_go_silent_and_are_forgotten_but_totals_stay() -> None:
     assert roster.joins == 4
 
 
-def test_who_never_joined_is_not_listed() -> None:
-    roster = Roster()
-    _sent(roster, "x")
-    roster.rejected("x", "unknown_actor")
-    roster.reported("x", 3)
+def test_who_was_forgotten_is_listed_again_when_it_sends_or_reports() -> None:
+    """Evaluators of long runs are silent for hours."""
+    clock = _Clock()
+    roster = Roster(clock)
+    roster.joined("a", "actor")
+    roster.joined("e", "evaluator")
+    clock.now += 4000.0
     assert roster.members() == []
-    assert roster.received_bytes == 10
+    _sent(roster, "a")
+    roster.reported("e", 3)
+    assert [(member.name, member.role) for member in roster.members()] == [
+        ("a", "actor"),
+        ("e", "evaluator"),
+    ]
+
+
+def test_refused_messages_list_nobody() -> None:
+    roster = Roster()
+    roster.rejected("x", "unknown_actor")
+    assert roster.members() == []

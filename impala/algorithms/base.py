@@ -17,7 +17,7 @@ class LossOutput(NamedTuple):
 
     loss: tf.Tensor  # [T, B] weighted, 0 on seams; the learner sums it over T and B
     metrics: dict[str, tf.Tensor]  # name -> scalar mean over experience; terms are unweighted
-    histograms: Mapping[str, tf.Tensor] = {}  # name -> numbers of any shape
+    histograms: Mapping[str, tf.Tensor] = {}  # name -> [T, B], seams and all
 
 
 class Algorithm(snt.Module, abc.ABC):
@@ -53,7 +53,7 @@ class Algorithm(snt.Module, abc.ABC):
           progress: [] share of the phase done, 0 to 1: what is annealed depends on it.
         """
 
-    def after_update(self, progress: tf.Tensor | float = 0.0) -> None:
+    def after_update(self, progress: tf.Tensor | float) -> None:
         """Called after each update of `learned_variables`; what is not learned moves here.
 
         Args:

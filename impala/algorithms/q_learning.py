@@ -73,7 +73,7 @@ class QLearning(Algorithm):
         metrics = {name: losses.masked_mean(term, steps.mask) for name, term in terms.items()}
         return LossOutput(losses.masked(loss, steps.mask), metrics, {"q/taken": q})
 
-    def after_update(self, progress: tf.Tensor | float = 0.0) -> None:
+    def after_update(self, progress: tf.Tensor | float) -> None:
         """Lets epsilon fall, and copies the agent into the target network every now and then."""
         self._policy.progress.assign(progress)
         is_due = self._updates.assign_add(1) % self._config.target_updates == 0

@@ -74,9 +74,9 @@ class Sac(Algorithm):
             )
         self._policy = agent.distribution
         self._critics = Critics(agent, config.critic_hidden_sizes)
-        self._target_critics = copy.deepcopy(self._critics)
+        self._target_critics = copy.deepcopy(self._critics, {id(agent): agent})
         self._log_temperature = tf.Variable(math.log(config.temperature), name="log_temperature")
-        self._updates = tf.Variable(0, trainable=False, dtype=tf.int32, name="updates")
+        self._updates = tf.Variable(0, trainable=False, dtype=tf.int64, name="updates")
 
     @property
     def learned_variables(self) -> Sequence[tf.Variable]:
@@ -97,7 +97,7 @@ class Sac(Algorithm):
         fixed_temperature = tf.stop_gradient(temperature)
 
         # What the policy would do now in each of the T + 1 states.
-        seed = tf.stack([self._updates, 0])
+        seed = tf.stack([tf.cast(self._updates, tf.int32), 0])
         actions, log_probs = policy.sample_and_log_prob(network_output.policy, seed)
         points = policy.unit(actions)  # [T + 1, B, D]
         log_probs += policy.log_volume  # of the points: what an action's units are does not matter
@@ -135,9 +135,9 @@ class Sac(Algorithm):
         }
         metrics = {name: losses.masked_mean(term, steps.mask) for name, term in terms.items()}
         metrics["policy/temperature"] = fixed_temperature
-        return LossOutput(losses.masked(loss, steps.mask), metrics, {"q/taken": q[..., 0]})
+        return LossOutput(losses.masked(loss, steps.mask), metrics, {"q/taken": terms["q/taken"]})
 
-    def after_update(self, progress: tf.Tensor | float = 0.0) -> None:
+    def after_update(self, progress: tf.Tensor | float) -> None:
         """Moves the target critics a little."""
         del progress
         self._updates.assign_add(1)

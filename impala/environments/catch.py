@@ -42,9 +42,9 @@ class Catch(base.Environment):
                 raise ValueError(f"{name} of Catch is {value!r}; it must be {least} or more.")
         if not isinstance(marked, bool):
             raise ValueError(f"marked of Catch is {marked!r}; it must be true or false.")
-        if marked and shift >= columns:
+        if shift > 2 or (marked and shift >= columns):
             raise ValueError(
-                f"shift of Catch is {shift}; {columns} columns can mark less than that."
+                f"shift of Catch is {shift}; there are 0, 1 and 2, and as many as columns to mark."
             )
         self.num_envs = num_envs
         self.observation_space = gym.spaces.Box(0, 1, (rows + marked, columns), np.uint8)

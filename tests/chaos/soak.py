@@ -25,6 +25,7 @@ import services
 from chaos.proxy import Proxy
 from chaos.witness import Ledger, Witness
 
+from actors.client import LearnerError, StatusClient
 from learner import checkpoint
 
 _RECOVERY_SECONDS = 120.0  # within which the run has to go on after a fault
@@ -47,7 +48,7 @@ class Fleet:
         self.address = services.address_of(self.logdir)
         self.proxy = stack.enter_context(Proxy(int(self.address.rpartition(":")[2])))
         behind = f"127.0.0.1:{self.proxy.port}"
-        self.actors = [self._start_actor(behind) for _ in range(3)]
+        self.actors = dict(self._start_actor(behind) for _ in range(3))  # by name
         self.witnesses = [
             Witness(address, f"witness-{i}")
             for i, address in enumerate((self.address, behind, behind))
@@ -64,7 +65,7 @@ class Fleet:
         self._replace_actor(rng, _end_well)
 
     def freeze_an_actor(self, rng: random.Random) -> None:
-        _freeze(rng.choice(self.actors), rng.uniform(2.0, 12.0))
+        _freeze(self.actors[rng.choice(sorted(self.actors))], rng.uniform(2.0, 12.0))
 
     def kill_a_witness(self, rng: random.Random) -> None:
         rng.choice(self.witnesses).kill()
@@ -107,7 +108,7 @@ class Fleet:
         self.learner = self._start_learner(self.address)
 
     def fill_the_disk(self, rng: random.Random) -> None:
-        """Files can no longer grow: the learner has to end, and to say why."""
+        """Files can no longer grow: the learner has to end, and not as if all were well."""
         del rng
         _, hard = resource.prlimit(self.learner.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(self.learner.pid, resource.RLIMIT_FSIZE, (1, hard))
@@ -118,23 +119,22 @@ class Fleet:
 
     # What is to be seen.
 
-    def frames(self) -> float:
-        """Of the newest row of telemetry."""
-        rows = services.rows(self.logdir)
-        return rows[-1]["frames"] if rows else 0.0
-
     def wait_until_it_goes_on(self, saved: float) -> float:
-        """Waits for an update; the seconds that took. Counters never fall below `saved`."""
+        """Waits until everyone sends and is learned from; the seconds that took.
+
+        Counters never fall below `saved`.
+        """
         start, seen = time.monotonic(), len(services.rows(self.logdir))
         services.wait_for(
             "the run to go on",
             lambda: len({row["updates"] for row in services.rows(self.logdir)[seen:]}) > 1,
             _RECOVERY_SECONDS,
         )
+        services.wait_for("everyone to send", self._everyone_sends, _RECOVERY_SECONDS)
         least = min(row["frames"] for row in services.rows(self.logdir)[seen:])
         if least < saved:
             raise AssertionError(f"{saved} frames were in a checkpoint, now there are {least}.")
-        for process in (self.learner, *self.actors):
+        for process in (self.learner, *self.actors.values()):
             if process.poll() is not None:
                 raise AssertionError(f"{process.args} ended with status {process.returncode}.")
         for witness in self.witnesses:
@@ -152,7 +152,7 @@ class Fleet:
         """Stops everything as an operator would."""
         for witness in self.witnesses:
             witness.stop()
-        for process in (*self.actors, self.learner):
+        for process in (*self.actors.values(), self.learner):
             _end_well(process)
 
     def _start_learner(self, listen: str) -> "subprocess.Popen[bytes]":
@@ -162,19 +162,31 @@ class Fleet:
         services.address_of(self.logdir)
         return process
 
-    def _start_actor(self, address: str) -> "subprocess.Popen[bytes]":
+    def _everyone_sends(self) -> bool:
+        try:
+            with StatusClient(self.address) as client:
+                members = {member.name: member for member in client.get().members}
+        except LearnerError:
+            return False
+        names = (*self.actors, *(witness.name for witness in self.witnesses))
+        return all(
+            name in members and members[name].unrolls and members[name].silent_seconds < 5.0
+            for name in names
+        )
+
+    def _start_actor(self, address: str) -> "tuple[str, subprocess.Popen[bytes]]":
         name = f"actor-{next(self._names)}"
         process: subprocess.Popen[bytes] = self._stack.enter_context(
             services.actor(self.logdir, address, "--name", name, "--num-envs", 16)
         )
-        return process
+        return name, process
 
     def _replace_actor(
         self, rng: random.Random, end: Callable[["subprocess.Popen[bytes]"], None]
     ) -> None:
-        place = rng.randrange(len(self.actors))
-        end(self.actors[place])
-        self.actors[place] = self._start_actor(f"127.0.0.1:{self.proxy.port}")
+        end(self.actors.pop(rng.choice(sorted(self.actors))))
+        name, process = self._start_actor(f"127.0.0.1:{self.proxy.port}")
+        self.actors[name] = process
 
     def _crash(self) -> None:
         self.learner.kill()

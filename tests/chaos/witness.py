@@ -55,27 +55,30 @@ class Witness(threading.Thread):
 
     def kill(self) -> None:
         """Forgets everything, as a process does that gets SIGKILL; another one takes its place."""
+        self.ledgers[-1].ended = time.monotonic()
         self._killed.set()
 
     def stop(self) -> None:
-        """Ends after the receipt at hand."""
+        """Ends when everything that was sent has a receipt."""
         self._stopping.set()
         self.join(timeout=2 * _SECONDS)
 
     def run(self) -> None:
         try:
-            while not self._stopping.is_set():
+            while not self._stopping.is_set() or self._owes():
                 try:
                     with grpc.insecure_channel(self._address, options=_OPTIONS) as channel:
                         self._session(pb_grpc.LearnerStub(channel))
                 except grpc.RpcError:
                     time.sleep(0.5)
                 if self._killed.is_set():
-                    self._killed.clear()
-                    self.ledgers[-1].ended = time.monotonic()
                     self.ledgers.append(self._born())
+                    self._killed.clear()
         except BaseException as error:
             self.error = error
+
+    def _owes(self) -> bool:
+        return self.ledgers[-1].sent > self.ledgers[-1].sequence * _ENVS
 
     def _born(self) -> Ledger:
         return Ledger(self.name, secrets.randbits(62) + 1)
@@ -105,7 +108,7 @@ class Witness(threading.Thread):
         answered = threading.Semaphore(1)
 
         def messages() -> Iterator[pb.Unrolls]:
-            while answered.acquire(timeout=_SECONDS) and not self._is_over():
+            while answered.acquire(timeout=_SECONDS) and (self._owes() or not self._is_over()):
                 message.sequence = ledger.sequence + 1
                 ledger.sent = max(ledger.sent, message.sequence * _ENVS)
                 yield message
