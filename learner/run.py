@@ -410,6 +410,7 @@ class _Run:
             self._learner.phase.algorithm,
         )
         path = checkpoint.save(self._logdir, saved, self._config.learner.checkpoints_kept)
+        process.trim_malloc()  # a checkpoint is full of large copies
         self._saved = time.monotonic()
         _log.info("Checkpoint %s at %s frames.", path, f"{saved.counters.frames:,}")
 
