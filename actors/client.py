@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import grpc
 import tree
@@ -246,7 +246,9 @@ class LearnerClient:
             episodes=_episodes(episodes),
         )
         try:
-            self._stub.ReportEvaluation(evaluation, timeout=_JOIN_SECONDS)
+            self._stub.ReportEvaluation(
+                evaluation, timeout=_JOIN_SECONDS, metadata=self._dialler.metadata()
+            )
         except grpc.RpcError as error:
             _log.warning("%s could not report an evaluation: %s", self._name, _describe(error))
             return False
@@ -387,7 +389,7 @@ class LearnerClient:
                 acknowledged_sequence=self._acknowledged_sequence,
                 acknowledged_unrolls=self._acknowledged_unrolls,
             )
-        reply = self._stub.Join(request, timeout=_JOIN_SECONDS)
+        reply = self._stub.Join(request, timeout=_JOIN_SECONDS, metadata=self._dialler.metadata())
         with self._lock:
             if reply.finished:
                 self._finish()
@@ -425,7 +427,9 @@ class LearnerClient:
             self._session += 1
             self._num_sent = 0  # what has no receipt is sent again, in order
             session = self._session
-        call = self._call = self._stub.StreamUnrolls(self._messages(session))
+        call = self._call = self._stub.StreamUnrolls(
+            self._messages(session), metadata=self._dialler.metadata()
+        )
         try:
             for receipt in call:
                 if not self._take_receipt(receipt):
@@ -526,6 +530,7 @@ class LearnerClient:
                     newer_than=0 if held is None else held.version,
                 ),
                 timeout=_PULL_SECONDS,
+                metadata=self._dialler.metadata(),
             )
         newest = reply.parameters if reply.HasField("parameters") else None
         with self._lock:
@@ -568,7 +573,8 @@ class StatusClient:
 
     def __init__(self, learner: str, security: ClientSecurity = _NO_SECURITY) -> None:
         self._learner = learner
-        self._channel = _Dialler(learner, security).dial()
+        self._dialler = _Dialler(learner, security)
+        self._channel = self._dialler.dial()
         self._stub = pb_grpc.LearnerStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -580,7 +586,9 @@ class StatusClient:
     def get(self) -> pb.RunStatus:
         """The status now; LearnerError if there is no answer."""
         try:
-            return self._stub.GetStatus(pb.GetStatusRequest(), timeout=_JOIN_SECONDS)
+            return self._stub.GetStatus(
+                pb.GetStatusRequest(), timeout=_JOIN_SECONDS, metadata=self._dialler.metadata()
+            )
         except grpc.RpcError as error:
             raise LearnerError(
                 f"no status of the learner at {self._learner}: {_describe(error)}"
@@ -613,45 +621,21 @@ class _Dialler:
         if security.tls_server_name:
             options.append(("grpc.ssl_target_name_override", security.tls_server_name))
         if not security.is_encrypted:
-            channel = grpc.insecure_channel(self._learner, options=options)
-        else:
-            rest = list(self._dialled)
-            ca = rest.pop(0) if security.tls_ca is not None else None
-            cert, key = rest if rest else (None, None)
-            credentials = grpc.ssl_channel_credentials(ca, key, cert)
-            channel = grpc.secure_channel(self._learner, credentials, options=options)
+            return grpc.insecure_channel(self._learner, options=options)
+        rest = list(self._dialled)
+        ca = rest.pop(0) if security.tls_ca is not None else None
+        cert, key = rest if rest else (None, None)
+        credentials = grpc.ssl_channel_credentials(ca, key, cert)
+        return grpc.secure_channel(self._learner, credentials, options=options)
+
+    def metadata(self) -> list[tuple[str, str]]:
+        """What every call carries: a token, as its file has it then.
+
+        Not by an interceptor: one that makes a call while its channel is closed crashes gRPC.
+        """
         if self._token is None:
-            return channel
-        return grpc.intercept_channel(channel, _Bearer(self._token))
-
-
-class _CallDetails(
-    collections.namedtuple(
-        "_CallDetails", ["method", "timeout", "metadata", "credentials", "wait_for_ready"]
-    ),
-    grpc.ClientCallDetails,
-):
-    """A call that is about to be made."""
-
-
-class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterceptor):
-    """Shows a token with each call, as its file has it then."""
-
-    def __init__(self, token: Watched[str]) -> None:
-        self._token = token
-
-    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
-        return continuation(self._with_token(details), request)
-
-    def intercept_stream_stream(self, continuation: Any, details: Any, requests: Any) -> Any:
-        return continuation(self._with_token(details), requests)
-
-    def _with_token(self, details: Any) -> _CallDetails:
-        metadata = [*(details.metadata or ()), ("authorization", f"Bearer {self._token.get()}")]
-        return _CallDetails(
-            *(details.method, details.timeout, metadata, details.credentials),
-            details.wait_for_ready,
-        )
+            return []
+        return [("authorization", f"Bearer {self._token.get()}")]
 
 
 def _parameters(message: pb.Parameters, specs: Sequence[pb.TensorSpec]) -> Parameters:
