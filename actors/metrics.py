@@ -2,7 +2,7 @@
 
 import prometheus_client as prometheus
 
-_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+from impala.exporter import SECONDS
 
 
 class ActorMetrics:
@@ -48,6 +48,6 @@ class ActorMetrics:
             "impala_actor_rpc_seconds",
             "Time until an answer came; of StreamUnrolls, from a message to its receipt.",
             ["method"],
-            buckets=_SECONDS,
+            buckets=SECONDS,
             registry=registry,
         )

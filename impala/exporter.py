@@ -4,6 +4,9 @@ import importlib.metadata
 
 import prometheus_client as prometheus
 
+SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+"""Buckets of histograms of durations."""
+
 
 class Exporter:
     """Serves the metrics of a registry until it is closed."""

@@ -219,7 +219,6 @@ def validate(config: Config) -> Config:
         algorithms = [phase.algorithm for phase in phases.make(config)]
     except ValueError as error:
         raise OptionError(str(error)) from error
-    # While a critic learns first of all, the policy that replay holds is the one there is.
     is_greedy = config.agent.policy == "epsilon_greedy"
     unfit = {"impala", "actor_critic", "sac"} if is_greedy else {"q_learning"}
     if found := sorted(unfit & {*algorithms}):
@@ -227,6 +226,7 @@ def validate(config: Config) -> Config:
             f"agent.policy is {config.agent.policy}, which {found[0]} cannot learn: set it to "
             f"{'stochastic' if is_greedy else 'epsilon_greedy'}, or choose another algorithm."
         )
+    # While a critic learns first of all, the policy that replay holds is the one there is.
     on_policy = {"actor_critic"} & {*algorithms} | {"critic"} & {*algorithms[1:]}
     if on_policy and config.mix.replayed:
         raise OptionError(

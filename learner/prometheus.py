@@ -11,7 +11,7 @@ import prometheus_client as prometheus
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from impala.exporter import Exporter
+from impala.exporter import SECONDS, Exporter
 from learner.metrics import Histograms, Row
 
 
@@ -100,7 +100,6 @@ SCALARS = (
     Scalar("impala_scalar", "gauge", "{name}", "Any other scalar of a row of telemetry."),
 )
 
-_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 _UPDATES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 
 DISTRIBUTIONS = (
@@ -113,17 +112,17 @@ DISTRIBUTIONS = (
         (*_UPDATES, 1e4, 1e5),
         "Age of replayed unrolls, in updates.",
     ),
-    Distribution("impala_update_seconds", "learner/update_seconds", _SECONDS, "Time of an update."),
+    Distribution("impala_update_seconds", "learner/update_seconds", SECONDS, "Time of an update."),
     Distribution(
         "impala_queue_wait_seconds",
         "ingest/seconds",
-        _SECONDS,
+        SECONDS,
         "Time from a message's arrival until it was learned from.",
     ),
     Distribution(
         "impala_rpc_seconds",
         "rpc_seconds/{method}",
-        _SECONDS,
+        SECONDS,
         "Time to answer a call; of StreamUnrolls, a message.",
     ),
 )
