@@ -457,7 +457,7 @@ _ATARI_CPU = dataclasses.replace(
     _ATARI,
     impala=ImpalaConfig(
         entropy_cost=0.004,
-        entropy_anneal=0.5,
+        entropy_anneal=0.4,
         entropy_cost_end=0.001,
         policy_cloning_cost=0.05,
         value_cloning_cost=0.0,
@@ -467,7 +467,7 @@ _ATARI_CPU = dataclasses.replace(
     replay=ReplayConfig(rule="fifo", capacity_frames=32_000),
     learner=LearnerConfig(queue_unrolls=16, max_in_flight=1, bfloat16=True),
     actor=ActorConfig(num_envs=32),
-    total_frames=15_000_000,
+    total_frames=20_000_000,
 )
 
 # Acting and learning by turns, nearly: what is learned from is a few updates old.
