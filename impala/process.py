@@ -1,4 +1,4 @@
-"""What a process of ours sets for itself at start: memory, devices and threads.
+"""What a process of ours sets for itself at start: memory, files, devices and threads.
 
 Call these before the first tensor is made; `tune_malloc` and `hide_gpus` best before TensorFlow is
 imported. None of them imports TensorFlow unless it has to.
@@ -8,8 +8,8 @@ import ctypes
 import math
 import os
 import pathlib
+import resource
 import sys
-from typing import Any
 
 # glibc's mallopt parameters (malloc.h) and values with which pages of megabyte messages are kept
 # instead of being given back to the kernel and faulted in again: 4 MB protobuf fields become 4-5
@@ -26,28 +26,20 @@ _MALLOC_OPTIONS = {
 
 def tune_malloc() -> None:
     """Makes large messages cheap to allocate. Without glibc it does nothing."""
-    if (mallopt := _libc("mallopt")) is not None:
-        for option, value in _MALLOC_OPTIONS.items():
-            mallopt(option, value)
-
-
-def trim_malloc() -> None:
-    """Gives back what is free between things that are not. Without glibc it does nothing.
-
-    Once in a while: a heap that serves megabytes for hours otherwise gets fuller of holes.
-    """
-    if (malloc_trim := _libc("malloc_trim")) is not None:
-        malloc_trim(ctypes.c_size_t(0))
-
-
-def _libc(name: str) -> Any:
-    """A function of the C library; None if it has none by that name, or if this is not Linux."""
     if not sys.platform.startswith("linux"):
-        return None
+        return
     try:
-        return getattr(ctypes.CDLL(None), name)
+        mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
-        return None
+        return
+    for option, value in _MALLOC_OPTIONS.items():
+        mallopt(option, value)
+
+
+def allow_many_files() -> None:
+    """As many open files as this process may ask for: every connection is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def hide_gpus() -> None:

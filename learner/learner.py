@@ -64,10 +64,11 @@ class Learner:
             then: nothing may be published or saved.
         """
         learning_rate = optimisers.learning_rate(self._config.optimiser, self.progress)
+        # TensorFlow keeps a constant of every Python float that it has ever seen, so not of those.
         metrics, histograms, finite = self._update(
             batch,
-            tf.constant(learning_rate, tf.float32),
-            tf.constant(self.progress, tf.float32),
+            tf.constant(np.float32(learning_rate)),
+            tf.constant(np.float32(self.progress)),
         )
         metrics = {name: float(value) for name, value in metrics.items()}
         if not np.all(finite):

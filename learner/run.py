@@ -87,6 +87,7 @@ def run_learner(
     """
     stop = _stop_on_signals()
     process.tune_malloc()
+    process.allow_many_files()
     _set_up_tensorflow(config.learner)
     security.check(listen)
     initial = checkpoint.load(init_from) if init_from is not None else None
@@ -410,7 +411,6 @@ class _Run:
             self._learner.phase.algorithm,
         )
         path = checkpoint.save(self._logdir, saved, self._config.learner.checkpoints_kept)
-        process.trim_malloc()  # a checkpoint is full of large copies
         self._saved = time.monotonic()
         _log.info("Checkpoint %s at %s frames.", path, f"{saved.counters.frames:,}")
 

@@ -2,13 +2,14 @@
 
 import dataclasses
 import pathlib
+import resource
 
 import numpy as np
 import pytest
 import tree
 
 from impala import build, phases
-from impala.configs import PRESETS
+from impala.configs import PRESETS, Config
 from impala.types import AgentOutput, Batch, StepType, TimeStep, Unroll
 from learner import checkpoint
 from learner.checkpoint import Checkpoint
@@ -18,12 +19,12 @@ CONFIG = dataclasses.replace(PRESETS["catch"][1], total_frames=1000)
 T, B = 5, 4
 
 
-def _learner(seed: int = 0) -> Learner:
-    environment = build.environment(CONFIG.environment, num_envs=1)
+def _learner(seed: int = 0, config: Config = CONFIG) -> Learner:
+    environment = build.environment(config.environment, num_envs=1)
     agent = build.agent(
-        CONFIG.agent, environment.observation_space, environment.action_space, seed=seed
+        config.agent, environment.observation_space, environment.action_space, seed=seed
     )
-    return Learner(build.algorithm(CONFIG.algorithm, CONFIG, agent), CONFIG, phases.make(CONFIG)[0])
+    return Learner(build.algorithm(config.algorithm, config, agent), config, phases.make(config)[0])
 
 
 def _batch(seed: int = 0) -> Batch:
@@ -73,6 +74,22 @@ def test_an_update_counts_and_moves_the_agent() -> None:
     assert {"loss/total", "gradient_norm", "policy/entropy"} <= second.metrics.keys()
     moved = [np.any(a != b) for a, b in zip(before, learner.agent_values(), strict=True)]
     assert all(moved)
+
+
+def test_updates_leave_nothing_behind() -> None:
+    """TensorFlow has ways to keep something of each call: here, less than 200 bytes of each."""
+    learner, batch = _learner(config=dataclasses.replace(CONFIG, total_frames=10_000)), _batch()
+    for _ in range(500):
+        learn(learner, batch, unrolls=0, frames=1, steps=1, seconds=0.0)
+    before = _resident_bytes()
+    for _ in range(6000):
+        learn(learner, batch, unrolls=0, frames=1, steps=1, seconds=0.0)
+    grown = _resident_bytes() - before
+    assert grown < 1_200_000
+
+
+def _resident_bytes() -> int:
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def test_what_went_to_replay_counts_and_what_came_from_there_does_not() -> None:
