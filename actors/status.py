@@ -7,8 +7,6 @@ import rich.text
 
 from protos.impala.v1 import learner_pb2 as pb
 
-_SILENT_SECONDS = 60.0
-
 
 def render(learner: str, status: pb.RunStatus) -> rich.console.Group:
     """Makes a table of a status, under two lines about the run.
@@ -40,13 +38,13 @@ def render(learner: str, status: pb.RunStatus) -> rich.console.Group:
         table.add_row(
             *(member.name, "actor" if is_actor else "evaluator", _ago(member.silent_seconds)),
             *(*played, f"{behind:,}", f"{member.joins:,}", f"{member.rejected:,}"),
-            style="dim" if member.silent_seconds > _SILENT_SECONDS else "",
+            style="" if member.active else "dim",
         )
     if not status.members:
         table.add_row("nobody has joined in the last hour")
     speed = sum(member.frames_per_second for member in status.members)
     actors = [member for member in status.members if member.role == pb.ROLE_ACTOR]
-    active = sum(member.silent_seconds <= _SILENT_SECONDS for member in actors)
+    active = sum(member.active for member in actors)
     lines.append(f"{active} of {len(actors)} actors active, {speed:,.0f} frames/s together")
     rejections = [
         f"{member.name} was last rejected for {member.last_rejection}"

@@ -68,7 +68,7 @@ def _measure(config: Config, seconds: float, num_actors: int) -> Served:
         with open(pathlib.Path(directory) / "log", "wb") as log:
             learner = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
-            address = _address(logdir, learner)
+            address = address_of(logdir, learner)
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 job = pool.apply_async(_fleet, (address, num_actors, seconds, learner.pid))
                 return job.get(timeout=2 * _DEADLINE_SECONDS + seconds)
@@ -81,7 +81,8 @@ def _measure(config: Config, seconds: float, num_actors: int) -> Served:
                 learner.wait()
 
 
-def _address(logdir: pathlib.Path, learner: "subprocess.Popen[bytes]") -> str:
+def address_of(logdir: pathlib.Path, learner: "subprocess.Popen[bytes]") -> str:
+    """The address of a learner that has just been started, which must not end before it has one."""
     path = logdir / "address"
     for _ in range(600):
         if learner.poll() is not None:
@@ -108,10 +109,10 @@ async def _run(address: str, num_actors: int, seconds: float, learner: int) -> S
         await _unless_one_fails(running, _WARM_UP_SECONDS)
         for actor in actors:
             actor.begin()
-        cpu, version, begun = _cpu_seconds(learner), await actors[0].version(), time.perf_counter()
+        cpu, version, begun = cpu_seconds(learner), await actors[0].version(), time.perf_counter()
         await _unless_one_fails(running, seconds)
         elapsed = time.perf_counter() - begun
-        cores = (_cpu_seconds(learner) - cpu) / elapsed
+        cores = (cpu_seconds(learner) - cpu) / elapsed
         updates = (await actors[0].version() - version) / elapsed
     finally:
         for task in running:
@@ -241,7 +242,8 @@ def idle_tensors(hello: pb.JoinReply, num_envs: int) -> list[bytes]:
     return codec.encode(arrays)
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
+    """CPU time that a process has used."""
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100.0  # user and system, in USER_HZ
 

@@ -370,7 +370,7 @@ def episodes(messages: Sequence[pb.Episode], limit: int) -> list[Episode]:
 
 
 def _episode(message: pb.Episode) -> Episode:
-    info = dict(message.info)
+    info = message.info
     if len(info) > _MAX_EPISODE_INFO or any(len(name) > _MAX_INFO_NAME for name in info):
         raise Rejected(
             pb.REASON_RANGE,
@@ -383,7 +383,7 @@ def _episode(message: pb.Episode) -> Episode:
                 pb.REASON_RANGE,
                 f"An episode's {name} is {value}: it must be finite. Look at the environment.",
             )
-    return Episode(message.episode_return, message.length, message.frames, info)
+    return Episode(message.episode_return, message.length, message.frames, dict(info))
 
 
 def _seconds(name: str, value: float) -> float:

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from impala.security import Role
 
-SILENT_SECONDS = 60.0  # without a sign of it, a member counts as silent...
+_SILENT_SECONDS = 60.0  # without a sign of it, a member counts as silent...
 _GONE_SECONDS = 3600.0  # ...and then as gone
 _RATE_SECONDS = 30.0  # over which speeds are taken
+_MOST = 10_000  # members; beyond that, who was heard of the longest ago is forgotten
 
 
 class Member(NamedTuple):
@@ -25,6 +26,7 @@ class Member(NamedTuple):
     frames_per_second: float  # lately
     parameter_version: int  # that it acted with last
     silent_seconds: float  # since it was heard of
+    active: bool  # it was heard of lately
     rejected: int  # messages
     last_rejection: str  # why, for people
 
@@ -57,7 +59,7 @@ class _Entry:
 
 
 class Roster:
-    """Who was heard of in the last hour. Every method is thread-safe."""
+    """Who was heard of in the last hour, 10,000 at most. Every method is thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -104,7 +106,8 @@ class Roster:
             return [
                 Member(
                     *(name, entry.role, entry.joins, entry.unrolls, entry.frames),
-                    *(entry.frames_per_second(now), entry.parameter_version, now - entry.seen),
+                    *(entry.frames_per_second(now), entry.parameter_version),
+                    *(now - entry.seen, now - entry.seen <= _SILENT_SECONDS),
                     *(entry.rejected, entry.last_rejection),
                 )
                 for name, entry in sorted(self._entries.items())
@@ -112,14 +115,16 @@ class Roster:
 
     def actors(self) -> tuple[int, int]:
         """How many actors are active, and how many were heard of but are silent now."""
-        silent = [m.silent_seconds > SILENT_SECONDS for m in self.members() if m.role == "actor"]
-        return len(silent) - sum(silent), sum(silent)
+        active = [member.active for member in self.members() if member.role == "actor"]
+        return sum(active), len(active) - sum(active)
 
     def _seen(self, name: str, role: Role) -> _Entry:
         """Who is heard of now."""
         now = self._clock()
         if name not in self._entries:
             self._forget(now)
+            if len(self._entries) >= _MOST:
+                del self._entries[min(self._entries, key=lambda other: self._entries[other].seen)]
             self._entries[name] = _Entry(role, now)
         entry = self._entries[name]
         entry.role, entry.seen = role, now

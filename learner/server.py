@@ -11,13 +11,15 @@ import logging
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from google.protobuf.message import DecodeError, Message
+from grpc_health.v1 import health_pb2_grpc
 
 from impala.security import Denied, Gate, Role, ServerSecurity, Watched
+from learner.probes import Probes
 from learner.service import (
     IncompatibleProtocol,
     InvalidRequest,
@@ -34,6 +36,9 @@ LIVENESS = "alive"  # to health: SERVING while `Server.check` is called now and 
 _NO_SECURITY = ServerSecurity()
 _UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 _MAX_PROBES = 16  # at once
+_HANDSHAKE_SECONDS = 20.0  # that a new connection may take to speak HTTP/2...
+_REQUEST_SECONDS = 10.0  # ...a new call to say what it wants...
+_IDLE_SECONDS = 300.0  # ...and a connection to have no call at all
 _HANGS_SECONDS = 600.0  # without a check; the first update of a large network compiles for minutes
 _LOOK_SECONDS = 1.0  # between two looks at that
 _KEPT: list[grpc.ServerCredentials] = []  # gRPC asks them for certificates without owning them
@@ -44,6 +49,7 @@ _MAX_STREAMS = 1000
 _MAX_SOCKET_PATH = 107  # bytes of a Unix socket's path, a limit of Linux
 
 _T = TypeVar("_T")
+_M = TypeVar("_M", bound=Message)
 
 
 class Server:
@@ -138,7 +144,7 @@ class Server:
         server = grpc.aio.server(options=_options(self._service.max_message_bytes))
         calls = _Calls(self._service, Gate(self._security), self._stopping, self._observe)
         server.add_generic_rpc_handlers((_handlers(calls),))
-        probes = health.aio.HealthServicer()
+        probes = Probes()
         health_pb2_grpc.add_HealthServicer_to_server(probes, server)
         for_probes = None
         grace = 0.0
@@ -151,14 +157,13 @@ class Server:
                 self.health_address = _bind(for_probes, self._health_listen, _NO_SECURITY)
                 await for_probes.start()
             for name in ("", SERVICE_NAME, LIVENESS):
-                await probes.set(name, health_pb2.HealthCheckResponse.SERVING)
+                probes.set(name, serving=True)
             self._bound.set_result(address)
             while not (await asyncio.wait({self._stopping}, timeout=_LOOK_SECONDS))[0]:
-                hangs = time.monotonic() - self._checked > _HANGS_SECONDS
-                status = health_pb2.HealthCheckResponse
-                await probes.set(LIVENESS, status.NOT_SERVING if hangs else status.SERVING)
+                probes.set(LIVENESS, serving=time.monotonic() - self._checked <= _HANGS_SECONDS)
             grace = self._stopping.result()
-            await probes.enter_graceful_shutdown()
+            for name in ("", SERVICE_NAME, LIVENESS):
+                probes.set(name, serving=False)
         finally:
             await server.stop(grace)
             if for_probes is not None:
@@ -190,52 +195,56 @@ class _Calls:
         self._limits = _Limits()
         self._stopping = stopping
 
-    async def join(
-        self, request: pb.JoinRequest, context: grpc.aio.ServicerContext
-    ) -> pb.JoinReply:
-        async with _statuses(context), self._timed("Join"):
+    async def join(self, _: Any, context: grpc.aio.ServicerContext) -> pb.JoinReply:
+        async with _statuses(context):
+            _admit(self._gate, context, "actor", "evaluator")
             self._limits.joins(context.peer())
+            request = await _request(context, pb.JoinRequest)
             role: Role = "evaluator" if request.role == pb.ROLE_EVALUATOR else "actor"
             _admit(self._gate, context, role)
-            return self._service.join(request)
+            with self._timed("Join"):
+                return self._service.join(request)
         raise AssertionError  # _statuses lets nothing pass
 
-    async def get_parameters(
-        self, request: pb.GetParametersRequest, context: grpc.aio.ServicerContext
-    ) -> bytes:
-        async with _statuses(context), self._timed("GetParameters"):
+    async def get_parameters(self, _: Any, context: grpc.aio.ServicerContext) -> bytes:
+        async with _statuses(context):
             _admit(self._gate, context, "actor", "evaluator", "reader")
-            return self._service.get_parameters(request)
+            request = await _request(context, pb.GetParametersRequest)
+            with self._timed("GetParameters"):
+                return self._service.get_parameters(request)
         raise AssertionError
 
     async def report_evaluation(
-        self, request: pb.Evaluation, context: grpc.aio.ServicerContext
+        self, _: Any, context: grpc.aio.ServicerContext
     ) -> pb.EvaluationReceipt:
-        async with _statuses(context), self._timed("ReportEvaluation"):
+        async with _statuses(context):
             _admit(self._gate, context, "evaluator")
-            return self._service.report_evaluation(request)
+            request = await _request(context, pb.Evaluation)
+            with self._timed("ReportEvaluation"):
+                return self._service.report_evaluation(request)
         raise AssertionError
 
-    async def get_status(
-        self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext
-    ) -> pb.RunStatus:
-        async with _statuses(context), self._timed("GetStatus"):
+    async def get_status(self, _: Any, context: grpc.aio.ServicerContext) -> pb.RunStatus:
+        async with _statuses(context):
             _admit(self._gate, context, "reader")
-            return self._service.get_status()
+            await _request(context, pb.GetStatusRequest)
+            with self._timed("GetStatus"):
+                return self._service.get_status()
         raise AssertionError
 
     async def stream_unrolls(self, _: Any, context: grpc.aio.ServicerContext) -> None:
         """One message at a time: what is sent beyond waits in the transport, not in memory."""
         async with _statuses(context), self._limits.stream(context.peer()):
             _admit(self._gate, context, "actor")
-            while (message := await self._unless_stopping(context.read())) is not grpc.aio.EOF:
+            while (data := await self._unless_stopping(context.read())) is not grpc.aio.EOF:
                 _admit(self._gate, context, "actor")  # again: a token may have been revoked
-                async with self._timed("StreamUnrolls"):
+                message = _parsed(pb.Unrolls, data)
+                with self._timed("StreamUnrolls"):
                     receipt = await self._unless_stopping(self._service.submit(message))
                 await context.write(receipt)
 
-    @contextlib.asynccontextmanager
-    async def _timed(self, method: str) -> AsyncIterator[None]:
+    @contextlib.contextmanager
+    def _timed(self, method: str) -> Iterator[None]:
         start = time.monotonic()
         try:
             yield
@@ -265,18 +274,19 @@ class _Limits:
     """What one host may ask for, so that no one can keep the others out. Of one event loop."""
 
     def __init__(self) -> None:
-        self._joins: dict[str, collections.deque[float]] = {}
+        self._joins: dict[str, collections.deque[float]] = {}  # when, in the last minute
+        self._forgotten = time.monotonic()  # when hosts without any were left out
         self._streams: collections.Counter[str] = collections.Counter()
 
     def joins(self, peer: str) -> None:
         """Counts a join; _TooMany if there were too many in the last minute."""
         now, host = time.monotonic(), _host(peer)
-        for other, times in list(self._joins.items()):
-            while times and times[0] < now - 60.0:
-                times.popleft()
-            if not times:
-                del self._joins[other]
+        if now > self._forgotten + 60.0:
+            self._forgotten = now
+            self._joins = {other: t for other, t in self._joins.items() if t[-1] > now - 60.0}
         times = self._joins.setdefault(host, collections.deque())
+        while times and times[0] < now - 60.0:
+            times.popleft()
         if len(times) >= _MAX_JOINS_PER_MINUTE:
             raise _TooMany(
                 f"{_MAX_JOINS_PER_MINUTE} joins in a minute from {host} are the most: wait."
@@ -313,6 +323,30 @@ def _admit(gate: Gate, context: grpc.aio.ServicerContext, *roles: Role) -> None:
     )
 
 
+async def _request(context: grpc.aio.ServicerContext, kind: type[_M]) -> _M:
+    """What a caller wants: a message that is taken in and looked at only once it is known who asks.
+
+    Raises:
+      InvalidRequest: it is none of that kind.
+      TimeoutError: it takes too long to come.
+    """
+    async with asyncio.timeout(_REQUEST_SECONDS):
+        data = await context.read()
+    if data is grpc.aio.EOF:
+        raise InvalidRequest(f"The call ended without a {kind.DESCRIPTOR.name}: send one.")
+    return _parsed(kind, data)
+
+
+def _parsed(kind: type[_M], data: bytes) -> _M:
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise InvalidRequest(
+            f"These {len(data)} bytes are no {kind.DESCRIPTOR.name}: send one as learner.proto "
+            "defines it."
+        ) from None
+
+
 @contextlib.asynccontextmanager
 async def _statuses(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
     """Answers with a gRPC status for every exception of the service."""
@@ -329,6 +363,11 @@ async def _statuses(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
         await context.abort(code, str(error))
     except _TooMany as error:
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+    except TimeoutError:
+        await context.abort(
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            f"Nothing came for {_REQUEST_SECONDS:.0f} seconds: send the request with the call.",
+        )
     except (Unavailable, _Stopping):
         await context.abort(
             grpc.StatusCode.UNAVAILABLE, "The learner is stopping: connect again later."
@@ -342,34 +381,26 @@ async def _statuses(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
 
 
 def _handlers(calls: _Calls) -> grpc.GenericRpcHandler:
-    """The service's methods. Parameters go out as bytes that were serialised once for all."""
+    """The service's methods.
+
+    Calls with one request are taken as streams, which look the same on the wire: gRPC would
+    otherwise take a request in before it is known who asks. Parameters go out as bytes that were
+    serialised once for all.
+    """
+    one_request = grpc.stream_unary_rpc_method_handler
     return grpc.method_handlers_generic_handler(
         SERVICE_NAME,
         {
-            "Join": grpc.unary_unary_rpc_method_handler(
-                calls.join,
-                request_deserializer=pb.JoinRequest.FromString,
-                response_serializer=pb.JoinReply.SerializeToString,
-            ),
+            "Join": one_request(calls.join, response_serializer=pb.JoinReply.SerializeToString),
             "StreamUnrolls": grpc.stream_stream_rpc_method_handler(
-                calls.stream_unrolls,
-                request_deserializer=pb.Unrolls.FromString,
-                response_serializer=pb.Receipt.SerializeToString,
+                calls.stream_unrolls, response_serializer=pb.Receipt.SerializeToString
             ),
-            "GetParameters": grpc.unary_unary_rpc_method_handler(
-                calls.get_parameters,
-                request_deserializer=pb.GetParametersRequest.FromString,
-                response_serializer=None,
+            "GetParameters": one_request(calls.get_parameters),
+            "ReportEvaluation": one_request(
+                calls.report_evaluation, response_serializer=pb.EvaluationReceipt.SerializeToString
             ),
-            "ReportEvaluation": grpc.unary_unary_rpc_method_handler(
-                calls.report_evaluation,
-                request_deserializer=pb.Evaluation.FromString,
-                response_serializer=pb.EvaluationReceipt.SerializeToString,
-            ),
-            "GetStatus": grpc.unary_unary_rpc_method_handler(
-                calls.get_status,
-                request_deserializer=pb.GetStatusRequest.FromString,
-                response_serializer=pb.RunStatus.SerializeToString,
+            "GetStatus": one_request(
+                calls.get_status, response_serializer=pb.RunStatus.SerializeToString
             ),
         },
     )
@@ -385,6 +416,8 @@ def _options(max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.keepalive_time_ms", 60_000),  # streams of hosts that vanished end
         ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.server_handshake_timeout_ms", int(1000 * _HANDSHAKE_SECONDS)),
+        ("grpc.max_connection_idle_ms", int(1000 * _IDLE_SECONDS)),
     ]
 
 

@@ -147,11 +147,7 @@ class LearnerService:
                 f"The actor speaks protocol {request.protocol.major}.{request.protocol.minor}, "
                 f"the learner {ours.major}.{ours.minor}: run the same major version on both sides."
             )
-        if not (1 <= len(request.actor) <= _MAX_NAME and request.actor.isprintable()):
-            raise InvalidRequest(
-                f"actor is {request.actor[:80]!r} ({len(request.actor)} characters): give it a "
-                f"name of 1 to {_MAX_NAME} printable characters."
-            )
+        _check_name(request.actor)
         if request.incarnation == 0:
             raise InvalidRequest("incarnation is 0: draw another at random when the actor starts.")
         if request.role not in (pb.ROLE_ACTOR, pb.ROLE_EVALUATOR):
@@ -228,6 +224,7 @@ class LearnerService:
           InvalidRequest: there are too many episodes or none, no such task, or a number that is
             not finite.
         """
+        _check_name(request.actor)
         if not request.episodes:
             raise InvalidRequest("The evaluation has no episodes: report those that were played.")
         if request.task >= self._schedule.num_tasks:
@@ -236,7 +233,7 @@ class LearnerService:
             )
         try:
             report = EvaluationReport(
-                actor=request.actor[:_MAX_NAME],
+                actor=request.actor,
                 task=request.task,
                 learner_incarnation=request.learner_incarnation,
                 parameter_version=request.parameter_version,
@@ -355,6 +352,15 @@ class _Published:
         )
         reply = pb.GetParametersReply(parameters=parameters, finished=self._finished)
         return reply.SerializeToString()
+
+
+def _check_name(actor: str) -> None:
+    """A name that can be printed, and kept: InvalidRequest if it is none."""
+    if not (1 <= len(actor) <= _MAX_NAME and actor.isprintable()):
+        raise InvalidRequest(
+            f"actor is {actor[:80]!r} ({len(actor)} characters): give it a name of 1 to "
+            f"{_MAX_NAME} printable characters."
+        )
 
 
 def _unknown(message: pb.Unrolls) -> Rejection:

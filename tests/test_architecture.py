@@ -24,7 +24,10 @@ MAY_IMPORT = {
 # imports it.
 COMPOSITION_ROOTS = ("impala.__main__", "impala.cli")
 # gRPC stays at the edge of a service.
-MAY_IMPORT_GRPC = ("actors.client", "learner.server", "protos.impala.v1.learner_pb2_grpc")
+MAY_IMPORT_GRPC = (
+    *("actors.client", "learner.probes", "learner.server"),
+    "protos.impala.v1.learner_pb2_grpc",
+)
 GRPC = ("grpc", "grpc_health", "protos.impala.v1.learner_pb2_grpc")
 # What environments need starts in an instant and works beside any framework.
 WITHOUT_TENSORFLOW = ("impala.configs", "impala.environments", "impala.types")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from learner import roster as roster_module
 from learner.roster import Roster
 
 
@@ -30,7 +31,7 @@ def test_what_a_member_did_is_counted() -> None:
     assert (member.name, member.role, member.joins) == ("a", "actor", 1)
     assert (member.unrolls, member.frames, member.parameter_version) == (10, 2000, 4)
     assert (member.rejected, member.last_rejection) == (1, "range: too large")
-    assert member.silent_seconds == 1.0
+    assert (member.silent_seconds, member.active) == (1.0, True)
     assert member.frames_per_second == pytest.approx(1600 / 9)  # the first came with the clock
     assert (roster.received_bytes, roster.joins) == (50, 1)
 
@@ -79,6 +80,16 @@ def test_who_was_forgotten_is_listed_again_when_it_sends_or_reports() -> None:
         ("a", "actor"),
         ("e", "evaluator"),
     ]
+
+
+def test_who_was_heard_of_the_longest_ago_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster_module, "_MOST", 3)
+    clock = _Clock()
+    roster = Roster(clock)
+    for name in ("a", "b", "c", "a", "d"):
+        clock.now += 1.0
+        roster.joined(name, "actor")
+    assert [member.name for member in roster.members()] == ["a", "c", "d"]
 
 
 def test_refused_messages_list_nobody() -> None:

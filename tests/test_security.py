@@ -252,7 +252,7 @@ def test_a_certificate_and_a_token_must_both_allow_it(tmp_path, ca) -> None:
         assert calls(channel, TOKENS["actor"]) == only(ACTOR, "PERMISSION_DENIED")
         assert calls(channel, TOKENS["evaluator"]) == only(("parameters",), "PERMISSION_DENIED")
         assert calls(channel) == only((), "UNAUTHENTICATED") | dict.fromkeys(
-            ("join as evaluator", "report", "status"), "PERMISSION_DENIED"
+            ("report", "status"), "PERMISSION_DENIED"
         )
 
 

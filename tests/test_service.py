@@ -235,11 +235,14 @@ def test_evaluations_are_kept_for_the_learner_and_checked():
     assert (report.actor, report.parameter_version, report.frames) == ("e", 3, 99)
     assert report.episodes[0].episode_return == 21
     with pytest.raises(InvalidRequest, match="episode_return is nan"):
-        service.report_evaluation(pb.Evaluation(episodes=[pb.Episode(episode_return=float("nan"))]))
+        nan = pb.Episode(episode_return=float("nan"))
+        service.report_evaluation(pb.Evaluation(actor="e", episodes=[nan]))
     with pytest.raises(InvalidRequest, match="no episodes"):
-        service.report_evaluation(pb.Evaluation())
+        service.report_evaluation(pb.Evaluation(actor="e"))
     with pytest.raises(InvalidRequest, match="task is 1, the run has 1"):
-        service.report_evaluation(pb.Evaluation(task=1, episodes=good.episodes))
+        service.report_evaluation(pb.Evaluation(actor="e", task=1, episodes=good.episodes))
+    with pytest.raises(InvalidRequest, match="1 to 200 printable characters"):
+        service.report_evaluation(pb.Evaluation(actor="\x1b[2J", episodes=good.episodes))
     assert service.evaluations.empty()
 
 

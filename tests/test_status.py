@@ -31,12 +31,13 @@ STATUS = pb.RunStatus(
         pb.Member(
             **{"name": "host-1", "role": pb.ROLE_ACTOR, "joins": 1, "unrolls": 600},
             **{"frames": 48_000, "frames_per_second": 3010.4, "parameter_version": 1230},
+            active=True,
         ),
         pb.Member(
             **{"name": "host-2", "role": pb.ROLE_ACTOR, "joins": 3, "silent_seconds": 300.0},
             **{"rejected": 2, "last_rejection": "range: [bold]action[/bold] holds 9"},
         ),
-        pb.Member(name="judge", role=pb.ROLE_EVALUATOR, joins=1, silent_seconds=20.0),
+        pb.Member(name="judge", role=pb.ROLE_EVALUATOR, joins=1, silent_seconds=20.0, active=True),
     ],
 )
 

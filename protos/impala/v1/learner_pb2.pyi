@@ -315,7 +315,7 @@ class RunStatus(_message.Message):
     def __init__(self, learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., frames: _Optional[int] = ..., progress: _Optional[float] = ..., finished: _Optional[bool] = ..., queued: _Optional[int] = ..., queue_capacity: _Optional[int] = ..., received: _Optional[int] = ..., learned: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., duplicates: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("name", "role", "joins", "unrolls", "frames", "frames_per_second", "parameter_version", "silent_seconds", "rejected", "last_rejection")
+    __slots__ = ("name", "role", "joins", "unrolls", "frames", "frames_per_second", "parameter_version", "silent_seconds", "active", "rejected", "last_rejection")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     JOINS_FIELD_NUMBER: _ClassVar[int]
@@ -324,6 +324,7 @@ class Member(_message.Message):
     FRAMES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     PARAMETER_VERSION_FIELD_NUMBER: _ClassVar[int]
     SILENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     LAST_REJECTION_FIELD_NUMBER: _ClassVar[int]
     name: str
@@ -334,6 +335,7 @@ class Member(_message.Message):
     frames_per_second: float
     parameter_version: int
     silent_seconds: float
+    active: bool
     rejected: int
     last_rejection: str
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., joins: _Optional[int] = ..., unrolls: _Optional[int] = ..., frames: _Optional[int] = ..., frames_per_second: _Optional[float] = ..., parameter_version: _Optional[int] = ..., silent_seconds: _Optional[float] = ..., rejected: _Optional[int] = ..., last_rejection: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., joins: _Optional[int] = ..., unrolls: _Optional[int] = ..., frames: _Optional[int] = ..., frames_per_second: _Optional[float] = ..., parameter_version: _Optional[int] = ..., silent_seconds: _Optional[float] = ..., active: _Optional[bool] = ..., rejected: _Optional[int] = ..., last_rejection: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,619 @@
+"""Attacks on a learner's port: slow, endless, silent and deaf callers, and 100,000 fuzzed messages.
+
+Malformed messages are in test_malformed.py, who is let in is in test_security.py.
+"""
+
+import asyncio
+import itertools
+import logging
+import multiprocessing
+import pathlib
+import queue
+import random
+import resource
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import ExitStack, contextmanager, suppress
+
+import grpc
+import messages
+import numpy as np
+import pytest
+import services
+import trustme
+from google.protobuf.message import DecodeError
+from test_malformed import STREAM_METHOD, _Actor, _Learner
+from test_security import (
+    ACTOR,
+    OK,
+    READER,
+    TOKENS,
+    calls,
+    certificate,
+    only,
+    secure_channel,
+    serving,
+    status,
+    token_file,
+    write,
+)
+
+from impala import process
+from impala.types import Parameters
+from learner import server as server_module
+from learner.accounts import Accounts
+from learner.ingest import Arrival, Ingest
+from learner.server import Server
+from protos import codec
+from protos.impala.v1 import learner_pb2 as pb
+from protos.impala.v1 import learner_pb2_grpc as pb_grpc
+
+WAIT = 20.0  # seconds that nothing here should ever take
+ELSEWHERE = "127.0.0.2"  # another host than that of the good actor, as far as the learner sees
+UNARY = ("Join", "GetParameters", "ReportEvaluation", "GetStatus")
+METHODS = (*UNARY, "StreamUnrolls")
+
+FUZZED = 100_000
+WARM_UP = 20_000  # of them
+FUZZERS = 4
+PER_STREAM = 50
+MOST_GROWTH = 20e6  # bytes, after the warm-up
+
+# HTTP/2.
+DATA, HEADERS, SETTINGS, WINDOW_UPDATE = 0, 1, 4, 8  # frames
+END_STREAM, END_HEADERS = 1, 4  # flags
+INITIAL_WINDOW_SIZE = 4  # a setting
+LARGEST_FRAME = 16_384
+
+
+def _connect(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), WAIT, source_address=(ELSEWHERE, 0))
+
+
+class _Raw:
+    """HTTP/2 by hand, for what gRPC's own client is too polite to do.
+
+    Args:
+      address: of the learner.
+      window: bytes that the learner may send on a stream before it is told to go on.
+    """
+
+    def __init__(self, address: str, window: int = 65_535):
+        self._socket = _connect(address)
+        self._answers = self._socket.makefile("rb")
+        self._last_stream = -1
+        self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        self._send(SETTINGS, 0, 0, struct.pack(">HI", INITIAL_WINDOW_SIZE, window))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._answers.close()
+        self._socket.close()
+
+    def call(self, method: str) -> int:
+        """Begins a call, and returns its stream without having said what is wanted."""
+        self._last_stream += 2
+        fields = {
+            ":method": "POST",
+            ":scheme": "http",
+            ":path": method,
+            ":authority": "learner",
+            "te": "trailers",
+            "content-type": "application/grpc",
+        }
+        literals = (b"\0" + _text(name) + _text(value) for name, value in fields.items())
+        self._send(HEADERS, END_HEADERS, self._last_stream, b"".join(literals))
+        return self._last_stream
+
+    def say(self, stream: int, data: bytes, flags: int = 0) -> None:
+        """Sends a part of messages; the learner takes 65,535 bytes without more ado."""
+        for start in range(0, len(data), LARGEST_FRAME):
+            self._send(DATA, flags, stream, data[start : start + LARGEST_FRAME])
+
+    def widen(self, stream: int) -> None:
+        """Lets the learner send on."""
+        self._send(WINDOW_UPDATE, 0, stream, struct.pack(">I", 1 << 20))
+
+    def hear(self, kind: int, stream: int | None = None) -> bytes:
+        """Waits for a frame, of a certain stream or of any, and returns what is in it."""
+        while True:
+            head = self._answers.read(9)
+            if len(head) < 9:
+                raise ConnectionError("The learner has hung up.")
+            contents = self._answers.read(int.from_bytes(head[:3], "big"))
+            if head[3] == kind and stream in (None, int.from_bytes(head[5:], "big")):
+                return contents
+
+    def _send(self, kind: int, flags: int, stream: int, contents: bytes) -> None:
+        head = struct.pack(">I", len(contents))[1:] + struct.pack(">BBI", kind, flags, stream)
+        self._socket.sendall(head + contents)
+
+
+def _text(text: str) -> bytes:
+    """A string of HPACK, as it is: up to 126 characters."""
+    return bytes([len(text)]) + text.encode()
+
+
+def _framed(message: bytes) -> bytes:
+    """A message as gRPC puts it into a stream, not compressed."""
+    return b"\0" + struct.pack(">I", len(message)) + message
+
+
+@contextmanager
+def _exchanging(actor: _Actor, seconds: float = WAIT) -> Iterator[Callable[[], int]]:
+    """Sends the actor's next good message and returns the status of its receipt; on one stream."""
+    outgoing: queue.SimpleQueue[pb.Unrolls | None] = queue.SimpleQueue()
+    receipts = actor.stub.StreamUnrolls(iter(outgoing.get, None), timeout=seconds)
+
+    def exchange() -> int:
+        outgoing.put(actor.next())
+        return next(receipts).status
+
+    try:
+        yield exchange
+    finally:
+        outgoing.put(None)
+        with suppress(grpc.RpcError):
+            list(receipts)  # the learner has seen the end
+
+
+# Slow, endless, silent and deaf.
+
+
+def test_messages_that_come_byte_by_byte_or_stop_in_the_middle_hold_up_nobody():
+    with (
+        _Learner() as learner,
+        _Actor(learner.address, "slow", 2) as slow,
+        _Actor(learner.address, "good", 1) as good,
+        _exchanging(good) as exchange,
+        _Raw(learner.address) as raw,
+    ):
+        message = _framed(slow.next().SerializeToString())
+        streams = [raw.call(STREAM_METHOD) for _ in range(20)]
+        for i in range(100):
+            for stream in streams:
+                raw.say(stream, message[i : i + 1])
+            assert exchange() == pb.STATUS_ACCEPTED
+        # One of them comes to its end and is silent from then on, the others for ever before.
+        raw.say(streams[0], message[100:])
+        receipt = raw.hear(DATA, streams[0])
+        assert pb.Receipt.FromString(receipt[5:]).status == pb.STATUS_ACCEPTED
+        assert [exchange() for _ in range(10)] == [pb.STATUS_ACCEPTED] * 10
+        learner.server.check()
+
+
+def test_endless_streams_are_answered_and_counted_and_hold_up_nobody():
+    with (
+        _Learner() as learner,
+        _Actor(learner.address, "empty", 2) as empty,
+        _Actor(learner.address, "again", 3) as again,
+        _Actor(learner.address, "good", 1) as good,
+        _exchanging(good) as exchange,
+        futures.ThreadPoolExecutor(2) as pool,
+    ):
+        ended = threading.Event()
+        heard: dict[str, Counter] = {"empty": Counter(), "again": Counter()}
+
+        def attack(actor: _Actor, message: pb.Unrolls) -> None:
+            for_ever = itertools.repeat(message, 50_000)
+            endless = itertools.takewhile(lambda _: not ended.is_set(), for_ever)
+            for receipt in actor.stub.StreamUnrolls(endless, timeout=WAIT):
+                heard[actor.name][receipt.status] += 1
+
+        nothing = empty.message(1, num_envs=0, frames=[], tensors=[])
+        attacks = [pool.submit(attack, empty, nothing), pool.submit(attack, again, again.next())]
+        try:
+            while min(each.total() for each in heard.values()) < 500 and good.sequence < 5_000:
+                assert exchange() == pb.STATUS_ACCEPTED
+        finally:
+            ended.set()
+        for each in attacks:
+            each.result(WAIT)
+        assert min(each.total() for each in heard.values()) >= 500
+        totals = learner.accounts.totals()
+        assert dict(heard["empty"]) == {pb.STATUS_REJECTED: totals.rejected.pop("num_envs")}
+        assert dict(heard["again"]) == {
+            pb.STATUS_ACCEPTED: 1,
+            pb.STATUS_DUPLICATE: totals.duplicates,
+        }
+        assert totals.rejected == {}
+        assert totals.received == 2 * (good.sequence + 1)
+
+
+def test_who_reads_no_receipts_is_not_read_any_further():
+    with (
+        _Learner() as learner,
+        _Actor(learner.address, "deaf", 2) as deaf,
+        _Actor(learner.address, "good", 1) as good,
+        _exchanging(good) as exchange,
+        _Raw(learner.address, window=0) as raw,
+    ):
+        nothing = deaf.message(1, num_envs=0, frames=[], tensors=[])
+        stream = raw.call(STREAM_METHOD)
+        raw.say(stream, 100 * _framed(nothing.SerializeToString()))
+        raw.hear(HEADERS, stream)  # the first receipt is about to come
+        assert [exchange() for _ in range(50)] == [pb.STATUS_ACCEPTED] * 50
+        assert learner.accounts.totals().rejected == {"num_envs": 1}
+        raw.widen(stream)
+        services.wait_for(
+            "the other receipts",
+            lambda: learner.accounts.totals().rejected == {"num_envs": 100},
+            WAIT,
+        )
+
+
+def test_a_thousand_silent_connections_and_streams_keep_nobody_out():
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+    num_silent = min(1_000, (most_files - 500) // 2)  # both ends are in this process
+    with (
+        _Learner() as learner,
+        _Actor(learner.address, "good", 1) as good,
+        ExitStack() as open_ones,
+    ):
+        for _ in range(num_silent):
+            silent = open_ones.enter_context(_connect(learner.address))
+            assert silent.recv(1)  # the learner has taken it and spoken first
+        raw = open_ones.enter_context(_Raw(learner.address))
+        for _ in range(server_module._MAX_STREAMS + 1):
+            raw.call(STREAM_METHOD)
+        raw.hear(HEADERS)  # one is refused: so many are open
+        with _exchanging(good) as exchange:
+            assert [exchange() for _ in range(20)] == [pb.STATUS_ACCEPTED] * 20
+        with _Actor(learner.address, "another", 2) as another, _exchanging(another) as exchange:
+            assert exchange() == pb.STATUS_ACCEPTED
+        learner.server.check()
+
+
+def test_requests_over_the_size_limit_are_refused_by_every_method():
+    limit = messages.service().max_message_bytes
+    with serving() as address, grpc.insecure_channel(address) as channel:
+        for method in METHODS:
+            call = channel.unary_unary(f"/impala.v1.Learner/{method}")
+            seen = status(lambda call=call: call(bytes(limit + 1), timeout=WAIT))
+            assert seen == "RESOURCE_EXHAUSTED", method
+
+
+def test_an_authority_that_is_taken_out_no_longer_opens_anything(tmp_path):
+    old, new = trustme.CA(), trustme.CA()
+    files = certificate(old, tmp_path, "localhost")
+    files["tls_client_ca"] = write(tmp_path / "ca.crt", old.cert_pem.bytes())
+    revoked = certificate(old, tmp_path, "spiffe://test/impala/actor")
+    renewed = certificate(new, tmp_path, "spiffe://test/impala/reader")
+    with serving(**files) as address:
+        with secure_channel(address, old, revoked) as channel:
+            assert calls(channel) == only(ACTOR, "PERMISSION_DENIED")
+        write(files["tls_client_ca"], new.cert_pem.bytes())
+        with secure_channel(address, old, revoked) as channel:
+            assert calls(channel) == only((), "UNAVAILABLE")
+        with secure_channel(address, old, renewed) as channel:
+            assert calls(channel) == only(READER, "PERMISSION_DENIED")
+
+
+# What strangers may not use up.
+
+
+def test_joins_without_credentials_use_up_nobodys_joins(tmp_path, monkeypatch):
+    monkeypatch.setattr(server_module, "_MAX_JOINS_PER_MINUTE", 3)
+    tokens = token_file(tmp_path / "tokens", "actor")
+    with serving(token_file=tokens) as address, grpc.insecure_channel(address) as channel:
+        stub = pb_grpc.LearnerStub(channel)
+
+        def join(token: str) -> str:
+            metadata = [("authorization", f"Bearer {token}")]
+            request = messages.join_request()
+            return status(lambda: stub.Join(request, timeout=WAIT, metadata=metadata))
+
+        attempts = [join("a-wrong-token-0123456789") for _ in range(5)]
+        assert attempts == ["UNAUTHENTICATED"] * 5
+        assert join(TOKENS["actor"]) == OK
+
+
+def test_who_has_no_credentials_is_refused_before_anything_is_read(tmp_path):
+    tokens = token_file(tmp_path / "tokens", "actor")
+    with serving(token_file=tokens) as address, _Raw(address) as raw:
+        for method in METHODS:
+            raw.hear(HEADERS, raw.call(f"/impala.v1.Learner/{method}"))
+
+
+def test_a_call_that_never_says_what_it_wants_is_ended(monkeypatch):
+    monkeypatch.setattr(server_module, "_REQUEST_SECONDS", 0.1)
+    with serving() as address, _Raw(address) as raw:
+        for method in UNARY:
+            raw.hear(HEADERS, raw.call(f"/impala.v1.Learner/{method}"))
+
+
+def test_a_connection_that_never_speaks_is_closed(monkeypatch):
+    monkeypatch.setattr(server_module, "_HANDSHAKE_SECONDS", 0.5)
+    with serving() as address, _connect(address) as silent, silent.makefile("rb") as answers:
+        answers.read()  # to its end
+
+
+def test_what_cannot_be_read_is_said_to_be_so_and_fills_no_log(caplog):
+    with serving() as address, grpc.insecure_channel(address) as channel:
+        for method in METHODS:
+            call = channel.stream_stream(f"/impala.v1.Learner/{method}")
+            seen = status(lambda call=call: list(call(iter([b"\xff" * 9]), timeout=WAIT)))
+            assert seen == "INVALID_ARGUMENT", method
+    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
+def test_a_watcher_that_reads_nothing_does_not_keep_the_learner_from_stopping():
+    with _Learner() as learner, _Raw(learner.address, window=0) as raw:
+        stream = raw.call("/grpc.health.v1.Health/Watch")
+        raw.say(stream, _framed(b""), END_STREAM)
+        raw.hear(HEADERS, stream)  # its first answer cannot go out
+        stopping = threading.Thread(target=learner.server.stop, args=(0.0,), daemon=True)
+        stopping.start()
+        stopping.join(WAIT)
+        assert not stopping.is_alive()
+
+
+# Fuzzing.
+
+
+def _flip(data: bytearray, rng: random.Random) -> None:
+    if data:
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+
+
+def _truncate(data: bytearray, rng: random.Random) -> None:
+    del data[rng.randint(0, len(data)) :]
+
+
+def _cut(data: bytearray, rng: random.Random) -> None:
+    start = rng.randint(0, len(data))
+    del data[start : start + rng.randint(1, 40)]
+
+
+def _splice(data: bytearray, rng: random.Random) -> None:
+    start, place = rng.randint(0, len(data)), rng.randint(0, len(data))
+    data[place:place] = data[start : start + rng.randint(1, 40)]
+
+
+def _overwrite(data: bytearray, rng: random.Random) -> None:
+    start, noise = rng.randint(0, len(data)), rng.randbytes(rng.randint(1, 8))
+    data[start : start + len(noise)] = noise
+
+
+def _replace(data: bytearray, rng: random.Random) -> None:
+    data[:] = rng.randbytes(rng.randint(0, 300))
+
+
+def _resize(data: bytearray, rng: random.Random) -> None:
+    """A field claims to have another length."""
+    if lengths := _lengths(data):
+        place = rng.choice(lengths)
+        claims = (b"\0", b"\x01", b"\x7f", b"\xff\x7f", b"\xff\xff\xff\xff\x07", rng.randbytes(1))
+        data[place : place + 1] = rng.choice(claims)
+
+
+CHANGES = (_flip, _truncate, _cut, _splice, _overwrite, _replace, _resize)
+
+
+def _lengths(data: bytearray) -> list[int]:
+    """Where the lengths of a message's fields stand, as far as it can be understood."""
+    found, place = [], 0
+    try:
+        while place < len(data):
+            tag, place = _varint(data, place)
+            match tag & 7:
+                case 0:
+                    _, place = _varint(data, place)
+                case 1:
+                    place += 8
+                case 2:
+                    found.append(place)
+                    length, place = _varint(data, place)
+                    place += length
+                case 5:
+                    place += 4
+                case _:
+                    break
+    except IndexError:
+        pass
+    return found
+
+
+def _varint(data: bytearray, place: int) -> tuple[int, int]:
+    """A number, and where it ends."""
+    value = shift = 0
+    while data[place] >= 0x80:
+        value |= (data[place] & 0x7F) << shift
+        place, shift = place + 1, shift + 7
+    return value | data[place] << shift, place + 1
+
+
+def _read(data: bytes) -> pb.Unrolls | None:
+    """The message, if these bytes are one."""
+    try:
+        return pb.Unrolls.FromString(data)
+    except DecodeError:
+        return None
+
+
+class _Fuzzer:
+    """Numbers a good message as it should be and then changes a few bytes at random."""
+
+    def __init__(self, good: pb.Unrolls, seed: int):
+        self._good = good
+        self._rng = random.Random(seed)
+        self._next = 1
+        self.heard: Counter[str] = Counter()
+
+    def messages(self, most: int) -> list[bytes]:
+        """Up to so many for one stream; the last one may be unreadable, which ends it."""
+        made: list[bytes] = []
+        while len(made) < most and (not made or _read(made[-1]) is not None):
+            self._good.sequence = self._next + len(made)
+            data = bytearray(self._good.SerializeToString())
+            for _ in range(self._rng.randint(1, 3)):
+                self._rng.choice(CHANGES)(data, self._rng)
+            made.append(bytes(data))
+        return made
+
+    def hear(self, receipt: pb.Receipt) -> None:
+        """Takes note of a receipt, and of the number that it has used up."""
+        if receipt.status == pb.STATUS_REJECTED:
+            self.heard[pb.Reason.Name(receipt.reason).removeprefix("REASON_").lower()] += 1
+        else:
+            self.heard[pb.Status.Name(receipt.status).removeprefix("STATUS_").lower()] += 1
+        is_used = receipt.reason not in (pb.REASON_UNKNOWN_ACTOR, pb.REASON_SEQUENCE)
+        self._next += is_used and receipt.sequence == self._next
+
+
+REASONS = {name.removeprefix("REASON_").lower() for name, _ in pb.Reason.items()}
+REASONS -= {"unspecified"}
+
+
+def _parameters() -> Parameters:
+    return Parameters(messages.LEARNER, 3, 0.5, 10, [np.ones((2, 3), np.float32)])
+
+
+def _settle(accounts: Accounts, arrival: Arrival) -> None:
+    unrolls = len(arrival.unroll.frames) - arrival.offset
+    accounts.settle(arrival.actor, arrival.incarnation, arrival.sequence, unrolls)
+
+
+@pytest.mark.slow
+def test_fuzzed_messages_are_decoded_or_refused_and_nothing_else():
+    accounts, ingest = Accounts(), Ingest(capacity=64)
+    service = messages.service(accounts, ingest)
+    service.publish(_parameters())
+    incarnation = random.Random(0).getrandbits(64)
+    hello = service.join(messages.join_request("fuzz", incarnation))
+    good = messages.message(
+        actor="fuzz",
+        incarnation=incarnation,
+        fingerprint=hello.fingerprint,
+        parameter_version=3,
+    )
+    specs = codec.with_environments(hello.unroll_specs, hello.num_core_state_specs, num_envs=2)
+    fuzzer = _Fuzzer(good, seed=0)
+
+    async def fuzz() -> int:
+        unreadable = 0
+        for _ in range(FUZZED):
+            (data,) = fuzzer.messages(1)
+            message = _read(data)
+            if message is None:
+                unreadable += 1
+                continue
+            with suppress(codec.CodecError):
+                codec.decode(message.tensors, specs)
+            fuzzer.hear(await service.submit(message))
+            while (arrival := ingest.get(timeout=0.0)) is not None:
+                _settle(accounts, arrival)
+        return unreadable
+
+    unreadable = asyncio.run(fuzz())
+    print(f"{unreadable} were unreadable, {dict(fuzzer.heard)}")
+    assert unreadable + fuzzer.heard.total() == FUZZED
+    assert fuzzer.heard.keys() == {*REASONS, "accepted", "duplicate"}
+    totals = accounts.totals()
+    assert totals.rejected == {reason: fuzzer.heard[reason] for reason in REASONS}
+    assert totals.duplicates == fuzzer.heard["duplicate"]
+    assert totals.received == totals.learned
+
+
+def _serve(log: pathlib.Path, connection) -> None:
+    """A learner that learns nothing, until it is told to stop; then it says what it counted."""
+    logging.basicConfig(filename=log)
+    process.tune_malloc()
+    accounts, ingest = Accounts(), Ingest(capacity=64)
+    service = messages.service(accounts, ingest)
+    service.publish(_parameters())
+    server = Server(service, "127.0.0.1:0")
+    connection.send(server.start())
+    while not connection.poll():
+        if (arrival := ingest.get(timeout=0.1)) is not None:
+            _settle(accounts, arrival)
+    server.check()
+    server.stop(0.0)
+    connection.send(accounts.totals())
+
+
+def _attack(address: str, fuzzer: _Fuzzer, count: int) -> None:
+    """Sends fuzzed messages, each stream until one cannot be read, and compares what comes back."""
+    with grpc.insecure_channel(address) as channel:
+        send = channel.stream_stream(STREAM_METHOD)  # bytes go out as they are
+        while count > 0:
+            made = fuzzer.messages(min(count, PER_STREAM))
+            count -= len(made)
+            is_readable = _read(made[-1]) is not None
+            num_heard, failure = 0, None
+            try:
+                for answer in send(iter(made), timeout=WAIT):
+                    fuzzer.hear(pb.Receipt.FromString(answer))
+                    num_heard += 1
+            except grpc.RpcError as error:
+                failure = error.code()
+            assert (failure is None) == is_readable, failure
+            assert num_heard == len(made) if is_readable else num_heard < len(made)
+
+
+def _resident_bytes(pid: int) -> int:
+    lines = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith("VmRSS:"))
+    return int(line.split()[1]) * 1024
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_live_learner_neither_crashes_nor_grows_nor_stops_serving_under_fuzzed_messages(tmp_path):
+    ours, theirs = multiprocessing.Pipe()
+    log = tmp_path / "log"
+    spawn = multiprocessing.get_context("spawn")
+    learner = spawn.Process(target=_serve, args=(log, theirs))
+    learner.start()
+    try:
+        assert ours.poll(services.SECONDS)
+        address = ours.recv()
+        fuzzers = []
+        for seed in range(FUZZERS):
+            incarnation = random.Random(seed).getrandbits(64)
+            with _Actor(address, f"fuzz-{seed}", incarnation) as actor:
+                fuzzers.append(_Fuzzer(actor.message(1, parameter_version=3), seed))
+        with (
+            _Actor(address, "good", 1) as good,
+            _exchanging(good, seconds=900.0) as exchange,
+            futures.ThreadPoolExecutor(FUZZERS) as pool,
+        ):
+
+            def fuzz(count: int) -> int:
+                """The learner's memory afterwards."""
+                attacks = [pool.submit(_attack, address, f, count // FUZZERS) for f in fuzzers]
+                while futures.wait(attacks, timeout=0.05).not_done:
+                    assert exchange() == pb.STATUS_ACCEPTED
+                for attack in attacks:
+                    attack.result()
+                return _resident_bytes(learner.pid)
+
+            before = fuzz(WARM_UP)
+            after = fuzz(FUZZED - WARM_UP)
+            assert [exchange() for _ in range(100)] == [pb.STATUS_ACCEPTED] * 100
+        heard = sum((fuzzer.heard for fuzzer in fuzzers), Counter())
+        print(
+            f"{before / 1e6:.1f} MB after {WARM_UP} messages, {after / 1e6:.1f} MB after {FUZZED}; "
+            f"{dict(heard)}"
+        )
+        assert after - before < MOST_GROWTH
+        assert heard.keys() >= {*REASONS, "accepted"}
+        ours.send("stop")
+        assert ours.poll(WAIT)
+        totals = ours.recv()
+        learner.join(WAIT)
+        assert learner.exitcode == 0
+        # Receipts may be lost when a stream ends with what cannot be read.
+        assert all(totals.rejected[reason] >= heard[reason] for reason in REASONS)
+        assert "Traceback" not in log.read_text()
+    finally:
+        learner.kill()
+        learner.join()
