@@ -29,7 +29,7 @@ lock = $(BIN)/uv pip compile --quiet --generate-hashes --no-header --python-vers
 TEST := $(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos train test test-slow soak check bench lock clean
+.PHONY: help setup protos train test test-slow soak image-test check bench lock clean
 
 ## setup: make .venv with everything that the lock files pin, and the impala command
 setup: $(STAMP) protos
@@ -72,6 +72,10 @@ test-slow: setup
 soak: setup
 	PYTHONPATH=tests $(BIN)/python -m chaos.soak $(ARGS)
 
+## image-test: build both images and run them as the local overlay says; needs root on Debian
+image-test: setup
+	$(BIN)/python deploy/image_test.py $(ARGS)
+
 ## check: what CI runs: format, lint, types, fresh stubs, tests
 # Without `setup`, whose `protos` would hide that the committed stubs are stale.
 check: $(STAMP)
@@ -89,7 +93,7 @@ bench: setup
 
 ## lock: pin the newest versions that pyproject.toml allows
 lock: $(STAMP)
-	$(call lock,requirements-dev.lock,--extra dev --upgrade)
+	$(call lock,requirements-dev.lock,--extra dev --extra minatar --extra box2d --upgrade)
 	$(call lock,requirements.lock,--constraint requirements-dev.lock)
 	$(call lock,requirements-gpu.lock,--extra gpu --constraint requirements-dev.lock)
 

@@ -28,13 +28,15 @@ def main() -> int:
     """Runs the parts that were asked for; all of them by default."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "parts", nargs="*", help="training, ingest, replay, micro; all but fleet by default"
+        "parts",
+        nargs="*",
+        help="training, ingest, replay, micro, by default; fleet, attack, speed-up",
     )
     parser.add_argument("--seconds", type=float, default=30.0, help="for each measurement")
     parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("build/bench.json"))
     arguments = parser.parse_args()
     by_default = {"training": _training, "ingest": _ingest, "replay": _replay, "micro": _micro}
-    measures = {**by_default, "fleet": _fleet}
+    measures = {**by_default, "fleet": _fleet, "attack": _attack, "speed-up": _speed_up}
     if unknown := set(arguments.parts) - measures.keys():
         parser.error(f"no part {sorted(unknown)[0]!r}; there are {', '.join(measures)}")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -117,6 +119,29 @@ def _fleet(config: configs.Config, seconds: float) -> dict[str, float]:
         for name, value in served._asdict().items()
         if name != "actors"
     }
+
+
+def _attack(config: configs.Config, seconds: float) -> dict[str, float]:
+    from benchmarks import attack
+
+    endured = attack.measure(config, seconds)._asdict()
+    return {name.replace("_", " "): value for name, value in endured.items()}
+
+
+def _speed_up(config: configs.Config, seconds: float) -> dict[str, float]:
+    """Whole runs, of a preset of its own."""
+    from benchmarks import speed_up
+
+    del config, seconds
+    measured = speed_up.measure()
+    print(speed_up.table(measured))
+    times = {
+        f"{actors} actors, run {run}, s": each
+        for actors, of_seeds in measured.items()
+        for run, each in enumerate(of_seeds, start=1)
+    }
+    speed_ups = speed_up.speed_ups(measured)
+    return times | {f"{actors} actors, speed-up": each for actors, each in speed_ups.items()}
 
 
 def _machine() -> str:

@@ -102,6 +102,8 @@ def _torso(config: AgentConfig, observation_space: gym.Space, prefix: str = "") 
     match config.torso:
         case "mlp":
             network = networks.MLP(config.hidden_sizes, name=name)
+        case "small":
+            network = networks.Small(name=name)
         case "strided":
             network = networks.Strided(name=name)
         case "shallow":

@@ -127,11 +127,12 @@ class EpsilonConfig:
 class AgentConfig:
     """The network: [frame stack] -> torso -> [core] -> policy and baseline heads."""
 
-    torso: Literal["mlp", "strided", "shallow", "deep"] = "mlp"
-    """mlp; strided: four convolutions, for small images; shallow: two; deep: the residual network.
-    The last two are those of Espeholt et al. 2018."""
+    torso: Literal["mlp", "small", "strided", "shallow", "deep"] = "mlp"
+    """mlp; small: one convolution, for images as small as MinAtar's; strided: four, for small ones;
+    shallow: two; deep: the residual network. The last two are those of Espeholt et al. 2018."""
     hidden_sizes: tuple[Positive, ...] = (64, 64)
-    """Widths of the mlp torso's layers, in units. shallow and deep end in one layer of 256."""
+    """Widths of the mlp torso's layers, in units. shallow and deep end in one layer of 256,
+    small in one of 128."""
     core: Literal["feed_forward", "lstm"] = "feed_forward"
     """What stands between torso and heads."""
     lstm_size: Positive = 256
@@ -427,6 +428,26 @@ _CARTPOLE_Q = Config(
     total_frames=200_000,
 )
 
+# MinAtar's DQN with fewer and larger updates, which two cores can make in time: four of 256 steps
+# for every 128 that are played, so that each is learned from 8 times and not 32. Longer and double
+# targets make up for it, and half of the environments explore so little that games get long.
+_MINATAR_Q = Config(
+    environment=EnvironmentConfig(id="MinAtar/Breakout-v1"),
+    agent=AgentConfig(
+        torso="small",
+        policy="epsilon_greedy",
+        epsilon=EpsilonConfig(anneal=0.05, finals=(0.1, 0.01), weights=(0.5, 0.5)),
+    ),
+    algorithm="q_learning",
+    q_learning=QLearningConfig(steps=3, double=True, target_updates=250),
+    optimiser=OptimiserConfig(name="adam", learning_rate=5e-4, epsilon=1e-5),
+    mix=MixConfig(fresh=16, replayed=32, learn_from_fresh=False, updates=4, warm_up_unrolls=625),
+    replay=ReplayConfig(rule="fifo", capacity_frames=100_000),
+    learner=LearnerConfig(unroll_length=8, queue_unrolls=16, max_in_flight=1),
+    actor=ActorConfig(num_envs=32),
+    total_frames=5_000_000,
+)
+
 # An update for each step, of 256 steps of all those before.
 _PENDULUM = Config(
     environment=EnvironmentConfig(id="Pendulum-v1"),
@@ -440,6 +461,16 @@ _PENDULUM = Config(
     learner=LearnerConfig(unroll_length=4, queue_unrolls=2, max_in_flight=1),
     actor=ActorConfig(num_envs=4),
     total_frames=30_000,
+)
+
+# The same for longer: steps shrink to 0, targets follow faster, and chance plays 10,000 steps.
+_LUNAR_LANDER = dataclasses.replace(
+    _PENDULUM,
+    environment=EnvironmentConfig(id="LunarLanderContinuous-v3"),
+    sac=SacConfig(target_step=0.01),
+    optimiser=dataclasses.replace(_PENDULUM.optimiser, learning_rate=7.3e-4, decay_to_zero=True),
+    mix=dataclasses.replace(_PENDULUM.mix, warm_up_unrolls=2_500),
+    total_frames=300_000,
 )
 
 _ATARI = Config(
@@ -518,7 +549,15 @@ PRESETS: dict[str, tuple[str, Config]] = {
     "cartpole": ("CartPole-v1: a minute and a quarter to its best score on two cores.", _CARTPOLE),
     "cartpole-a3c": ("CartPole-v1 with actor-critic, on-policy.", _CARTPOLE_A3C),
     "cartpole-q": ("CartPole-v1 with Q-learning from replay.", _CARTPOLE_Q),
+    "minatar-q": (
+        "MinAtar's Breakout with Q-learning from replay; needs the extra minatar.",
+        _MINATAR_Q,
+    ),
     "pendulum": ("Pendulum-v1 with soft actor-critic: 30,000 steps.", _PENDULUM),
+    "lunar-lander": (
+        "LunarLanderContinuous-v3 with soft actor-critic: 300,000 steps; needs the extra box2d.",
+        _LUNAR_LANDER,
+    ),
     "atari": (
         "Pong with the paper's shallow network; another game with --environment.id.",
         _ATARI_CPU,

@@ -135,7 +135,7 @@ class EpsilonGreedy(Distribution, tf.Module):
       num_actions: n.
       anneal: share of the phase over which epsilon falls.
       finals: its final values.
-      weights: how likely each of them is; they add up to 1.
+      weights: how likely each of them is, beside the others.
       start: the number of the first action.
       dtype: of an action.
     """
@@ -155,7 +155,7 @@ class EpsilonGreedy(Distribution, tf.Module):
         self.progress = tf.Variable(0.0, trainable=False, name="progress")
         self._anneal = anneal
         self._finals = np.asarray(finals, np.float32)
-        self._until = np.cumsum(weights).astype(np.float32)  # of a uniform number, for each of them
+        self._until = np.cumsum(weights).astype(np.float32)  # of a number drawn, for each of them
         self._start = start
         self._dtype = tf.as_dtype(dtype)
 
@@ -224,14 +224,13 @@ class TanhNormal(Distribution):
 
     def __init__(self, low: np.ndarray, high: np.ndarray, dtype: np.dtype | type) -> None:
         self._shape = low.shape
-        self._size = math.prod(low.shape)
+        self.size = math.prod(low.shape)  # D
         self._dtype = tf.as_dtype(dtype)
         self._low, self._high = low, high
         flat_low, flat_high = (bound.reshape(-1).astype(np.float64) for bound in (low, high))
         self._half_width = flat_high / 2 - flat_low / 2  # [D]; halved first: cannot overflow
         self._centre = flat_high / 2 + flat_low / 2
-        self.num_outputs = self.num_parameters = 2 * self._size
-        self.size = self._size  # D
+        self.num_outputs = self.num_parameters = 2 * self.size
         # What a log-density in units of the box is less than one in (-1, 1)^D.
         self.log_volume = float(np.log(self._half_width).sum())
 
@@ -305,7 +304,7 @@ class TanhNormal(Distribution):
     def _flat(self, action: tf.Tensor) -> tf.Tensor:
         """[..., *shape] to [..., D]."""
         leading = tf.shape(action)[: action.shape.rank - len(self._shape)]
-        return tf.reshape(action, tf.concat([leading, [self._size]], axis=0))
+        return tf.reshape(action, tf.concat([leading, [self.size]], axis=0))
 
 
 class Joint(Distribution):
@@ -388,7 +387,7 @@ def epsilon_greedy_for_space(action_space: gym.Space, config: EpsilonConfig) -> 
         int(action_space.n),
         config.anneal,
         finals,
-        [weight / sum(weights) for weight in weights],
+        weights,
         int(action_space.start),
         action_space.dtype,
     )

@@ -1,8 +1,9 @@
 """The parts of an agent's network: torsos (before time), cores (in time), the frame stack.
 
-Torsos are those of Espeholt et al. 2018, arXiv 1802.01561, figure 3, and an MLP; they map
-observations [N, ...] to features [N, F]. What has a state has one signature: (inputs [T, B, ...],
-is_first [T, B], state) -> (outputs [T, B, ...], state), and starts anew where is_first.
+Torsos are those of Espeholt et al. 2018, arXiv 1802.01561, figure 3, smaller ones and an MLP; they
+map observations [N, ...] to features [N, F]. What has a state has one signature: (inputs
+[T, B, ...], is_first [T, B], state) -> (outputs [T, B, ...], state), and starts anew where
+is_first.
 """
 
 import math
@@ -51,6 +52,26 @@ class Shallow(snt.Module):
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
         for convolution in self._convolutions:
             images = tf.nn.relu(convolution(images))
+        return tf.nn.relu(self._linear(snt.flatten(images)))
+
+
+class Small(snt.Module):
+    """A convolution and a linear layer of 128. [N, H, W, C] to [N, 128].
+
+    For images of 10x10, as in MinAtar: Young and Tian 2019, arXiv 1903.03176.
+    """
+
+    smallest = 3
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self._convolution = snt.Conv2D(
+            16, kernel_shape=3, padding="VALID", w_init=_he(), name="conv"
+        )
+        self._linear = snt.Linear(128, w_init=_he())
+
+    def __call__(self, images: tf.Tensor) -> tf.Tensor:
+        images = tf.nn.relu(self._convolution(images))
         return tf.nn.relu(self._linear(snt.flatten(images)))
 
 
@@ -130,7 +151,7 @@ class Torso(snt.Module):
 
     def __init__(
         self,
-        network: MLP | Strided | Shallow | DeepResidual,
+        network: MLP | Small | Strided | Shallow | DeepResidual,
         observation_space: gym.Space,
         name: str | None = None,
     ) -> None:
@@ -346,7 +367,7 @@ def _as_float(space: gym.Space, value: tf.Tensor) -> tf.Tensor:
     return value
 
 
-def _check_image(space: gym.Space, network: Strided | Shallow | DeepResidual) -> None:
+def _check_image(space: gym.Space, network: Small | Strided | Shallow | DeepResidual) -> None:
     name, smallest = type(network).__name__, network.smallest
     if not isinstance(space, gym.spaces.Box) or len(space.shape) not in (2, 3):
         raise ValueError(

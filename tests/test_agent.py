@@ -86,6 +86,7 @@ AGENTS = {
 } | {
     "vector-stack": (AgentConfig(hidden_sizes=(8,), frame_stack=3), VECTOR),
     "wrapped": (AgentConfig("shallow", core="lstm", lstm_size=5), wrapped(PIXELS)),
+    "small": (AgentConfig("small"), spaces.Box(0, 1, (10, 10, 4), np.bool_)),
     "strided": (AgentConfig("strided", core="lstm", lstm_size=5), wrapped(PIXELS)),
     "two networks": (
         AgentConfig("mlp", core="lstm", lstm_size=5, frame_stack=2, separate_baseline=True),
@@ -341,6 +342,11 @@ class TestTorso:
         found = self.features(space, np.array([[0, 255]], np.uint8))
         np.testing.assert_allclose(found, [[0.0, 1.0]])
 
+    def test_what_is_true_is_one(self):
+        space = spaces.Box(0, 1, (1, 2), np.bool_)
+        found = self.features(space, np.array([[False, True]]))
+        np.testing.assert_array_equal(found, [[0.0, 1.0]])
+
     def test_choices_are_one_hot(self):
         space = spaces.Dict(
             {
@@ -445,6 +451,11 @@ class TestVariables:
             AgentConfig("shallow"),
             spaces.Box(0, 255, (84, 16, 1), np.uint8),
             "Shallow torso needs images of 20x20 pixels or more, not 84x16",
+        ),
+        (
+            AgentConfig("small"),
+            spaces.Box(0, 1, (2, 10, 4), np.bool_),
+            "Small torso needs images of 3x3 pixels or more, not 2x10",
         ),
         (AgentConfig("deep"), VECTOR, "DeepResidual torso sees images .*Set torso to mlp"),
         (AgentConfig("shallow"), spaces.Dict({"a": PIXELS}), "Shallow torso sees images"),

@@ -116,6 +116,7 @@ CONTRACT = {
         id="Bandit/Independent-v0", kwargs='{"pulls": 9}', vectorization="own"
     ),
     "cartpole_own": EnvironmentConfig(id="CartPole-v1", vectorization="own"),
+    "minatar": EnvironmentConfig(id="MinAtar/Breakout-v1"),
     "nested_held": EnvironmentConfig(id="Nested-v0", repeat=RepeatConfig(most=3, learned=True)),
 }
 CONTRACT |= {
@@ -376,6 +377,14 @@ class TestGymnasium:
     def test_an_unknown_id_gets_the_nearest_one(self) -> None:
         with pytest.raises(ValueError, match=r"'CartPol-v1'.*CartPole-v1"):
             environments.make(EnvironmentConfig(id="CartPol-v1"), 1)
+
+    def test_a_package_that_is_not_there_is_named(self) -> None:
+        def make() -> gym.Env:
+            raise gym.error.DependencyNotInstalled("Box3D is not installed")
+
+        gym.register("Unpacked-v0", make)
+        with pytest.raises(ValueError, match="cannot be imported: Box3D is not installed"):
+            environments.make(EnvironmentConfig(id="Unpacked-v0"), 1)
 
     def test_a_module_that_is_not_there_is_named(self) -> None:
         with pytest.raises(ValueError, match="No module named 'nowhere_at_all'"):
@@ -689,6 +698,36 @@ class TestAtari:
             environment.reset(0)
             with pytest.raises(ValueError, match="give a render_mode"):
                 environment.render()
+
+
+class TestMinAtar:
+    def test_actions_that_a_game_does_not_read_are_left_out_unless_wanted(self) -> None:
+        for kwargs, actions in (("{}", 3), ('{"use_minimal_action_set": false}', 6)):
+            config = EnvironmentConfig(id="MinAtar/Breakout-v1", kwargs=kwargs)
+            with closing(environments.make(config, 1)) as environment:
+                assert environment.action_space == gym.spaces.Discrete(actions)
+
+    def test_actions_stick_one_time_in_ten_unless_told_otherwise(self) -> None:
+        # Given paddles that stand still and are told to go left ...
+        def moved(kwargs: str) -> float:
+            config = EnvironmentConfig(id="MinAtar/Breakout-v1", kwargs=kwargs)
+            with closing(environments.make(config, 500)) as environment:
+                before = environment.reset(0).observation[:, 9, :, 0].argmax(axis=1)
+                environment.send(np.ones(500, np.int64))
+                after = environment.recv().timestep.observation[:, 9, :, 0].argmax(axis=1)
+            return float((before - after).mean())
+
+        # ... then all of them do, or nine in ten.
+        assert moved('{"sticky_action_prob": 0.0}') == 1.0
+        assert moved("{}") == pytest.approx(0.9, abs=0.06)
+
+    def test_a_game_can_be_looked_at(self) -> None:
+        config = EnvironmentConfig(id="MinAtar/Breakout-v1")
+        with closing(environments.make(config, 2, render_mode="rgb_array")) as environment:
+            environment.reset(0)
+            picture = environment.render()
+        assert picture.shape == (160, 160, 3) and picture.dtype == np.uint8
+        assert len(np.unique(picture.reshape(-1, 3), axis=0)) >= 3  # nothing and two kinds of things
 
 
 class Scripted(Environment):

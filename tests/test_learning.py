@@ -115,6 +115,24 @@ def test_who_is_not_told_the_reward_learns_nothing_of_bandits(
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
+def test_q_learning_cartpole(tmp_path: pathlib.Path, seed: int) -> None:
+    assert _train(tmp_path, "cartpole-q", seed, 1200.0) >= 475.0
+
+
+def test_q_learning_minatar_breakout(tmp_path: pathlib.Path) -> None:
+    assert _train(tmp_path, "minatar-q", 1, 7000.0) >= 8.0
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_soft_actor_critic_pendulum(tmp_path: pathlib.Path, seed: int) -> None:
+    assert _train(tmp_path, "pendulum", seed, 1200.0) >= -180.0
+
+
+def test_soft_actor_critic_lunar_lander(tmp_path: pathlib.Path) -> None:
+    assert _train(tmp_path, "lunar-lander", 1, 7000.0) >= 200.0
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_actor_critic_pong(tmp_path: pathlib.Path, seed: int) -> None:
     assert _train(tmp_path, "atari-a3c", seed, 7000.0) >= 15.0
 

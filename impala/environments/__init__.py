@@ -1,12 +1,16 @@
-"""What the agent plays: ALE, any Gymnasium environment, Catch, bandits. No TensorFlow in here."""
+"""What the agent plays: ALE, MinAtar, any Gymnasium environment, Catch, bandits.
+
+No TensorFlow in here.
+"""
 
 from impala.configs import EnvironmentConfig, RepeatConfig
-from impala.environments import bandit, catch, gymnasium
+from impala.environments import bandit, catch, gymnasium, minatar
 from impala.environments.base import Environment
 from impala.environments.joint import Joint, join
 from impala.environments.wrappers import Checked, WithHistory
 
 bandit.register()
+minatar.register()
 
 __all__ = ["Environment", "Joint", "join", "make"]
 

@@ -187,7 +187,7 @@ def _explained(id: str, kwargs: dict[str, Any]) -> Iterator[str]:
         if module:
             importlib.import_module(module)
         yield name
-    except ImportError as error:
+    except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise ValueError(f"environment.id is {id!r}, which cannot be imported: {error}.") from error
     except (gym.error.UnregisteredEnv, gym.error.NameNotFound) as error:
         nearest = difflib.get_close_matches(name, gym.registry, cutoff=0.5)
