@@ -4,6 +4,7 @@ The composition root of the actor's side: configuration becomes objects here and
 """
 
 import contextlib
+import faulthandler
 import itertools
 import json
 import logging
@@ -242,8 +243,25 @@ def _act(client: Any, built: _Built, num_envs: int | None, render: bool) -> None
             ]
 
         actor = Actor(environments, built.agent, built.unroll_length, built.seed)
-        for unrolls in actor.run(client.parameters, client.task):
-            client.send(unrolls)
+        unrolls = actor.run(client.parameters, client.task)
+        while True:
+            with _ends_if_it_hangs(built.actor.hang_seconds):
+                of_one_group = next(unrolls)
+            client.send(of_one_group)  # waits for the learner for as long as it has to
+
+
+@contextlib.contextmanager
+def _ends_if_it_hangs(seconds: float) -> Iterator[None]:
+    """Ends the process with status 1 if what is done in here takes longer.
+
+    Whoever started it starts it again. What each thread is doing goes to standard error. It is no
+    exception, because nothing can interrupt an environment that does not come back.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _evaluate(client: Any, built: _Built) -> None:

@@ -347,6 +347,8 @@ class ActorConfig:
     """Groups of environments: while one steps, another is inferred. Divides num_envs."""
     env_threads: Positive = 1
     """ALE threads per group."""
+    hang_seconds: Annotated[float, Range(1.0, 86400.0)] = 600.0
+    """If an unroll takes longer than this, an environment hangs: the actor says where, and ends."""
 
 
 @dataclasses.dataclass(frozen=True)

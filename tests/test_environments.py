@@ -727,7 +727,9 @@ class TestMinAtar:
             environment.reset(0)
             picture = environment.render()
         assert picture.shape == (160, 160, 3) and picture.dtype == np.uint8
-        assert len(np.unique(picture.reshape(-1, 3), axis=0)) >= 3  # nothing and two kinds of things
+        assert (
+            len(np.unique(picture.reshape(-1, 3), axis=0)) >= 3
+        )  # nothing and two kinds of things
 
 
 class Scripted(Environment):

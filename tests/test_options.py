@@ -94,7 +94,10 @@ def test_a_misspelt_variable_is_told_the_nearest(name: str, right: str) -> None:
             "'optimiser.learning_rte'. Did you mean 'optimiser.learning_rate'?",
         ),
         ({"learning_rate": 1}, "'learning_rate'. Did you mean 'optimiser.learning_rate'?"),
-        ({"actor": {"zzz": 1}}, "actor.num_envs, actor.num_groups, actor.env_threads"),
+        (
+            {"actor": {"zzz": 1}},
+            "actor.num_envs, actor.num_groups, actor.env_threads, actor.hang_seconds",
+        ),
         ({"optimiser": {"name": "adm"}}, "one of rmsprop, adam. Did you mean 'adam'?"),
         ({"optimiser": {"learning_rate": "fast"}}, "is 'fast'; it must be a finite number"),
         ({"optimiser": {"learning_rate": -1}}, "is -1.0; it must be at least 1e-12"),

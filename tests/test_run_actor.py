@@ -50,10 +50,10 @@ def learner() -> Iterator[FakeLearner]:
         yield learner
 
 
-def start(learner: FakeLearner, **options: object) -> subprocess.Popen[str]:
+def start(learner: FakeLearner, before: str = "", **options: object) -> subprocess.Popen[str]:
     code = "import sys; from actors.run import run_actor; sys.exit(run_actor(sys.argv[1], **{}))"
     return subprocess.Popen(
-        [sys.executable, "-c", code.format(options), learner.address],
+        [sys.executable, "-c", before + code.format(options), learner.address],
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -86,6 +86,21 @@ def test_it_ends_when_training_has_finished(learner: FakeLearner) -> None:
     actor = start(learner)
     _, log = actor.communicate(timeout=60)
     assert actor.returncode == 0, log
+
+
+def test_it_ends_and_says_where_when_an_environment_hangs(learner: FakeLearner) -> None:
+    config = json.loads(learner.config)
+    config["actor"]["hang_seconds"] = 10.0
+    learner.config = json.dumps(config)
+    hanging = (
+        "import time; from impala.environments.catch import Catch; "
+        "Catch.recv = lambda self: time.sleep(1000); "
+    )
+    actor = start(learner, before=hanging)
+    _, log = actor.communicate(timeout=60)
+    assert actor.returncode == 1
+    assert "Timeout" in log and "in <lambda>" in log
+    assert not learner.messages
 
 
 def test_it_names_the_tensor_that_differs(learner: FakeLearner) -> None:
