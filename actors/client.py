@@ -457,8 +457,8 @@ class LearnerClient:
     def _take_receipt(self, receipt: pb.Receipt) -> bool:
         """Accounts for a receipt; False when the session has to begin again or has ended."""
         with self._lock:
-            if receipt.reason == pb.REASON_UNKNOWN_ACTOR:
-                return False
+            if self._finished or receipt.reason == pb.REASON_UNKNOWN_ACTOR:
+                return False  # a pull may have said first that training has ended
             if not self._num_sent or receipt.sequence != self._pending[0].sequence:
                 raise LearnerError(
                     f"the learner at {self._learner} sent a receipt for message "

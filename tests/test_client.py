@@ -267,6 +267,23 @@ def test_finished_reaches_who_only_pulls(learner: FakeLearner) -> None:
     assert not learner.messages
 
 
+def test_a_receipt_after_a_pull_has_said_that_training_ended_is_no_error(
+    learner: FakeLearner,
+) -> None:
+    with connect(learner) as client:
+        client.join()
+        learner.receipts.clear()
+        client.send(unrolls())
+        learner.wait_for(lambda: len(learner.messages) == 1)
+        learner.finished = True
+        raises_within(RunFinished, client.parameters)
+        learner.receipts.set()
+        for thread in client._threads:
+            thread.join(timeout=20.0)
+        with pytest.raises(RunFinished):
+            client.parameters()
+
+
 def test_an_evaluator_follows_a_restarted_learner() -> None:
     with FakeLearner() as first:
         client = connect(first, role="evaluator")
