@@ -7,7 +7,7 @@ changes at the same boundary; each task has groups of its own, which wait where 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -16,6 +16,7 @@ import tree
 from impala.environments.base import Environment
 from impala.episodes import EpisodeStatistics
 from impala.types import (
+    ActorUnrolls,
     AgentOutput,
     Array,
     ArraySpec,
@@ -25,17 +26,6 @@ from impala.types import (
     TimeStep,
     Unroll,
 )
-
-
-class ActorUnrolls(NamedTuple):
-    """What the E environments of one group gave together."""
-
-    unroll: (
-        Unroll  # [T + 1, E, ...]; core_state [E, ...], frames [E] int32, parameter_version an int
-    )
-    task: int  # that was played
-    incarnation: int  # of the learner whose parameters acted in rows 1..T
-    episodes: list[Episode]  # that ended in rows 1..T
 
 
 class Actor:

@@ -19,10 +19,9 @@ from typing import Literal, Self
 import grpc
 import tree
 
-from actors.actor import ActorUnrolls
 from actors.metrics import ActorMetrics
 from impala.security import ClientSecurity, Watched, first_token
-from impala.types import Episode, Parameters
+from impala.types import ActorUnrolls, Episode, Parameters
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc

@@ -97,6 +97,15 @@ class Episode(NamedTuple):
     info: Mapping[str, float]  # the environment's numeric info at the last step
 
 
+class ActorUnrolls(NamedTuple):
+    """What the E environments of one group of an actor gave together."""
+
+    unroll: Unroll  # [T + 1, E, ...]; core_state, frames [E, ...], parameter_version an int
+    task: int  # that was played
+    incarnation: int  # of the learner whose parameters acted in rows 1..T
+    episodes: list[Episode]  # that ended in rows 1..T
+
+
 @dataclasses.dataclass(frozen=True)
 class ArraySpec:
     """Shape and dtype of one leaf of a nest."""

@@ -13,9 +13,17 @@ import pytest
 import tensorflow as tf
 import tree
 
-from actors.actor import Actor, ActorUnrolls
+from actors.actor import Actor
 from impala.environments.base import Environment
-from impala.types import AgentOutput, EnvironmentStep, Parameters, StepType, TimeStep, Unroll
+from impala.types import (
+    ActorUnrolls,
+    AgentOutput,
+    EnvironmentStep,
+    Parameters,
+    StepType,
+    TimeStep,
+    Unroll,
+)
 
 FRAMES = 3  # environment frames per step
 NUM_ACTIONS = 7

@@ -30,7 +30,10 @@ MAY_IMPORT_GRPC = (
 )
 GRPC = ("grpc", "grpc_health", "protos.impala.v1.learner_pb2_grpc")
 # What environments need starts in an instant and works beside any framework.
-WITHOUT_TENSORFLOW = ("impala.configs", "impala.environments", "impala.types")
+WITHOUT_TENSORFLOW = (
+    *("actors.client", "actors.status"),
+    *("impala.configs", "impala.environments", "impala.types"),
+)
 TENSORFLOW = ("sonnet", "tensorflow")
 
 

@@ -10,7 +10,7 @@ import pytest
 from fake_learner import FakeLearner
 from test_actor import Counter, Script, check_episodes, check_group
 
-from actors.actor import Actor, ActorUnrolls
+from actors.actor import Actor
 from actors.client import (
     LearnerAway,
     LearnerChanged,
@@ -21,7 +21,7 @@ from actors.client import (
     actor_name,
     new_incarnation,
 )
-from impala.types import AgentOutput, Episode, TimeStep, Unroll
+from impala.types import ActorUnrolls, AgentOutput, Episode, TimeStep, Unroll
 from protos.impala.v1 import learner_pb2 as pb
 
 INCARNATION = 77
