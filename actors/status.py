@@ -9,7 +9,7 @@ from protos.impala.v1 import learner_pb2 as pb
 
 
 def render(learner: str, status: pb.RunStatus) -> rich.console.Group:
-    """Makes a table of a status, under two lines about the run.
+    """Makes a table of a status, under a few lines about the run.
 
     Args:
       learner: its address.
@@ -21,8 +21,8 @@ def render(learner: str, status: pb.RunStatus) -> rich.console.Group:
         f"{learner}: {state}, {status.frames:,} frames, version {status.parameter_version:,}, "
         f"queue {status.queued} of {status.queue_capacity} unrolls",
         f"unrolls: {status.received:,} received, {status.learned:,} learned from, "
-        f"{_counts('dropped', dropped)}; messages: {_counts('rejected', rejected)}, "
-        f"{status.duplicates:,} duplicates",
+        f"{_counts('dropped', dropped)}",
+        f"messages: {_counts('rejected', rejected)}, {status.duplicates:,} duplicates",
     ]
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("name", overflow="fold", min_width=12)
@@ -31,13 +31,13 @@ def render(learner: str, status: pb.RunStatus) -> rich.console.Group:
         table.add_column(column, justify="right")
     for member in status.members:
         is_actor = member.role == pb.ROLE_ACTOR
-        played = (
-            [f"{member.frames_per_second:,.0f}", f"{member.frames:,}"] if is_actor else ["", ""]
-        )
         behind = max(0, status.parameter_version - member.parameter_version)
         table.add_row(
             *(member.name, "actor" if is_actor else "evaluator", _ago(member.silent_seconds)),
-            *(*played, f"{behind:,}", f"{member.joins:,}", f"{member.rejected:,}"),
+            f"{member.frames_per_second:,.0f}" if is_actor else "",
+            f"{member.frames:,}" if is_actor else "",
+            "" if is_actor and not member.unrolls else f"{behind:,}",
+            *(f"{member.joins:,}", f"{member.rejected:,}"),
             style="" if member.active else "dim",
         )
     if not status.members:

@@ -54,8 +54,8 @@ def test_the_table_says_who_does_what() -> None:
         "learner:50051: 40.0% done, 8,000,000 frames, version 1,234, queue 12 of 16 unrolls"
     )
     assert "1,000 received, 980 learned from, 8 dropped (8 learner_crash)" in lines[1]
-    assert "2 rejected (2 range)" in lines[1]
-    assert lines[2] == "1 of 2 actors active, 3,010 frames/s together"
+    assert lines[2] == "messages: 2 rejected (2 range), 0 duplicates"
+    assert lines[3] == "1 of 2 actors active, 3,010 frames/s together"
     first, second, judge = (
         next(line for line in lines if name in line) for name in ("host-1", "host-2", "judge")
     )
