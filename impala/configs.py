@@ -515,6 +515,8 @@ _ATARI_A3C = dataclasses.replace(
     actor=ActorConfig(num_envs=32),
 )
 
+# Learning from what is a few updates old, and with no correction for it, ends at one arm for ever:
+# few environments at a time, and a quarter of an episode in each unroll.
 _BANDIT = Config(
     environment=EnvironmentConfig(
         id="Bandit/DependentUniform-v0",
@@ -524,15 +526,15 @@ _BANDIT = Config(
         time_in_episode=True,
     ),
     agent=AgentConfig(torso="mlp", hidden_sizes=(), core="lstm", lstm_size=48),
-    objective=ObjectiveConfig(discount=0.95),
+    objective=ObjectiveConfig(discount=0.9),
     algorithm="actor_critic",
     actor_critic=ActorCriticConfig(
-        baseline_cost=0.05, entropy_cost=0.2, entropy_anneal=0.8, gae_lambda=0.9
+        baseline_cost=0.25, entropy_cost=0.1, entropy_anneal=0.7, gae_lambda=0.9
     ),
     optimiser=OptimiserConfig(name="adam", learning_rate=2e-3, epsilon=1e-7),
-    mix=MixConfig(fresh=16),
-    learner=LearnerConfig(unroll_length=101, queue_unrolls=64),
-    actor=ActorConfig(num_envs=128),
+    mix=MixConfig(fresh=32),
+    learner=LearnerConfig(unroll_length=25, queue_unrolls=32, max_in_flight=1),
+    actor=ActorConfig(num_envs=64),
     total_frames=5_000_000,
 )
 
