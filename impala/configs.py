@@ -538,14 +538,28 @@ _BANDIT = Config(
     total_frames=5_000_000,
 )
 
-# Five pulls: the first one has to tell, so exploring must pay before it does.
+# Five pulls: the first one has to tell. Whoever has learned to look for what pays most pulls the arm
+# that tells less and less, before what it tells is understood: hence so large an entropy cost, and
+# sixteen looks at every unroll.
 _BANDIT_ELEVEN = dataclasses.replace(
     _BANDIT,
     environment=dataclasses.replace(
         _BANDIT.environment, id="Bandit/ElevenArms-v0", kwargs='{"pulls": 5}'
     ),
-    learner=dataclasses.replace(_BANDIT.learner, unroll_length=12),
-    total_frames=500_000,
+    objective=ObjectiveConfig(discount=0.95),
+    algorithm="impala",
+    impala=ImpalaConfig(
+        baseline_cost=0.25,
+        entropy_cost=1.0,
+        entropy_anneal=0.8,
+        policy_cloning_cost=0.02,
+        value_cloning_cost=0.0,
+    ),
+    optimiser=dataclasses.replace(_BANDIT.optimiser, learning_rate=4e-3),
+    mix=MixConfig(fresh=32, replayed=128, learn_from_fresh=False, updates=4),
+    replay=ReplayConfig(rule="fifo", capacity_frames=12_000),
+    learner=dataclasses.replace(_BANDIT.learner, unroll_length=6),
+    total_frames=600_000,
 )
 
 PRESETS: dict[str, tuple[str, Config]] = {
