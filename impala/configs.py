@@ -538,9 +538,9 @@ _BANDIT = Config(
     total_frames=5_000_000,
 )
 
-# Five pulls: the first one has to tell. Whoever has learned to look for what pays most pulls the arm
-# that tells less and less, before what it tells is understood: hence so large an entropy cost, and
-# sixteen looks at every unroll.
+# Five pulls: the first one has to tell. Whoever learns to look for what pays most pulls the arm
+# that tells less and less, before what it tells is understood: hence so large an entropy cost,
+# and sixteen looks at every unroll.
 _BANDIT_ELEVEN = dataclasses.replace(
     _BANDIT,
     environment=dataclasses.replace(
