@@ -12,14 +12,10 @@ import collections
 import contextlib
 import itertools
 import multiprocessing
-import pathlib
 import secrets
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Event
@@ -28,7 +24,6 @@ from typing import NamedTuple
 import grpc
 
 from benchmarks import fleet
-from impala import options
 from impala.configs import Config
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
@@ -91,7 +86,9 @@ def measure(config: Config, seconds: float) -> Endured:
             last_first.callback(process.kill)
             return process
 
-        address = last_first.enter_context(_learner(config))
+        address, learner = last_first.enter_context(
+            fleet.learner(config, tokens=f"actor {_TOKEN}\n")
+        )
         received, is_warm = spawn.Value("Q"), spawn.Event()
         honest = start(_play, address, received, is_warm)
         attacking, burning = spawn.Event(), spawn.Event()
@@ -115,6 +112,8 @@ def measure(config: Config, seconds: float) -> Endured:
             for process in (honest, attacker.process, harmless.process):
                 if not process.is_alive():
                     raise RuntimeError(f"{process} has ended.")
+            if learner.poll() is not None:
+                raise RuntimeError(f"The learner ended with status {learner.returncode}.")
             return measured
 
         cores.value = window(attacker).cores  # what the harmless load takes first
@@ -141,30 +140,6 @@ def measure(config: Config, seconds: float) -> Endured:
         *(statistics.median(each.cores for each in windows) for windows in (under, beside)),
         *rates,
     )
-
-
-@contextlib.contextmanager
-def _learner(config: Config) -> Iterator[str]:
-    """The address of a learner in a process of its own."""
-    with tempfile.TemporaryDirectory(prefix="impala-bench-") as name:
-        directory = pathlib.Path(name)
-        (directory / "config.yaml").write_text(options.to_yaml(config))
-        (directory / "tokens").write_text(f"actor {_TOKEN}\n")
-        command = [
-            *(sys.executable, "-m", "impala", "learner", "atari"),
-            *("--logdir", f"{directory}/run", "--config", f"{directory}/config.yaml"),
-            *("--listen", "127.0.0.1:0", "--security.token-file", f"{directory}/tokens"),
-            *("--total-frames", "1000000000000"),
-        ]
-        with open(directory / "log", "wb") as log:
-            learner = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            yield fleet.address_of(directory / "run", learner)
-            if learner.poll() is not None:
-                raise RuntimeError(f"The learner ended with status {learner.returncode}.")
-        finally:
-            learner.kill()
-            learner.wait()
 
 
 class _Caller:

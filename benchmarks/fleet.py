@@ -8,6 +8,7 @@ what is measured is how it shares itself out.
 """
 
 import asyncio
+import contextlib
 import multiprocessing
 import pathlib
 import secrets
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import grpc
@@ -57,32 +59,50 @@ def measure(config: Config, seconds: float, sizes: tuple[int, ...]) -> list[Serv
 
 
 def _measure(config: Config, seconds: float, num_actors: int) -> Served:
-    with tempfile.TemporaryDirectory(prefix="impala-bench-") as directory:
-        logdir = pathlib.Path(directory) / "run"
-        (pathlib.Path(directory) / "config.yaml").write_text(options.to_yaml(config))
+    spawn = multiprocessing.get_context("spawn")
+    with learner(config) as (address, process), spawn.Pool(1) as pool:
+        job = pool.apply_async(_fleet, (address, num_actors, seconds, process.pid))
+        return job.get(timeout=2 * _DEADLINE_SECONDS + seconds)
+
+
+@contextlib.contextmanager
+def learner(
+    config: Config, tokens: str | None = None
+) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """A learner of this configuration that never finishes by itself.
+
+    Args:
+      config: of the run.
+      tokens: what a file of tokens holds, if it is to ask for them.
+
+    Yields:
+      Its address, and its process.
+    """
+    with tempfile.TemporaryDirectory(prefix="impala-bench-") as name:
+        directory = pathlib.Path(name)
+        (directory / "config.yaml").write_text(options.to_yaml(config))
         command = [
-            *(sys.executable, "-m", "impala", "learner", "atari", "--logdir", str(logdir)),
-            *("--config", f"{directory}/config.yaml", "--listen", "127.0.0.1:0"),
-            *("--total-frames", "1000000000000"),
+            *(sys.executable, "-m", "impala", "learner", "atari"),
+            *("--logdir", f"{directory}/run", "--config", f"{directory}/config.yaml"),
+            *("--listen", "127.0.0.1:0", "--total-frames", "1000000000000"),
         ]
-        with open(pathlib.Path(directory) / "log", "wb") as log:
-            learner = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        if tokens is not None:
+            (directory / "tokens").write_text(tokens)
+            command += ["--security.token-file", f"{directory}/tokens"]
+        with open(directory / "log", "wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
-            address = address_of(logdir, learner)
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                job = pool.apply_async(_fleet, (address, num_actors, seconds, learner.pid))
-                return job.get(timeout=2 * _DEADLINE_SECONDS + seconds)
+            yield _address(directory / "run", process), process
         finally:
-            learner.terminate()
+            process.terminate()
             try:
-                learner.wait(timeout=30.0)
+                process.wait(timeout=30.0)
             except subprocess.TimeoutExpired:
-                learner.kill()
-                learner.wait()
+                process.kill()
+                process.wait()
 
 
-def address_of(logdir: pathlib.Path, learner: "subprocess.Popen[bytes]") -> str:
-    """The address of a learner that has just been started, which must not end before it has one."""
+def _address(logdir: pathlib.Path, learner: "subprocess.Popen[bytes]") -> str:
     path = logdir / "address"
     for _ in range(600):
         if learner.poll() is not None:
