@@ -25,13 +25,14 @@ import numpy as np
 import pytest
 import services
 import trustme
-from google.protobuf.message import DecodeError
-from test_malformed import STREAM_METHOD, _Actor, _Learner
-from test_security import (
+from callers import (
     ACTOR,
     OK,
     READER,
+    STREAM_METHOD,
     TOKENS,
+    Actor,
+    Learner,
     calls,
     certificate,
     only,
@@ -41,6 +42,7 @@ from test_security import (
     token_file,
     write,
 )
+from google.protobuf.message import DecodeError
 
 from impala import process
 from impala.types import Parameters
@@ -147,7 +149,7 @@ def _framed(message: bytes) -> bytes:
 
 
 @contextmanager
-def _exchanging(actor: _Actor, seconds: float = WAIT) -> Iterator[Callable[[], int]]:
+def _exchanging(actor: Actor, seconds: float = WAIT) -> Iterator[Callable[[], int]]:
     """Sends the actor's next good message and returns the status of its receipt; on one stream."""
     outgoing: queue.SimpleQueue[pb.Unrolls | None] = queue.SimpleQueue()
     receipts = actor.stub.StreamUnrolls(iter(outgoing.get, None), timeout=seconds)
@@ -169,9 +171,9 @@ def _exchanging(actor: _Actor, seconds: float = WAIT) -> Iterator[Callable[[], i
 
 def test_messages_that_come_byte_by_byte_or_stop_in_the_middle_hold_up_nobody():
     with (
-        _Learner() as learner,
-        _Actor(learner.address, "slow", 2) as slow,
-        _Actor(learner.address, "good", 1) as good,
+        Learner() as learner,
+        Actor(learner.address, "slow", 2) as slow,
+        Actor(learner.address, "good", 1) as good,
         _exchanging(good) as exchange,
         _Raw(learner.address) as raw,
     ):
@@ -191,17 +193,17 @@ def test_messages_that_come_byte_by_byte_or_stop_in_the_middle_hold_up_nobody():
 
 def test_endless_streams_are_answered_and_counted_and_hold_up_nobody():
     with (
-        _Learner() as learner,
-        _Actor(learner.address, "empty", 2) as empty,
-        _Actor(learner.address, "again", 3) as again,
-        _Actor(learner.address, "good", 1) as good,
+        Learner() as learner,
+        Actor(learner.address, "empty", 2) as empty,
+        Actor(learner.address, "again", 3) as again,
+        Actor(learner.address, "good", 1) as good,
         _exchanging(good) as exchange,
         futures.ThreadPoolExecutor(2) as pool,
     ):
         ended = threading.Event()
         heard: dict[str, Counter] = {"empty": Counter(), "again": Counter()}
 
-        def attack(actor: _Actor, message: pb.Unrolls) -> None:
+        def attack(actor: Actor, message: pb.Unrolls) -> None:
             for_ever = itertools.repeat(message, 50_000)
             endless = itertools.takewhile(lambda _: not ended.is_set(), for_ever)
             for receipt in actor.stub.StreamUnrolls(endless, timeout=WAIT):
@@ -229,9 +231,9 @@ def test_endless_streams_are_answered_and_counted_and_hold_up_nobody():
 
 def test_who_reads_no_receipts_is_not_read_any_further():
     with (
-        _Learner() as learner,
-        _Actor(learner.address, "deaf", 2) as deaf,
-        _Actor(learner.address, "good", 1) as good,
+        Learner() as learner,
+        Actor(learner.address, "deaf", 2) as deaf,
+        Actor(learner.address, "good", 1) as good,
         _exchanging(good) as exchange,
         _Raw(learner.address, window=0) as raw,
     ):
@@ -254,8 +256,8 @@ def test_a_thousand_silent_connections_and_streams_keep_nobody_out():
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     num_silent = min(1_000, (most_files - 500) // 2)  # both ends are in this process
     with (
-        _Learner() as learner,
-        _Actor(learner.address, "good", 1) as good,
+        Learner() as learner,
+        Actor(learner.address, "good", 1) as good,
         ExitStack() as open_ones,
     ):
         for _ in range(num_silent):
@@ -267,7 +269,7 @@ def test_a_thousand_silent_connections_and_streams_keep_nobody_out():
         raw.hear(HEADERS)  # one is refused: so many are open
         with _exchanging(good) as exchange:
             assert [exchange() for _ in range(20)] == [pb.STATUS_ACCEPTED] * 20
-        with _Actor(learner.address, "another", 2) as another, _exchanging(another) as exchange:
+        with Actor(learner.address, "another", 2) as another, _exchanging(another) as exchange:
             assert exchange() == pb.STATUS_ACCEPTED
         learner.server.check()
 
@@ -346,7 +348,7 @@ def test_what_cannot_be_read_is_said_to_be_so_and_fills_no_log(caplog):
 
 
 def test_a_watcher_that_reads_nothing_does_not_keep_the_learner_from_stopping():
-    with _Learner() as learner, _Raw(learner.address, window=0) as raw:
+    with Learner() as learner, _Raw(learner.address, window=0) as raw:
         stream = raw.call("/grpc.health.v1.Health/Watch")
         raw.say(stream, _framed(b""), END_STREAM)
         raw.hear(HEADERS, stream)  # its first answer cannot go out
@@ -579,10 +581,10 @@ def test_a_live_learner_neither_crashes_nor_grows_nor_stops_serving_under_fuzzed
         fuzzers = []
         for seed in range(FUZZERS):
             incarnation = random.Random(seed).getrandbits(64)
-            with _Actor(address, f"fuzz-{seed}", incarnation) as actor:
+            with Actor(address, f"fuzz-{seed}", incarnation) as actor:
                 fuzzers.append(_Fuzzer(actor.message(1, parameter_version=3), seed))
         with (
-            _Actor(address, "good", 1) as good,
+            Actor(address, "good", 1) as good,
             _exchanging(good, seconds=900.0) as exchange,
             futures.ThreadPoolExecutor(FUZZERS) as pool,
         ):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from fake_learner import FakeLearner
-from test_actor import Counter, Script, check_episodes, check_group
+from scripted import Counter, Script, check_episodes, check_group
 
 from actors.actor import Actor
 from actors.client import (

@@ -10,78 +10,18 @@ import messages
 import numpy as np
 import pytest
 import tree
+from callers import STREAM_METHOD, Actor, Learner
 
-from learner.accounts import Accounts
-from learner.ingest import Ingest
-from learner.server import Server
 from protos.impala.v1 import learner_pb2 as pb
-from protos.impala.v1 import learner_pb2_grpc
 
 WAIT = 60.0  # seconds
 MALFORMED = 10_000
 STREAMS = 4
 
 FLOATS = ("timestep/reward", "timestep/discount", "output/policy", "output/baseline", "core_state")
-GOOD_TENSORS = list(messages.message().tensors)
-STREAM_METHOD = "/impala.v1.Learner/StreamUnrolls"
 
 
-class _Learner:
-    """A served learner whose ingest is drained by a thread."""
-
-    def __init__(self):
-        self.accounts = Accounts()
-        self.ingest = Ingest(capacity=16)
-        self.taken: list[tuple[str, int]] = []
-        self.server = Server(messages.service(self.accounts, self.ingest), "127.0.0.1:0")
-        self.address = self.server.start()
-        self._thread = threading.Thread(target=self._take)
-        self._thread.start()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.server.stop(grace=0.0)
-        self.ingest.close()
-        self._thread.join(WAIT)
-
-    def _take(self):
-        while (arrival := self.ingest.get(timeout=WAIT)) is not None:
-            self.taken.append((arrival.actor, arrival.sequence))
-
-
-class _Actor:
-    """A client that numbers its messages as the protocol wants."""
-
-    def __init__(self, address: str, name: str, incarnation: int):
-        self.name = name
-        self.incarnation = incarnation
-        self.channel = grpc.insecure_channel(address)
-        self.stub = learner_pb2_grpc.LearnerStub(self.channel)
-        request = messages.join_request(name, incarnation)
-        self.fingerprint = self.stub.Join(request, timeout=WAIT).fingerprint
-        self.sequence = 0  # the last one that was used up
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.channel.close()
-
-    def next(self, **kw) -> pb.Unrolls:
-        self.sequence += 1
-        return self.message(self.sequence, **kw)
-
-    def message(self, sequence: int, **kw) -> pb.Unrolls:
-        fields = {"fingerprint": self.fingerprint, "actor": self.name}
-        fields["incarnation"] = self.incarnation
-        if "arrays" not in kw:
-            fields["tensors"] = GOOD_TENSORS
-        return messages.message(sequence, **{**fields, **kw})
-
-
-def _spoil(actor: _Actor, rng: random.Random) -> tuple[pb.Unrolls, int]:
+def _spoil(actor: Actor, rng: random.Random) -> tuple[pb.Unrolls, int]:
     """One malformed message and the reason that its receipt must give."""
     kinds = [
         _random_tensors,
@@ -200,10 +140,10 @@ def _skipped(actor, rng):
     return actor.message(sequence), pb.REASON_SEQUENCE
 
 
-def _attack(learner: _Learner, number: int, count: int, counted: collections.Counter) -> None:
+def _attack(learner: Learner, number: int, count: int, counted: collections.Counter) -> None:
     """Sends malformed messages on one stream and compares every receipt with what must come."""
     rng = random.Random(number)
-    with _Actor(learner.address, f"bad-{number}", 1000 + number) as actor:
+    with Actor(learner.address, f"bad-{number}", 1000 + number) as actor:
         expected: collections.deque = collections.deque()
 
         def spoilt():
@@ -231,7 +171,7 @@ def _attack(learner: _Learner, number: int, count: int, counted: collections.Cou
 
 
 def test_ten_thousand_malformed_messages_are_each_answered_and_counted():
-    with _Learner() as learner, _Actor(learner.address, "good", 1) as good:
+    with Learner() as learner, Actor(learner.address, "good", 1) as good:
         counted: list[collections.Counter] = [collections.Counter() for _ in range(STREAMS)]
         errors: list[BaseException] = []
 
@@ -276,7 +216,7 @@ def test_ten_thousand_malformed_messages_are_each_answered_and_counted():
 
 def test_what_grpc_itself_cannot_read_is_refused_and_the_others_go_on():
     """Random bytes and messages over the size limit never reach the service."""
-    with _Learner() as learner, _Actor(learner.address, "good", 1) as good:
+    with Learner() as learner, Actor(learner.address, "good", 1) as good:
         limit = messages.service().max_message_bytes
         rng = random.Random(0)
         whole = good.message(1).SerializeToString()
