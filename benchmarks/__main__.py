@@ -30,13 +30,16 @@ def main() -> int:
     parser.add_argument(
         "parts",
         nargs="*",
-        help="training, ingest, replay, micro, by default; fleet, attack, speed-up",
+        help="training, ingest, replay, micro, by default; fleet, attack, speed-up, critic",
     )
     parser.add_argument("--seconds", type=float, default=30.0, help="for each measurement")
     parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("build/bench.json"))
     arguments = parser.parse_args()
     by_default = {"training": _training, "ingest": _ingest, "replay": _replay, "micro": _micro}
-    measures = {**by_default, "fleet": _fleet, "attack": _attack, "speed-up": _speed_up}
+    measures = {
+        **by_default,
+        **{"fleet": _fleet, "attack": _attack, "speed-up": _speed_up, "critic": _critic},
+    }
     if unknown := set(arguments.parts) - measures.keys():
         parser.error(f"no part {sorted(unknown)[0]!r}; there are {', '.join(measures)}")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -142,6 +145,20 @@ def _speed_up(config: configs.Config, seconds: float) -> dict[str, float]:
     }
     speed_ups = speed_up.speed_ups(measured)
     return times | {f"{actors} actors, speed-up": each for actors, each in speed_ups.items()}
+
+
+def _critic(config: configs.Config, seconds: float) -> dict[str, float]:
+    """Whole runs, of a preset of its own."""
+    from benchmarks import critic
+
+    del config, seconds
+    measured = critic.measure()
+    print(critic.table(measured))
+    return {
+        f"{variant}, run {run}, frames": each
+        for variant, of_seeds in measured.items()
+        for run, each in enumerate(of_seeds, start=1)
+    }
 
 
 def _machine() -> str:

@@ -515,8 +515,10 @@ _ATARI_A3C = dataclasses.replace(
     actor=ActorConfig(num_envs=32),
 )
 
-# Learning from what is a few updates old, and with no correction for it, ends at one arm for ever:
-# few environments at a time, and a quarter of an episode in each unroll.
+# Learning from what is several updates old, and with no correction for it, ends at one arm for
+# ever, or forgets what it had learned: few environments, all in one group, and a quarter of an
+# episode in each unroll. Rewards are scaled so that returns are about 1, which a baseline reaches
+# within few updates.
 _BANDIT = Config(
     environment=EnvironmentConfig(
         id="Bandit/DependentUniform-v0",
@@ -526,16 +528,25 @@ _BANDIT = Config(
         time_in_episode=True,
     ),
     agent=AgentConfig(torso="mlp", hidden_sizes=(), core="lstm", lstm_size=48),
-    objective=ObjectiveConfig(discount=0.9),
+    objective=ObjectiveConfig(discount=0.9, reward_scale=0.1),
     algorithm="actor_critic",
     actor_critic=ActorCriticConfig(
-        baseline_cost=0.25, entropy_cost=0.1, entropy_anneal=0.7, gae_lambda=0.9
+        baseline_cost=1.0, entropy_cost=0.01, entropy_anneal=0.5, gae_lambda=0.9
     ),
     optimiser=OptimiserConfig(name="adam", learning_rate=2e-3, epsilon=1e-7),
     mix=MixConfig(fresh=32),
     learner=LearnerConfig(unroll_length=25, queue_unrolls=32, max_in_flight=1),
-    actor=ActorConfig(num_envs=64),
-    total_frames=5_000_000,
+    actor=ActorConfig(num_envs=32, num_groups=1),
+    total_frames=4_000_000,
+)
+
+# Where one arm tells nothing of the other, exploring pays, and later: a longer horizon.
+_BANDIT_INDEPENDENT = dataclasses.replace(
+    _BANDIT,
+    environment=dataclasses.replace(_BANDIT.environment, id="Bandit/Independent-v0"),
+    objective=ObjectiveConfig(discount=0.97, reward_scale=0.05),
+    actor_critic=dataclasses.replace(_BANDIT.actor_critic, entropy_cost=0.005, entropy_anneal=0.7),
+    total_frames=7_000_000,
 )
 
 # Five pulls: the first one has to tell. Whoever learns to look for what pays most pulls the arm
@@ -559,6 +570,7 @@ _BANDIT_ELEVEN = dataclasses.replace(
     mix=MixConfig(fresh=32, replayed=128, learn_from_fresh=False, updates=4),
     replay=ReplayConfig(rule="fifo", capacity_frames=12_000),
     learner=dataclasses.replace(_BANDIT.learner, unroll_length=6),
+    actor=ActorConfig(num_envs=64),
     total_frames=600_000,
 )
 
@@ -611,6 +623,10 @@ PRESETS: dict[str, tuple[str, Config]] = {
     "bandit": (
         "Learns to learn: an LSTM finds the better of two arms within each episode.",
         _BANDIT,
+    ),
+    "bandit-independent": (
+        "The same for two arms of which one tells nothing of the other.",
+        _BANDIT_INDEPENDENT,
     ),
     "bandit-eleven": (
         "One of eleven arms tells which of the others pays, and five pulls are all there are.",

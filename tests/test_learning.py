@@ -88,16 +88,18 @@ def _bandit(tmp_path: pathlib.Path, preset: str, seed: int, *flags: object) -> M
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize(
-    ("problem", "most"),
+    ("preset", "problem", "most"),
     [
-        ("DependentEasy", 1.0),
-        ("DependentUniform", 2.0),
-        ("DependentMedium", 2.0),
-        ("Independent", 2.4),
+        ("bandit", "DependentEasy", 1.0),
+        ("bandit", "DependentUniform", 2.0),
+        ("bandit", "DependentMedium", 2.0),
+        ("bandit-independent", "Independent", 2.4),
     ],
 )
-def test_bandits_of_two_arms(tmp_path: pathlib.Path, problem: str, most: float, seed: int) -> None:
-    summary = _bandit(tmp_path, "bandit", seed, "--environment.id", f"Bandit/{problem}-v0")
+def test_bandits_of_two_arms(
+    tmp_path: pathlib.Path, preset: str, problem: str, most: float, seed: int
+) -> None:
+    summary = _bandit(tmp_path, preset, seed, "--environment.id", f"Bandit/{problem}-v0")
     assert summary["info"]["regret"] <= most
 
 

@@ -1,4 +1,4 @@
-"""What the benchmark of several actors reads out of a run, and makes of it."""
+"""What the benchmarks of whole runs read out of a run, and make of it."""
 
 import json
 import math
@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from benchmarks import speed_up
+from benchmarks import critic, passing, speed_up
 from impala import options
 from impala.configs import PRESETS
 
@@ -31,13 +31,13 @@ def logdir(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.mark.parametrize(
-    ("passed", "seconds"),
-    [(5.0, 0.0), (475.0, 4.0), (485.0, 12.0), (501.0, math.inf)],
+    ("least", "frames", "seconds"),
+    [(5.0, 0, 0.0), (475.0, 1500, 4.0), (485.0, 3500, 12.0), (501.0, math.inf, math.inf)],
 )
 def test_the_first_evaluation_that_passes_says_when(
-    logdir: pathlib.Path, passed: float, seconds: float
+    logdir: pathlib.Path, least: float, frames: float, seconds: float
 ) -> None:
-    assert speed_up.seconds_to(logdir, passed) == pytest.approx(seconds)
+    assert passing.read(logdir, least) == pytest.approx((frames, seconds))
 
 
 def test_the_table_compares_medians_and_has_the_paper_beside_them() -> None:
@@ -50,4 +50,12 @@ def test_the_table_compares_medians_and_has_the_paper_beside_them() -> None:
         "| 4 |  |  |  | 6.3 |",
         "| 8 |  |  |  | 13.3 |",
         "| 16 |  |  |  | 24.1 |",
+    ]
+
+
+def test_frames_of_pre_training_are_counted_and_told_apart() -> None:
+    measured = {"from scratch": [3e5, 2e5, 9e5], "critic first": [4e5, 5e5, math.inf]}
+    assert critic.table(measured).splitlines()[2:] == [
+        "| from scratch | 300,000, 200,000, 900,000 | 300,000 | 300,000 |",
+        "| critic first | 400,000, 500,000, inf | 500,000 | 400,000 |",
     ]
