@@ -2,8 +2,9 @@
 
 `make soak ARGS="--minutes 30 --seed 1 --report faults.md"`: a learner with replay on disk, three
 actors and three witnesses, all but one of them behind a network that can be broken. A fault every
-few seconds, of a kind drawn at random; after each the run has to go on. At the end, what each
-witness got receipts for has to be in the learner's accounts, to the unit.
+few seconds, of a kind drawn at random; after each the run has to go on, and everyone has to send,
+but for actors that are still starting. At the end, what each witness got receipts for has to be in
+the learner's accounts, to the unit.
 """
 
 import argparse
@@ -28,9 +29,11 @@ from chaos.witness import Ledger, Witness
 from actors.client import LearnerError, StatusClient
 from learner import checkpoint
 
-_RECOVERY_SECONDS = 120.0  # within which the run has to go on after a fault
+_RECOVERY_SECONDS = 120.0  # within which the run has to go on after a fault, and an actor to start
+# One thread and long updates: actors wait for them, and leave a core to processes that start.
 _LEARNER = (
     *("--mix.fresh", 16, "--mix.replayed", 16, "--replay.capacity-frames", 100_000),
+    *("--agent.hidden-sizes", 512, 512, "--learner.threads", 1),
     *("--learner.checkpoint-seconds", 5.0, "--learner.log-seconds", 1.0),
 )
 
@@ -48,6 +51,7 @@ class Fleet:
         self.address = services.address_of(self.logdir)
         self.proxy = stack.enter_context(Proxy(int(self.address.rpartition(":")[2])))
         behind = f"127.0.0.1:{self.proxy.port}"
+        self._started: dict[str, float] = {}  # actors, and when
         self.actors = dict(self._start_actor(behind) for _ in range(3))  # by name
         self.witnesses = [
             Witness(address, f"witness-{i}")
@@ -59,10 +63,12 @@ class Fleet:
     # What can happen. Each gives the learner's last checkpoint a chance to be out of date.
 
     def kill_an_actor(self, rng: random.Random) -> None:
-        self._replace_actor(rng, lambda actor: actor.kill())
+        self._replace_actor(rng.choice(sorted(self.actors)), lambda actor: actor.kill())
 
     def stop_an_actor(self, rng: random.Random) -> None:
-        self._replace_actor(rng, _end_well)
+        """The oldest: one that is not there yet knows no other end than by the signal."""
+        del rng
+        self._replace_actor(max(self.actors, key=self._age), _end_well)
 
     def freeze_an_actor(self, rng: random.Random) -> None:
         _freeze(self.actors[rng.choice(sorted(self.actors))], rng.uniform(2.0, 12.0))
@@ -120,9 +126,9 @@ class Fleet:
     # What is to be seen.
 
     def wait_until_it_goes_on(self, saved: float) -> float:
-        """Waits until everyone sends and is learned from; the seconds that took.
+        """Waits until there are updates and everyone sends; the seconds that took.
 
-        Counters never fall below `saved`.
+        Counters never fall below `saved`. An actor that is still starting is not waited for.
         """
         start, seen = time.monotonic(), len(services.rows(self.logdir))
         services.wait_for(
@@ -130,7 +136,7 @@ class Fleet:
             lambda: len({row["updates"] for row in services.rows(self.logdir)[seen:]}) > 1,
             _RECOVERY_SECONDS,
         )
-        services.wait_for("everyone to send", self._everyone_sends, _RECOVERY_SECONDS)
+        self.wait_for_everyone(lambda name: self._age(name) > _RECOVERY_SECONDS)
         least = min(row["frames"] for row in services.rows(self.logdir)[seen:])
         if least < saved:
             raise AssertionError(f"{saved} frames were in a checkpoint, now there are {least}.")
@@ -162,29 +168,37 @@ class Fleet:
         services.address_of(self.logdir)
         return process
 
-    def _everyone_sends(self) -> bool:
-        try:
-            with StatusClient(self.address) as client:
-                members = {member.name: member for member in client.get().members}
-        except LearnerError:
-            return False
-        names = (*self.actors, *(witness.name for witness in self.witnesses))
-        return all(
-            name in members and members[name].unrolls and members[name].silent_seconds < 5.0
-            for name in names
-        )
+    def wait_for_everyone(self, included: Callable[[str], bool] = lambda name: True) -> None:
+        """Waits until every witness sends, and every actor that is included."""
+
+        def all_send() -> bool:
+            try:
+                with StatusClient(self.address) as client:
+                    members = {member.name: member for member in client.get().members}
+            except LearnerError:
+                return False
+            names = (*filter(included, self.actors), *(witness.name for witness in self.witnesses))
+            return all(
+                name in members and members[name].unrolls and members[name].silent_seconds < 5.0
+                for name in names
+            )
+
+        services.wait_for("everyone to send", all_send, _RECOVERY_SECONDS)
+
+    def _age(self, actor: str) -> float:
+        """Seconds since it was started."""
+        return time.monotonic() - self._started[actor]
 
     def _start_actor(self, address: str) -> "tuple[str, subprocess.Popen[bytes]]":
         name = f"actor-{next(self._names)}"
         process: subprocess.Popen[bytes] = self._stack.enter_context(
             services.actor(self.logdir, address, "--name", name, "--num-envs", 16)
         )
+        self._started[name] = time.monotonic()
         return name, process
 
-    def _replace_actor(
-        self, rng: random.Random, end: Callable[["subprocess.Popen[bytes]"], None]
-    ) -> None:
-        end(self.actors.pop(rng.choice(sorted(self.actors))))
+    def _replace_actor(self, name: str, end: Callable[["subprocess.Popen[bytes]"], None]) -> None:
+        end(self.actors.pop(name))
         name, process = self._start_actor(f"127.0.0.1:{self.proxy.port}")
         self.actors[name] = process
 
@@ -224,6 +238,7 @@ def soak(minutes: float, seed: int, directory: pathlib.Path) -> Iterator[str]:
     with contextlib.ExitStack() as stack:
         fleet = Fleet(directory, stack)
         fleet.wait_until_it_goes_on(0.0)
+        fleet.wait_for_everyone()
         end = time.monotonic() + 60.0 * minutes
         bag: list[Callable[[Fleet, random.Random], None]] = []
         while time.monotonic() < end:
@@ -236,6 +251,7 @@ def soak(minutes: float, seed: int, directory: pathlib.Path) -> Iterator[str]:
             seconds = fleet.wait_until_it_goes_on(saved)
             survived[fault.__name__].append(seconds)
             print(f"{fault.__name__.replace('_', ' ')}: {seconds:.1f} s", flush=True)
+        fleet.wait_for_everyone()
         fleet.end()
     yield "| fault | survived | until the next updates, median and longest, s |"
     yield "|---|---:|---:|"
