@@ -23,7 +23,7 @@ import numpy as np
 import tyro
 from tyro.conf import Positional, arg
 
-from impala import options
+from impala import options, process
 from impala.configs import PRESETS, Config, Range
 from impala.security import ClientSecurity, SecurityError, ServerSecurity
 from impala.supervisor import Program, Supervisor
@@ -267,7 +267,7 @@ def learner(command: Learner) -> int:
     if command.print_config:
         return _print_config(command)
     _log_to_stderr(command.log_format)
-    _quieten_tensorflow()
+    process.load_tensorflow(use_gpus=True)
     from learner.checkpoint import CheckpointError
     from learner.log_directory import LogDirectoryBusy
     from learner.run import run_learner
@@ -302,7 +302,7 @@ def actor(command: Actor) -> int:
         from actors.fleet import run_fleet
 
         return run_fleet(command.num_actors, _flags(command))
-    _quieten_tensorflow()
+    process.load_tensorflow(use_gpus=False)
     from actors.client import LearnerError
     from actors.run import run_actor
 
@@ -486,7 +486,7 @@ def _player(
 ) -> Iterator["Player"]:
     """Who plays for `evaluate` and `record`."""
     _log_to_stderr()
-    _quieten_tensorflow()
+    process.load_tensorflow(use_gpus=False)
     from learner.player import Player
 
     try:
@@ -693,8 +693,3 @@ def _log_to_stderr(log_format: LogFormat = "text") -> None:
         handlers=[handler],
     )
     logging.getLogger("absl").setLevel(logging.ERROR)
-
-
-def _quieten_tensorflow() -> None:
-    """Keeps TensorFlow's start-up chatter out of the log; its errors stay."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -1,7 +1,7 @@
 """What a process of ours sets for itself at start: memory, files, devices and threads.
 
 Call these before the first tensor is made; `tune_malloc` and `hide_gpus` best before TensorFlow is
-imported. None of them imports TensorFlow unless it has to.
+imported. Only those that need TensorFlow import it.
 """
 
 import ctypes
@@ -10,6 +10,7 @@ import os
 import pathlib
 import resource
 import sys
+import tempfile
 
 # glibc's mallopt parameters (malloc.h) and values with which pages of megabyte messages are kept
 # instead of being given back to the kernel and faulted in again: 4 MB protobuf fields become 4-5
@@ -40,6 +41,33 @@ def allow_many_files() -> None:
     """As many open files as this process may ask for: every connection is one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def load_tensorflow(use_gpus: bool) -> None:
+    """Imports TensorFlow and has it look for GPUs, without what it says of that.
+
+    No log level keeps that back, and it is not JSON where logs are. It is said after all if the
+    import fails, or if TensorFlow does not find the NVIDIA GPU that is there and that it may use.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if not use_gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    expected = use_gpus and pathlib.Path("/dev/nvidiactl").exists()
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    well = False
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            import tensorflow as tf
+
+            well = bool(tf.config.list_physical_devices("GPU")) or not expected
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            if not well:
+                said.seek(0)
+                sys.stderr.write(said.read().decode(errors="replace"))
 
 
 def hide_gpus() -> None:

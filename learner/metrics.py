@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
-import rich.box
 import rich.console
 import rich.live
 import rich.table
+import rich.text
 import tensorflow as tf
 import tree
 
@@ -245,7 +245,7 @@ class Evaluations:
 
 
 class Console:
-    """Shows the newest row: a live table on a terminal, a line per row in a file or in the log."""
+    """Shows the newest row: live on a terminal, a line per row in a file or in the log."""
 
     def __init__(
         self, total_frames: int, console: rich.console.Console | None = None, to_log: bool = False
@@ -264,43 +264,57 @@ class Console:
     def write(self, row: Row, histograms: Histograms) -> None:
         """Shows one row."""
         del histograms
+        line = _line(row, self._total)
         if self._to_log:
-            _log.info("%s", _line(row, self._total))
+            _log.info("%s", line)
         elif self._live:
-            self._live.update(self._table(row), refresh=True)
+            view = rich.console.Group(rich.text.Text(line, "bold"), _table(row))
+            self._live.update(view, refresh=True)
         else:
-            self._console.file.write(_line(row, self._total) + "\n")
+            self._console.file.write(line + "\n")
             self._console.file.flush()
 
     def close(self) -> None:
-        """Leaves the last table on the screen."""
+        """Leaves the last row on the screen."""
         if self._live:
             self._live.stop()
 
-    def _table(self, row: Row) -> rich.table.Table:
-        table = rich.table.Table(
-            title=_line(row, self._total), box=rich.box.SIMPLE, title_justify="left"
-        )
-        table.add_column("scalar")
-        table.add_column("value", justify="right")
-        for name in sorted(row):
-            table.add_row(name, f"{row[name]:,.4g}" if row[name] < 1e6 else f"{row[name]:,.0f}")
-        return table
-
 
 def _line(row: Row, total_frames: int) -> str:
-    """One line that says how the run is doing."""
+    """How the run is doing, as far as it is known."""
     returns = [value for name, value in row.items() if name.endswith("/return_recent")]
     speed = row["speed/frames_per_second"]
-    left = max(0.0, total_frames - row["frames"]) / speed / 60 if speed > 0 else float("nan")
-    return (
-        f"frames {row['frames']:,.0f} ({row['frames'] / total_frames:.1%})  "
-        f"return {'/'.join(f'{value:.2f}' for value in returns or [math.nan])}  "
-        f"{speed:,.0f} frames/s  left {left:.0f} min  "
-        f"loss {row.get('loss/total', float('nan')):.2f}  "
-        f"entropy {row.get('policy/entropy', float('nan')):.3f}  "
-        f"lag {row.get('policy_lag/mean', float('nan')):.1f}  "
-        f"actors {row['actor/active']:.0f}  "
-        f"waits: learner {row['learner/wait_share']:.0%} "
-        f"actors {row.get('actor/wait_share', float('nan')):.0%}"
-    )
+    parts = [f"frames {row['frames']:,.0f} ({row['frames'] / total_frames:.1%})"]
+    if returns:
+        parts.append(f"return {'/'.join(f'{value:.2f}' for value in returns)}")
+    parts.append(f"{speed:,.0f} frames/s")
+    if speed > 0:
+        parts.append(f"left {max(0.0, total_frames - row['frames']) / speed / 60:.0f} min")
+    for name, word, digits in (
+        ("loss/total", "loss", 2),
+        ("policy/entropy", "entropy", 3),
+        ("policy_lag/mean", "lag", 1),
+    ):
+        if name in row:
+            parts.append(f"{word} {row[name]:.{digits}f}")
+    parts.append(f"actors {row['actor/active']:.0f}")
+    waits = f"waits: learner {row['learner/wait_share']:.0%}"
+    if "actor/wait_share" in row:
+        waits += f" actors {row['actor/wait_share']:.0%}"
+    return "  ".join([*parts, waits])
+
+
+def _table(row: Row) -> rich.table.Table:
+    """All scalars, a line for those that differ in the last part of their names only."""
+    groups: dict[str, list[rich.text.Text]] = {}
+    for name in sorted(row):
+        group, _, last = name.rpartition("/")
+        value = f"{row[name]:,.4g}" if abs(row[name]) < 1e4 else f"{row[name]:,.0f}"
+        pair = rich.text.Text.assemble(last, "=", (value, "bold"))
+        groups.setdefault(group, []).append(pair)
+    table = rich.table.Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for group, pairs in sorted(groups.items()):
+        table.add_row(rich.text.Text(group or "run"), rich.text.Text("  ").join(pairs))
+    return table

@@ -111,11 +111,12 @@ def test_the_console_can_write_to_the_log(caplog: pytest.LogCaptureFixture) -> N
     assert caplog.messages[0].startswith("frames 500 (50.0%)")
 
 
-def test_the_console_writes_a_line_per_row_into_a_file_and_a_table_on_a_terminal(
+def test_the_console_writes_a_line_per_row_into_a_file_and_a_view_on_a_terminal(
     tmp_path: pathlib.Path,
 ) -> None:
     telemetry = Telemetry()
     telemetry.begin(Counters())
+    telemetry.sample("policy_lag", np.arange(11.0))
     row, histograms = telemetry.row(
         Counters(updates=1, frames=500), {"loss/total": 0.25, "actor/active": 1}
     )
@@ -123,13 +124,19 @@ def test_the_console_writes_a_line_per_row_into_a_file_and_a_table_on_a_terminal
         path = tmp_path / f"console-{terminal}"
         with open(path, "w", encoding="utf-8") as file:
             console = Console(
-                1000, rich.console.Console(file=file, force_terminal=terminal, width=150)
+                1000,
+                rich.console.Console(
+                    file=file, force_terminal=terminal, color_system=None, width=150
+                ),
             )
             console.write(row, histograms)
             console.close()
         text = path.read_text()
         assert "frames 500 (50.0%)" in text
-        assert ("learner/wait_share" in text) == terminal
-        if not terminal:
+        assert "nan" not in text  # what is not known yet is not said
+        if terminal:
+            (lags,) = {line for line in text.splitlines() if line.startswith("policy_lag")}
+            assert lags.split()[1:] == ["max=10", "mean=5", "p10=1", "p50=5", "p90=9"]
+        else:
             assert len(text.splitlines()) == 1
             assert "\x1b" not in text
