@@ -139,17 +139,20 @@ def test_actor_critic_pong(tmp_path: pathlib.Path, seed: int) -> None:
     assert _train(tmp_path, "atari-a3c", seed, 7000.0) >= 15.0
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_learned_repeat_beats_every_fixed_one(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Without a memory nobody who repeats by rote gets more than one in eight right."""
     monkeypatch.setenv("PYTHONPATH", str(pathlib.Path(__file__).parent))
-    play = ("--environment.id", "hold:Hold-v0", "--environment.repeat.most")
+    hold = ("--environment.id", "hold:Hold-v0", "--total-frames", 200_000)
+    repeat = "--environment.repeat.most"
     learned = _train(
-        tmp_path / "learned", "catch", 1, 600.0, *play, 8, "--environment.repeat.learned"
+        tmp_path / "learned", "catch", seed, 600.0, *hold, repeat, 8, "--environment.repeat.learned"
     )
     fixed = [
-        _train(tmp_path / f"fixed-{most}", "catch", 1, 600.0, *play, most) for most in range(1, 9)
+        _train(tmp_path / f"fixed-{most}", "catch", seed, 600.0, *hold, repeat, most)
+        for most in range(1, 9)
     ]
     assert learned >= 0.95
     assert max(fixed) <= 0.35  # of 100 episodes; 0.125 at best in the long run
