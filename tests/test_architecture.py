@@ -182,3 +182,10 @@ def test_no_service_knows_what_is_learned_or_played() -> None:
 def test_a_name_that_is_told_is_noticed() -> None:
     source = "if config.algorithm == 'critic' or isinstance(environment, Catch): pass"
     assert names_told(source) == {"critic", "catch"}
+
+
+def test_a_clock_that_jumps_changes_labels_only() -> None:
+    """Durations and deadlines are by the monotonic clock; only these write down what time it is."""
+    wall_clock = re.compile(r"\btime\.time(_ns)?\(|\b(now|today|utcnow|localtime|gmtime)\(")
+    found = {name for name, source in modules_of(ROOT).items() if wall_clock.search(source)}
+    assert found == {"learner.log_directory", "learner.metrics"}

@@ -260,11 +260,20 @@ def soak(minutes: float, seed: int, directory: pathlib.Path) -> Iterator[str]:
         yield f"| {name.replace('_', ' ')} | {len(times)} | {middle:.1f}, {max(times):.1f} |"
     yield f"| **together** | **{sum(map(len, survived.values()))}** | |"
     yield ""
-    saved_run = checkpoint.load(fleet.logdir)
-    yield from _accounts(saved_run.accounts)
+    yield from account(fleet)
+
+
+def account(fleet: Fleet) -> Iterator[str]:
+    """Yields what became of every unroll of a fleet that has ended.
+
+    Raises:
+      AssertionError: one was lost or counted twice.
+    """
+    saved = checkpoint.load(fleet.logdir)
+    yield from _accounts(saved.accounts)
     ledgers = [ledger for witness in fleet.witnesses for ledger in witness.ledgers]
-    yield from _witnessed(ledgers, saved_run.accounts, max(fleet.crashes, default=0.0))
-    yield f"Frames learned from: {saved_run.counters.frames:,}."
+    yield from _witnessed(ledgers, saved.accounts, max(fleet.crashes, default=0.0))
+    yield f"Frames learned from: {saved.counters.frames:,}."
 
 
 def _accounts(state: dict[str, Any]) -> Iterator[str]:
