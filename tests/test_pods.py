@@ -133,7 +133,11 @@ def test_the_pods_train_together_and_end_well(tmp_path: pathlib.Path) -> None:
         total = cli._parse(
             "learner", cli.Learner, ["catch", f"--config={root}/etc/impala/run/run.yaml"]
         ).settings.total_frames
-        services.wait_for_row(logdir, "the end", lambda row: row["frames"] >= total)
+        services.wait_for(
+            "the end",
+            lambda: any(row["frames"] >= total for row in services.rows(logdir)),
+            seconds=400.0,
+        )
         services.wait_for("a checkpoint", lambda: checkpoint.exists(logdir))
 
         # ... then all of them are still there, and end on SIGTERM in the time that they have.
