@@ -27,6 +27,7 @@ class Proxy:
         self._call(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=10.0)
+        self._loop.close()
 
     def partition(self) -> None:
         """Nothing passes any more, and nobody is told; connections stay open."""
