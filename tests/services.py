@@ -14,11 +14,14 @@ SECONDS = 90.0  # longest wait for anything; starting TensorFlow on a busy machi
 
 
 @contextmanager
-def impala(*arguments: object, log: pathlib.Path) -> Iterator[subprocess.Popen[bytes]]:
+def impala(
+    *arguments: object, log: pathlib.Path, namespace: str = ""
+) -> Iterator[subprocess.Popen[bytes]]:
     """Runs `impala ARGUMENTS`; whatever happens, it is gone afterwards."""
+    inside = ("ip", "netns", "exec", namespace) if namespace else ()
     with open(log, "ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "impala", *map(str, arguments)],
+            [*inside, sys.executable, "-m", "impala", *map(str, arguments)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
