@@ -557,13 +557,13 @@ _BANDIT_ELEVEN = dataclasses.replace(
     environment=dataclasses.replace(
         _BANDIT.environment, id="Bandit/ElevenArms-v0", kwargs='{"pulls": 5}'
     ),
-    objective=ObjectiveConfig(discount=0.95),
+    objective=ObjectiveConfig(discount=0.95, reward_scale=0.1),
     algorithm="impala",
     impala=ImpalaConfig(
-        baseline_cost=0.25,
-        entropy_cost=1.0,
+        baseline_cost=1.0,
+        entropy_cost=0.1,
         entropy_anneal=0.8,
-        policy_cloning_cost=0.02,
+        policy_cloning_cost=0.002,
         value_cloning_cost=0.0,
     ),
     optimiser=dataclasses.replace(_BANDIT.optimiser, learning_rate=4e-3),
