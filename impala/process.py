@@ -50,8 +50,6 @@ def load_tensorflow(use_gpus: bool) -> None:
     import fails, or if TensorFlow does not find the NVIDIA GPU that is there and that it may use.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    if not use_gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     expected = use_gpus and pathlib.Path("/dev/nvidiactl").exists()
     sys.stderr.flush()
     stderr = os.dup(2)
@@ -59,6 +57,8 @@ def load_tensorflow(use_gpus: bool) -> None:
     with tempfile.TemporaryFile() as said:
         os.dup2(said.fileno(), 2)
         try:
+            if not use_gpus:
+                hide_gpus()
             import tensorflow as tf
 
             well = bool(tf.config.list_physical_devices("GPU")) or not expected
