@@ -109,23 +109,33 @@ def _one_episode(steps: Iterator[EnvironmentStep]) -> Played:
     return Played(*(np.stack(each, axis=1) for each in (rewards, regrets, bests)))
 
 
-def independent_optimum(pulls: int) -> float:
+def independent_optimum(pulls: int, discount: float = 1.0) -> float:
     """Regret of the best strategy on two arms with independent uniform priors.
 
-    By dynamic programming over what each arm did, from the last pull backwards.
+    By dynamic programming over what each arm did, from the last pull backwards. With a discount,
+    of the strategy that is best if what is paid k pulls later counts discount^k.
     """
-    later = np.zeros([pulls + 2] * 3)  # wins and losses of arm 0, wins of arm 1
+    worth = np.zeros([pulls + 2] * 3)  # by wins and losses of arm 0 and wins of arm 1
+    payoff = np.zeros([pulls + 2] * 3)
     for done in reversed(range(pulls)):
         n = done + 1
         wins_0, losses_0, wins_1 = np.ogrid[:n, :n, :n]
         losses_1 = np.maximum(done - wins_0 - losses_0 - wins_1, 0)
         p_0 = (wins_0 + 1.0) / (wins_0 + losses_0 + 2.0)
         p_1 = (wins_1 + 1.0) / (wins_1 + losses_1 + 2.0)
-        lost_1 = later[:n, :n, :n]
-        value_0 = p_0 * (1.0 + later[1 : n + 1, :n, :n]) + (1 - p_0) * later[:n, 1 : n + 1, :n]
-        value_1 = p_1 * (1.0 + later[:n, :n, 1 : n + 1]) + (1 - p_1) * lost_1
-        later[:n, :n, :n] = np.maximum(value_0, value_1)
-    return pulls * 2.0 / 3.0 - float(later[0, 0, 0])  # the better of two is 2/3 on average
+
+        worth_0, worth_1 = _pull(discount * worth, p_0, p_1)
+        payoff[:n, :n, :n] = np.where(worth_0 >= worth_1, *_pull(payoff, p_0, p_1))
+        worth[:n, :n, :n] = np.maximum(worth_0, worth_1)
+    return pulls * 2.0 / 3.0 - float(payoff[0, 0, 0])  # the better of two is 2/3 on average
+
+
+def _pull(later: np.ndarray, p_0: np.ndarray, p_1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What either arm pays now and later, if it pays with probability p."""
+    n = len(p_0)
+    won_0, lost_0 = later[1 : n + 1, :n, :n], later[:n, 1 : n + 1, :n]
+    won_1, lost_1 = later[:n, :n, 1 : n + 1], later[:n, :n, :n]
+    return p_0 * (1.0 + won_0) + (1 - p_0) * lost_0, p_1 * (1.0 + won_1) + (1 - p_1) * lost_1
 
 
 def main() -> None:

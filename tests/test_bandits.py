@@ -37,6 +37,10 @@ def test_known_strategies_have_their_known_regret(problem, random, ucb1, thompso
 def test_the_optimum_is_the_known_one() -> None:
     assert bandits.independent_optimum(100) == pytest.approx(1.75, abs=0.005)
     assert bandits.independent_optimum(1) == pytest.approx(2 / 3 - 1 / 2)
+    assert bandits.independent_optimum(2) == pytest.approx(4 / 3 - 1 / 2 - 7 / 12)
+    by_patience = [bandits.independent_optimum(30, discount) for discount in (1.0, 0.9, 0.5, 0.0)]
+    assert by_patience == sorted(by_patience)
+    assert by_patience[-1] > 1.1 * by_patience[0]
     regret = bandits.play(bandits.greedy_dependent, "DependentUniform", 100, EPISODES).regret
     assert regret[:, -1].mean() == pytest.approx(1.22, abs=0.15)
 
