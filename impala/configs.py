@@ -412,9 +412,11 @@ _CARTPOLE_A3C = dataclasses.replace(
     learner=LearnerConfig(queue_unrolls=16, max_in_flight=1),
 )
 
-# Eight updates of 256 steps for every 64 that are played; replay holds the last 50,000.
+# Eight updates of 256 steps for every 64 that are played, of all those before: who no longer falls
+# forgets what falling is like.
 _CARTPOLE_Q = Config(
     environment=EnvironmentConfig(id="CartPole-v1"),
+    objective=ObjectiveConfig(reward_scale=0.1),
     agent=AgentConfig(
         hidden_sizes=(128, 128),
         policy="epsilon_greedy",
@@ -424,7 +426,7 @@ _CARTPOLE_Q = Config(
     q_learning=QLearningConfig(steps=3, double=True, target_updates=200),
     optimiser=OptimiserConfig(name="adam", learning_rate=1e-3, epsilon=1e-5),
     mix=MixConfig(fresh=8, replayed=32, learn_from_fresh=False, updates=8),
-    replay=ReplayConfig(rule="fifo", capacity_frames=50_000),
+    replay=ReplayConfig(rule="fifo", capacity_frames=200_000),
     learner=LearnerConfig(unroll_length=8, queue_unrolls=8, max_in_flight=1),
     actor=ActorConfig(num_envs=16),
     total_frames=200_000,
