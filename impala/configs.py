@@ -542,13 +542,17 @@ _BANDIT = Config(
     total_frames=4_000_000,
 )
 
-# Where one arm tells nothing of the other, exploring pays, and later: a longer horizon.
+# Where one arm tells nothing of the other, exploring pays, and later. Entropy is dear for long, so
+# that memory and baseline are good before the policy commits itself to an arm, and never for free.
 _BANDIT_INDEPENDENT = dataclasses.replace(
     _BANDIT,
     environment=dataclasses.replace(_BANDIT.environment, id="Bandit/Independent-v0"),
-    objective=ObjectiveConfig(discount=0.97, reward_scale=0.05),
-    actor_critic=dataclasses.replace(_BANDIT.actor_critic, entropy_cost=0.005, entropy_anneal=0.7),
-    total_frames=7_000_000,
+    agent=dataclasses.replace(_BANDIT.agent, lstm_size=96),
+    objective=ObjectiveConfig(discount=0.95, reward_scale=0.1),
+    actor_critic=dataclasses.replace(
+        _BANDIT.actor_critic, entropy_cost=0.08, entropy_anneal=0.7, entropy_cost_end=0.003
+    ),
+    total_frames=9_000_000,
 )
 
 # Five pulls: the first one has to tell. Whoever learns to look for what pays most pulls the arm
