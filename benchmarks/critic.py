@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks import passing
 
-PASSED = 475.0  # mean return of three evaluations in a row
+PASSED = 475.0  # mean return
 _PRE_TRAINING = 100_000  # frames
 _IMPALA = 750_000
 _VARIANTS = {

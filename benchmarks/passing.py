@@ -24,7 +24,7 @@ class Passed(NamedTuple):
 
 
 def train(preset: str, least: float, *flags: str) -> Passed:
-    """Trains a preset to its end; when the mean return of evaluations was at least `least`.
+    """Trains a preset to its end; when three evaluations in a row had a mean of at least `least`.
 
     Raises:
       RuntimeError: if training fails.
@@ -48,13 +48,14 @@ def train(preset: str, least: float, *flags: str) -> Passed:
 def read(logdir: pathlib.Path, least: float) -> Passed:
     """The same of a run that has ended, on one task."""
     (curve,) = continual.read(logdir).curves.values()
-    means = np.convolve(curve.returns, np.full(_IN_A_ROW, 1 / _IN_A_ROW), mode="valid")
-    good = curve.frames[_IN_A_ROW - 1 :][means >= least]
-    if not good.size:
+    ends = range(_IN_A_ROW, len(curve.returns) + 1)
+    good = [end for end in ends if curve.returns[end - _IN_A_ROW : end].mean() >= least]
+    if not good:
         return Passed(math.inf, math.inf)
+    frames = curve.frames[good[0] - 1]
     lines = (logdir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     seconds = np.interp(
-        good[0], [0, *(r["frames"] for r in rows)], [0, *(r["seconds"] for r in rows)]
+        frames, [0, *(r["frames"] for r in rows)], [0, *(r["seconds"] for r in rows)]
     )
-    return Passed(float(good[0]), float(seconds))
+    return Passed(float(frames), float(seconds))

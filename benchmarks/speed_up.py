@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks import passing
 
-PASSED = 475.0  # mean return of three evaluations in a row
+PASSED = 475.0  # mean return
 PAPER = {1: 1.0, 2: 3.0, 4: 6.3, 8: 13.3, 16: 24.1}
 """Threads -> speed-up of one-step Q-learning on seven Atari games: the paper's table 2."""
 

@@ -40,6 +40,12 @@ def test_the_first_three_evaluations_that_pass_say_when(
     assert passing.read(logdir, least) == pytest.approx((frames, seconds))
 
 
+def test_a_run_with_fewer_evaluations_has_not_passed(logdir: pathlib.Path) -> None:
+    path = logdir / "evaluations.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
+    assert passing.read(logdir, 0.0) == (math.inf, math.inf)
+
+
 def test_the_table_compares_medians_and_has_the_paper_beside_them() -> None:
     measured = {1: [40.0, 60.0, 400.0], 2: [30.0, 20.0, math.inf]}
     assert speed_up.speed_ups(measured) == {1: 1.0, 2: 2.0}
