@@ -58,7 +58,10 @@ class Actor:
         self._groups: dict[int, list[_Group]] = {}  # of each task that was played
 
     def run(
-        self, parameters: Callable[[], Parameters], task: Callable[[], int] = lambda: 0
+        self,
+        parameters: Callable[[], Parameters],
+        task: Callable[[], int] = lambda: 0,
+        prefetch: Callable[[], None] = lambda: None,
     ) -> Iterator[ActorUnrolls]:
         """Yields one `ActorUnrolls` per group and unroll, the groups in turn, for ever.
 
@@ -68,8 +71,11 @@ class Actor:
         Args:
           parameters: gives the newest parameters, at once. Asked once before each round of unrolls.
           task: says what to play; asked just after `parameters`.
+          prefetch: called when three quarters of a round are done. What is fetched then arrives in
+            time; what was fetched at the start of the round would be a round old.
         """
         last = self._unroll_length
+        soon = max(1, 3 * last // 4)
         self._take(parameters())
         groups = self._groups_of(task())
         for group in groups:
@@ -77,9 +83,13 @@ class Actor:
             group.act(0)
         while True:
             for row in range(1, last):
+                if row == soon:
+                    prefetch()
                 for group in groups:
                     group.observe(row)
                     group.act(row)
+            if soon == last:
+                prefetch()
             next_groups: list[_Group] = []
             for place, group in enumerate(groups):
                 group.observe(last)

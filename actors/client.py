@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 _WAKE_SECONDS = 0.2  # how often a waiting caller looks whether it was told to stop
 _JOIN_SECONDS = 10.0
 _PULL_SECONDS = 60.0
-_POLL_SECONDS = 1.0  # between questions for newer parameters when no receipt announces any
+_POLL_SECONDS = 1.0  # between questions for newer parameters, when nobody wants any
 _RETRY_POLL_SECONDS = 0.05
 _FIRST_BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS = 0.1, 10.0
 
@@ -144,7 +144,8 @@ class LearnerClient:
         self._reply: pb.JoinReply | None = None
         self._parameters: Parameters | None = None
         self._task = 0
-        self._announced = (0, 0)  # learner incarnation and newest version, from receipts
+        self._learner_incarnation = 0  # as the learner last said
+        self._wanted = False  # newer parameters, since the last pull began
         self._session = 0  # counts the beginnings and ends of streams
         self._call: grpc.Call | None = None  # the stream
         self._pending: collections.deque[pb.Unrolls] = collections.deque()  # without a receipt
@@ -188,6 +189,12 @@ class LearnerClient:
             self._waited += self._wait(lambda: self._parameters is not None)
             assert self._parameters is not None
             return self._parameters
+
+    def prefetch(self) -> None:
+        """Has newer parameters pulled, in the background, if there are any."""
+        with self._lock:
+            self._wanted = True
+            self._lock.notify_all()
 
     def newest(self) -> Parameters | None:
         """The newest parameters that were pulled, also after the run has finished."""
@@ -395,7 +402,7 @@ class LearnerClient:
                 return reply
             before, self._reply = self._reply, reply
             self._task = reply.task
-            self._announced = reply.learner_incarnation, 0
+            self._learner_incarnation = reply.learner_incarnation
             self._lock.notify_all()
         if before is None:
             _log.info("%s joined %s as actor %d", self._name, self._learner, reply.actor_index)
@@ -472,7 +479,7 @@ class LearnerClient:
             self._metrics.rpc_seconds.labels("StreamUnrolls").observe(seconds)
             self._metrics.pending.set(len(self._pending))
             self._acknowledged_sequence = receipt.sequence
-            self._announced = receipt.learner_incarnation, receipt.newest_version
+            self._learner_incarnation = receipt.learner_incarnation
             self._task = receipt.task
             if receipt.status in (pb.STATUS_ACCEPTED, pb.STATUS_DUPLICATE):
                 # A duplicate is what the learner took when its receipt was lost on the way.
@@ -501,6 +508,8 @@ class LearnerClient:
         """Pulls newer parameters for ever; when it cannot, the old ones stay."""
         self._sleep(None, until=lambda: self._reply is not None)
         while not self._ended():
+            with self._lock:
+                self._wanted = False
             try:
                 pulled = self._pull()
             except grpc.RpcError as error:  # the session is lost as well and speaks about it
@@ -509,12 +518,17 @@ class LearnerClient:
                 pulled = False
             if not pulled:
                 self._sleep(_RETRY_POLL_SECONDS)
-            self._sleep(_POLL_SECONDS, until=self._newer_announced)
+            self._sleep(_POLL_SECONDS, until=self._must_pull)
+
+    def _must_pull(self) -> bool:
+        held = self._parameters
+        is_of_another = held is not None and held.incarnation != self._learner_incarnation
+        return self._wanted or held is None or is_of_another
 
     def _poll(self, reply: pb.JoinReply) -> None:
         """An evaluator's session: pulls until the learner is lost (RpcError) or another one."""
         while not self._ended():
-            if not self._pull() and self._announced[0] != reply.learner_incarnation:
+            if not self._pull() and self._learner_incarnation != reply.learner_incarnation:
                 return
             self._sleep(_POLL_SECONDS)
 
@@ -538,7 +552,7 @@ class LearnerClient:
             if newest is not None and newest.learner_incarnation != joined.learner_incarnation:
                 # Another learner, whose specs are not known before the session has joined it. A
                 # stream that still seems open leads nowhere.
-                self._announced = newest.learner_incarnation, newest.version
+                self._learner_incarnation = newest.learner_incarnation
                 if self._call is not None:
                     self._call.cancel()
                 return False
@@ -551,12 +565,6 @@ class LearnerClient:
             if reply.finished:
                 self._finish()
         return parameters is not None
-
-    def _newer_announced(self) -> bool:
-        if self._parameters is None:
-            return True
-        incarnation, version = self._announced
-        return incarnation != self._parameters.incarnation or version > self._parameters.version
 
 
 class StatusClient:

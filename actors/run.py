@@ -243,7 +243,7 @@ def _act(client: Any, built: _Built, num_envs: int | None, render: bool) -> None
             ]
 
         actor = Actor(environments, built.agent, built.unroll_length, built.seed)
-        unrolls = actor.run(client.parameters, client.task)
+        unrolls = actor.run(client.parameters, client.task, client.prefetch)
         while True:
             with _ends_if_it_hangs(built.actor.hang_seconds):
                 of_one_group = next(unrolls)

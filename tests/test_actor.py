@@ -59,6 +59,31 @@ def test_groups_act_in_a_round_with_the_same_version() -> None:
     assert versions == [[1, 2, 3, 4], [1, 2, 3, 4]]
 
 
+@pytest.mark.parametrize("unroll_length", [1, 2, 4, 7])
+def test_parameters_are_fetched_once_a_round_before_they_are_taken(unroll_length: int) -> None:
+    versions = growing_versions()
+    events: list[str] = []
+
+    class Recorded(Script):
+        def send(self, action: np.ndarray) -> None:
+            events.append("step")
+            super().send(action)
+
+    def take() -> Parameters:
+        events.append("take")
+        return next(versions)
+
+    environment, prefetch = Recorded(2, 0), lambda: events.append("prefetch")
+    actor = Actor(lambda task: [environment], Counter(), unroll_length, seed=1)
+    stream = actor.run(take, prefetch=prefetch)
+    for _ in range(4):
+        next(stream)
+
+    before = max(1, 3 * unroll_length // 4)
+    a_round = ["take", *["step"] * before, "prefetch", *["step"] * (unroll_length - before)]
+    assert events == a_round * 4
+
+
 def test_each_task_goes_on_where_it_was_left() -> None:
     """Tasks change at the boundary for all groups; no row and no episode of any is lost."""
     unroll_length, num_envs = 4, 3

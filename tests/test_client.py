@@ -139,13 +139,25 @@ def test_newer_parameters_arrive_by_themselves(learner: FakeLearner) -> None:
         client.join()
         assert client.parameters().version == 0
         learner.publish(3)
-        client.send(unrolls())  # its receipt announces them
         wait_until(lambda: client.parameters().version == 3)
         parameters = client.parameters()
         assert parameters.incarnation == 5
         np.testing.assert_array_equal(parameters.values[0], [3.0])
     assert (learner.pulls[0].learner_incarnation, learner.pulls[0].newer_than) == (0, 0)
     assert (learner.pulls[-1].learner_incarnation, learner.pulls[-1].newer_than) in {(5, 0), (5, 3)}
+
+
+def test_parameters_are_prefetched(learner: FakeLearner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.client._POLL_SECONDS", 3600.0)
+    with connect(learner) as client:
+        client.join()
+        assert client.parameters().version == 0
+        for version in (1, 2, 3):
+            learner.publish(version)
+            client.prefetch()
+            learner.wait_for(lambda: learner.pulls[-1].newer_than == version - 1)  # noqa: B023
+            wait_until(lambda: client.parameters().version == version)  # noqa: B023
+    assert len(learner.pulls) == 4, "one at first, and one for each time"
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
