@@ -193,8 +193,7 @@ class Torso(snt.Module):
     def _network_input(self, observation: Nest) -> tf.Tensor:
         if isinstance(self._network, MLP):
             return as_vector(self._main_space, observation)
-        pixels = _as_float(self._main_space, observation)
-        return pixels if pixels.shape.rank == 4 else pixels[..., tf.newaxis]
+        return _as_images(self._main_space, observation)
 
 
 class LSTMState(NamedTuple):
@@ -360,11 +359,24 @@ _ADDED: dict[str, Callable[[gym.Space, tf.Tensor], tf.Tensor]] = {
 
 
 def _as_float(space: gym.Space, value: tf.Tensor) -> tf.Tensor:
-    """float32; unsigned integers as a share of the largest (pixels: 255)."""
+    """float32; unsigned integers as a share of the largest."""
     value = tf.cast(value, tf.float32)
     if isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.unsignedinteger):
         return value * (1.0 / max(float(space.high.max()), 1.0))
     return value
+
+
+def _as_images(space: gym.Space, value: tf.Tensor) -> tf.Tensor:
+    """[N, H, W, C] float32; of unsigned integers each image has mean 0 and variance 1.
+
+    A background far from 0, which all weights see, would drown what little moves in front of it:
+    LeCun et al. 1998, Efficient BackProp, section 4.3.
+    """
+    images = _as_float(space, value)
+    if images.shape.rank == 3:
+        images = images[..., tf.newaxis]
+    is_picture = np.issubdtype(space.dtype, np.unsignedinteger)
+    return tf.image.per_image_standardization(images) if is_picture else images
 
 
 def _check_image(space: gym.Space, network: Small | Strided | Shallow | DeepResidual) -> None:

@@ -401,6 +401,32 @@ class TestTorso:
         squeezed = timestep._replace(observation=timestep.observation[..., 0])
         assert_close(without.unroll(squeezed, ()), with_channel.unroll(timestep, ()), atol=1e-6)
 
+    def images(self, space: gym.Space, *observations: np.ndarray) -> np.ndarray:
+        """What an image network is shown."""
+
+        class Shown:
+            smallest = 1
+
+            def __call__(self, images: tf.Tensor) -> tf.Tensor:
+                return images
+
+        return networks.Torso(Shown(), space)(tf.stack(observations)).numpy()
+
+    def test_each_image_is_standardised(self):
+        space = spaces.Box(0, 255, (20, 20, 4), np.uint8)
+        light = sample(space, 1)[0]
+        dark = light // 4 + 50
+        expected = [(image - image.mean()) / image.std() for image in (light, dark)]
+        shown = self.images(space, light, dark)
+        np.testing.assert_allclose(shown, expected, rtol=1e-4, atol=1e-5)
+        grey = self.images(space, np.full((20, 20, 4), 87, np.uint8))
+        np.testing.assert_allclose(grey, 0.0, atol=1e-4)
+
+    def test_a_board_is_shown_as_it_is(self):
+        board = np.array([[[True, False]], [[False, False]]])
+        shown = self.images(spaces.Box(0, 1, (2, 1, 2), np.bool_), board)
+        np.testing.assert_array_equal(shown, [board])
+
 
 class TestVariables:
     def test_their_order_is_the_order_in_which_they_travel(self):
