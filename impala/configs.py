@@ -505,19 +505,21 @@ _ATARI_CPU = dataclasses.replace(
     total_frames=20_000_000,
 )
 
-# Acting and learning by turns, nearly: what is learned from is a few updates old. Returns over five
-# steps and RMSProp are A3C's. While entropy is dear the policy stays uniform until the baseline
-# sees further than chance; if it is cheap too early, the policy returns balls and never scores.
+# Acting and learning by turns, nearly: one group of few environments, whose unrolls are six updates
+# old. RMSProp is A3C's; its epsilon is for gradients that are sums. Steps must not shrink before
+# the score has risen, so the learning rate has more frames to decay over than the game needs. While
+# entropy is dear the policy stays uniform until the baseline sees further than chance; if it is
+# cheap too early, the policy returns balls and never scores.
 _ATARI_A3C = dataclasses.replace(
     _ATARI,
     environment=EnvironmentConfig(atari=AtariConfig(actions=(0, 2, 3))),
     algorithm="actor_critic",
-    actor_critic=ActorCriticConfig(entropy_cost=0.004, entropy_anneal=0.3, entropy_cost_end=0.001),
-    optimiser=OptimiserConfig(learning_rate=7e-4, epsilon=0.064),
-    mix=MixConfig(fresh=16, max_policy_lag=8),
-    learner=LearnerConfig(unroll_length=5, queue_unrolls=16, max_in_flight=1, bfloat16=True),
-    actor=ActorConfig(num_envs=32),
-    total_frames=40_000_000,
+    actor_critic=ActorCriticConfig(entropy_cost=0.008, entropy_anneal=0.4, entropy_cost_end=0.001),
+    optimiser=OptimiserConfig(epsilon=0.0025),
+    mix=MixConfig(fresh=4, max_policy_lag=30),
+    learner=LearnerConfig(queue_unrolls=16, max_in_flight=1, bfloat16=True),
+    actor=ActorConfig(num_envs=16, num_groups=1, env_threads=2),
+    total_frames=20_000_000,
 )
 
 # Learning from what is several updates old, and with no correction for it, ends at one arm for
