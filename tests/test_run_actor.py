@@ -90,7 +90,7 @@ def test_it_ends_when_training_has_finished(learner: FakeLearner) -> None:
 
 def test_it_ends_and_says_where_when_an_environment_hangs(learner: FakeLearner) -> None:
     config = json.loads(learner.config)
-    config["actor"]["hang_seconds"] = 10.0
+    config["actor"]["hang_seconds"] = 20.0  # more than it takes to trace the agent
     learner.config = json.dumps(config)
     hanging = (
         "import time; from impala.environments.catch import Catch; "
