@@ -5,6 +5,8 @@ among environments that step together would be the short ones.
 """
 
 import functools
+import logging
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +18,10 @@ from impala.agent import Agent
 from impala.environments.base import Environment
 from impala.episodes import EpisodeStatistics
 from impala.types import EnvironmentStep, Episode, Nest, TimeStep
+
+_log = logging.getLogger(__name__)
+
+_LOG_SECONDS = 10.0
 
 
 class Summary(NamedTuple):
@@ -65,6 +71,8 @@ def play_episodes(
 ) -> list[Episode]:
     """Plays episodes, as many in each of the E environments (one more in the first ones).
 
+    What takes long, as games that nobody loses do, says every ten seconds how far it is.
+
     Args:
       environment: E environments that were not reset yet.
       agent: acts, with frozen weights.
@@ -82,12 +90,17 @@ def play_episodes(
     quota = [num_episodes // num_envs + (e < num_episodes % num_envs) for e in range(num_envs)]
     finished: list[list[Episode]] = [[] for _ in range(num_envs)]
     statistics = EpisodeStatistics(num_envs)
-    for step in play(environment, agent, greedy, seed):
+    logged = time.monotonic()
+    for count, step in enumerate(play(environment, agent, greedy, seed)):
         for e, episode in statistics.update(step):
             if len(finished[e]) < quota[e]:
                 finished[e].append(episode)
-        if all(len(done) == share for done, share in zip(finished, quota, strict=True)):
+        played = sum(map(len, finished))
+        if played == num_episodes:
             break
+        if time.monotonic() >= logged + _LOG_SECONDS:
+            logged = time.monotonic()
+            _log.info("Played %d of %d episodes in %s steps.", played, num_episodes, f"{count:,}")
     return [episode for done in finished for episode in done]
 
 

@@ -8,7 +8,7 @@ is_first.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import gymnasium as gym
 import numpy as np
@@ -361,7 +361,7 @@ _ADDED: dict[str, Callable[[gym.Space, tf.Tensor], tf.Tensor]] = {
 def _as_float(space: gym.Space, value: tf.Tensor) -> tf.Tensor:
     """float32; unsigned integers as a share of the largest."""
     value = tf.cast(value, tf.float32)
-    if isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.unsignedinteger):
+    if _is_unsigned(space):
         return value * (1.0 / max(float(space.high.max()), 1.0))
     return value
 
@@ -375,8 +375,11 @@ def _as_images(space: gym.Space, value: tf.Tensor) -> tf.Tensor:
     images = _as_float(space, value)
     if images.shape.rank == 3:
         images = images[..., tf.newaxis]
-    is_picture = np.issubdtype(space.dtype, np.unsignedinteger)
-    return tf.image.per_image_standardization(images) if is_picture else images
+    return tf.image.per_image_standardization(images) if _is_unsigned(space) else images
+
+
+def _is_unsigned(space: gym.Space) -> TypeGuard[gym.spaces.Box]:
+    return isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.unsignedinteger)
 
 
 def _check_image(space: gym.Space, network: Small | Strided | Shallow | DeepResidual) -> None:

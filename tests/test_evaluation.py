@@ -107,6 +107,21 @@ def test_an_episode_tells_return_steps_frames_and_the_last_info() -> None:
     assert _play(Scripted([[3]]), 2) == [Episode(3.0, 3, 12, {"left": 7.0})] * 2
 
 
+def test_what_takes_long_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    _play(Scripted([[3]]), 2)
+    assert not caplog.messages
+    monkeypatch.setattr(evaluation, "_LOG_SECONDS", 0.0)
+    _play(Scripted([[3]]), 2)
+    assert caplog.messages[2:5] == [
+        "Played 0 of 2 episodes in 2 steps.",
+        "Played 1 of 2 episodes in 3 steps.",
+        "Played 1 of 2 episodes in 4 steps.",
+    ]
+
+
 def test_no_episodes_are_refused() -> None:
     with pytest.raises(ValueError, match="num_episodes is 0"):
         _play(Scripted([[3]]), 0)
