@@ -1,7 +1,8 @@
 """An actor's side of the wire: joins, streams unrolls, pulls parameters, and survives the learner.
 
-The caller's thread only ever touches `parameters` and `send`. One thread keeps the session (join,
-stream, receipts; and again from the start when the learner is lost), another pulls parameters.
+The caller joins, sends unrolls, and asks for parameters, which are there at once. One thread keeps
+the session (join, stream, receipts; and again from the start when the learner is lost), another
+pulls parameters.
 What goes wrong in either is raised in the caller's thread.
 """
 
@@ -338,9 +339,9 @@ class LearnerClient:
         away_since, away = time.monotonic(), False
         while not self._ended():
             if self._dialler.has_changed():
-                self._channel.close()
-                self._channel = self._dialler.dial()
+                old, self._channel = self._channel, self._dialler.dial()
                 self._stub = pb_grpc.LearnerStub(self._channel)
+                old.close()  # last: the other thread may not call through a closed channel
             try:
                 reply = self._join()
                 if self._ended():
@@ -517,7 +518,7 @@ class LearnerClient:
                 self._sleep(_FIRST_BACKOFF_SECONDS)
                 pulled = False
             if not pulled:
-                self._sleep(_RETRY_POLL_SECONDS)
+                self._sleep(_RETRY_POLL_SECONDS, until=lambda: self._wanted)
             self._sleep(_POLL_SECONDS, until=self._must_pull)
 
     def _must_pull(self) -> bool:

@@ -2,9 +2,9 @@
 
 The actors are coroutines in a process of their own, each with its own connection. They join, send
 messages as fast as they get receipts, and pull parameters when a receipt announces newer ones, but
-only once a second each (a real actor, whose unrolls take that long, pulls as often as there are
-newer ones). What costs an actor most, acting, is left out: so the learner is always saturated, and
-what is measured is how it shares itself out.
+only once a second each (a real actor asks late in each unroll, and a second after it last asked).
+What costs an actor most, acting, is left out: so the learner is always saturated, and what is
+measured is how it shares itself out.
 """
 
 import asyncio

@@ -110,7 +110,7 @@ def _torso(config: AgentConfig, observation_space: gym.Space, prefix: str = "") 
             network = networks.Shallow(name=name)
         case "deep":
             network = networks.DeepResidual(name=name)
-    return networks.Torso(network, observation_space)
+    return networks.Torso(network, observation_space, config.standardise_images)
 
 
 def _core(config: AgentConfig, prefix: str = "") -> networks.LSTM | None:

@@ -139,6 +139,10 @@ class AgentConfig:
     """Units of the LSTM core."""
     frame_stack: Positive = 1
     """Frames that the torso sees at once; kept in the core state, so each frame travels once."""
+    standardise_images: bool = True
+    """Whether convolutions see each image of unsigned integers with mean 0 and variance 1, or else
+    as shares of the largest value, as in the papers. A background far from 0, which all weights
+    see, drowns what little moves in front of it: LeCun et al. 1998, Efficient BackProp, 4.3."""
     policy: Literal["stochastic", "epsilon_greedy"] = "stochastic"
     """stochastic: the network says a distribution of the action; epsilon_greedy: the values of the
     actions, as q_learning learns them."""

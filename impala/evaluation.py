@@ -100,7 +100,10 @@ def play_episodes(
             break
         if time.monotonic() >= logged + _LOG_SECONDS:
             logged = time.monotonic()
-            _log.info("Played %d of %d episodes in %s steps.", played, num_episodes, f"{count:,}")
+            _log.info(
+                "Played %d of %d episodes in %s steps of each environment.",
+                *(played, num_episodes, f"{count:,}"),
+            )
     return [episode for done in finished for episode in done]
 
 

@@ -144,6 +144,7 @@ class Torso(snt.Module):
     Args:
       network: sees the rest; an `MLP` as one vector, the others as an image.
       observation_space: of one environment, after the frame stack.
+      standardise_images: shift and scale each image of unsigned integers to mean 0 and variance 1.
 
     Raises:
       ValueError: if the network cannot see such observations.
@@ -153,11 +154,13 @@ class Torso(snt.Module):
         self,
         network: MLP | Small | Strided | Shallow | DeepResidual,
         observation_space: gym.Space,
+        standardise_images: bool = True,
         name: str | None = None,
     ) -> None:
         super().__init__(name=name)
         self._network = network
         self._space = observation_space
+        self._standardise_images = standardise_images
         self._main_space = main_space(observation_space)
         if not isinstance(network, MLP):
             _check_image(self._main_space, network)
@@ -193,7 +196,12 @@ class Torso(snt.Module):
     def _network_input(self, observation: Nest) -> tf.Tensor:
         if isinstance(self._network, MLP):
             return as_vector(self._main_space, observation)
-        return _as_images(self._main_space, observation)
+        images = _as_float(self._main_space, observation)
+        if images.shape.rank == 3:
+            images = images[..., tf.newaxis]
+        if self._standardise_images and _is_unsigned(self._main_space):
+            images = tf.image.per_image_standardization(images)
+        return images
 
 
 class LSTMState(NamedTuple):
@@ -364,18 +372,6 @@ def _as_float(space: gym.Space, value: tf.Tensor) -> tf.Tensor:
     if _is_unsigned(space):
         return value * (1.0 / max(float(space.high.max()), 1.0))
     return value
-
-
-def _as_images(space: gym.Space, value: tf.Tensor) -> tf.Tensor:
-    """[N, H, W, C] float32; of unsigned integers each image has mean 0 and variance 1.
-
-    A background far from 0, which all weights see, would drown what little moves in front of it:
-    LeCun et al. 1998, Efficient BackProp, section 4.3.
-    """
-    images = _as_float(space, value)
-    if images.shape.rank == 3:
-        images = images[..., tf.newaxis]
-    return tf.image.per_image_standardization(images) if _is_unsigned(space) else images
 
 
 def _is_unsigned(space: gym.Space) -> TypeGuard[gym.spaces.Box]:

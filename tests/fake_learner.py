@@ -18,8 +18,8 @@ Answer = Callable[[pb.Unrolls], pb.Receipt]
 class FakeLearner(pb_grpc.LearnerServicer):
     """Listens on 127.0.0.1, or `address`; a context manager.
 
-    Set `answer` to judge messages otherwise than by accepting them, clear `receipts` to hold the
-    receipts back, set `finished`, `refusal` or `parameters` at any time.
+    Set `answer` to judge messages otherwise than by accepting them, clear `receipts` or `replies`
+    to hold receipts or parameters back, set `finished`, `refusal` or `parameters` at any time.
     """
 
     def __init__(
@@ -50,6 +50,8 @@ class FakeLearner(pb_grpc.LearnerServicer):
         self.answer: Answer = self.accepted
         self.receipts = threading.Event()
         self.receipts.set()
+        self.replies = threading.Event()
+        self.replies.set()
 
         self.changed = threading.Condition()  # notified when one of these grows
         self.joins: list[pb.JoinRequest] = []
@@ -71,6 +73,7 @@ class FakeLearner(pb_grpc.LearnerServicer):
 
     def __exit__(self, *_: object) -> None:
         self.receipts.set()
+        self.replies.set()
         self._server.stop(grace=None).wait()
 
     def wait_for(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -135,6 +138,7 @@ class FakeLearner(pb_grpc.LearnerServicer):
         self, request: pb.GetParametersRequest, context: grpc.ServicerContext
     ) -> pb.GetParametersReply:
         self._hear(self.pulls, request)
+        self.replies.wait()
         with self.changed:
             held = request.learner_incarnation, request.newer_than
             if held[0] == self.incarnation and held[1] >= self.version:

@@ -401,7 +401,7 @@ class TestTorso:
         squeezed = timestep._replace(observation=timestep.observation[..., 0])
         assert_close(without.unroll(squeezed, ()), with_channel.unroll(timestep, ()), atol=1e-6)
 
-    def images(self, space: gym.Space, *observations: np.ndarray) -> np.ndarray:
+    def images(self, space: gym.Space, *observations: np.ndarray, **options) -> np.ndarray:
         """What an image network is shown."""
 
         class Shown:
@@ -410,7 +410,7 @@ class TestTorso:
             def __call__(self, images: tf.Tensor) -> tf.Tensor:
                 return images
 
-        return networks.Torso(Shown(), space)(tf.stack(observations)).numpy()
+        return networks.Torso(Shown(), space, **options)(tf.stack(observations)).numpy()
 
     def test_each_image_is_standardised(self):
         space = spaces.Box(0, 255, (20, 20, 4), np.uint8)
@@ -421,6 +421,20 @@ class TestTorso:
         np.testing.assert_allclose(shown, expected, rtol=1e-4, atol=1e-5)
         grey = self.images(space, np.full((20, 20, 4), 87, np.uint8))
         np.testing.assert_allclose(grey, 0.0, atol=1e-4)
+
+    def test_or_is_shown_as_shares_of_white(self):
+        space = spaces.Box(0, 255, (20, 20, 4), np.uint8)
+        image = sample(space, 1)[0]
+        shown = self.images(space, image, standardise_images=False)
+        np.testing.assert_allclose(shown, [image / 255.0], rtol=1e-6)
+        config = AgentConfig("shallow", standardise_images=False)
+        agent = build.agent(config, PIXELS, CHOICE)
+        standardised = build.agent(AgentConfig("shallow"), PIXELS, CHOICE)
+        for mine, theirs in zip(agent.variables, standardised.variables, strict=True):
+            theirs.assign(mine)
+        timestep = experience(PIXELS)
+        ours, others = (a.unroll(timestep, ())[0].baseline for a in (agent, standardised))
+        assert not np.allclose(ours, others, rtol=1e-3)
 
     def test_a_board_is_shown_as_it_is(self):
         board = np.array([[[True, False]], [[False, False]]])

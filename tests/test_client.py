@@ -155,9 +155,21 @@ def test_parameters_are_prefetched(learner: FakeLearner, monkeypatch: pytest.Mon
         for version in (1, 2, 3):
             learner.publish(version)
             client.prefetch()
-            learner.wait_for(lambda: learner.pulls[-1].newer_than == version - 1)  # noqa: B023
             wait_until(lambda: client.parameters().version == version)  # noqa: B023
-    assert len(learner.pulls) == 4, "one at first, and one for each time"
+    assert [pull.newer_than for pull in learner.pulls] == [0, 0, 1, 2]
+
+
+def test_what_is_wanted_during_a_pull_is_pulled_after_it(
+    learner: FakeLearner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.client._POLL_SECONDS", 3600.0)
+    learner.replies.clear()
+    with connect(learner) as client:
+        client.join()
+        learner.wait_for(lambda: len(learner.pulls) == 1)
+        client.prefetch()
+        learner.replies.set()
+        learner.wait_for(lambda: len(learner.pulls) == 2)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -176,8 +188,11 @@ def test_a_learner_that_starts_later_is_waited_for() -> None:
             assert client.join().actor_index == 3
 
 
-def test_after_a_restart_what_has_no_receipt_is_sent_again(caplog) -> None:
+def test_after_a_restart_what_has_no_receipt_is_sent_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level(logging.INFO)
+    monkeypatch.setattr("actors.client._POLL_SECONDS", 3600.0)  # another learner is asked at once
     with FakeLearner() as first:
         client = connect(first)
         client.join()

@@ -114,11 +114,11 @@ def test_what_takes_long_says_how_far_it_is(
     _play(Scripted([[3]]), 2)
     assert not caplog.messages
     monkeypatch.setattr(evaluation, "_LOG_SECONDS", 0.0)
-    _play(Scripted([[3]]), 2)
+    _play(Scripted([[3], [5]]), 2)
     assert caplog.messages[2:5] == [
-        "Played 0 of 2 episodes in 2 steps.",
-        "Played 1 of 2 episodes in 3 steps.",
-        "Played 1 of 2 episodes in 4 steps.",
+        "Played 0 of 2 episodes in 2 steps of each environment.",
+        "Played 1 of 2 episodes in 3 steps of each environment.",
+        "Played 1 of 2 episodes in 4 steps of each environment.",
     ]
 
 

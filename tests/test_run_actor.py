@@ -72,6 +72,16 @@ def test_it_sends_what_the_specs_say_and_drains_on_sigterm(learner: FakeLearner)
         assert len(codec.decode(message.tensors, specs)) == len(learner.unroll_specs)
 
 
+def test_it_has_newer_parameters_fetched_in_each_unroll(learner: FakeLearner) -> None:
+    actor = start(learner, before="import actors.client as c; c._POLL_SECONDS = 3600.0; ")
+    learner.wait_for(lambda: len(learner.messages) >= 4, seconds=60)
+    learner.publish(1)
+    learner.wait_for(lambda: learner.messages[-1].parameter_version == 1)
+    actor.send_signal(signal.SIGTERM)
+    _, log = actor.communicate(timeout=30)
+    assert actor.returncode == 0, log
+
+
 def test_it_ends_on_sigterm_when_the_learner_is_away(learner: FakeLearner) -> None:
     actor = start(learner)
     learner.wait_for(lambda: len(learner.messages) >= 1, seconds=60)
