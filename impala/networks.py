@@ -295,8 +295,8 @@ class FrameStack(snt.Module):
         rows, batch_size = tf.unstack(tf.shape(is_first))
         before = self._size - 1
         frames = tf.reshape(frames, [rows, batch_size, *self._shape])
-        time_first = [1, 0, *range(2, state.shape.rank)]
-        history = tf.concat([tf.transpose(state, time_first), frames], axis=0)
+        # No transpose: oneDNN would log that it cannot do that to bytes.
+        history = tf.concat([tf.stack(tf.unstack(state, axis=1)), frames], axis=0)
 
         # Which row of the history is `age` frames old at t? The one that was age - 1 frames old
         # at t - 1; the newest, where an episode starts. Only row numbers are computed with.
