@@ -556,12 +556,12 @@ _BANDIT = Config(
 _BANDIT_INDEPENDENT = dataclasses.replace(
     _BANDIT,
     environment=dataclasses.replace(_BANDIT.environment, id="Bandit/Independent-v0"),
-    agent=dataclasses.replace(_BANDIT.agent, lstm_size=96),
+    agent=dataclasses.replace(_BANDIT.agent, lstm_size=128),
     objective=ObjectiveConfig(discount=0.95, reward_scale=0.1),
     actor_critic=dataclasses.replace(
         _BANDIT.actor_critic, entropy_cost=0.08, entropy_anneal=0.7, entropy_cost_end=0.003
     ),
-    total_frames=9_000_000,
+    total_frames=9_990_000,
 )
 
 # Five pulls: the first one has to tell. Whoever learns to look for what pays most pulls the arm
