@@ -2,8 +2,7 @@
 
 The caller joins, sends unrolls, and asks for parameters, which are there at once. One thread keeps
 the session (join, stream, receipts; and again from the start when the learner is lost), another
-pulls parameters.
-What goes wrong in either is raised in the caller's thread.
+pulls parameters. What goes wrong in either is raised in the caller's thread.
 """
 
 import collections
