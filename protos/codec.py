@@ -16,7 +16,7 @@ import tree
 
 from protos.impala.v1 import learner_pb2 as pb
 
-PROTOCOL_VERSION = pb.ProtocolVersion(major=1, minor=2)
+PROTOCOL_VERSION = pb.ProtocolVersion(major=1, minor=3)
 """What this code speaks."""
 
 _WIRE_DTYPES: dict[str, "pb.DType"] = {

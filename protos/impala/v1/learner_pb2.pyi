@@ -29,6 +29,12 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_ACTOR: _ClassVar[Role]
     ROLE_EVALUATOR: _ClassVar[Role]
 
+class FaultKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FAULT_KIND_UNSPECIFIED: _ClassVar[FaultKind]
+    FAULT_KIND_CRASHED: _ClassVar[FaultKind]
+    FAULT_KIND_HUNG: _ClassVar[FaultKind]
+
 class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     STATUS_UNSPECIFIED: _ClassVar[Status]
@@ -49,6 +55,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_NOT_FINITE: _ClassVar[Reason]
     REASON_RANGE: _ClassVar[Reason]
     REASON_VERSION: _ClassVar[Reason]
+    REASON_QUARANTINED: _ClassVar[Reason]
 DTYPE_UNSPECIFIED: DType
 DTYPE_BOOL: DType
 DTYPE_INT8: DType
@@ -65,6 +72,9 @@ DTYPE_FLOAT64: DType
 ROLE_UNSPECIFIED: Role
 ROLE_ACTOR: Role
 ROLE_EVALUATOR: Role
+FAULT_KIND_UNSPECIFIED: FaultKind
+FAULT_KIND_CRASHED: FaultKind
+FAULT_KIND_HUNG: FaultKind
 STATUS_UNSPECIFIED: Status
 STATUS_ACCEPTED: Status
 STATUS_DUPLICATE: Status
@@ -80,6 +90,7 @@ REASON_TENSOR_SIZE: Reason
 REASON_NOT_FINITE: Reason
 REASON_RANGE: Reason
 REASON_VERSION: Reason
+REASON_QUARANTINED: Reason
 
 class ProtocolVersion(_message.Message):
     __slots__ = ("major", "minor")
@@ -100,20 +111,22 @@ class TensorSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol", "actor", "incarnation", "role", "acknowledged_sequence", "acknowledged_unrolls")
+    __slots__ = ("protocol", "actor", "incarnation", "role", "acknowledged_sequence", "acknowledged_unrolls", "proof")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_UNROLLS_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     protocol: ProtocolVersion
     actor: str
     incarnation: int
     role: Role
     acknowledged_sequence: int
     acknowledged_unrolls: int
-    def __init__(self, protocol: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., acknowledged_sequence: _Optional[int] = ..., acknowledged_unrolls: _Optional[int] = ...) -> None: ...
+    proof: bytes
+    def __init__(self, protocol: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., acknowledged_sequence: _Optional[int] = ..., acknowledged_unrolls: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("protocol", "learner_incarnation", "actor_index", "seed", "config", "fingerprint", "unroll_length", "unroll_specs", "num_core_state_specs", "parameter_specs", "max_unrolls_in_flight", "max_message_bytes", "finished", "task")
@@ -167,7 +180,7 @@ class Episode(_message.Message):
     def __init__(self, episode_return: _Optional[float] = ..., length: _Optional[int] = ..., frames: _Optional[int] = ..., info: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Unrolls(_message.Message):
-    __slots__ = ("actor", "incarnation", "sequence", "fingerprint", "learner_incarnation", "parameter_version", "num_envs", "frames", "tensors", "episodes", "elapsed_seconds", "waited_seconds", "task")
+    __slots__ = ("actor", "incarnation", "sequence", "fingerprint", "learner_incarnation", "parameter_version", "num_envs", "frames", "tensors", "episodes", "elapsed_seconds", "waited_seconds", "task", "environment_faults")
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -181,6 +194,7 @@ class Unrolls(_message.Message):
     ELAPSED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WAITED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_FAULTS_FIELD_NUMBER: _ClassVar[int]
     actor: str
     incarnation: int
     sequence: int
@@ -194,10 +208,21 @@ class Unrolls(_message.Message):
     elapsed_seconds: float
     waited_seconds: float
     task: int
-    def __init__(self, actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., fingerprint: _Optional[str] = ..., learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., num_envs: _Optional[int] = ..., frames: _Optional[_Iterable[int]] = ..., tensors: _Optional[_Iterable[bytes]] = ..., episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ..., elapsed_seconds: _Optional[float] = ..., waited_seconds: _Optional[float] = ..., task: _Optional[int] = ...) -> None: ...
+    environment_faults: _containers.RepeatedCompositeFieldContainer[EnvironmentFault]
+    def __init__(self, actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., fingerprint: _Optional[str] = ..., learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., num_envs: _Optional[int] = ..., frames: _Optional[_Iterable[int]] = ..., tensors: _Optional[_Iterable[bytes]] = ..., episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ..., elapsed_seconds: _Optional[float] = ..., waited_seconds: _Optional[float] = ..., task: _Optional[int] = ..., environment_faults: _Optional[_Iterable[_Union[EnvironmentFault, _Mapping]]] = ...) -> None: ...
+
+class EnvironmentFault(_message.Message):
+    __slots__ = ("environment", "kind", "detail")
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    environment: int
+    kind: FaultKind
+    detail: str
+    def __init__(self, environment: _Optional[int] = ..., kind: _Optional[_Union[FaultKind, str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("sequence", "status", "reason", "detail", "learner_incarnation", "newest_version", "task")
+    __slots__ = ("sequence", "status", "reason", "detail", "learner_incarnation", "newest_version", "task", "acknowledged_unrolls", "proof")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -205,6 +230,8 @@ class Receipt(_message.Message):
     LEARNER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NEWEST_VERSION_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_UNROLLS_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     status: Status
     reason: Reason
@@ -212,7 +239,9 @@ class Receipt(_message.Message):
     learner_incarnation: int
     newest_version: int
     task: int
-    def __init__(self, sequence: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., detail: _Optional[str] = ..., learner_incarnation: _Optional[int] = ..., newest_version: _Optional[int] = ..., task: _Optional[int] = ...) -> None: ...
+    acknowledged_unrolls: int
+    proof: bytes
+    def __init__(self, sequence: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., detail: _Optional[str] = ..., learner_incarnation: _Optional[int] = ..., newest_version: _Optional[int] = ..., task: _Optional[int] = ..., acknowledged_unrolls: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class GetParametersRequest(_message.Message):
     __slots__ = ("learner_incarnation", "newer_than")
@@ -271,7 +300,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("learner_incarnation", "parameter_version", "frames", "progress", "finished", "queued", "queue_capacity", "received", "learned", "dropped", "rejected", "duplicates", "members")
+    __slots__ = ("learner_incarnation", "parameter_version", "frames", "progress", "finished", "queued", "queue_capacity", "received", "learned", "dropped", "rejected", "duplicates", "members", "skipped_updates", "rollbacks", "refused", "dropped_info_names")
     class DroppedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -280,6 +309,13 @@ class RunStatus(_message.Message):
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     class RejectedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class RefusedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -299,6 +335,10 @@ class RunStatus(_message.Message):
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     DUPLICATES_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_UPDATES_FIELD_NUMBER: _ClassVar[int]
+    ROLLBACKS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_INFO_NAMES_FIELD_NUMBER: _ClassVar[int]
     learner_incarnation: int
     parameter_version: int
     frames: int
@@ -312,10 +352,14 @@ class RunStatus(_message.Message):
     rejected: _containers.ScalarMap[str, int]
     duplicates: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
-    def __init__(self, learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., frames: _Optional[int] = ..., progress: _Optional[float] = ..., finished: _Optional[bool] = ..., queued: _Optional[int] = ..., queue_capacity: _Optional[int] = ..., received: _Optional[int] = ..., learned: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., duplicates: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+    skipped_updates: int
+    rollbacks: int
+    refused: _containers.ScalarMap[str, int]
+    dropped_info_names: int
+    def __init__(self, learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., frames: _Optional[int] = ..., progress: _Optional[float] = ..., finished: _Optional[bool] = ..., queued: _Optional[int] = ..., queue_capacity: _Optional[int] = ..., received: _Optional[int] = ..., learned: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., duplicates: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., skipped_updates: _Optional[int] = ..., rollbacks: _Optional[int] = ..., refused: _Optional[_Mapping[str, int]] = ..., dropped_info_names: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("name", "role", "joins", "unrolls", "frames", "frames_per_second", "parameter_version", "silent_seconds", "active", "rejected", "last_rejection")
+    __slots__ = ("name", "role", "joins", "unrolls", "frames", "frames_per_second", "parameter_version", "silent_seconds", "active", "rejected", "last_rejection", "blamed", "quarantined_seconds", "environment_faults", "last_fault")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     JOINS_FIELD_NUMBER: _ClassVar[int]
@@ -327,6 +371,10 @@ class Member(_message.Message):
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     LAST_REJECTION_FIELD_NUMBER: _ClassVar[int]
+    BLAMED_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_FAULTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FAULT_FIELD_NUMBER: _ClassVar[int]
     name: str
     role: Role
     joins: int
@@ -338,4 +386,8 @@ class Member(_message.Message):
     active: bool
     rejected: int
     last_rejection: str
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., joins: _Optional[int] = ..., unrolls: _Optional[int] = ..., frames: _Optional[int] = ..., frames_per_second: _Optional[float] = ..., parameter_version: _Optional[int] = ..., silent_seconds: _Optional[float] = ..., active: _Optional[bool] = ..., rejected: _Optional[int] = ..., last_rejection: _Optional[str] = ...) -> None: ...
+    blamed: int
+    quarantined_seconds: float
+    environment_faults: int
+    last_fault: str
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., joins: _Optional[int] = ..., unrolls: _Optional[int] = ..., frames: _Optional[int] = ..., frames_per_second: _Optional[float] = ..., parameter_version: _Optional[int] = ..., silent_seconds: _Optional[float] = ..., active: _Optional[bool] = ..., rejected: _Optional[int] = ..., last_rejection: _Optional[str] = ..., blamed: _Optional[int] = ..., quarantined_seconds: _Optional[float] = ..., environment_faults: _Optional[int] = ..., last_fault: _Optional[str] = ...) -> None: ...
