@@ -72,7 +72,7 @@ def measure(config: configs.Config, seconds: float) -> Cost:
         stack.callback(replay.close)
         start = time.perf_counter()
         for unroll in itertools.cycle(unrolls):
-            replay.add(unroll)
+            replay.add(unroll, slice(None), "actor-0")
             if len(replay) >= _UNROLLS:
                 break
         add_seconds = (time.perf_counter() - start) / len(replay)

@@ -255,7 +255,7 @@ class Mix:
         """Adds fresh unrolls to the replay, if there is one."""
         if self._replay is not None:
             for chunk in chunks:
-                self._replay.add(chunk.arrival.unroll, chunk.columns)
+                self._replay.add(chunk.arrival.unroll, chunk.columns, chunk.arrival.actor)
 
 
 def _prepared(batch: Batch | None, taken: Sequence[_Chunk]) -> Prepared:

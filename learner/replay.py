@@ -9,7 +9,7 @@ as if nothing had happened, as long as its records and its `State` were written 
 import heapq
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -34,6 +34,13 @@ class Summary(NamedTuple):
     bytes: int  # compressed
     added: int  # unrolls ever added
     share_of_history: float  # held / added; 0 if nothing was added
+
+
+class Drawn(NamedTuple):
+    """Which unroll was drawn, and whose it is."""
+
+    number: int  # how many had been added before it
+    actor: str  # who sent it
 
 
 class Replay:
@@ -83,12 +90,13 @@ class Replay:
             self._hold(number, record)
         self._make_room()
 
-    def add(self, unroll: Unroll, columns: slice = slice(None)) -> None:
+    def add(self, unroll: Unroll, columns: slice, actor: str) -> None:
         """Adds unrolls.
 
         Args:
           unroll: arrays [T + 1, E, ...]; core_state, frames and parameter_version [E, ...].
           columns: which of the E environments.
+          actor: who sent them.
 
         Raises:
           ValueError: a single unroll is larger than the capacity.
@@ -98,14 +106,17 @@ class Replay:
         with self._lock:
             before = self._state.added
             for column in range(*columns.indices(unroll.frames.shape[0])):
-                self._add(self._layout.pack(leaves, column), int(unroll.frames[column]))
+                self._add(self._layout.pack(leaves, column), int(unroll.frames[column]), actor)
             if before // _COMMIT_EVERY != self._state.added // _COMMIT_EVERY:
                 self._store.commit(self._state)
 
-    def sample(self, unroll: Unroll, start: int, count: int) -> None:
+    def sample(self, unroll: Unroll, start: int, count: int) -> Sequence[Drawn]:
         """Writes `count` unrolls into columns `start` to `start + count` of `unroll`.
 
         They are drawn uniformly, without drawing one twice as long as there are enough.
+
+        Returns:
+          What was drawn, in the order of the columns.
 
         Raises:
           LookupError: there is nothing to draw from.
@@ -117,9 +128,33 @@ class Replay:
                 raise LookupError("The replay is empty: add unrolls before sampling.")
             size = len(self._held)
             places = self._rng.choice(size, count, replace=size < count, shuffle=False)
+            drawn = []
             for column, place in enumerate(places, start):
-                packed = self._unpacked(self._store.get(self._held[place]))
-                self._layout.unpack(packed, leaves, column)
+                number = self._held[place]
+                record = self._store.get(number)
+                self._layout.unpack(self._unpacked(record), leaves, column)
+                drawn.append(Drawn(number, record.actor))
+            return drawn
+
+    def remove(self, numbers: Iterable[int]) -> int:
+        """Removes unrolls for good, at once also from what a crash would leave.
+
+        Args:
+          numbers: of the unrolls, as `sample` returned them; those that are gone are passed over.
+
+        Returns:
+          How many were removed.
+
+        Raises:
+          StorageError: it cannot be written.
+        """
+        with self._lock:
+            held = {number for number in numbers if number in self._places}
+            for number in held:
+                self._release(number)
+            if held:  # Their keys remain in the heap until it is their turn to be evicted.
+                self._store.commit(self._state)
+            return len(held)
 
     def commit(self) -> int:
         """Makes everything that was added durable, if the store can; how many unrolls that is."""
@@ -157,13 +192,13 @@ class Replay:
                 share_of_history=len(self._held) / added if added else 0.0,
             )
 
-    def _add(self, packed: bytes, frames: int) -> None:
+    def _add(self, packed: bytes, frames: int, actor: str) -> None:
         number = self._state.added
         key = self._rng.random() if self._rule == "reservoir" else -float(number)
         self._state = self._state._replace(added=number + 1)
         if key >= self._state.threshold:  # It would have been evicted by now.
             return
-        record = Record(key, frames, self._compressor.compress(packed))
+        record = Record(key, frames, actor, self._compressor.compress(packed))
         if frames > self._capacity_frames or len(record.data) > self._capacity_bytes:
             raise ValueError(
                 f"An unroll of {frames} frames and {len(record.data)} bytes does not fit into a "
@@ -194,15 +229,19 @@ class Replay:
     def _make_room(self) -> None:
         while self._frames > self._capacity_frames or self._bytes > self._capacity_bytes:
             negative_key, number = heapq.heappop(self._evicted_next)
-            self._state = self._state._replace(threshold=-negative_key)
-            self._store.delete(number)
-            frames, size = self._sizes.pop(number)
-            self._frames -= frames
-            self._bytes -= size
-            place, last = self._places.pop(number), self._held.pop()
-            if last != number:  # The last one fills the gap.
-                self._held[place] = last
-                self._places[last] = place
+            if number in self._places:  # and was not removed
+                self._state = self._state._replace(threshold=-negative_key)
+                self._release(number)
+
+    def _release(self, number: int) -> None:
+        self._store.delete(number)
+        frames, size = self._sizes.pop(number)
+        self._frames -= frames
+        self._bytes -= size
+        place, last = self._places.pop(number), self._held.pop()
+        if last != number:  # The last one fills the gap.
+            self._held[place] = last
+            self._places[last] = place
 
 
 class _Layout:

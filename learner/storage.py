@@ -16,7 +16,7 @@ from typing import NamedTuple
 import lmdb
 
 _MAP_BYTES = 2**40  # addresses that LMDB may use, not memory and not disk
-_HEADER = struct.Struct("<dI")  # key, frames
+_HEADER = struct.Struct("<dIH")  # key, frames, bytes of the name of the actor that follow
 _STATE, _IDENTITY = b"meta/state", b"meta/identity"  # unrolls have names of eight bytes
 
 
@@ -29,6 +29,7 @@ class Record(NamedTuple):
 
     key: float  # what decides when it is evicted
     frames: int  # environment frames in it
+    actor: str  # who sent it
     data: bytes  # compressed
 
 
@@ -112,6 +113,7 @@ class Disk(Store):
         Raises:
           StorageError: it holds records of another identity, or is no replay.
         """
+        identity += ", records with actors"  # an older store has none, and cannot be read
         self._path = path
         self._uncommitted: dict[int, Record | None] = {}  # None: deleted
         path.mkdir(parents=True, exist_ok=True)
@@ -166,8 +168,9 @@ class Disk(Store):
                     if record is None:
                         transaction.delete(name)
                     else:
-                        header = _HEADER.pack(record.key, record.frames)
-                        transaction.put(name, header + record.data)
+                        actor = record.actor.encode()
+                        header = _HEADER.pack(record.key, record.frames, len(actor))
+                        transaction.put(name, header + actor + record.data)
                 transaction.put(_STATE, json.dumps(state).encode())
         except lmdb.Error as error:
             raise StorageError(
@@ -195,5 +198,6 @@ class Disk(Store):
 def _record(value: bytes | memoryview | None) -> Record:
     if value is None:
         raise ValueError("an unroll is missing")
-    key, frames = _HEADER.unpack_from(value)
-    return Record(key, frames, bytes(value[_HEADER.size :]))
+    key, frames, size = _HEADER.unpack_from(value)
+    data = bytes(value[_HEADER.size :])
+    return Record(key, frames, data[:size].decode(), data[size:])

@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 from impala.types import Unroll
 from learner import checkpoint
 from learner.replay import Replay, Rule
-from learner.storage import Disk, Memory, Record, StorageError, Store
+from learner.storage import Disk, Memory, StorageError, Store
 
+ACTOR = "actor-0"
 FRAMES = 4 * messages.UNROLL_LENGTH  # in each unroll
 RULES: tuple[Rule, ...] = ("reservoir", "fifo")
 
@@ -72,7 +73,7 @@ def assert_whole(batch: Unroll) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_what_is_drawn_is_what_was_added(rule: Rule) -> None:
     replay = make(rule=rule)
-    replay.add(unrolls(0, 7), slice(2, 6))
+    replay.add(unrolls(0, 7), slice(2, 6), ACTOR)
 
     batch = drawn(replay, 4)
 
@@ -82,7 +83,7 @@ def test_what_is_drawn_is_what_was_added(rule: Rule) -> None:
 
 def test_a_draw_fills_only_its_columns() -> None:
     replay = make()
-    replay.add(unrolls(5, 1))
+    replay.add(unrolls(5, 1), slice(None), ACTOR)
     batch = unrolls(0, 4)
 
     replay.sample(batch, 1, 2)
@@ -91,19 +92,79 @@ def test_a_draw_fills_only_its_columns() -> None:
     assert_whole(batch)
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_a_draw_says_which_unrolls_and_whose(rule: Rule) -> None:
+    replay = make(rule=rule)
+    replay.add(unrolls(0, 3), slice(None), "actor-0")
+    replay.add(unrolls(3, 3), slice(None), "actor-ü")
+    batch = unrolls(0, 8)
+
+    said = replay.sample(batch, 2, 6)
+
+    assert [number for number, _ in said] == batch.parameter_version[2:].tolist()
+    assert {actor: {n for n, whose in said if whose == actor} for _, actor in said} == {
+        "actor-0": {0, 1, 2},
+        "actor-ü": {3, 4, 5},
+    }
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_was_removed_is_never_drawn_again_not_even_after_a_crash(
+    tmp_path: pathlib.Path, rule: Rule
+) -> None:
+    # Given a full replay, and an unroll of it that was drawn ...
+    store = Disk(tmp_path, "test")
+    replay = make(store, rule, capacity=10)
+    replay.add(unrolls(0, 30), slice(None), ACTOR)
+    before = replay.numbers().tolist()
+    (poison,) = replay.sample(unrolls(0, 1), 0, 1)
+    # ... when it is removed, which some that are long gone do not prevent ...
+    assert replay.remove([poison.number, poison.number, 10_000]) == 1
+    assert replay.remove([poison.number]) == 0
+    left = [number for number in before if number != poison.number]
+    assert replay.numbers().tolist() == left
+    assert replay.summary().frames == 9 * FRAMES
+    # ... and the process is killed, then it is gone, and the others are whole.
+    store.close()
+    replay = make(Disk(tmp_path, "test"), rule, capacity=10)
+    assert replay.numbers().tolist() == left
+    assert sorted(drawn(replay, 9).parameter_version) == left
+    # Its place is taken by what comes after, and its turn to be evicted passes unnoticed.
+    replay.add(unrolls(30, 270), slice(None), ACTOR)
+    assert len(replay) == 10
+    assert_whole(drawn(replay, 10))
+    if rule == "fifo":
+        assert replay.numbers().tolist() == list(range(290, 300))
+    replay.close()
+
+
+def test_a_reservoir_stays_uniform_where_unrolls_are_removed() -> None:
+    """Every other one of the first is removed: the rest of them are held as often as later ones."""
+    block, held = unrolls(0, 100), []
+    for seed in range(3):
+        replay = make(capacity=CAPACITY, seed=seed)
+        for _ in range(5):
+            for _ in range(CAPACITY // 100):
+                replay.add(block, slice(None), ACTOR)
+            replay.remove([n for n in replay.numbers() if n % 2])
+        held.append(replay.numbers())
+        assert len(replay) == np.sum(replay.numbers() % 2 == 0)
+    assert chi_squared(np.concatenate(held), 5 * CAPACITY) < CRITICAL
+
+
 def test_fifo_keeps_the_newest() -> None:
     replay = make(rule="fifo", capacity=10)
     for first in range(0, 36, 3):
-        replay.add(unrolls(first, 3))
+        replay.add(unrolls(first, 3), slice(None), ACTOR)
     assert replay.numbers().tolist() == list(range(26, 36))
 
 
 def test_capacity_in_bytes_is_of_what_is_stored() -> None:
     replay = make(capacity=1000)
-    replay.add(unrolls(0, 50))
+    replay.add(unrolls(0, 50), slice(None), ACTOR)
     size = replay.summary().bytes // 50
     replay = make(capacity=1000, capacity_bytes=20 * size)
-    replay.add(unrolls(0, 50))
+    replay.add(unrolls(0, 50), slice(None), ACTOR)
     summary = replay.summary()
     assert 15 <= summary.unrolls <= 25
     assert summary.bytes <= 20 * size
@@ -113,7 +174,7 @@ def test_capacity_in_bytes_is_of_what_is_stored() -> None:
 def test_the_summary_tells_the_share_of_history() -> None:
     replay = make(capacity=10)
     assert replay.summary().share_of_history == 0.0
-    replay.add(unrolls(0, 40))
+    replay.add(unrolls(0, 40), slice(None), ACTOR)
     summary = replay.summary()
     assert (summary.unrolls, summary.frames, summary.added) == (10, 10 * FRAMES, 40)
     assert summary.share_of_history == 0.25
@@ -146,7 +207,7 @@ def test_a_reservoir_is_uniform_over_everything_ever_added() -> None:
     for seed in range(3):
         replay = make(capacity=CAPACITY, seed=seed)
         for _ in range(added // 100):
-            replay.add(block)
+            replay.add(block, slice(None), ACTOR)
         assert len(replay) == CAPACITY
         held.append(replay.numbers())
         naive.append(naive_reservoir(CAPACITY, added, seed))
@@ -164,9 +225,9 @@ def test_a_reservoir_stays_uniform_over_crashes(tmp_path: pathlib.Path) -> None:
             store = Disk(path, "test")
             replay = make(store, capacity=CAPACITY, seed=seed)
             for _ in range(CAPACITY // 100):
-                replay.add(block)
+                replay.add(block, slice(None), ACTOR)
             replay.commit()
-            replay.add(block)
+            replay.add(block, slice(None), ACTOR)
             store.close()  # without a commit, as a crash does it
         replay = make(Disk(path, "test"), capacity=CAPACITY, seed=seed)
         added = replay.summary().added
@@ -178,7 +239,7 @@ def test_a_reservoir_stays_uniform_over_crashes(tmp_path: pathlib.Path) -> None:
 
 def test_draws_are_uniform() -> None:
     replay = make(capacity=BINS)
-    replay.add(unrolls(0, 3 * BINS))
+    replay.add(unrolls(0, 3 * BINS), slice(None), ACTOR)
     places = {number: place for place, number in enumerate(replay.numbers())}
     batch = unrolls(0, 4)
     seen = []
@@ -191,7 +252,7 @@ def test_draws_are_uniform() -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_a_smaller_capacity_evicts_at_the_next_start(tmp_path: pathlib.Path, rule: Rule) -> None:
     replay = make(Disk(tmp_path, "test"), rule, capacity=10)
-    replay.add(unrolls(0, 30))
+    replay.add(unrolls(0, 30), slice(None), ACTOR)
     before = replay.numbers()
     replay.commit()
     replay.close()
@@ -205,7 +266,7 @@ def test_a_smaller_capacity_evicts_at_the_next_start(tmp_path: pathlib.Path, rul
 @pytest.mark.parametrize("limits", [{"capacity": 0}, {"capacity": 9, "capacity_bytes": 10}])
 def test_an_unroll_that_is_larger_than_the_replay_is_an_error(limits) -> None:
     with pytest.raises(ValueError, match=r"16 frames .* does not fit .*replay.capacity_frames"):
-        make(**limits).add(unrolls(0, 1))
+        make(**limits).add(unrolls(0, 1), slice(None), ACTOR)
 
 
 def test_a_commit_tells_what_is_on_disk_while_others_add(tmp_path: pathlib.Path) -> None:
@@ -215,7 +276,7 @@ def test_a_commit_tells_what_is_on_disk_while_others_add(tmp_path: pathlib.Path)
 
     def add() -> None:
         while not stop.is_set():
-            replay.add(block)
+            replay.add(block, slice(None), ACTOR)
 
     adder = threading.Thread(target=add)
     adder.start()
@@ -249,11 +310,11 @@ def test_what_is_no_replay_is_not_opened(tmp_path: pathlib.Path) -> None:
 def test_a_damaged_unroll_is_never_learned_from(tmp_path: pathlib.Path) -> None:
     store = Disk(tmp_path, "test")
     replay = make(store)
-    replay.add(unrolls(0, 1))
+    replay.add(unrolls(0, 1), slice(None), ACTOR)
     record = store.get(0)
     damaged = bytearray(record.data)
     damaged[len(damaged) // 2] ^= 1
-    store.put(0, Record(record.key, record.frames, bytes(damaged)))
+    store.put(0, record._replace(data=bytes(damaged)))
     with pytest.raises(StorageError, match=r"damaged.*--empty-replay"):
         drawn(replay, 1)
     replay.close()
@@ -280,7 +341,7 @@ class Story(hypothesis.stateful.RuleBasedStateMachine):
 
     @hypothesis.stateful.rule(count=st.integers(1, 9))
     def add(self, count: int) -> None:
-        self.replay.add(unrolls(self.replay.summary().added, count))
+        self.replay.add(unrolls(self.replay.summary().added, count), slice(None), ACTOR)
 
     @hypothesis.stateful.rule(count=st.integers(1, 9))
     def sample(self, count: int) -> None:
@@ -347,7 +408,7 @@ def add_for_ever(logdir: pathlib.Path, rule: Rule) -> None:
     replay = make(Disk(logdir / "replay", "test"), rule, capacity=50)
     print("ready", flush=True)
     for updates in itertools.count(replay.summary().added):
-        replay.add(unrolls(replay.summary().added, 3))
+        replay.add(unrolls(replay.summary().added, 3), slice(None), ACTOR)
         if updates % 5 == 0:
             replay.commit()
             added = replay.summary().added
