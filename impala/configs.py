@@ -342,6 +342,20 @@ class LearnerConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class QuarantineConfig:
+    """When the learner refuses an actor that sends what no honest actor sends."""
+
+    blames: Count = 3
+    """Messages with impossible contents, and updates spoilt, after which an actor is refused for a
+    while; 0: never."""
+    window_seconds: Annotated[float, Range(1.0)] = 600.0
+    """Seconds within which so many count together."""
+    seconds: Annotated[float, Range(1.0, 3600.0)] = 60.0
+    """Seconds of a first quarantine. Each further one lasts twice as long, an hour at most;
+    after an hour without blame it is the first again."""
+
+
+@dataclasses.dataclass(frozen=True)
 class ActorConfig:
     """What the learner tells every actor."""
 
@@ -379,6 +393,7 @@ class Config:
     replay: ReplayConfig = ReplayConfig()
     learner: LearnerConfig = LearnerConfig()
     actor: ActorConfig = ActorConfig()
+    quarantine: QuarantineConfig = QuarantineConfig()
     total_frames: Positive = 25_000_000
     """Environment frames after which training ends, unless tasks.frames says otherwise."""
     seed: Count = 0

@@ -1,0 +1,114 @@
+"""Quarantine: who is refused for how long, by a clock of the test's."""
+
+import logging
+import threading
+
+import pytest
+
+from impala.configs import QuarantineConfig
+from learner import quarantine as quarantine_module
+from learner.quarantine import Quarantine, Standing
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _quarantine(**settings) -> tuple[Quarantine, _Clock]:
+    clock = _Clock()
+    return Quarantine(QuarantineConfig(**settings), clock), clock
+
+
+def _blame(quarantine: Quarantine, actor: str, times: int = 3) -> None:
+    for i in range(times):
+        quarantine.blame(actor, f"range: {i} is too large")
+
+
+def test_the_third_blame_within_the_window_is_a_quarantine_that_ends(caplog) -> None:
+    quarantine, clock = _quarantine()
+    assert quarantine.standing("a") == Standing(0, 0.0, "")
+    _blame(quarantine, "a", times=2)
+    assert quarantine.seconds_left("a") == 0.0
+    with caplog.at_level(logging.WARNING):
+        _blame(quarantine, "a", times=1)
+        _blame(quarantine, "a", times=5)  # what it had sent before: counted, and no news
+    assert quarantine.standing("a") == Standing(8, 60.0, "range: 4 is too large")
+    assert (quarantine.seconds_left("b"), quarantine.count()) == (0.0, 1)
+    (record,) = caplog.records
+    assert "a is quarantined for 60 s: blamed 3 times in 0 s" in record.getMessage()
+    assert "last for range: 0 is too large" in record.getMessage()
+    assert "--security.revoked-file" in record.getMessage()
+    clock.now += 59.0
+    assert quarantine.seconds_left("a") == 1.0
+    clock.now += 1.0
+    assert (quarantine.seconds_left("a"), quarantine.count()) == (0.0, 0)
+    assert quarantine.standing("a").blamed == 8
+
+
+def test_a_blame_now_and_then_is_none() -> None:
+    quarantine, clock = _quarantine(window_seconds=10.0)
+    for _ in range(50):
+        clock.now += 5.1  # two are within 10 s, the third is not
+        _blame(quarantine, "a", times=1)
+    assert quarantine.standing("a") == Standing(50, 0.0, "range: 0 is too large")
+    clock.now += 4.0
+    _blame(quarantine, "a", times=1)  # 9.1 s after the one before the last
+    assert quarantine.seconds_left("a") == 60.0
+
+
+def test_each_quarantine_is_twice_as_long_until_an_hour_of_good_conduct() -> None:
+    quarantine, clock = _quarantine()
+    lengths = []
+    for _ in range(9):
+        _blame(quarantine, "a")
+        lengths.append(quarantine.seconds_left("a"))
+        clock.now += lengths[-1]
+    assert lengths == [60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
+    clock.now += 3600.0
+    _blame(quarantine, "a")
+    assert quarantine.seconds_left("a") == 3600.0  # not more than an hour: not good for long enough
+    clock.now += 3600.0 + 3601.0
+    _blame(quarantine, "a")
+    assert quarantine.seconds_left("a") == 60.0
+
+
+def test_it_can_be_turned_off_and_goes_on_counting() -> None:
+    quarantine, _ = _quarantine(blames=0)
+    _blame(quarantine, "a", times=1000)
+    assert quarantine.standing("a") == Standing(1000, 0.0, "range: 999 is too large")
+
+
+def test_one_blame_may_be_enough() -> None:
+    quarantine, _ = _quarantine(blames=1, seconds=5.0)
+    _blame(quarantine, "a", times=1)
+    assert quarantine.seconds_left("a") == 5.0
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quarantine_module, "_MOST", 3)
+    quarantine, _ = _quarantine()
+    for name in ("a", "b", "c"):
+        _blame(quarantine, name, times=1)
+    quarantine.blame("a", "x" * 10_000)
+    _blame(quarantine, "d", times=1)
+    blamed = {name: quarantine.standing(name).blamed for name in "abcd"}
+    assert blamed == {"a": 2, "b": 0, "c": 1, "d": 1}  # b was blamed the longest ago
+    assert len(quarantine.standing("a").why) == 500
+
+
+def test_blames_of_many_threads_are_all_counted() -> None:
+    quarantine, _ = _quarantine()
+    threads = [
+        threading.Thread(target=_blame, args=(quarantine, "a"), kwargs={"times": 200})
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert quarantine.standing("a").blamed == 1600
+    assert quarantine.seconds_left("a") == 60.0
