@@ -20,6 +20,7 @@ from impala.types import (
     AgentOutput,
     Array,
     ArraySpec,
+    EnvironmentFault,
     Episode,
     Nest,
     Parameters,
@@ -206,6 +207,7 @@ class _Group:
         self._frames = np.zeros(num_envs, np.int32)
         self._statistics = EpisodeStatistics(num_envs)
         self._episodes: list[Episode] = []
+        self._faults: list[EnvironmentFault] = []
 
     def begin(self, held: tuple[int, int]) -> None:
         """Starts an unroll where the last one ended, to be acted with the parameters `held`."""
@@ -218,6 +220,7 @@ class _Group:
         self._core_state = tree.map_structure(lambda x: x.numpy(), core_state)
         self._frames[:] = 0
         self._episodes = []
+        self._faults = []
 
     def act(self, row: int) -> None:
         """Chooses from `row` the actions that lead to the next row, and starts them."""
@@ -234,6 +237,7 @@ class _Group:
         self._write(self._timestep_leaves, row, tree.flatten(step.timestep))
         self._frames += step.frames
         self._episodes += [episode for _, episode in self._statistics.update(step)]
+        self._faults += step.faults
 
     def finish(self) -> ActorUnrolls:
         """The unroll whose last row has just been observed."""
@@ -245,7 +249,7 @@ class _Group:
             frames=self._frames,
             parameter_version=version,
         )
-        return ActorUnrolls(unroll, self._task, incarnation, self._episodes)
+        return ActorUnrolls(unroll, self._task, incarnation, self._episodes, self._faults)
 
     @staticmethod
     def _write(leaves: list[np.ndarray], row: int, values: Sequence[Array]) -> None:

@@ -21,7 +21,7 @@ import tree
 
 from actors.metrics import ActorMetrics
 from impala.security import ClientSecurity, Watched, first_token
-from impala.types import ActorUnrolls, Episode, Parameters
+from impala.types import ActorUnrolls, EnvironmentFault, Episode, Parameters
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
@@ -56,6 +56,12 @@ _REFUSALS = {
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNAUTHENTICATED,
 }
+
+_FAULT_KINDS: dict[str, "pb.FaultKind"] = {
+    "crashed": pb.FAULT_KIND_CRASHED,
+    "hung": pb.FAULT_KIND_HUNG,
+}
+_MAX_FAULT_DETAIL = 200  # characters, as learner.proto says
 
 _STATUSES = {number: name.removeprefix("STATUS_").lower() for name, number in pb.Status.items()}
 
@@ -235,6 +241,8 @@ class LearnerClient:
             self._lock.notify_all()
         self._metrics.frames.inc(sum(message.frames))
         self._metrics.episodes.inc(len(message.episodes))
+        for fault in unrolls.faults:
+            self._metrics.environment_faults.labels(fault.kind).inc()
         self._metrics.sent_bytes.inc(size)
         self._metrics.wait_seconds.inc(message.waited_seconds)
 
@@ -310,6 +318,8 @@ class LearnerClient:
             task=unrolls.task,
             tensors=codec.encode(leaves),
             episodes=_episodes(unrolls.episodes),
+            # The learner takes no more than environments; the newest say most.
+            environment_faults=[_fault(fault) for fault in unrolls.faults[-len(unroll.frames) :]],
         )
 
     # What the threads do.
@@ -665,6 +675,14 @@ def _episodes(episodes: Sequence[Episode]) -> list[pb.Episode]:
         )
         for episode in episodes
     ]
+
+
+def _fault(fault: EnvironmentFault) -> pb.EnvironmentFault:
+    return pb.EnvironmentFault(
+        environment=fault.environment,
+        kind=_FAULT_KINDS[fault.kind],
+        detail=fault.detail[:_MAX_FAULT_DETAIL],
+    )
 
 
 def _describe(error: grpc.RpcError) -> str:

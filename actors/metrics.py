@@ -30,6 +30,12 @@ class ActorMetrics:
         self.episodes = prometheus.Counter(
             "impala_actor_episodes_total", "Episodes that ended.", registry=registry
         )
+        self.environment_faults = prometheus.Counter(
+            "impala_actor_environment_faults_total",
+            "Environments that failed and were started again, by how they failed.",
+            ["kind"],
+            registry=registry,
+        )
         self.wait_seconds = prometheus.Counter(
             "impala_actor_wait_seconds_total",
             "Time that the actor waited for the learner.",

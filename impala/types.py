@@ -12,7 +12,7 @@ That LAST -> FIRST row is the *seam*: it is not experience, and `impala.losses.a
 import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -38,12 +38,21 @@ class TimeStep(NamedTuple):
     step_type: Array  # [...] int8, a StepType
 
 
+class EnvironmentFault(NamedTuple):
+    """One environment of an actor's many that failed and was started again."""
+
+    environment: int  # its index among the actor's
+    kind: Literal["crashed", "hung"]  # it ended or raised; it did not answer in time
+    detail: str  # for people, such as the exception's last line
+
+
 class EnvironmentStep(NamedTuple):
     """What one step of E vectorised environments gives to the actor."""
 
     timestep: TimeStep  # [E, ...]
     frames: np.ndarray  # [E] int32, environment frames this step played; 0 on FIRST
     info: Mapping[str, np.ndarray]  # name -> [E], numeric scalars to report at episode ends
+    faults: Sequence[EnvironmentFault] = ()  # since the step before; not one for each environment
 
 
 class AgentOutput(NamedTuple):
@@ -104,6 +113,7 @@ class ActorUnrolls(NamedTuple):
     task: int  # that was played
     incarnation: int  # of the learner whose parameters acted in rows 1..T
     episodes: list[Episode]  # that ended in rows 1..T
+    faults: Sequence[EnvironmentFault] = ()  # of the group's environments, in rows 1..T
 
 
 @dataclasses.dataclass(frozen=True)

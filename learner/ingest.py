@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import tree
 
-from impala.types import Episode, StepType, Unroll
+from impala.types import EnvironmentFault, Episode, StepType, Unroll
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
 _MAX_EPISODE_INFO = 64  # names per episode; each may become a line of telemetry
 _MAX_INFO_NAME = 200  # characters
+_MAX_FAULT_DETAIL = 200  # characters; what is longer is cut
 _MAX_FRAMES_PER_STEP = 100_000  # environment frames that one agent step can plausibly play
 _MAX_VERSION = 2**63 - 1  # parameter_version is an int64 in the batch
 
@@ -38,6 +39,7 @@ class Arrival(NamedTuple):
     elapsed_seconds: float  # since the actor made its previous message
     waited_seconds: float  # of which it waited for the learner
     received: float  # when it came, by the monotonic clock
+    faults: Sequence[EnvironmentFault] = ()  # of its environments; details are printable
 
 
 class Rejection(NamedTuple):
@@ -246,6 +248,7 @@ class Validator:
                 elapsed_seconds=_seconds("elapsed_seconds", message.elapsed_seconds),
                 waited_seconds=_seconds("waited_seconds", message.waited_seconds),
                 received=time.monotonic(),
+                faults=_faults(message.environment_faults, message.num_envs),
             )
         except Rejected as rejected:
             return rejected.rejection
@@ -384,6 +387,29 @@ def _episode(message: pb.Episode) -> Episode:
                 f"An episode's {name} is {value}: it must be finite. Look at the environment.",
             )
     return Episode(message.episode_return, message.length, message.frames, dict(info))
+
+
+def _faults(messages: Sequence[pb.EnvironmentFault], num_envs: int) -> list[EnvironmentFault]:
+    """Makes faults plain, without those of a kind that only a newer protocol knows.
+
+    Raises:
+      Rejected: there are more than environments.
+    """
+    if len(messages) > num_envs:
+        raise Rejected(
+            pb.REASON_RANGE,
+            f"There are {len(messages)} environment_faults of {num_envs} environments: send at "
+            "most one for each, the newest.",
+        )
+    return [
+        EnvironmentFault(
+            fault.environment,
+            "hung" if fault.kind == pb.FAULT_KIND_HUNG else "crashed",
+            "".join(c if c.isprintable() else "?" for c in fault.detail[:_MAX_FAULT_DETAIL]),
+        )
+        for fault in messages
+        if fault.kind in (pb.FAULT_KIND_CRASHED, pb.FAULT_KIND_HUNG)
+    ]
 
 
 def _seconds(name: str, value: float) -> float:

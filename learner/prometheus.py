@@ -75,6 +75,12 @@ SCALARS = (
     ),
     Scalar("impala_received_bytes_total", "counter", "ingest/bytes", "Bytes of accepted unrolls."),
     Scalar("impala_joins_total", "counter", "actor/joins", "Joins: restarts and lost connections."),
+    Scalar(
+        "impala_environment_faults_total",
+        "counter",
+        "actor/environment_faults/{kind}",
+        "Environments of actors that crashed or hung, and were started again.",
+    ),
     Scalar("impala_queue_unrolls", "gauge", "ingest/depth", "Unrolls that wait."),
     Scalar("impala_queue_capacity_unrolls", "gauge", "ingest/capacity", "Unrolls that may wait."),
     Scalar(

@@ -4,10 +4,11 @@ import collections
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from impala.security import Role
+from impala.types import EnvironmentFault
 
 _SILENT_SECONDS = 60.0  # without a sign of it, a member counts as silent...
 _GONE_SECONDS = 3600.0  # ...and then as gone
@@ -29,6 +30,8 @@ class Member(NamedTuple):
     active: bool  # it was heard of lately
     rejected: int  # messages
     last_rejection: str  # why, for people
+    environment_faults: int  # environments of it that crashed or hung
+    last_fault: str  # which and why, for people
 
 
 @dataclasses.dataclass
@@ -41,6 +44,8 @@ class _Entry:
     parameter_version: int = 0
     rejected: int = 0
     last_rejection: str = ""
+    environment_faults: int = 0
+    last_fault: str = ""
     recent: collections.deque[tuple[float, int]] = dataclasses.field(
         default_factory=collections.deque
     )  # when frames came, and how many
@@ -67,6 +72,7 @@ class Roster:
         self._entries: dict[str, _Entry] = {}
         self.received_bytes = 0  # of unrolls that were accepted
         self.joins = 0
+        self.faults = {"crashed": 0, "hung": 0}  # of actors' environments, by kind
 
     def joined(self, name: str, role: Role) -> None:
         """Takes note of a join."""
@@ -90,6 +96,15 @@ class Roster:
         with self._lock:
             self._seen(name, "evaluator").parameter_version = version
 
+    def failed(self, name: str, faults: Sequence[EnvironmentFault]) -> None:
+        """Takes note of an actor's environments that crashed or hung."""
+        with self._lock:
+            for fault in faults:
+                self.faults[fault.kind] += 1
+                entry = self._seen(name, "actor")
+                entry.environment_faults += 1
+                entry.last_fault = f"environment {fault.environment} {fault.kind}: {fault.detail}"
+
     def rejected(self, name: str, why: str) -> None:
         """Takes note of a message that was refused; whoever sent it may say any name."""
         with self._lock:
@@ -109,6 +124,7 @@ class Roster:
                     *(entry.frames_per_second(now), entry.parameter_version),
                     *(now - entry.seen, now - entry.seen <= _SILENT_SECONDS),
                     *(entry.rejected, entry.last_rejection),
+                    *(entry.environment_faults, entry.last_fault),
                 )
                 for name, entry in sorted(self._entries.items())
             ]

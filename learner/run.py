@@ -429,6 +429,7 @@ class _Run:
             "actor/active": active,
             "actor/silent": silent,
             "actor/joins": self._roster.joins,
+            **{f"actor/environment_faults/{kind}": n for kind, n in self._roster.faults.items()},
             "ingest/bytes": self._roster.received_bytes,
             "ingest/capacity": self._ingest.capacity,
             "ingest/depth": self._ingest.depth,

@@ -292,6 +292,7 @@ class LearnerService:
                 version=message.parameter_version,
                 size=sum(leaf.nbytes for leaf in tree.flatten(arrival.unroll)),
             )
+            self._roster.failed(message.actor, arrival.faults)
             return self._receipt(message, pb.STATUS_ACCEPTED)
         if admission.verdict == "duplicate":
             return self._receipt(message, pb.STATUS_DUPLICATE)

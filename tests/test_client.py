@@ -21,7 +21,14 @@ from actors.client import (
     actor_name,
     new_incarnation,
 )
-from impala.types import ActorUnrolls, AgentOutput, Episode, TimeStep, Unroll
+from impala.types import (
+    ActorUnrolls,
+    AgentOutput,
+    EnvironmentFault,
+    Episode,
+    TimeStep,
+    Unroll,
+)
 from protos.impala.v1 import learner_pb2 as pb
 
 INCARNATION = 77
@@ -102,6 +109,21 @@ def test_a_message_says_all(learner: FakeLearner) -> None:
     assert (episode.episode_return, episode.length, episode.frames) == (1.5, 3, 12)
     assert dict(episode.info) == {"lives": 2.0}
     assert message.elapsed_seconds >= message.waited_seconds >= 0
+
+
+def test_a_message_says_which_environments_failed(learner: FakeLearner) -> None:
+    faults = [EnvironmentFault(i, "crashed", "KeyError: 'gear'") for i in range(3)]
+    faults.append(EnvironmentFault(1, "hung", "x" * 1000))
+    with connect(learner) as client:
+        client.join()
+        client.send(unrolls()._replace(faults=faults))
+        assert client.drain(20)
+
+    [message] = learner.messages
+    crashed, hung = message.environment_faults  # as many as environments, the newest
+    assert (crashed.environment, crashed.kind) == (2, pb.FAULT_KIND_CRASHED)
+    assert crashed.detail == "KeyError: 'gear'"
+    assert (hung.environment, hung.kind, hung.detail) == (1, pb.FAULT_KIND_HUNG, "x" * 200)
 
 
 def test_the_buffers_may_be_written_again_after_send(learner: FakeLearner) -> None:

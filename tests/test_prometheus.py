@@ -36,6 +36,8 @@ def test_a_row_becomes_metrics() -> None:
         "actor/active": 2,
         "actor/silent": 1,
         "actor/joins": 9,
+        "actor/environment_faults/crashed": 5,
+        "actor/environment_faults/hung": 6,
         "actor/wait_share": 0.25,
         "episode/ALE/Pong-v5/return_recent": -3.5,
         "episodes/ALE/Pong-v5": 7,
@@ -53,6 +55,8 @@ def test_a_row_becomes_metrics() -> None:
     assert samples['impala_actors{state="active"}'] == 2
     assert samples['impala_actors{state="silent"}'] == 1
     assert samples["impala_joins_total"] == 9
+    assert samples['impala_environment_faults_total{kind="crashed"}'] == 5
+    assert samples['impala_environment_faults_total{kind="hung"}'] == 6
     assert samples["impala_actor_wait_ratio"] == 0.25
     assert samples['impala_episode_return{task="ALE/Pong-v5"}'] == -3.5
     assert samples['impala_episodes_total{task="ALE/Pong-v5"}'] == 7

@@ -2,6 +2,7 @@
 
 import pytest
 
+from impala.types import EnvironmentFault
 from learner import roster as roster_module
 from learner.roster import Roster
 
@@ -96,3 +97,16 @@ def test_refused_messages_list_nobody() -> None:
     roster = Roster()
     roster.rejected("x", "unknown_actor")
     assert roster.members() == []
+
+
+def test_faults_of_environments_are_counted_and_the_last_one_is_told() -> None:
+    roster = Roster(_Clock())
+    roster.joined("a", "actor")
+    roster.joined("b", "actor")
+    roster.failed("a", [EnvironmentFault(3, "crashed", "KeyError: 'gear'")])
+    roster.failed("a", [EnvironmentFault(3, "crashed", "x"), EnvironmentFault(0, "hung", "60 s")])
+    roster.failed("b", [])
+    a, b = roster.members()
+    assert (a.environment_faults, a.last_fault) == (3, "environment 0 hung: 60 s")
+    assert (b.environment_faults, b.last_fault) == (0, "")
+    assert roster.faults == {"crashed": 2, "hung": 1}

@@ -264,3 +264,30 @@ def test_receipts_say_which_task_is_next():
 def test_messages_that_grpc_cannot_carry_are_refused_at_the_start():
     with pytest.raises(ValueError, match=r"lower learner\.max_envs_per_message"):
         messages.service(max_envs=10**6)
+
+
+def test_faults_of_environments_reach_the_status_once_each_and_printable():
+    service, fingerprint = _joined()
+    crashed = pb.EnvironmentFault(environment=4, kind=pb.FAULT_KIND_CRASHED, detail="OSError: 5")
+    hung = pb.EnvironmentFault(environment=1, kind=pb.FAULT_KIND_HUNG, detail="\x1b[2J" + "x" * 500)
+    newer = pb.EnvironmentFault(environment=1, kind=9, detail="of a protocol that is to come")
+    message = messages.message(fingerprint=fingerprint, environment_faults=[crashed, hung])
+    assert _submit(service, message).status == pb.STATUS_ACCEPTED
+    assert _submit(service, message).status == pb.STATUS_DUPLICATE
+    message = messages.message(2, fingerprint=fingerprint, environment_faults=[newer])
+    assert _submit(service, message).status == pb.STATUS_ACCEPTED
+    (member,) = service.get_status().members
+    assert member.environment_faults == 2
+    assert member.last_fault == "environment 1 hung: ?[2J" + "x" * 196
+
+
+def test_more_faults_than_environments_are_refused():
+    service, fingerprint = _joined()
+    fault = pb.EnvironmentFault(environment=0, kind=pb.FAULT_KIND_HUNG)
+    receipt = _submit(
+        service, messages.message(fingerprint=fingerprint, environment_faults=[fault] * 3)
+    )
+    assert receipt.reason == pb.REASON_RANGE
+    assert "3 environment_faults of 2 environments" in receipt.detail
+    (member,) = service.get_status().members
+    assert member.environment_faults == 0
