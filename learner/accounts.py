@@ -21,6 +21,10 @@ LEARNER_CRASH = "learner_crash"
 _Key = tuple[str, int]  # actor name, incarnation
 
 
+class Superseded(ValueError):
+    """An incarnation of an actor wants to join after a newer one has."""
+
+
 class Totals(NamedTuple):
     """What happened in a run so far. Unrolls for the first three, messages for the others."""
 
@@ -112,7 +116,8 @@ class Accounts:
         self._max_ledgers = max_ledgers
         self._lock = threading.Lock()
         self._indices: dict[str, int] = {}  # actor name -> index
-        self._joined: dict[str, int] = {}  # actor name -> incarnation that may send
+        self._newest: dict[str, int] = {}  # actor name -> incarnation that was seen first the last
+        self._joined: set[str] = set()  # actors that joined since this learner started
         self._ledgers: OrderedDict[_Key, _Ledger] = OrderedDict()  # idle the longest first
         self._received = 0
         self._learned = 0
@@ -127,7 +132,10 @@ class Accounts:
         acknowledged_sequence: int,
         acknowledged_unrolls: int,
     ) -> int:
-        """Lets an incarnation of an actor send; another incarnation by that name no longer may.
+        """Lets an incarnation of an actor send, unless a newer one has joined.
+
+        The newest is the one that was seen first the last. It has the name for good, also over
+        restarts of the learner: two processes cannot take it from each other again and again.
 
         Args:
           actor: name, unique in the fleet.
@@ -137,23 +145,33 @@ class Accounts:
 
         Returns:
           The actor's index: small, and the same for the same name until it is forgotten.
+
+        Raises:
+          Superseded: a newer incarnation has joined. How far the receipts of this one went is taken
+            note of all the same.
         """
         with self._lock:
-            if actor not in self._indices:
-                self._indices[actor] = self._free_index()
-            self._joined[actor] = incarnation
+            is_new = (actor, incarnation) not in self._ledgers
             ledger = self._ledgers.setdefault((actor, incarnation), _Ledger())
-            self._ledgers.move_to_end((actor, incarnation))
             if lost := ledger.join(acknowledged_sequence, acknowledged_unrolls):
                 self._received += lost
                 self._dropped[LEARNER_CRASH] += lost
+            if not is_new and self._newest.get(actor, incarnation) != incarnation:
+                raise Superseded(
+                    f"another process has joined as {actor} since: give each actor its own name"
+                )
+            if actor not in self._indices:
+                self._indices[actor] = self._free_index()
+            self._newest[actor] = incarnation
+            self._joined.add(actor)
+            self._ledgers.move_to_end((actor, incarnation))
             self._forget()
             return self._indices[actor]
 
     def may_send(self, actor: str, incarnation: int) -> bool:
-        """Whether this incarnation of the actor is the one that joined last."""
+        """Whether this incarnation of the actor is the newest one and has joined this learner."""
         with self._lock:
-            return self._joined.get(actor) == incarnation
+            return self._may_send(actor, incarnation)
 
     def receive(self, actor: str, incarnation: int, sequence: int, unrolls: int) -> Admission:
         """Decides about a message whose contents are good, and counts it.
@@ -166,7 +184,7 @@ class Accounts:
         """
         with self._lock:
             ledger = self._ledgers.get((actor, incarnation))
-            if ledger is None or self._joined.get(actor) != incarnation:
+            if ledger is None or not self._may_send(actor, incarnation):
                 return Admission("unknown")
             self._ledgers.move_to_end((actor, incarnation))
             admission = ledger.receive(sequence, unrolls)
@@ -185,7 +203,7 @@ class Accounts:
             ledger = self._ledgers.get((actor, incarnation))
             if (
                 ledger is not None
-                and self._joined.get(actor) == incarnation
+                and self._may_send(actor, incarnation)
                 and sequence == ledger.received_sequence + 1
             ):
                 ledger.received_sequence = sequence
@@ -237,6 +255,7 @@ class Accounts:
                 "duplicates": self._duplicates,
                 "rejected": dict(self._rejected),
                 "indices": dict(self._indices),
+                "newest": dict(self._newest),
                 "ledgers": [
                     [*key, ledger.accounted, ledger.accounted_sequence, ledger.partial]
                     for key, ledger in self._ledgers.items()
@@ -252,11 +271,15 @@ class Accounts:
             self._duplicates = state["duplicates"]
             self._rejected = Counter(state["rejected"])
             self._indices = dict(state["indices"])
-            self._joined = {}
+            self._newest = dict(state.get("newest", {}))  # older checkpoints have none
+            self._joined = set()
             self._ledgers = OrderedDict(
                 ((actor, incarnation), _Ledger(*numbers))
                 for actor, incarnation, *numbers in state["ledgers"]
             )
+
+    def _may_send(self, actor: str, incarnation: int) -> bool:
+        return actor in self._joined and self._newest[actor] == incarnation
 
     def _free_index(self) -> int:
         """The smallest index that no remembered actor has."""
@@ -274,4 +297,5 @@ class Accounts:
         names = {actor for actor, _ in self._ledgers}
         for actor in self._indices.keys() - names:
             del self._indices[actor]
-            self._joined.pop(actor, None)
+            self._newest.pop(actor, None)
+            self._joined.discard(actor)

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2_grpc
 
 from impala.security import Denied, Gate, Role, ServerSecurity, Watched
+from learner.accounts import Superseded
 from learner.probes import Probes
 from learner.service import (
     IncompatibleProtocol,
@@ -354,7 +355,7 @@ async def _statuses(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
         yield
     except grpc.aio.AbortError:
         raise
-    except IncompatibleProtocol as error:
+    except (IncompatibleProtocol, Superseded) as error:
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
     except InvalidRequest as error:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

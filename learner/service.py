@@ -140,6 +140,7 @@ class LearnerService:
         Raises:
           IncompatibleProtocol: the caller speaks another major version.
           InvalidRequest: a field has an impossible value.
+          Superseded: another incarnation has taken the actor's name since this one joined.
         """
         if not codec.compatible(request.protocol):
             ours = codec.PROTOCOL_VERSION
@@ -166,13 +167,13 @@ class LearnerService:
             self.has_evaluators = True
             self._roster.joined(request.actor, "evaluator")
         else:
-            self._roster.joined(request.actor, "actor")
             reply.actor_index = self._accounts.join(
                 request.actor,
                 request.incarnation,
                 request.acknowledged_sequence,
                 request.acknowledged_unrolls,
             )
+            self._roster.joined(request.actor, "actor")
         return reply
 
     async def submit(self, message: pb.Unrolls) -> pb.Receipt:

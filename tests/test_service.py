@@ -9,7 +9,7 @@ import pytest
 from impala.configs import Config, TasksConfig
 from impala.types import Parameters
 from learner import service as service_module
-from learner.accounts import Accounts
+from learner.accounts import Accounts, Superseded
 from learner.ingest import Ingest
 from learner.service import IncompatibleProtocol, InvalidRequest, LearnerService, Unavailable
 from protos.impala.v1 import learner_pb2 as pb
@@ -121,6 +121,12 @@ def test_another_incarnation_of_the_same_name_takes_over():
     new = _submit(service, messages.message(incarnation=2, fingerprint=fingerprint))
     assert (old.reason, new.status) == (pb.REASON_UNKNOWN_ACTOR, pb.STATUS_ACCEPTED)
     assert "join again" in old.detail
+    with pytest.raises(Superseded, match="another process has joined as a since"):
+        service.join(messages.join_request("a", incarnation=1))
+    new = _submit(service, messages.message(2, incarnation=2, fingerprint=fingerprint))
+    assert new.status == pb.STATUS_ACCEPTED
+    (member,) = service.get_status().members
+    assert member.joins == 2  # what was refused is no join
 
 
 def test_after_a_crash_a_half_learned_message_comes_in_from_where_it_was():
