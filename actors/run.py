@@ -69,8 +69,9 @@ def run_actor(
 
     Raises:
       OSError: `metrics_listen` cannot be bound.
-      SecurityError: the files of `security` cannot be used.
+      SecurityError: the files of `security` cannot be used, or `metrics_listen` is open to others.
     """
+    security.check(metrics=metrics_listen)
     with _Signals(at_once=role == "evaluator") as signals:
         process.tune_malloc()
         process.hide_gpus()

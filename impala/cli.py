@@ -266,6 +266,10 @@ def learner(command: Learner) -> int:
     """Runs `learner.run.run_learner`."""
     if command.print_config:
         return _print_config(command)
+    with _said_plainly():
+        command.security.check(
+            command.listen, health=command.health_listen, metrics=command.metrics_listen
+        )
     _log_to_stderr(command.log_format)
     process.load_tensorflow(use_gpus=True)
     from learner.checkpoint import CheckpointError
@@ -297,6 +301,9 @@ def learner(command: Learner) -> int:
 
 def actor(command: Actor) -> int:
     """Runs one actor in this process, or several in their own."""
+    with _said_plainly():
+        last = command.num_actors - 1 if command.index is None else command.index
+        command.security.check(metrics=_next_port(command.metrics_listen, last))
     _log_to_stderr(command.log_format)
     if command.num_actors > 1:
         from actors.fleet import run_fleet
@@ -541,6 +548,19 @@ def _actor_programs(command: Train, socket: pathlib.Path, log: pathlib.Path) -> 
         )
         for name, words in flags.items()
     }
+
+
+@contextlib.contextmanager
+def _said_plainly() -> Iterator[None]:
+    """Makes usage errors of what is wrong with addresses and credentials."""
+    try:
+        yield
+    except SecurityError as error:
+        raise options.OptionError(str(error)) from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise options.OptionError(str(error)) from error
 
 
 def _next_port(listen: str | None, index: int) -> str | None:

@@ -6,7 +6,6 @@ Nothing here knows gRPC. No secret is ever part of a message or of a representat
 import dataclasses
 import hashlib
 import hmac
-import ipaddress
 import logging
 import pathlib
 import ssl
@@ -14,6 +13,8 @@ import threading
 import typing
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Generic, Literal, TypeVar
+
+from impala import listen
 
 _log = logging.getLogger(__name__)
 
@@ -58,30 +59,42 @@ class ServerSecurity:
     replaced."""
     insecure: bool = False
     """Listen beyond this host without credentials, or with a token that travels in the clear."""
+    open_ports: bool = False
+    """Serve health and metrics, which ask for no credentials, beyond this host."""
 
-    def check(self, listen: str) -> None:
-        """Checks that the files are there and go together, and are enough for an address.
+    def check(self, address: str, *, health: str | None = None, metrics: str | None = None) -> None:
+        """Checks the addresses, and that the files are there, go together and are enough for them.
+
+        Args:
+          address: HOST:PORT or unix:PATH where credentials are asked for.
+          health: HOST:PORT where health alone is served.
+          metrics: HOST:PORT where metrics are served.
 
         Raises:
           SecurityError: says what is missing.
+          OSError: an address is none.
         """
+        if listen.socket_path(address) is None:
+            listen.parse("The learner", address)
+        _check_open("Health", health, self.open_ports)
+        _check_open("Metrics", metrics, self.open_ports)
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise SecurityError("tls_client_ca is given without tls_cert and tls_key: give all.")
         _check_readable(self.tls_cert, self.tls_key, self.tls_client_ca, self.token_file)
         _check_tls(self.tls_cert, self.tls_key, self.tls_client_ca)
         if self.token_file is not None:
             read_tokens(self.token_file.read_bytes())
-        if self.insecure or is_local(listen):
+        if self.insecure or listen.is_local(address):
             return
         if self.tls_client_ca is None and self.token_file is None:
             raise SecurityError(
-                f"Without credentials the learner listens on this host only, not on {listen}: give "
-                "a token file or client certificates (and TLS), or --security.insecure in a "
+                f"Without credentials the learner listens on this host only, not on {address}: "
+                "give a token file or client certificates (and TLS), or --security.insecure in a "
                 "network where everyone may send it what they like."
             )
         if self.tls_cert is None:
             raise SecurityError(
-                f"Tokens would travel to {listen} in the clear: give tls_cert and tls_key, or "
+                f"Tokens would travel to {address} in the clear: give tls_cert and tls_key, or "
                 "--security.insecure if something else encrypts the connection."
             )
 
@@ -102,18 +115,25 @@ class ClientSecurity:
     """Name that the learner's certificate must have; empty: the host that is dialled."""
     token_file: pathlib.Path | None = None
     """File with a line "ROLE TOKEN" or just a token: the first one is shown."""
+    open_ports: bool = False
+    """Of an actor: serve metrics, which ask for no credentials, beyond this host."""
 
     @property
     def is_encrypted(self) -> bool:
         """Whether to speak TLS."""
         return self.tls or self.tls_ca is not None or self.tls_cert is not None
 
-    def check(self) -> None:
-        """Checks that the files are there and go together.
+    def check(self, *, metrics: str | None = None) -> None:
+        """Checks that the files are there and go together, and where metrics are served.
+
+        Args:
+          metrics: HOST:PORT, if they are.
 
         Raises:
           SecurityError: says what is missing.
+          OSError: the address is none.
         """
+        _check_open("Metrics", metrics, self.open_ports)
         _check_readable(self.tls_ca, self.tls_cert, self.tls_key, self.token_file)
         _check_tls(self.tls_cert, self.tls_key, self.tls_ca)
         if self.token_file is not None:
@@ -196,17 +216,6 @@ class Gate:
             # Every token is compared, in constant time: how long it takes tells nothing.
             good = [(hmac.compare_digest(digest, its), role) for role, its in self._tokens.get()]
             _admit("token", roles, {role for is_good, role in good if is_good})
-
-
-def is_local(listen: str) -> bool:
-    """Whether only processes of this host can reach an address."""
-    if listen.startswith("unix:"):
-        return True
-    host = listen.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def read_tokens(contents: bytes) -> list[tuple[Role, bytes]]:
@@ -299,6 +308,19 @@ def _check_tls(
             context.load_verify_locations(authorities)
     except ssl.SSLError as error:
         raise SecurityError(f"{authorities} holds no certificates: {error.reason}.") from None
+
+
+def _check_open(what: str, address: str | None, open_ports: bool) -> None:
+    """Checks where something is served to whoever asks."""
+    if address is None:
+        return
+    listen.parse(what, address)
+    if not open_ports and not listen.is_local(address):
+        raise SecurityError(
+            f"{what} would be served on {address} to whoever reaches it, without credentials: give "
+            "an address of this host, or --security.open-ports in a network where everyone may "
+            "read it."
+        )
 
 
 def _check_readable(*paths: pathlib.Path | None) -> None:

@@ -19,7 +19,8 @@ import tree
 
 from impala import build, continual, options, phases, process, tasks
 from impala.configs import Config, LearnerConfig
-from impala.security import ServerSecurity, is_local
+from impala.listen import is_local
+from impala.security import ServerSecurity
 from impala.types import Parameters, StepType, Unroll
 from learner import checkpoint
 from learner.accounts import Accounts
@@ -82,14 +83,14 @@ def run_learner(
       CheckpointError: the checkpoint in `logdir` does not fit `config`, or `init_from` has none.
       StorageError: the replay in `logdir` is missing or damaged, or does not fit `config`.
       OptionError: there is no such environment, or the agent cannot play it.
-      OSError: an address cannot be bound.
-      SecurityError: the files of `security` cannot be used, or are not enough for `listen`.
+      OSError: an address is none or cannot be bound.
+      SecurityError: the files of `security` cannot be used, or are not enough for the addresses.
     """
     stop = _stop_on_signals()
     process.tune_malloc()
     process.allow_many_files()
     _set_up_tensorflow(config.learner)
-    security.check(listen)
+    security.check(listen, health=health_listen, metrics=metrics_listen)
     initial = checkpoint.load(init_from) if init_from is not None else None
     with LogDirectory(logdir, fresh) as directory:
         run = _Run(config, directory, stop, empty_replay, initial, metrics_listen, rows_to_log)

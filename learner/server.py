@@ -8,7 +8,6 @@ import collections
 import concurrent.futures
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2_grpc
 
+from impala import listen as addresses
 from impala.security import Denied, Gate, Role, ServerSecurity, Watched
 from learner.accounts import Superseded
 from learner.probes import Probes
@@ -36,7 +36,7 @@ LIVENESS = "alive"  # to health: SERVING while `Server.check` is called now and 
 
 _NO_SECURITY = ServerSecurity()
 _UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
-_MAX_PROBES = 16  # at once
+_MAX_PROBES = 64  # at once, more than may watch
 _HANDSHAKE_SECONDS = 20.0  # that a new connection may take to speak HTTP/2...
 _REQUEST_SECONDS = 10.0  # ...a new call to say what it wants...
 _IDLE_SECONDS = 300.0  # ...and a connection to have no call at all
@@ -46,8 +46,6 @@ _KEPT: list[grpc.ServerCredentials] = []  # gRPC asks them for certificates with
 # Of one host. When a learner comes back, all actors of a host join at once, and maybe again.
 _MAX_JOINS_PER_MINUTE = 2000
 _MAX_STREAMS = 1000
-
-_MAX_SOCKET_PATH = 107  # bytes of a Unix socket's path, a limit of Linux
 
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Message)
@@ -75,8 +73,9 @@ class Server:
 
         Raises:
           SecurityError: its files cannot be used, or are not enough for this address.
+          OSError: an address is none.
         """
-        security.check(listen)
+        security.check(listen, health=health_listen)
         self._service = service
         self._listen = listen
         self._security = security
@@ -145,7 +144,7 @@ class Server:
         server = grpc.aio.server(options=_options(self._service.max_message_bytes))
         calls = _Calls(self._service, Gate(self._security), self._stopping, self._observe)
         server.add_generic_rpc_handlers((_handlers(calls),))
-        probes = Probes()
+        probes = Probes(_host)
         health_pb2_grpc.add_HealthServicer_to_server(probes, server)
         for_probes = None
         grace = 0.0
@@ -450,12 +449,9 @@ def _credentials(security: ServerSecurity) -> grpc.ServerCredentials:
 
 def _bind(server: grpc.aio.Server, listen: str, security: ServerSecurity) -> str:
     """Binds `listen` and returns the address that clients dial."""
-    path = listen.removeprefix("unix:")
-    if path != listen and len(os.fsencode(path)) > _MAX_SOCKET_PATH:
-        raise OSError(
-            f"The socket path {path} has {len(os.fsencode(path))} bytes, at most "
-            f"{_MAX_SOCKET_PATH} are possible: choose a shorter one."
-        )
+    path = addresses.socket_path(listen)
+    if path is None:
+        addresses.parse("gRPC", listen)
     try:
         if security.tls_cert is not None:
             port = server.add_secure_port(listen, _credentials(security))
@@ -466,6 +462,6 @@ def _bind(server: grpc.aio.Server, listen: str, security: ServerSecurity) -> str
             f"Cannot listen on {listen!r} ({error}): give HOST:PORT of this machine with a port "
             "that is free (0 finds one), or unix:PATH."
         ) from error
-    if path != listen:
+    if path is not None:
         return listen
     return f"{listen.rpartition(':')[0]}:{port}"

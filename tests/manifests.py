@@ -173,9 +173,11 @@ def start(pod: Pod, objects: Sequence[Object]) -> Started | str:
             ):
                 command = cli._parse(pod.words[1], cli._COMMANDS[pod.words[1]][0], words)
             if isinstance(command, cli.Learner):
-                command.security.check(command.listen)
+                command.security.check(
+                    command.listen, health=command.health_listen, metrics=command.metrics_listen
+                )
             else:
-                command.security.check()
+                command.security.check(metrics=command.metrics_listen)
         except (options.OptionError, SecurityError) as error:
             return f"{pod.name}: {str(error).replace(str(root), '')}"
         except SystemExit:

@@ -946,6 +946,10 @@ MISTAKES = {
         *("base/learner.yaml", "            - --security.insecure\n", ""),
         *("local", "commands", "Tokens would travel to 0.0.0.0:50051 in the clear"),
     ),
+    "metrics for everyone without a word": Mistake(
+        *("base/evaluator.yaml", "            - --security.open-ports\n", ""),
+        *("local", "commands", "Metrics would be served on 0.0.0.0:9090 to whoever reaches it"),
+    ),
     "a key that the Secret does not have": Mistake(
         *("base/actor.yaml", "- key: token\n", "- key: tokens\n"),
         *("local", "commands", "/etc/impala/tokens/token cannot be read"),

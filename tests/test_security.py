@@ -29,6 +29,7 @@ from callers import (
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from actors.client import LearnerClient, LearnerRefused, new_incarnation
+from impala import listen as addresses
 from impala import security
 from impala.security import ClientSecurity, Gate, SecurityError, ServerSecurity
 from learner import server as server_module
@@ -256,7 +257,7 @@ def test_an_actor_without_the_right_token_is_refused_in_words(tmp_path) -> None:
     ],
 )
 def test_what_is_local(listen: str, local: bool) -> None:
-    assert security.is_local(listen) == local
+    assert addresses.is_local(listen) == local
 
 
 def test_beyond_this_host_credentials_are_needed(tmp_path, ca) -> None:

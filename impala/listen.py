@@ -1,0 +1,114 @@
+"""Addresses that a process listens on: how they are written, and who can reach them.
+
+Everything that listens is checked here, before anything is bound: gRPC takes port 99999 modulo
+65536, and names of services for ports.
+"""
+
+import ipaddress
+import os
+import re
+import socket
+from typing import NamedTuple
+
+MAX_PORT = 65535
+
+_BACKLOG = 1024  # connections that wait to be accepted
+_MAX_SOCKET_PATH = 107  # bytes of a Unix socket's path, a limit of Linux
+_HOST = re.compile(r"\[[0-9A-Fa-f:.%\w]+\]|[\w.-]+", re.ASCII)  # IPv6 in brackets, IPv4, or a name
+
+
+class Address(NamedTuple):
+    """A host and a port of this machine."""
+
+    host: str  # without brackets
+    port: int  # 0: any free one
+
+
+def parse(what: str, listen: str) -> Address:
+    """Reads HOST:PORT.
+
+    Args:
+      what: is served there, for the message of an error.
+      listen: the address.
+
+    Raises:
+      OSError: it is none; the message says why.
+    """
+    host, _, port = listen.rpartition(":")
+    if not _HOST.fullmatch(host):
+        why = "the host is missing or is none (an IPv6 address stands in brackets)"
+    elif not (port.isascii() and port.isdecimal()):
+        why = f"the port {port!r} is not a number"
+    elif len(port) > 5 or int(port) > MAX_PORT:
+        why = f"the port {port[:20]} is beyond {MAX_PORT}"
+    else:
+        return Address(host.strip("[]"), int(port))
+    raise OSError(
+        f"{what} cannot be served on {listen!r}, {why}: give HOST:PORT of this machine with a port "
+        f"from 0 (any free one) to {MAX_PORT}."
+    )
+
+
+def bind(what: str, listen: str) -> list[socket.socket]:
+    """Listens on HOST:PORT: one socket, or one for each address that a name stands for.
+
+    0.0.0.0 and [::] both stand for all addresses of this host, IPv4 and IPv6.
+
+    Raises:
+      OSError: it cannot be bound; the message says why.
+    """
+    host, port = parse(what, listen)
+    sockets: list[socket.socket] = []
+    try:
+        if host in ("0.0.0.0", "::") and socket.has_dualstack_ipv6():
+            everything = socket.create_server(
+                ("::", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
+            )
+            return [everything]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in dict.fromkeys(found):
+            if sockets and port == 0:  # the port that the first one got
+                address = (address[0], sockets[0].getsockname()[1], *address[2:])
+            sockets.append(socket.create_server(address[:2], family=family, backlog=_BACKLOG))
+    except OSError as error:
+        for each in sockets:
+            each.close()
+        raise OSError(
+            f"{what} cannot be served on {listen!r} ({error}): give HOST:PORT of this machine with "
+            "a port that is free (0 finds one)."
+        ) from error
+    return sockets
+
+
+def bound(listen: str, sockets: list[socket.socket]) -> str:
+    """HOST:PORT as clients dial it."""
+    return f"{listen.rpartition(':')[0]}:{sockets[0].getsockname()[1]}"
+
+
+def socket_path(listen: str) -> str | None:
+    """The path of unix:PATH; None for another address.
+
+    Raises:
+      OSError: no socket can have such a path.
+    """
+    path = listen.removeprefix("unix:")
+    if path == listen:
+        return None
+    size = len(os.fsencode(path))
+    if not 1 <= size <= _MAX_SOCKET_PATH or "\0" in path:
+        raise OSError(
+            f"The socket path {path!r} has {size} bytes, at least 1 and at most {_MAX_SOCKET_PATH} "
+            "are possible: choose another one."
+        )
+    return path
+
+
+def is_local(listen: str) -> bool:
+    """Whether only processes of this host can reach an address."""
+    if listen.startswith("unix:"):
+        return True
+    host = listen.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

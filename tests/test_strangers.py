@@ -1,0 +1,223 @@
+"""What callers without credentials can reach, and how little of it they can use up."""
+
+import re
+import socket
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+
+import grpc
+import messages
+import prometheus_client as prometheus
+import pytest
+from callers import OK, Learner, serving, status
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from impala import cli, exporter, listen
+from impala.exporter import Exporter
+from impala.security import ClientSecurity, SecurityError, ServerSecurity
+from learner import probes
+from learner.server import Server
+
+WAIT = 30.0
+
+
+# Addresses.
+
+NO_ADDRESSES = (
+    "localhost:99999",  # gRPC takes it modulo 65536
+    "127.0.0.1:65536",
+    "127.0.0.1:-1",
+    "127.0.0.1:http",
+    "127.0.0.1:٨٠",
+    "127.0.0.1:",
+    "127.0.0.1",
+    ":50051",
+    "::1:50051",
+    "ipv4:127.0.0.1:0",
+    "127.0.0.1:" + "9" * 5000,
+)
+
+
+@pytest.mark.parametrize("address", NO_ADDRESSES, ids=lambda address: address[:20])
+def test_what_is_no_address_is_refused_by_everything_that_listens(address: str) -> None:
+    attempts = (
+        lambda: Server(messages.service(), address),
+        lambda: Server(messages.service(), "127.0.0.1:0", health_listen=address),
+        lambda: Exporter(address, prometheus.CollectorRegistry()),
+        lambda: ServerSecurity().check("127.0.0.1:0", metrics=address),
+        lambda: ClientSecurity().check(metrics=address),
+    )
+    for attempt in attempts:
+        with pytest.raises(OSError, match="65535") as error:
+            attempt()
+        assert repr(address)[:20] in str(error.value)
+        assert error.value.errno is None  # said as a usage error, without a traceback
+
+
+def test_a_command_line_with_a_wrong_address_is_answered_at_once(capsys) -> None:
+    """Before TensorFlow is loaded, and before a fleet is started."""
+    for words in (
+        ["learner", "catch", "--listen", "localhost:99999"],
+        ["learner", "catch", "--health-listen", "localhost:99999"],
+        ["learner", "catch", "--metrics-listen", "localhost:99999"],
+        ["actor", "--metrics-listen", "localhost:99999"],
+        ["actor", "--metrics-listen", "localhost:65530", "--num-actors", "10"],
+    ):
+        assert cli.main(words) == 2, words
+        assert "65535" in capsys.readouterr().err
+
+
+def test_beyond_this_host_health_and_metrics_need_a_word() -> None:
+    for address in ("0.0.0.0:9090", "[::]:0", "10.0.0.7:9090", "learner:9090"):
+        for security, check in (
+            (ServerSecurity, lambda s, a: s.check("127.0.0.1:0", health=a)),
+            (ServerSecurity, lambda s, a: s.check("127.0.0.1:0", metrics=a)),
+            (ClientSecurity, lambda s, a: s.check(metrics=a)),
+        ):
+            with pytest.raises(SecurityError, match="give an address of this host, or --security"):
+                check(security(), address)
+            check(security(open_ports=True), address)
+    with pytest.raises(SecurityError, match="open-ports"):  # it is another word than this one
+        ServerSecurity(insecure=True).check("0.0.0.0:0", metrics="0.0.0.0:9090")
+    with pytest.raises(SecurityError, match="listens on this host only"):
+        ServerSecurity(open_ports=True).check("0.0.0.0:0")
+
+
+def test_a_name_of_several_addresses_is_one_port() -> None:
+    sockets = listen.bind("Metrics", "localhost:0")
+    with ExitStack() as open_ones:
+        for each in sockets:
+            open_ones.enter_context(closing(each))
+        (port,) = {each.getsockname()[1] for each in sockets}
+        assert listen.bound("localhost:0", sockets) == f"localhost:{port}"
+        with pytest.raises(OSError, match=re.escape(f"'localhost:{port}'")):
+            listen.bind("Metrics", f"localhost:{port}")
+
+
+# The metrics port.
+
+
+def _scrape(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=WAIT) as answer:
+        return str(answer.read().decode())
+
+
+def _connect(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=WAIT)
+
+
+@pytest.fixture
+def metrics() -> Iterator[Exporter]:
+    registry = prometheus.CollectorRegistry()
+    prometheus.Gauge("answer", "To everything.", registry=registry).set(42)
+    with closing(Exporter("127.0.0.1:0", registry)) as served:
+        yield served
+
+
+def test_scrapes_go_on_beside_silent_connections_which_cost_no_threads(metrics) -> None:
+    threads = threading.active_count()
+    with ExitStack() as open_ones:
+        for _ in range(1000):
+            open_ones.enter_context(_connect(metrics.address))
+        for _ in range(10):
+            assert "answer 42.0" in _scrape(metrics.address)
+        assert threading.active_count() == threads
+        assert len(metrics._connections) <= exporter._MAX_CONNECTIONS
+
+
+def test_who_says_nothing_or_too_much_is_hung_up_on(metrics, monkeypatch) -> None:
+    monkeypatch.setattr(exporter, "_SECONDS", 0.2)
+    with _connect(metrics.address) as silent:
+        assert silent.recv(1) == b""
+    with _connect(metrics.address) as slow:
+        slow.sendall(b"GET /metrics HTTP/1.1\r\n")
+        assert slow.recv(1) == b""
+    monkeypatch.setattr(exporter, "_SECONDS", WAIT)
+    with _connect(metrics.address) as long, pytest.raises(OSError):
+        for _ in range(10_000):
+            long.sendall(b"x" * 10_000)
+    assert "answer 42.0" in _scrape(metrics.address)
+
+
+def test_only_metrics_are_served(metrics) -> None:
+    for request, answer in (
+        (b"GET /metrics?x=1 HTTP/1.0\r\n\r\n", b"HTTP/1.1 200 OK"),
+        (b"GET /etc/passwd HTTP/1.1\r\n\r\n", b"HTTP/1.1 404 Not Found"),
+        (b"POST /metrics HTTP/1.1\r\n\r\n", b"HTTP/1.1 405 Method Not Allowed"),
+        (b"\xff\xff\r\n\r\n", b"HTTP/1.1 405 Method Not Allowed"),
+    ):
+        with _connect(metrics.address) as caller, caller.makefile("rb") as answers:
+            caller.sendall(request)
+            assert answers.read().startswith(answer)
+
+
+def test_all_who_ask_at_once_get_one_page(monkeypatch) -> None:
+    """However often metrics are asked for, they are written out for a small share of the time."""
+    registry = prometheus.CollectorRegistry()
+    served = Exporter("127.0.0.1:0", registry)
+    written, one_at_a_time = [], threading.Event()
+
+    def write_out(asked: prometheus.CollectorRegistry) -> bytes:
+        written.append(asked)
+        one_at_a_time.wait(0.1)
+        return b"page"
+
+    monkeypatch.setattr(exporter.prometheus, "generate_latest", write_out)
+    with closing(served), ExitStack() as open_ones:
+        callers = [open_ones.enter_context(_connect(served.address)) for _ in range(20)]
+        for caller in callers:
+            caller.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        for caller in callers:
+            with caller.makefile("rb") as answers:
+                assert answers.read().endswith(b"page")
+    assert 1 <= len(written) <= 3
+
+
+# Health.
+
+
+def _watch(
+    channel: grpc.Channel, timeout: float = WAIT
+) -> Iterator[health_pb2.HealthCheckResponse]:
+    stub = health_pb2_grpc.HealthStub(channel)
+    return stub.Watch(health_pb2.HealthCheckRequest(), timeout=timeout)
+
+
+def test_watches_are_few_and_checks_go_on() -> None:
+    with serving() as address, grpc.insecure_channel(address) as channel:
+        open_ones = [_watch(channel) for _ in range(probes._MAX_WATCHES_OF_HOST)]
+        for watch in open_ones:
+            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        assert status(lambda: next(_watch(channel))) == "RESOURCE_EXHAUSTED"
+        check = health_pb2_grpc.HealthStub(channel).Check
+        assert status(lambda: check(health_pb2.HealthCheckRequest(), timeout=WAIT)) == OK
+        open_ones.pop().cancel()  # and there is room for another one
+        for _ in range(1000):
+            if (seen := status(lambda: next(_watch(channel)))) == OK:
+                break
+        assert seen == OK
+
+
+def test_a_watch_ends_and_may_begin_again(monkeypatch) -> None:
+    monkeypatch.setattr(probes, "_WATCH_SECONDS", 0.1)
+    with Learner() as learner, grpc.insecure_channel(learner.address) as channel:
+        for _ in range(probes._MAX_WATCHES_OF_HOST + 1):
+            assert status(lambda: list(_watch(channel))) == "UNAVAILABLE"
+
+
+def test_watches_do_not_use_up_the_health_port() -> None:
+    """Given as many watchers as can be, the kubelet's question is answered all the same."""
+    server = Server(messages.service(), "127.0.0.1:0", health_listen="127.0.0.1:0")
+    server.start()
+    try:
+        with grpc.insecure_channel(server.health_address) as channel:
+            watches = [_watch(channel) for _ in range(100)]
+            seen = [status(lambda watch=watch: next(watch)) for watch in watches]
+            assert seen.count(OK) == probes._MAX_WATCHES_OF_HOST
+            check = health_pb2_grpc.HealthStub(channel).Check
+            assert check(health_pb2.HealthCheckRequest(), timeout=WAIT).status == 1
+    finally:
+        server.stop(0.0)
