@@ -1,11 +1,19 @@
-"""What a person sees of a fleet: the learner's status as a table."""
+"""What a person sees of a fleet: the learner's status as a table.
+
+All that callers wrote is escaped: names, and why they were rejected or their environments failed.
+"""
+
+from collections.abc import Mapping
 
 import rich.box
 import rich.console
 import rich.table
 import rich.text
 
+from impala.printable import printable
 from protos.impala.v1 import learner_pb2 as pb
+
+_MAX_DETAIL = 500  # characters of a rejection or a fault
 
 
 def render(learner: str, status: pb.RunStatus) -> rich.console.Group:
@@ -15,48 +23,87 @@ def render(learner: str, status: pb.RunStatus) -> rich.console.Group:
       learner: its address.
       status: what it said.
     """
+    actors = [member for member in status.members if member.role == pb.ROLE_ACTOR]
+    speed = sum(member.frames_per_second for member in status.members)
+    active = sum(member.active for member in actors)
+    lines = [
+        *_about_the_run(learner, status),
+        f"{active} of {len(actors)} actors active, {speed:,.0f} frames/s together",
+    ]
+    notes = [note for member in status.members for note in _notes(member)]
+    text = rich.text.Text
+    return rich.console.Group(*map(text, lines), _table(status), *map(text, notes))
+
+
+def _about_the_run(learner: str, status: pb.RunStatus) -> list[str]:
     state = "finished" if status.finished else f"{status.progress:.1%} done"
-    dropped, rejected = dict(status.dropped), dict(status.rejected)
     lines = [
         f"{learner}: {state}, {status.frames:,} frames, version {status.parameter_version:,}, "
         f"queue {status.queued} of {status.queue_capacity} unrolls",
         f"unrolls: {status.received:,} received, {status.learned:,} learned from, "
-        f"{_counts('dropped', dropped)}",
-        f"messages: {_counts('rejected', rejected)}, {status.duplicates:,} duplicates",
+        f"{_counts('dropped', status.dropped)}",
+        f"messages: {_counts('rejected', status.rejected)}, {status.duplicates:,} duplicates",
     ]
+    if status.skipped_updates or status.rollbacks:
+        lines.append(
+            f"updates: {status.skipped_updates:,} skipped as not finite, "
+            f"{status.rollbacks:,} rolled back to a checkpoint"
+        )
+    if any(status.refused.values()):
+        lines.append(f"strangers: {_counts('refused', status.refused)}")
+    if status.dropped_info_names:
+        lines.append(f"episode info: {status.dropped_info_names:,} numbers not recorded")
+    return lines
+
+
+def _table(status: pb.RunStatus) -> rich.table.Table:
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("name", overflow="fold", min_width=12)
     table.add_column("role")
     for column in ("last seen", "frames/s", "frames", "lag", "joins", "rejected"):
         table.add_column(column, justify="right")
-    for member in status.members:
+    only_if_any = {
+        "blamed": [member.blamed for member in status.members],
+        "faults": [member.environment_faults for member in status.members],
+    }
+    seldom = {name: counts for name, counts in only_if_any.items() if any(counts)}
+    for name in seldom:
+        table.add_column(name, justify="right")
+    for number, member in enumerate(status.members):
         is_actor = member.role == pb.ROLE_ACTOR
         behind = max(0, status.parameter_version - member.parameter_version)
         table.add_row(
-            *(member.name, "actor" if is_actor else "evaluator", _ago(member.silent_seconds)),
+            rich.text.Text(printable(member.name)),  # no markup
+            *("actor" if is_actor else "evaluator", _ago(member.silent_seconds)),
             f"{member.frames_per_second:,.0f}" if is_actor else "",
             f"{member.frames:,}" if is_actor else "",
             "" if is_actor and not member.unrolls else f"{behind:,}",
             *(f"{member.joins:,}", f"{member.rejected:,}"),
+            *[f"{counts[number]:,}" for counts in seldom.values()],
             style="" if member.active else "dim",
         )
     if not status.members:
         table.add_row("nobody has joined in the last hour")
-    speed = sum(member.frames_per_second for member in status.members)
-    actors = [member for member in status.members if member.role == pb.ROLE_ACTOR]
-    active = sum(member.active for member in actors)
-    lines.append(f"{active} of {len(actors)} actors active, {speed:,.0f} frames/s together")
-    rejections = [
-        f"{member.name} was last rejected for {member.last_rejection}"
-        for member in status.members
-        if member.last_rejection
-    ]
-    text = rich.text.Text
-    return rich.console.Group(*map(text, lines), table, *map(text, rejections))
+    return table
 
 
-def _counts(what: str, counts: dict[str, int]) -> str:
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items()))
+def _notes(member: pb.Member) -> list[str]:
+    """What there is to say of a member beyond the table."""
+    name = printable(member.name)
+    notes = []
+    if member.quarantined_seconds > 0:
+        notes.append(f"{name} is quarantined for {member.quarantined_seconds:,.0f} s")
+    if member.last_rejection:
+        why = printable(member.last_rejection, _MAX_DETAIL)
+        notes.append(f"{name} was last rejected for {why}")
+    if member.last_fault:
+        fault = printable(member.last_fault, _MAX_DETAIL)
+        notes.append(f"{name}'s last environment fault: {fault}")
+    return notes
+
+
+def _counts(what: str, counts: Mapping[str, int]) -> str:
+    reasons = ", ".join(f"{n:,} {printable(reason)}" for reason, n in sorted(counts.items()))
     return f"{sum(counts.values()):,} {what}" + (f" ({reasons})" if reasons else "")
 
 

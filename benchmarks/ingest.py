@@ -20,6 +20,7 @@ from benchmarks.roofline import random_batch
 from impala import build, configs, process, tasks
 from impala.types import Parameters
 from learner.accounts import Accounts
+from learner.info_names import InfoNames
 from learner.ingest import Ingest
 from learner.mix import Mix
 from learner.roster import Roster
@@ -70,6 +71,7 @@ def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Ra
         seed=0,
         max_envs_per_message=config.learner.max_envs_per_message,
         max_in_flight=_IN_FLIGHT,
+        info_names=InfoNames(config.limits.info_names),
     )
     service.publish(Parameters(incarnation, 0, 0.0, 0, [v.numpy() for v in agent.variables]))
     mix = Mix(ingest, config.mix)

@@ -25,6 +25,7 @@ from tyro.conf import Positional, arg
 
 from impala import options, process
 from impala.configs import PRESETS, Config, Range
+from impala.printable import printable
 from impala.security import ClientSecurity, SecurityError, ServerSecurity
 from impala.supervisor import Program, Supervisor
 
@@ -380,6 +381,7 @@ def evaluate(command: Evaluate) -> int:
     """Plays episodes and prints a table."""
     import rich.console
     import rich.table
+    import rich.text
 
     num_envs = min(command.num_envs, command.episodes)
     with _player(command.logdir, command.task, num_envs, render_mode=None) as player:
@@ -411,7 +413,7 @@ def evaluate(command: Evaluate) -> int:
         *[f"{summary.length_min:d}", f"{summary.length_max:d}"],
     )
     for name, mean in summary.info.items():
-        table.add_row(f"{name} (info)", f"{mean:.2f}")
+        table.add_row(rich.text.Text(f"{printable(name)} (info)"), f"{mean:.2f}")
     rich.console.Console().print(table)
     if command.json is not None:
         result = {

@@ -356,6 +356,14 @@ class QuarantineConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class LimitsConfig:
+    """What callers may send."""
+
+    info_names: Annotated[int, Range(0, 1000)] = 64
+    """Names of numbers in episodes' info that a run records; the rest is counted and left out."""
+
+
+@dataclasses.dataclass(frozen=True)
 class ActorConfig:
     """What the learner tells every actor."""
 
@@ -392,6 +400,7 @@ class Config:
     mix: MixConfig = MixConfig()
     replay: ReplayConfig = ReplayConfig()
     learner: LearnerConfig = LearnerConfig()
+    limits: LimitsConfig = LimitsConfig()
     actor: ActorConfig = ActorConfig()
     quarantine: QuarantineConfig = QuarantineConfig()
     total_frames: Positive = 25_000_000

@@ -19,8 +19,6 @@ from impala.types import EnvironmentFault, Episode, StepType, Unroll
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
-_MAX_EPISODE_INFO = 64  # names per episode; each may become a line of telemetry
-_MAX_INFO_NAME = 200  # characters
 _MAX_FAULT_DETAIL = 200  # characters; what is longer is cut
 _MAX_FRAMES_PER_STEP = 100_000  # environment frames that one agent step can plausibly play
 _MAX_VERSION = 2**63 - 1  # parameter_version is an int64 in the batch
@@ -374,17 +372,12 @@ def episodes(messages: Sequence[pb.Episode], limit: int) -> list[Episode]:
 
 def _episode(message: pb.Episode) -> Episode:
     info = message.info
-    if len(info) > _MAX_EPISODE_INFO or any(len(name) > _MAX_INFO_NAME for name in info):
-        raise Rejected(
-            pb.REASON_RANGE,
-            f"An episode's info has {len(info)} names, of up to {max(map(len, info))} characters: "
-            f"send at most {_MAX_EPISODE_INFO}, of at most {_MAX_INFO_NAME} characters.",
-        )
     for name, value in (("episode_return", message.episode_return), *info.items()):
         if not math.isfinite(value):
             raise Rejected(
                 pb.REASON_RANGE,
-                f"An episode's {name} is {value}: it must be finite. Look at the environment.",
+                f"An episode's {ascii(name[:80])[1:-1]} is {value}: it must be finite. Look at the "
+                "environment.",
             )
     return Episode(message.episode_return, message.length, message.frames, dict(info))
 

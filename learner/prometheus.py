@@ -73,6 +73,12 @@ SCALARS = (
         "messages/duplicates",
         "Messages that had been taken before.",
     ),
+    Scalar(
+        "impala_info_names_dropped_total",
+        "counter",
+        "info_names/dropped",
+        "Numbers of episodes' info that were not recorded, for their names or too many of them.",
+    ),
     Scalar("impala_received_bytes_total", "counter", "ingest/bytes", "Bytes of accepted unrolls."),
     Scalar("impala_joins_total", "counter", "actor/joins", "Joins: restarts and lost connections."),
     Scalar(

@@ -27,7 +27,7 @@ class Member(NamedTuple):
     frames_per_second: float  # lately
     parameter_version: int  # that it acted with last
     silent_seconds: float  # since it was heard of
-    active: bool  # it was heard of lately
+    active: bool  # it was heard of lately, and has not left
     rejected: int  # messages
     last_rejection: str  # why, for people
     environment_faults: int  # environments of it that crashed or hung
@@ -46,6 +46,8 @@ class _Entry:
     last_rejection: str = ""
     environment_faults: int = 0
     last_fault: str = ""
+    streams: int = 0  # of an actor, open now
+    left: bool = False  # the last of them has ended, and it was not heard of since
     recent: collections.deque[tuple[float, int]] = dataclasses.field(
         default_factory=collections.deque
     )  # when frames came, and how many
@@ -91,6 +93,19 @@ class Roster:
             entry.recent.append((entry.seen, frames))
             entry.forget(entry.seen)
 
+    def began(self, name: str) -> None:
+        """Takes note of a stream that an actor sends on."""
+        with self._lock:
+            if (entry := self._entries.get(name)) is not None:
+                entry.streams += 1
+
+    def ended(self, name: str) -> None:
+        """Takes note of the end of such a stream: an actor without another one has left."""
+        with self._lock:
+            if (entry := self._entries.get(name)) is not None:
+                entry.streams = max(0, entry.streams - 1)
+                entry.left = not entry.streams
+
     def reported(self, name: str, version: int) -> None:
         """Takes note of an evaluator's report."""
         with self._lock:
@@ -122,7 +137,8 @@ class Roster:
                 Member(
                     *(name, entry.role, entry.joins, entry.unrolls, entry.frames),
                     *(entry.frames_per_second(now), entry.parameter_version),
-                    *(now - entry.seen, now - entry.seen <= _SILENT_SECONDS),
+                    now - entry.seen,
+                    now - entry.seen <= _SILENT_SECONDS and not entry.left,
                     *(entry.rejected, entry.last_rejection),
                     *(entry.environment_faults, entry.last_fault),
                 )
@@ -143,7 +159,7 @@ class Roster:
                 del self._entries[min(self._entries, key=lambda other: self._entries[other].seen)]
             self._entries[name] = _Entry(role, now)
         entry = self._entries[name]
-        entry.role, entry.seen = role, now
+        entry.role, entry.seen, entry.left = role, now, False
         return entry
 
     def _forget(self, now: float) -> None:

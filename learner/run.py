@@ -25,6 +25,7 @@ from impala.types import Parameters, StepType, Unroll
 from learner import checkpoint
 from learner.accounts import Accounts
 from learner.checkpoint import Checkpoint, Counters
+from learner.info_names import InfoNames
 from learner.ingest import Bounds, Ingest, wire_specs
 from learner.learner import Learner, NotFiniteError, Update
 from learner.log_directory import LogDirectory
@@ -153,6 +154,7 @@ class _Run:
             for_actors["evaluator"]["every_frames"] = max(1, tasks.total_frames(config) // 50)
         self._ingest = Ingest(config.learner.queue_unrolls)
         self._roster = Roster()
+        self._info_names = InfoNames(config.limits.info_names)
         self._service = LearnerService(
             unroll_spec,
             codec.specs(agent.variables),
@@ -165,6 +167,7 @@ class _Run:
             seed=config.seed,
             max_envs_per_message=config.learner.max_envs_per_message,
             max_in_flight=config.learner.max_in_flight,
+            info_names=self._info_names,
             action_bounds=list(_action_bounds(spaces[1])),
         )
         self._mix = Mix(
@@ -438,6 +441,7 @@ class _Run:
             "unrolls/learned": totals.learned,
             "unrolls/queued": totals.queued,
             "messages/duplicates": totals.duplicates,
+            "info_names/dropped": self._info_names.dropped,
             **{f"unrolls/dropped/{reason}": n for reason, n in totals.dropped.items()},
             **{f"messages/rejected/{reason}": n for reason, n in totals.rejected.items()},
         }

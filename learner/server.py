@@ -236,12 +236,14 @@ class _Calls:
         """One message at a time: what is sent beyond waits in the transport, not in memory."""
         async with _statuses(context), self._limits.stream(context.peer()):
             _admit(self._gate, context, "actor")
-            while (data := await self._unless_stopping(context.read())) is not grpc.aio.EOF:
-                _admit(self._gate, context, "actor")  # again: a token may have been revoked
-                message = _parsed(pb.Unrolls, data)
-                with self._timed("StreamUnrolls"):
-                    receipt = await self._unless_stopping(self._service.submit(message))
-                await context.write(receipt)
+            with self._service.stream() as sends:
+                while (data := await self._unless_stopping(context.read())) is not grpc.aio.EOF:
+                    _admit(self._gate, context, "actor")  # again: a token may have been revoked
+                    message = _parsed(pb.Unrolls, data)
+                    sends(message)
+                    with self._timed("StreamUnrolls"):
+                        receipt = await self._unless_stopping(self._service.submit(message))
+                    await context.write(receipt)
 
     @contextlib.contextmanager
     def _timed(self, method: str) -> Iterator[None]:

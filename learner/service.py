@@ -4,9 +4,10 @@
 any thread.
 """
 
+import contextlib
 import functools
 import queue
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import tree
@@ -15,6 +16,7 @@ from impala.security import Role
 from impala.tasks import Schedule
 from impala.types import Episode, Parameters, Unroll
 from learner.accounts import Accounts, Admission
+from learner.info_names import InfoNames
 from learner.ingest import (
     Arrival,
     Bounds,
@@ -75,6 +77,7 @@ class LearnerService:
         seed: int,
         max_envs_per_message: int,
         max_in_flight: int,
+        info_names: InfoNames,
         action_bounds: Sequence[Bounds | None] | None = None,
     ):
         """Says hello with a spec; parameters come by `publish`.
@@ -91,12 +94,14 @@ class LearnerService:
           seed: the run's.
           max_envs_per_message: largest E.
           max_in_flight: messages without a receipt that an actor may have.
+          info_names: says which numbers of episodes' info are recorded.
           action_bounds: as for `Validator`.
         """
         self._accounts = accounts
         self._roster = roster
         self._ingest = ingest
         self._schedule = schedule
+        self._info_names = info_names
         self._incarnation = incarnation
         self._finished = False
         self._newest_version = 0
@@ -206,6 +211,27 @@ class LearnerService:
                 return self._receipt(message, pb.STATUS_FINISHED)
             raise Unavailable("The learner is stopping: connect again later.") from None
 
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[Callable[[pb.Unrolls], None]]:
+        """Lasts as long as a stream of messages, and is told of each before it is submitted."""
+        sender: str | None = None
+
+        def sends(message: pb.Unrolls) -> None:
+            nonlocal sender
+            if message.actor != sender and self._accounts.may_send(
+                message.actor, message.incarnation
+            ):
+                if sender is not None:
+                    self._roster.ended(sender)
+                self._roster.began(message.actor)
+                sender = message.actor
+
+        try:
+            yield sends
+        finally:
+            if sender is not None:
+                self._roster.ended(sender)
+
     def get_parameters(self, request: pb.GetParametersRequest) -> bytes:
         """The newest parameters, if they are not those that the caller holds.
 
@@ -239,7 +265,10 @@ class LearnerService:
                 learner_incarnation=request.learner_incarnation,
                 parameter_version=request.parameter_version,
                 frames=request.frames,
-                episodes=episodes(request.episodes, _MAX_EVALUATION_EPISODES),
+                episodes=[
+                    self._info_names.keep(episode)
+                    for episode in episodes(request.episodes, _MAX_EVALUATION_EPISODES)
+                ],
             )
         except Rejected as rejected:
             raise InvalidRequest(rejected.rejection.detail) from None
@@ -267,6 +296,7 @@ class LearnerService:
                 pb.Member(**{**member._asdict(), "role": _ROLES[member.role]})
                 for member in self._roster.members()
             ],
+            dropped_info_names=self._info_names.dropped,
         )
 
     def publish(self, parameters: Parameters) -> None:
@@ -283,7 +313,8 @@ class LearnerService:
 
     def _admit(self, message: pb.Unrolls, arrival: Arrival, admission: Admission) -> pb.Receipt:
         if admission.verdict == "accepted":
-            self._ingest.put(arrival._replace(offset=admission.offset))
+            recorded = [self._info_names.keep(episode) for episode in arrival.episodes]
+            self._ingest.put(arrival._replace(offset=admission.offset, episodes=recorded))
             frames = int(arrival.unroll.frames.sum())
             self._schedule.played(arrival.task, frames)
             self._roster.sent(

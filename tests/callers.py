@@ -34,7 +34,8 @@ class Learner:
         self.accounts = Accounts()
         self.ingest = Ingest(capacity=16)
         self.taken: list[tuple[str, int]] = []
-        self.server = Server(messages.service(self.accounts, self.ingest), "127.0.0.1:0")
+        self.service = messages.service(self.accounts, self.ingest)
+        self.server = Server(self.service, "127.0.0.1:0")
         self.address = self.server.start()
         self._thread = threading.Thread(target=self._take)
         self._thread.start()

@@ -9,6 +9,7 @@ from impala.configs import Config
 from impala.tasks import Schedule
 from impala.types import AgentOutput, ArraySpec, StepType, TimeStep, Unroll
 from learner.accounts import Accounts
+from learner.info_names import InfoNames
 from learner.ingest import Bounds, Ingest
 from learner.roster import Roster
 from learner.service import LearnerService
@@ -103,6 +104,7 @@ def service(
         seed=5,
         max_envs_per_message=max_envs,
         max_in_flight=2,
+        info_names=InfoNames(8),
         action_bounds=[Bounds(0, 2)],
     )
 

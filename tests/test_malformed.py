@@ -118,7 +118,7 @@ def _bad_episode(actor, rng):
         [
             [pb.Episode(episode_return=float("nan"))],
             [pb.Episode(info={"x": float("inf")})],
-            [pb.Episode(info={str(i): 0.0 for i in range(100)})],
+            [pb.Episode(info={str(i): float("nan") for i in range(100)})],
             [pb.Episode()] * 100,
         ]
     )

@@ -67,6 +67,24 @@ def test_members_go_silent_and_are_forgotten_but_totals_stay() -> None:
     assert roster.joins == 4
 
 
+def test_an_actor_whose_last_stream_ends_has_left_until_it_is_heard_of_again() -> None:
+    roster = Roster(_Clock())
+    roster.joined("a", "actor")
+    assert roster.actors() == (1, 0)  # it plays its first unroll
+    for _ in range(2):  # the network broke, and the first stream has not noticed yet
+        roster.began("a")
+    roster.ended("a")
+    assert roster.actors() == (1, 0)
+    roster.ended("a")
+    assert roster.actors() == (0, 1)
+    roster.ended("a")  # one too many changes nothing
+    roster.joined("a", "actor")
+    assert roster.actors() == (1, 0)
+    for note in (roster.began, roster.ended):  # of somebody who was forgotten
+        note("b")
+    assert [member.name for member in roster.members()] == ["a"]
+
+
 def test_who_was_forgotten_is_listed_again_when_it_sends_or_reports() -> None:
     """Evaluators of long runs are silent for hours."""
     clock = _Clock()

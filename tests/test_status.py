@@ -2,6 +2,7 @@
 
 import io
 import json
+import queue
 from collections.abc import Iterator
 
 import grpc
@@ -9,6 +10,8 @@ import messages
 import numpy as np
 import pytest
 import rich.console
+import services
+from callers import WAIT, Actor, Learner
 
 from actors import status as view
 from impala import cli
@@ -95,6 +98,69 @@ def test_the_command_prints_a_table_or_json(
     assert cli.main(["status", address, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["parameter_version"], told["members"][0]["name"]) == ("3", "host-7")
+
+
+def test_an_actor_whose_connection_ends_is_not_active_at_once() -> None:
+    with Learner() as learner:
+        actor = Actor(learner.address, "a", 1)
+        requests: queue.SimpleQueue[pb.Unrolls | None] = queue.SimpleQueue()
+        receipts = actor.stub.StreamUnrolls(iter(requests.get, None), timeout=WAIT)
+        requests.put(actor.next())
+        assert next(receipts).status == pb.STATUS_ACCEPTED
+        with grpc.insecure_channel(learner.address) as channel:  # of one who only says its name
+            foreign = actor.message(9, incarnation=5)
+            list(learner_pb2_grpc.LearnerStub(channel).StreamUnrolls(iter([foreign]), timeout=WAIT))
+        assert [member.active for member in learner.service.get_status().members] == [True]
+
+        actor.channel.close()
+        requests.put(None)
+        services.wait_for("its end", lambda: not learner.service.get_status().members[0].active)
+        assert learner.service.get_status().members[0].silent_seconds < 40.0  # far below 60
+
+
+ODD = "[/x][bold]\x1b[2J\x1b]0;owned\x07\r\n\u202etxt.exe\u200b\ud7ff漢"
+
+
+def test_what_callers_wrote_is_shown_and_never_obeyed() -> None:
+    """A learner checks names when actors join; the view trusts nobody."""
+    member = pb.Member(
+        **{"name": ODD, "role": pb.ROLE_ACTOR, "last_rejection": ODD, "last_fault": ODD * 100},
+        **{"rejected": 1, "environment_faults": 2, "active": True},
+    )
+    status = pb.RunStatus(members=[member], rejected={ODD: 1}, refused={ODD: 1})
+    text = _text(status)
+    assert "[/x][bold]" in text
+    assert r"\x1b[2J" in text and r"\u202e" in text and r"\u200b" in text and "漢" in text
+    assert [c for c in text if not c.isprintable() and c != "\n"] == []
+    assert len(text) < 5000
+    for line in text.splitlines():
+        assert "txt.exe" not in line.partition(r"\r\n")[0]  # no line began within a name
+
+
+def test_what_went_wrong_is_said_and_nothing_else() -> None:
+    quiet = _text(STATUS)
+    for word in ("skipped", "rolled back", "refused", "info", "blamed", "quarantined", "fault"):
+        assert word not in quiet
+    bad = pb.Member(
+        **{"name": "bad", "role": pb.ROLE_ACTOR, "active": True, "blamed": 7},
+        **{"quarantined_seconds": 90.0, "environment_faults": 3, "last_fault": "2 hung: no answer"},
+    )
+    text = _text(
+        pb.RunStatus(
+            **{"members": [bad, *STATUS.members], "skipped_updates": 12, "rollbacks": 1},
+            **{"refused": {"streams": 3, "joins": 1}, "dropped_info_names": 9600},
+        )
+    )
+    assert "updates: 12 skipped as not finite, 1 rolled back to a checkpoint" in text
+    assert "strangers: 4 refused (1 joins, 3 streams)" in text
+    assert "episode info: 9,600 numbers not recorded" in text
+    header, bad_line = (
+        next(line for line in text.splitlines() if word in line) for word in ("last seen", "bad")
+    )
+    assert "blamed" in header and "faults" in header
+    assert [" 7 " in bad_line, " 3 " in bad_line] == [True, True]
+    assert "bad is quarantined for 90 s" in text
+    assert "bad's last environment fault: 2 hung: no answer" in text
 
 
 def test_a_learner_that_is_not_there_is_an_error_that_names_it(

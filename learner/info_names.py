@@ -1,0 +1,63 @@
+"""Which numbers of episodes' `info` a run records: those with the first so many good names.
+
+Each name becomes a line of telemetry, a TensorBoard tag and a label of a metric, and is read on
+terminals. So it has a character set, and a run has a bounded number of them, whoever sends them.
+"""
+
+import logging
+import re
+import threading
+
+from impala.types import Episode
+
+_log = logging.getLogger(__name__)
+
+PATTERN = r"[A-Za-z0-9][A-Za-z0-9_./-]{0,63}"
+_GOOD = re.compile(PATTERN)
+
+
+class InfoNames:
+    """The names that this run records. Thread-safe.
+
+    First come, first kept, until the learner stops: a learner that resumes starts anew, so names
+    that should not have got in do not stay for ever.
+    """
+
+    def __init__(self, most: int):
+        """Knows none yet.
+
+        Args:
+          most: names that are recorded, of all tasks together.
+        """
+        self._most = most
+        self._kept: set[str] = set()
+        self._lock = threading.Lock()
+        self.dropped = 0
+        """Numbers that were not recorded: one for each name of each episode."""
+
+    def keep(self, episode: Episode) -> Episode:
+        """Returns the episode without the numbers that are not recorded, which are counted."""
+        if not episode.info:
+            return episode
+        with self._lock:
+            kept = {name: value for name, value in episode.info.items() if self._is_kept(name)}
+            left_out = len(episode.info) - len(kept)
+            first, self.dropped = left_out and not self.dropped, self.dropped + left_out
+        if first:
+            name = next(name for name in episode.info if name not in kept)
+            _log.warning(
+                "An episode's info has %s, which is not recorded: names are 1 to 64 letters, "
+                "digits and _ . / -, and a run has at most %d of them (limits.info_names). "
+                "Further ones are only counted.",
+                ascii(name[:80]),
+                self._most,
+            )
+        return episode._replace(info=kept)
+
+    def _is_kept(self, name: str) -> bool:
+        if name in self._kept:
+            return True
+        if len(self._kept) >= self._most or not _GOOD.fullmatch(name):
+            return False
+        self._kept.add(name)
+        return True
