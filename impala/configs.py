@@ -327,7 +327,8 @@ class LearnerConfig:
     max_in_flight: Positive = 2
     """Messages without a receipt that an actor may have."""
     checkpoint_seconds: Annotated[float, Range(1.0)] = 300.0
-    """Seconds between checkpoints; one is also written at the end and when a learner is stopped."""
+    """Seconds between checkpoints; one is also written at most 30 s after a run's first update, at
+    the end and when a learner is stopped."""
     checkpoints_kept: Positive = 3
     """Checkpoints kept; the oldest are deleted."""
     log_seconds: Annotated[float, Range(0.1)] = 5.0

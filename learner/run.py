@@ -24,7 +24,7 @@ from impala.security import ServerSecurity
 from impala.types import Parameters, StepType, Unroll
 from learner import checkpoint
 from learner.accounts import Accounts
-from learner.checkpoint import Checkpoint, Counters
+from learner.checkpoint import Checkpoint, CheckpointError, Counters
 from learner.info_names import InfoNames
 from learner.ingest import Bounds, Ingest, wire_specs
 from learner.learner import Learner, NotFiniteError, Update
@@ -183,7 +183,7 @@ class _Run:
         ]
         self._evaluations = Evaluations(logdir / "evaluations.jsonl")
         self._standing: dict[str, continual.TaskSummary] = {}
-        self._saved = time.monotonic()
+        self._due = checkpoint.Due(config.learner.checkpoint_seconds, checkpoint.exists(logdir))
         if empty_replay and self._replay_added:
             self._save()  # so that the checkpoint no longer counts what was moved aside
 
@@ -242,6 +242,7 @@ class _Run:
         """Takes note of an update; a row of telemetry and a checkpoint when they are due."""
         telemetry = self._telemetry
         if prepared.batch is not None and update is not None:
+            self._due.updated()
             for name, value in update.metrics.items():
                 telemetry.mean(name, value)
             telemetry.mean("learning_rate", update.learning_rate)
@@ -260,7 +261,7 @@ class _Run:
             telemetry.actor(arrival.elapsed_seconds, arrival.waited_seconds)
             telemetry.sample("ingest/seconds", time.monotonic() - arrival.received)
         self._report_if_due()
-        if time.monotonic() - self._saved >= self._config.learner.checkpoint_seconds:
+        if self._due.reached:
             self._save()
 
     def end(self, when_finished: str) -> None:
@@ -357,6 +358,7 @@ class _Run:
 
         A new run starts from what fits of the agent of another run, if asked to.
         """
+        checkpoint.remove_leftovers(self._logdir)
         if not checkpoint.exists(self._logdir):
             if initial is not None:
                 for line in checkpoint.initialise(self._agent.variables, initial):
@@ -367,7 +369,13 @@ class _Run:
         saved = checkpoint.load(self._logdir)
         learner = self._learner_at(saved.counters)
         learner.restore(saved)
-        self._accounts.restore(saved.accounts)
+        try:
+            self._accounts.restore(saved.accounts)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"The accounts in the checkpoint of {self._logdir} make no sense ({error!r}). "
+                "Another version of impala may have written it; start over with --fresh."
+            ) from error
         _log.info("Resumed %s at %s.", self._logdir, saved.counters)
         for change in options.differences(saved.config, self._config):
             _log.info("Changed since that checkpoint: %s.", change)
@@ -415,7 +423,7 @@ class _Run:
             self._learner.phase.algorithm,
         )
         path = checkpoint.save(self._logdir, saved, self._config.learner.checkpoints_kept)
-        self._saved = time.monotonic()
+        self._due.saved()
         _log.info("Checkpoint %s at %s frames.", path, f"{saved.counters.frames:,}")
 
     def _report_if_due(self) -> None:
@@ -429,7 +437,7 @@ class _Run:
         active, silent = self._roster.actors()
         gauges = {
             "progress": self._progress(),
-            "checkpoint/age_seconds": time.monotonic() - self._saved,
+            "checkpoint/age_seconds": self._due.age,
             "actor/active": active,
             "actor/silent": silent,
             "actor/joins": self._roster.joins,

@@ -1,9 +1,14 @@
 """Checkpoints are whole or absent, the newest intact one is read, a directory has one writer."""
 
+import errno
 import json
+import os
 import pathlib
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +18,7 @@ from impala.configs import PRESETS
 from learner import checkpoint
 from learner.checkpoint import Checkpoint, CheckpointError, Counters
 from learner.log_directory import LogDirectory, LogDirectoryBusy
+from learner.storage import StorageError
 
 
 def _checkpoint(updates: int) -> Checkpoint:
@@ -45,41 +51,208 @@ def test_what_was_saved_is_loaded_bit_for_bit(tmp_path: pathlib.Path) -> None:
 def test_only_the_newest_are_kept(tmp_path: pathlib.Path) -> None:
     for updates in (5, 10, 100, 1000):
         checkpoint.save(tmp_path, _checkpoint(updates), keep=2)
-    names = sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir())
-    assert names == [100, 1000]
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["000000000100-000003", "000000001000-000004"]
     assert checkpoint.load(tmp_path).counters.updates == 1000
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip", "no_state", "bad_state"])
+def _flip(path: pathlib.Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+def _same(one: Checkpoint, other: Checkpoint) -> bool:
+    return (
+        one._replace(variables={}) == other._replace(variables={})
+        and list(one.variables) == list(other.variables)
+        and all(np.array_equal(value, other.variables[n]) for n, value in one.variables.items())
+    )
+
+
+DAMAGES: dict[str, Callable[[pathlib.Path], object]] = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "emptied": lambda path: path.write_bytes(b""),
+    "zeroed": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "lengthened": lambda path: path.write_bytes(path.read_bytes() + b"\n"),
+    "removed": lambda path: path.unlink(),
+    "other": lambda path: path.write_text("[1, null]"),
+    "directory": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("name", ["variables.npz", "state.json", "MANIFEST"])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
-    tmp_path: pathlib.Path, damage: str
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, damage: str, name: str
 ) -> None:
     checkpoint.save(tmp_path, _checkpoint(1), keep=3)
     newest = checkpoint.save(tmp_path, _checkpoint(2), keep=3)
-    variables = newest / "variables.npz"
-    content = bytearray(variables.read_bytes())
-    match damage:
-        case "truncate":
-            variables.write_bytes(content[: len(content) // 2])
-        case "flip":
-            at = content.index(np.float32(2.0).tobytes())  # the first value of version 2's arrays
-            content[at] ^= 0xFF
-            variables.write_bytes(content)
-        case "no_state":
-            (newest / "state.json").unlink()
-        case "bad_state":
-            (newest / "state.json").write_text(json.dumps({"counters": {}}))
+    DAMAGES[damage](newest / name)
+    assert _same(checkpoint.load(tmp_path), _checkpoint(1))
+    (said,) = caplog.messages
+    assert newest.name in said and "Going back to 000000000001-000001." in said
+
+
+def test_no_flipped_bit_loads_wrong_silently(tmp_path: pathlib.Path) -> None:
+    checkpoint.save(tmp_path, _checkpoint(1), keep=3)
+    newest = checkpoint.save(tmp_path, _checkpoint(2), keep=3)
+    rng = np.random.default_rng(0)
+    for path in sorted(newest.iterdir()):
+        intact = path.read_bytes()
+        for bit in rng.choice(8 * len(intact), 150, replace=False):
+            _flip(path, int(bit))
+            assert _same(checkpoint.load(tmp_path), _checkpoint(1)), (path.name, bit)
+            path.write_bytes(intact)
+    assert _same(checkpoint.load(tmp_path), _checkpoint(2))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"counters": {"updates": -1}},
+        {"counters": {"updates": True}},
+        {"counters": {"frames": 2**63}},
+        {"counters": {"seconds": float("nan")}},
+        {"counters": {"unheard_of": 1}},
+        {"counters": []},
+        {"accounts": {"learned": -5}},
+        {"replay_added": "many"},
+        {"config": {"seed": []}},
+    ],
+)
+def test_what_makes_no_sense_gives_way_though_its_digest_is_right(
+    tmp_path: pathlib.Path, edit: dict[str, Any]
+) -> None:
+    checkpoint.save(tmp_path, _checkpoint(1), keep=3)
+    newest = checkpoint.save(tmp_path, _checkpoint(2), keep=3)
+    state = {**json.loads((newest / "state.json").read_text()), **edit}
+    (newest / "state.json").write_text(json.dumps(state))
+    newest.rename(newest.with_name("000000000002"))  # as of a version that wrote no digests
+    (newest.parent / "000000000001-000001").rename(newest.parent / "000000000001")
     assert checkpoint.load(tmp_path).counters.updates == 1
 
 
-def test_a_crash_while_writing_leaves_the_last_one(tmp_path: pathlib.Path) -> None:
+def test_a_checkpoint_of_an_earlier_version_is_loaded_unchecked(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved = checkpoint.save(tmp_path, _checkpoint(7), keep=3)
+    (saved / "MANIFEST").unlink()
+    saved.rename(saved.with_name("000000000007"))
+    assert _same(checkpoint.load(tmp_path), _checkpoint(7))
+    assert "earlier version" in caplog.text
+    checkpoint.save(tmp_path, _checkpoint(3), keep=3)
+    assert checkpoint.load(tmp_path).counters.updates == 3  # saved later, so it is the newest
+
+
+def test_if_all_are_damaged_one_line_says_so(tmp_path: pathlib.Path) -> None:
+    for updates in (1, 2):
+        (checkpoint.save(tmp_path, _checkpoint(updates), keep=3) / "state.json").write_text("")
+    with pytest.raises(CheckpointError, match=r"002-000002 .*001-000001 .*--fresh") as error:
+        checkpoint.load(tmp_path)
+    assert "\n" not in str(error.value)
+    assert checkpoint.exists(tmp_path)  # so a learner does not start over unasked
+
+
+def test_checkpoints_that_cannot_be_listed_are_an_error(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "checkpoints").write_text("")
+    with pytest.raises(CheckpointError, match="Not a directory"):
+        checkpoint.exists(tmp_path)
+    with pytest.raises(StorageError, match=r"checkpoints.*File exists"):
+        checkpoint.save(tmp_path, _checkpoint(1), keep=3)
+
+
+def test_a_run_that_went_back_goes_on_from_what_it_saved_last(tmp_path: pathlib.Path) -> None:
+    checkpoint.save(tmp_path, _checkpoint(100), keep=3)
+    damaged = checkpoint.save(tmp_path, _checkpoint(200), keep=3)
+    (damaged / "variables.npz").unlink()
+    checkpoint.save(tmp_path, _checkpoint(150), keep=1)
+    assert [path.name for path in damaged.parent.iterdir()] == ["000000000150-000003"]
+    assert checkpoint.load(tmp_path).counters.updates == 150
+
+
+def test_at_every_step_of_saving_there_is_an_intact_checkpoint(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the same update is saved again, as by a second stop without an update between."""
+    checkpoint.save(tmp_path, _checkpoint(1), keep=1)
+    looks = []
+
+    def looking(step: Callable[..., Any]) -> Callable[..., Any]:
+        def look(*args: Any, **kwargs: Any) -> Any:
+            looks.append(checkpoint.load(tmp_path).counters.updates)
+            done = step(*args, **kwargs)
+            looks.append(checkpoint.load(tmp_path).counters.updates)
+            return done
+
+        return look
+
+    with monkeypatch.context() as patch:
+        for module, name in ((os, "fsync"), (os, "rename"), (shutil, "rmtree")):
+            patch.setattr(module, name, looking(getattr(module, name)))
+        checkpoint.save(tmp_path, _checkpoint(1), keep=1)
+    assert looks == [1] * len(looks) and len(looks) > 10
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 1
+
+
+def test_a_full_disk_leaves_the_last_one_and_no_leftovers(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.save(tmp_path, _checkpoint(1), keep=1)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match="No space left on device"):
+        checkpoint.save(tmp_path, _checkpoint(2), keep=1)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["000000000001-000001"]
+    assert checkpoint.load(tmp_path).counters.updates == 1
+
+
+def test_leftovers_of_a_crash_are_no_checkpoints_and_are_removed(tmp_path: pathlib.Path) -> None:
     checkpoint.save(tmp_path, _checkpoint(1), keep=3)
     partial = tmp_path / "checkpoints" / ".partial-000000000002"
-    partial.mkdir()
-    (partial / "variables.npz").write_bytes(b"half")
+
+    def leave() -> None:
+        partial.mkdir()
+        (partial / "variables.npz").write_bytes(b"half")
+
+    leave()
     assert checkpoint.load(tmp_path).counters.updates == 1
-    checkpoint.save(tmp_path, _checkpoint(2), keep=3)  # the leftover does not get in the way
-    assert checkpoint.load(tmp_path).counters.updates == 2
+    checkpoint.save(tmp_path, _checkpoint(3), keep=3)
+    assert not partial.exists()
+    leave()
+    checkpoint.remove_leftovers(tmp_path)
+    assert not partial.exists()
+    assert checkpoint.load(tmp_path).counters.updates == 3
+
+
+def test_the_first_checkpoint_comes_half_a_minute_after_the_first_update() -> None:
+    now = [0.0]
+    due = checkpoint.Due(300.0, has_one=False, clock=lambda: now[0])
+    now[0] = 100.0  # no actor until now
+    assert not due.reached
+    for now[0] in (100.0, 101.0, 129.0):
+        due.updated()
+        assert not due.reached
+    now[0] = 130.0
+    assert due.reached
+    due.saved()
+    due.updated()
+    now[0] = 429.0
+    assert not due.reached and due.age == 299.0
+    now[0] = 430.0
+    assert due.reached
+
+    now[0] = 0.0
+    for due in (
+        checkpoint.Due(10.0, has_one=False, clock=lambda: now[0]),  # more often anyway
+        checkpoint.Due(300.0, has_one=True, clock=lambda: now[0]),
+    ):
+        due.updated()
+    now[0] = 30.0
+    assert not due.reached
 
 
 def test_no_checkpoint_is_an_error_that_names_the_directory(tmp_path: pathlib.Path) -> None:
