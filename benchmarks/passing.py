@@ -1,6 +1,5 @@
 """Whole runs with an evaluator beside them: after how much training its greedy play passes."""
 
-import json
 import math
 import pathlib
 import subprocess
@@ -10,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from impala import continual
+from impala import continual, json_lines
 
 _IN_A_ROW = 3
 """Evaluations: one alone may pass by luck, as greedy play of CartPole did after 26,000 frames."""
@@ -53,8 +52,7 @@ def read(logdir: pathlib.Path, least: float) -> Passed:
     if not good:
         return Passed(math.inf, math.inf)
     frames = curve.frames[good[0] - 1]
-    lines = (logdir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = json_lines.read(logdir / "metrics.jsonl", json_lines.numbers)
     seconds = np.interp(
         frames, [0, *(r["frames"] for r in rows)], [0, *(r["seconds"] for r in rows)]
     )

@@ -4,15 +4,17 @@ Forgetting and transfer follow CORA (Powers et al. 2022, arXiv 2110.10067): how 
 falls, or rises before its own turn, while another task is trained, over the largest |return| seen.
 """
 
-import json
+import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from impala import options, tasks
+from impala import json_lines, options, tasks
 from impala.configs import Config
+
+_MAX_RETURN = 1e39  # returns are float32 on the wire
 
 
 class Curve(NamedTuple):
@@ -46,38 +48,80 @@ class Run(NamedTuple):
     curves: Mapping[str, Curve]  # of each task that was evaluated
 
 
-def read(logdir: pathlib.Path) -> Run:
-    """Reads a run's evaluations.
+class Report(NamedTuple):
+    """An evaluation as a line of evaluations.jsonl has it."""
+
+    task: str
+    learner: int | str  # incarnation of the learner whose parameters were evaluated
+    frames: int  # environment frames that they were learned from
+    mean: float  # return
+
+    @classmethod
+    def parse(cls, line: Mapping[str, Any]) -> Self:
+        """Makes one of a line.
+
+        Raises:
+          KeyError, TypeError, ValueError, ArithmeticError: it is none.
+        """
+        task, learner, frames, returns = (
+            line[name] for name in ("task", "learner", "frames", "returns")
+        )
+        good = isinstance(task, str) and type(learner) in (int, str)
+        good = good and type(frames) is int and 0 <= frames < 2**63
+        if not (good and all(json_lines.is_number(x) and abs(x) < _MAX_RETURN for x in returns)):
+            raise ValueError(f"{line} is no evaluation.")
+        return cls(task, learner, frames, math.fsum(returns) / len(returns))
+
+
+class History:
+    """What evaluators reported of a run, one report after another.
 
     A learner that came back from a checkpoint repeats some frames; what was reported last counts.
+    """
+
+    def __init__(self, config: Config):
+        """Nothing was reported yet."""
+        self._config = config
+        self._names = [task.name for task in tasks.make(config.environment, config.tasks)]
+        self._points: dict[str, dict[int, float]] = {name: {} for name in self._names}
+        self._learners: set[int | str] = set()
+
+    def add(self, report: Report) -> None:
+        """Takes a report; one of a task that the run no longer has is left out."""
+        if report.learner not in self._learners:
+            self._learners.add(report.learner)
+            for name, of_task in self._points.items():
+                self._points[name] = {f: r for f, r in of_task.items() if f < report.frames}
+        if report.task in self._points:
+            self._points[report.task][report.frames] = report.mean
+
+    def run(self) -> Run:
+        """Returns what was reported so far, as curves."""
+        curves = {
+            name: Curve(*map(np.array, zip(*sorted(of_task.items()), strict=True)))
+            for name, of_task in self._points.items()
+            if of_task
+        }
+        sequential = self._config.tasks.order == "sequential"
+        blocks = tasks.blocks(self._config) if sequential else ()
+        return Run(self._config, self._names, blocks, curves)
+
+
+def read(logdir: pathlib.Path) -> Run:
+    """Reads a run's evaluations, as far as they can be read.
 
     Raises:
       NoEvaluations: there are none.
     """
-    path = logdir / "evaluations.jsonl"
-    if not path.exists() or not path.stat().st_size:
+    reports = json_lines.read(logdir / "evaluations.jsonl", Report.parse)
+    if not reports:
         raise NoEvaluations(
             f"{logdir} has no evaluations. Train with several tasks, or with --evaluate yes."
         )
-    config = options.overlay(Config(), options.read_yaml(logdir / "config.yaml"))
-    names = [task.name for task in tasks.make(config.environment, config.tasks)]
-    points: dict[str, dict[int, float]] = {name: {} for name in names}
-    learner = None
-    for line in path.read_text(encoding="utf-8").splitlines():
-        report = json.loads(line)
-        if report["learner"] != learner:
-            learner = report["learner"]
-            for name, of_task in points.items():
-                points[name] = {f: r for f, r in of_task.items() if f < report["frames"]}
-        if report["task"] in points:  # not of another list of tasks, before a restart
-            points[report["task"]][report["frames"]] = float(np.mean(report["returns"]))
-    curves = {
-        name: Curve(*map(np.array, zip(*sorted(of_task.items()), strict=True)))
-        for name, of_task in points.items()
-        if of_task
-    }
-    sequential = config.tasks.order == "sequential"
-    return Run(config, names, tasks.blocks(config) if sequential else (), curves)
+    history = History(options.overlay(Config(), options.read_yaml(logdir / "config.yaml")))
+    for report in reports:
+        history.add(report)
+    return history.run()
 
 
 class Change(NamedTuple):

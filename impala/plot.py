@@ -1,13 +1,13 @@
 """Draws the curves of one or several runs, with what was forgotten: `impala plot`."""
 
-import json
 import pathlib
+import re
 from collections.abc import Sequence
 
 import matplotlib
 import numpy as np
 
-from impala import continual
+from impala import continual, json_lines
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -15,6 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 _COLOURS = plt.get_cmap("tab10").colors  # type: ignore[attr-defined]
+
+_RECENT = re.compile(r"episode/(?!.*/info/).*/return_recent")
 
 
 def draw(logdirs: Sequence[pathlib.Path], output: pathlib.Path) -> None:
@@ -57,10 +59,8 @@ def _training(labels: Sequence[str], logdirs: Sequence[pathlib.Path]) -> Figure:
     """Mean return of the last 100 episodes in training, over frames and over time."""
     figure, (over_frames, over_time) = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
     for label, logdir in zip(labels, logdirs, strict=True):
-        path = logdir / "metrics.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        rows = [json.loads(line) for line in lines]
-        names = {name for row in rows for name in row if name.endswith("/return_recent")}
+        rows = json_lines.read(logdir / "metrics.jsonl", json_lines.numbers)
+        names = {name for row in rows for name in row if _RECENT.fullmatch(name)}
         if not names:
             raise ValueError(f"{logdir} has no episode yet, in training or evaluation.")
         for name in sorted(names):

@@ -4,7 +4,6 @@
 """
 
 import collections
-import json
 import logging
 import math
 import pathlib
@@ -21,6 +20,7 @@ import rich.text
 import tensorflow as tf
 import tree
 
+from impala import json_lines
 from impala.types import Episode, Nest
 from learner.checkpoint import Counters
 from learner.service import EvaluationReport
@@ -207,13 +207,13 @@ class JsonLines:
     """Writes rows as JSON lines; a resumed run goes on in the same file."""
 
     def __init__(self, path: pathlib.Path):
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed in close()
+        self._file = json_lines.Appender(path)
 
     def write(self, row: Row, histograms: Histograms) -> None:
-        """Writes one row and flushes it."""
+        """Writes one row, as far as it is finite."""
         del histograms
-        self._file.write(json.dumps({"time": time.time(), **row}) + "\n")
-        self._file.flush()
+        finite = {name: value for name, value in row.items() if math.isfinite(value)}
+        self._file.write({"time": time.time(), **finite})
 
     def close(self) -> None:
         """Closes the file."""
@@ -224,10 +224,10 @@ class Evaluations:
     """Writes what evaluators report as JSON lines, which `impala.continual` reads."""
 
     def __init__(self, path: pathlib.Path):
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed in close()
+        self._file = json_lines.Appender(path)
 
     def write(self, task: str, report: EvaluationReport) -> None:
-        """Writes one report and flushes it."""
+        """Writes one report."""
         line = {
             "time": time.time(),
             "task": task,
@@ -236,8 +236,7 @@ class Evaluations:
             "version": report.parameter_version,
             "returns": [episode.episode_return for episode in report.episodes],
         }
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        self._file.write(line)
 
     def close(self) -> None:
         """Closes the file."""

@@ -25,7 +25,7 @@ def write(logdir: pathlib.Path, lines: list[tuple]) -> pathlib.Path:
     (logdir / "config.yaml").write_text(options.to_yaml(CONFIG))
     with open(logdir / "evaluations.jsonl", "w") as file:
         for task, frames, returns, *learner in lines:
-            line = {"task": task, "frames": frames, "returns": returns, "learner": learner or 0}
+            line = {"task": task, "frames": frames, "returns": returns, "learner": [*learner, 0][0]}
             file.write(json.dumps(line) + "\n")
     return logdir
 
