@@ -20,6 +20,7 @@ from benchmarks.roofline import random_batch
 from impala import build, configs, process, tasks
 from impala.types import Parameters
 from learner.accounts import Accounts
+from learner.bounds import message_bounds
 from learner.info_names import InfoNames
 from learner.ingest import Ingest
 from learner.mix import Mix
@@ -55,7 +56,8 @@ def _mean(rates: list[Rate]) -> Rate:
 
 def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Rate:
     process.tune_malloc()
-    spaces = build.spaces(tasks.make(config.environment, config.tasks))
+    played = tasks.make(config.environment, config.tasks)
+    spaces = build.spaces(played)
     agent = build.agent(config.agent, *spaces)
     accounts, ingest = Accounts(), Ingest(config.learner.queue_unrolls)
     incarnation = secrets.randbits(62) + 1
@@ -72,6 +74,7 @@ def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Ra
         max_envs_per_message=config.learner.max_envs_per_message,
         max_in_flight=_IN_FLIGHT,
         info_names=InfoNames(config.limits.info_names),
+        bounds=message_bounds(config, played, spaces[1]),
     )
     service.publish(Parameters(incarnation, 0, 0.0, 0, [v.numpy() for v in agent.variables]))
     mix = Mix(ingest, config.mix)
@@ -204,6 +207,6 @@ def _message(
         fingerprint=hello.fingerprint,
         learner_incarnation=hello.learner_incarnation,
         num_envs=config.mix.batch_size,
-        frames=unroll.frames.tolist(),
+        frames=[config.learner.unroll_length] * config.mix.batch_size,
         tensors=codec.encode(leaves),
     )

@@ -22,6 +22,7 @@ Count = Annotated[int, Range(0)]
 Cost = Annotated[float, Range(0.0)]
 Share = Annotated[float, Range(0.0, 1.0)]
 Scale = Annotated[float, Range(1e-12)]
+Limit = Annotated[float, Range(1e-12, 1e30)]
 
 AlgorithmName = Literal["impala", "actor_critic", "critic", "q_learning", "sac"]
 
@@ -358,10 +359,24 @@ class QuarantineConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LimitsConfig:
-    """What callers may send."""
+    """What the learner takes from actors. A message with a number beyond its limit is refused, and
+    the receipt names the number and the setting. Generous: raise one if your environment needs it.
+    """
 
     info_names: Annotated[int, Range(0, 1000)] = 64
     """Names of numbers in episodes' info that a run records; the rest is counted and left out."""
+    frames_per_step: Annotated[int, Range(1, 1_000_000)] = 1
+    """Most frames of one step of a Gymnasium environment whose info says `frames`, before
+    environment.repeat multiplies it. ALE games have environment.atari.frame_skip instead."""
+    reward: Limit = 1e6
+    """Largest absolute value of a raw reward."""
+    observation: Limit = 1e10
+    """Largest absolute value of a number in an observation or a core state."""
+    policy_parameter: Annotated[float, Range(1e-12, 4e8)] = 1e7
+    """Largest absolute value of a parameter of the behaviour policy: a logit, an action value, a
+    mean. -1e9, which stands for a masked choice, is always taken."""
+    baseline: Limit = 1e8
+    """Largest absolute value of a value estimate."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,9 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from impala.configs import EpsilonConfig
+from impala.spaces import FORBIDDEN
 from impala.types import Nest
-
-_FORBIDDEN = -1e9  # the output of a choice that there is not
 
 
 class Distribution(abc.ABC):
@@ -116,7 +115,7 @@ class Categorical(Distribution):
 
     def mask(self, outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
         # Not -inf: 0 * -inf in an entropy is NaN. This much is a probability of exactly zero, too.
-        return tf.where(allowed > 0, outputs, _FORBIDDEN)
+        return tf.where(allowed > 0, outputs, FORBIDDEN)
 
     def _action(self, scores: tf.Tensor) -> tf.Tensor:
         index = tf.argmax(scores, axis=-1, output_type=tf.int64)
@@ -196,7 +195,7 @@ class EpsilonGreedy(Distribution, tf.Module):
         return tf.reduce_sum(tf.math.xlogy(of_p, of_p) - tf.math.xlogy(of_p, of_q), axis=-1)
 
     def mask(self, outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
-        return tf.where(allowed > 0, outputs, _FORBIDDEN)
+        return tf.where(allowed > 0, outputs, FORBIDDEN)
 
     def index(self, action: Nest) -> tf.Tensor:
         """Which of the n outputs an action stands at: 0 to n - 1."""
@@ -204,7 +203,7 @@ class EpsilonGreedy(Distribution, tf.Module):
 
     def _probabilities(self, parameters: tf.Tensor) -> tf.Tensor:
         values, epsilon = parameters[..., :-1], parameters[..., -1:]
-        allowed = tf.cast(values > 0.5 * _FORBIDDEN, tf.float32)
+        allowed = tf.cast(values > 0.5 * FORBIDDEN, tf.float32)
         anyone = allowed / tf.reduce_sum(allowed, axis=-1, keepdims=True)
         best = tf.one_hot(tf.argmax(values, axis=-1), self.num_choices)
         return (1.0 - epsilon) * best + epsilon * anyone

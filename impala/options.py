@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from impala import phases
+from impala import phases, tasks
 from impala.configs import PRESETS, Config, Range
 
 T = TypeVar("T")
@@ -243,6 +243,7 @@ def validate(config: Config) -> Config:
             f"mix.updates is {config.mix.updates}, but fresh unrolls are learned from once: set "
             "mix.learn_from_fresh to false (--mix.no-learn-from-fresh), or mix.updates to 1."
         )
+    _check_frames(config)
     try:
         kwargs = json.loads(config.environment.kwargs)
     except json.JSONDecodeError as error:
@@ -256,6 +257,25 @@ def validate(config: Config) -> Config:
             """as '{"continuous": true}'."""
         )
     return config
+
+
+def _check_frames(config: Config) -> None:
+    """Refuses unrolls whose frames cannot be counted, or do not fit into replay."""
+    try:
+        played = tasks.make(config.environment, config.tasks)
+    except ValueError as error:
+        raise OptionError(str(error)) from error
+    steps = config.learner.unroll_length
+    most, task = max((tasks.frames_per_step(task, config.limits), task.name) for task in played)
+    frames = f"An unroll of {task} can have {most * steps} frames ({steps} steps of up to {most})"
+    fewer = "lower learner.unroll_length, the frame skip or environment.repeat.most"
+    if most * steps > 2**31 - 1:
+        raise OptionError(f"{frames}, more than the {2**31 - 1} that can be counted: {fewer}.")
+    if config.mix.replayed and most * steps > config.replay.capacity_frames:
+        raise OptionError(
+            f"{frames}, but replay.capacity_frames is {config.replay.capacity_frames}: raise it, "
+            f"or {fewer}."
+        )
 
 
 def read_yaml(file: pathlib.Path) -> Any:

@@ -18,6 +18,8 @@ SEEN = frozenset({"last_action", "last_reward", "time_in_episode"})
 """What the network sees besides the observation."""
 ACTION_MASK = "action_mask"
 """Which choices there are; the network does not see it, its policy obeys it."""
+FORBIDDEN = -1e9
+"""The policy parameter of a choice that there is not; exact in float32."""
 
 
 def is_wrapped(space: gym.Space) -> TypeGuard[gym.spaces.Dict]:

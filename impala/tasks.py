@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from impala.configs import Config, EnvironmentConfig, TasksConfig
+from impala.configs import Config, EnvironmentConfig, LimitsConfig, TasksConfig
 
 
 class Task(NamedTuple):
@@ -50,6 +50,14 @@ def _task(name: str, environment: EnvironmentConfig) -> Task:
                 """Write ID or ID{"name": value}."""
             ) from None
     return Task(name, dataclasses.replace(environment, id=id, kwargs=kwargs))
+
+
+def frames_per_step(task: Task, limits: LimitsConfig) -> int:
+    """Returns the most environment frames that one agent step of a task can play."""
+    environment = task.environment
+    if environment.id.startswith("ALE/"):
+        return environment.atari.frame_skip
+    return limits.frames_per_step * environment.repeat.most
 
 
 def total_frames(config: Config) -> int:

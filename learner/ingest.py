@@ -16,12 +16,18 @@ import numpy as np
 import tree
 
 from impala.types import EnvironmentFault, Episode, StepType, Unroll
+from learner.bounds import MessageBounds, limit_of
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
 _MAX_FAULT_DETAIL = 200  # characters; what is longer is cut
-_MAX_FRAMES_PER_STEP = 100_000  # environment frames that one agent step can plausibly play
-_MAX_VERSION = 2**63 - 1  # parameter_version is an int64 in the batch
+_MAX_LENGTH = 2**31 - 1  # agent steps of an episode
+_MAX_SECONDS = 1e9  # between two messages
+_MORE_FRAMES = (
+    "If steps play more, set the learner's frame skip, environment.repeat.most or "
+    "limits.frames_per_step to what the environment does."
+)
+_ROUNDING = 1e-4  # relative, of a return that was summed up in float32
 
 
 class Arrival(NamedTuple):
@@ -45,13 +51,6 @@ class Rejection(NamedTuple):
 
     reason: "pb.Reason"
     detail: str  # names the value, the limit and the fix
-
-
-class Bounds(NamedTuple):
-    """Inclusive limits of an action leaf; arrays broadcast against its trailing axes."""
-
-    low: Any
-    high: Any
 
 
 class IngestClosed(Exception):
@@ -172,15 +171,14 @@ def _unrolls(arrival: Arrival) -> int:
 
 
 class Validator:
-    """Checks messages against the learner's own spec. Every size comes from there."""
+    """Checks messages against the learner's own spec and bounds. Every size comes from there."""
 
     def __init__(
         self,
         unroll_spec: Unroll,
         fingerprint: str,
         max_envs: int,
-        action_bounds: Sequence[Bounds | None] | None = None,
-        num_tasks: int = 1,
+        bounds: MessageBounds,
     ):
         """Keeps the spec.
 
@@ -189,22 +187,23 @@ class Validator:
             core_state [...]; frames and parameter_version are (): they travel on their own.
           fingerprint: of the learner's specs.
           max_envs: largest number of environments in a message, E.
-          action_bounds: inclusive limits for each leaf of the action, None for a leaf that may
-            have any value; without it, no action is checked.
-          num_tasks: of the run.
+          bounds: of the numbers in a message.
         """
-        self._num_tasks = num_tasks
+        self._bounds = bounds
         self._spec = unroll_spec
         self._fingerprint = fingerprint
         self._max_envs = max_envs
         self._unroll_length = int(unroll_spec.timestep.reward.shape[0]) - 1
         self._specs, self._num_core_state_specs = wire_specs(unroll_spec)
         self._specs_of: dict[int, list[pb.TensorSpec]] = {}  # E -> with E environments
+        self._limits = [
+            limit_of(spec.name, codec.numpy_dtype(spec.dtype), bounds.limits)
+            for spec in self._specs
+        ]
         num_actions = len(tree.flatten(unroll_spec.output.action))
-        self._action_bounds = list(action_bounds or [None] * num_actions)
-        if len(self._action_bounds) != num_actions:
+        if len(bounds.actions) != num_actions:
             raise ValueError(
-                f"There are bounds for {len(self._action_bounds)} action leaves, but the action "
+                f"There are bounds for {len(bounds.actions)} action leaves, but the action "
                 f"has {num_actions}: give one (low, high) or None for each."
             )
 
@@ -217,24 +216,23 @@ class Validator:
         episodes = 4096 + 64 * self._unroll_length  # an environment's, generously
         return self._max_envs * (per_env + episodes) + 2**20
 
-    def check(
-        self, message: pb.Unrolls, learner_incarnation: int, newest_version: int
-    ) -> Arrival | Rejection:
+    def check(self, message: pb.Unrolls, newest_version: int | None) -> Arrival | Rejection:
         """Checks everything but who sent the message and its sequence number.
 
         Args:
           message: as it came.
-          learner_incarnation: the learner's own.
-          newest_version: last version of the parameters that this incarnation published.
+          newest_version: the last version of the parameters that the learner incarnation which the
+            message names can have published; None if that was no learner of this run.
 
         Returns:
           An arrival with offset 0, or why there is none.
         """
         try:
-            self._check_header(message, learner_incarnation, newest_version)
+            self._check_header(message, newest_version)
             arrays = self._decode(message)
+            self._check_numbers(arrays)
             unroll = self._unroll(message, arrays)
-            self._check_values(unroll, arrays)
+            self._check_values(unroll)
             return Arrival(
                 unroll=unroll,
                 actor=message.actor,
@@ -242,7 +240,9 @@ class Validator:
                 sequence=message.sequence,
                 task=message.task,
                 offset=0,
-                episodes=episodes(message.episodes, self._unroll_length * message.num_envs),
+                episodes=self.episodes(
+                    message.episodes, self._unroll_length * message.num_envs, message.task
+                ),
                 elapsed_seconds=_seconds("elapsed_seconds", message.elapsed_seconds),
                 waited_seconds=_seconds("waited_seconds", message.waited_seconds),
                 received=time.monotonic(),
@@ -251,9 +251,56 @@ class Validator:
         except Rejected as rejected:
             return rejected.rejection
 
-    def _check_header(
-        self, message: pb.Unrolls, learner_incarnation: int, newest_version: int
-    ) -> None:
+    def episodes(self, messages: Sequence[pb.Episode], limit: int, task: int) -> list[Episode]:
+        """Checks finished episodes and makes them plain.
+
+        Args:
+          messages: as they came.
+          limit: how many there can be.
+          task: that was played.
+
+        Raises:
+          Rejected: there are more, or a number among them is not finite or out of range.
+        """
+        if len(messages) > limit:
+            raise Rejected(
+                pb.REASON_RANGE,
+                f"There are {len(messages)} episodes, at most {limit} can have ended: send each "
+                "once, with the unrolls in which it ended.",
+            )
+        for message in messages:
+            for name, value in message.info.items():
+                _check_finite(ascii(name[:80])[1:-1], value)
+            self._check_episode(message, self._bounds.frames_per_step[task])
+        return [
+            Episode(message.episode_return, message.length, message.frames, dict(message.info))
+            for message in messages
+        ]
+
+    def _check_episode(self, message: pb.Episode, frames_per_step: int) -> None:
+        reward, length = self._bounds.limits.reward, message.length
+        _check_finite("episode_return", message.episode_return)
+        if not 1 <= length <= _MAX_LENGTH:
+            raise Rejected(
+                pb.REASON_RANGE,
+                f"An episode's length is {length}: it must be 1 to {_MAX_LENGTH} agent steps, "
+                "seams left out.",
+            )
+        if message.frames > frames_per_step * length:
+            raise Rejected(
+                pb.REASON_RANGE,
+                f"An episode's frames are {message.frames} in {length} steps: a step plays at most "
+                f"{frames_per_step}. Send one report for each episode; {_MORE_FRAMES}",
+            )
+        if abs(message.episode_return) > reward * length * (1.0 + _ROUNDING):
+            raise Rejected(
+                pb.REASON_RANGE,
+                f"An episode's episode_return is {message.episode_return} in {length} steps: a "
+                f"reward is at most {reward:g}. Raise limits.reward of the learner if the "
+                "environment gives larger ones.",
+            )
+
+    def _check_header(self, message: pb.Unrolls, newest_version: int | None) -> None:
         if message.fingerprint != self._fingerprint:
             raise Rejected(
                 pb.REASON_FINGERPRINT,
@@ -272,11 +319,12 @@ class Validator:
                 f"frames has {len(message.frames)} numbers for num_envs {message.num_envs}: send "
                 "one for each environment.",
             )
-        if message.task >= self._num_tasks:
+        num_tasks = len(self._bounds.frames_per_step)
+        if message.task >= num_tasks:
             raise Rejected(
                 pb.REASON_RANGE,
-                f"task is {message.task}, the run has {self._num_tasks}: play the task that "
-                "JoinReply or the last receipt said.",
+                f"task is {message.task}, the run has {num_tasks}: play the task that JoinReply or "
+                "the last receipt said.",
             )
         version, incarnation = message.parameter_version, message.learner_incarnation
         if incarnation == 0:
@@ -284,11 +332,17 @@ class Validator:
                 pb.REASON_VERSION,
                 "learner_incarnation is 0: name the learner whose parameters acted.",
             )
-        limit = newest_version if incarnation == learner_incarnation else _MAX_VERSION
-        if version > limit:
+        if newest_version is None:
             raise Rejected(
                 pb.REASON_VERSION,
-                f"parameter_version is {version}, the newest that was published is {limit}: act "
+                f"learner_incarnation is {incarnation}, which is none of this run's learners: act "
+                "with parameters from GetParameters and name their incarnation and version.",
+            )
+        if version > newest_version:
+            raise Rejected(
+                pb.REASON_VERSION,
+                f"parameter_version is {version}, the newest that was published is "
+                f"{newest_version}: act "
                 "with parameters from GetParameters and name their incarnation and version.",
             )
 
@@ -316,27 +370,50 @@ class Validator:
 
     def _unroll(self, message: pb.Unrolls, arrays: list[np.ndarray]) -> Unroll:
         frames = np.array(message.frames, np.int64)
-        _check_range("frames", frames, 0, _MAX_FRAMES_PER_STEP * self._unroll_length)
         unroll: Unroll = tree.unflatten_as(self._spec, arrays)
+        _check_step_types(unroll.timestep.step_type)
+        self._check_frames(frames, unroll.timestep.step_type, message.task)
         return unroll._replace(
             frames=frames.astype(np.int32),
             parameter_version=np.full(message.num_envs, message.parameter_version, np.int64),
         )
 
-    def _check_values(self, unroll: Unroll, arrays: list[np.ndarray]) -> None:
-        for spec, array in zip(self._specs, arrays, strict=True):
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise Rejected(
-                    pb.REASON_NOT_FINITE,
-                    f"{spec.name} holds {array[~np.isfinite(array)].flat[0]}: all its numbers must "
-                    "be finite. Look at the environment and at the parameters it acted with.",
-                )
+    def _check_frames(self, frames: np.ndarray, step_type: np.ndarray, task: int) -> None:
+        """Frames [E] must be what the steps in rows 1..T [T + 1, E] can have played."""
+        steps = (step_type[1:] != StepType.FIRST).sum(axis=0)
+        most = self._bounds.frames_per_step[task]
+        wrong = (frames < steps) | (frames > most * steps)
+        if wrong.any():
+            env = int(np.flatnonzero(wrong)[0])
+            raise Rejected(
+                pb.REASON_RANGE,
+                f"frames holds {frames[env]} for the {steps[env]} steps of environment {env}: a "
+                f"step plays 1 to {most}, a seam none. {_MORE_FRAMES}",
+            )
+
+    def _check_numbers(self, arrays: list[np.ndarray]) -> None:
+        """All numbers must be finite and within the limits of their leaf."""
+        for spec, limit, array in zip(self._specs, self._limits, arrays, strict=True):
             if array.dtype.kind == "b" and array.size and array.view(np.uint8).max() > 1:
                 _check_range(f"{spec.name} (a bool, as a byte)", array.view(np.uint8), 0, 1)
+            if limit is None or (number := limit.beyond(array)) is None:
+                continue
+            if not math.isfinite(number):
+                raise Rejected(
+                    pb.REASON_NOT_FINITE,
+                    f"{spec.name} holds {number}: all its numbers must be finite. Look at the "
+                    "environment and at the parameters it acted with.",
+                )
+            raise Rejected(
+                pb.REASON_RANGE,
+                f"{spec.name} holds {number}: its absolute value may be {limit.value:g} at most. "
+                f"Raise {limit.setting} of the learner if that is what the environment gives.",
+            )
+
+    def _check_values(self, unroll: Unroll) -> None:
         _check_range("timestep/discount", unroll.timestep.discount, 0, 1)
-        _check_step_types(unroll.timestep.step_type)
         actions = tree.flatten_with_path(unroll.output.action)
-        for (path, action), bounds in zip(actions, self._action_bounds, strict=True):
+        for (path, action), bounds in zip(actions, self._bounds.actions, strict=True):
             if bounds is not None:
                 name = "/".join(map(str, ("output", "action", *path)))
                 # Row 0 repeats a row that was checked, or, at the very first, holds no action.
@@ -351,35 +428,12 @@ class Rejected(Exception):
         self.rejection = Rejection(reason, detail)
 
 
-def episodes(messages: Sequence[pb.Episode], limit: int) -> list[Episode]:
-    """Checks finished episodes and makes them plain.
-
-    Args:
-      messages: as they came.
-      limit: how many there can be.
-
-    Raises:
-      Rejected: there are more, or a number among them is not finite.
-    """
-    if len(messages) > limit:
+def _check_finite(name: str, value: float) -> None:
+    if not math.isfinite(value):
         raise Rejected(
             pb.REASON_RANGE,
-            f"There are {len(messages)} episodes, at most {limit} can have ended: send each once, "
-            "with the unrolls in which it ended.",
+            f"An episode's {name} is {value}: it must be finite. Look at the environment.",
         )
-    return [_episode(message) for message in messages]
-
-
-def _episode(message: pb.Episode) -> Episode:
-    info = message.info
-    for name, value in (("episode_return", message.episode_return), *info.items()):
-        if not math.isfinite(value):
-            raise Rejected(
-                pb.REASON_RANGE,
-                f"An episode's {ascii(name[:80])[1:-1]} is {value}: it must be finite. Look at the "
-                "environment.",
-            )
-    return Episode(message.episode_return, message.length, message.frames, dict(info))
 
 
 def _faults(messages: Sequence[pb.EnvironmentFault], num_envs: int) -> list[EnvironmentFault]:
@@ -406,10 +460,10 @@ def _faults(messages: Sequence[pb.EnvironmentFault], num_envs: int) -> list[Envi
 
 
 def _seconds(name: str, value: float) -> float:
-    if not (math.isfinite(value) and value >= 0.0):
+    if not 0.0 <= value <= _MAX_SECONDS:
         raise Rejected(
             pb.REASON_RANGE,
-            f"{name} is {value}: it must be finite and at least 0. Look at the actor's clock.",
+            f"{name} is {value}: it must be 0 to {_MAX_SECONDS:g}. Look at the actor's clock.",
         )
     return value
 
@@ -417,10 +471,13 @@ def _seconds(name: str, value: float) -> float:
 def _check_range(name: str, array: np.ndarray, low: Any, high: Any) -> None:
     wrong = (array < low) | (array > high)
     if wrong.any():
+        value, low, high = (
+            np.broadcast_to(x, array.shape)[wrong].flat[0] for x in (array, low, high)
+        )
         raise Rejected(
             pb.REASON_RANGE,
-            f"{name} holds {array[wrong].flat[0]}: it must be {low} to {high}. Look at the "
-            "environment and at the action space.",
+            f"{name} holds {value}: it must be {low} to {high}. Look at the environment and at the "
+            "action space.",
         )
 
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 import tree
@@ -24,9 +23,11 @@ from impala.security import ServerSecurity
 from impala.types import Parameters, StepType, Unroll
 from learner import checkpoint
 from learner.accounts import Accounts
+from learner.bounds import message_bounds
 from learner.checkpoint import Checkpoint, CheckpointError, Counters
+from learner.incarnations import Incarnations
 from learner.info_names import InfoNames
-from learner.ingest import Bounds, Ingest, wire_specs
+from learner.ingest import Ingest, wire_specs
 from learner.learner import Learner, NotFiniteError, Update
 from learner.log_directory import LogDirectory
 from learner.metrics import Console, Evaluations, JsonLines, Sink, Telemetry, TensorBoard
@@ -152,6 +153,7 @@ class _Run:
         }
         if not config.evaluator.every_frames:
             for_actors["evaluator"]["every_frames"] = max(1, tasks.total_frames(config) // 50)
+        self._incarnations = Incarnations(logdir / "incarnations.json", self._incarnation)
         self._ingest = Ingest(config.learner.queue_unrolls)
         self._roster = Roster()
         self._info_names = InfoNames(config.limits.info_names)
@@ -168,7 +170,8 @@ class _Run:
             max_envs_per_message=config.learner.max_envs_per_message,
             max_in_flight=config.learner.max_in_flight,
             info_names=self._info_names,
-            action_bounds=list(_action_bounds(spaces[1])),
+            bounds=message_bounds(config, self._tasks, spaces[1]),
+            earlier=self._incarnations.earlier,
         )
         self._mix = Mix(
             self._ingest, config.mix, self._replay, version=self._learner.counters.updates
@@ -401,6 +404,7 @@ class _Run:
 
     def _publish(self) -> None:
         counters = self._learner.counters
+        self._incarnations.reserve(counters.updates)
         self._service.publish(
             Parameters(
                 incarnation=self._incarnation,
@@ -509,20 +513,3 @@ def _set_up_tensorflow(config: LearnerConfig) -> None:
     if config.bfloat16:
         kind = "bfloat16" if process.use_bfloat16() else "float32: this CPU has no bfloat16"
         _log.info("Convolutions and products are computed in %s.", kind)
-
-
-def _action_bounds(space: gym.Space) -> Iterator[Bounds | None]:
-    """Limits of each leaf of an action; boxes are only checked for finite numbers."""
-    match space:
-        case gym.spaces.Dict():
-            for name in sorted(space.spaces):
-                yield from _action_bounds(space[name])
-        case gym.spaces.Tuple():
-            for part in space.spaces:
-                yield from _action_bounds(part)
-        case gym.spaces.Discrete():
-            yield Bounds(space.start, space.start + space.n - 1)
-        case gym.spaces.MultiDiscrete():
-            yield Bounds(space.start, space.start + space.nvec - 1)
-        case _:
-            yield None

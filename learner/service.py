@@ -7,7 +7,7 @@ any thread.
 import contextlib
 import functools
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import tree
@@ -16,16 +16,15 @@ from impala.security import Role
 from impala.tasks import Schedule
 from impala.types import Episode, Parameters, Unroll
 from learner.accounts import Accounts, Admission
+from learner.bounds import MessageBounds
 from learner.info_names import InfoNames
 from learner.ingest import (
     Arrival,
-    Bounds,
     Ingest,
     IngestClosed,
     Rejected,
     Rejection,
     Validator,
-    episodes,
     wire_specs,
 )
 from learner.roster import Roster
@@ -34,6 +33,7 @@ from protos.impala.v1 import learner_pb2 as pb
 
 _MAX_NAME = 200  # characters of an actor's name
 _MAX_EVALUATION_EPISODES = 100_000
+_MAX_FRAMES = 2**53  # of parameters; every whole number up to here is a float64
 _ROLES: dict[Role, "pb.Role"] = {"actor": pb.ROLE_ACTOR, "evaluator": pb.ROLE_EVALUATOR}
 
 
@@ -78,7 +78,8 @@ class LearnerService:
         max_envs_per_message: int,
         max_in_flight: int,
         info_names: InfoNames,
-        action_bounds: Sequence[Bounds | None] | None = None,
+        bounds: MessageBounds,
+        earlier: Mapping[int, int] | None = None,
     ):
         """Says hello with a spec; parameters come by `publish`.
 
@@ -95,7 +96,9 @@ class LearnerService:
           max_envs_per_message: largest E.
           max_in_flight: messages without a receipt that an actor may have.
           info_names: says which numbers of episodes' info are recorded.
-          action_bounds: as for `Validator`.
+          bounds: as for `Validator`.
+          earlier: incarnations of the learners that this run had before, and the highest version of
+            the parameters that each can have published.
         """
         self._accounts = accounts
         self._roster = roster
@@ -105,14 +108,13 @@ class LearnerService:
         self._incarnation = incarnation
         self._finished = False
         self._newest_version = 0
+        self._earlier = dict(earlier or {})
         self.has_evaluators = False  # whether one has ever joined
         self._published: _Published | None = None
         self.evaluations: queue.SimpleQueue[EvaluationReport] = queue.SimpleQueue()
         unroll_specs, num_core_state_specs = wire_specs(unroll_spec)
         fingerprint = codec.fingerprint(unroll_specs, parameter_specs, config_json)
-        self._validator = Validator(
-            unroll_spec, fingerprint, max_envs_per_message, action_bounds, schedule.num_tasks
-        )
+        self._validator = Validator(unroll_spec, fingerprint, max_envs_per_message, bounds)
         if self.max_message_bytes > 2**31 - 1:
             raise ValueError(
                 f"A message with {max_envs_per_message} environments may have "
@@ -194,7 +196,7 @@ class LearnerService:
         """
         if not self._accounts.may_send(message.actor, message.incarnation):
             return self._reject(message, _unknown(message))
-        checked = self._validator.check(message, self._incarnation, self._newest_version)
+        checked = self._validator.check(message, self._newest_of(message.learner_incarnation))
         if isinstance(checked, Rejection):
             return self._reject(message, checked)
         try:
@@ -248,8 +250,8 @@ class LearnerService:
         """Puts an evaluator's report into `evaluations`.
 
         Raises:
-          InvalidRequest: there are too many episodes or none, no such task, or a number that is
-            not finite.
+          InvalidRequest: there are too many episodes or none, no such task, no such parameters, or
+            a number that is out of range.
         """
         _check_name(request.actor)
         if not request.episodes:
@@ -257,6 +259,18 @@ class LearnerService:
         if request.task >= self._schedule.num_tasks:
             raise InvalidRequest(
                 f"task is {request.task}, the run has {self._schedule.num_tasks}: count from 0."
+            )
+        newest = self._newest_of(request.learner_incarnation)
+        if newest is None or request.parameter_version > newest:
+            raise InvalidRequest(
+                f"parameter_version is {request.parameter_version} of the learner incarnation "
+                f"{request.learner_incarnation}, which this run never published: evaluate "
+                "parameters from GetParameters."
+            )
+        if request.frames > _MAX_FRAMES:
+            raise InvalidRequest(
+                f"frames is {request.frames}, at most {_MAX_FRAMES} can be counted: report those "
+                "of the parameters."
             )
         try:
             report = EvaluationReport(
@@ -267,7 +281,9 @@ class LearnerService:
                 frames=request.frames,
                 episodes=[
                     self._info_names.keep(episode)
-                    for episode in episodes(request.episodes, _MAX_EVALUATION_EPISODES)
+                    for episode in self._validator.episodes(
+                        request.episodes, _MAX_EVALUATION_EPISODES, request.task
+                    )
                 ],
             )
         except Rejected as rejected:
@@ -353,6 +369,12 @@ class LearnerService:
             newest_version=self._newest_version,
             task=self._task(),
         )
+
+    def _newest_of(self, incarnation: int) -> int | None:
+        """The last version that a learner of this run can have published; None if it is no such."""
+        if incarnation == self._incarnation:
+            return self._newest_version
+        return self._earlier.get(incarnation)
 
     def _task(self) -> int:
         """What the schedule says is to be played now."""

@@ -144,7 +144,9 @@ def calls(channel: grpc.Channel, token: str | None = None) -> dict[str, str]:
             pb.GetParametersRequest(), timeout=WAIT, metadata=metadata
         ),
         "report": lambda: stub.ReportEvaluation(
-            pb.Evaluation(actor="e", episodes=[pb.Episode(length=1)]),
+            pb.Evaluation(
+                actor="e", learner_incarnation=messages.LEARNER, episodes=[pb.Episode(length=1)]
+            ),
             timeout=WAIT,
             metadata=metadata,
         ),

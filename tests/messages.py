@@ -9,8 +9,9 @@ from impala.configs import Config
 from impala.tasks import Schedule
 from impala.types import AgentOutput, ArraySpec, StepType, TimeStep, Unroll
 from learner.accounts import Accounts
+from learner.bounds import Bounds, MessageBounds
 from learner.info_names import InfoNames
-from learner.ingest import Bounds, Ingest
+from learner.ingest import Ingest
 from learner.roster import Roster
 from learner.service import LearnerService
 from protos import codec
@@ -19,6 +20,8 @@ from protos.impala.v1 import learner_pb2 as pb
 UNROLL_LENGTH = 4
 MAX_ENVS = 8
 LEARNER = 77  # the learner's incarnation
+EARLIER = 55  # of a learner of the same run that came as far as version 1,000
+FRAMES_PER_STEP = 6
 
 
 def spec(observation=((3,), np.uint8), unroll_length=UNROLL_LENGTH) -> Unroll:
@@ -70,6 +73,7 @@ def unroll(num_envs=2, unroll_spec=None, seed=0) -> Unroll:
 
 def message(sequence=1, num_envs=2, *, actor="a", incarnation=1, fingerprint="", arrays=None, **kw):
     """A good message; name a field to make it another."""
+    steps = UNROLL_LENGTH if arrays is None else len(arrays.timestep.reward) - 1
     if "tensors" not in kw:
         kw["tensors"] = codec.encode(tree.flatten(unroll(num_envs) if arrays is None else arrays))
     fields = {
@@ -80,7 +84,7 @@ def message(sequence=1, num_envs=2, *, actor="a", incarnation=1, fingerprint="",
         "learner_incarnation": LEARNER,
         "parameter_version": 0,
         "num_envs": num_envs,
-        "frames": [4 * UNROLL_LENGTH] * num_envs,
+        "frames": [4 * steps] * num_envs,
         "episodes": [pb.Episode(episode_return=1.5, length=9, frames=36, info={"lives": 3.0})],
         "elapsed_seconds": 0.5,
         "waited_seconds": 0.25,
@@ -88,10 +92,17 @@ def message(sequence=1, num_envs=2, *, actor="a", incarnation=1, fingerprint="",
     return pb.Unrolls(**{**fields, **kw})
 
 
+def bounds(num_tasks=1, **kw) -> MessageBounds:
+    """Three actions, and a few frames a step."""
+    known = {"actions": [Bounds(0, 2)], "frames_per_step": [FRAMES_PER_STEP] * num_tasks}
+    return MessageBounds(**{**known, **kw})
+
+
 def service(
     accounts=None, ingest=None, unroll_spec=None, max_envs=MAX_ENVS, config=None
 ) -> LearnerService:
     """A service for the small spec."""
+    schedule = Schedule(config or Config())
     return LearnerService(
         unroll_spec or spec(),
         codec.specs([ArraySpec((2, 3), np.dtype(np.float32))]),
@@ -99,13 +110,14 @@ def service(
         accounts or Accounts(),
         Roster(),
         ingest or Ingest(capacity=64),
-        Schedule(config or Config()),
+        schedule,
         incarnation=LEARNER,
         seed=5,
         max_envs_per_message=max_envs,
         max_in_flight=2,
         info_names=InfoNames(8),
-        action_bounds=[Bounds(0, 2)],
+        bounds=bounds(num_tasks=schedule.num_tasks),
+        earlier={EARLIER: 1000},
     )
 
 

@@ -54,7 +54,8 @@ def test_thousands_of_names_refuse_no_message_and_reach_neither_learner_nor_eval
     reply = service.join(messages.join_request())
     for sequence in (1, 2):
         floods = [
-            pb.Episode(info={f"n{sequence}.{i}.{j}": 1.0 for j in range(64)}) for i in range(150)
+            pb.Episode(length=1, info={f"n{sequence}.{i}.{j}": 1.0 for j in range(64)})
+            for i in range(150)
         ]
         message = messages.message(
             sequence,
@@ -63,7 +64,9 @@ def test_thousands_of_names_refuse_no_message_and_reach_neither_learner_nor_eval
             episodes=floods,
         )
         assert asyncio.run(service.submit(message)).status == pb.STATUS_ACCEPTED
-    service.report_evaluation(pb.Evaluation(actor="e", episodes=floods))
+    service.report_evaluation(
+        pb.Evaluation(actor="e", learner_incarnation=messages.LEARNER, episodes=floods)
+    )
 
     found = [ingest.get(0.0), ingest.get(0.0), service.evaluations.get()]
     names = {name for each in found for episode in each.episodes for name in episode.info}

@@ -4,13 +4,16 @@ import asyncio
 import re
 import threading
 
+import gymnasium as gym
 import messages
 import numpy as np
 import pytest
 import tree
 
+from impala.configs import Config, LimitsConfig
 from impala.types import Episode, StepType
-from learner.ingest import Arrival, Bounds, Ingest, IngestClosed, Rejection, Validator
+from learner.bounds import limit_of, message_bounds
+from learner.ingest import Arrival, Ingest, IngestClosed, Rejection, Validator
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -18,12 +21,11 @@ T = messages.UNROLL_LENGTH
 
 
 def _validator(**kw) -> Validator:
-    return Validator(messages.spec(), "print", messages.MAX_ENVS, **kw)
+    return Validator(messages.spec(), "print", messages.MAX_ENVS, messages.bounds(**kw))
 
 
-def _check(message: pb.Unrolls, newest_version: int = 3, **kw) -> Arrival | Rejection:
-    validator = _validator(action_bounds=[Bounds(0, 2)], **kw)
-    return validator.check(message, messages.LEARNER, newest_version)
+def _check(message: pb.Unrolls, newest_version: int | None = 3, **kw) -> Arrival | Rejection:
+    return _validator(**kw).check(message, newest_version)
 
 
 def _good(**kw) -> pb.Unrolls:
@@ -82,7 +84,28 @@ BAD = {
     "many environments": (_good(num_envs=9), pb.REASON_NUM_ENVS, "num_envs is 9.* 1 to 8"),
     "E without its arrays": (_good(arrays=messages.unroll(3)), pb.REASON_TENSOR_SIZE, "bytes"),
     "frames of others": (_good(frames=[1, 1, 1]), pb.REASON_NUM_ENVS, "frames has 3"),
-    "many frames": (_good(frames=[0, 2**31]), pb.REASON_RANGE, "frames holds 2147483648"),
+    "many frames": (_good(frames=[4, 2**31]), pb.REASON_RANGE, "frames holds 2147483648"),
+    "more frames than steps can play": (
+        _good(frames=[3 * 6 + 1, 4]),
+        pb.REASON_RANGE,
+        r"frames holds 19 for the 3 steps of environment 0.* 1 to 6.*limits\.frames_per_step",
+    ),
+    "frames of a seam": (_good(frames=[3, 4 * 6 + 1]), pb.REASON_RANGE, "holds 25 for the 4 steps"),
+    "no frames": (_good(frames=[3, 0]), pb.REASON_RANGE, "frames holds 0 for the 4 steps"),
+    "large reward": (
+        _with("timestep/reward", -1.1e6),
+        pb.REASON_RANGE,
+        r"reward holds -1100000.0: .* 1e\+06 at most\. Raise limits\.reward",
+    ),
+    "large policy": (_with("output/policy", 3e38), pb.REASON_RANGE, r"limits\.policy_parameter"),
+    "nearly a mask": (_with("output/policy", -1.1e9), pb.REASON_RANGE, r"limits\.policy_parameter"),
+    "large baseline": (_with("output/baseline", -3e38), pb.REASON_RANGE, r"limits\.baseline"),
+    "large to see": (
+        _with("timestep/observation/speed", 1e11),
+        pb.REASON_RANGE,
+        r"speed holds 99999997952.0.*limits\.observation",
+    ),
+    "large core": (_with("core_state", 1e30), pb.REASON_RANGE, r"limits\.observation"),
     "missing tensor": (_good(tensors=[b""]), pb.REASON_TENSOR_COUNT, "1 tensors.*spec has 10"),
     "short tensor": (_tensor(lambda x: x[:-1]), pb.REASON_TENSOR_SIZE, "image' has 29 bytes.* 30"),
     "long tensor": (_tensor(lambda x: x + x), pb.REASON_TENSOR_SIZE, "image' has 60 bytes.* 30"),
@@ -103,15 +126,25 @@ BAD = {
     "action": (_with("output/action", 3), pb.REASON_RANGE, "output/action holds 3.* 0 to 2"),
     "negative action": (_with("output/action", -1), pb.REASON_RANGE, "action holds -1"),
     "future version": (_good(parameter_version=4), pb.REASON_VERSION, "is 4.* is 3"),
-    "huge version": (
-        _good(parameter_version=2**63, learner_incarnation=5),
-        pb.REASON_VERSION,
-        "is 9223372036854775808",
-    ),
+    "huge version": (_good(parameter_version=2**63), pb.REASON_VERSION, "is 9223372036854775808"),
     "nobody's version": (_good(learner_incarnation=0), pb.REASON_VERSION, "learner_incarnation"),
     "nan return": (_episode(episode_return=NAN), pb.REASON_RANGE, "episode_return is nan"),
     "inf info": (_episode(info={"x": INF}), pb.REASON_RANGE, "x is inf"),
     "odd name": (_episode(info={"\x1b[2J\n": INF}), pb.REASON_RANGE, r"'s \\x1b\[2J\\n is inf"),
+    "large return": (
+        _episode(episode_return=3.1e6, length=3),
+        pb.REASON_RANGE,
+        r"episode_return is 3100000.0 in 3 steps.*limits\.reward",
+    ),
+    "no steps": (_episode(length=0), pb.REASON_RANGE, "length is 0"),
+    "endless": (_episode(length=2**31), pb.REASON_RANGE, "length is 2147483648"),
+    "frames of an episode": (
+        _episode(length=3, frames=19),
+        pb.REASON_RANGE,
+        r"frames are 19 in 3 steps: .* at most 6.*limits\.frames_per_step",
+    ),
+    "inf seconds": (_good(elapsed_seconds=INF), pb.REASON_RANGE, "elapsed_seconds is inf"),
+    "many seconds": (_good(elapsed_seconds=1e30), pb.REASON_RANGE, r"must be 0 to 1e\+09"),
     "many episodes": (_good(episodes=[pb.Episode()] * 9), pb.REASON_RANGE, "9 episodes.* 8"),
     "nan seconds": (_good(elapsed_seconds=NAN), pb.REASON_RANGE, "elapsed_seconds is nan"),
     "negative seconds": (_good(waited_seconds=-1), pb.REASON_RANGE, "waited_seconds is -1"),
@@ -136,19 +169,82 @@ def test_what_looks_odd_but_is_right_passes():
     for message in (
         _good(arrays=first),
         _good(arrays=last),
-        _good(learner_incarnation=5, parameter_version=10**6),  # of a learner before this one
         _good(episodes=[]),
-        _good(frames=[0, 0]),
+        _good(frames=[3, 4]),  # one a step, none for the seam
+        _good(frames=[18, 24]),  # as many as there can be
         _with("output/policy", -1e9),  # an action mask
-        _episode(info={str(i) * 300: 0 for i in range(1000)}),  # left out later: info_names
+        _episode(
+            length=1, info={str(i) * 300: 0 for i in range(1000)}
+        ),  # left out later: info_names
+        _with("timestep/reward", 1e6),
+        _with("output/baseline", -1e8),
+        _episode(episode_return=-3e6, length=3, frames=18),
     ):
         assert isinstance(_check(message), Arrival)
 
 
 def test_bounds_of_actions_fit_the_action():
     with pytest.raises(ValueError, match="2 action leaves, but the action has 1"):
-        _validator(action_bounds=[None, None])
-    assert isinstance(_validator().check(_with("output/action", 99), 1, 0), Arrival)
+        _validator(actions=[None, None])
+    assert isinstance(_check(_with("output/action", 99), actions=[None]), Arrival)
+
+
+def test_versions_of_learners_that_never_were_are_refused():
+    rejection = _check(_good(learner_incarnation=5), newest_version=None)
+    assert isinstance(rejection, Rejection)
+    assert rejection.reason == pb.REASON_VERSION
+    assert "learner_incarnation is 5, which is none of this run's" in rejection.detail
+    assert isinstance(_check(_good(parameter_version=3), newest_version=3), Arrival)
+
+
+def test_limits_and_frames_are_those_of_the_configuration_and_the_task():
+    limits = LimitsConfig(reward=1e9, baseline=1.0)
+    large = _with("timestep/reward", 1e9)
+    assert isinstance(_check(large, limits=limits), Arrival)
+    assert "1e+09" in _check(_with("timestep/reward", 2e9), limits=limits).detail
+    assert "1 at most" in _check(_with("output/baseline", 1.5), limits=limits).detail
+
+    slow_and_fast = {"frames_per_step": [1, 50]}
+    assert "1 to 1" in _check(_good(frames=[3, 5]), **slow_and_fast).detail
+    fast = _good(frames=[150, 200], task=1)
+    assert isinstance(_check(fast, **slow_and_fast), Arrival)
+
+
+_HALF_BOUNDED = gym.spaces.Box(
+    np.array([-np.inf, 0.0], np.float32), np.array([1.0, np.inf], np.float32)
+)
+
+
+@pytest.mark.parametrize(
+    ("space", "good", "bad"),
+    [
+        (gym.spaces.Discrete(3, start=2), 2, 5),
+        (gym.spaces.MultiDiscrete([2, 3]), [1, 2], [2, 2]),
+        (gym.spaces.MultiBinary(2), [0, 1], [0, 2]),
+        (gym.spaces.Box(-2.0, 2.0, (2,)), [2.00001, -2.0], [2.001, 0.0]),
+        (_HALF_BOUNDED, [-1e30, 1e30], [2.0, 0.0]),
+        (gym.spaces.Dict({"a": gym.spaces.Discrete(2), "b": gym.spaces.Discrete(1)}), 0, 2),
+    ],
+)
+def test_actions_are_those_of_the_action_space(space, good, bad):
+    for bounds in message_bounds(Config(), [], space).actions:
+        for action, is_good in ((good, True), (bad, False)):
+            array = np.asarray(action, np.float64)
+            inside = (array >= bounds.low).all() and (array <= bounds.high).all()
+            assert inside == is_good
+
+
+def test_whole_numbers_to_see_are_limited_where_they_can_be_large():
+    limits = LimitsConfig(observation=1000.0)
+    limit = {
+        kind: limit_of("timestep/observation", np.dtype(kind), limits)
+        for kind in ("uint8", "bool", "int64", "float16")
+    }
+    assert limit["uint8"] is limit["bool"] is None
+    assert limit["int64"].beyond(np.array([5, -(2**63)])) == -(2**63)
+    assert limit["int64"].beyond(np.array([5, -1000])) is None
+    assert limit["float16"].beyond(np.array([1.0, 1001.0], np.float16)) == 1001.0
+    assert limit["float16"].beyond(np.array([], np.float16)) is None
 
 
 def test_the_largest_good_message_fits_the_limit_of_its_size():

@@ -64,7 +64,9 @@ def test_an_actor_joins_streams_and_pulls(kind, tmp_path):
         ]
         reply = served.stub.GetParameters(pb.GetParametersRequest(), timeout=WAIT)
         assert reply.parameters.version == 3
-        evaluation = pb.Evaluation(actor="e", episodes=[pb.Episode(length=1)])
+        evaluation = pb.Evaluation(
+            actor="e", learner_incarnation=messages.LEARNER, episodes=[pb.Episode(length=1)]
+        )
         served.stub.ReportEvaluation(evaluation, timeout=WAIT)
         assert service.evaluations.get(timeout=WAIT).actor == "e"
         served.server.check()
@@ -87,7 +89,12 @@ def test_the_status_names_the_fleet_and_what_it_sent() -> None:
         good = messages.message(1, fingerprint=fingerprint, parameter_version=3)
         wrong = messages.message(2, fingerprint="other")
         list(stub.StreamUnrolls(iter([good, wrong]), timeout=WAIT))
-        evaluation = pb.Evaluation(actor="e", episodes=[pb.Episode(length=1)], parameter_version=2)
+        evaluation = pb.Evaluation(
+            actor="e",
+            learner_incarnation=messages.LEARNER,
+            parameter_version=2,
+            episodes=[pb.Episode(length=1)],
+        )
         stub.ReportEvaluation(evaluation, timeout=WAIT)
         status = stub.GetStatus(pb.GetStatusRequest(), timeout=WAIT)
     server.stop(0.0)

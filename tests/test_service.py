@@ -65,7 +65,7 @@ def test_an_evaluator_joins_without_taking_a_place_in_the_fleet():
 
 def test_another_major_version_is_refused_naming_both_and_a_minor_one_is_not():
     service = messages.service()
-    with pytest.raises(IncompatibleProtocol, match=r"actor speaks protocol 2\.7, the learner 1\.2"):
+    with pytest.raises(IncompatibleProtocol, match=r"actor speaks protocol 2\.7, the learner 1\.3"):
         service.join(messages.join_request(protocol=pb.ProtocolVersion(major=2, minor=7)))
     assert service.join(
         messages.join_request(protocol=pb.ProtocolVersion(major=1, minor=9))
@@ -229,6 +229,7 @@ def test_a_learner_that_stops_takes_no_message_and_says_so():
 
 def test_evaluations_are_kept_for_the_learner_and_checked():
     service = messages.service()
+    service.publish(_parameters(version=3))
     good = pb.Evaluation(
         actor="e",
         learner_incarnation=messages.LEARNER,
@@ -242,14 +243,31 @@ def test_evaluations_are_kept_for_the_learner_and_checked():
     assert report.episodes[0].episode_return == 21
     with pytest.raises(InvalidRequest, match="episode_return is nan"):
         nan = pb.Episode(episode_return=float("nan"))
-        service.report_evaluation(pb.Evaluation(actor="e", episodes=[nan]))
+        service.report_evaluation(_with(good, episodes=[nan]))
     with pytest.raises(InvalidRequest, match="no episodes"):
         service.report_evaluation(pb.Evaluation(actor="e"))
     with pytest.raises(InvalidRequest, match="task is 1, the run has 1"):
         service.report_evaluation(pb.Evaluation(actor="e", task=1, episodes=good.episodes))
     with pytest.raises(InvalidRequest, match="1 to 200 printable characters"):
         service.report_evaluation(pb.Evaluation(actor="\x1b[2J", episodes=good.episodes))
+    with pytest.raises(InvalidRequest, match=r"parameter_version is 4 of .* 77, which this run"):
+        service.report_evaluation(_with(good, parameter_version=4))
+    with pytest.raises(InvalidRequest, match="of the learner incarnation 5, which this run never"):
+        service.report_evaluation(_with(good, learner_incarnation=5))
+    with pytest.raises(InvalidRequest, match=r"frames is 18446744073709551615, at most 9007199254"):
+        service.report_evaluation(_with(good, frames=2**64 - 1))
+    with pytest.raises(InvalidRequest, match=r"Raise limits\.reward"):
+        large = pb.Episode(episode_return=1e30, length=5)
+        service.report_evaluation(_with(good, episodes=[large]))
     assert service.evaluations.empty()
+    of_the_learner_before = {"learner_incarnation": messages.EARLIER, "parameter_version": 1000}
+    service.report_evaluation(_with(good, **of_the_learner_before))
+    assert service.evaluations.get_nowait().parameter_version == 1000
+
+
+def _with(evaluation: pb.Evaluation, **kw) -> pb.Evaluation:
+    fields = {field.name: value for field, value in evaluation.ListFields()}
+    return pb.Evaluation(**{**fields, **kw})
 
 
 def test_receipts_say_which_task_is_next():
