@@ -1,6 +1,7 @@
 """A fleet of actor processes on one host: started, started again when they die, ended together."""
 
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -21,8 +22,8 @@ def run_fleet(
 ) -> int:
     """Runs actors until each has ended by itself or a signal has ended them all.
 
-    SIGINT and SIGTERM are passed on, and the actors have `grace_seconds` to drain. An actor that
-    fails is started again for ever, after a pause that doubles up to half a minute.
+    SIGTERM, SIGINT and SIGHUP are passed on, and the actors have `grace_seconds` to drain. An actor
+    that fails is started again for ever, after a pause that doubles up to half a minute.
 
     Args:
       num_actors: processes.
@@ -32,7 +33,7 @@ def run_fleet(
       backoff_seconds: pause before the first restart.
 
     Returns:
-      Exit status: 0, or that of the last actor that failed to drain.
+      Exit status: 0, or that of the last actor that failed to drain; 130 if SIGINT came twice.
     """
     if num_actors < 1:
         raise ValueError(f"num_actors is {num_actors}, it must be at least 1")
@@ -61,4 +62,4 @@ def run_fleet(
             elif ended.status != 0:
                 _log.error("%s ended with status %d", ended.name, ended.status)
                 status = ended.status
-    return status
+    return 128 + signal.SIGINT if supervisor.killed else status

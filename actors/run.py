@@ -8,9 +8,9 @@ import faulthandler
 import itertools
 import json
 import logging
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -25,6 +25,7 @@ from impala.configs import (
 )
 from impala.exporter import Exporter
 from impala.security import ClientSecurity
+from impala.signals import EndRequest
 from impala.types import Parameters
 
 _log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ def run_actor(
     metrics_listen: str | None = None,
     threads: int = 1,
 ) -> int:
-    """Acts for the learner until training has finished or SIGTERM or SIGINT comes.
+    """Acts for the learner until training has finished, or SIGTERM, SIGINT or SIGHUP comes.
 
     Args:
       learner: host:port or unix:PATH.
@@ -104,9 +105,11 @@ def run_actor(
                     else:
                         _evaluate(client, built)
                 except wire.RunFinished:
+                    signals.stops(None)
                     if when_finished == "exit":
                         return 0
                 except (wire.Stopped, _Interrupted):
+                    _log.info("Stopping: %s.", signals.cause)
                     if not client.drain(_DRAIN_SECONDS):
                         _log.warning("left without the receipts of the last unrolls")
                     return 0
@@ -114,6 +117,7 @@ def run_actor(
                 _log.info("waiting for the next run at %s", learner)
                 waiting = True
             if signals.wait(_IDLE_SECONDS):
+                _log.info("Stopping: %s.", signals.cause)
                 return 0
 
 
@@ -122,40 +126,42 @@ class _Interrupted(Exception):
 
 
 class _Signals:
-    """Remembers SIGTERM and SIGINT and stops what runs: by a call, or `at_once` by an exception."""
+    """Stops what runs when a signal comes: by a call, or `at_once` by an exception."""
 
     def __init__(self, at_once: bool) -> None:
         self._at_once = at_once
-        self._received = False
+        self._request = EndRequest(self._on_first)
         self._stop: Callable[[], None] | None = None
-        self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, self._on_signal)
+        self._request.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._request.__exit__()
 
-    def stops(self, stop: Callable[[], None]) -> None:
-        """Has `stop` called by a signal, also by one that has come already."""
+    @property
+    def cause(self) -> str:
+        """What has come, in words."""
+        return self._request.cause
+
+    def stops(self, stop: Callable[[], None] | None) -> None:
+        """Has `stop` called by a signal, also by one that has come already; None: nothing."""
         self._stop = stop
-        if self._received:
+        if stop is not None and self._request.is_set():
             stop()
 
     def wait(self, seconds: float) -> bool:
         """Waits; True as soon as a signal has come."""
-        self._stop = None
-        end = time.monotonic() + seconds
-        while not self._received and time.monotonic() < end:
-            time.sleep(0.1)
-        return self._received
+        return self._request.wait(seconds)
 
-    def _on_signal(self, number: int, frame: object) -> None:
-        again, self._received = self._received, True
-        if again or self._stop is None:
+    def _on_first(self) -> None:
+        if self._stop is None:
             return
         self._stop()
         if self._at_once:

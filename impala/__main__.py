@@ -2,14 +2,30 @@
 
 import signal
 import sys
+from types import FrameType
 
-from impala import cli
+from impala.signals import is_ignored
 
 
 def main() -> int:
-    """Runs the command line; SIGTERM ends it from the first moment on, also as process 1."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    return cli.main()
+    """Runs the command line; a signal ends it from the first moment on, also as process 1.
+
+    A command that has more to do when a signal comes, such as a checkpoint, handles it itself.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if not is_ignored(number):
+            signal.signal(number, _leave)
+    try:
+        from impala import cli
+
+        return cli.main()
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while the interpreter ends
+        return 128 + signal.SIGINT
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

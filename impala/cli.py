@@ -36,6 +36,7 @@ T = TypeVar("T")
 
 _IMPALA = (sys.executable, "-m", "impala")
 _ADDRESS = "127.0.0.1:50051"
+_STOPPED = os.EX_TEMPFAIL  # exit status of a run that was stopped: the same command goes on
 _GRACE_SECONDS = 60.0  # the learner's last checkpoint may take a while
 _AGAIN_SECONDS = 30.0  # before actors that ended by themselves are started again
 
@@ -70,7 +71,12 @@ class _Run:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Train(_Run):
-    """Trains on this host: a learner and its actors, from one command."""
+    """Trains on this host: a learner and its actors, from one command.
+
+    Exit status: 0 once the run has finished, 75 if it was stopped before its end (the same command
+    goes on from its checkpoint), 1 after a failure, 2 if this command line or what it names is
+    wrong, 130 if a second Ctrl-C has killed it.
+    """
 
     num_actors: NumActors = 1
     """Actor processes, each with actor.num_envs environments."""
@@ -88,6 +94,8 @@ class Learner(_Run):
     """HOST:PORT, or unix:PATH. Give 0.0.0.0:PORT to be reached from other hosts."""
     when_finished: WhenFinished = "exit"
     """exit, or idle: go on serving the final parameters."""
+    stopped_status: Annotated[int, Range(0, 125)] = 0
+    """Exit status if a signal stops the run before its end; impala train asks for 75."""
     health_listen: str | None = None
     """HOST:PORT where gRPC health alone is served, in plain text, for probes that speak no TLS."""
     metrics_listen: str | None = None
@@ -211,6 +219,7 @@ def train(command: Train) -> int:
     """Supervises `impala learner` and `impala actor`, which talk over a local socket."""
     if command.print_config:
         return _print_config(command)
+    process.outlive_readers()
     _log_to_stderr(command.log_format)
     log = logging.getLogger("impala.train")
     logdir = _logdir(command)
@@ -229,7 +238,7 @@ def train(command: Train) -> int:
                 command=[
                     *[*_IMPALA, "learner", command.preset, *fresh, *empty_replay, *init_from],
                     *["--logdir", str(logdir), "--listen", f"unix:{socket}"],
-                    *["--log-format", command.log_format],
+                    *["--log-format", command.log_format, "--stopped-status", str(_STOPPED)],
                 ],
                 environ=options.to_environment(command.settings),
             )
@@ -238,13 +247,12 @@ def train(command: Train) -> int:
         for program in programs.values():
             supervisor.start(program)
         log.info("Training in %s; the actors write to %s.", logdir, actors_log)
-        status = 0
+        learner_status, status = _STOPPED, 0
         for end in supervisor.watch():
             if end.name == "learner":
-                status = status or end.status
-                if status:
-                    log.error("The learner has ended with status %d.", status)
-                supervisor.stop()
+                learner_status = end.status
+                finished = "training finished", f"the learner ended with status {end.status}"
+                supervisor.stop(finished[end.status != 0])
             elif end.restart_seconds is not None:
                 log.warning(
                     "The %s ended with status %d (see %s); starting again in %.0f s.",
@@ -255,11 +263,15 @@ def train(command: Train) -> int:
             elif end.name == "actors" and not supervisor.stopping:
                 log.error("The actors keep failing (see %s): stopping the run.", actors_log)
                 status = 1
-                supervisor.stop()
+                supervisor.stop("the actors keep failing")
             elif not supervisor.stopping:
                 log.error("The %s keeps failing (see %s): going on.", end.name, actors_log)
-    if supervisor.killed or (supervisor.interrupted_by and status == 128 + signal.SIGTERM):
-        return 128 + signal.SIGINT
+    if supervisor.interrupted and learner_status == 128 + signal.SIGTERM:
+        learner_status = _STOPPED  # it had not begun
+    status = 128 + signal.SIGINT if supervisor.killed else status or learner_status
+    hint = " The same command goes on with the run." if status == _STOPPED else ""
+    level = logging.INFO if status in (0, _STOPPED) else logging.ERROR
+    log.log(level, "Ended with status %d: %s.%s", status, supervisor.why, hint)
     return status
 
 
@@ -271,6 +283,7 @@ def learner(command: Learner) -> int:
         command.security.check(
             command.listen, health=command.health_listen, metrics=command.metrics_listen
         )
+    process.outlive_readers()
     _log_to_stderr(command.log_format)
     process.load_tensorflow(use_gpus=True)
     from learner.checkpoint import CheckpointError
@@ -287,6 +300,7 @@ def learner(command: Learner) -> int:
             empty_replay=command.empty_replay,
             init_from=command.init_from,
             when_finished=command.when_finished,
+            stopped_status=command.stopped_status,
             security=command.security,
             health_listen=command.health_listen,
             metrics_listen=command.metrics_listen,
@@ -305,6 +319,7 @@ def actor(command: Actor) -> int:
     with _said_plainly():
         last = command.num_actors - 1 if command.index is None else command.index
         command.security.check(metrics=_next_port(command.metrics_listen, last))
+    process.outlive_readers()
     _log_to_stderr(command.log_format)
     if command.num_actors > 1:
         from actors.fleet import run_fleet
@@ -664,7 +679,10 @@ def _registry() -> tyro.constructors.ConstructorRegistry:
 
 def _help() -> str:
     width = max(map(len, _COMMANDS))
-    lines = [f"  {name:<{width}}  {cls.__doc__}" for name, (cls, _) in _COMMANDS.items()]
+    lines = [
+        f"  {name:<{width}}  {(cls.__doc__ or '').splitlines()[0]}"
+        for name, (cls, _) in _COMMANDS.items()
+    ]
     return "\n".join(
         [
             "usage: impala COMMAND ...",
@@ -674,6 +692,9 @@ def _help() -> str:
             *lines,
             "",
             "impala COMMAND --help explains a command and its settings.",
+            "",
+            f"Exit status: 0 done, 1 failed, 2 wrong usage, {_STOPPED} training stopped before its",
+            "end (the same command goes on with the run), 128 + N ended by signal N.",
         ]
     )
 

@@ -5,12 +5,14 @@ imported. Only those that need TensorFlow import it.
 """
 
 import ctypes
+import io
 import math
 import os
 import pathlib
 import resource
 import sys
 import tempfile
+from typing import Any, TextIO
 
 # glibc's mallopt parameters (malloc.h) and values with which pages of megabyte messages are kept
 # instead of being given back to the kernel and faulted in again: 4 MB protobuf fields become 4-5
@@ -41,6 +43,39 @@ def allow_many_files() -> None:
     """As many open files as this process may ask for: every connection is one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def outlive_readers() -> None:
+    """Drops what is written to standard output and error once nobody can read it.
+
+    A terminal that is closed, a pipe whose reader has left and a full disk then cost text, instead
+    of ending a run before it has written its checkpoint.
+    """
+    sys.stdout, sys.stderr = _outliving(sys.stdout), _outliving(sys.stderr)
+
+
+class _Outliving(io.FileIO):
+    """A file that drops what cannot be written."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(memoryview(data).cast("B"))
+
+
+def _outliving(stream: TextIO) -> TextIO:
+    """The same stream on an `_Outliving`; unchanged if it is no file, as in tests."""
+    if type(stream) is not io.TextIOWrapper:
+        return stream
+    stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Outliving(stream.fileno(), "w", closefd=False)),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
 
 
 def load_tensorflow(use_gpus: bool) -> None:

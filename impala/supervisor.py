@@ -7,6 +7,7 @@ they get SIGTERM from the kernel if the supervisor itself is killed (Linux).
 
 import ctypes
 import dataclasses
+import logging
 import os
 import pathlib
 import signal
@@ -14,8 +15,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, NamedTuple, Self
+
+from impala.signals import INSIST_SECONDS, EndRequest
+
+_log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
 _PR_SET_PDEATHSIG = 1
@@ -50,7 +55,9 @@ class Exit(NamedTuple):
 class Supervisor:
     """A context in which child processes run; on leaving it, none of them is alive.
 
-    Inside it, the first SIGINT or SIGTERM is `stop()` and the second `kill()`. For the main thread.
+    Inside it, the first SIGTERM, SIGINT or SIGHUP is `stop()`, and however many come, they are no
+    more than that; only a second SIGINT, a second or more after the first one, is `kill()`. For the
+    main thread.
     """
 
     def __init__(
@@ -75,12 +82,12 @@ class Supervisor:
         self._max_failures = max_failures
         self._children: dict[str, _Child] = {}
         self._kill_at: float | None = None  # set: stopping
-        self._signals: list[int] = []  # received and not yet acted upon
-        self._handlers: dict[signal.Signals, Any] = {}
-        self.interrupted_by: int | None = None
-        """The first signal that asked the supervisor to stop."""
+        self._request = EndRequest()
+        self._hinted = False
+        self.why = ""
+        """What made it stop, in words: the first cause. Empty while it has not been stopped."""
         self.killed = False
-        """Whether a second signal asked for an end without grace."""
+        """Whether a second SIGINT asked for an end without grace."""
 
     def start(self, program: Program, delay_seconds: float = 0.0) -> None:
         """Starts a program, or promises to, if it has an `after` or there is a delay.
@@ -101,7 +108,7 @@ class Supervisor:
         while self._children:
             self._obey_signals()
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
-                self._send(signal.SIGKILL)
+                self._kill_late()
             for name, child in list(self._children.items()):
                 if self.stopping and child.process is None:  # never started, or between restarts
                     del self._children[name]
@@ -112,9 +119,15 @@ class Supervisor:
                     yield self._ended(child, status)
             time.sleep(_POLL_SECONDS)
 
-    def stop(self) -> None:
-        """Asks every child to end (SIGTERM); `watch` kills those that outlive the grace period."""
+    def stop(self, why: str) -> None:
+        """Asks every child to end (SIGTERM); `watch` kills those that outlive the grace period.
+
+        Args:
+          why: what causes this, for the log.
+        """
         if not self.stopping:
+            self.why = why
+            _log.info("Stopping: %s.", why)
             self._kill_at = time.monotonic() + self._grace_seconds
             self._send(signal.SIGTERM)
 
@@ -124,8 +137,7 @@ class Supervisor:
         self._send(signal.SIGKILL)
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._handlers[number] = signal.signal(number, self._on_signal)
+        self._request.__enter__()
         return self
 
     def __exit__(
@@ -138,26 +150,40 @@ class Supervisor:
         for child in self._children.values():
             if child.process is not None:
                 child.process.wait()
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        self._request.__exit__()
 
     @property
     def stopping(self) -> bool:
         """Whether the children have been asked to end."""
         return self._kill_at is not None
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signals.append(number)
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal has asked for the end."""
+        return self._request.is_set()
 
     def _obey_signals(self) -> None:
-        while self._signals:
-            number = self._signals.pop(0)
-            if self.interrupted_by is None:
-                self.interrupted_by = number
-                self.stop()
-            else:
-                self.killed = True
-                self.kill()
+        request = self._request
+        if request.is_set():
+            self.stop(request.cause)
+        if request.is_interrupted and not self._hinted:
+            self._hinted = True
+            _log.info(
+                "Waiting for %s to end. Ctrl-C once more, %.0f s or more after the first, kills at "
+                "once: no checkpoint is written.",
+                *(", ".join(self._children), INSIST_SECONDS),
+            )
+        if request.insists and not self.killed:
+            self.killed = True
+            _log.warning("Killing at once: SIGINT received again.")
+            self.kill()
+
+    def _kill_late(self) -> None:
+        for name, child in self._children.items():
+            if child.process is not None and not child.killed and not self.killed:
+                child.killed = True
+                _log.warning("Killing %s: it has not ended in %.0f s.", name, self._grace_seconds)
+        self._send(signal.SIGKILL)
 
     def _send(self, number: signal.Signals) -> None:
         for child in self._children.values():
@@ -184,6 +210,7 @@ class _Child:
     def __init__(self, program: Program):
         self.program = program
         self.process: subprocess.Popen[bytes] | None = None
+        self.killed = False  # for having outlived the grace period
         self.failures = 0  # in a row
         self.start_at = 0.0
         self.started_at = 0.0

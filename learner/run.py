@@ -6,11 +6,8 @@ import logging
 import math
 import pathlib
 import secrets
-import signal
-import threading
 import time
 from collections.abc import Iterator
-from types import FrameType
 
 import numpy as np
 import tensorflow as tf
@@ -20,6 +17,7 @@ from impala import build, continual, options, phases, process, tasks
 from impala.configs import Config, LearnerConfig
 from impala.listen import is_local
 from impala.security import ServerSecurity
+from impala.signals import EndRequest
 from impala.types import Parameters, StepType, Unroll
 from learner import checkpoint
 from learner.accounts import Accounts
@@ -57,12 +55,13 @@ def run_learner(
     empty_replay: bool,
     init_from: pathlib.Path | None,
     when_finished: str,
+    stopped_status: int = 0,
     security: ServerSecurity = _NO_SECURITY,
     health_listen: str | None = None,
     metrics_listen: str | None = None,
     rows_to_log: bool = False,
 ) -> int:
-    """Serves a fleet of actors and learns until the run is done, or SIGTERM or SIGINT.
+    """Serves a fleet of actors and learns until the run is done, or SIGTERM, SIGINT or SIGHUP.
 
     Args:
       config: the run. If `logdir` has a checkpoint, the run goes on from it.
@@ -72,13 +71,15 @@ def run_learner(
       empty_replay: move only the replay aside.
       init_from: log directory of another run, whose agent a new run starts from as far as it fits.
       when_finished: "exit", or "idle" to go on serving the final parameters.
+      stopped_status: what to return for a run that was stopped before its end.
       security: what is asked of callers.
       health_listen: HOST:PORT where health alone is served, in plain text.
       metrics_listen: HOST:PORT where Prometheus metrics are served.
       rows_to_log: tell the log how the run is doing, instead of standard output.
 
     Returns:
-      The exit status: 0 after a finished or a stopped run, 1 after a failure.
+      The exit status: 0 after a finished run, `stopped_status` after a stopped one, 1 after a
+      failure.
 
     Raises:
       LogDirectoryBusy: another learner writes `logdir`.
@@ -88,25 +89,24 @@ def run_learner(
       OSError: an address is none or cannot be bound.
       SecurityError: the files of `security` cannot be used, or are not enough for the addresses.
     """
-    stop = _stop_on_signals()
     process.tune_malloc()
     process.allow_many_files()
     _set_up_tensorflow(config.learner)
     security.check(listen, health=health_listen, metrics=metrics_listen)
     initial = checkpoint.load(init_from) if init_from is not None else None
-    with LogDirectory(logdir, fresh) as directory:
+    with EndRequest() as stop, LogDirectory(logdir, fresh) as directory:
         run = _Run(config, directory, stop, empty_replay, initial, metrics_listen, rows_to_log)
         try:
             run.serve(listen, security, health_listen)
             for prepared, update in run.updates():
                 run.report(prepared, update)
-            run.end(when_finished)
+            finished = run.end(when_finished)
         except (NotFiniteError, StorageError) as error:
             _log.error("%s", error)  # and no checkpoint: the variables are spoilt, or the disk full
             return 1
         finally:
             run.close()
-    return 0
+    return 0 if finished else stopped_status
 
 
 class _Run:
@@ -116,7 +116,7 @@ class _Run:
         self,
         config: Config,
         directory: LogDirectory,
-        stop: threading.Event,
+        stop: EndRequest,
         empty_replay: bool,
         initial: Checkpoint | None,
         metrics_listen: str | None,
@@ -267,10 +267,12 @@ class _Run:
         if self._due.reached:
             self._save()
 
-    def end(self, when_finished: str) -> None:
-        """Leaves a checkpoint; a run that is done also tells its actors."""
+    def end(self, when_finished: str) -> bool:
+        """Leaves a checkpoint; a run that is done also tells its actors. Returns if it is done."""
         assert self._server is not None
         finished = self._is_finished()
+        if self._stop.is_set():
+            _log.info("Stopping: %s.", self._stop.cause)
         if finished:
             self._service.finish()
         else:
@@ -290,6 +292,7 @@ class _Run:
                 self._server.check()
                 if self._telemetry.due(self._config.learner.log_seconds):
                     self._write_row(files=False)  # that has late evaluations filed as well
+        return finished
 
     def _await_last_evaluation(self) -> None:
         """Lets an evaluator, if there is one, play every task with the final parameters."""
@@ -490,18 +493,6 @@ def _open_replay(config: Config, unroll_spec: Unroll, path: pathlib.Path) -> Rep
     )
     _log.info("Replay holds %s of %s unrolls.", f"{len(replay):,}", f"{replay.summary().added:,}")
     return replay
-
-
-def _stop_on_signals() -> threading.Event:
-    """An event that SIGTERM and SIGINT set."""
-    stop = threading.Event()
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
-    return stop
 
 
 def _set_up_tensorflow(config: LearnerConfig) -> None:

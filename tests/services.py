@@ -1,10 +1,14 @@
 """Starts the real services as processes, as a user does, and watches what they write."""
 
+import contextlib
 import json
+import os
 import pathlib
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +36,59 @@ def impala(
     finally:
         process.kill()
         process.wait()
+
+
+class Terminal:
+    """A window on a screen: it takes what is written, until it is closed."""
+
+    def __init__(self) -> None:
+        self._ours, self.theirs = os.openpty()
+        self._closed = threading.Event()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def close(self) -> None:
+        """Closes it: SIGHUP for its session, and errors for who writes to it."""
+        self._closed.set()
+        self._reader.join()
+
+    def _read(self) -> None:
+        while not self._closed.is_set():
+            if select.select([self._ours], [], [], 0.05)[0]:
+                with contextlib.suppress(OSError):  # nobody else has it open at the moment
+                    os.read(self._ours, 1 << 16)
+        os.close(self._ours)
+
+
+@contextmanager
+def on_a_terminal(
+    *arguments: object,
+) -> Iterator[tuple[subprocess.Popen[bytes], Terminal]]:
+    """Runs `impala ARGUMENTS` in a terminal of its own; whatever happens, both are gone then."""
+    terminal = Terminal()
+    script = """
+import fcntl, signal, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # unless the tests themselves run under nohup
+from impala.__main__ import main
+sys.exit(main())
+"""
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, *map(str, arguments)],
+            stdin=terminal.theirs,
+            stdout=terminal.theirs,
+            stderr=terminal.theirs,
+            start_new_session=True,
+        )
+        os.close(terminal.theirs)
+        try:
+            yield process, terminal
+        finally:
+            process.kill()
+            process.wait()
+    finally:
+        terminal.close()
 
 
 def learner(

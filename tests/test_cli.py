@@ -4,6 +4,8 @@ import json
 import os
 import pathlib
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -181,12 +183,17 @@ import json, os, pathlib, signal, sys, time
 role, words = sys.argv[1], sys.argv[2:]
 here = pathlib.Path(os.environ["PRETENDERS"])
 def leave(*_):
+    time.sleep(0.3)  # as long as it takes to be killed, if it is
     (here / (role + ".told")).touch()
-    sys.exit(0)
+    sys.exit(int(words[words.index("--stopped-status") + 1]) if role == "learner" else 0)
+if not os.environ["BEGINS"]:
+    (here / (role + ".ready")).touch()
+    time.sleep(600)
 signal.signal(signal.SIGTERM, leave)
 if role == "learner":
     seed = os.environ["IMPALA_SEED"], os.environ["IMPALA_ENVIRONMENT__ID"]
     (here / "learner.json").write_text(json.dumps([words, *seed]))
+    (here / "learner.pid").write_text(str(os.getpid()))
     pathlib.Path(words[words.index("--listen") + 1].removeprefix("unix:")).touch()
     while not (here / "actor.up").exists():
         time.sleep(0.01)
@@ -203,13 +210,22 @@ time.sleep(600)
 
 
 def _train(
-    tmp_path: pathlib.Path, *flags: str, learner: str = "", actor: str = ""
+    tmp_path: pathlib.Path,
+    *flags: str,
+    learner: str = "",
+    actor: str = "",
+    begins: bool = True,
+    by_make: bool = False,
 ) -> "subprocess.Popen[str]":
-    """Starts `impala train catch` with a learner and actors that end with the statuses given."""
+    """Starts `impala train catch` with a learner and actors that end with the statuses given.
+
+    They handle signals unless they never get so far as to begin. All is one process group.
+    """
     (tmp_path / "pretender.py").write_text(_PRETENDER)
     script = f"""
-import sys
+import signal, sys
 from impala import cli
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # unless the tests themselves run under nohup
 cli._IMPALA = (sys.executable, "-S", {str(tmp_path / "pretender.py")!r})
 sys.exit(cli.main(sys.argv[1:]))
 """
@@ -217,12 +233,20 @@ sys.exit(cli.main(sys.argv[1:]))
         "PRETENDERS": str(tmp_path),
         "LEARNER_STATUS": learner,
         "ACTOR_STATUS": actor,
+        "BEGINS": "yes" if begins else "",
     }
+    (tmp_path / "train.py").write_text(script)
+    command = [sys.executable, str(tmp_path / "train.py"), "train", "catch"]
+    command += ["--logdir", str(tmp_path / "run"), *flags]
+    if by_make:
+        (tmp_path / "Makefile").write_text(f"train:\n\t{shlex.join(command)}\n")
+        command = ["make", "--directory", str(tmp_path), "train"]
     return subprocess.Popen(
-        [sys.executable, "-c", script, "train", "catch", "--logdir", str(tmp_path / "run"), *flags],
+        command,
         env={**os.environ, **environ},
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
 
 
@@ -239,10 +263,13 @@ def test_train_ends_with_the_learner_and_with_its_status(
     tmp_path: pathlib.Path, status: int
 ) -> None:
     process = _train(tmp_path, "--seed", "5", "--fresh", learner=str(status))
-    process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=60)
     words, seed, environment = json.loads((tmp_path / "learner.json").read_text())
 
     assert process.returncode == status
+    why = "the learner ended with status 7" if status else "training finished"
+    assert f"Stopping: {why}." in errors
+    assert f"Ended with status {status}: {why}." in errors
     assert (seed, environment) == ("5", "Catch")  # the settings in force reach the learner
     assert words[0] == "catch"
     assert "--fresh" in words
@@ -255,11 +282,90 @@ def test_ctrl_c_tells_learner_and_actors_to_end(tmp_path: pathlib.Path) -> None:
     _wait_for(tmp_path / "learner.ready")
     _wait_for(tmp_path / "actor.ready")
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=60)
 
-    assert process.returncode == 0
+    assert process.returncode == 75  # not 0: `impala train ... && impala evaluate ...` ends here
     assert (tmp_path / "learner.told").exists()
     assert (tmp_path / "actor.told").exists()
+    assert "Stopping: SIGINT received." in errors
+    assert "Ctrl-C once more, 1 s or more after the first, kills at once" in errors
+    assert errors.splitlines()[-1].endswith(
+        "Ended with status 75: SIGINT received. The same command goes on with the run."
+    )
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_cancelled_job_and_a_timeout_leave_make_train_its_time(
+    tmp_path: pathlib.Path, first: signal.Signals
+) -> None:
+    make = _train(tmp_path, by_make=True)
+    _wait_for(tmp_path / "learner.ready")
+    _wait_for(tmp_path / "actor.ready")
+    # A cancelled job: SIGINT to everyone, then SIGTERM. `timeout`: SIGTERM to its child, then to
+    # everyone; and make passes it on.
+    if first == signal.SIGINT:
+        os.killpg(make.pid, first)
+        time.sleep(0.005)
+    else:
+        make.send_signal(first)
+    os.killpg(make.pid, signal.SIGTERM)
+    _, errors = make.communicate(timeout=60)
+
+    assert make.returncode != 0
+    assert f"Ended with status 75: {first.name} received." in errors
+    assert (tmp_path / "learner.told").exists()
+    assert (tmp_path / "actor.told").exists()
+
+
+def test_a_run_that_is_stopped_before_it_begins_has_not_finished(tmp_path: pathlib.Path) -> None:
+    process = _train(tmp_path, begins=False)
+    _wait_for(tmp_path / "learner.ready")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+
+    assert process.returncode == 75
+
+
+def test_ctrl_c_again_a_second_later_kills(tmp_path: pathlib.Path) -> None:
+    process = _train(tmp_path)
+    _wait_for(tmp_path / "learner.ready")
+    os.kill(int((tmp_path / "learner.pid").read_text()), signal.SIGSTOP)  # it cannot end
+    process.send_signal(signal.SIGINT)
+    time.sleep(1.2)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert "Killing at once: SIGINT received again." in errors
+    assert not (tmp_path / "learner.told").exists()
+
+
+def test_text_that_nobody_can_read_any_more_costs_nothing(tmp_path: pathlib.Path) -> None:
+    script = f"""
+import pathlib, sys
+from impala import process
+process.outlive_readers()
+print("up", flush=True)
+sys.stdin.read()
+for stream in (sys.stdout, sys.stderr):
+    print("more", file=stream, flush=True)
+pathlib.Path({str(tmp_path / "saved")!r}).touch()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin and process.stdout and process.stderr
+        assert process.stdout.readline() == b"up\n"
+        process.stdout.close()
+        process.stderr.close()
+        process.stdin.close()
+        assert process.wait(timeout=60) == 0
+    assert (tmp_path / "saved").exists()
 
 
 def test_failing_actors_are_started_again(tmp_path: pathlib.Path) -> None:
@@ -274,7 +380,7 @@ def test_failing_actors_are_started_again(tmp_path: pathlib.Path) -> None:
 
     assert "The actors ended with status 3" in errors
     assert acting.read_text().count("acting") == 2
-    assert process.returncode == 0
+    assert process.returncode == 75
 
 
 # A checkpoint is evaluated and watched.

@@ -1,8 +1,10 @@
 """The services as a user starts them: processes, sockets, signals, kills and restarts."""
 
 import json
+import os
 import pathlib
 import signal
+import time
 from contextlib import ExitStack
 
 import pytest
@@ -103,16 +105,18 @@ def test_training_ends_by_itself_and_can_be_evaluated(tmp_path: pathlib.Path) ->
     assert checkpoint.load(logdir).counters == saved.counters
 
 
-def test_ctrl_c_leaves_a_checkpoint_and_train_goes_on_from_it(tmp_path: pathlib.Path) -> None:
+def test_train_leaves_a_checkpoint_however_it_is_ended_and_goes_on_from_it(
+    tmp_path: pathlib.Path,
+) -> None:
     logdir = tmp_path / "run"
     arguments = ("train", "catch", "--logdir", logdir, "--total-frames", 1_000_000_000)
-    with services.impala(
-        *[*arguments, "--evaluate", "yes", "--evaluator.every-frames", 10_000],
-        log=tmp_path / "first.log",
-    ) as training:
+    with services.on_a_terminal(
+        *[*arguments, "--evaluate", "yes", "--evaluator.every-frames", 10_000]
+    ) as (training, terminal):
         services.wait_for_row(logdir, "updates", lambda row: row["updates"] > 0)
         services.wait_for_row(logdir, "an evaluation", lambda row: "evaluation/Catch/return" in row)
-        services.stop(training, signal.SIGINT)
+        terminal.close()  # the window: SIGHUP, and from now on nothing can be shown
+        assert training.wait(timeout=20.0) == os.EX_TEMPFAIL
     saved = checkpoint.load(logdir).counters
     assert saved.updates > 0
     seen = len(services.rows(logdir))
@@ -120,9 +124,15 @@ def test_ctrl_c_leaves_a_checkpoint_and_train_goes_on_from_it(tmp_path: pathlib.
         services.wait_for_row(
             logdir, "more updates", lambda row: row["updates"] > saved.updates, after=seen
         )
-        services.stop(training, signal.SIGINT)
+        os.killpg(training.pid, signal.SIGINT)  # as a CI job that is cancelled
+        time.sleep(0.005)
+        os.killpg(training.pid, signal.SIGTERM)
+        assert training.wait(timeout=20.0) == os.EX_TEMPFAIL
     assert min(row["updates"] for row in services.rows(logdir)[seen:]) >= saved.updates
     assert checkpoint.load(logdir).counters.seconds > saved.seconds
+    log = (tmp_path / "second.log").read_text()
+    assert "learner.run: Stopping: SIGTERM received." in log  # the supervisor asks so
+    assert "impala.train: Ended with status 75: SIGINT received." in log
 
 
 def test_a_second_learner_is_kept_out(tmp_path: pathlib.Path) -> None:

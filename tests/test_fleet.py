@@ -16,8 +16,9 @@ import pytest
 pytestmark = pytest.mark.timeout(60)
 
 FLEET = """
-import logging, sys
+import logging, signal, sys
 from actors.fleet import run_fleet
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # unless the tests themselves run under nohup
 logging.basicConfig(level=logging.INFO)
 sys.exit(run_fleet({num}, ["--learner", "here:1"], command=[sys.executable, {script!r}],
                    backoff_seconds=0.05))
@@ -79,7 +80,7 @@ def test_an_actor_that_fails_is_started_again_until_it_ends_well(tmp_path: pathl
     assert log.count("ended with status 3") == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_lets_every_actor_drain(tmp_path: pathlib.Path, number: signal.Signals) -> None:
     prepare = """
 def drain(*_):

@@ -82,11 +82,11 @@ def test_it_has_newer_parameters_fetched_in_each_unroll(learner: FakeLearner) ->
     assert actor.returncode == 0, log
 
 
-def test_it_ends_on_sigterm_when_the_learner_is_away(learner: FakeLearner) -> None:
-    actor = start(learner)
+def test_it_ends_on_a_signal_when_the_learner_is_away(learner: FakeLearner) -> None:
+    actor = start(learner, "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL);")
     learner.wait_for(lambda: len(learner.messages) >= 1, seconds=60)
     learner.__exit__()
-    actor.send_signal(signal.SIGTERM)
+    actor.send_signal(signal.SIGHUP)
     _, log = actor.communicate(timeout=30)
     assert actor.returncode == 0, log
 

@@ -8,6 +8,9 @@ import sys
 import time
 from collections.abc import Callable
 
+import pytest
+
+from impala.signals import INSIST_SECONDS
 from impala.supervisor import Exit, Program, Supervisor
 
 _STUBBORN = """
@@ -103,7 +106,8 @@ def test_stop_asks_first_and_kills_after_the_grace_period(tmp_path: pathlib.Path
         supervisor.start(Program("stubborn", _python(_STUBBORN), log=stubborn, restart=True))
         _until(_says(polite, "up"))
         _until(_says(stubborn, "up"))
-        supervisor.stop()
+        supervisor.stop("the test says so")
+        assert supervisor.why == "the test says so"
         exits = list(supervisor.watch())
         supervisor.start(Program("late", _python("")))  # nothing is started while stopping
         exits += list(supervisor.watch())
@@ -127,36 +131,82 @@ def test_leaving_the_context_leaves_nothing_alive(tmp_path: pathlib.Path) -> Non
 def _supervise(code: str, log: pathlib.Path) -> "subprocess.Popen[str]":
     """Starts a supervisor of one child in a process of its own; both are up on return."""
     script = f"""
-import pathlib, sys
+import pathlib, signal, sys
 from impala.supervisor import Program, Supervisor
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # unless the tests themselves run under nohup
 with Supervisor(grace_seconds=600) as supervisor:
     code = "import os; print(os.getpid(), flush=True)\\n" + {code!r}
     log = pathlib.Path({str(log)!r})
     supervisor.start(Program("child", [sys.executable, "-S", "-c", code], log=log))
     for end in supervisor.watch():
-        print(end.name, end.status, supervisor.interrupted_by, supervisor.killed)
+        print(end.name, end.status, supervisor.why, supervisor.killed, sep=";")
 """
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     _until(_says(log, "up"))
     return process
 
 
-def test_the_first_signal_stops_the_children(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_the_first_signal_stops_the_children(
+    tmp_path: pathlib.Path, number: signal.Signals
+) -> None:
     process = _supervise(_POLITE, tmp_path / "log")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     output, _ = process.communicate(timeout=60)
 
-    assert output.split() == ["child", "0", str(int(signal.SIGINT)), "False"]
+    assert output == f"child;0;{number.name} received;False\n"
     assert (tmp_path / "log").read_text().split()[1:] == ["up", "told"]
 
 
-def test_the_second_signal_kills_them(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [signal.SIGINT, signal.SIGTERM],  # a cancelled CI job
+        [signal.SIGTERM, signal.SIGTERM],  # `timeout`, which signals its child and their group
+        [signal.SIGTERM, signal.SIGINT],
+        [signal.SIGINT, signal.SIGINT],
+        [signal.SIGHUP, signal.SIGTERM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT],
+    ],
+)
+def test_signals_that_come_together_leave_the_children_their_time(
+    tmp_path: pathlib.Path, numbers: list[signal.Signals]
+) -> None:
+    # Given a child that ends once it may, and that is told to ...
+    log, may = tmp_path / "log", tmp_path / "may"
+    slow = f"""
+import os, signal, sys, time
+def leave(*_):
+    print("told", flush=True)
+    while not os.path.exists({str(may)!r}):
+        time.sleep(0.01)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("up", flush=True)
+time.sleep(600)
+"""
+    process = _supervise(slow, log)
+    process.send_signal(numbers[0])
+    time.sleep(0.005)
+    for number in numbers[1:]:
+        process.send_signal(number)
+    _until(_says(log, "told"))
+
+    # ... when SIGTERM comes once more, even later, then it still ends by itself.
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    may.touch()
+    output, _ = process.communicate(timeout=60)
+    assert output == f"child;0;{numbers[0].name} received;False\n"
+
+
+def test_a_second_sigint_a_second_later_kills_them(tmp_path: pathlib.Path) -> None:
     process = _supervise(_STUBBORN, tmp_path / "log")
     process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGTERM)
+    time.sleep(INSIST_SECONDS + 0.2)
+    process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
 
-    assert output.split() == ["child", "137", str(int(signal.SIGINT)), "True"]
+    assert output == "child;137;SIGINT received;True\n"
 
 
 def test_children_of_a_killed_supervisor_are_told_to_end(tmp_path: pathlib.Path) -> None:

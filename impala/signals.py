@@ -1,0 +1,89 @@
+"""How a process is asked to end: SIGTERM, SIGINT and SIGHUP, each of them gracefully.
+
+Such signals often come in pairs: `timeout` and `make` both send one to the same process, and a
+cancelled CI job sends SIGINT and then SIGTERM. However many come, they are one request. Only a
+person insists, with a second SIGINT a second or more after the first.
+"""
+
+import itertools
+import signal
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Self
+
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+INSIST_SECONDS = 1.0
+_WAKE_SECONDS = 0.05
+
+
+def is_ignored(number: signal.Signals) -> bool:
+    """Whether a signal is to stay ignored: `nohup` has a process outlive its terminal."""
+    return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
+
+
+class EndRequest:
+    """A context, for the main thread, in which the signals above are remembered and end nothing.
+
+    Its handler only assigns, so that it may interrupt anything, also itself: a lock (such as that
+    of a `threading.Event`) would wait for ever for the thread that it has interrupted.
+    """
+
+    def __init__(self, on_first: Callable[[], None] | None = None):
+        """Installs nothing yet.
+
+        Args:
+          on_first: called in the signal handler, by the first signal only.
+        """
+        self._on_first = on_first
+        self._handlers: dict[signal.Signals, Any] = {}
+        self._count = itertools.count()
+        self._interrupted_at: float | None = None
+        self.received: signal.Signals | None = None
+        """The first signal."""
+        self.insists = False
+        """Whether SIGINT came again, `INSIST_SECONDS` or more after the first SIGINT."""
+
+    def is_set(self) -> bool:
+        """Whether a signal has come."""
+        return self.received is not None
+
+    def wait(self, seconds: float) -> bool:
+        """Waits; True as soon as a signal has come."""
+        end = time.monotonic() + seconds
+        while not self.is_set() and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, _WAKE_SECONDS))
+        return self.is_set()
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether one of the signals was SIGINT."""
+        return self._interrupted_at is not None
+
+    @property
+    def cause(self) -> str:
+        """What has come, in words for the log."""
+        return "no signal received" if self.received is None else f"{self.received.name} received"
+
+    def __enter__(self) -> Self:
+        for number in NUMBERS:
+            if not is_ignored(number):
+                self._handlers[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            # Who has been asked ends now: what still comes shall not spoil the exit status.
+            signal.signal(number, signal.SIG_IGN if self.is_set() else handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            now = time.monotonic()
+            if self._interrupted_at is None:
+                self._interrupted_at = now
+            elif now - self._interrupted_at >= INSIST_SECONDS:
+                self.insists = True
+        if next(self._count) == 0:  # one step: no other signal comes in between
+            self.received = signal.Signals(number)
+            if self._on_first is not None:
+                self._on_first()
