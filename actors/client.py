@@ -370,9 +370,14 @@ class LearnerClient:
                 if self._ended():
                     return
                 self._raise_if_refused(error)
+                # It is there and wants to be asked again: this actor is quarantined, or others
+                # have just asked too often.
+                is_there = error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+                if is_there:
+                    away_since = time.monotonic()
                 if not away:
                     away = True
-                    what = "waits for" if self._reply is None else "lost"
+                    what = "waits for" if self._reply is None or is_there else "lost"
                     _log.warning(
                         "%s %s the learner at %s: %s",
                         self._name,
@@ -499,7 +504,9 @@ class LearnerClient:
             else:
                 self._log_rejection(receipt)
             self._lock.notify_all()
-            return not self._finished
+            # When this actor is quarantined the stream ends, and the learner says at the next join
+            # for how long. What has no receipt stays pending.
+            return not self._finished and receipt.reason != pb.REASON_QUARANTINED
 
     def _log_rejection(self, receipt: pb.Receipt) -> None:
         self._rejected[receipt.reason] += 1

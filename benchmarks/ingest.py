@@ -24,6 +24,7 @@ from learner.bounds import message_bounds
 from learner.info_names import InfoNames
 from learner.ingest import Ingest
 from learner.mix import Mix
+from learner.quarantine import Quarantine
 from learner.roster import Roster
 from learner.server import SERVICE_NAME, Server
 from learner.service import LearnerService
@@ -69,6 +70,7 @@ def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Ra
         Roster(),
         ingest,
         tasks.Schedule(config),
+        Quarantine(config.quarantine),
         incarnation=incarnation,
         seed=0,
         max_envs_per_message=config.learner.max_envs_per_message,

@@ -90,6 +90,12 @@ SCALARS = (
     Scalar("impala_queue_unrolls", "gauge", "ingest/depth", "Unrolls that wait."),
     Scalar("impala_queue_capacity_unrolls", "gauge", "ingest/capacity", "Unrolls that may wait."),
     Scalar(
+        "impala_actors_quarantined",
+        "gauge",
+        "actor/quarantined",
+        "Actors that are refused for a while, after contents that no honest actor sends.",
+    ),
+    Scalar(
         "impala_actors", "gauge", "actor/{state}", "Actors that are active, and that went silent."
     ),
     Scalar("impala_replay_unrolls", "gauge", "replay/unrolls", "Unrolls in replay."),

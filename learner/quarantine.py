@@ -87,8 +87,8 @@ class Quarantine:
             record.until = now + seconds
             record.quarantines = min(record.quarantines + 1, 64)
         _log.warning(
-            "%s is quarantined for %.0f s: blamed %d times in %.0f s, last for %s. Look at its "
-            "host and its version; --security.revoked-file refuses it for good.",
+            "%s is quarantined for %.0f s after %d blames in %.0f s: check its host and version, "
+            "or refuse it for good with --security.revoked-file. The last blame: %s",
             *(actor, seconds, blames, since, record.why),
         )
 

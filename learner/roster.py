@@ -128,6 +128,13 @@ class Roster:
                 entry.rejected += 1
                 entry.last_rejection = why
 
+    def refused(self, name: str, why: str) -> None:
+        """Takes note that a member was refused something other than a message."""
+        with self._lock:
+            if (entry := self._entries.get(name)) is not None:
+                entry.seen = self._clock()
+                entry.last_rejection = why
+
     def members(self) -> list[Member]:
         """Everyone, by name."""
         with self._lock:

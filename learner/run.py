@@ -31,6 +31,7 @@ from learner.log_directory import LogDirectory
 from learner.metrics import Console, Evaluations, JsonLines, Sink, Telemetry, TensorBoard
 from learner.mix import Mix, Prepared
 from learner.prometheus import Prometheus
+from learner.quarantine import Quarantine
 from learner.replay import Replay
 from learner.roster import Roster
 from learner.server import Server
@@ -157,6 +158,7 @@ class _Run:
         self._ingest = Ingest(config.learner.queue_unrolls)
         self._roster = Roster()
         self._info_names = InfoNames(config.limits.info_names)
+        self._quarantine = Quarantine(config.quarantine)
         self._service = LearnerService(
             unroll_spec,
             codec.specs(agent.variables),
@@ -165,6 +167,7 @@ class _Run:
             self._roster,
             self._ingest,
             schedule,
+            self._quarantine,
             incarnation=self._incarnation,
             seed=config.seed,
             max_envs_per_message=config.learner.max_envs_per_message,
@@ -447,6 +450,7 @@ class _Run:
             "checkpoint/age_seconds": self._due.age,
             "actor/active": active,
             "actor/silent": silent,
+            "actor/quarantined": self._quarantine.count(),
             "actor/joins": self._roster.joins,
             **{f"actor/environment_faults/{kind}": n for kind, n in self._roster.faults.items()},
             "ingest/bytes": self._roster.received_bytes,

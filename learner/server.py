@@ -25,6 +25,7 @@ from learner.service import (
     IncompatibleProtocol,
     InvalidRequest,
     LearnerService,
+    Quarantined,
     Unavailable,
 )
 from protos.impala.v1 import learner_pb2 as pb
@@ -236,14 +237,24 @@ class _Calls:
         """One message at a time: what is sent beyond waits in the transport, not in memory."""
         async with _statuses(context), self._limits.stream(context.peer()):
             _admit(self._gate, context, "actor")
+            actor = ""  # whose stream it is, once it has joined and said so
             with self._service.stream() as sends:
                 while (data := await self._unless_stopping(context.read())) is not grpc.aio.EOF:
                     _admit(self._gate, context, "actor")  # again: a token may have been revoked
-                    message = _parsed(pb.Unrolls, data)
+                    try:
+                        message = _parsed(pb.Unrolls, data)
+                    except InvalidRequest as error:
+                        if actor:
+                            self._service.blame(actor, str(error))
+                        raise
                     sends(message)
                     with self._timed("StreamUnrolls"):
                         receipt = await self._unless_stopping(self._service.submit(message))
                     await context.write(receipt)
+                    if receipt.reason == pb.REASON_QUARANTINED:
+                        return
+                    if receipt.reason != pb.REASON_UNKNOWN_ACTOR:
+                        actor = message.actor
 
     @contextlib.contextmanager
     def _timed(self, method: str) -> Iterator[None]:
@@ -363,7 +374,7 @@ async def _statuses(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
     except Denied as error:
         code = grpc.StatusCode.PERMISSION_DENIED if error.is_known else _UNAUTHENTICATED
         await context.abort(code, str(error))
-    except _TooMany as error:
+    except (Quarantined, _TooMany) as error:
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
     except TimeoutError:
         await context.abort(

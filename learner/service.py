@@ -27,13 +27,19 @@ from learner.ingest import (
     Validator,
     wire_specs,
 )
-from learner.roster import Roster
+from learner.quarantine import Quarantine
+from learner.roster import Member, Roster
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
 _MAX_NAME = 200  # characters of an actor's name
 _MAX_EVALUATION_EPISODES = 100_000
 _MAX_FRAMES = 2**53  # of parameters; every whole number up to here is a float64
+# Nothing that an honest actor does leads to these: not a restart, nor another version of the spec.
+_BLAMED = {
+    *(pb.REASON_NUM_ENVS, pb.REASON_TENSOR_COUNT, pb.REASON_TENSOR_SIZE),
+    *(pb.REASON_NOT_FINITE, pb.REASON_RANGE),
+}
 _ROLES: dict[Role, "pb.Role"] = {"actor": pb.ROLE_ACTOR, "evaluator": pb.ROLE_EVALUATOR}
 
 
@@ -43,6 +49,10 @@ class InvalidRequest(ValueError):
 
 class IncompatibleProtocol(ValueError):
     """The two sides do not speak the same major protocol version."""
+
+
+class Quarantined(RuntimeError):
+    """The actor is refused for a while: try again later."""
 
 
 class Unavailable(RuntimeError):
@@ -72,6 +82,7 @@ class LearnerService:
         roster: Roster,
         ingest: Ingest,
         schedule: Schedule,
+        quarantine: Quarantine,
         *,
         incarnation: int,
         seed: int,
@@ -91,6 +102,7 @@ class LearnerService:
           roster: takes note of who sends it.
           ingest: takes what comes in.
           schedule: says which task is to be played; nobody else uses it.
+          quarantine: is told of contents that no honest actor sends, and says who is refused.
           incarnation: of this learner, drawn at random, not 0.
           seed: the run's.
           max_envs_per_message: largest E.
@@ -105,6 +117,7 @@ class LearnerService:
         self._ingest = ingest
         self._schedule = schedule
         self._info_names = info_names
+        self._quarantine = quarantine
         self._incarnation = incarnation
         self._finished = False
         self._newest_version = 0
@@ -147,6 +160,7 @@ class LearnerService:
         Raises:
           IncompatibleProtocol: the caller speaks another major version.
           InvalidRequest: a field has an impossible value.
+          Quarantined: the actor is refused for a while.
           Superseded: another incarnation has taken the actor's name since this one joined.
         """
         if not codec.compatible(request.protocol):
@@ -166,6 +180,9 @@ class LearnerService:
                 f"{request.acknowledged_sequence} messages hold at most {self._max_envs} each: "
                 "count only what got a receipt."
             )
+        if (quarantined := self._quarantined(request.actor)) is not None:
+            self._roster.refused(request.actor, quarantined)
+            raise Quarantined(quarantined)
         reply = pb.JoinReply()
         reply.CopyFrom(self._welcome)
         reply.finished = self._finished
@@ -196,6 +213,8 @@ class LearnerService:
         """
         if not self._accounts.may_send(message.actor, message.incarnation):
             return self._reject(message, _unknown(message))
+        if (quarantined := self._quarantined(message.actor)) is not None:
+            return self._reject(message, Rejection(pb.REASON_QUARANTINED, quarantined))
         checked = self._validator.check(message, self._newest_of(message.learner_incarnation))
         if isinstance(checked, Rejection):
             return self._reject(message, checked)
@@ -233,6 +252,11 @@ class LearnerService:
         finally:
             if sender is not None:
                 self._roster.ended(sender)
+
+    def blame(self, actor: str, why: str) -> None:
+        """Takes note that an actor, known by a message before, sent what no honest actor sends."""
+        self._quarantine.blame(actor, why)
+        self._roster.refused(actor, why)
 
     def get_parameters(self, request: pb.GetParametersRequest) -> bytes:
         """The newest parameters, if they are not those that the caller holds.
@@ -308,10 +332,7 @@ class LearnerService:
             dropped=totals.dropped,
             rejected=totals.rejected,
             duplicates=totals.duplicates,
-            members=[
-                pb.Member(**{**member._asdict(), "role": _ROLES[member.role]})
-                for member in self._roster.members()
-            ],
+            members=[self._member(member) for member in self._roster.members()],
             dropped_info_names=self._info_names.dropped,
         )
 
@@ -356,6 +377,8 @@ class LearnerService:
         name = pb.Reason.Name(rejection.reason).removeprefix("REASON_").lower()
         self._accounts.rejected(name, message.actor, message.incarnation, message.sequence)
         self._roster.rejected(message.actor, f"{name}: {rejection.detail}")
+        if rejection.reason in _BLAMED:
+            self._quarantine.blame(message.actor, f"{name}: {rejection.detail}")
         receipt = self._receipt(message, pb.STATUS_REJECTED)
         receipt.reason = rejection.reason
         receipt.detail = rejection.detail
@@ -375,6 +398,24 @@ class LearnerService:
         if incarnation == self._incarnation:
             return self._newest_version
         return self._earlier.get(incarnation)
+
+    def _quarantined(self, actor: str) -> str | None:
+        """Why an actor is refused, if it is."""
+        standing = self._quarantine.standing(actor)
+        if not standing.seconds_left:
+            return None
+        return (
+            f"{actor} is quarantined for {standing.seconds_left:.0f} s more, since it was blamed "
+            f"{standing.blamed} times, last for {standing.why}"
+        )
+
+    def _member(self, member: Member) -> pb.Member:
+        standing = self._quarantine.standing(member.name)
+        message = pb.Member(**{**member._asdict(), "role": _ROLES[member.role]})
+        message.blamed = standing.blamed
+        message.quarantined_seconds = standing.seconds_left
+        message.last_rejection = member.last_rejection or standing.why
+        return message
 
     def _task(self) -> int:
         """What the schedule says is to be played now."""

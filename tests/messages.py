@@ -5,13 +5,14 @@ import json
 import numpy as np
 import tree
 
-from impala.configs import Config
+from impala.configs import Config, QuarantineConfig
 from impala.tasks import Schedule
 from impala.types import AgentOutput, ArraySpec, StepType, TimeStep, Unroll
 from learner.accounts import Accounts
 from learner.bounds import Bounds, MessageBounds
 from learner.info_names import InfoNames
 from learner.ingest import Ingest
+from learner.quarantine import Quarantine
 from learner.roster import Roster
 from learner.service import LearnerService
 from protos import codec
@@ -99,9 +100,14 @@ def bounds(num_tasks=1, **kw) -> MessageBounds:
 
 
 def service(
-    accounts=None, ingest=None, unroll_spec=None, max_envs=MAX_ENVS, config=None
+    accounts=None,
+    ingest=None,
+    unroll_spec=None,
+    max_envs=MAX_ENVS,
+    config=None,
+    quarantine=None,
 ) -> LearnerService:
-    """A service for the small spec."""
+    """A service for the small spec; actors are only quarantined if a quarantine is given."""
     schedule = Schedule(config or Config())
     return LearnerService(
         unroll_spec or spec(),
@@ -111,6 +117,7 @@ def service(
         Roster(),
         ingest or Ingest(capacity=64),
         schedule,
+        quarantine or Quarantine(QuarantineConfig(blames=0)),
         incarnation=LEARNER,
         seed=5,
         max_envs_per_message=max_envs,

@@ -39,8 +39,8 @@ def test_the_third_blame_within_the_window_is_a_quarantine_that_ends(caplog) -> 
     assert quarantine.standing("a") == Standing(8, 60.0, "range: 4 is too large")
     assert (quarantine.seconds_left("b"), quarantine.count()) == (0.0, 1)
     (record,) = caplog.records
-    assert "a is quarantined for 60 s: blamed 3 times in 0 s" in record.getMessage()
-    assert "last for range: 0 is too large" in record.getMessage()
+    assert "a is quarantined for 60 s after 3 blames in 0 s" in record.getMessage()
+    assert "The last blame: range: 0 is too large" in record.getMessage()
     assert "--security.revoked-file" in record.getMessage()
     clock.now += 59.0
     assert quarantine.seconds_left("a") == 1.0

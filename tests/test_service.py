@@ -6,11 +6,12 @@ import messages
 import numpy as np
 import pytest
 
-from impala.configs import Config, TasksConfig
+from impala.configs import Config, QuarantineConfig, TasksConfig
 from impala.types import Parameters
 from learner import service as service_module
 from learner.accounts import Accounts, Superseded
 from learner.ingest import Ingest
+from learner.quarantine import Quarantine
 from learner.service import IncompatibleProtocol, InvalidRequest, LearnerService, Unavailable
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -315,3 +316,33 @@ def test_more_faults_than_environments_are_refused():
     assert "3 environment_faults of 2 environments" in receipt.detail
     (member,) = service.get_status().members
     assert member.environment_faults == 0
+
+
+def test_only_contents_that_no_honest_actor_sends_are_blamed():
+    """What a restart of either side causes, or another version of it, is nobody's fault."""
+    quarantine = Quarantine(QuarantineConfig())
+    service, fingerprint = _joined(quarantine=quarantine)
+    good = messages.message(fingerprint=fingerprint)
+    nan = messages.unroll(2)
+    nan.timestep.reward[1, 0] = np.nan
+    sent = {
+        "unknown_actor": {"incarnation": 9},
+        "fingerprint": {"fingerprint": "another"},
+        "version": {"parameter_version": 99},
+        "sequence": {"sequence": 7},
+        "num_envs": {"num_envs": 0},
+        "tensor_count": {"tensors": good.tensors[1:]},
+        "tensor_size": {"tensors": [b"", *good.tensors[1:]]},
+        "not_finite": {"arrays": nan},
+        "range": {"task": 9},
+    }
+    blamed = {}
+    for name, fields in sent.items():
+        quarantine._records.clear()
+        receipt = _submit(service, messages.message(**{"fingerprint": fingerprint, **fields}))
+        assert pb.Reason.Name(receipt.reason) == f"REASON_{name.upper()}"
+        blamed[name] = quarantine.standing("a").blamed
+        (member,) = service.get_status().members
+        assert (member.blamed, member.quarantined_seconds) == (blamed[name], 0.0)
+        assert member.last_rejection.startswith(f"{name}: ") or name == "unknown_actor"
+    assert blamed == {name: int(i >= 4) for i, name in enumerate(sent)}
