@@ -187,14 +187,15 @@ class _Built:
         self.agent = build.agent(from_dict(AgentConfig, config["agent"]), *self._spaces)
         self._check(reply, build.unroll_spec(self.agent, *self._spaces, self.unroll_length))
 
-    def environment(self, task: int, num_envs: int, render: bool = False) -> Any:
-        """A group of a task's environments, which the caller closes."""
+    def environment(self, task: int, num_envs: int, first: int = 0, render: bool = False) -> Any:
+        """A group of a task's environments, numbered from `first`, which the caller closes."""
         from impala import build
 
         return build.environment(
             self.tasks[task].environment,
             num_envs,
-            threads=self.actor.env_threads,
+            actor=self.actor,
+            first=first,
             render_mode="human" if render else None,
             joint=self._spaces,
         )
@@ -240,10 +241,11 @@ def _act(client: Any, built: _Built, num_envs: int | None, render: bool) -> None
     with contextlib.ExitStack() as stack:
 
         def environments(task: int) -> list[Any]:
+            each = total // groups
             return [
                 stack.enter_context(
                     contextlib.closing(
-                        built.environment(task, total // groups, render and group == 0)
+                        built.environment(task, each, group * each, render and group == 0)
                     )
                 )
                 for group in range(groups)

@@ -83,7 +83,7 @@ def _timed(
 
 def _environment(config: configs.Config) -> tuple[Callable[[], Any], int]:
     num_envs = config.actor.num_envs // config.actor.num_groups
-    environment = build.environment(config.environment, num_envs, threads=1)
+    environment = build.environment(config.environment, num_envs)
     environment.reset(seed=os.getpid())
     random = np.random.default_rng(os.getpid())
 

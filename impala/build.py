@@ -13,7 +13,7 @@ import tree
 from impala import distributions, networks
 from impala.agent import Agent
 from impala.algorithms import ALGORITHMS, Algorithm
-from impala.configs import AgentConfig, AlgorithmName, Config, EnvironmentConfig
+from impala.configs import ActorConfig, AgentConfig, AlgorithmName, Config, EnvironmentConfig
 from impala.spaces import ACTION_MASK, Spaces, has_action_mask
 from impala.tasks import Task
 from impala.types import AgentOutput, ArraySpec, Nest, StepType, TimeStep, Unroll
@@ -21,22 +21,28 @@ from impala.types import AgentOutput, ArraySpec, Nest, StepType, TimeStep, Unrol
 if TYPE_CHECKING:
     from impala.environments import Environment
 
+_ACTOR = ActorConfig()
+
 
 def environment(
     config: EnvironmentConfig,
     num_envs: int,
-    threads: int = 1,
+    *,
+    actor: ActorConfig = _ACTOR,
+    first: int = 0,
     render_mode: str | None = None,
     joint: Spaces | None = None,
 ) -> Environment:
     """`num_envs` environments that step together, seen and played through `joint` spaces.
+
+    `actor` and `first` are as for `impala.environments.make`.
 
     Raises:
       ValueError: if there is no such environment, or it cannot be made so.
     """
     from impala import environments  # Here, so that tools which need none load no emulator.
 
-    made = environments.make(config, num_envs, threads=threads, render_mode=render_mode)
+    made = environments.make(config, num_envs, actor=actor, first=first, render_mode=render_mode)
     if joint is None or joint == (made.observation_space, made.action_space):
         return made
     return environments.Joint(made, *joint)

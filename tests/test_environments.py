@@ -12,17 +12,17 @@ from contextlib import closing
 from typing import Any
 
 import counting
+import faulty
 import gymnasium as gym
 import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
 
 from impala import environments
-from impala.configs import AtariConfig, EnvironmentConfig, RepeatConfig
+from impala.configs import ActorConfig, AtariConfig, EnvironmentConfig, RepeatConfig
 from impala.environments import base, catch
 from impala.environments.atari import Atari
 from impala.environments.base import Environment
-from impala.environments.gymnasium import Gymnasium
 from impala.environments.wrappers import Checked, WithHistory
 from impala.types import EnvironmentStep, Nest, StepType, TimeStep
 
@@ -193,7 +193,7 @@ def config(request: pytest.FixtureRequest) -> EnvironmentConfig:
 def played(config: EnvironmentConfig) -> tuple[Environment, list[EnvironmentStep]]:
     """Three environments, closed, after enough random steps for some episodes of each to end."""
     steps = 700 if config.id == "ALE/Breakout-v5" else 160
-    with closing(environments.make(config, 3, threads=2)) as environment:
+    with closing(environments.make(config, 3, actor=ActorConfig(env_threads=2))) as environment:
         return environment, play(environment, steps)
 
 
@@ -350,20 +350,6 @@ class TestEpisodeEnds:
 
         assert same(run("sync"), run("async"))
 
-    def test_a_process_that_dies_is_an_error_and_not_a_hang(self) -> None:
-        # Given two environments in processes of their own ...
-        environment = Gymnasium("counting:Counting-v0", {}, 2, vectorization="async")
-        with closing(Checked(environment, "Counting")) as checked:
-            checked.reset(0)
-            # ... when one is killed, then the next step says so, and closing ends the other.
-            victim, survivor = environment._vector.processes
-            victim.kill()
-            victim.join()
-            with pytest.raises(RuntimeError, match="Counting failed at step"):
-                checked.send(np.array([0, 0]))
-                checked.recv()
-        assert not survivor.is_alive()
-
 
 class TestGymnasium:
     def test_numbers_in_info_are_passed_on(self) -> None:
@@ -373,6 +359,15 @@ class TestGymnasium:
             assert set(step.info) == {"episode"} or (step.timestep.step_type == FIRST).all()
             for i in np.flatnonzero(step.timestep.step_type == LAST):
                 assert step.info["episode"][i] == step.timestep.observation[i, 1]
+
+    def test_one_that_raises_is_named(self) -> None:
+        config = EnvironmentConfig(id=faulty.ID)
+        with closing(environments.make(config, 3, first=6)) as environment:
+            environment.reset(0)
+            environment.send(np.array([0, faulty.Do.RAISE, 0]))
+            says = "environment 7 of faulty:Obedient-v0: KeyError: 'gear'"
+            with pytest.raises(RuntimeError, match=says):
+                environment.recv()
 
     def test_an_unknown_id_gets_the_nearest_one(self) -> None:
         with pytest.raises(ValueError, match=r"'CartPol-v1'.*CartPole-v1"):
@@ -538,7 +533,7 @@ class TestCatch:
 
 def atari(num_envs: int = 2, game: str = "Pong", threads: int = 1, **settings: Any) -> Environment:
     config = EnvironmentConfig(id=f"ALE/{game}-v5", atari=AtariConfig(**settings))
-    return environments.make(config, num_envs, threads=threads)
+    return environments.make(config, num_envs, actor=ActorConfig(env_threads=threads))
 
 
 class TestAtari:

@@ -3,11 +3,13 @@
 No TensorFlow in here.
 """
 
-from impala.configs import EnvironmentConfig, RepeatConfig
+from impala.configs import ActorConfig, EnvironmentConfig, RepeatConfig
 from impala.environments import bandit, catch, gymnasium, minatar
 from impala.environments.base import Environment
 from impala.environments.joint import Joint, join
 from impala.environments.wrappers import Checked, WithHistory
+
+_ACTOR = ActorConfig()
 
 bandit.register()
 minatar.register()
@@ -16,14 +18,20 @@ __all__ = ["Environment", "Joint", "join", "make"]
 
 
 def make(
-    config: EnvironmentConfig, num_envs: int, *, threads: int = 1, render_mode: str | None = None
+    config: EnvironmentConfig,
+    num_envs: int,
+    *,
+    actor: ActorConfig = _ACTOR,
+    first: int = 0,
+    render_mode: str | None = None,
 ) -> Environment:
     """E environments, with the wrappers that the configuration asks for.
 
     Args:
       config: what is played.
       num_envs: E, at least 1.
-      threads: emulator threads, for ALE.
+      actor: whose they are: threads, and what is expected of environments in own processes.
+      first: index of environment 0 among the actor's, for messages.
       render_mode: None; rgb_array, for `render`; or human, for a window. Of environment 0.
 
     Raises:
@@ -31,7 +39,9 @@ def make(
     """
     if num_envs < 1:
         raise ValueError(f"num_envs is {num_envs}; it must be at least 1.")
-    environment: Environment = Checked(_make(config, num_envs, threads, render_mode), config.id)
+    environment: Environment = Checked(
+        _make(config, num_envs, actor, first, render_mode), config.id, first
+    )
     if config.last_action or config.last_reward or config.time_in_episode:
         environment = WithHistory(
             environment,
@@ -43,7 +53,11 @@ def make(
 
 
 def _make(
-    config: EnvironmentConfig, num_envs: int, threads: int, render_mode: str | None
+    config: EnvironmentConfig,
+    num_envs: int,
+    actor: ActorConfig,
+    first: int,
+    render_mode: str | None,
 ) -> Environment:
     kwargs = gymnasium.parse_kwargs(config.kwargs)
     if config.repeat != RepeatConfig() and (config.id == "Catch" or config.id.startswith("ALE/")):
@@ -62,12 +76,24 @@ def _make(
             raise ValueError(
                 f"environment.kwargs is {kwargs}; ALE games are set with environment.atari instead."
             )
+        threads = actor.env_threads
         return Atari(config.id, config.atari, num_envs, threads=threads, render_mode=render_mode)
+    if config.vectorization == "async" and render_mode is None:
+        return gymnasium.processes(
+            config.id,
+            kwargs,
+            num_envs,
+            repeat=config.repeat,
+            seconds=actor.environment_seconds,
+            max_bytes=actor.max_environment_bytes,
+            first=first,
+        )
     return gymnasium.Gymnasium(
         config.id,
         kwargs,
         num_envs,
-        vectorization=config.vectorization,
+        vectorization="own" if config.vectorization == "own" else "sync",
         repeat=config.repeat,
         render_mode=render_mode,
+        first=first,
     )

@@ -108,6 +108,31 @@ def next_timestep(
     )
 
 
+def environment_step(
+    observation: Nest,
+    reward: np.ndarray,
+    terminated: np.ndarray,
+    truncated: np.ndarray,
+    first: np.ndarray,
+    info: dict[str, np.ndarray],
+) -> EnvironmentStep:
+    """A step from what Gymnasium environments say, as for `next_timestep`, and their infos.
+
+    Info `frames` says how many frames a step played, 1 if there is none; info `discount`, by what a
+    step that does not terminate is discounted. NaN is as if it were not given.
+    """
+    info = dict(info)
+    ones = np.ones(len(first))
+    frames = np.nan_to_num(info.pop("frames", ones), nan=1.0)
+    discount = np.nan_to_num(info.pop("discount", ones), nan=1.0).astype(np.float32)
+    timestep = next_timestep(observation, reward, terminated, truncated, first)
+    return EnvironmentStep(
+        timestep._replace(discount=timestep.discount * np.where(first, 1.0, discount)),
+        np.where(first, 0, frames).astype(np.int32),
+        info,
+    )
+
+
 def map_leaves(function: Callable[..., Any], name: str, space: gym.Space, *values: Nest) -> Nest:
     """function(name, leaf space, *leaf values) for each leaf, in a nest structured like the space.
 

@@ -1,4 +1,4 @@
-"""Any Gymnasium environment, through Gymnasium's own vector environments."""
+"""Any Gymnasium environment: through Gymnasium's vector environments, or a process each."""
 
 import contextlib
 import difflib
@@ -6,19 +6,47 @@ import functools
 import importlib
 import json
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from impala.configs import RepeatConfig
 from impala.environments import base
+from impala.environments.processes import Processes
 from impala.environments.repeat import ActionRepeat
 from impala.types import EnvironmentStep, Nest, TimeStep
 
 _NO_REPEAT = RepeatConfig()
-_CLOSE_SECONDS = 5.0  # that a step under way has to finish when its environment is closed
+
+
+def processes(
+    id: str,
+    kwargs: dict[str, Any],
+    num_envs: int,
+    *,
+    repeat: RepeatConfig = _NO_REPEAT,
+    seconds: float = 60.0,
+    max_bytes: int = 0,
+    first: int = 0,
+) -> Processes:
+    """E copies of a registered environment, each in a process of its own.
+
+    Args:
+      id: as for `Gymnasium`; what only this process registered must be given as module:id.
+      kwargs: keyword arguments of gymnasium.make.
+      num_envs: E.
+      repeat: how often an action is played.
+      seconds: as for `Processes`.
+      max_bytes: as for `Processes`.
+      first: as for `Processes`.
+
+    Raises:
+      ValueError: if Gymnasium cannot make it, or its spaces have no fixed size.
+    """
+    make = functools.partial(_make_one, id, kwargs, repeat)
+    return Processes(make, num_envs, name=id, seconds=seconds, max_bytes=max_bytes, first=first)
 
 
 class Gymnasium(base.Environment):
@@ -32,11 +60,11 @@ class Gymnasium(base.Environment):
       id: a registered id; module:id imports the module, which registers it, first.
       kwargs: keyword arguments of gymnasium.make.
       num_envs: E.
-      vectorization: sync steps them in turn, in `recv`; async steps each in a process of its own,
-        started afresh, so an id that only this process registered must be given as module:id; own
-        takes the vector environment that is registered under the id.
+      vectorization: sync steps them in turn, in `recv`; own takes the vector environment that is
+        registered under the id.
       repeat: how often an action is played.
       render_mode: of environment 0, and then sync; the others show nothing.
+      first: index of environment 0 among the actor's, for messages.
 
     Raises:
       ValueError: if Gymnasium cannot make it, or its spaces have no fixed size.
@@ -48,65 +76,45 @@ class Gymnasium(base.Environment):
         kwargs: dict[str, Any],
         num_envs: int,
         *,
-        vectorization: Literal["sync", "async", "own"] = "sync",
+        vectorization: Literal["sync", "own"] = "sync",
         repeat: RepeatConfig = _NO_REPEAT,
         render_mode: str | None = None,
+        first: int = 0,
     ) -> None:
-        makers = [functools.partial(_make_one, id, kwargs, repeat) for _ in range(num_envs)]
-        if render_mode is not None:
-            with_render = {**kwargs, "render_mode": render_mode}
-            makers[0] = functools.partial(_make_one, id, with_render, repeat)
-            vectorization = "sync"
+        def make(i: int) -> gym.Env:
+            with_render = {"render_mode": render_mode} if render_mode and i == 0 else {}
+            environment = _make_one(id, {**kwargs, **with_render}, repeat)
+            return Numbered(environment, f"environment {first + i} of {id}")
+
         self._vector: VectorEnv
-        if vectorization == "own":
+        if vectorization == "own" and render_mode is None:
             self._vector = _make_own(id, kwargs, num_envs, repeat)
-        elif vectorization == "sync":
-            self._vector = SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
         else:
-            # A fork of a process that has threads (gRPC's, TensorFlow's) may hang.
-            self._vector = AsyncVectorEnv(
-                makers,
-                shared_memory=True,
+            self._vector = SyncVectorEnv(
+                [functools.partial(make, i) for i in range(num_envs)],
                 copy=False,
-                context="forkserver",
                 autoreset_mode=AutoresetMode.NEXT_STEP,
             )
         self.num_envs = num_envs
         self.observation_space = self._vector.single_observation_space
         self.action_space = self._vector.single_action_space
-        self._stepping = False
 
     def reset(self, seed: int) -> TimeStep:
         seeds = [int(s) for s in base.seeds(seed, self.num_envs)]
-        is_own = not isinstance(self._vector, SyncVectorEnv | AsyncVectorEnv)
+        is_own = not isinstance(self._vector, SyncVectorEnv)
         # Vector environments of others need take no more than one seed.
         observation, _ = self._vector.reset(seed=seeds[0] if is_own else seeds)  # type: ignore[arg-type]
         self._ended = np.zeros(self.num_envs, np.bool_)
         return base.first_timestep(observation, self.num_envs)
 
     def send(self, action: Nest) -> None:
-        self._stepping = True
-        if isinstance(self._vector, AsyncVectorEnv):
-            self._vector.step_async(action)
-        else:
-            self._action = action
+        self._action = action
 
     def recv(self) -> EnvironmentStep:
-        if isinstance(self._vector, AsyncVectorEnv):
-            observation, reward, terminated, truncated, infos = self._vector.step_wait()
-        else:
-            observation, reward, terminated, truncated, infos = self._vector.step(self._action)
-        self._stepping = False
+        observation, reward, terminated, truncated, infos = self._vector.step(self._action)
         first, self._ended = self._ended, terminated | truncated
-        info = _numbers(infos)
-        ones = np.ones(self.num_envs)
-        frames = np.nan_to_num(info.pop("frames", ones), nan=1.0)
-        discount = np.nan_to_num(info.pop("discount", ones), nan=1.0).astype(np.float32)
-        timestep = base.next_timestep(observation, reward, terminated, truncated, first)
-        return EnvironmentStep(
-            timestep._replace(discount=timestep.discount * np.where(first, 1.0, discount)),
-            np.where(first, 0, frames).astype(np.int32),
-            info,
+        return base.environment_step(
+            observation, reward, terminated, truncated, first, _numbers(infos)
         )
 
     def render(self) -> np.ndarray:
@@ -118,18 +126,40 @@ class Gymnasium(base.Environment):
         return picture
 
     def close(self) -> None:
-        if not isinstance(self._vector, AsyncVectorEnv):
-            self._vector.close()
-            return
+        self._vector.close()
+
+
+class Numbered(gym.Wrapper):
+    """One environment of several that step in turn; its errors say which one it is.
+
+    Args:
+      environment: what is wrapped.
+      name: which one it is.
+    """
+
+    def __init__(self, environment: gym.Env, name: str) -> None:
+        super().__init__(environment)
+        self._name = name
+
+    def __str__(self) -> str:
+        return self._name
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         try:
-            if self._stepping:
-                self._vector.step_wait(timeout=_CLOSE_SECONDS)
-            self._vector.close()
-        except Exception:  # One of them is dead or stuck, and Gymnasium would wait for it.
-            for process in self._vector.processes:
-                process.kill()
-                process.join()
-            self._vector.closed = True
+            return self.env.reset(seed=seed, options=options)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        try:
+            return self.env.step(action)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> RuntimeError:
+        return RuntimeError(f"{self._name}: {type(error).__name__}: {error}")
 
 
 def parse_kwargs(text: str) -> dict[str, Any]:

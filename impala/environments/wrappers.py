@@ -16,11 +16,13 @@ class Checked(base.Environment):
     Args:
       environment: what is checked.
       name: its name in messages.
+      first: index of environment 0 among the actor's, for messages.
     """
 
-    def __init__(self, environment: base.Environment, name: str) -> None:
+    def __init__(self, environment: base.Environment, name: str, first: int = 0) -> None:
         self._environment = environment
         self._name = name
+        self._first = first
         self._state = "new"  # then ready and stepping by turns, and closed or broken at the end
         self._steps = 0
         self.observation_space = environment.observation_space
@@ -107,9 +109,8 @@ class Checked(base.Environment):
                 valid = np.isfinite(action)
         if not valid.all():
             i = int(np.argwhere(~valid)[0][0])
-            raise ValueError(
-                f"{name} {action[i]} for environment {i} of {self._name} is not in {space}"
-            )
+            which = f"environment {self._first + i} of {self._name}"
+            raise ValueError(f"{name} {action[i]} for {which} is not in {space}")
         return action.astype(space.dtype, copy=False)
 
     def _check_timestep(self, timestep: TimeStep) -> None:
@@ -126,7 +127,7 @@ class Checked(base.Environment):
         ):
             if not good.all():
                 i = int(np.flatnonzero(~good)[0])
-                raise ValueError(f"the {name} of environment {i} is {values[i]}")
+                raise ValueError(f"the {name} of environment {self._first + i} is {values[i]}")
 
     def _check_mask(self, mask: np.ndarray, acts: np.ndarray) -> None:
         if mask.shape[1:] != (sum(self._choices),):
@@ -138,7 +139,9 @@ class Checked(base.Environment):
         for i, part in enumerate(np.split(mask, ends[:-1], axis=1)):
             if (stuck := acts & ~part.any(axis=1)).any():
                 env = int(np.flatnonzero(stuck)[0])
-                raise ValueError(f"the {ACTION_MASK} of environment {env} forbids all of part {i}")
+                raise ValueError(
+                    f"the {ACTION_MASK} of environment {self._first + env} forbids all of part {i}"
+                )
 
     def _check_observation(self, name: str, space: gym.Space, value: np.ndarray) -> None:
         self._check_shape(name, space, value)
@@ -146,7 +149,7 @@ class Checked(base.Environment):
             raise ValueError(f"{name} is {value.dtype}, expected {space.dtype}")
         if value.dtype.kind == "f" and not np.isfinite(value).all():
             i = int(np.argwhere(~np.isfinite(value))[0][0])
-            raise ValueError(f"{name} of environment {i} is not finite: {value[i]}")
+            raise ValueError(f"{name} of environment {self._first + i} is not finite: {value[i]}")
 
     def _check_shape(self, name: str, space: gym.Space, value: np.ndarray) -> None:
         expected = (self.num_envs, *(space.shape or ()))

@@ -1,0 +1,298 @@
+"""Environments in processes of their own: what one of them does wrong, the others do not notice."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import counting
+import faulty
+import numpy as np
+import pytest
+from faulty import Do
+
+from impala import environments
+from impala.configs import ActorConfig, EnvironmentConfig
+from impala.environments import processes
+from impala.environments.base import Environment
+from impala.episodes import EpisodeStatistics
+from impala.types import EnvironmentFault, StepType, TimeStep
+
+FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
+pytestmark = pytest.mark.timeout(60)
+
+
+def make(num_envs: int, first: int = 0, seconds: float = 30.0, **kwargs: Any) -> Environment:
+    max_bytes = kwargs.pop("max_bytes", 0)
+    return environments.make(
+        EnvironmentConfig(id=faulty.ID, kwargs=json.dumps(kwargs), vectorization="async"),
+        num_envs,
+        actor=ActorConfig(environment_seconds=seconds, max_environment_bytes=max_bytes),
+        first=first,
+    )
+
+
+def row(timestep: TimeStep, i: int) -> tuple[list[int], float, float, int]:
+    """What environment i says: observation, reward, discount, step type."""
+    return (
+        timestep.observation[i].tolist(),
+        float(timestep.reward[i]),
+        float(timestep.discount[i]),
+        int(timestep.step_type[i]),
+    )
+
+
+def expected(seed: int) -> Iterator[tuple[list[int], float, float, int]]:
+    """All rows of an environment that counts, from its seed on."""
+    episode = 0
+    while True:
+        yield [seed, episode, 0], 0.0, 1.0, FIRST
+        length = counting.episode_length(seed, episode)
+        for step in range(1, length):
+            yield [seed, episode, step], float(step), 1.0, MID
+        discount = float(counting.ends_by_time_limit(seed, episode))
+        yield [seed, episode, length], float(length), discount, LAST
+        episode += 1
+
+
+class Witness:
+    """Plays, and checks that all environments count on, but for those that are said to fail."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self.timestep = environment.reset(7)
+        self._start(range(environment.num_envs))
+
+    def _start(self, which: Sequence[int]) -> None:
+        if not hasattr(self, "_rows"):
+            self._rows = [iter(()) for _ in range(self._environment.num_envs)]
+        for i in which:
+            self._rows[i] = expected(int(self.timestep.observation[i, 0]))
+            assert row(self.timestep, i) == next(self._rows[i])
+
+    def step(self, *, fails: Sequence[int] = (), begins: Sequence[int] = (), **do: Do) -> Any:
+        """One step; `e2=Do.KILL` is what environment 2 is told, which `fails`; `begins` is where a
+        new process is expected to say FIRST.
+        """
+        before = [row(self.timestep, i) for i in range(self._environment.num_envs)]
+        action = np.zeros(self._environment.num_envs, np.int64)
+        for name, what in do.items():
+            action[int(name[1:])] = what
+        self._environment.send(action)
+        step = self._environment.recv()
+        self.timestep = step.timestep
+        for i, rows in enumerate(self._rows):
+            if i in fails:
+                assert row(self.timestep, i) == (before[i][0], 0.0, 1.0, LAST)
+                assert step.frames[i] == 1
+            elif i not in begins:
+                assert row(self.timestep, i) == next(rows)
+                assert (step.frames[i] > 0) == (self.timestep.step_type[i] != FIRST)
+        for i in begins:
+            assert self.timestep.step_type[i] == FIRST and step.frames[i] == 0
+            assert self.timestep.observation[i, 0] != before[i][0][0]  # another seed
+        self._start(begins)
+        return step
+
+    def until(self, i: int, wanted: Callable[[int], bool]) -> None:
+        """Plays until environment i's step type is wanted."""
+        while not wanted(int(self.timestep.step_type[i])):
+            assert not self.step().faults
+
+
+def workers(environment: Environment) -> list[Any]:
+    return environment._environment._workers  # type: ignore[attr-defined]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_until_dead(*pids: int) -> None:
+    end = time.monotonic() + 10.0
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < end, f"{pids} live on"
+        time.sleep(0.02)
+
+
+def test_one_that_crashes_is_replaced_and_the_others_count_on(tmp_path: pathlib.Path) -> None:
+    crashes = (
+        (Do.RAISE, "KeyError: 'gear'"),
+        (Do.EXIT, "its process ended with status 3"),
+        (Do.KILL, "its process was killed by SIGKILL"),
+        (Do.SEGFAULT, "its process was killed by SIGSEGV"),
+        (Do.NOT_FINITE, "ValueError: the reward is nan"),
+    )
+    with closing(make(6, first=10)) as environment:
+        witness = Witness(environment)
+        for i, (crash, detail) in enumerate(crashes):
+            witness.until(i, lambda step_type: step_type != LAST)
+            step = witness.step(fails=[i], **{f"e{i}": crash})
+            assert step.faults == [EnvironmentFault(10 + i, "crashed", detail)]
+            assert not witness.step(begins=[i]).faults
+        for _ in range(20):
+            assert not witness.step().faults
+        # Two at once, one of them for the second time.
+        witness.until(0, lambda step_type: step_type == FIRST)
+        fails = [i for i in (0, 5) if witness.timestep.step_type[i] != LAST]
+        step = witness.step(fails=fails, **{f"e{i}": Do.KILL for i in fails})
+        assert [fault.environment for fault in step.faults] == [10 + i for i in fails]
+        witness.step(begins=fails)
+        for _ in range(10):
+            witness.step()
+
+
+def test_those_that_hang_are_killed_at_their_deadline_with_what_they_started(
+    tmp_path: pathlib.Path,
+) -> None:
+    children = tmp_path / "children"
+    with closing(make(3, seconds=1.0, children=str(children))) as environment:
+        witness = Witness(environment)
+        while (witness.timestep.step_type[:2] == LAST).any():
+            witness.step()
+        witness.step(e1=Do.START_A_CHILD)
+        child = int(children.read_text())
+        while (witness.timestep.step_type[:2] == LAST).any():
+            witness.step()
+        old = [worker._process.pid for worker in workers(environment)]
+        start = time.monotonic()
+        step = witness.step(fails=[0, 1], e0=Do.HANG_IN_C, e1=Do.HANG)
+        assert time.monotonic() - start < 5.0  # both within one deadline, nearly
+        assert step.faults == [EnvironmentFault(i, "hung", "no answer within 1 s") for i in (0, 1)]
+        wait_until_dead(*old[:2], child)
+        assert is_alive(old[2])
+        witness.step(begins=[0, 1])
+        for _ in range(10):
+            witness.step()
+
+
+def test_one_that_dies_between_episodes_leaves_no_trace_but_a_fault() -> None:
+    """Where FIRST is due it comes from the new process: no LAST follows a LAST."""
+    with closing(make(2)) as environment:
+        witness = Witness(environment)
+        witness.until(1, lambda step_type: step_type == LAST)
+        os.kill(workers(environment)[1]._process.pid, signal.SIGKILL)
+        step = witness.step(begins=[1])
+        assert [fault.environment for fault in step.faults] == [1]
+        for _ in range(10):
+            assert not witness.step().faults
+
+
+def test_one_that_fails_to_start_is_tried_again(tmp_path: pathlib.Path) -> None:
+    failures = tmp_path / "failures"
+    failures.write_text("2")
+    with closing(make(1, failures=str(failures))) as environment:
+        witness = Witness(environment)
+        faults = witness.step().faults
+        assert [fault.detail for fault in faults] == ["OSError: no such game server"] * 2
+        # It has made a step: what fails from now on begins a new row.
+        failures.write_text("3")
+        witness.until(0, lambda step_type: step_type == LAST)
+        assert len(witness.step(begins=[0]).faults) == 3
+
+
+def test_one_that_never_starts_ends_the_actor_with_its_name(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_LONGEST_PAUSE_SECONDS", 0.0)
+    failures = tmp_path / "failures"
+    failures.write_text("1000")
+    with (
+        closing(make(1, first=4, failures=str(failures))) as environment,
+        pytest.raises(RuntimeError, match=r"environment 4 of faulty.*no such game.*10 times in a"),
+    ):
+        environment.reset(0)
+    assert failures.read_text() == "990"
+
+
+def test_restarts_in_a_row_come_slower_and_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    sleep = time.sleep
+    with closing(make(1)) as environment:
+        witness = Witness(environment)
+        monkeypatch.setattr(processes, "_LONGEST_PAUSE_SECONDS", 0.3)
+        monkeypatch.setattr(time, "sleep", lambda s: (pauses.append(round(s, 1)), sleep(s)))
+        for _ in range(5):
+            witness.until(0, lambda step_type: step_type != LAST)
+            witness.step(fails=[0], e0=Do.KILL)
+            witness.step(begins=[0])
+        assert pauses == [0.1, 0.2, 0.3, 0.3]
+        # One that has lived for long is started again at once.
+        monkeypatch.setattr(processes, "_HEALTHY_SECONDS", 0.0)
+        witness.until(0, lambda step_type: step_type != LAST)
+        witness.step(fails=[0], e0=Do.KILL)
+        witness.step(begins=[0])
+        assert len(pauses) == 4
+
+
+def test_one_that_leaks_is_replaced_at_the_end_of_an_episode() -> None:
+    with closing(make(2, max_bytes=200 << 20)) as environment:
+        witness = Witness(environment)
+        witness.until(1, lambda step_type: step_type != LAST)
+        witness.step(e1=Do.LEAK)
+        witness.until(1, lambda step_type: step_type == LAST)
+        [fault] = witness.step(begins=[1]).faults
+        assert (fault.environment, fault.kind) == (1, "crashed")
+        assert "actor.max_environment_bytes is 209,715,200" in fault.detail
+        for _ in range(20):
+            assert not witness.step().faults
+
+
+def test_an_episode_that_is_cut_counts_as_one_and_the_seam_as_nothing() -> None:
+    with closing(make(1)) as environment:
+        statistics = EpisodeStatistics(1)
+        timestep = environment.reset(3)
+        seed = int(timestep.observation[0, 0])
+        assert counting.episode_length(seed, 0) > 3
+        episodes, frames = [], 0
+        for action in (0, 0, Do.KILL, 0, 0):
+            environment.send(np.array([action]))
+            step = environment.recv()
+            episodes += statistics.update(step)
+            frames += int(step.frames[0])
+        [(_, cut)] = episodes
+        played = sum(map(counting.frames_of, (1, 2)))
+        assert (cut.episode_return, cut.length, cut.frames) == (1 + 2, 3, played + 1)
+        assert frames == played + 1 + counting.frames_of(1)  # none for the seam
+
+
+def test_processes_end_with_the_actor_even_those_that_hang() -> None:
+    script = """
+import sys, numpy as np
+from faulty import Do
+from test_processes import make, workers
+environment = make(2)
+environment.reset(0)
+environment.send(np.array([0, Do.HANG_IN_C]))
+print(*(worker._process.pid for worker in workers(environment)), flush=True)
+environment.recv()
+"""
+    actor = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert actor.stdout is not None
+    pids = [int(pid) for pid in actor.stdout.readline().split()]
+    assert all(map(is_alive, pids))
+    actor.kill()
+    actor.wait()
+    actor.stdout.close()
+    wait_until_dead(*pids)
+
+
+def test_closing_in_the_middle_of_a_step_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_CLOSE_SECONDS", 0.5)
+    environment = make(2)
+    environment.reset(0)
+    environment.send(np.array([0, Do.HANG]))
+    pids = [worker._process.pid for worker in workers(environment)]
+    environment.close()
+    wait_until_dead(*pids)
+    environment.close()
