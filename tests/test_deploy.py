@@ -132,6 +132,7 @@ CUSTOM: dict[tuple[str, str], Any] = {
         "isCA": bool,
         "commonName": str,
         "secretName!": str,
+        "secretTemplate!": {"labels!": {str: str}},
         "duration": str,
         "renewBefore": str,
         "dnsNames": [str],
@@ -768,6 +769,106 @@ def containerfile_complaints(text: str) -> list[str]:
     return found
 
 
+# What a server makes of it when it is applied, again and over something else.
+
+RUN = {"app.kubernetes.io/name": "impala"}  # the label by which all of a run is found
+
+
+def apply_complaints(objects: Sequence[Object]) -> list[str]:
+    """What would be no longer found, or what a server keeps otherwise than it was written."""
+    found = [
+        f"{name_of(each)}: {path} is {value!r}, which a server drops: each diff would show it"
+        for each in objects
+        for path, value in leaves("", each)
+        if value is None or value == []
+    ]
+    for each in objects:
+        labels = [each["metadata"].get("labels", {})]
+        if each["kind"] == "Certificate":  # its Secret stays when it is deleted
+            labels.append(each["spec"].get("secretTemplate", {}).get("labels", {}))
+        if not all(RUN.items() <= some.items() for some in labels):
+            found.append(f"{name_of(each)} is not found by the label of a run: {labels}")
+        if each["kind"] == "StatefulSet" and each["spec"].get("podManagementPolicy") != "Parallel":
+            found.append(
+                f"{name_of(each)} keeps a pod that never becomes ready, whatever is applied"
+            )
+    return found
+
+
+def leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Everything in an object that holds nothing more, and where; empty lists and objects too."""
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from leaves(f"{path}.{key}", item)
+    elif isinstance(value, list) and value:
+        for i, item in enumerate(value):
+            yield from leaves(f"{path}[{i}]", item)
+    else:
+        yield path, value
+
+
+def fixed_when_made(objects: Sequence[Object]) -> dict[str, Any]:
+    """What cannot be changed by applying another version."""
+    fields = {
+        "StatefulSet": ("selector", "serviceName", "podManagementPolicy", "volumeClaimTemplates"),
+        "Deployment": ("selector",),
+        "Service": ("clusterIP",),
+    }
+    return {
+        f"{name_of(each)}: {field}": each["spec"].get(field)
+        for each in objects
+        for field in fields.get(each["kind"], ())
+    }
+
+
+# Nodes that may be taken away.
+
+PREEMPTIBLE = {  # label -> values, as the clouds and Karpenter document them
+    "cloud.google.com/gke-spot": {"true"},
+    "cloud.google.com/gke-provisioning": {"spot", "preemptible"},
+    "kubernetes.azure.com/scalesetpriority": {"spot"},
+    "eks.amazonaws.com/capacityType": {"SPOT"},
+    "karpenter.sh/capacity-type": {"spot"},
+}
+
+
+def preferences(pod: Pod, node: Mapping[str, str]) -> int:
+    """The weight of what a pod prefers that a node with these labels has."""
+    rules = pod.spec.get("affinity", {}).get("nodeAffinity", {})
+    assert {*rules} <= {"preferredDuringSchedulingIgnoredDuringExecution"}, rules
+    return sum(
+        term["weight"]
+        for term in rules.get("preferredDuringSchedulingIgnoredDuringExecution", ())
+        if all(
+            (node.get(each["key"]) in each["values"])
+            == {"In": True, "NotIn": False}[each["operator"]]
+            for each in term["preference"]["matchExpressions"]
+        )
+    )
+
+
+def placement_complaints(objects: Sequence[Object]) -> list[str]:
+    """Learners and evaluators that do not mind being taken away; actors that are kept from it."""
+    found: list[str] = []
+    nodes = [{label: value} for label, values in PREEMPTIBLE.items() for value in sorted(values)]
+    for each in started(objects):
+        pod, role = each.pod, role_of(each)
+        ordinary = preferences(pod, {})
+        for node in nodes:
+            preemptible = preferences(pod, node)
+            if role != "actor" and preemptible >= ordinary:
+                found.append(f"{pod.name} does not mind a node with {node}")
+            if (
+                role == "actor"
+                and ordinary < preemptible
+                and pod.spec.get("topologySpreadConstraints")
+            ):
+                found.append(f"{pod.name} prefers {node}, and is spread over others all the same")
+            if role == "actor" and pod.spec.get("tolerations") and preemptible <= ordinary:
+                found.append(f"{pod.name} tolerates {node} and does not prefer it")
+    return found
+
+
 # What is in the repository passes.
 
 CHECKS: dict[str, Callable[[Sequence[Object]], list[str]]] = {
@@ -782,6 +883,8 @@ CHECKS: dict[str, Callable[[Sequence[Object]], list[str]]] = {
     "policies": policy_complaints,
     "metrics": metric_complaints,
     "dashboards": dashboard_complaints,
+    "apply": apply_complaints,
+    "placement": placement_complaints,
 }
 
 
@@ -824,6 +927,22 @@ def test_nothing_resets_what_was_scaled() -> None:
     for overlay in OVERLAYS:
         (actor,) = started(render(DEPLOY / "overlays" / overlay), "actor")
         assert "replicas" not in actor.pod.workload["spec"]
+
+
+def test_one_overlay_can_be_applied_over_another() -> None:
+    base = fixed_when_made(render(DEPLOY / "base"))
+    assert base["StatefulSet/impala-learner: volumeClaimTemplates"]
+    for overlay in OVERLAYS:
+        assert fixed_when_made(render(DEPLOY / "overlays" / overlay)) == base
+
+
+def test_actors_on_preemptible_nodes_are_spread_nowhere_else() -> None:
+    for overlay in ("spot-actors", "production"):
+        (actor,) = started(render(DEPLOY / "overlays" / overlay), "actor")
+        assert "topologySpreadConstraints" not in actor.pod.spec
+        assert preferences(actor.pod, {"karpenter.sh/capacity-type": "spot"}) > 0
+    (actor,) = started(render(DEPLOY / "overlays/local"), "actor")
+    assert actor.pod.spec["topologySpreadConstraints"]
 
 
 def test_the_namespace_asks_for_the_restricted_level() -> None:
@@ -869,6 +988,95 @@ def test_the_pages_name_files_and_secrets_that_are_there() -> None:
     for secret, files in SECRETS.items():
         assert secret in page
         assert all(f"--from-file={file}=" in page for file in files)
+
+
+def kubectl_commands(page: str) -> list[list[str]]:
+    """The words of each kubectl command in a page's blocks, without `kubectl` and the namespace."""
+    text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    found = []
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        for line in block.splitlines() if not language else ():
+            words = shlex.split(line, comments=True)
+            for piped in itertools.groupby(words, lambda word: word != "|"):
+                command = [*piped[1]]
+                if command[0] == "kubectl":
+                    command = command[: command.index("--")] if "--" in command else command
+                    found.append(command[3:] if command[1:3] == ["-n", NAMESPACE] else command[1:])
+    return found
+
+
+@functools.cache
+def kubectl_help(*words: str) -> str:
+    return subprocess.run([BIN / "kubectl", "help", *words], capture_output=True, text=True).stdout
+
+
+def test_kubectl_knows_every_flag_of_the_pages() -> None:
+    commands = kubectl_commands("kubernetes") + kubectl_commands("operations")
+    assert len(commands) > 25
+    for command in commands:
+        flags = [word.split("=")[0] for word in command if re.match("--?[a-z]", word)]
+        plain = [*itertools.takewhile(lambda word: not word.startswith("-"), command)]
+        verb = plain[: {"create": 3, "rollout": 2}.get(plain[0], 1)]
+        known = kubectl_help(*verb)
+        assert known, verb
+        for flag in flags:
+            assert re.search(rf"{re.escape(flag)}[=,]", known), (verb, flag)
+
+
+def test_every_command_for_a_secret_gives_all_keys_that_a_pod_mounts() -> None:
+    """`kubectl replace` and `apply` delete the keys that are left out."""
+    mounted: dict[str, set[str]] = {}
+    for overlay in OVERLAYS:
+        for pod in pods_of(render(DEPLOY / "overlays" / overlay)):
+            for volume in pod.spec["volumes"]:
+                if volume.get("secret", {}).get("secretName") in SECRETS:
+                    keys = mounted.setdefault(volume["secret"]["secretName"], set())
+                    keys |= {item["key"] for item in volume["secret"]["items"]}
+    assert mounted == {name: {*files} for name, files in SECRETS.items()}
+    seen = []
+    for page in ("kubernetes", "operations", "security"):
+        for command in kubectl_commands(page):
+            if command[:3] == ["create", "secret", "generic"]:
+                keys = re.findall(r"--from-file=(\w+)=", " ".join(command))
+                assert mounted[command[3]] == {*keys}, command
+                seen.append(command[3])
+    assert {*seen} == {*SECRETS}
+    assert len(seen) > len(SECRETS)  # to make them, and to replace a token
+
+
+def test_what_a_page_replaces_a_secret_by_is_whole(tmp_path: pathlib.Path) -> None:
+    """The documented command, as far as it needs no cluster, on the files that it names."""
+    (command,) = (
+        command
+        for command in kubectl_commands("kubernetes")
+        if "impala-learner-tokens" in command and "--dry-run=client" in command
+    )
+    for file in re.findall(r"--from-file=\w+=(\S+)", " ".join(command)):
+        (tmp_path / file).write_text("actor 0123\n", encoding="utf-8")
+    made = subprocess.run(
+        [BIN / "kubectl", "--namespace", NAMESPACE, *command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert made.returncode == 0, made.stderr
+    secret = yaml.safe_load(made.stdout)
+    assert secret["metadata"]["namespace"] == NAMESPACE
+    assert secret["data"].keys() == {"tokens", "reader"}
+
+
+def test_the_page_undoes_all_workloads_together_and_cleans_up_after_itself() -> None:
+    commands = [" ".join(command) for command in kubectl_commands("kubernetes")]
+    assert not [command for command in commands if command.startswith("rollout undo")]
+    objects = render(DEPLOY / "overlays/production")
+    for pod in pods_of(objects):
+        kind, _, name = pod.name.partition("/")
+        assert f"rollout status {kind.lower()}/{name}" in commands
+    assert "drain NODE --ignore-daemonsets --delete-emptydir-data" in commands
+    assert "delete pod impala-learner-0" in commands
+    # What is left over is found by the label, but for the tokens and the claim.
+    ((key, value),) = RUN.items()
+    assert f"delete configmaps,secrets --selector {key}={value}" in commands
 
 
 @pytest.mark.parametrize("page", ["kubernetes", "operations", "security"])
@@ -1037,6 +1245,42 @@ MISTAKES = {
     "a field that does not exist": Mistake(
         *("base/actor.yaml", "terminationGracePeriodSeconds", "terminationGraceSeconds"),
         *("local", "schema", "terminationGraceSeconds"),
+    ),
+    "an empty list": Mistake(
+        *("base/network.yaml", "policyTypes: [Ingress, Egress] #", "egress: [] #"),
+        *("local", "apply", ".spec.egress is [], which a server drops"),
+    ),
+    "a StatefulSet that a broken pod blocks": Mistake(
+        *("base/learner.yaml", "podManagementPolicy: Parallel", "minReadySeconds: 1"),
+        *("local", "apply", "keeps a pod that never becomes ready"),
+    ),
+    "a Secret that nobody finds again": Mistake(
+        *("components/tls/kustomization.yaml", "kind: Certificate", "kind: Certificates"),
+        *("tls", "apply", "Certificate/impala-actor is not found by the label of a run"),
+    ),
+    "a component that nobody finds again": Mistake(
+        *(
+            "components/keda/kustomization.yaml",
+            "kubernetes.io/name: impala",
+            "kubernetes.io/of: it",
+        ),
+        *("production", "apply", "ScaledObject/impala-actor is not found by the label of a run"),
+    ),
+    "actors that are spread over all nodes": Mistake(
+        *("components/spot-actors/actor.yaml", "      topologySpreadConstraints: null\n", ""),
+        *("spot-actors", "placement", "and is spread over others all the same"),
+    ),
+    "a learner on a node that may be taken away": Mistake(
+        *("base/learner.yaml", "key: eks.amazonaws.com/capacityType", "key: capacityType"),
+        *("local", "placement", "StatefulSet/impala-learner does not mind a node with {'eks."),
+    ),
+    "an evaluator on a node that may be taken away": Mistake(
+        *("base/evaluator.yaml", "weight: 100", "weight: 0"),
+        *("gpu", "placement", "Deployment/impala-evaluator does not mind a node with"),
+    ),
+    "a node that actors do not know to be pre-emptible": Mistake(
+        *("components/spot-actors/actor.yaml", "values: [SPOT]", "values: [spot]"),
+        *("production", "placement", "tolerates {'eks.amazonaws.com/capacityType': 'SPOT'}"),
     ),
     "a claim that is not there": Mistake(
         *("base/learner.yaml", "- name: runs\n", "- name: run-data\n"),
