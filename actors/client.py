@@ -159,7 +159,8 @@ class LearnerClient:
         self._num_sent = 0  # of pending, from the left, given to the current stream
         self._sequence = 0
         self._acknowledged_sequence = 0
-        self._acknowledged_unrolls = 0
+        self._acknowledged_unrolls = 0  # of this incarnation, up to that message
+        self._proof = b""  # of both, by the learner
         self._rejected: collections.Counter[int] = collections.Counter()  # by reason
         self._last_message = time.monotonic()
         self._waited = 0.0  # seconds, since the last message
@@ -409,6 +410,7 @@ class LearnerClient:
                 role=self._role,
                 acknowledged_sequence=self._acknowledged_sequence,
                 acknowledged_unrolls=self._acknowledged_unrolls,
+                proof=self._proof,
             )
         reply = self._stub.Join(request, timeout=_JOIN_SECONDS, metadata=self._dialler.metadata())
         with self._lock:
@@ -496,12 +498,15 @@ class LearnerClient:
             self._acknowledged_sequence = receipt.sequence
             self._learner_incarnation = receipt.learner_incarnation
             self._task = receipt.task
-            if receipt.status in (pb.STATUS_ACCEPTED, pb.STATUS_DUPLICATE):
-                # A duplicate is what the learner took when its receipt was lost on the way.
+            self._proof = receipt.proof
+            is_taken = receipt.status in (pb.STATUS_ACCEPTED, pb.STATUS_DUPLICATE)
+            if receipt.proof:
+                self._acknowledged_unrolls = receipt.acknowledged_unrolls
+            elif is_taken:  # a learner before protocol 1.3 leaves the counting to the actor
                 self._acknowledged_unrolls += message.num_envs
-            elif receipt.status == pb.STATUS_FINISHED:
+            if receipt.status == pb.STATUS_FINISHED:
                 self._finish()
-            else:
+            elif not is_taken:
                 self._log_rejection(receipt)
             self._lock.notify_all()
             # When this actor is quarantined the stream ends, and the learner says at the next join

@@ -6,7 +6,7 @@ The identity that holds at every moment, to the unit, and also over crashes of t
 
 A checkpoint holds what was learned and dropped when it was written. What an actor had got
 receipts for beyond that is lost with the learner's memory; it is counted as received and as
-dropped (`learner_crash`) when the actor joins again and says how far its receipts went. What it
+dropped (`learner_crash`) when the actor joins again and proves how far its receipts went. What it
 got no receipt for it sends again.
 """
 
@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 LEARNER_CRASH = "learner_crash"
+MOST = 2**63 - 1  # of any count: more would fit neither telemetry nor the wire
 
 _Key = tuple[str, int]  # actor name, incarnation
 
@@ -37,7 +38,7 @@ class Totals(NamedTuple):
     @property
     def queued(self) -> int:
         """Unrolls that were received and neither learned from nor dropped yet."""
-        return self.received - self.learned - sum(self.dropped.values())
+        return max(0, self.received - self.learned - sum(self.dropped.values()))
 
 
 class Admission(NamedTuple):
@@ -50,36 +51,74 @@ class Admission(NamedTuple):
 
 @dataclasses.dataclass
 class _Ledger:
-    """One incarnation of one actor. Checkpoints hold the fields down to `partial`."""
+    """One incarnation of one actor. Checkpoints do not hold what is queued."""
 
     accounted: int = 0  # unrolls learned from or dropped
     accounted_sequence: int = 0  # every message up to this one is accounted for as a whole...
     partial: int = 0  # ...and so many unrolls of the message after it
     received_sequence: int = 0  # accepted, or refused for good
     queued: dict[int, int] = dataclasses.field(default_factory=dict)  # sequence -> unrolls left
+    # Of the last messages that were accepted or refused: sequence -> unrolls accepted up to it.
+    recent: dict[int, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def accepted(self) -> int:
+        """Unrolls accepted so far."""
+        return self.accounted + sum(self.queued.values())
+
+    @classmethod
+    def restored(
+        cls, accounted: int, accounted_sequence: int, partial: int, recent: Any = ()
+    ) -> "_Ledger":
+        """Returns what `state` gave; older checkpoints hold nothing recent."""
+        return cls(
+            _count(accounted),
+            _count(accounted_sequence),
+            _count(partial),
+            recent={_count(at): _count(unrolls) for at, unrolls in recent},
+        )
+
+    def state(self) -> list[Any]:
+        """Returns what is accounted for, as JSON-able data."""
+        recent = [[at, n] for at, n in self.recent.items() if at <= self.accounted_sequence]
+        return [self.accounted, self.accounted_sequence, self.partial, recent]
+
+    def acknowledged(self, sequence: int) -> int | None:
+        """Unrolls accepted up to and including a message; None if that is too long ago."""
+        if sequence >= self.received_sequence:
+            return self.accepted
+        return self.recent.get(sequence)
+
+    def use_up(self, sequence: int, remembered: int) -> None:
+        """Takes note of what was accepted up to a message that is queued or refused now."""
+        self.received_sequence = sequence
+        self.recent[sequence] = self.accepted
+        while len(self.recent) > remembered:
+            del self.recent[next(iter(self.recent))]
 
     def join(self, acknowledged_sequence: int, acknowledged_unrolls: int) -> int:
         """Takes up where the receipts of the actor end; returns how many unrolls were lost."""
-        lost = max(0, acknowledged_unrolls - self.accounted - sum(self.queued.values()))
+        lost = max(0, acknowledged_unrolls - self.accepted)
         self.accounted += lost
         self.received_sequence = max(
             self.received_sequence, self.accounted_sequence, acknowledged_sequence
         )
         return lost
 
-    def receive(self, sequence: int, unrolls: int) -> Admission:
+    def receive(self, sequence: int, unrolls: int, remembered: int) -> Admission:
         """Decides about a message; one that is accepted is queued."""
         expected = self.received_sequence + 1
         if sequence == 0 or sequence > expected:
             return Admission("skipped", expected_sequence=expected)
         if sequence < expected:
             return Admission("duplicate", expected_sequence=expected)
-        self.received_sequence = sequence
         offset = self.partial if sequence == self.accounted_sequence + 1 else 0
         if offset >= unrolls > 0:  # only an actor that changed the message comes here
             self.accounted_sequence, self.partial = sequence, 0
+            self.use_up(sequence, remembered)
             return Admission("duplicate", expected_sequence=expected)
         self.queued[sequence] = unrolls - offset
+        self.use_up(sequence, remembered)
         return Admission("accepted", offset, expected)
 
     def account(self, sequence: int, unrolls: int) -> None:
@@ -104,7 +143,7 @@ class _Ledger:
 class Accounts:
     """What was received from whom and what became of it. Every method is thread-safe."""
 
-    def __init__(self, max_ledgers: int = 10_000):
+    def __init__(self, max_ledgers: int = 10_000, max_in_flight: int = 64):
         """Starts empty.
 
         Args:
@@ -112,8 +151,10 @@ class Accounts:
             with nothing in the queue are forgotten; totals are kept. An actor that was forgotten
             and comes back all the same has the unrolls it got receipts for counted a second time,
             as received and dropped.
+          max_in_flight: messages without a receipt that an actor may have.
         """
         self._max_ledgers = max_ledgers
+        self._max_in_flight = max_in_flight
         self._lock = threading.Lock()
         self._indices: dict[str, int] = {}  # actor name -> index
         self._newest: dict[str, int] = {}  # actor name -> incarnation that was seen first the last
@@ -141,7 +182,8 @@ class Accounts:
           actor: name, unique in the fleet.
           incarnation: of the actor.
           acknowledged_sequence: last message of this incarnation that got a receipt, 0 for none.
-          acknowledged_unrolls: in its messages whose receipt said accepted or duplicate.
+          acknowledged_unrolls: accepted up to that message, as its receipt said; 0 if the actor
+            cannot prove it.
 
         Returns:
           The actor's index: small, and the same for the same name until it is forgotten.
@@ -153,7 +195,7 @@ class Accounts:
         with self._lock:
             is_new = (actor, incarnation) not in self._ledgers
             ledger = self._ledgers.setdefault((actor, incarnation), _Ledger())
-            if lost := ledger.join(acknowledged_sequence, acknowledged_unrolls):
+            if lost := ledger.join(min(acknowledged_sequence, MOST), acknowledged_unrolls):
                 self._received += lost
                 self._dropped[LEARNER_CRASH] += lost
             if not is_new and self._newest.get(actor, incarnation) != incarnation:
@@ -187,7 +229,7 @@ class Accounts:
             if ledger is None or not self._may_send(actor, incarnation):
                 return Admission("unknown")
             self._ledgers.move_to_end((actor, incarnation))
-            admission = ledger.receive(sequence, unrolls)
+            admission = ledger.receive(sequence, unrolls, self._max_in_flight)
             if admission.verdict == "accepted":
                 self._received += unrolls - admission.offset
             elif admission.verdict == "duplicate":
@@ -206,7 +248,16 @@ class Accounts:
                 and self._may_send(actor, incarnation)
                 and sequence == ledger.received_sequence + 1
             ):
-                ledger.received_sequence = sequence
+                ledger.use_up(sequence, self._max_in_flight)
+
+    def acknowledged(self, actor: str, incarnation: int, sequence: int) -> int | None:
+        """Returns how many unrolls were accepted up to and including a message.
+
+        None if the actor is not known, or had `max_in_flight` messages after that one.
+        """
+        with self._lock:
+            ledger = self._ledgers.get((actor, incarnation))
+            return None if ledger is None else ledger.acknowledged(sequence)
 
     def settle(
         self, actor: str, incarnation: int, sequence: int, unrolls: int, dropped: str | None = None
@@ -238,45 +289,52 @@ class Accounts:
     def totals(self) -> Totals:
         """The counters of the run, as of one moment."""
         with self._lock:
-            return Totals(
-                self._received,
-                self._learned,
-                dict(self._dropped),
-                self._duplicates,
-                dict(self._rejected),
-            )
+            return self._totals()
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds, as JSON-able data. What is queued is not in it."""
         with self._lock:
+            totals = self._totals()
             return {
-                "learned": self._learned,
-                "dropped": dict(self._dropped),
-                "duplicates": self._duplicates,
-                "rejected": dict(self._rejected),
+                "learned": totals.learned,
+                "dropped": totals.dropped,
+                "duplicates": totals.duplicates,
+                "rejected": totals.rejected,
                 "indices": dict(self._indices),
                 "newest": dict(self._newest),
-                "ledgers": [
-                    [*key, ledger.accounted, ledger.accounted_sequence, ledger.partial]
-                    for key, ledger in self._ledgers.items()
-                ],
+                "ledgers": [[*key, *ledger.state()] for key, ledger in self._ledgers.items()],
             }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from `state()`. Every actor has to join again."""
+        """Goes on from `state()`. Every actor has to join again.
+
+        A count that is too large, as an older version could be made to save, becomes `MOST`.
+
+        Raises:
+          KeyError, TypeError, ValueError: that is no state.
+        """
         with self._lock:
-            self._learned = state["learned"]
-            self._dropped = Counter(state["dropped"])
+            self._learned = _count(state["learned"])
+            self._dropped = Counter(_counts(state["dropped"]))
             self._received = self._learned + sum(self._dropped.values())
-            self._duplicates = state["duplicates"]
-            self._rejected = Counter(state["rejected"])
-            self._indices = dict(state["indices"])
+            self._duplicates = _count(state["duplicates"])
+            self._rejected = Counter(_counts(state["rejected"]))
+            self._indices = _counts(state["indices"])
             self._newest = dict(state.get("newest", {}))  # older checkpoints have none
             self._joined = set()
             self._ledgers = OrderedDict(
-                ((actor, incarnation), _Ledger(*numbers))
+                ((str(actor), int(incarnation)), _Ledger.restored(*numbers))
                 for actor, incarnation, *numbers in state["ledgers"]
             )
+
+    def _totals(self) -> Totals:
+        return Totals(
+            min(self._received, MOST),
+            min(self._learned, MOST),
+            {reason: min(count, MOST) for reason, count in self._dropped.items()},
+            min(self._duplicates, MOST),
+            {reason: min(count, MOST) for reason, count in self._rejected.items()},
+        )
 
     def _may_send(self, actor: str, incarnation: int) -> bool:
         return actor in self._joined and self._newest[actor] == incarnation
@@ -299,3 +357,18 @@ class Accounts:
             del self._indices[actor]
             self._newest.pop(actor, None)
             self._joined.discard(actor)
+
+
+def _count(value: Any) -> int:
+    """Returns a count of a checkpoint, at most `MOST`.
+
+    Raises:
+      ValueError: it is none.
+    """
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no count")
+    return min(value, MOST)
+
+
+def _counts(values: Mapping[str, Any]) -> dict[str, int]:
+    return {name: _count(value) for name, value in values.items()}

@@ -332,8 +332,8 @@ def _check_numbers(name: str, value: Any) -> None:
         case list():
             for place, part in enumerate(value):
                 _check_numbers(f"{name}[{place}]", part)
-        case int() | float():
-            if not 0 <= value < 2**64:  # NaN is not, either
+        case int() | float():  # one that is too large is cut where it is counted on
+            if not value >= 0:  # NaN is not, either
                 raise ValueError(f"{name} is {value!r}")
 
 

@@ -32,6 +32,7 @@ from learner.metrics import Console, Evaluations, JsonLines, Sink, Telemetry, Te
 from learner.mix import Mix, Prepared
 from learner.prometheus import Prometheus
 from learner.quarantine import Quarantine
+from learner.receipts import ReceiptProofs, load_key
 from learner.replay import Replay
 from learner.roster import Roster
 from learner.server import Server
@@ -139,7 +140,7 @@ class _Run:
         except ValueError as error:
             raise options.OptionError(str(error)) from error
         self._agent = agent
-        self._accounts = Accounts()
+        self._accounts = Accounts(max_in_flight=config.learner.max_in_flight)
         unroll_spec = build.unroll_spec(agent, *spaces, config.learner.unroll_length)
         self._learner, self._replay_added = self._resume(initial)
         if empty_replay:
@@ -175,6 +176,7 @@ class _Run:
             info_names=self._info_names,
             bounds=message_bounds(config, self._tasks, spaces[1]),
             earlier=self._incarnations.earlier,
+            proofs=ReceiptProofs(load_key(logdir / "receipt.key")),
         )
         self._mix = Mix(
             self._ingest, config.mix, self._replay, version=self._learner.counters.updates

@@ -7,6 +7,7 @@ any thread.
 import contextlib
 import functools
 import queue
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from learner.ingest import (
     wire_specs,
 )
 from learner.quarantine import Quarantine
+from learner.receipts import ReceiptProofs
 from learner.roster import Member, Roster
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
@@ -91,6 +93,7 @@ class LearnerService:
         info_names: InfoNames,
         bounds: MessageBounds,
         earlier: Mapping[int, int] | None = None,
+        proofs: ReceiptProofs | None = None,
     ):
         """Says hello with a spec; parameters come by `publish`.
 
@@ -111,6 +114,7 @@ class LearnerService:
           bounds: as for `Validator`.
           earlier: incarnations of the learners that this run had before, and the highest version of
             the parameters that each can have published.
+          proofs: of receipts, which the learners of a run recognise; nobody else does if None.
         """
         self._accounts = accounts
         self._roster = roster
@@ -122,6 +126,7 @@ class LearnerService:
         self._finished = False
         self._newest_version = 0
         self._earlier = dict(earlier or {})
+        self._proofs = proofs or ReceiptProofs(secrets.token_bytes())
         self.has_evaluators = False  # whether one has ever joined
         self._published: _Published | None = None
         self.evaluations: queue.SimpleQueue[EvaluationReport] = queue.SimpleQueue()
@@ -134,7 +139,6 @@ class LearnerService:
                 f"{self.max_message_bytes} bytes, gRPC takes at most {2**31 - 1}: lower "
                 "learner.max_envs_per_message or learner.unroll_length."
             )
-        self._max_envs = max_envs_per_message
         self._welcome = pb.JoinReply(
             protocol=codec.PROTOCOL_VERSION,
             learner_incarnation=incarnation,
@@ -174,12 +178,6 @@ class LearnerService:
             raise InvalidRequest("incarnation is 0: draw another at random when the actor starts.")
         if request.role not in (pb.ROLE_ACTOR, pb.ROLE_EVALUATOR):
             raise InvalidRequest(f"role is {request.role}: say ROLE_ACTOR or ROLE_EVALUATOR.")
-        if request.acknowledged_unrolls > request.acknowledged_sequence * self._max_envs:
-            raise InvalidRequest(
-                f"acknowledged_unrolls is {request.acknowledged_unrolls}, but "
-                f"{request.acknowledged_sequence} messages hold at most {self._max_envs} each: "
-                "count only what got a receipt."
-            )
         if (quarantined := self._quarantined(request.actor)) is not None:
             self._roster.refused(request.actor, quarantined)
             raise Quarantined(quarantined)
@@ -195,7 +193,7 @@ class LearnerService:
                 request.actor,
                 request.incarnation,
                 request.acknowledged_sequence,
-                request.acknowledged_unrolls,
+                request.acknowledged_unrolls if self._is_proven(request) else 0,
             )
             self._roster.joined(request.actor, "actor")
         return reply
@@ -379,18 +377,40 @@ class LearnerService:
         self._roster.rejected(message.actor, f"{name}: {rejection.detail}")
         if rejection.reason in _BLAMED:
             self._quarantine.blame(message.actor, f"{name}: {rejection.detail}")
-        receipt = self._receipt(message, pb.STATUS_REJECTED)
-        receipt.reason = rejection.reason
+        receipt = self._receipt(message, pb.STATUS_REJECTED, rejection.reason)
         receipt.detail = rejection.detail
         return receipt
 
-    def _receipt(self, message: pb.Unrolls, status: "pb.Status") -> pb.Receipt:
-        return pb.Receipt(
+    def _receipt(
+        self,
+        message: pb.Unrolls,
+        status: "pb.Status",
+        reason: "pb.Reason" = pb.REASON_UNSPECIFIED,
+    ) -> pb.Receipt:
+        receipt = pb.Receipt(
             sequence=message.sequence,
             status=status,
+            reason=reason,
             learner_incarnation=self._incarnation,
             newest_version=self._newest_version,
             task=self._task(),
+        )
+        if reason != pb.REASON_UNKNOWN_ACTOR:
+            whose = message.actor, message.incarnation, message.sequence
+            unrolls = self._accounts.acknowledged(*whose)
+            if unrolls is not None:
+                receipt.acknowledged_unrolls = unrolls
+                receipt.proof = self._proofs.make(*whose, unrolls)
+        return receipt
+
+    def _is_proven(self, request: pb.JoinRequest) -> bool:
+        """Whether a receipt said what the actor claims that its receipts said."""
+        return self._proofs.holds(
+            request.proof,
+            request.actor,
+            request.incarnation,
+            request.acknowledged_sequence,
+            request.acknowledged_unrolls,
         )
 
     def _newest_of(self, incarnation: int) -> int | None:

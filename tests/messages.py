@@ -106,6 +106,7 @@ def service(
     max_envs=MAX_ENVS,
     config=None,
     quarantine=None,
+    **kw,
 ) -> LearnerService:
     """A service for the small spec; actors are only quarantined if a quarantine is given."""
     schedule = Schedule(config or Config())
@@ -125,6 +126,7 @@ def service(
         info_names=InfoNames(8),
         bounds=bounds(num_tasks=schedule.num_tasks),
         earlier={EARLIER: 1000},
+        **kw,
     )
 
 

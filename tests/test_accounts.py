@@ -205,11 +205,12 @@ class _Fleet:
         self.actors = [_Actor("a", 1), _Actor("a" if namesakes else "c", 2), _Actor("b", 3)]
         self.ended: list[_Actor] = []
         self.accounts = Accounts()
-        self.checkpoint = self.accounts.state()
+        # The newest and the one before, each with what was learned and dropped by then.
+        self.checkpoints: deque[tuple[dict, set, set]] = deque(maxlen=2)
         self.queue: deque[list] = deque()  # [actor, sequence, next unroll, unrolls]
         self.learned: set[tuple] = set()  # (incarnation, sequence, number of the unroll)
         self.dropped: set[tuple] = set()
-        self.at_checkpoint: tuple[set[tuple], set[tuple]] = (set(), set())
+        self.save()
 
     def step(self, rng: random.Random):
         """One thing happens."""
@@ -225,7 +226,7 @@ class _Fleet:
         elif happening == "save":
             self.save()
         elif happening == "crash":
-            self.crash()
+            self.crash(is_damaged=rng.random() < 0.2)
         elif happening == "disconnect":
             actor.connected = False
         else:
@@ -253,12 +254,14 @@ class _Fleet:
                 self.queue.popleft()
 
     def save(self):
-        self.checkpoint = self.accounts.state()
-        self.at_checkpoint = set(self.learned), set(self.dropped)
+        self.checkpoints.append((self.accounts.state(), set(self.learned), set(self.dropped)))
 
-    def crash(self):
-        self.accounts = _crash(self.accounts, self.checkpoint)
-        learned, dropped = self.at_checkpoint
+    def crash(self, is_damaged: bool = False):
+        """Goes on from the newest checkpoint, or from the one before if that is damaged."""
+        if is_damaged and len(self.checkpoints) > 1:
+            self.checkpoints.pop()
+        checkpoint, learned, dropped = self.checkpoints[-1]
+        self.accounts = _crash(self.accounts, checkpoint)
         self.learned, self.dropped = set(learned), set(dropped)
         self.queue.clear()
         for actor in self.actors:
@@ -318,6 +321,8 @@ class _Fleet:
             actor.without_receipt.popleft()
             actor.acknowledged_sequence = sequence
             actor.acknowledged_unrolls += unrolls
+            whose = actor.name, actor.incarnation, sequence
+            assert self.accounts.acknowledged(*whose) == actor.acknowledged_unrolls
         return None
 
     def _join(self, actor: _Actor) -> None:

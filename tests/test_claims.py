@@ -3,11 +3,17 @@
 import asyncio
 import json
 import logging
+import math
 import pathlib
+import stat
 
+import grpc
 import messages
 import pytest
+import services
+from callers import WAIT
 
+from benchmarks.fleet import idle_tensors
 from impala.configs import (
     AtariConfig,
     Config,
@@ -20,17 +26,23 @@ from impala.configs import (
 )
 from impala.options import OptionError, validate
 from impala.tasks import frames_per_step, make
-from learner.accounts import Accounts
+from impala.types import Parameters
+from learner import checkpoint
+from learner.accounts import LEARNER_CRASH, MOST, Accounts
 from learner.incarnations import Incarnations
 from learner.ingest import Ingest
+from learner.metrics import TensorBoard
 from learner.mix import Mix
+from learner.receipts import ReceiptProofs, load_key
 from learner.replay import Replay
 from learner.service import LearnerService
 from learner.storage import Memory
 from protos.impala.v1 import learner_pb2 as pb
+from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 
 UNROLLS = 200  # that the replay can hold, with as many frames as an unroll can have
-MOST = messages.FRAMES_PER_STEP * messages.UNROLL_LENGTH
+FRAMES = messages.FRAMES_PER_STEP * messages.UNROLL_LENGTH
+ABSURD = (10**6, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1)
 
 
 def _submit(service: LearnerService, message: pb.Unrolls) -> pb.Receipt:
@@ -45,7 +57,9 @@ def test_frames_that_nobody_can_have_played_end_no_run_and_shrink_no_reservoir()
     ingest = Ingest(capacity=10**6)
     service = messages.service(ingest=ingest)
     fingerprint = service.join(messages.join_request()).fingerprint
-    replay = Replay(messages.spec(), Memory(), "reservoir", capacity_frames=UNROLLS * MOST, seed=1)
+    replay = Replay(
+        messages.spec(), Memory(), "reservoir", capacity_frames=UNROLLS * FRAMES, seed=1
+    )
     mix = Mix(ingest, MixConfig(fresh=2, replayed=2, warm_up_unrolls=1), replay)
 
     def send(sequence: int, frames: int) -> tuple[int, int]:
@@ -62,14 +76,14 @@ def test_frames_that_nobody_can_have_played_end_no_run_and_shrink_no_reservoir()
 
     try:
         for sequence in range(1, UNROLLS):
-            assert send(sequence, MOST)[0] == pb.STATUS_ACCEPTED
+            assert send(sequence, FRAMES)[0] == pb.STATUS_ACCEPTED
         held = len(replay)
         assert held >= UNROLLS
         for number, frames in enumerate((100_000, 100_000 * messages.UNROLL_LENGTH, 2**32 - 1)):
             assert send(UNROLLS + number, frames) == (pb.STATUS_REJECTED, 0)
-        assert send(UNROLLS + 3, MOST)[0] == pb.STATUS_ACCEPTED  # the batch thread lives
+        assert send(UNROLLS + 3, FRAMES)[0] == pb.STATUS_ACCEPTED  # the batch thread lives
         assert len(replay) >= held - 1
-        assert replay.summary().frames <= UNROLLS * MOST
+        assert replay.summary().frames <= UNROLLS * FRAMES
     finally:
         mix.close()
 
@@ -171,3 +185,251 @@ def test_a_version_that_no_learner_published_is_refused_and_blames_nobody():
         assert _submit(service, message).reason == reason
     assert accounts.totals().received == 4
     assert accounts.totals().rejected == {"version": 3}
+
+
+# What a join claims to have been acknowledged.
+
+
+class _Learner:
+    """A service that can crash: its next life has the key, and the accounts of a checkpoint."""
+
+    def __init__(self, key: bytes = b"k" * 32):
+        self.key = key
+        self.accounts = Accounts()
+        self.start()
+
+    def start(self) -> None:
+        self.service = messages.service(
+            self.accounts, Ingest(capacity=10**6), proofs=ReceiptProofs(self.key)
+        )
+
+    def crash(self, state: dict) -> None:
+        self.accounts = Accounts()
+        self.accounts.restore(json.loads(json.dumps(state)))
+        self.start()
+
+    def join(self, receipt: pb.Receipt | None = None, **kw) -> str:
+        """An actor joins with what it kept of a receipt; the fingerprint."""
+        kept = {}
+        if receipt is not None:
+            kept["acknowledged_sequence"] = receipt.sequence
+            kept["acknowledged_unrolls"] = receipt.acknowledged_unrolls
+            kept["proof"] = receipt.proof
+        return self.service.join(messages.join_request(**{**kept, **kw})).fingerprint
+
+    def send(self, sequence: int, fingerprint: str, **kw) -> pb.Receipt:
+        return _submit(self.service, messages.message(sequence, fingerprint=fingerprint, **kw))
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        return dict(self.accounts.totals().dropped)
+
+
+def test_what_a_crash_lost_is_counted_when_it_is_proven():
+    learner = _Learner()
+    fingerprint = learner.join()
+    learner.send(1, fingerprint)
+    state = learner.accounts.state()
+    receipt = learner.send(2, fingerprint)
+    assert (receipt.acknowledged_unrolls, len(receipt.proof)) == (4, 16)
+    learner.crash(state)
+    for _ in range(3):  # once, however often it is said
+        learner.join(receipt)
+        assert learner.dropped == {LEARNER_CRASH: 4}
+    assert learner.send(3, fingerprint).status == pb.STATUS_ACCEPTED
+
+
+@pytest.mark.parametrize("unrolls", ABSURD)
+@pytest.mark.parametrize("sequence", [1, 2**63, 2**64 - 1])
+def test_a_claim_without_proof_is_neither_counted_nor_refused(sequence, unrolls):
+    """Given an actor with a receipt for 4 unrolls, which the learner lost when it crashed."""
+    learner = _Learner()
+    state = learner.accounts.state()
+    fingerprint = learner.join()
+    receipt = learner.send(1, fingerprint, num_envs=4)
+    learner.crash(state)
+
+    claim = {"acknowledged_sequence": sequence, "acknowledged_unrolls": unrolls}
+    learner.join(**claim)
+    learner.join(actor="b", incarnation=2, **claim, proof=b"")
+    learner.join(actor="b", incarnation=3, **claim, proof=receipt.proof)
+    assert learner.accounts.totals()[:3] == (0, 0, {})
+    status = pb.RunStatus.FromString(learner.service.get_status().SerializeToString())
+    assert (status.received, dict(status.dropped)) == (0, {})
+    learner.crash(learner.accounts.state())
+    assert learner.accounts.totals()[:3] == (0, 0, {})
+
+
+def test_a_proof_is_good_for_one_actor_one_incarnation_and_the_two_numbers_alone():
+    learner = _Learner()
+    state = learner.accounts.state()
+    fingerprint = learner.join()
+    receipt = learner.send(1, fingerprint)
+    flipped = bytes([receipt.proof[0] ^ 1]) + receipt.proof[1:]
+    forged = [
+        {"actor": "b"},
+        {"incarnation": 2},
+        {"acknowledged_sequence": 2},
+        {"acknowledged_unrolls": 3},
+        {"proof": flipped},
+        {"proof": receipt.proof[:-1]},
+        {"proof": receipt.proof + b"\0"},
+        {"proof": b""},
+    ]
+    learner.crash(state)
+    for kw in forged:
+        learner.join(receipt, **kw)
+        assert learner.dropped == {}, kw
+    other_key = _Learner(b"o" * 32)
+    other_key.join(receipt)  # as after --fresh
+    assert other_key.dropped == {}
+    learner.join(receipt, incarnation=1)
+    assert learner.dropped == {LEARNER_CRASH: 2}
+
+
+def test_an_actor_goes_on_with_a_run_that_was_started_over():
+    """Given receipts for 2 messages, and a learner with --fresh: another key, no accounts."""
+    before, after = _Learner(), _Learner(b"o" * 32)
+    fingerprint = before.join()
+    receipt = [before.send(sequence, fingerprint) for sequence in (1, 2)][-1]
+    after.join(receipt)
+    assert after.send(3, fingerprint).status == pb.STATUS_ACCEPTED
+    assert after.accounts.totals()[:3] == (2, 0, {})
+
+
+def test_an_actor_of_protocol_1_2_goes_on_as_before():
+    """It sends no proof: what a crash lost is not counted, and everything else is."""
+    learner = _Learner()
+    fingerprint = learner.join()
+    learner.send(1, fingerprint)
+    state = learner.accounts.state()
+    learner.send(2, fingerprint)
+    learner.crash(state)
+    learner.join(acknowledged_sequence=2, acknowledged_unrolls=4)
+    assert learner.send(3, fingerprint).status == pb.STATUS_ACCEPTED
+    assert learner.accounts.totals()[:3] == (2, 0, {})
+
+
+def test_a_rejection_whose_receipt_was_lost_is_not_counted_as_lost_in_a_crash():
+    """Given a message with a version that is not published yet, and that is when it comes again."""
+    learner = _Learner()
+    learner.service.publish(Parameters(messages.LEARNER, 0, 0.0, 0, []))
+    fingerprint = learner.join()
+    learner.send(1, fingerprint)
+    rejected = learner.send(2, fingerprint, parameter_version=1)
+    assert (rejected.reason, rejected.acknowledged_unrolls) == (pb.REASON_VERSION, 2)
+    state = learner.accounts.state()
+    learner.service.publish(Parameters(messages.LEARNER, 1, 0.0, 0, []))
+    learner.join()
+    duplicates = [learner.send(1, fingerprint), learner.send(2, fingerprint, parameter_version=1)]
+    assert [receipt.status for receipt in duplicates] == [pb.STATUS_DUPLICATE] * 2
+    assert [receipt.acknowledged_unrolls for receipt in duplicates] == [2, 2]
+
+    learner.crash(state)  # the first message was still queued
+    learner.join(duplicates[-1])
+    assert learner.dropped == {LEARNER_CRASH: 2}
+
+
+def test_who_has_not_joined_gets_no_proof():
+    learner = _Learner()
+    fingerprint = learner.join()
+    learner.send(1, fingerprint)
+    learner.join(incarnation=2)  # a newer one takes the name over
+    receipt = learner.send(2, fingerprint)
+    assert receipt.reason == pb.REASON_UNKNOWN_ACTOR
+    assert (receipt.acknowledged_unrolls, receipt.proof) == (0, b"")
+
+
+def test_the_key_is_kept_and_readable_by_its_owner_alone(tmp_path, caplog):
+    path = tmp_path / "receipt.key"
+    with caplog.at_level(logging.WARNING):
+        key = load_key(path)
+        assert len(key) == 32
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert load_key(path) == key
+        assert not caplog.records
+        path.write_bytes(key[:-1])
+        assert load_key(path) not in (key, key[:-1])
+        assert "is damaged (31 bytes instead of 32)" in caplog.text
+        assert len(caplog.records) == 1
+        path.unlink()
+        path.mkdir()
+        assert len(load_key(path)) == 32
+        assert "cannot be read" in caplog.text
+
+
+# Numbers that an earlier version could be made to save.
+
+
+def test_absurd_numbers_of_a_checkpoint_are_shown_and_saved_as_the_largest_there_can_be(tmp_path):
+    accounts = Accounts()
+    accounts.join("a", 1, 0, 0)
+    state = accounts.state()
+    for absurd in (*ABSURD[2:], 2**70):
+        state["learned"] = absurd
+        state["dropped"] = {LEARNER_CRASH: absurd, "policy_lag": 1}
+        state["ledgers"][0][2] = absurd
+        accounts = Accounts()
+        accounts.restore(json.loads(json.dumps(state)))
+        service = messages.service(accounts)
+        fingerprint = service.join(messages.join_request()).fingerprint
+        assert _submit(service, messages.message(fingerprint=fingerprint)).status
+        totals = accounts.totals()
+        assert max(totals.received, totals.learned, *totals.dropped.values()) == MOST
+        assert service.get_status().received == MOST
+        assert json.loads(json.dumps(accounts.state()))["dropped"][LEARNER_CRASH] == MOST
+        sink = TensorBoard(tmp_path)
+        sink.write({"frames": 1, "unrolls/received": totals.received}, {})
+        sink.close()
+
+
+@pytest.mark.parametrize(
+    "change", [{"learned": -1}, {"learned": math.nan}, {"dropped": {"x": 0.5}}]
+)
+def test_what_is_no_count_is_no_checkpoint(change):
+    state = Accounts().state()
+    with pytest.raises(ValueError, match="is no count"):
+        Accounts().restore({**state, **change})
+
+
+def test_a_whole_run_believes_nothing_that_it_cannot_know(tmp_path):
+    """Absurd joins and frames, a stop, a checkpoint with absurd numbers in it, another start."""
+    logdir = tmp_path / "run"
+    with services.learner(logdir, "127.0.0.1:0") as process:
+        with grpc.insecure_channel(services.address_of(logdir)) as channel:
+            stub = pb_grpc.LearnerStub(channel)
+            for number, unrolls in enumerate(ABSURD, 1):
+                claim = {"acknowledged_sequence": unrolls, "acknowledged_unrolls": unrolls}
+                stub.Join(messages.join_request("x", number, **claim), timeout=WAIT)
+            hello = stub.Join(messages.join_request("x", 99), timeout=WAIT)
+            [refused, taken] = stub.StreamUnrolls(
+                pb.Unrolls(
+                    actor="x",
+                    incarnation=99,
+                    sequence=sequence,
+                    fingerprint=hello.fingerprint,
+                    learner_incarnation=hello.learner_incarnation,
+                    num_envs=3,
+                    frames=[hello.unroll_length * frames_per_step] * 3,
+                    tensors=idle_tensors(hello, 3),
+                )
+                for sequence, frames_per_step in ((1, 100_000), (2, 1))
+            )
+            assert (refused.reason, taken.status) == (pb.REASON_RANGE, pb.STATUS_ACCEPTED)
+            status = stub.GetStatus(pb.GetStatusRequest(), timeout=WAIT)
+            assert (status.received, dict(status.dropped)) == (3, {})
+        assert services.stop(process) == 0
+    saved = checkpoint.load(logdir)
+    assert saved.counters.frames < 30
+    assert saved.accounts["dropped"] == {"learner_stop": 3}
+    assert len(Incarnations(logdir / "incarnations.json", own=1).earlier) == 1
+
+    absurd = {**saved.accounts, "dropped": {LEARNER_CRASH: 2**63 + 5}}
+    checkpoint.save(logdir, saved._replace(accounts=absurd), keep=1)
+    with services.learner(logdir, "127.0.0.1:0") as process:
+        address = services.address_of(logdir)
+        with grpc.insecure_channel(address) as channel:
+            status = pb_grpc.LearnerStub(channel).GetStatus(pb.GetStatusRequest(), timeout=WAIT)
+        assert status.dropped[LEARNER_CRASH] == MOST
+        services.wait_for_row(logdir, "telemetry", lambda row: row["unrolls/received"] >= MOST)
+        assert services.stop(process) == 0

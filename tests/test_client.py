@@ -246,6 +246,37 @@ def test_after_a_restart_what_has_no_receipt_is_sent_again(
     assert join.acknowledged_unrolls == 2
 
 
+def test_what_the_last_receipt_said_is_given_back_when_joining(learner: FakeLearner) -> None:
+    """A duplicate of 2 unrolls of which the learner took none: it had rejected them before."""
+    answers = {
+        1: (pb.STATUS_ACCEPTED, 2),
+        2: (pb.STATUS_DUPLICATE, 2),
+        3: (pb.STATUS_REJECTED, 2),
+        4: (pb.STATUS_DUPLICATE, 4),
+    }
+
+    def answer(message: pb.Unrolls) -> pb.Receipt:
+        status, unrolls = answers[message.sequence]
+        return learner.receipt(
+            message, status, acknowledged_unrolls=unrolls, proof=b"of %d" % message.sequence
+        )
+
+    learner.answer = answer
+    with connect(learner) as client:
+        client.join()
+        for sequence, (_, unrolls_acknowledged) in answers.items():
+            client.send(unrolls())
+            assert client.drain(20)
+            claim = client._acknowledged_sequence, client._acknowledged_unrolls, client._proof
+            assert claim == (sequence, unrolls_acknowledged, b"of %d" % sequence)
+        learner.answer = lambda message: learner.receipt(message, pb.STATUS_REJECTED, reason=1)
+        client.send(unrolls())  # the learner does not know the actor: it joins again
+        learner.wait_for(lambda: len(learner.joins) > 1)
+    join = learner.joins[1]
+    assert (join.acknowledged_sequence, join.acknowledged_unrolls) == (4, 4)
+    assert join.proof == b"of 4"
+
+
 def test_a_duplicate_is_forgotten(learner: FakeLearner) -> None:
     learner.answer = lambda message: learner.receipt(message, pb.STATUS_DUPLICATE)
     with connect(learner) as client:

@@ -81,7 +81,6 @@ def test_another_major_version_is_refused_naming_both_and_a_minor_one_is_not():
         ({"actor": "a\nb"}, "printable"),
         ({"incarnation": 0}, "incarnation is 0"),
         ({"role": pb.ROLE_UNSPECIFIED}, "ROLE_ACTOR or ROLE_EVALUATOR"),
-        ({"acknowledged_sequence": 1, "acknowledged_unrolls": 9}, "at most 8 each"),
     ],
 )
 def test_an_impossible_join_is_refused(field, says):

@@ -31,6 +31,7 @@ class Ledger:
     incarnation: int
     sent: int = 0  # unrolls in messages that were given to the network at least once
     acknowledged: int = 0  # unrolls whose receipt said accepted or duplicate
+    proof: bytes = b""  # of the last receipt
     sequence: int = 0  # the last message that got a receipt
     ended: float | None = None  # when it was killed, by the monotonic clock
 
@@ -93,6 +94,7 @@ class Witness(threading.Thread):
                 role=pb.ROLE_ACTOR,
                 acknowledged_sequence=ledger.sequence,
                 acknowledged_unrolls=ledger.acknowledged,
+                proof=ledger.proof,
             ),
             timeout=_SECONDS,
         )
@@ -122,6 +124,9 @@ class Witness(threading.Thread):
                 return  # before it could take note of the receipt
             ledger.sequence = receipt.sequence
             ledger.acknowledged += _ENVS
+            if receipt.acknowledged_unrolls != ledger.acknowledged:
+                raise AssertionError(f"{ledger} was acknowledged otherwise: {receipt}")
+            ledger.proof = receipt.proof
             time.sleep(self._pause)
             answered.release()
 

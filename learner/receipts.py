@@ -1,0 +1,78 @@
+"""Proofs of receipts: what an actor says it was acknowledged is what a learner of this run said.
+
+A receipt carries a MAC over who it is for, the sequence number and the unrolls accepted up to it.
+The actor returns them when it joins; a learner that crashed in between counts by them what was
+lost. The key lies in LOGDIR, so that the learners of one run, and nobody else, can make proofs.
+"""
+
+import hashlib
+import hmac
+import logging
+import os
+import pathlib
+import secrets
+import struct
+
+_log = logging.getLogger(__name__)
+
+_KEY_BYTES = 32
+_PROOF_BYTES = 16
+
+
+class ReceiptProofs:
+    """Makes and checks proofs with a key.
+
+    Args:
+      key: 32 random bytes.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def make(self, actor: str, incarnation: int, sequence: int, unrolls: int) -> bytes:
+        """Returns the proof that so many unrolls were accepted up to a message of an actor."""
+        name = actor.encode()
+        numbers = struct.pack(">QQQ", incarnation, sequence, unrolls)
+        stated = b"impala.v1.Receipt" + struct.pack(">Q", len(name)) + name + numbers
+        return hmac.digest(self._key, stated, hashlib.sha256)[:_PROOF_BYTES]
+
+    def holds(
+        self, proof: bytes, actor: str, incarnation: int, sequence: int, unrolls: int
+    ) -> bool:
+        """Whether `proof` was made by this key for exactly this; takes the same time if not."""
+        return hmac.compare_digest(proof, self.make(actor, incarnation, sequence, unrolls))
+
+
+def load_key(path: pathlib.Path) -> bytes:
+    """Returns the key in a file, or a new one that is kept there for the learners to come.
+
+    Without the key of the learner before, nothing that was lost with it can be counted; that ends
+    no run.
+    """
+    try:
+        key = path.read_bytes()
+        if len(key) == _KEY_BYTES:
+            return key
+        found = f"is damaged ({len(key)} bytes instead of {_KEY_BYTES})"
+    except FileNotFoundError:
+        found = "is new"
+    except OSError as error:
+        found = f"cannot be read ({error.strerror})"
+    _log.log(
+        logging.INFO if found == "is new" else logging.WARNING,
+        "%s %s: what actors were acknowledged by an earlier learner cannot be proven.",
+        path,
+        found,
+    )
+    key = secrets.token_bytes(_KEY_BYTES)
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.unlink(missing_ok=True)
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(key)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        _log.warning("%s cannot be written (%s).", path, error.strerror)
+    return key
