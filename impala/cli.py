@@ -224,6 +224,12 @@ def train(command: Train) -> int:
     log = logging.getLogger("impala.train")
     logdir = _logdir(command)
     actors_log = logdir / "actors.log"
+    from learner import log_directory
+
+    try:
+        log_directory.make(logdir)
+    except log_directory.LogDirectoryError as error:
+        raise options.OptionError(str(error)) from error
     with (
         tempfile.TemporaryDirectory(prefix="impala-") as directory,
         Supervisor(grace_seconds=_GRACE_SECONDS) as supervisor,
@@ -287,7 +293,7 @@ def learner(command: Learner) -> int:
     _log_to_stderr(command.log_format)
     process.load_tensorflow(use_gpus=True)
     from learner.checkpoint import CheckpointError
-    from learner.log_directory import LogDirectoryBusy
+    from learner.log_directory import LogDirectoryError
     from learner.run import run_learner
     from learner.storage import StorageError
 
@@ -306,7 +312,7 @@ def learner(command: Learner) -> int:
             metrics_listen=command.metrics_listen,
             rows_to_log=command.log_format == "json",
         )
-    except (CheckpointError, LogDirectoryBusy, SecurityError, StorageError) as error:
+    except (CheckpointError, LogDirectoryError, SecurityError, StorageError) as error:
         raise options.OptionError(str(error)) from error
     except OSError as error:
         if error.errno is None:  # the address; a full disk and its like keep their traceback

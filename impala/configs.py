@@ -313,6 +313,9 @@ class ReplayConfig:
     """Compressed bytes it may hold; 0 is no limit."""
     storage: Literal["disk", "memory"] = "disk"
     """disk: in the log directory, and still there after a crash; memory: lost with the process."""
+    on_damage: Literal["empty", "refuse"] = "empty"
+    """What to do about a damaged replay on disk. empty: move it aside and go on with an empty one;
+    refuse: end, so that it can be restored, or the loss decided upon with --empty-replay."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -190,7 +190,11 @@ class Mix:
         is_replay = np.arange(config.batch_size) >= filled
         if config.replayed:
             assert replay is not None
-            replay.sample(unroll, filled, config.replayed)
+            try:
+                replay.sample(unroll, filled, config.replayed)
+            except LookupError:  # It was damaged, has started over, and warms up again.
+                self._remember(fresh)
+                return _prepared(None, taken)
         self._remember(fresh)  # After the draw: nothing is fresh and replayed at once.
         if config.updates > 1:
             self._more = unroll, config.updates - 1
@@ -202,7 +206,11 @@ class Mix:
         """Another batch of nothing but replay, without taking anything; `count` are due."""
         assert self._replay is not None
         unroll = _empty_like(like, self._config.batch_size)
-        self._replay.sample(unroll, 0, self._config.batch_size)
+        try:
+            self._replay.sample(unroll, 0, self._config.batch_size)
+        except LookupError:  # It was damaged, has started over, and warms up again.
+            self._more = None
+            return _prepared(None, [])
         self._more = (like, count - 1) if count > 1 else None
         self._version += 1
         return _prepared(Batch(unroll, np.ones(self._config.batch_size, np.bool_)), [])

@@ -17,7 +17,7 @@ import tree
 import zstandard
 
 from impala.types import Unroll
-from learner.storage import Record, StorageError, Store
+from learner.storage import DamagedError, Head, Record, Store
 
 Rule = Literal["reservoir", "fifo"]
 
@@ -61,13 +61,17 @@ class Replay:
         Args:
           unroll_spec: a nest of ArraySpec of one environment, as `impala.build.unroll_spec` makes
             it.
-          store: keeps the records.
+          store: keeps the records. If they turn out to be damaged, now or later, the replay goes on
+            empty if the store does.
           rule: which unrolls are evicted when there is no room.
           capacity_frames: environment frames that it may hold.
           capacity_bytes: compressed bytes that it may hold; None is no limit. A reservoir that is
             bounded by bytes favours what compresses well.
           seed: of keys and draws; mixed with how much was ever added, so that a replay that goes
             on does not draw the same keys again.
+
+        Raises:
+          StorageError: the records are damaged.
         """
         self._rule = rule
         self._store = store
@@ -79,16 +83,11 @@ class Replay:
         self._decompressor = zstandard.ZstdDecompressor()
         self._lock = threading.Lock()
 
-        self._state = store.state()
-        self._rng = np.random.default_rng([seed, self._state.added])
-        self._held: list[int] = []  # numbers of the unrolls held, in no order
-        self._places: dict[int, int] = {}  # number -> its place in _held
-        self._sizes: dict[int, tuple[int, int]] = {}  # number -> frames, bytes
-        self._evicted_next: list[tuple[float, int]] = []  # heap of (-key, number)
-        self._frames = self._bytes = 0
-        for number, record in store.records():
-            self._hold(number, record)
-        self._make_room()
+        self._seed = seed
+        try:
+            self._load()
+        except DamagedError as damage:
+            self._start_over(damage)
 
     def add(self, unroll: Unroll, columns: slice, actor: str) -> None:
         """Adds unrolls.
@@ -108,7 +107,7 @@ class Replay:
             for column in range(*columns.indices(unroll.frames.shape[0])):
                 self._add(self._layout.pack(leaves, column), int(unroll.frames[column]), actor)
             if before // _COMMIT_EVERY != self._state.added // _COMMIT_EVERY:
-                self._store.commit(self._state)
+                self._commit()
 
     def sample(self, unroll: Unroll, start: int, count: int) -> Sequence[Drawn]:
         """Writes `count` unrolls into columns `start` to `start + count` of `unroll`.
@@ -119,8 +118,9 @@ class Replay:
           What was drawn, in the order of the columns.
 
         Raises:
-          LookupError: there is nothing to draw from.
-          StorageError: what was drawn is damaged.
+          LookupError: there is nothing to draw from, perhaps since what was drawn is damaged and
+            the replay has started over.
+          StorageError: what was drawn is damaged, or cannot be read.
         """
         leaves = self._layout.leaves(unroll)
         with self._lock:
@@ -129,11 +129,15 @@ class Replay:
             size = len(self._held)
             places = self._rng.choice(size, count, replace=size < count, shuffle=False)
             drawn = []
-            for column, place in enumerate(places, start):
-                number = self._held[place]
-                record = self._store.get(number)
-                self._layout.unpack(self._unpacked(record), leaves, column)
-                drawn.append(Drawn(number, record.actor))
+            try:
+                for column, place in enumerate(places, start):
+                    number = self._held[place]
+                    record = self._store.get(number)
+                    self._layout.unpack(self._unpacked(record), leaves, column)
+                    drawn.append(Drawn(number, record.actor))
+            except DamagedError as damage:
+                self._start_over(damage)
+                raise LookupError("The replay was damaged and is empty now.") from damage
             return drawn
 
     def remove(self, numbers: Iterable[int]) -> int:
@@ -153,13 +157,13 @@ class Replay:
             for number in held:
                 self._release(number)
             if held:  # Their keys remain in the heap until it is their turn to be evicted.
-                self._store.commit(self._state)
+                self._commit()
             return len(held)
 
     def commit(self) -> int:
         """Makes everything that was added durable, if the store can; how many unrolls that is."""
         with self._lock:
-            self._store.commit(self._state)
+            self._commit()
             return self._state.added
 
     def close(self) -> None:
@@ -192,6 +196,29 @@ class Replay:
                 share_of_history=len(self._held) / added if added else 0.0,
             )
 
+    def _load(self) -> None:
+        """Takes up what the store holds."""
+        self._state = self._store.state()
+        self._rng = np.random.default_rng([self._seed, self._state.added])
+        self._held: list[int] = []  # numbers of the unrolls held, in no order
+        self._places: dict[int, int] = {}  # number -> its place in _held
+        self._sizes: dict[int, tuple[int, int]] = {}  # number -> frames, bytes
+        self._evicted_next: list[tuple[float, int]] = []  # heap of (-key, number)
+        self._frames = self._bytes = 0
+        for number, head in self._store.heads():
+            self._hold(number, head)
+        self._make_room()
+
+    def _start_over(self, damage: DamagedError) -> None:
+        self._store.start_over(damage)
+        self._load()
+
+    def _commit(self) -> None:
+        try:
+            self._store.commit(self._state)
+        except DamagedError as damage:
+            self._start_over(damage)
+
     def _add(self, packed: bytes, frames: int, actor: str) -> None:
         number = self._state.added
         key = self._rng.random() if self._rule == "reservoir" else -float(number)
@@ -206,25 +233,25 @@ class Replay:
                 "replay.capacity_frames or replay.capacity_bytes."
             )
         self._store.put(number, record)
-        self._hold(number, record)
+        self._hold(number, Head(key, frames, actor, len(record.data)))
         self._make_room()
 
     def _unpacked(self, record: Record) -> bytes:
         try:
             return self._decompressor.decompress(record.data)
         except zstandard.ZstdError as error:
-            raise StorageError(
+            raise DamagedError(
                 f"A replayed unroll is damaged ({error}). Start the learner again with "
                 "--empty-replay."
             ) from error
 
-    def _hold(self, number: int, record: Record) -> None:
+    def _hold(self, number: int, head: Head) -> None:
         self._places[number] = len(self._held)
         self._held.append(number)
-        heapq.heappush(self._evicted_next, (-record.key, number))
-        self._sizes[number] = record.frames, len(record.data)
-        self._frames += record.frames
-        self._bytes += len(record.data)
+        heapq.heappush(self._evicted_next, (-head.key, number))
+        self._sizes[number] = head.frames, head.size
+        self._frames += head.frames
+        self._bytes += head.size
 
     def _make_room(self) -> None:
         while self._frames > self._capacity_frames or self._bytes > self._capacity_bytes:

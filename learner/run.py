@@ -1,6 +1,7 @@
 """The learner service, wired from top to bottom: composition root of this package."""
 
 import contextlib
+import functools
 import json
 import logging
 import math
@@ -19,7 +20,7 @@ from impala.listen import is_local
 from impala.security import ServerSecurity
 from impala.signals import EndRequest
 from impala.types import Parameters, StepType, Unroll
-from learner import checkpoint
+from learner import checkpoint, log_directory
 from learner.accounts import Accounts
 from learner.bounds import message_bounds
 from learner.checkpoint import Checkpoint, CheckpointError, Counters
@@ -84,7 +85,7 @@ def run_learner(
       failure.
 
     Raises:
-      LogDirectoryBusy: another learner writes `logdir`.
+      LogDirectoryError: `logdir` cannot be written, or another learner writes it.
       CheckpointError: the checkpoint in `logdir` does not fit `config`, or `init_from` has none.
       StorageError: the replay in `logdir` is missing or damaged, or does not fit `config`.
       OptionError: there is no such environment, or the agent cannot play it.
@@ -97,7 +98,8 @@ def run_learner(
     security.check(listen, health=health_listen, metrics=metrics_listen)
     initial = checkpoint.load(init_from) if init_from is not None else None
     with EndRequest() as stop, LogDirectory(logdir, fresh) as directory:
-        run = _Run(config, directory, stop, empty_replay, initial, metrics_listen, rows_to_log)
+        with log_directory.opening(logdir):
+            run = _Run(config, directory, stop, empty_replay, initial, metrics_listen, rows_to_log)
         try:
             run.serve(listen, security, health_listen)
             for prepared, update in run.updates():
@@ -125,6 +127,7 @@ class _Run:
         rows_to_log: bool,
     ):
         self._config = config
+        self._directory = directory
         self._logdir = logdir = directory.path
         self._stop = stop
         self._incarnation = secrets.randbits(62) + 1
@@ -145,9 +148,9 @@ class _Run:
         self._learner, self._replay_added = self._resume(initial)
         if empty_replay:
             directory.move_replay_aside()
-        self._replay = _open_replay(config, unroll_spec, directory.replay)
+        self._replay = _open_replay(config, unroll_spec, directory, self._replay_added)
         self._check_replay(empty_replay)
-        (logdir / "config.yaml").write_text(options.to_yaml(config), encoding="utf-8")
+        directory.write("config.yaml", options.to_yaml(config))
 
         for_actors = {
             name: options.to_dict(getattr(config, name))
@@ -209,7 +212,7 @@ class _Run:
         )
         address = server.start()
         self._server = server
-        (self._logdir / "address").write_text(f"{address}\n", encoding="utf-8")
+        self._directory.write("address", f"{address}\n")
         _log.info("Serving %s on %s.", self._logdir, address)
         if not is_local(listen) and security.insecure:
             _log.warning("Insecure: whoever reaches %s may take part in this run.", address)
@@ -478,15 +481,19 @@ class _Run:
             sink.write(row, histograms)
 
 
-def _open_replay(config: Config, unroll_spec: Unroll, path: pathlib.Path) -> Replay | None:
-    """The replay, if the mix has a use for it."""
+def _open_replay(
+    config: Config, unroll_spec: Unroll, directory: LogDirectory, counted: int
+) -> Replay | None:
+    """The replay, if the mix has a use for it; the checkpoint counts so many unrolls in it."""
     if not config.mix.replayed:
         return None
     store: Store
     if config.replay.storage == "disk":
         specs, _ = wire_specs(unroll_spec)
         identity = f"rule {config.replay.rule}, unrolls {codec.fingerprint(specs, (), '')}"
-        store = Disk(path, identity)
+        move_aside = functools.partial(directory.move_replay_aside, "damaged")
+        goes_on = config.replay.on_damage == "empty"
+        store = Disk(directory.replay, identity, move_aside if goes_on else None, counted)
     else:
         store = Memory()
     replay = Replay(

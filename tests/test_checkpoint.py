@@ -17,7 +17,7 @@ import tensorflow as tf
 from impala.configs import PRESETS
 from learner import checkpoint
 from learner.checkpoint import Checkpoint, CheckpointError, Counters
-from learner.log_directory import LogDirectory, LogDirectoryBusy
+from learner.log_directory import LogDirectory, LogDirectoryBusy, LogDirectoryError
 from learner.storage import StorageError
 
 
@@ -310,3 +310,40 @@ def test_fresh_moves_the_old_run_aside_and_deletes_nothing(tmp_path: pathlib.Pat
     (aside,) = (path for path in tmp_path.iterdir() if path != logdir)
     assert checkpoint.load(aside).counters.updates == 1
     assert (aside / "metrics.jsonl").read_text() == "{}\n"
+
+
+def test_a_log_directory_that_cannot_be_used_is_said_in_one_line(tmp_path: pathlib.Path) -> None:
+    a_file = tmp_path / "file"
+    a_file.write_text("")
+    (tmp_path / "run" / "lock").mkdir(parents=True)
+    for path, why in (
+        (a_file, "File exists"),
+        (a_file / "below", "Not a directory"),
+        (pathlib.Path("/proc/run"), "No such file or directory"),  # where even root cannot write
+        (tmp_path / "run", r"run/lock: Is a directory"),
+    ):
+        with pytest.raises(LogDirectoryError, match=why) as error:
+            LogDirectory(path)
+        assert str(path) in str(error.value) and "--logdir" in str(error.value)
+        assert "\n" not in str(error.value)
+    with LogDirectory(tmp_path / "other") as directory:
+        (directory.path / "config.yaml").mkdir()
+        with pytest.raises(LogDirectoryError, match=r"config\.yaml: Is a directory"):
+            directory.write("config.yaml", "seed: 1\n")
+
+
+def test_what_a_lock_file_says_is_shown_only_if_it_is_a_number(tmp_path: pathlib.Path) -> None:
+    with LogDirectory(tmp_path):
+        (tmp_path / "lock").write_bytes(b"\xff\x1b[31m" * 1000)
+        with pytest.raises(LogDirectoryBusy, match=r"process unknown\)"):
+            LogDirectory(tmp_path)
+
+
+def test_two_damaged_replays_in_a_second_are_both_kept(tmp_path: pathlib.Path) -> None:
+    with LogDirectory(tmp_path) as directory:
+        for number in range(3):
+            directory.replay.mkdir()
+            (directory.replay / "replay.sqlite").write_text(str(number))
+            directory.move_replay_aside("damaged")
+    kept = sorted(tmp_path.glob("replay.damaged-*/replay.sqlite"))
+    assert sorted(path.read_text() for path in kept) == ["0", "1", "2"]

@@ -165,6 +165,15 @@ def test_a_misspelt_variable_stops_a_run(
     assert "Did you mean IMPALA_OPTIMISER__NAME?" in capsys.readouterr().err
 
 
+def test_train_says_in_a_line_that_its_log_directory_cannot_be_used(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert _run("train", "catch", "--logdir", str(tmp_path / "file" / "run")) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("impala: ") and "Not a directory" in line and "--logdir" in line
+
+
 def test_several_actors_are_started_with_the_flags_of_one() -> None:
     command = cli.Actor(
         learner="host:1", num_actors=3, num_envs=8, name="here", render=True, reconnect_timeout=5.0

@@ -302,7 +302,7 @@ def test_a_replay_of_another_run_is_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_what_is_no_replay_is_not_opened(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "data.mdb").write_bytes(b"something else " * 1000)
+    (tmp_path / "replay.sqlite").write_bytes(b"something else " * 1000)
     with pytest.raises(StorageError, match="--empty-replay"):
         Disk(tmp_path, "test")
 

@@ -1,0 +1,245 @@
+"""A replay on disk that is damaged: nothing loads wrong, no process ends of it, and it goes on."""
+
+import pathlib
+import random
+import sqlite3
+from collections.abc import Callable, Iterator
+
+import pytest
+import test_replay
+
+from impala.configs import MixConfig
+from learner.ingest import Arrival, Ingest
+from learner.log_directory import LogDirectory
+from learner.mix import Mix
+from learner.replay import Replay
+from learner.storage import DamagedError, Disk, Record, State, StorageError
+
+COUNT = 40
+ADDED = 1000  # that the checkpoint counts
+
+
+@pytest.fixture
+def directory(tmp_path: pathlib.Path) -> Iterator[LogDirectory]:
+    """A log directory with a replay."""
+    with LogDirectory(tmp_path / "run") as directory:
+        replay = test_replay.make(Disk(directory.replay, "test"), capacity=COUNT)
+        replay.add(test_replay.unrolls(0, COUNT), slice(None), "honest")
+        replay.commit()
+        replay.close()
+        yield directory
+
+
+def refusing(directory: LogDirectory) -> Replay:
+    return test_replay.make(Disk(directory.replay, "test"), capacity=COUNT)
+
+
+def healing(directory: LogDirectory) -> Replay:
+    store = Disk(
+        directory.replay, "test", lambda: directory.move_replay_aside("damaged"), counted=ADDED
+    )
+    return test_replay.make(store, capacity=COUNT)
+
+
+def edit(directory: LogDirectory, *statements: str) -> None:
+    with sqlite3.connect(directory.replay / "replay.sqlite") as connection:
+        for statement in statements:
+            connection.execute(statement)
+    connection.close()
+
+
+def cut(directory: LogDirectory, size: int) -> None:
+    path = directory.replay / "replay.sqlite"
+    path.write_bytes(path.read_bytes()[:size])
+
+
+def aside(directory: LogDirectory) -> list[pathlib.Path]:
+    return sorted(directory.path.glob("replay.damaged-*"))
+
+
+AT_START: dict[str, Callable[[LogDirectory], object]] = {
+    "an empty file": lambda d: cut(d, 0),
+    "half a file": lambda d: cut(d, 40_000),
+    "no replay": lambda d: (d.replay / "replay.sqlite").write_bytes(b"something else " * 1000),
+    "another key": lambda d: edit(
+        d, "UPDATE heads SET content = x'00' || substr(content, 2) WHERE number = 3"
+    ),
+    "another actor": lambda d: edit(
+        d,
+        "UPDATE heads SET content = CAST(replace(content, 'honest', 'h0nest') AS BLOB)",
+    ),
+    "a head in another's place": lambda d: edit(
+        d,
+        "UPDATE heads SET content = (SELECT content FROM heads WHERE number = 4) WHERE number = 3",
+    ),
+    "a head that is a text": lambda d: edit(d, "UPDATE heads SET content = 'x' WHERE number = 3"),
+    "a record too few": lambda d: edit(d, "DELETE FROM heads WHERE number = 3"),
+    "a record beyond the last": lambda d: edit(
+        d, "UPDATE heads SET number = 1000000 WHERE number = 3"
+    ),
+    "another state": lambda d: edit(
+        d,
+        "UPDATE meta SET content = CAST(replace(content, '40', '41') AS BLOB) WHERE number = 2",
+    ),
+    "no state": lambda d: edit(d, "DELETE FROM meta WHERE number = 2"),
+    "no identity": lambda d: edit(d, "DELETE FROM meta WHERE number = 1"),
+    "another table": lambda d: edit(d, "CREATE TABLE more (number INTEGER PRIMARY KEY)"),
+    "a table too few": lambda d: edit(d, "DROP TABLE data"),
+}
+
+
+@pytest.mark.parametrize("damage", AT_START)
+def test_damage_that_is_found_at_the_start(
+    directory: LogDirectory, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    AT_START[damage](directory)
+    with pytest.raises(DamagedError, match=r"damaged.*--empty-replay") as error:
+        refusing(directory)
+    assert "\n" not in str(error.value)
+    assert not aside(directory)
+
+    replay = healing(directory)
+    assert len(replay) == 0 and not replay.is_full
+    assert replay.summary().added >= COUNT  # so that it is not taken for one that was lost
+    assert len(aside(directory)) == 1
+    assert "is damaged" in caplog.text and "Going on with an empty one" in caplog.text
+    replay.add(test_replay.unrolls(0, 3), slice(None), "honest")
+    replay.commit()
+    replay.close()
+    assert len(refusing(directory)) == 3
+
+
+WHEN_DRAWN: dict[str, Callable[[LogDirectory], object]] = {
+    "another's data": lambda d: edit(
+        d, "UPDATE data SET content = (SELECT content FROM data WHERE number = 4) WHERE number = 3"
+    ),
+    "no data": lambda d: edit(d, "DELETE FROM data WHERE number = 3"),
+    "data that are a number": lambda d: edit(d, "UPDATE data SET content = 5 WHERE number = 3"),
+}
+
+
+@pytest.mark.parametrize("damage", WHEN_DRAWN)
+def test_damage_that_is_found_in_a_draw(directory: LogDirectory, damage: str) -> None:
+    WHEN_DRAWN[damage](directory)
+    replay = refusing(directory)
+    with pytest.raises(DamagedError, match=r"unroll 3 .*--empty-replay"):
+        test_replay.drawn(replay, COUNT)
+    replay.close()
+
+    replay = healing(directory)
+    assert len(replay) == COUNT
+    with pytest.raises(LookupError, match="damaged and is empty now"):
+        test_replay.drawn(replay, COUNT)
+    assert len(replay) == 0 and len(aside(directory)) == 1
+    with pytest.raises(LookupError, match="add unrolls"):
+        test_replay.drawn(replay, 1)
+    replay.add(test_replay.unrolls(0, COUNT), slice(None), "honest")
+    test_replay.assert_whole(test_replay.drawn(replay, COUNT))
+    assert replay.numbers().tolist() == list(range(ADDED, ADDED + COUNT))
+    replay.close()
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_damage_that_is_found_in_a_commit(directory: LogDirectory, goes_on: bool) -> None:
+    replay = healing(directory) if goes_on else refusing(directory)
+    replay._store._sql("UPDATE heads SET content = x'00'")
+    replay.add(test_replay.unrolls(COUNT, COUNT), slice(None), "honest")  # evicts some of these
+    if goes_on:
+        assert replay.commit() == ADDED
+        assert len(replay) == 0 and len(aside(directory)) == 1
+    else:
+        with pytest.raises(DamagedError, match="checksum"):
+            replay.commit()
+    replay.close()
+
+
+def test_no_flipped_bit_is_drawn(directory: LogDirectory) -> None:
+    """In pages of every kind; what is not in use may change without anybody noticing."""
+    path = directory.replay / "replay.sqlite"
+    intact = path.read_bytes()
+    rng = random.Random(0)
+    outcomes = []
+    for _ in range(60):
+        content = bytearray(intact)
+        page = rng.randrange(len(content) // 4096)
+        at = 4096 * page + rng.choice([rng.randrange(4096), rng.randrange(64)])
+        content[at] ^= 1 << rng.randrange(8)
+        path.write_bytes(content)
+        try:
+            replay = refusing(directory)
+            numbers = replay.numbers().tolist()
+            batch = test_replay.drawn(replay, COUNT)
+        except DamagedError:
+            outcomes.append("refused")
+            continue
+        finally:
+            path.with_name("replay.sqlite-journal").unlink(missing_ok=True)
+        test_replay.assert_whole(batch)
+        assert sorted(batch.parameter_version) == numbers == list(range(COUNT))
+        outcomes.append("intact")
+        replay.close()
+    assert outcomes.count("refused") > 10
+
+
+def test_a_full_disk_is_not_taken_for_damage(directory: LogDirectory) -> None:
+    store = Disk(directory.replay, "test", lambda: pytest.fail("moved aside"))
+    pages = store._sql("PRAGMA page_count").fetchone()[0]
+    store._sql(f"PRAGMA max_page_count = {pages}").fetchall()
+    for number in range(COUNT, 2 * COUNT):
+        store.put(number, Record(0.5, 4, "honest", random.Random(number).randbytes(10_000)))
+    with pytest.raises(StorageError, match=r"full.*it goes on") as error:
+        store.commit(State(2 * COUNT))
+    assert not isinstance(error.value, DamagedError)
+    store._sql("PRAGMA max_page_count = 1000000").fetchall()
+    store.commit(State(2 * COUNT))  # nothing was lost
+    store.close()
+    assert [number for number, _ in Disk(directory.replay, "test").heads()] == list(
+        range(2 * COUNT)
+    )
+
+
+def test_what_an_earlier_version_wrote_is_refused_and_not_moved(directory: LogDirectory) -> None:
+    (directory.replay / "data.mdb").write_bytes(b"")
+    with pytest.raises(StorageError, match=r"earlier version.*--empty-replay"):
+        healing(directory)
+    assert not aside(directory)
+
+
+def test_one_process_at_a_time(directory: LogDirectory) -> None:
+    replay = refusing(directory)
+    replay.commit()
+    with pytest.raises(StorageError, match="locked"):
+        healing(directory)
+    assert not aside(directory)
+    replay.close()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MixConfig(fresh=2, replayed=2, warm_up_unrolls=COUNT),
+        MixConfig(fresh=2, replayed=2, warm_up_unrolls=COUNT, learn_from_fresh=False, updates=50),
+    ],
+)
+def test_the_mix_warms_up_again_when_its_replay_was_damaged(
+    directory: LogDirectory, config: MixConfig
+) -> None:
+    WHEN_DRAWN["no data"](directory)
+    replay, ingest = healing(directory), Ingest(4)
+    mix = Mix(ingest, config, replay)
+    batches = []
+    try:
+        for sequence in range(1, 200):
+            unroll = test_replay.unrolls(2 * sequence, 2)
+            ingest.put(Arrival(unroll, "honest", 1, sequence, 0, 0, [], 0.0, 0.0, 0.0))
+            prepared = mix.get(timeout=60.0)
+            assert prepared is not None
+            batches.append(prepared.batch is not None)
+            if batches[-1] and not all(batches):
+                break
+    finally:
+        mix.close()
+        replay.close()
+    assert len(aside(directory)) == 1
+    assert batches[0] and batches[-1]
+    assert batches.count(False) >= COUNT // 2 - 1  # messages of two, until it is warm again
