@@ -20,7 +20,8 @@ import grpc
 import tree
 
 from actors.metrics import ActorMetrics
-from impala.security import ClientSecurity, Watched, first_token
+from impala.credentials import first_token
+from impala.security import ClientSecurity, Watched
 from impala.types import ActorUnrolls, EnvironmentFault, Episode, Parameters
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb

@@ -25,8 +25,9 @@ from tyro.conf import Positional, arg
 
 from impala import options, process
 from impala.configs import PRESETS, Config, Range
+from impala.credentials import SecurityError
 from impala.printable import printable
-from impala.security import ClientSecurity, SecurityError, ServerSecurity
+from impala.security import ClientSecurity, ServerSecurity
 from impala.supervisor import Program, Supervisor
 
 if TYPE_CHECKING:

@@ -4,43 +4,33 @@ Nothing here knows gRPC. No secret is ever part of a message or of a representat
 """
 
 import dataclasses
-import hashlib
-import hmac
 import logging
 import pathlib
+import re
 import ssl
 import threading
-import typing
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Generic, Literal, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Generic, TypeVar
 
-from impala import listen
+from impala import credentials, listen
+from impala.credentials import (
+    Denied,
+    Revocations,
+    Revoked,
+    Role,
+    SecurityError,
+    Tokens,
+    first_token,
+    read_revocations,
+    read_tokens,
+)
+from impala.printable import printable
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-Role = Literal["actor", "evaluator", "reader"]
-ROLES: frozenset[Role] = frozenset(typing.get_args(Role))
-
-_SHORTEST_TOKEN = 16  # characters
-
-
-class SecurityError(ValueError):
-    """Files of certificates or tokens are missing, do not go together, or hold nonsense."""
-
-
-class Denied(Exception):
-    """A caller may not do what it asks for.
-
-    Args:
-      reason: told to the caller.
-      is_known: whether the caller showed a credential that is good for something else.
-    """
-
-    def __init__(self, reason: str, is_known: bool) -> None:
-        super().__init__(reason)
-        self.is_known = is_known
+_TRUST_DOMAIN = re.compile(r"[a-z0-9._-]+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,10 +43,17 @@ class ServerSecurity:
     """PEM file of its private key."""
     tls_client_ca: pathlib.Path | None = None
     """PEM file of the authorities whose client certificates are asked for. A certificate's URI
-    names spiffe://DOMAIN/.../ROLE say what its holder may do: actor, evaluator or reader."""
+    names spiffe://TRUST-DOMAIN/.../ROLE say what its holder may do: actor, evaluator or reader;
+    with /NAME behind it, only by that name or NAME-INDEX."""
+    trust_domain: str = "cluster.local"
+    """Trust domain of the URI names that count."""
     token_file: pathlib.Path | None = None
-    """File with a line "ROLE TOKEN" for each token that is good; two of a role while one is being
-    replaced."""
+    """File with a line "ROLE TOKEN [NAMES]" for each token that is good; two of a role while one is
+    being replaced. NAMES such as pong-a,pong-a-* are the actors that may show it, and nobody else
+    may use these names."""
+    revoked_file: pathlib.Path | None = None
+    """File with a line for each actor that is refused: its name, in which * stands for anything, or
+    a URI name of its certificate. Read again when it changes, as the other files are."""
     insecure: bool = False
     """Listen beyond this host without credentials, or with a token that travels in the clear."""
     open_ports: bool = False
@@ -80,10 +77,18 @@ class ServerSecurity:
         _check_open("Metrics", metrics, self.open_ports)
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise SecurityError("tls_client_ca is given without tls_cert and tls_key: give all.")
-        _check_readable(self.tls_cert, self.tls_key, self.tls_client_ca, self.token_file)
-        _check_tls(self.tls_cert, self.tls_key, self.tls_client_ca)
+        if not _TRUST_DOMAIN.fullmatch(self.trust_domain):
+            raise SecurityError(
+                f"trust_domain is {self.trust_domain!r}: give what stands after spiffe:// and "
+                "before the next slash in the names of your certificates."
+            )
+        files = (self.tls_cert, self.tls_key, self.tls_client_ca)
+        _check_readable(*files, self.token_file, self.revoked_file)
+        _check_tls(*files)
         if self.token_file is not None:
             read_tokens(self.token_file.read_bytes())
+        if self.revoked_file is not None:
+            read_revocations(self.revoked_file.read_bytes())
         if self.insecure or listen.is_local(address):
             return
         if self.tls_client_ca is None and self.token_file is None:
@@ -114,7 +119,7 @@ class ClientSecurity:
     tls_server_name: str = ""
     """Name that the learner's certificate must have; empty: the host that is dialled."""
     token_file: pathlib.Path | None = None
-    """File with a line "ROLE TOKEN" or just a token: the first one is shown."""
+    """File with a line "ROLE TOKEN [NAMES]" or just a token: the first one is shown."""
     open_ports: bool = False
     """Of an actor: serve metrics, which ask for no credentials, beyond this host."""
 
@@ -184,110 +189,57 @@ class Gate:
     """Decides who may do what, from a bearer token, the names in a certificate, or both.
 
     Args:
-      security: what is asked for. If nothing is, everyone may do everything.
+      security: what is asked for. If nothing is, everyone who is not revoked may do everything.
     """
 
     def __init__(self, security: ServerSecurity) -> None:
         self._asks_certificates = security.tls_client_ca is not None
-        self._tokens: Watched[list[tuple[Role, bytes]]] | None = None
+        self._trust_domain = security.trust_domain
+        self._tokens: Watched[Tokens] | None = None
         if security.token_file is not None:
             self._tokens = Watched([security.token_file], lambda contents: read_tokens(*contents))
+        self._revoked: Watched[Revocations] | None = None
+        if security.revoked_file is not None:
+            self._revoked = Watched(
+                [security.revoked_file], lambda contents: read_revocations(*contents)
+            )
 
-    def admit(self, roles: Collection[Role], authorization: str, names: Iterable[str]) -> None:
+    def admit(
+        self,
+        roles: Collection[Role],
+        authorization: str,
+        names: Sequence[str],
+        actor: str | None = None,
+    ) -> None:
         """Lets a caller pass, or not.
 
         Args:
           roles: any of which is enough.
           authorization: "Bearer TOKEN", as the caller sent it, or nothing.
           names: the subject alternative names of its verified certificate.
+          actor: name that the caller goes by; None if it has said none.
 
         Raises:
-          Denied: it has no credential, or none for this.
+          Revoked: its certificate, or the actor, was revoked.
+          Denied: it has no credential, or none for this or for that name.
         """
         if self._asks_certificates:
-            _admit("certificate", roles, _roles_of_names(names))
+            grants = credentials.certificate_grants(names, self._trust_domain)
+            credentials.admit("certificate", roles, grants, actor)
         if self._tokens is not None:
             scheme, _, token = authorization.partition(" ")
             if scheme.lower() != "bearer" or not token:
                 raise Denied(
                     "This learner asks for a token: give --security.token-file.", is_known=False
                 )
-            digest = _digest(token)
-            # Every token is compared, in constant time: how long it takes tells nothing.
-            good = [(hmac.compare_digest(digest, its), role) for role, its in self._tokens.get()]
-            _admit("token", roles, {role for is_good, role in good if is_good})
-
-
-def read_tokens(contents: bytes) -> list[tuple[Role, bytes]]:
-    """Roles and digests of the tokens in a file of lines "ROLE TOKEN"; # begins a comment line.
-
-    Raises:
-      SecurityError: names the line, and never what is in it.
-    """
-    tokens: list[tuple[Role, bytes]] = []
-    for number, line in enumerate(_lines(contents), start=1):
-        if not line:
-            continue
-        role, _, token = line.partition(" ")
-        if role not in ROLES:
-            raise SecurityError(
-                f"Line {number} of the token file begins with no role: write ROLE TOKEN, where "
-                f"ROLE is one of {', '.join(sorted(ROLES))}."
-            )
-        tokens.append((role, _digest(_checked(token.strip(), number))))
-    if not tokens:
-        raise SecurityError("The token file holds no token.")
-    return tokens
-
-
-def first_token(contents: bytes) -> str:
-    """The token that a caller shows.
-
-    Raises:
-      SecurityError: there is none.
-    """
-    for number, line in enumerate(_lines(contents), start=1):
-        if line:
-            return _checked(line.rpartition(" ")[2], number)
-    raise SecurityError("The token file holds no token.")
-
-
-def _lines(contents: bytes) -> list[str]:
-    """Lines without comments, "" where there is nothing else."""
-    try:
-        lines = contents.decode("ascii").splitlines()
-    except UnicodeDecodeError:
-        raise SecurityError("The token file is not plain text.") from None
-    return ["" if line.lstrip().startswith("#") else line.strip() for line in lines]
-
-
-def _checked(token: str, number: int) -> str:
-    if len(token) < _SHORTEST_TOKEN or " " in token:
-        raise SecurityError(
-            f"The token in line {number} of the token file has {len(token)} characters; it must "
-            f"have {_SHORTEST_TOKEN} or more and no spaces: openssl rand -hex 32 makes a good one."
-        )
-    return token
-
-
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode()).digest()
-
-
-def _roles_of_names(names: Iterable[str]) -> set[Role]:
-    last = {name.rpartition("/")[2] for name in names if name.startswith("spiffe://")}
-    return {role for role in ROLES if role in last}
-
-
-def _admit(what: str, wanted: Collection[Role], has: Collection[Role]) -> None:
-    if not has:
-        raise Denied(f"This {what} is not known here.", is_known=False)
-    if not {*wanted} & {*has}:
-        raise Denied(
-            f"This {what} is for {' and '.join(sorted(has))}; here {' or '.join(sorted(wanted))} "
-            "is needed.",
-            is_known=True,
-        )
+            tokens = self._tokens.get()
+            credentials.admit("token", roles, tokens.grants(token), actor, tokens.reserved)
+        if self._revoked is not None:
+            revoked = self._revoked.get()
+            if actor is not None and actor in revoked.names:
+                raise Revoked(f"The name {printable(actor)}")
+            if not revoked.uris.isdisjoint(names):
+                raise Revoked("This certificate")
 
 
 def _check_tls(

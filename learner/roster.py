@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from impala.security import Role
+from impala.credentials import Role
 from impala.types import EnvironmentFault
 
 _SILENT_SECONDS = 60.0  # without a sign of it, a member counts as silent...

@@ -18,7 +18,8 @@ from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2_grpc
 
 from impala import listen as addresses
-from impala.security import Denied, Gate, Role, ServerSecurity, Watched
+from impala.credentials import Denied, Revoked, Role
+from impala.security import Gate, ServerSecurity, Watched
 from learner.accounts import Superseded
 from learner.probes import Probes
 from learner.service import (
@@ -198,18 +199,18 @@ class _Calls:
 
     async def join(self, _: Any, context: grpc.aio.ServicerContext) -> pb.JoinReply:
         async with _statuses(context):
-            _admit(self._gate, context, "actor", "evaluator")
+            self._admit(context, "actor", "evaluator")
             self._limits.joins(context.peer())
             request = await _request(context, pb.JoinRequest)
             role: Role = "evaluator" if request.role == pb.ROLE_EVALUATOR else "actor"
-            _admit(self._gate, context, role)
+            self._admit(context, role, actor=request.actor)
             with self._timed("Join"):
                 return self._service.join(request)
         raise AssertionError  # _statuses lets nothing pass
 
     async def get_parameters(self, _: Any, context: grpc.aio.ServicerContext) -> bytes:
         async with _statuses(context):
-            _admit(self._gate, context, "actor", "evaluator", "reader")
+            self._admit(context, "actor", "evaluator", "reader")
             request = await _request(context, pb.GetParametersRequest)
             with self._timed("GetParameters"):
                 return self._service.get_parameters(request)
@@ -219,15 +220,16 @@ class _Calls:
         self, _: Any, context: grpc.aio.ServicerContext
     ) -> pb.EvaluationReceipt:
         async with _statuses(context):
-            _admit(self._gate, context, "evaluator")
+            self._admit(context, "evaluator")
             request = await _request(context, pb.Evaluation)
+            self._admit(context, "evaluator", actor=request.actor)
             with self._timed("ReportEvaluation"):
                 return self._service.report_evaluation(request)
         raise AssertionError
 
     async def get_status(self, _: Any, context: grpc.aio.ServicerContext) -> pb.RunStatus:
         async with _statuses(context):
-            _admit(self._gate, context, "reader")
+            self._admit(context, "reader")
             await _request(context, pb.GetStatusRequest)
             with self._timed("GetStatus"):
                 return self._service.get_status()
@@ -236,17 +238,18 @@ class _Calls:
     async def stream_unrolls(self, _: Any, context: grpc.aio.ServicerContext) -> None:
         """One message at a time: what is sent beyond waits in the transport, not in memory."""
         async with _statuses(context), self._limits.stream(context.peer()):
-            _admit(self._gate, context, "actor")
+            self._admit(context, "actor")
             actor = ""  # whose stream it is, once it has joined and said so
             with self._service.stream() as sends:
                 while (data := await self._unless_stopping(context.read())) is not grpc.aio.EOF:
-                    _admit(self._gate, context, "actor")  # again: a token may have been revoked
                     try:
                         message = _parsed(pb.Unrolls, data)
                     except InvalidRequest as error:
                         if actor:
                             self._service.blame(actor, str(error))
                         raise
+                    # Again: the token may have been taken out, or the actor revoked.
+                    self._admit(context, "actor", actor=message.actor)
                     sends(message)
                     with self._timed("StreamUnrolls"):
                         receipt = await self._unless_stopping(self._service.submit(message))
@@ -255,6 +258,24 @@ class _Calls:
                         return
                     if receipt.reason != pb.REASON_UNKNOWN_ACTOR:
                         actor = message.actor
+
+    def _admit(
+        self, context: grpc.aio.ServicerContext, *roles: Role, actor: str | None = None
+    ) -> None:
+        """Lets a caller pass that has a credential for a role, and for the name that it goes by."""
+        metadata = dict(context.invocation_metadata() or ())
+        names = context.auth_context().get("x509_subject_alternative_name", ())
+        try:
+            self._gate.admit(
+                roles,
+                str(metadata.get("authorization", "")),
+                [name.decode(errors="replace") for name in names],
+                actor,
+            )
+        except Revoked as revoked:
+            if actor is not None:
+                self._service.refused(actor, str(revoked))
+            raise
 
     @contextlib.contextmanager
     def _timed(self, method: str) -> Iterator[None]:
@@ -324,16 +345,6 @@ class _Limits:
 def _host(peer: str) -> str:
     """ipv4:ADDRESS:PORT without the port."""
     return peer.rpartition(":")[0]
-
-
-def _admit(gate: Gate, context: grpc.aio.ServicerContext, *roles: Role) -> None:
-    metadata = dict(context.invocation_metadata() or ())
-    names = context.auth_context().get("x509_subject_alternative_name", ())
-    gate.admit(
-        roles,
-        str(metadata.get("authorization", "")),
-        [name.decode(errors="replace") for name in names],
-    )
 
 
 async def _request(context: grpc.aio.ServicerContext, kind: type[_M]) -> _M:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import tree
 
-from impala.security import Role
+from impala.credentials import Role
 from impala.tasks import Schedule
 from impala.types import Episode, Parameters, Unroll
 from learner.accounts import Accounts, Admission
@@ -250,6 +250,10 @@ class LearnerService:
         finally:
             if sender is not None:
                 self._roster.ended(sender)
+
+    def refused(self, actor: str, why: str) -> None:
+        """Takes note, for the status, that an actor by that name was turned away."""
+        self._roster.refused(actor, why)
 
     def blame(self, actor: str, why: str) -> None:
         """Takes note that an actor, known by a message before, sent what no honest actor sends."""

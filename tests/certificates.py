@@ -13,7 +13,7 @@ def issue(ca: trustme.CA, *names: str, expired: bool = False) -> trustme.LeafCer
 
     Args:
       ca: signs it.
-      names: hosts, and URIs such as spiffe://impala/actor.
+      names: hosts, and URIs such as spiffe://cluster.local/impala/actor.
       expired: whether it is too late for it.
     """
     signer = x509.load_pem_x509_certificate(ca.cert_pem.bytes())

@@ -19,7 +19,7 @@ import trustme
 import yaml
 
 from impala import cli, options
-from impala.security import ROLES, SecurityError
+from impala.credentials import ROLES, SecurityError
 
 Object = dict[str, Any]  # a Kubernetes object, or a part of one
 

@@ -287,8 +287,8 @@ def test_an_authority_that_is_taken_out_no_longer_opens_anything(tmp_path):
     old, new = trustme.CA(), trustme.CA()
     files = certificate(old, tmp_path, "localhost")
     files["tls_client_ca"] = write(tmp_path / "ca.crt", old.cert_pem.bytes())
-    revoked = certificate(old, tmp_path, "spiffe://test/impala/actor")
-    renewed = certificate(new, tmp_path, "spiffe://test/impala/reader")
+    revoked = certificate(old, tmp_path, "spiffe://cluster.local/impala/actor")
+    renewed = certificate(new, tmp_path, "spiffe://cluster.local/impala/reader")
     with serving(**files) as address:
         with secure_channel(address, old, revoked) as channel:
             assert calls(channel) == only(ACTOR, "PERMISSION_DENIED")

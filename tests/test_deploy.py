@@ -43,6 +43,8 @@ from manifests import (
 import actors.run
 from actors.metrics import ActorMetrics
 from impala import cli
+from impala.credentials import certificate_grants
+from impala.security import ServerSecurity
 from learner.server import LIVENESS, SERVICE_NAME
 
 VERSIONS = [*dict.fromkeys(kubernetes_validate.utils.all_versions())][-3:]  # the newest
@@ -429,7 +431,10 @@ def agreement_complaints(objects: Sequence[Object]) -> list[str]:
 def _roles(pod: Pod, certificates: Mapping[str, Object]) -> set[str]:
     """What the URI names in a pod's certificates say that it may do."""
     shown = _shown(pod, certificates)
-    return {uri.rpartition("/")[2] for each in shown for uri in each.get("uris", ())}
+    uris = [uri for each in shown for uri in each.get("uris", ())]
+    grants = certificate_grants(uris, ServerSecurity().trust_domain)
+    assert all(grant.names is None for grant in grants)  # the pods of a Deployment share one
+    return {grant.role for grant in grants}
 
 
 def _shown(pod: Pod, certificates: Mapping[str, Object]) -> list[Object]:
@@ -1163,7 +1168,11 @@ MISTAKES = {
         *("local", "commands", "/etc/impala/tokens/token cannot be read"),
     ),
     "a certificate for another role": Mistake(
-        *("components/tls/certificates.yaml", "spiffe://impala/actor", "spiffe://impala/reader"),
+        *(
+            "components/tls/certificates.yaml",
+            "spiffe://cluster.local/impala/actor",
+            "spiffe://cluster.local/impala/reader",
+        ),
         *("tls", "agreement", "its certificate is for {'reader'}, not actor"),
     ),
     "a certificate for another name": Mistake(

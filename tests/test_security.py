@@ -29,9 +29,10 @@ from callers import (
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from actors.client import LearnerClient, LearnerRefused, new_incarnation
+from impala import credentials
 from impala import listen as addresses
-from impala import security
-from impala.security import ClientSecurity, Gate, SecurityError, ServerSecurity
+from impala.credentials import SecurityError
+from impala.security import ClientSecurity, Gate, ServerSecurity
 from learner import server as server_module
 from learner.server import Server
 from protos.impala.v1 import learner_pb2 as pb
@@ -125,10 +126,12 @@ def test_a_certificate_opens_what_its_role_may_do(tmp_path, ca) -> None:
     files = certificate(ca, tmp_path, "localhost")
     files["tls_client_ca"] = write(tmp_path / "ca.crt", ca.cert_pem.bytes())
     clients = {
-        role: certificate(ca, tmp_path, f"spiffe://test/impala/{role}")
+        role: certificate(ca, tmp_path, f"spiffe://cluster.local/impala/{role}")
         for role in ("actor", "evaluator", "reader", "operator", "expired")
     }
-    foreign = certificate(trustme.CA(), tmp_path / _made(tmp_path), "spiffe://test/impala/actor")
+    foreign = certificate(
+        trustme.CA(), tmp_path / _made(tmp_path), "spiffe://cluster.local/impala/actor"
+    )
     expected = {
         "actor": only(ACTOR, "PERMISSION_DENIED"),
         "evaluator": only(EVALUATOR, "PERMISSION_DENIED"),
@@ -158,7 +161,7 @@ def test_a_certificate_and_a_token_must_both_allow_it(tmp_path, ca) -> None:
     files = certificate(ca, tmp_path, "localhost")
     files["tls_client_ca"] = write(tmp_path / "ca.crt", ca.cert_pem.bytes())
     files["token_file"] = token_file(tmp_path / "tokens", *TOKENS)
-    actor = certificate(ca, tmp_path, "spiffe://test/impala/actor")
+    actor = certificate(ca, tmp_path, "spiffe://cluster.local/impala/actor")
     with serving(**files) as address, secure_channel(address, ca, actor) as channel:
         assert calls(channel, TOKENS["actor"]) == only(ACTOR, "PERMISSION_DENIED")
         assert calls(channel, TOKENS["evaluator"]) == only(("parameters",), "PERMISSION_DENIED")
@@ -209,7 +212,7 @@ def test_an_actor_shows_its_credentials_and_takes_new_ones(tmp_path, ca) -> None
     tokens = token_file(tmp_path / "tokens", "actor")
     shown = token_file(tmp_path / "shown", "actor")
     files = ClientSecurity(
-        **certificate(ca, tmp_path, "spiffe://test/impala/actor"),
+        **certificate(ca, tmp_path, "spiffe://cluster.local/impala/actor"),
         tls_ca=authority,
         token_file=shown,
     )
@@ -220,7 +223,7 @@ def test_an_actor_shows_its_credentials_and_takes_new_ones(tmp_path, ca) -> None
         other = trustme.CA()
         write(authority, other.cert_pem.bytes())
         certificate(other, tmp_path, "localhost")
-        certificate(other, tmp_path, "spiffe://test/impala/actor")
+        certificate(other, tmp_path, "spiffe://cluster.local/impala/actor")
         token_file(tokens, "actor", suffix="-new")
         token_file(shown, "actor", suffix="-new")
     with serving(address, **both), client(address, files) as actor:
@@ -293,6 +296,9 @@ def test_files_that_do_not_fit_are_named(tmp_path, ca) -> None:
         ({**pair, "tls_key": other["tls_key"]}, "cannot be used together"),
         ({**pair, "tls_client_ca": pair["tls_key"]}, "holds no certificates"),
         ({"token_file": tmp_path / "nothing"}, "nothing cannot be read"),
+        ({"revoked_file": tmp_path / "nothing"}, "nothing cannot be read"),
+        ({"revoked_file": write(tmp_path / "bytes", b"\xff")}, "revoked names is not plain text"),
+        ({"trust_domain": "spiffe://impala"}, "trust_domain is 'spiffe://impala'"),
         ({"token_file": authority}, "begins with no role"),
     ):
         with pytest.raises(SecurityError, match=message):
@@ -311,15 +317,15 @@ def test_files_that_do_not_fit_are_named(tmp_path, ca) -> None:
 )
 def test_token_files_are_checked_without_telling_what_is_in_them(text, message) -> None:
     with pytest.raises(SecurityError, match=message) as error:
-        security.read_tokens(text.encode())
+        credentials.read_tokens(text.encode())
     assert "0123456789abcdef" not in str(error.value)
 
 
 def test_every_token_is_compared_in_constant_time(tmp_path, monkeypatch) -> None:
     compared = []
-    genuine = security.hmac.compare_digest
+    genuine = credentials.hmac.compare_digest
     monkeypatch.setattr(
-        security.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or genuine(a, b)
+        credentials.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or genuine(a, b)
     )
     gate = Gate(ServerSecurity(token_file=token_file(tmp_path / "tokens", *TOKENS)))
     gate.admit(["actor"], f"Bearer {TOKENS['actor']}", ())

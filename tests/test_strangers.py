@@ -15,8 +15,9 @@ from callers import OK, Learner, serving, status
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from impala import cli, exporter, listen
+from impala.credentials import SecurityError
 from impala.exporter import Exporter
-from impala.security import ClientSecurity, SecurityError, ServerSecurity
+from impala.security import ClientSecurity, ServerSecurity
 from learner import probes
 from learner.server import Server
 
