@@ -109,8 +109,8 @@ class Actor:
                 raise ValueError("an actor needs at least one group of environments, got none")
             seeds = np.random.SeedSequence([self._seed, task]).spawn(len(environments))
             self._groups[task] = [
-                _Group(task, environment, self._policy, self._unroll_length, seed)
-                for environment, seed in zip(environments, seeds, strict=True)
+                _Group(task, place, environment, self._policy, self._unroll_length, seed)
+                for place, (environment, seed) in enumerate(zip(environments, seeds, strict=True))
             ]
         return self._groups[task]
 
@@ -174,16 +174,17 @@ class _Group:
     def __init__(
         self,
         task: int,
+        place: int,
         environment: Environment,
         policy: _CompiledAgent,
         unroll_length: int,
         seed: np.random.SeedSequence,
     ):
+        self._task, self._place = task, place
         environment_seed, *action_seed = (int(s) for s in seed.generate_state(3) >> 1)
         num_envs = environment.num_envs
         first = environment.reset(environment_seed)
         state = policy.initial_state(num_envs, action_seed)
-        self._task = task
         self._environment = environment
         self._act, output = policy.compile(first, state)
         self._state_like = state
@@ -208,6 +209,10 @@ class _Group:
         self._statistics = EpisodeStatistics(num_envs)
         self._episodes: list[Episode] = []
         self._faults: list[EnvironmentFault] = []
+
+    def doing(self) -> str:
+        """What this is, for a message about where an actor hangs."""
+        return f"in group {self._place} of task {self._task}"
 
     def begin(self, held: tuple[int, int]) -> None:
         """Starts an unroll where the last one ended, to be acted with the parameters `held`."""

@@ -4,7 +4,6 @@ The composition root of the actor's side: configuration becomes objects here and
 """
 
 import contextlib
-import faulthandler
 import itertools
 import json
 import logging
@@ -78,13 +77,16 @@ def run_actor(
         process.hide_gpus()
         process.set_threads(intra_op=threads)
         from actors import client as wire
+        from actors import memory
         from actors.metrics import ActorMetrics
 
+        memory.settle()
         metrics = ActorMetrics()
+        metrics.replacements.inc(memory.replacements())
         if metrics_listen is not None:
             exporter = Exporter(metrics_listen, metrics.registry)
             _log.info("serving metrics on %s", exporter.address)
-        waiting = False
+        waiting = outgrown = False
         while True:
             incarnation = wire.new_incarnation()
             with wire.LearnerClient(
@@ -108,11 +110,23 @@ def run_actor(
                     signals.stops(None)
                     if when_finished == "exit":
                         return 0
+                except memory.LimitTooLow as error:
+                    raise wire.LearnerError(str(error)) from None
+                except memory.OverLimit as error:
+                    _log.warning("%s: it starts anew", error)
+                    if not client.drain(_DRAIN_SECONDS):
+                        _log.warning("left without the receipts of the last unrolls")
+                    outgrown = True
                 except (wire.Stopped, _Interrupted):
                     _log.info("Stopping: %s.", signals.cause)
                     if not client.drain(_DRAIN_SECONDS):
                         _log.warning("left without the receipts of the last unrolls")
                     return 0
+            if outgrown:
+                memory.block_signals()
+                if not signals.wait(0.0):
+                    memory.start_anew()
+                return 0
             if not waiting:
                 _log.info("waiting for the next run at %s", learner)
                 waiting = True
@@ -230,6 +244,8 @@ def _check_specs(what: str, ours: Sequence[Any], theirs: Sequence[Any]) -> None:
 
 def _act(client: Any, built: _Built, num_envs: int | None, render: bool) -> None:
     from actors.actor import Actor
+    from actors.hang import HangWatch
+    from actors.memory import MemoryLimit
 
     total, groups = num_envs or built.actor.num_envs, built.actor.num_groups
     if total == 1:
@@ -253,24 +269,13 @@ def _act(client: Any, built: _Built, num_envs: int | None, render: bool) -> None
 
         actor = Actor(environments, built.agent, built.unroll_length, built.seed)
         unrolls = actor.run(client.parameters, client.task, client.prefetch)
+        hang = stack.enter_context(HangWatch(built.actor.hang_seconds))
+        memory = MemoryLimit(built.actor.max_memory_bytes)
         while True:
-            with _ends_if_it_hangs(built.actor.hang_seconds):
+            with hang.watched():
                 of_one_group = next(unrolls)
             client.send(of_one_group)  # waits for the learner for as long as it has to
-
-
-@contextlib.contextmanager
-def _ends_if_it_hangs(seconds: float) -> Iterator[None]:
-    """Ends the process with status 1 if what is done in here takes longer.
-
-    Whoever started it starts it again. What each thread is doing goes to standard error. It is no
-    exception, because nothing can interrupt an environment that does not come back.
-    """
-    faulthandler.dump_traceback_later(seconds, exit=True)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+            memory.check()
 
 
 def _evaluate(client: Any, built: _Built) -> None:

@@ -155,7 +155,7 @@ def check_group(group: list[ActorUnrolls], unroll_length: int, num_envs: int, fi
         count[row] = np.where(is_first[row], 0, count[row - 1]) + 1
     np.testing.assert_array_equal(policy[1:, :, 1], count[:-1])
 
-    for i, (unroll, _, incarnation, _) in enumerate(group):
+    for i, (unroll, _, incarnation, *_) in enumerate(group):
         assert incarnation == 5
         # One version acted in rows 1..T.
         np.testing.assert_array_equal(unroll.output.policy[1:, :, 0], unroll.parameter_version)
@@ -171,7 +171,8 @@ def check_episodes(group: list[ActorUnrolls]) -> None:
     running = np.zeros(num_envs)
     steps = np.zeros(num_envs, int)
     total = 0
-    for unroll, _, _, episodes in group:
+    for unroll, _, _, episodes, faults in group:
+        assert not faults
         expected = []
         for row in range(1, len(unroll.timestep.reward)):
             step_type = unroll.timestep.step_type[row]

@@ -110,7 +110,33 @@ def test_it_ends_and_says_where_when_an_environment_hangs(learner: FakeLearner) 
     _, log = actor.communicate(timeout=60)
     assert actor.returncode == 1
     assert "Timeout" in log and "in <lambda>" in log
+    assert "actor.hang_seconds is 20: in group 0 of task 0" in log
     assert not learner.messages
+
+
+def test_beyond_its_limit_of_memory_it_starts_anew_under_its_name(learner: FakeLearner) -> None:
+    def allow(memory: int) -> None:
+        config = json.loads(learner.config)
+        config["actor"]["max_memory_bytes"] = memory
+        learner.config = json.dumps(config)
+
+    allow(1)
+    patient = "import actors.memory as memory; memory._SETTLED_SECONDS = 0.0; "
+    actor = start(learner, before=patient)
+    learner.wait_for(lambda: len(learner.joins) == 1, seconds=60)
+    allow(0)
+    learner.wait_for(lambda: len(learner.joins) == 2, seconds=60)
+    first, second = learner.joins
+    assert first.actor == second.actor and str(actor.pid) in first.actor
+    assert first.incarnation != second.incarnation
+    learner.wait_for(lambda: learner.messages[-1].sequence >= 4, seconds=60)
+    actor.send_signal(signal.SIGTERM)  # which a new start lets through again
+    _, log = actor.communicate(timeout=30)
+    assert actor.returncode == 0, log
+    assert "bytes, actor.max_memory_bytes is 1: it starts anew" in log
+    for join in (first, second):
+        sent = [m.sequence for m in learner.messages if m.incarnation == join.incarnation]
+        assert sent == list(range(1, len(sent) + 1)) and sent
 
 
 def test_it_names_the_tensor_that_differs(learner: FakeLearner) -> None:

@@ -141,8 +141,9 @@ class Numbered(gym.Wrapper):
         super().__init__(environment)
         self._name = name
 
-    def __str__(self) -> str:
-        return self._name
+    def doing(self) -> str:
+        """Which one it is, for a message about where an actor hangs."""
+        return f"in {self._name}"
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -1,0 +1,140 @@
+"""A limit of the memory that an actor and its processes hold, and its new start beyond it."""
+
+import contextlib
+import os
+import pathlib
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from impala.signals import NUMBERS
+
+_REPLACEMENTS = "_IMPALA_ACTOR_REPLACEMENTS"  # environment variable: new starts before this one
+_EVERY_SECONDS = 2.0  # between measurements
+_SETTLED_SECONDS = 30.0  # after the first one; who is over the limit before that will always be
+_PROC = pathlib.Path("/proc")
+
+
+class OverLimit(Exception):
+    """More memory is held than allowed; the message says how much, and the limit."""
+
+
+class LimitTooLow(Exception):
+    """The limit cannot be kept by a new start; the message says why and what to do."""
+
+
+class MemoryLimit:
+    """Checks now and then how much is held.
+
+    Args:
+      limit: bytes; 0 is none.
+      held: says how many bytes are held; it need not be exact below the limit, which it is given.
+      clock: monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        held: Callable[[int], int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limit = limit
+        self._held = held or held_bytes
+        self._clock = clock
+        self._began: float | None = None
+        self._next = 0.0
+
+    def check(self) -> None:
+        """Measures, if it is time to.
+
+        Raises:
+          OverLimit: more is held than allowed.
+          LimitTooLow: the same, within half a minute of the first check.
+        """
+        now = self._clock()
+        if not self._limit or (self._began is not None and now < self._next):
+            return
+        if self._began is None:
+            self._began = now
+        self._next = now + _EVERY_SECONDS
+        if (held := self._held(self._limit)) <= self._limit:
+            return
+        what = (
+            f"the actor and its processes hold {held:,} bytes, actor.max_memory_bytes is "
+            f"{self._limit:,}"
+        )
+        if now - self._began < _SETTLED_SECONDS:
+            raise LimitTooLow(
+                f"{what}, and it has only begun: raise the limit, or play fewer environments "
+                "(actor.num_envs)."
+            )
+        raise OverLimit(what)
+
+
+def held_bytes(limit: int) -> int:
+    """Bytes that this process and all that descend from it hold.
+
+    Up to the limit their resident memory, which counts shared pages once for each process and costs
+    little; beyond it, their proportional share.
+    """
+    processes = [os.getpid(), *_descendants(os.getpid())]
+    resident = sum(map(_resident, processes))
+    return resident if resident <= limit else sum(map(_proportional, processes))
+
+
+def _descendants(process: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for stat in _PROC.glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found = list(children.get(process, ()))
+    for each in found:  # which grows
+        found += children.get(each, ())
+    return found
+
+
+def _resident(process: int) -> int:
+    try:
+        pages = int((_PROC / str(process) / "statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * resource.getpagesize()
+
+
+def _proportional(process: int) -> int:
+    with contextlib.suppress(OSError):
+        for line in (_PROC / str(process) / "smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) << 10
+    return _resident(process)
+
+
+def replacements() -> int:
+    """How many times the actor in this process has started anew."""
+    return int(os.environ.get(_REPLACEMENTS, "0"))
+
+
+def block_signals() -> None:
+    """Keeps signals that ask for an end back: those that come wait for `settle`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
+
+
+def settle() -> None:
+    """Lets signals through, and forgets what the actor before has left: ended processes."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)
+    if replacements():
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def start_anew() -> NoReturn:
+    """Puts a new process with the same arguments and process id in the place of this one."""
+    os.environ[_REPLACEMENTS] = str(replacements() + 1)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
