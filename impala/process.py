@@ -97,6 +97,9 @@ def load_tensorflow(use_gpus: bool) -> None:
             import tensorflow as tf
 
             well = bool(tf.config.list_physical_devices("GPU")) or not expected
+        except (KeyboardInterrupt, SystemExit):  # a signal, of which TensorFlow knows nothing
+            well = True
+            raise
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)

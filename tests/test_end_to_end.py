@@ -138,9 +138,12 @@ def test_train_leaves_a_checkpoint_however_it_is_ended_and_goes_on_from_it(
 def test_a_second_learner_is_kept_out(tmp_path: pathlib.Path) -> None:
     logdir = tmp_path / "run"
     logdir.mkdir()
-    with services.learner(logdir, "127.0.0.1:0"):
+    with services.learner(logdir, "127.0.0.1:0") as first:
         services.address_of(logdir)
         second = services.run("learner", "catch", "--logdir", logdir, "--listen", "127.0.0.1:0")
+        # A service that is told to end has not failed, whatever comes together.
+        first.send_signal(signal.SIGHUP)
+        assert services.stop(first, signal.SIGTERM) == 0
     assert second.returncode == 2
     assert "another learner" in second.stderr
     assert "Traceback" not in second.stderr
