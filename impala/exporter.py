@@ -52,7 +52,9 @@ class Exporter:
         self._loop = asyncio.new_event_loop()
         self._servers = [
             self._loop.run_until_complete(
-                asyncio.start_server(self._serve, sock=each, limit=_MAX_REQUEST)
+                asyncio.start_server(
+                    self._serve, sock=each, limit=_MAX_REQUEST, backlog=listen.BACKLOG
+                )
             )
             for each in sockets
         ]

@@ -11,8 +11,8 @@ import socket
 from typing import NamedTuple
 
 MAX_PORT = 65535
+BACKLOG = 1024  # connections that wait to be accepted
 
-_BACKLOG = 1024  # connections that wait to be accepted
 _MAX_SOCKET_PATH = 107  # bytes of a Unix socket's path, a limit of Linux
 _HOST = re.compile(r"\[[0-9A-Fa-f:.%\w]+\]|[\w.-]+", re.ASCII)  # IPv6 in brackets, IPv4, or a name
 
@@ -62,14 +62,14 @@ def bind(what: str, listen: str) -> list[socket.socket]:
     try:
         if host in ("0.0.0.0", "::") and socket.has_dualstack_ipv6():
             everything = socket.create_server(
-                ("::", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
+                ("::", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True
             )
             return [everything]
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, _, _, _, address in dict.fromkeys(found):
             if sockets and port == 0:  # the port that the first one got
                 address = (address[0], sockets[0].getsockname()[1], *address[2:])
-            sockets.append(socket.create_server(address[:2], family=family, backlog=_BACKLOG))
+            sockets.append(socket.create_server(address[:2], family=family, backlog=BACKLOG))
     except OSError as error:
         for each in sockets:
             each.close()

@@ -79,6 +79,12 @@ SCALARS = (
         "info_names/dropped",
         "Numbers of episodes' info that were not recorded, for their names or too many of them.",
     ),
+    Scalar(
+        "impala_refused_total",
+        "counter",
+        "refused/{reason}",
+        "Connections and calls that were refused.",
+    ),
     Scalar("impala_received_bytes_total", "counter", "ingest/bytes", "Bytes of accepted unrolls."),
     Scalar("impala_joins_total", "counter", "actor/joins", "Joins: restarts and lost connections."),
     Scalar(

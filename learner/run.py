@@ -209,6 +209,7 @@ class _Run:
             observe=lambda method, seconds: self._telemetry.sample(
                 f"rpc_seconds/{method}", seconds
             ),
+            guarded=True,
         )
         address = server.start()
         self._server = server
@@ -447,6 +448,7 @@ class _Run:
 
     def _write_row(self, files: bool = True) -> None:
         """Ends an interval of telemetry; `files` and console do not repeat a run's last row."""
+        assert self._server is not None
         self._take_evaluations(self._learner.counters.updates)
         totals = self._accounts.totals()
         active, silent = self._roster.actors()
@@ -468,6 +470,7 @@ class _Run:
             "info_names/dropped": self._info_names.dropped,
             **{f"unrolls/dropped/{reason}": n for reason, n in totals.dropped.items()},
             **{f"messages/rejected/{reason}": n for reason, n in totals.rejected.items()},
+            **{f"refused/{reason}": n for reason, n in self._server.refusals().items()},
         }
         for task, standing in self._standing.items():
             gauges |= {f"task/{task}/{name}": n for name, n in standing._asdict().items()}

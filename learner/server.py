@@ -10,25 +10,19 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError, Message
-from grpc_health.v1 import health_pb2_grpc
+from google.protobuf.message import Message
 
 from impala import listen as addresses
-from impala.credentials import Denied, Revoked, Role
+from impala.credentials import Revoked, Role
 from impala.security import Gate, ServerSecurity, Watched
-from learner.accounts import Superseded
+from learner import calls, door
+from learner.door import Door
 from learner.probes import Probes
-from learner.service import (
-    IncompatibleProtocol,
-    InvalidRequest,
-    LearnerService,
-    Quarantined,
-    Unavailable,
-)
+from learner.service import InvalidRequest, LearnerService
 from protos.impala.v1 import learner_pb2 as pb
 
 _log = logging.getLogger(__name__)
@@ -40,14 +34,14 @@ _NO_SECURITY = ServerSecurity()
 _UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 _MAX_PROBES = 64  # at once, more than may watch
 _HANDSHAKE_SECONDS = 20.0  # that a new connection may take to speak HTTP/2...
-_REQUEST_SECONDS = 10.0  # ...a new call to say what it wants...
-_IDLE_SECONDS = 300.0  # ...and a connection to have no call at all
+_IDLE_SECONDS = 300.0  # ...and to have no call at all
 _HANGS_SECONDS = 600.0  # without a check; the first update of a large network compiles for minutes
 _LOOK_SECONDS = 1.0  # between two looks at that
 _KEPT: list[grpc.ServerCredentials] = []  # gRPC asks them for certificates without owning them
 # Of one host. When a learner comes back, all actors of a host join at once, and maybe again.
 _MAX_JOINS_PER_MINUTE = 2000
 _MAX_STREAMS = 1000
+_MAX_STREAMS_OF_CONNECTION = 64
 
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Message)
@@ -63,6 +57,7 @@ class Server:
         security: ServerSecurity = _NO_SECURITY,
         health_listen: str | None = None,
         observe: Callable[[str, float], None] = lambda method, seconds: None,
+        guarded: bool = False,
     ):
         """Binds nothing yet.
 
@@ -72,6 +67,7 @@ class Server:
           security: what is asked of callers.
           health_listen: HOST:PORT where health alone is served, in plain text.
           observe: is told how long each answer took: the method, and seconds.
+          guarded: let callers in through a process in front (`learner.relay`), not by a socket.
 
         Raises:
           SecurityError: its files cannot be used, or are not enough for this address.
@@ -81,9 +77,9 @@ class Server:
         self._service = service
         self._listen = listen
         self._security = security
-        self._health_listen = health_listen
+        self._door = door.make(listen, health_listen, guarded, security.tls_cert is not None)
         self._observe = observe
-        self._bound: concurrent.futures.Future[str] = concurrent.futures.Future()
+        self._bound: concurrent.futures.Future[tuple[str, str | None]] = concurrent.futures.Future()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Future[float] | None = None  # the grace, in seconds
         self._stop_called = False
@@ -100,8 +96,14 @@ class Server:
         Raises:
           OSError: the address cannot be bound.
         """
-        self._thread.start()
-        return self._bound.result()
+        self._own_listen, self._own_health_listen = self._door.bind()
+        try:
+            self._thread.start()
+            address, self.health_address = self._door.open(*self._bound.result())
+        except BaseException:
+            self._door.close()
+            raise
+        return address
 
     def stop(self, grace: float) -> None:
         """Says NOT_SERVING, refuses new calls, ends streams after the receipt at hand, and returns.
@@ -117,9 +119,14 @@ class Server:
                 self._loop.call_soon_threadsafe(_resolve, stopping, grace)
         if self._thread.is_alive():
             self._thread.join()
+        self._door.close()
+
+    def refusals(self) -> Mapping[str, int]:
+        """How many connections and calls were refused, by reason."""
+        return self._door.refusals()
 
     def check(self) -> None:
-        """Raises RuntimeError if the server has ended without being stopped.
+        """Raises RuntimeError if the server, or the process in front, has ended by itself.
 
         Call it from the loop that learns, also while that waits for data: once it no longer is,
         the server tells health probes that the learner hangs.
@@ -129,6 +136,7 @@ class Server:
             raise RuntimeError(
                 f"The gRPC server on {self._listen} has died; the log says why."
             ) from self._error
+        self._door.check()
 
     def _run(self) -> None:
         try:
@@ -144,23 +152,25 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._stopping = self._loop.create_future()
         server = grpc.aio.server(options=_options(self._service.max_message_bytes))
-        calls = _Calls(self._service, Gate(self._security), self._stopping, self._observe)
-        server.add_generic_rpc_handlers((_handlers(calls),))
-        probes = Probes(_host)
-        health_pb2_grpc.add_HealthServicer_to_server(probes, server)
-        for_probes = None
+        methods = _Calls(
+            self._service, Gate(self._security), self._stopping, self._observe, self._door
+        )
+        probes = Probes(self._door)
+        unknown = calls.Unknown(self._door)  # the last one that is asked
+        server.add_generic_rpc_handlers((_handlers(methods), probes.handlers(), unknown))
+        for_probes = health_address = None
         grace = 0.0
         try:
-            address = _bind(server, self._listen, self._security)
+            address = _bind(server, self._own_listen, self._security)
             await server.start()
-            if self._health_listen is not None:
+            if self._own_health_listen is not None:
                 for_probes = grpc.aio.server(maximum_concurrent_rpcs=_MAX_PROBES)
-                health_pb2_grpc.add_HealthServicer_to_server(probes, for_probes)
-                self.health_address = _bind(for_probes, self._health_listen, _NO_SECURITY)
+                for_probes.add_generic_rpc_handlers((probes.handlers(), unknown))
+                health_address = _bind(for_probes, self._own_health_listen, _NO_SECURITY)
                 await for_probes.start()
             for name in ("", SERVICE_NAME, LIVENESS):
                 probes.set(name, serving=True)
-            self._bound.set_result(address)
+            self._bound.set_result((address, health_address))
             while not (await asyncio.wait({self._stopping}, timeout=_LOOK_SECONDS))[0]:
                 probes.set(LIVENESS, serving=time.monotonic() - self._checked <= _HANGS_SECONDS)
             grace = self._stopping.result()
@@ -177,10 +187,6 @@ def _resolve(stopping: asyncio.Future[float], grace: float) -> None:
         stopping.set_result(grace)
 
 
-class _Stopping(Exception):
-    """The server stops while a stream waits."""
-
-
 class _Calls:
     """The methods of the service as gRPC calls them. No exception of theirs ends the server."""
 
@@ -190,18 +196,20 @@ class _Calls:
         gate: Gate,
         stopping: asyncio.Future[float],
         observe: Callable[[str, float], None],
+        door: Door,
     ):
         self._service = service
         self._gate = gate
         self._observe = observe
+        self._door = door
         self._limits = _Limits()
         self._stopping = stopping
 
     async def join(self, _: Any, context: grpc.aio.ServicerContext) -> pb.JoinReply:
-        async with _statuses(context):
+        async with calls.statuses(context, self._door):
             self._admit(context, "actor", "evaluator")
-            self._limits.joins(context.peer())
-            request = await _request(context, pb.JoinRequest)
+            self._limits.joins(self._door.host(context.peer()))
+            request = await calls.request(context, pb.JoinRequest)
             role: Role = "evaluator" if request.role == pb.ROLE_EVALUATOR else "actor"
             self._admit(context, role, actor=request.actor)
             with self._timed("Join"):
@@ -209,9 +217,9 @@ class _Calls:
         raise AssertionError  # _statuses lets nothing pass
 
     async def get_parameters(self, _: Any, context: grpc.aio.ServicerContext) -> bytes:
-        async with _statuses(context):
+        async with calls.statuses(context, self._door):
             self._admit(context, "actor", "evaluator", "reader")
-            request = await _request(context, pb.GetParametersRequest)
+            request = await calls.request(context, pb.GetParametersRequest)
             with self._timed("GetParameters"):
                 return self._service.get_parameters(request)
         raise AssertionError
@@ -219,31 +227,34 @@ class _Calls:
     async def report_evaluation(
         self, _: Any, context: grpc.aio.ServicerContext
     ) -> pb.EvaluationReceipt:
-        async with _statuses(context):
+        async with calls.statuses(context, self._door):
             self._admit(context, "evaluator")
-            request = await _request(context, pb.Evaluation)
+            request = await calls.request(context, pb.Evaluation)
             self._admit(context, "evaluator", actor=request.actor)
             with self._timed("ReportEvaluation"):
                 return self._service.report_evaluation(request)
         raise AssertionError
 
     async def get_status(self, _: Any, context: grpc.aio.ServicerContext) -> pb.RunStatus:
-        async with _statuses(context):
+        async with calls.statuses(context, self._door):
             self._admit(context, "reader")
-            await _request(context, pb.GetStatusRequest)
+            await calls.request(context, pb.GetStatusRequest)
             with self._timed("GetStatus"):
-                return self._service.get_status()
+                status = self._service.get_status()
+                status.refused.update(self._door.refusals())
+                return status
         raise AssertionError
 
     async def stream_unrolls(self, _: Any, context: grpc.aio.ServicerContext) -> None:
         """One message at a time: what is sent beyond waits in the transport, not in memory."""
-        async with _statuses(context), self._limits.stream(context.peer()):
+        host = self._door.host(context.peer())
+        async with calls.statuses(context, self._door), self._limits.stream(host):
             self._admit(context, "actor")
             actor = ""  # whose stream it is, once it has joined and said so
             with self._service.stream() as sends:
                 while (data := await self._unless_stopping(context.read())) is not grpc.aio.EOF:
                     try:
-                        message = _parsed(pb.Unrolls, data)
+                        message = calls.parsed(pb.Unrolls, data)
                     except InvalidRequest as error:
                         if actor:
                             self._service.blame(actor, str(error))
@@ -276,6 +287,8 @@ class _Calls:
             if actor is not None:
                 self._service.refused(actor, str(revoked))
             raise
+        if actor is None:  # as every call is admitted first
+            self._door.admitted(context.peer())
 
     @contextlib.contextmanager
     def _timed(self, method: str) -> Iterator[None]:
@@ -295,13 +308,9 @@ class _Calls:
             )
             if task.done():
                 return task.result()
-            raise _Stopping
+            raise calls.Stopping
         finally:
             task.cancel()
-
-
-class _TooMany(Exception):
-    """A host asks for more than one host may have."""
 
 
 class _Limits:
@@ -312,9 +321,9 @@ class _Limits:
         self._forgotten = time.monotonic()  # when hosts without any were left out
         self._streams: collections.Counter[str] = collections.Counter()
 
-    def joins(self, peer: str) -> None:
-        """Counts a join; _TooMany if there were too many in the last minute."""
-        now, host = time.monotonic(), _host(peer)
+    def joins(self, host: str) -> None:
+        """Counts a join; calls.TooMany if there were too many in the last minute."""
+        now = time.monotonic()
         if now > self._forgotten + 60.0:
             self._forgotten = now
             self._joins = {other: t for other, t in self._joins.items() if t[-1] > now - 60.0}
@@ -322,17 +331,16 @@ class _Limits:
         while times and times[0] < now - 60.0:
             times.popleft()
         if len(times) >= _MAX_JOINS_PER_MINUTE:
-            raise _TooMany(
+            raise calls.TooMany(
                 f"{_MAX_JOINS_PER_MINUTE} joins in a minute from {host} are the most: wait."
             )
         times.append(now)
 
     @contextlib.asynccontextmanager
-    async def stream(self, peer: str) -> AsyncIterator[None]:
-        """Counts a stream while it is open; _TooMany if there are too many."""
-        host = _host(peer)
+    async def stream(self, host: str) -> AsyncIterator[None]:
+        """Counts a stream while it is open; calls.TooMany if there are too many."""
         if self._streams[host] >= _MAX_STREAMS:
-            raise _TooMany(f"{_MAX_STREAMS} streams from {host} are the most.")
+            raise calls.TooMany(f"{_MAX_STREAMS} streams from {host} are the most.")
         self._streams[host] += 1
         try:
             yield
@@ -342,69 +350,7 @@ class _Limits:
                 del self._streams[host]
 
 
-def _host(peer: str) -> str:
-    """ipv4:ADDRESS:PORT without the port."""
-    return peer.rpartition(":")[0]
-
-
-async def _request(context: grpc.aio.ServicerContext, kind: type[_M]) -> _M:
-    """What a caller wants: a message that is taken in and looked at only once it is known who asks.
-
-    Raises:
-      InvalidRequest: it is none of that kind.
-      TimeoutError: it takes too long to come.
-    """
-    async with asyncio.timeout(_REQUEST_SECONDS):
-        data = await context.read()
-    if data is grpc.aio.EOF:
-        raise InvalidRequest(f"The call ended without a {kind.DESCRIPTOR.name}: send one.")
-    return _parsed(kind, data)
-
-
-def _parsed(kind: type[_M], data: bytes) -> _M:
-    try:
-        return kind.FromString(data)
-    except DecodeError:
-        raise InvalidRequest(
-            f"These {len(data)} bytes are no {kind.DESCRIPTOR.name}: send one as learner.proto "
-            "defines it."
-        ) from None
-
-
-@contextlib.asynccontextmanager
-async def _statuses(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
-    """Answers with a gRPC status for every exception of the service."""
-    try:
-        yield
-    except grpc.aio.AbortError:
-        raise
-    except (IncompatibleProtocol, Superseded) as error:
-        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-    except InvalidRequest as error:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-    except Denied as error:
-        code = grpc.StatusCode.PERMISSION_DENIED if error.is_known else _UNAUTHENTICATED
-        await context.abort(code, str(error))
-    except (Quarantined, _TooMany) as error:
-        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-    except TimeoutError:
-        await context.abort(
-            grpc.StatusCode.DEADLINE_EXCEEDED,
-            f"Nothing came for {_REQUEST_SECONDS:.0f} seconds: send the request with the call.",
-        )
-    except (Unavailable, _Stopping):
-        await context.abort(
-            grpc.StatusCode.UNAVAILABLE, "The learner is stopping: connect again later."
-        )
-    except Exception:
-        _log.exception("A call from %s failed.", context.peer())
-        await context.abort(
-            grpc.StatusCode.INTERNAL,
-            "The learner failed to answer this call; its log says why.",
-        )
-
-
-def _handlers(calls: _Calls) -> grpc.GenericRpcHandler:
+def _handlers(methods: _Calls) -> grpc.GenericRpcHandler:
     """The service's methods.
 
     Calls with one request are taken as streams, which look the same on the wire: gRPC would
@@ -415,16 +361,17 @@ def _handlers(calls: _Calls) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(
         SERVICE_NAME,
         {
-            "Join": one_request(calls.join, response_serializer=pb.JoinReply.SerializeToString),
+            "Join": one_request(methods.join, response_serializer=pb.JoinReply.SerializeToString),
             "StreamUnrolls": grpc.stream_stream_rpc_method_handler(
-                calls.stream_unrolls, response_serializer=pb.Receipt.SerializeToString
+                methods.stream_unrolls, response_serializer=pb.Receipt.SerializeToString
             ),
-            "GetParameters": one_request(calls.get_parameters),
+            "GetParameters": one_request(methods.get_parameters),
             "ReportEvaluation": one_request(
-                calls.report_evaluation, response_serializer=pb.EvaluationReceipt.SerializeToString
+                methods.report_evaluation,
+                response_serializer=pb.EvaluationReceipt.SerializeToString,
             ),
             "GetStatus": one_request(
-                calls.get_status, response_serializer=pb.RunStatus.SerializeToString
+                methods.get_status, response_serializer=pb.RunStatus.SerializeToString
             ),
         },
     )
@@ -442,6 +389,7 @@ def _options(max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.server_handshake_timeout_ms", int(1000 * _HANDSHAKE_SECONDS)),
         ("grpc.max_connection_idle_ms", int(1000 * _IDLE_SECONDS)),
+        ("grpc.max_concurrent_streams", _MAX_STREAMS_OF_CONNECTION),
     ]
 
 

@@ -30,12 +30,12 @@ OK = "OK"
 class Learner:
     """A served learner whose ingest is drained by a thread."""
 
-    def __init__(self):
+    def __init__(self, guarded: bool = False):
         self.accounts = Accounts()
         self.ingest = Ingest(capacity=16)
         self.taken: list[tuple[str, int]] = []
         self.service = messages.service(self.accounts, self.ingest)
-        self.server = Server(self.service, "127.0.0.1:0")
+        self.server = Server(self.service, "127.0.0.1:0", guarded=guarded)
         self.address = self.server.start()
         self._thread = threading.Thread(target=self._take)
         self._thread.start()
@@ -115,10 +115,12 @@ def certificate(ca: trustme.CA, directory: pathlib.Path, name: str) -> dict[str,
 
 
 @contextmanager
-def serving(listen: str = "127.0.0.1:0", **files: pathlib.Path) -> Iterator[str]:
+def serving(
+    listen: str = "127.0.0.1:0", guarded: bool = False, **files: pathlib.Path
+) -> Iterator[str]:
     service = messages.service()
     service.publish(Parameters(messages.LEARNER, 3, 0.5, 10, [np.ones((2, 3), np.float32)]))
-    server = Server(service, listen, ServerSecurity(**files))
+    server = Server(service, listen, ServerSecurity(**files), guarded=guarded)
     try:
         yield server.start()
     finally:

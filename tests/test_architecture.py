@@ -25,7 +25,7 @@ MAY_IMPORT = {
 COMPOSITION_ROOTS = ("impala.__main__", "impala.cli")
 # gRPC stays at the edge of a service.
 MAY_IMPORT_GRPC = (
-    *("actors.client", "learner.probes", "learner.server"),
+    *("actors.client", "learner.calls", "learner.probes", "learner.server"),
     "protos.impala.v1.learner_pb2_grpc",
 )
 GRPC = ("grpc", "grpc_health", "protos.impala.v1.learner_pb2_grpc")

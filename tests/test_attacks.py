@@ -11,8 +11,6 @@ import pathlib
 import queue
 import random
 import resource
-import socket
-import struct
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -43,9 +41,11 @@ from callers import (
     write,
 )
 from google.protobuf.message import DecodeError
+from http2 import DATA, END_STREAM, HEADERS, Raw, connect, framed
 
 from impala import process
 from impala.types import Parameters
+from learner import calls as calls_module
 from learner import server as server_module
 from learner.accounts import Accounts
 from learner.ingest import Arrival, Ingest
@@ -55,7 +55,6 @@ from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 
 WAIT = 20.0  # seconds that nothing here should ever take
-ELSEWHERE = "127.0.0.2"  # another host than that of the good actor, as far as the learner sees
 UNARY = ("Join", "GetParameters", "ReportEvaluation", "GetStatus")
 METHODS = (*UNARY, "StreamUnrolls")
 
@@ -64,88 +63,6 @@ WARM_UP = 20_000  # of them
 FUZZERS = 4
 PER_STREAM = 50
 MOST_GROWTH = 20e6  # bytes, after the warm-up
-
-# HTTP/2.
-DATA, HEADERS, SETTINGS, WINDOW_UPDATE = 0, 1, 4, 8  # frames
-END_STREAM, END_HEADERS = 1, 4  # flags
-INITIAL_WINDOW_SIZE = 4  # a setting
-LARGEST_FRAME = 16_384
-
-
-def _connect(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)), WAIT, source_address=(ELSEWHERE, 0))
-
-
-class _Raw:
-    """HTTP/2 by hand, for what gRPC's own client is too polite to do.
-
-    Args:
-      address: of the learner.
-      window: bytes that the learner may send on a stream before it is told to go on.
-    """
-
-    def __init__(self, address: str, window: int = 65_535):
-        self._socket = _connect(address)
-        self._answers = self._socket.makefile("rb")
-        self._last_stream = -1
-        self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-        self._send(SETTINGS, 0, 0, struct.pack(">HI", INITIAL_WINDOW_SIZE, window))
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._answers.close()
-        self._socket.close()
-
-    def call(self, method: str) -> int:
-        """Begins a call, and returns its stream without having said what is wanted."""
-        self._last_stream += 2
-        fields = {
-            ":method": "POST",
-            ":scheme": "http",
-            ":path": method,
-            ":authority": "learner",
-            "te": "trailers",
-            "content-type": "application/grpc",
-        }
-        literals = (b"\0" + _text(name) + _text(value) for name, value in fields.items())
-        self._send(HEADERS, END_HEADERS, self._last_stream, b"".join(literals))
-        return self._last_stream
-
-    def say(self, stream: int, data: bytes, flags: int = 0) -> None:
-        """Sends a part of messages; the learner takes 65,535 bytes without more ado."""
-        for start in range(0, len(data), LARGEST_FRAME):
-            self._send(DATA, flags, stream, data[start : start + LARGEST_FRAME])
-
-    def widen(self, stream: int) -> None:
-        """Lets the learner send on."""
-        self._send(WINDOW_UPDATE, 0, stream, struct.pack(">I", 1 << 20))
-
-    def hear(self, kind: int, stream: int | None = None) -> bytes:
-        """Waits for a frame, of a certain stream or of any, and returns what is in it."""
-        while True:
-            head = self._answers.read(9)
-            if len(head) < 9:
-                raise ConnectionError("The learner has hung up.")
-            contents = self._answers.read(int.from_bytes(head[:3], "big"))
-            if head[3] == kind and stream in (None, int.from_bytes(head[5:], "big")):
-                return contents
-
-    def _send(self, kind: int, flags: int, stream: int, contents: bytes) -> None:
-        head = struct.pack(">I", len(contents))[1:] + struct.pack(">BBI", kind, flags, stream)
-        self._socket.sendall(head + contents)
-
-
-def _text(text: str) -> bytes:
-    """A string of HPACK, as it is: up to 126 characters."""
-    return bytes([len(text)]) + text.encode()
-
-
-def _framed(message: bytes) -> bytes:
-    """A message as gRPC puts it into a stream, not compressed."""
-    return b"\0" + struct.pack(">I", len(message)) + message
 
 
 @contextmanager
@@ -175,9 +92,9 @@ def test_messages_that_come_byte_by_byte_or_stop_in_the_middle_hold_up_nobody():
         Actor(learner.address, "slow", 2) as slow,
         Actor(learner.address, "good", 1) as good,
         _exchanging(good) as exchange,
-        _Raw(learner.address) as raw,
+        Raw(learner.address) as raw,
     ):
-        message = _framed(slow.next().SerializeToString())
+        message = framed(slow.next().SerializeToString())
         streams = [raw.call(STREAM_METHOD) for _ in range(20)]
         for i in range(100):
             for stream in streams:
@@ -235,11 +152,11 @@ def test_who_reads_no_receipts_is_not_read_any_further():
         Actor(learner.address, "deaf", 2) as deaf,
         Actor(learner.address, "good", 1) as good,
         _exchanging(good) as exchange,
-        _Raw(learner.address, window=0) as raw,
+        Raw(learner.address, window=0) as raw,
     ):
         nothing = deaf.message(1, num_envs=0, frames=[], tensors=[])
         stream = raw.call(STREAM_METHOD)
-        raw.say(stream, 100 * _framed(nothing.SerializeToString()))
+        raw.say(stream, 100 * framed(nothing.SerializeToString()))
         raw.hear(HEADERS, stream)  # the first receipt is about to come
         assert [exchange() for _ in range(50)] == [pb.STATUS_ACCEPTED] * 50
         assert learner.accounts.totals().rejected == {"num_envs": 1}
@@ -261,12 +178,18 @@ def test_a_thousand_silent_connections_and_streams_keep_nobody_out():
         ExitStack() as open_ones,
     ):
         for _ in range(num_silent):
-            silent = open_ones.enter_context(_connect(learner.address))
+            silent = open_ones.enter_context(connect(learner.address))
             assert silent.recv(1)  # the learner has taken it and spoken first
-        raw = open_ones.enter_context(_Raw(learner.address))
-        for _ in range(server_module._MAX_STREAMS + 1):
-            raw.call(STREAM_METHOD)
-        raw.hear(HEADERS)  # one is refused: so many are open
+        of_one = server_module._MAX_STREAMS_OF_CONNECTION
+        for first in range(0, server_module._MAX_STREAMS + 1, of_one):
+            raw = open_ones.enter_context(Raw(learner.address))
+            for _ in range(min(of_one, server_module._MAX_STREAMS + 1 - first)):
+                raw.call(STREAM_METHOD)
+        refusals = learner.server.refusals
+        services.wait_for(
+            "one that is refused: so many are open", lambda: refusals().get("too_many_calls"), WAIT
+        )
+        assert refusals() == {"too_many_calls": 1}
         with _exchanging(good) as exchange:
             assert [exchange() for _ in range(20)] == [pb.STATUS_ACCEPTED] * 20
         with Actor(learner.address, "another", 2) as another, _exchanging(another) as exchange:
@@ -320,21 +243,21 @@ def test_joins_without_credentials_use_up_nobodys_joins(tmp_path, monkeypatch):
 
 def test_who_has_no_credentials_is_refused_before_anything_is_read(tmp_path):
     tokens = token_file(tmp_path / "tokens", "actor")
-    with serving(token_file=tokens) as address, _Raw(address) as raw:
+    with serving(token_file=tokens) as address, Raw(address) as raw:
         for method in METHODS:
             raw.hear(HEADERS, raw.call(f"/impala.v1.Learner/{method}"))
 
 
 def test_a_call_that_never_says_what_it_wants_is_ended(monkeypatch):
-    monkeypatch.setattr(server_module, "_REQUEST_SECONDS", 0.1)
-    with serving() as address, _Raw(address) as raw:
+    monkeypatch.setattr(calls_module, "_REQUEST_SECONDS", 0.1)
+    with serving() as address, Raw(address) as raw:
         for method in UNARY:
             raw.hear(HEADERS, raw.call(f"/impala.v1.Learner/{method}"))
 
 
 def test_a_connection_that_never_speaks_is_closed(monkeypatch):
     monkeypatch.setattr(server_module, "_HANDSHAKE_SECONDS", 0.5)
-    with serving() as address, _connect(address) as silent, silent.makefile("rb") as answers:
+    with serving() as address, connect(address) as silent, silent.makefile("rb") as answers:
         answers.read()  # to its end
 
 
@@ -348,9 +271,9 @@ def test_what_cannot_be_read_is_said_to_be_so_and_fills_no_log(caplog):
 
 
 def test_a_watcher_that_reads_nothing_does_not_keep_the_learner_from_stopping():
-    with Learner() as learner, _Raw(learner.address, window=0) as raw:
+    with Learner() as learner, Raw(learner.address, window=0) as raw:
         stream = raw.call("/grpc.health.v1.Health/Watch")
-        raw.say(stream, _framed(b""), END_STREAM)
+        raw.say(stream, framed(b""), END_STREAM)
         raw.hear(HEADERS, stream)  # its first answer cannot go out
         stopping = threading.Thread(target=learner.server.stop, args=(0.0,), daemon=True)
         stopping.start()
