@@ -304,8 +304,8 @@ def test_calls_go_through_it_as_without_it(tmp_path) -> None:
     ca = trustme.CA()
     files = certificate(ca, tmp_path, "localhost")
     files["tls_client_ca"] = write(tmp_path / "ca.crt", ca.cert_pem.bytes())
-    actor = certificate(ca, tmp_path, "spiffe://impala/actor")
-    stranger = certificate(trustme.CA(), tmp_path, "spiffe://impala/evaluator")
+    actor = certificate(ca, tmp_path, "spiffe://cluster.local/impala/actor")
+    stranger = certificate(trustme.CA(), tmp_path, "spiffe://cluster.local/impala/evaluator")
     with serving(guarded=True, **files) as address:
         with secure_channel(address, ca, actor) as channel:
             assert calls(channel) == only(ACTOR, "PERMISSION_DENIED")
