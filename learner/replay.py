@@ -17,7 +17,7 @@ import tree
 import zstandard
 
 from impala.types import Unroll
-from learner.storage import DamagedError, Head, Record, Store
+from learner.storage import DamagedError, Head, Record, StorageError, Store
 
 Rule = Literal["reservoir", "fifo"]
 
@@ -71,13 +71,19 @@ class Replay:
             on does not draw the same keys again.
 
         Raises:
-          StorageError: the records are damaged.
+          StorageError: the records are damaged, or there may be no room for a single one.
         """
         self._rule = rule
         self._store = store
         self._capacity_frames = capacity_frames
         self._capacity_bytes = math.inf if capacity_bytes is None else capacity_bytes
         self._layout = _Layout(unroll_spec)
+        largest = self._layout.size + self._layout.size // 128 + 512  # more than zstd ever makes
+        if largest > self._capacity_bytes:
+            raise StorageError(
+                f"replay.capacity_bytes is {capacity_bytes}, but an unroll that does not compress "
+                f"takes up to {largest}: raise it."
+            )
         # With a checksum, so that nothing damaged is ever learned from.
         self._compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
         self._decompressor = zstandard.ZstdDecompressor()
@@ -105,7 +111,9 @@ class Replay:
         with self._lock:
             before = self._state.added
             for column in range(*columns.indices(unroll.frames.shape[0])):
-                self._add(self._layout.pack(leaves, column), int(unroll.frames[column]), actor)
+                # One of nothing but seams has no frames, and there shall not be any number of them.
+                frames = max(1, int(unroll.frames[column]))
+                self._add(self._layout.pack(leaves, column), frames, actor)
             if before // _COMMIT_EVERY != self._state.added // _COMMIT_EVERY:
                 self._commit()
 
@@ -284,6 +292,7 @@ class _Layout:
             ((), np.dtype(np.int64)),  # parameter_version
         ]
         self._sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in self._specs]
+        self.size = sum(self._sizes)  # bytes of an unroll
 
     def leaves(self, unroll: Unroll) -> Sequence[np.ndarray]:
         """The arrays of E unrolls, in the order of a record, with E as the first axis."""

@@ -251,7 +251,7 @@ class _Calls:
         async with calls.statuses(context, self._door), self._limits.stream(host):
             self._admit(context, "actor")
             actor = ""  # whose stream it is, once it has joined and said so
-            with self._service.stream() as sends:
+            with self._service.stream() as submit:
                 while (data := await self._unless_stopping(context.read())) is not grpc.aio.EOF:
                     try:
                         message = calls.parsed(pb.Unrolls, data)
@@ -261,9 +261,8 @@ class _Calls:
                         raise
                     # Again: the token may have been taken out, or the actor revoked.
                     self._admit(context, "actor", actor=message.actor)
-                    sends(message)
                     with self._timed("StreamUnrolls"):
-                        receipt = await self._unless_stopping(self._service.submit(message))
+                        receipt = await self._unless_stopping(submit(message))
                     await context.write(receipt)
                     if receipt.reason == pb.REASON_QUARANTINED:
                         return

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import queue
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import tree
@@ -231,25 +231,29 @@ class LearnerService:
             raise Unavailable("The learner is stopping: connect again later.") from None
 
     @contextlib.contextmanager
-    def stream(self) -> Iterator[Callable[[pb.Unrolls], None]]:
-        """Lasts as long as a stream of messages, and is told of each before it is submitted."""
-        sender: str | None = None
+    def stream(self) -> Iterator[Callable[[pb.Unrolls], Awaitable[pb.Receipt]]]:
+        """Lasts as long as a stream of messages and gives its `submit`.
 
-        def sends(message: pb.Unrolls) -> None:
+        A stream is of one incarnation of one actor: the one of the first message that may send.
+        Messages in another's name are rejected.
+        """
+        sender: tuple[str, int] | None = None
+
+        async def submit(message: pb.Unrolls) -> pb.Receipt:
             nonlocal sender
-            if message.actor != sender and self._accounts.may_send(
-                message.actor, message.incarnation
-            ):
-                if sender is not None:
-                    self._roster.ended(sender)
+            named = message.actor, message.incarnation
+            if sender is None and self._accounts.may_send(*named):
                 self._roster.began(message.actor)
-                sender = message.actor
+                sender = named
+            if sender is not None and sender != named:
+                return self._reject_another(message, sender[0])
+            return await self.submit(message)
 
         try:
-            yield sends
+            yield submit
         finally:
             if sender is not None:
-                self._roster.ended(sender)
+                self._roster.ended(sender[0])
 
     def refused(self, actor: str, why: str) -> None:
         """Takes note, for the status, that an actor by that name was turned away."""
@@ -383,6 +387,18 @@ class LearnerService:
             self._quarantine.blame(message.actor, f"{name}: {rejection.detail}")
         receipt = self._receipt(message, pb.STATUS_REJECTED, rejection.reason)
         receipt.detail = rejection.detail
+        return receipt
+
+    def _reject_another(self, message: pb.Unrolls, sender: str) -> pb.Receipt:
+        """Refuses a message in the stream of `sender` that names another actor, who has no part."""
+        detail = (
+            f"The stream is of {sender}, the message of {message.actor[:80]!r} with incarnation "
+            f"{message.incarnation}: open a stream for each."
+        )
+        self._accounts.rejected("unknown_actor")
+        self._roster.rejected(sender, f"unknown_actor: {detail}")
+        receipt = self._receipt(message, pb.STATUS_REJECTED, pb.REASON_UNKNOWN_ACTOR)
+        receipt.detail = detail
         return receipt
 
     def _receipt(

@@ -358,6 +358,42 @@ def test_the_key_is_kept_and_readable_by_its_owner_alone(tmp_path, caplog):
         assert "cannot be read" in caplog.text
 
 
+# Whose stream it is.
+
+
+def test_a_stream_is_of_one_actor_and_harms_nobody_else():
+    """Given two actors that have joined, one sends messages in the name of the other."""
+    accounts = Accounts()
+    service = messages.service(accounts)
+    for number, name in enumerate("ab", 1):
+        fingerprint = service.join(messages.join_request(name, number)).fingerprint
+
+    async def story() -> list[pb.Receipt]:
+        sent = [("nobody", 9, 1), ("a", 1, 1), ("b", 2, 1), ("a", 2, 1), ("b", 2, 0), ("a", 1, 2)]
+        with service.stream() as submit:
+            mine = [
+                await submit(
+                    messages.message(
+                        sequence, actor=actor, incarnation=incarnation, fingerprint=fingerprint
+                    )
+                )
+                for actor, incarnation, sequence in sent
+            ]
+        with service.stream() as submit:
+            good = messages.message(1, actor="b", incarnation=2, fingerprint=fingerprint)
+            return [*mine, await submit(good)]
+
+    receipts = asyncio.run(story())
+    unknown = pb.REASON_UNKNOWN_ACTOR
+    assert [receipt.reason for receipt in receipts] == [unknown, 0, *[unknown] * 3, 0, 0]
+    assert "The stream is of a, the message of 'b'" in receipts[2].detail
+    assert not any(receipt.proof for receipt in receipts if receipt.reason == unknown)
+    assert accounts.totals().received == 6
+    assert accounts.totals().rejected == {"unknown_actor": 4}
+    rejected = {member.name: member.rejected for member in service.get_status().members}
+    assert rejected == {"a": 3, "b": 0}
+
+
 # Numbers that an earlier version could be made to save.
 
 

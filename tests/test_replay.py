@@ -263,10 +263,32 @@ def test_a_smaller_capacity_evicts_at_the_next_start(tmp_path: pathlib.Path, rul
     replay.close()
 
 
-@pytest.mark.parametrize("limits", [{"capacity": 0}, {"capacity": 9, "capacity_bytes": 10}])
-def test_an_unroll_that_is_larger_than_the_replay_is_an_error(limits) -> None:
+def test_an_unroll_that_is_larger_than_the_replay_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"16 frames .* does not fit .*replay.capacity_frames"):
-        make(**limits).add(unrolls(0, 1), slice(None), ACTOR)
+        make(capacity=0).add(unrolls(0, 1), slice(None), ACTOR)
+
+
+def test_a_replay_that_an_unroll_of_noise_does_not_fit_into_is_an_error_at_once() -> None:
+    with pytest.raises(
+        StorageError, match=r"capacity_bytes is 10, but an unroll .* up to 758: raise"
+    ):
+        make(capacity=9, capacity_bytes=10)
+    noise = unrolls(0, 1)
+    image = noise.timestep.observation["image"]
+    image[:] = np.random.default_rng(0).integers(0, 255, image.shape)
+    replay = make(capacity=9, capacity_bytes=758)
+    replay.add(noise, slice(None), ACTOR)
+    assert len(replay) == 1
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_unrolls_without_frames_take_up_room_too(rule: Rule) -> None:
+    """Of one step each, which is the seam between two episodes."""
+    replay = make(rule=rule, capacity=10)  # unrolls: 160 frames
+    seams = unrolls(0, 100)._replace(frames=np.zeros(100, np.int32))
+    for _ in range(5):
+        replay.add(seams, slice(None), ACTOR)
+    assert len(replay) == 10 * FRAMES
 
 
 def test_a_commit_tells_what_is_on_disk_while_others_add(tmp_path: pathlib.Path) -> None:
