@@ -315,7 +315,7 @@ class ReplayConfig:
     """disk: in the log directory, and still there after a crash; memory: lost with the process."""
     on_damage: Literal["empty", "refuse"] = "empty"
     """What to do about a damaged replay on disk. empty: move it aside and go on with an empty one;
-    refuse: end, so that it can be restored, or the loss decided upon with --empty-replay."""
+    refuse: end, until it is restored or --empty-replay gives it up."""
 
 
 @dataclasses.dataclass(frozen=True)
