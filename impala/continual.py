@@ -48,6 +48,9 @@ class Run(NamedTuple):
     curves: Mapping[str, Curve]  # of each task that was evaluated
 
 
+_NAMES = {"time", "task", "frames", "learner", "version", "returns"}
+
+
 class Report(NamedTuple):
     """An evaluation as a line of evaluations.jsonl has it."""
 
@@ -63,6 +66,8 @@ class Report(NamedTuple):
         Raises:
           KeyError, TypeError, ValueError, ArithmeticError: it is none.
         """
+        if not line.keys() <= _NAMES:  # a digest whose name is damaged, for instance
+            raise ValueError(f"{line} has something more.")
         task, learner, frames, returns = (
             line[name] for name in ("task", "learner", "frames", "returns")
         )

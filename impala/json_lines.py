@@ -1,9 +1,11 @@
 """Files of JSON objects, one a line: appended to whatever happens, and read back whatever is there.
 
 Such a file NAME.jsonl is started anew when it is large: the parts before it are NAME.1.jsonl,
-NAME.2.jsonl, ..., the oldest first.
+NAME.2.jsonl, ..., the oldest first. Lines may be sealed: then one that says something else by now,
+or is there a second time, is not read.
 """
 
+import hashlib
 import io
 import json
 import logging
@@ -17,6 +19,7 @@ from typing import Any, TypeVar
 _log = logging.getLogger(__name__)
 
 PART_BYTES = 32 * 2**20
+_PLACE, _DIGEST = "at", "sha256"
 
 _T = TypeVar("_T")
 
@@ -24,18 +27,20 @@ _T = TypeVar("_T")
 class Appender:
     """Appends to such a file. A line that could not be written as a whole spoils no other."""
 
-    def __init__(self, path: pathlib.Path, part_bytes: int = PART_BYTES):
+    def __init__(self, path: pathlib.Path, part_bytes: int = PART_BYTES, seals: bool = False):
         """Opens or makes the file.
 
         Args:
           path: ends in .jsonl.
           part_bytes: beyond so many, the file becomes a part and a new one is begun.
+          seals: whether each line gets its place and a digest.
 
         Raises:
           OSError: it cannot be written.
         """
         self._path = path
         self._part_bytes = part_bytes
+        self._seals = seals
         self._file = _open(path)
         self._is_torn = _ends_torn(path)
         self.written = 0
@@ -48,9 +53,10 @@ class Appender:
           OSError: it is not, or only a part of it.
           ValueError: `line` has a number that JSON does not know: NaN or infinity.
         """
-        data = json.dumps(line, allow_nan=False).encode() + b"\n"
+        data = self._encoded(line)
         if self._file.tell() + len(data) > self._part_bytes:
             self._begin_part()
+            data = self._encoded(line)
         if self._is_torn:
             data = b"\n" + data
         self._is_torn = True  # until all of it is there
@@ -63,6 +69,12 @@ class Appender:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+    def _encoded(self, line: Mapping[str, Any]) -> bytes:
+        if self._seals:
+            line = {**line, _PLACE: self._file.tell()}
+            line[_DIGEST] = _digest(line)
+        return json.dumps(line, allow_nan=False).encode() + b"\n"
 
     def _begin_part(self) -> None:
         if not self._file.tell():
@@ -88,16 +100,36 @@ def read(path: pathlib.Path, parse: Callable[[dict[str, Any]], _T]) -> list[_T]:
     found = []
     bad: list[str] = []
     for part in [*(part for _, part in _parts(path)), path]:
+        place = -1  # of the sealed line before
         for number, line in _lines(part):
             try:
                 if not isinstance(row := json.loads(line), dict):
                     raise ValueError("It is no object.")
+                if _DIGEST in row:
+                    row, place = _unsealed(row, place)
                 found.append(parse(row))
             except (KeyError, TypeError, ValueError, ArithmeticError, RecursionError):
                 bad.append(f"line {number} of {part}")
     if bad:
         _log.warning("Skipped %d that cannot be read, the first is %s.", len(bad), bad[0])
     return found
+
+
+def _unsealed(line: Mapping[str, Any], before: int) -> tuple[dict[str, Any], int]:
+    """What was sealed, and its place, which must be behind `before`.
+
+    Raises:
+      KeyError, TypeError, ValueError: it says something else, or is in another place.
+    """
+    content = {name: value for name, value in line.items() if name != _DIGEST}
+    if line[_DIGEST] != _digest(content) or content[_PLACE] <= before:
+        raise ValueError("It differs from its digest, or is in another place.")
+    place = content.pop(_PLACE)
+    return content, place
+
+
+def _digest(line: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(line, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def numbers(line: Mapping[str, Any]) -> dict[str, float]:

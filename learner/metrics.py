@@ -224,7 +224,7 @@ class Evaluations:
     """Writes what evaluators report as JSON lines, which `impala.continual` reads."""
 
     def __init__(self, path: pathlib.Path):
-        self._file = json_lines.Appender(path)
+        self._file = json_lines.Appender(path, seals=True)
 
     def write(self, task: str, report: EvaluationReport) -> None:
         """Writes one report."""

