@@ -300,7 +300,8 @@ class Disk(Store):
     def _make(self, initial: State) -> None:
         """Makes the file whole or not at all: one that is empty is a damaged one."""
         new = self._file.with_suffix(".new")
-        new.unlink(missing_ok=True)
+        for leftover in (new, _journal(new), _journal(self._file)):  # of a crash
+            leftover.unlink(missing_ok=True)
         self._connect(new)
         with self._transaction():
             for statement in _SCHEMA.values():
@@ -309,7 +310,7 @@ class Disk(Store):
             self._sql("INSERT INTO meta VALUES (?, ?)", _IDENTITY, identity)
             self._sql("INSERT INTO meta VALUES (?, ?)", _STATE, _state_row(initial, 0, 0))
         self.close()
-        new.with_name(f"{new.name}-journal").unlink(missing_ok=True)
+        _journal(new).unlink(missing_ok=True)
         os.rename(new, self._file)
         for directory in (self._path, self._path.parent):
             descriptor = os.open(directory, os.O_RDONLY)
@@ -398,6 +399,11 @@ class Disk(Store):
                 f"The replay in {self._path} cannot be opened ({error.strerror}). Mend that, or "
                 f"{empty}."
             ) from error
+
+
+def _journal(file: pathlib.Path) -> pathlib.Path:
+    """Where SQLite keeps what a transaction replaces: a crash leaves it, to be undone with."""
+    return file.with_name(f"{file.name}-journal")
 
 
 def _digest(content: bytes) -> bytes:

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import damage
 import services
 from chaos.proxy import Proxy
 from chaos.witness import Ledger, Witness
@@ -111,6 +112,16 @@ class Fleet:
         self._crash()
         newest = max(saved.glob("[0-9]*/variables.npz"))
         newest.write_bytes(newest.read_bytes()[: newest.stat().st_size // 2])
+        self.learner = self._start_learner(self.address)
+
+    def damage_the_replay(self, rng: random.Random) -> None:
+        """Pages of it are zeros: it is moved aside, at the next start or draw, and fills again."""
+        self._crash()
+        path = self.logdir / "replay" / "replay.sqlite"
+        content = bytearray(path.read_bytes())
+        for _ in range(1 + len(content) // 100_000):
+            damage.zero(content, rng)
+        path.write_bytes(content)
         self.learner = self._start_learner(self.address)
 
     def fill_the_disk(self, rng: random.Random) -> None:
@@ -212,7 +223,7 @@ FAULTS = (
     *(Fleet.kill_an_actor, Fleet.stop_an_actor, Fleet.freeze_an_actor, Fleet.kill_a_witness),
     *(Fleet.kill_the_learner, Fleet.stop_the_learner, Fleet.freeze_the_learner),
     *(Fleet.partition_the_network, Fleet.cut_the_network, Fleet.slow_the_network),
-    *(Fleet.tear_a_checkpoint, Fleet.fill_the_disk),
+    *(Fleet.tear_a_checkpoint, Fleet.damage_the_replay, Fleet.fill_the_disk),
 )
 
 
