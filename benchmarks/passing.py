@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from impala import continual, json_lines
+from impala import continual, rows
 
 _IN_A_ROW = 3
 """Evaluations: one alone may pass by luck, as greedy play of CartPole did after 26,000 frames."""
@@ -52,8 +52,8 @@ def read(logdir: pathlib.Path, least: float) -> Passed:
     if not good:
         return Passed(math.inf, math.inf)
     frames = curve.frames[good[0] - 1]
-    rows = json_lines.read(logdir / "metrics.jsonl", json_lines.numbers)
+    training = rows.read(logdir)
     seconds = np.interp(
-        frames, [0, *(r["frames"] for r in rows)], [0, *(r["seconds"] for r in rows)]
+        frames, [0, *(r["frames"] for r in training)], [0, *(r["seconds"] for r in training)]
     )
     return Passed(float(frames), float(seconds))

@@ -132,17 +132,6 @@ def _digest(line: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(line, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def numbers(line: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the numbers of a row of telemetry, for `read`.
-
-    Raises:
-      KeyError: it is no row of telemetry.
-    """
-    row = {name: value for name, value in line.items() if is_number(value)}
-    row["frames"], row["seconds"]
-    return row
-
-
 def is_number(value: Any) -> bool:
     """Whether a value of JSON is a number such as telemetry has: finite, and no bool."""
     return type(value) in (int, float) and abs(value) < math.inf and value == value

@@ -1,13 +1,12 @@
 """Draws the curves of one or several runs, with what was forgotten: `impala plot`."""
 
 import pathlib
-import re
 from collections.abc import Sequence
 
 import matplotlib
 import numpy as np
 
-from impala import continual, json_lines
+from impala import continual, rows
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -15,8 +14,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 _COLOURS = plt.get_cmap("tab10").colors  # type: ignore[attr-defined]
-
-_RECENT = re.compile(r"episode/(?!.*/info/).*/return_recent")
 
 
 def draw(logdirs: Sequence[pathlib.Path], output: pathlib.Path) -> None:
@@ -59,15 +56,14 @@ def _training(labels: Sequence[str], logdirs: Sequence[pathlib.Path]) -> Figure:
     """Mean return of the last 100 episodes in training, over frames and over time."""
     figure, (over_frames, over_time) = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
     for label, logdir in zip(labels, logdirs, strict=True):
-        rows = json_lines.read(logdir / "metrics.jsonl", json_lines.numbers)
-        names = {name for row in rows for name in row if _RECENT.fullmatch(name)}
-        if not names:
+        of_run = rows.read(logdir)
+        tasks = dict.fromkeys(task for row in of_run for task in rows.recent_returns(row))
+        if not tasks:
             raise ValueError(f"{logdir} has no episode yet, in training or evaluation.")
-        for name in sorted(names):
-            of_task = [row for row in rows if name in row]
-            returns = [row[name] for row in of_task]
-            task = name.removeprefix("episode/").removesuffix("/return_recent")
-            of_both = label if len(names) == 1 else f"{label}: {task}"
+        for task in sorted(tasks):
+            of_task = [row for row in of_run if task in rows.recent_returns(row)]
+            returns = [rows.recent_returns(row)[task] for row in of_task]
+            of_both = label if len(tasks) == 1 else f"{label}: {task}"
             over_frames.plot([row["frames"] / 1e6 for row in of_task], returns, label=of_both)
             over_time.plot([row["seconds"] / 60 for row in of_task], returns)
     over_frames.set(xlabel="million frames", ylabel="return, mean of the last 100 episodes")

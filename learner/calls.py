@@ -25,6 +25,9 @@ _M = TypeVar("_M", bound=Message)
 class Stopping(Exception):
     """The server stops while a stream waits."""
 
+    def __init__(self) -> None:
+        super().__init__("The learner is stopping: connect again later.")
+
 
 class TooMany(Exception):
     """A host asks for more than one host may have."""
@@ -88,10 +91,8 @@ async def statuses(context: grpc.aio.ServicerContext, door: Door) -> AsyncIterat
     except TimeoutError:
         why = f"Nothing came for {_REQUEST_SECONDS:.0f} seconds: send the request with the call."
         await refuse(grpc.StatusCode.DEADLINE_EXCEEDED, why, "request_timeout")
-    except (Unavailable, Stopping):
-        await context.abort(
-            grpc.StatusCode.UNAVAILABLE, "The learner is stopping: connect again later."
-        )
+    except (Unavailable, Stopping) as error:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
     except Exception:
         _log.exception("A call from %s failed.", door.name(context.peer()))
         await context.abort(

@@ -3,6 +3,7 @@
 Aggregates only: no label has a value for each actor, so that a fleet may grow.
 """
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
@@ -12,7 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from impala.exporter import SECONDS, Exporter
-from learner.metrics import Histograms, Row
+from impala.rows import Row
+from learner.metrics import Histograms
 
 
 class Scalar(NamedTuple):
@@ -84,6 +86,18 @@ SCALARS = (
         "counter",
         "refused/{reason}",
         "Connections and calls that were refused.",
+    ),
+    Scalar(
+        "impala_telemetry_rows_dropped_total",
+        "counter",
+        "telemetry/dropped",
+        "Rows that could not be written as fast as they came.",
+    ),
+    Scalar(
+        "impala_evaluations_dropped_total",
+        "counter",
+        "evaluations/dropped",
+        "Evaluations that were not filed.",
     ),
     Scalar("impala_received_bytes_total", "counter", "ingest/bytes", "Bytes of accepted unrolls."),
     Scalar("impala_joins_total", "counter", "actor/joins", "Joins: restarts and lost connections."),
@@ -215,6 +229,13 @@ def _labels(row: str) -> list[str]:
 
 def _match(row: str, name: str) -> dict[str, str] | None:
     """The values of the labels in a name, if it is of this form."""
-    pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+)", re.escape(row))
-    found = re.fullmatch(pattern, name)
+    found = _pattern(row).fullmatch(name)
     return None if found is None else found.groupdict()
+
+
+@functools.cache
+def _pattern(row: str) -> re.Pattern[str]:
+    # What an environment calls its info must not pass for a number of ours.
+    any_text = r".+" if row == "{name}" else r"(?:(?!/info/).)+"
+    pattern = re.sub(r"\\\{(\w+)\\\}", lambda label: f"(?P<{label[1]}>{any_text})", re.escape(row))
+    return re.compile(pattern, re.DOTALL)

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-from impala import build, continual, options, phases, process, tasks
+from impala import build, options, phases, process, tasks
 from impala.configs import Config, LearnerConfig
 from impala.listen import is_local
 from impala.security import ServerSecurity
@@ -24,12 +24,14 @@ from learner import checkpoint, log_directory
 from learner.accounts import Accounts
 from learner.bounds import message_bounds
 from learner.checkpoint import Checkpoint, CheckpointError, Counters
+from learner.evaluations import Evaluations
+from learner.gauges import Gauges
 from learner.incarnations import Incarnations
 from learner.info_names import InfoNames
 from learner.ingest import Ingest, wire_specs
 from learner.learner import Learner, NotFiniteError, Update
 from learner.log_directory import LogDirectory
-from learner.metrics import Console, Evaluations, JsonLines, Sink, Telemetry, TensorBoard
+from learner.metrics import Console, JsonLines, Telemetry, TensorBoard
 from learner.mix import Mix, Prepared
 from learner.prometheus import Prometheus
 from learner.quarantine import Quarantine
@@ -39,6 +41,7 @@ from learner.roster import Roster
 from learner.server import Server
 from learner.service import LearnerService
 from learner.storage import Disk, Memory, StorageError, Store
+from learner.writer import Writer
 from protos import codec
 
 _log = logging.getLogger(__name__)
@@ -186,14 +189,19 @@ class _Run:
         )
         self._server: Server | None = None
         self._telemetry = Telemetry()
-        self._prometheus = Prometheus(metrics_listen) if metrics_listen is not None else None
-        self._sinks: list[Sink] = [
-            TensorBoard(logdir / "tensorboard"),
-            JsonLines(logdir / "metrics.jsonl"),
-            Console(tasks.total_frames(config), to_log=rows_to_log),
-        ]
-        self._evaluations = Evaluations(logdir / "evaluations.jsonl")
-        self._standing: dict[str, continual.TaskSummary] = {}
+        names = [task.name for task in self._tasks]
+        self._evaluations = Evaluations(logdir, config, names, self._incarnation)
+        self._writer = Writer(
+            self._evaluations,
+            self._service.evaluations,
+            Prometheus(metrics_listen) if metrics_listen is not None else None,
+            live=[Console(tasks.total_frames(config), to_log=rows_to_log)],
+            files=[TensorBoard(logdir / "tensorboard"), JsonLines(logdir / "metrics.jsonl")],
+        )
+        self._gauges = Gauges(
+            *(self._accounts, self._roster, self._quarantine, self._ingest, self._replay),
+            *(self._info_names, self._writer),
+        )
         self._due = checkpoint.Due(config.learner.checkpoint_seconds, checkpoint.exists(logdir))
         if empty_replay and self._replay_added:
             self._save()  # so that the checkpoint no longer counts what was moved aside
@@ -290,17 +298,17 @@ class _Run:
         self._save()
         if finished:
             self._await_last_evaluation()
-        self._write_row()
+        self._write_row(is_last=True)
+        self._writer.drain()
         if finished:
             _log.info("Finished: %s.", self._learner.counters)
-            for task, standing in self._standing.items():
+            for task, standing in self._evaluations.standing.items():
                 numbers = ", ".join(f"{name} {n:.2f}" for name, n in standing._asdict().items())
                 _log.info("%s: %s.", task, numbers)
             end = math.inf if when_finished == "idle" else time.monotonic() + _FAREWELL_SECONDS
             while time.monotonic() < end and not self._stop.wait(0.5):
                 self._server.check()
-                if self._telemetry.due(self._config.learner.log_seconds):
-                    self._write_row(files=False)  # that has late evaluations filed as well
+                self._report_if_due()
         return finished
 
     def _await_last_evaluation(self) -> None:
@@ -312,38 +320,18 @@ class _Run:
         deadline = time.monotonic() + _LAST_EVALUATION_SECONDS
         while missing and not self._stop.wait(0.2) and time.monotonic() < deadline:
             self._server.check()
-            if played := self._take_evaluations(self._learner.counters.updates):
+            self._writer.check()
+            version = self._learner.counters.updates
+            if missing & (played := self._evaluations.played(self._incarnation, version)):
                 missing -= played
                 deadline = time.monotonic() + _LAST_EVALUATION_SECONDS
         if missing:
             _log.warning("No evaluation of the final parameters on %s.", ", ".join(missing))
 
-    def _take_evaluations(self, version: int) -> set[str]:
-        """Files what evaluators reported; the tasks that were played with `version`."""
-        played = set()
-        news = not self._service.evaluations.empty()
-        while not self._service.evaluations.empty():
-            report = self._service.evaluations.get()
-            task = self._tasks[report.task].name
-            self._telemetry.episodes(task, report.episodes, "evaluation")
-            self._evaluations.write(task, report)
-            if (report.learner_incarnation, report.parameter_version) == (
-                self._incarnation,
-                version,
-            ):
-                played.add(task)
-        if news:
-            self._standing = continual.summary(continual.read(self._logdir))
-        return played
-
     def close(self) -> None:
         """Ends server and threads, also after a failure."""
         with contextlib.ExitStack() as last_first:
-            for sink in self._sinks:
-                last_first.callback(sink.close)
-            last_first.callback(self._evaluations.close)
-            if self._prometheus is not None:
-                last_first.callback(self._prometheus.close)
+            last_first.callback(self._writer.close)
             if self._replay is not None:
                 last_first.callback(self._replay.close)
             last_first.callback(self._mix.close)
@@ -446,42 +434,16 @@ class _Run:
         if self._telemetry.due(self._config.learner.log_seconds):
             self._write_row()
 
-    def _write_row(self, files: bool = True) -> None:
-        """Ends an interval of telemetry; `files` and console do not repeat a run's last row."""
+    def _write_row(self, is_last: bool = False) -> None:
+        """Ends an interval of telemetry."""
         assert self._server is not None
-        self._take_evaluations(self._learner.counters.updates)
-        totals = self._accounts.totals()
-        active, silent = self._roster.actors()
         gauges = {
             "progress": self._progress(),
             "checkpoint/age_seconds": self._due.age,
-            "actor/active": active,
-            "actor/silent": silent,
-            "actor/quarantined": self._quarantine.count(),
-            "actor/joins": self._roster.joins,
-            **{f"actor/environment_faults/{kind}": n for kind, n in self._roster.faults.items()},
-            "ingest/bytes": self._roster.received_bytes,
-            "ingest/capacity": self._ingest.capacity,
-            "ingest/depth": self._ingest.depth,
-            "unrolls/received": totals.received,
-            "unrolls/learned": totals.learned,
-            "unrolls/queued": totals.queued,
-            "messages/duplicates": totals.duplicates,
-            "info_names/dropped": self._info_names.dropped,
-            **{f"unrolls/dropped/{reason}": n for reason, n in totals.dropped.items()},
-            **{f"messages/rejected/{reason}": n for reason, n in totals.rejected.items()},
             **{f"refused/{reason}": n for reason, n in self._server.refusals().items()},
         }
-        for task, standing in self._standing.items():
-            gauges |= {f"task/{task}/{name}": n for name, n in standing._asdict().items()}
-        if self._replay is not None:
-            summary = self._replay.summary()._asdict()
-            gauges |= {f"replay/{name}": value for name, value in summary.items()}
-        row, histograms = self._telemetry.row(self._learner.counters, gauges)
-        if self._prometheus is not None:
-            self._prometheus.write(row, histograms)
-        for sink in self._sinks if files else ():
-            sink.write(row, histograms)
+        interval = self._telemetry.end(self._learner.counters, gauges | self._gauges.read())
+        self._writer.put(interval, is_last)
 
 
 def _open_replay(

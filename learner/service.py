@@ -36,6 +36,7 @@ from protos.impala.v1 import learner_pb2 as pb
 
 _MAX_NAME = 200  # characters of an actor's name
 _MAX_EVALUATION_EPISODES = 100_000
+_MAX_EVALUATIONS = 64  # that may wait to be written
 _MAX_FRAMES = 2**53  # of parameters; every whole number up to here is a float64
 # Nothing that an honest actor does leads to these: not a restart, nor another version of the spec.
 _BLAMED = {
@@ -58,7 +59,7 @@ class Quarantined(RuntimeError):
 
 
 class Unavailable(RuntimeError):
-    """The learner is stopping: try again later."""
+    """The learner cannot take this now; the message says why: try again later."""
 
 
 class EvaluationReport(NamedTuple):
@@ -129,7 +130,7 @@ class LearnerService:
         self._proofs = proofs or ReceiptProofs(secrets.token_bytes())
         self.has_evaluators = False  # whether one has ever joined
         self._published: _Published | None = None
-        self.evaluations: queue.SimpleQueue[EvaluationReport] = queue.SimpleQueue()
+        self.evaluations: queue.Queue[EvaluationReport] = queue.Queue(_MAX_EVALUATIONS)
         unroll_specs, num_core_state_specs = wire_specs(unroll_spec)
         fingerprint = codec.fingerprint(unroll_specs, parameter_specs, config_json)
         self._validator = Validator(unroll_spec, fingerprint, max_envs_per_message, bounds)
@@ -282,6 +283,7 @@ class LearnerService:
         Raises:
           InvalidRequest: there are too many episodes or none, no such task, no such parameters, or
             a number that is out of range.
+          Unavailable: too many reports wait to be written.
         """
         _check_name(request.actor)
         if not request.episodes:
@@ -297,10 +299,12 @@ class LearnerService:
                 f"{request.learner_incarnation}, which this run never published: evaluate "
                 "parameters from GetParameters."
             )
-        if request.frames > _MAX_FRAMES:
+        published = self._published
+        most = published.parameters.frames if published else _MAX_FRAMES
+        if request.frames > most:
             raise InvalidRequest(
-                f"frames is {request.frames}, at most {_MAX_FRAMES} can be counted: report those "
-                "of the parameters."
+                f"frames is {request.frames}, but {most} is the most that parameters of this run "
+                "were learned from: report those of the parameters."
             )
         try:
             report = EvaluationReport(
@@ -318,8 +322,13 @@ class LearnerService:
             )
         except Rejected as rejected:
             raise InvalidRequest(rejected.rejection.detail) from None
+        try:
+            self.evaluations.put_nowait(report)
+        except queue.Full:
+            raise Unavailable(
+                f"{_MAX_EVALUATIONS} evaluations wait to be written: report it again later."
+            ) from None
         self._roster.reported(report.actor, report.parameter_version)
-        self.evaluations.put(report)
         return pb.EvaluationReceipt()
 
     def get_status(self) -> pb.RunStatus:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from impala import continual, json_lines, plot
+from impala import continual, json_lines, plot, rows
 from impala.json_lines import Appender
 
 
@@ -178,8 +178,7 @@ def test_whatever_is_in_metrics_the_rest_is_drawn(tmp_path: pathlib.Path) -> Non
     ]
     lines = [json.dumps(row).encode() for row in [good, *odd, good]] + ABSURD
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines)[:-3])
-    rows = json_lines.read(tmp_path / "metrics.jsonl", json_lines.numbers)
-    assert len(rows) == 4
+    assert len(rows.read(tmp_path)) == 4
     plot.draw([tmp_path], tmp_path / "figure.png")
 
 

@@ -26,15 +26,13 @@ def test_a_row_holds_the_means_since_the_last_row() -> None:
     telemetry.policy_lag(np.array([0, 90, 1, 5]), np.array([False, True, False, False]))
     telemetry.policy_lag(np.array([2, 2, 2]), np.zeros(3, bool))
     telemetry.episodes("Catch", [_episode(1.0), _episode(-1.0), _episode(3.0)])
-    telemetry.episodes("Catch", [_episode(20.0)], prefix="evaluation")
     telemetry.actor(elapsed=2.0, waited=0.5)
     telemetry.actor(elapsed=2.0, waited=1.5)
-    row, _ = telemetry.row(Counters(updates=2, frames=400, steps=100), {"ingest/depth": 7})
+    row, _ = telemetry.end(Counters(updates=2, frames=400, steps=100), {"ingest/depth": 7}).row()
     assert row["loss/total"] == 2.0
     assert (row["policy_lag/mean"], row["policy_lag/p50"], row["policy_lag/max"]) == (2.0, 2.0, 5.0)
     assert row["replay/policy_lag/mean"] == 90.0  # replayed unrolls have a lag of their own
     assert row["episode/Catch/return"] == row["episode/Catch/return_recent"] == 1.0
-    assert row["evaluation/Catch/return"] == 20.0
     assert row["episode/Catch/info/lives"] == 3.0
     assert row["actor/wait_share"] == 0.5
     assert row["episodes/Catch"] == 3
@@ -42,7 +40,7 @@ def test_a_row_holds_the_means_since_the_last_row() -> None:
     ratio = row["speed/frames_per_second"] / row["speed/steps_per_second"]
     assert ratio == pytest.approx(4.0)
 
-    after, _ = telemetry.row(Counters(updates=2, frames=400, steps=100), {})
+    after, _ = telemetry.end(Counters(updates=2, frames=400, steps=100), {}).row()
     assert "loss/total" not in after and "policy_lag/max" not in after
     assert after["speed/frames_per_second"] == 0.0
     assert after["episode/Catch/return_recent"] == 1.0  # the last hundred episodes, not this row's
@@ -52,7 +50,7 @@ def test_histograms_are_of_lags_and_of_each_part_of_the_actions() -> None:
     telemetry = Telemetry()
     telemetry.policy_lag(np.array([0, 90, 1]), np.array([False, True, False]))
     telemetry.newest("action", {"move": np.array([3, 4]), "aim": np.array([[1, 2], [5, 6]])})
-    _, histograms = telemetry.row(Counters(), {})
+    _, histograms = telemetry.end(Counters(), {}).row()
     assert {name: values.tolist() for name, values in histograms.items()} == {
         "policy_lag": [0, 1],
         "replay/policy_lag": [90],
@@ -62,7 +60,7 @@ def test_histograms_are_of_lags_and_of_each_part_of_the_actions() -> None:
     }
     telemetry.policy_lag(np.zeros(0, int), np.zeros(0, bool))
     telemetry.newest("action", {"move": np.zeros(0, int), "aim": np.zeros((0, 2))})  # nothing fresh
-    assert telemetry.row(Counters(), {})[1] == {}
+    assert telemetry.end(Counters(), {}).row()[1] == {}
 
 
 def test_waiting_is_a_share_of_the_time_between_rows() -> None:
@@ -71,15 +69,20 @@ def test_waiting_is_a_share_of_the_time_between_rows() -> None:
     start = time.monotonic()
     time.sleep(0.05)
     telemetry.waited(time.monotonic() - start)
-    row, _ = telemetry.row(Counters(), {})
+    row, _ = telemetry.end(Counters(), {}).row()
     assert 0.5 < row["learner/wait_share"] <= 1.0
-    assert telemetry.row(Counters(), {})[0]["learner/wait_seconds"] == row["learner/wait_seconds"]
+    assert (
+        telemetry.end(Counters(), {}).row()[0]["learner/wait_seconds"]
+        == row["learner/wait_seconds"]
+    )
 
 
 def test_rows_reach_json_lines_tensorboard_and_console(tmp_path: pathlib.Path) -> None:
     telemetry = Telemetry()
     telemetry.begin(Counters())
-    row, histograms = telemetry.row(Counters(updates=1, frames=123, steps=40), {"loss/total": 0.25})
+    row, histograms = telemetry.end(
+        Counters(updates=1, frames=123, steps=40), {"loss/total": 0.25}
+    ).row()
 
     for _ in range(2):  # the second time is a resumed run: it goes on in the same file
         lines = JsonLines(tmp_path / "metrics.jsonl")
@@ -105,7 +108,7 @@ def test_rows_reach_json_lines_tensorboard_and_console(tmp_path: pathlib.Path) -
 
 def test_the_console_can_write_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
     telemetry = Telemetry()
-    row, histograms = telemetry.row(Counters(frames=500), {"actor/active": 1})
+    row, histograms = telemetry.end(Counters(frames=500), {"actor/active": 1}).row()
     with caplog.at_level("INFO", logger="learner.metrics"):
         Console(1000, rich.console.Console(force_terminal=True), to_log=True).write(row, histograms)
     assert caplog.messages[0].startswith("frames 500 (50.0%)")
@@ -117,9 +120,9 @@ def test_the_console_writes_a_line_per_row_into_a_file_and_a_view_on_a_terminal(
     telemetry = Telemetry()
     telemetry.begin(Counters())
     telemetry.sample("policy_lag", np.arange(11.0))
-    row, histograms = telemetry.row(
+    row, histograms = telemetry.end(
         Counters(updates=1, frames=500), {"loss/total": 0.25, "actor/active": 1}
-    )
+    ).row()
     for terminal in (False, True):
         path = tmp_path / f"console-{terminal}"
         with open(path, "w", encoding="utf-8") as file:

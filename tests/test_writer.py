@@ -1,0 +1,376 @@
+"""The writer beside training: what blocks, fails or comes in floods neither ends nor delays it."""
+
+import json
+import logging
+import pathlib
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import services
+import tensorflow as tf
+
+from impala import continual, options, rows
+from impala.configs import Config, EnvironmentConfig
+from impala.types import Episode
+from learner import evaluations as evaluations_module
+from learner import metrics
+from learner import writer as writer_module
+from learner.checkpoint import Counters
+from learner.evaluations import Evaluations
+from learner.metrics import Histograms, Interval, JsonLines, Sample, TensorBoard
+from learner.prometheus import Prometheus
+from learner.service import EvaluationReport
+from learner.writer import Attempts, Files, Schedule, Writer
+
+CONFIG = Config(environment=EnvironmentConfig(id="Catch"))
+LEARNER = 7
+
+
+class Sink:
+    """Keeps rows; does what it is told with each before."""
+
+    def __init__(self, before: Callable[[dict[str, float]], None] = lambda row: None):
+        self.rows: list[dict[str, float]] = []
+        self.histograms: list[Histograms] = []
+        self.before = before
+        self.is_closed = False
+        self.written = 0
+
+    def write(self, row: dict[str, float], histograms: Histograms) -> None:
+        self.before(row)
+        self.rows.append(row)
+        self.histograms.append(histograms)
+        self.written += 10
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@contextmanager
+def writing(
+    logdir: pathlib.Path,
+    live: Sequence[Sink] = (),
+    files: Sequence[Sink] = (),
+    exporter: Sink | None = None,
+) -> Iterator[Writer]:
+    (logdir / "config.yaml").write_text(options.to_yaml(CONFIG))
+    evaluations = Evaluations(logdir, CONFIG, ["Catch"], LEARNER)
+    writer = Writer(evaluations, queue.Queue(64), exporter, live, files)
+    try:
+        yield writer
+    finally:
+        writer.close(1.0)
+
+
+def interval(number: int, seconds: float = 5.0, **levels: float) -> Interval:
+    """The one after `number` others: each has an update with its number as the loss."""
+    made = Interval(Counters(updates=number, frames=100 * number), 0.0)
+    made.mean("loss", float(number))
+    made.sample("lag", np.array([number, 2 * number]))
+    made.levels({"level": number, **levels})
+    end = Counters(updates=number + 1, frames=100 * (number + 1), seconds=seconds * (number + 1))
+    made.end(end, seconds)
+    return made
+
+
+def report(
+    frames: int, value: float = 1.0, learner: int = LEARNER, version: int = 3
+) -> EvaluationReport:
+    episodes = [Episode(value, 9, 9, {"lives": 2.0})]
+    return EvaluationReport("e", 0, learner, version, frames, episodes)
+
+
+def test_a_sink_that_blocks_does_not_hold_training_up(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a terminal does after Ctrl-S. What there is no room for is counted."""
+    release = threading.Event()
+    stuck = Sink(lambda row: release.wait(60.0) and None)
+    with writing(tmp_path, live=[stuck]) as writer:
+        for number in range(500):
+            writer.put(interval(number))
+        assert not writer.drain(0.01)
+        assert 430 <= writer.dropped <= 500
+        assert sum("rows are dropped" in line for line in caplog.messages) == 1
+        release.set()
+        assert writer.drain(30.0)
+        assert len(stuck.rows) == 500 - writer.dropped
+    assert stuck.is_closed
+
+
+def test_a_sink_that_is_stuck_at_the_end_is_left_behind(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    release = threading.Event()
+    with writing(tmp_path, live=[Sink(lambda row: release.wait(60.0) and None)]) as writer:
+        writer.put(interval(0))
+        writer.close(0.05)
+    assert any("rows are lost" in line for line in caplog.messages)
+    release.set()
+
+
+def test_a_sink_that_fails_is_told_of_once_and_tried_again(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(row: dict[str, float]) -> None:
+        if row["updates"] < 20:
+            raise OSError(28, "No space left on device")
+        if row["updates"] < 30:
+            raise ValueError("I/O operation on closed file")
+
+    broken, good = Sink(fail), Sink()
+    with writing(tmp_path, live=[broken, good], files=[Sink(fail)]) as writer:
+        for number in range(40):
+            writer.put(interval(number))
+            assert writer.drain(30.0)
+        assert [row["updates"] for row in good.rows] == list(range(1, 41))
+        assert [row["updates"] for row in broken.rows] == list(range(30, 41))
+    errors = [line for line in caplog.messages if "Sink fails" in line]
+    assert len(errors) == 4  # two kinds of errors, of two sinks
+    assert "OSError" in errors[0] and "No space left" in errors[0]
+
+
+def test_a_thread_that_dies_is_noticed_and_started_again(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(row: dict[str, float]) -> None:
+        if row["updates"] == 1:
+            raise SystemExit  # which no handler of errors catches
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    sink = Sink(die)
+    with writing(tmp_path, live=[sink]) as writer:
+        for number in range(3):
+            writer.put(interval(number))
+            services.wait_for("its end", lambda: writer.drain(0.1) or not writer._thread.is_alive())
+        assert [row["updates"] for row in sink.rows] == [2, 3]
+    assert any("has died; it is started again" in line for line in caplog.messages)
+
+
+def test_after_the_last_row_of_a_run_only_the_exporter_goes_on(tmp_path: pathlib.Path) -> None:
+    exporter, console, file = Sink(), Sink(), Sink()
+    with writing(tmp_path, [console], [file], exporter) as writer:
+        writer.put(interval(0, seconds=0.001))
+        writer.put(interval(1, seconds=0.001), is_last=True)
+        writer.put(interval(2))
+        assert writer.drain(30.0)
+    assert [len(sink.rows) for sink in (exporter, console, file)] == [3, 2, 2]
+
+
+# Files.
+
+
+def test_intervals_joined_are_as_if_gathered_at_once() -> None:
+    whole = Interval(Counters(), 0.0)
+    joined: Interval | None = None
+    for number in range(5):
+        part = Interval(Counters(frames=100 * number), float(number))
+        for each in (whole, part):
+            for value in np.random.default_rng(number).normal(size=number + 1):
+                each.mean("loss", value, weight=number + 1)
+            each.sample("lag", np.random.default_rng(number).normal(size=50))
+            each.newest("action", np.array([number]))
+            each.waited(0.1 * number)
+            each.levels({"level": number})
+            each.episodes("episode/Catch", [Episode(float(number), 9, 9, {"lives": 1.0})])
+            each.end(Counters(frames=100 * (number + 1)), number + 1.0)
+        if joined is None:
+            joined = part
+        else:
+            joined.join(part)
+    assert joined is not None
+    (row, histograms), (expected, all_at_once) = joined.row(), whole.row()
+    assert row == pytest.approx(expected)
+    assert row["speed/frames_per_second"] == 100.0
+    assert {name: np.sort(values).tolist() for name, values in histograms.items()} == {
+        name: np.sort(values).tolist() for name, values in all_at_once.items()
+    }
+
+
+def test_a_sample_of_very_many_numbers_is_bounded_and_still_right() -> None:
+    rng = np.random.default_rng(0)
+    numbers = rng.exponential(size=300_000)
+    sample, other = Sample(), Sample()
+    for part in np.array_split(numbers[:250_000], 100):
+        sample.add(part)
+    for part in np.array_split(numbers[250_000:], 100):
+        other.add(part)
+    sample.add(np.array([np.nan, np.inf]))
+    sample.join(other)
+    found = sample.scalars()
+    assert sample.values().size < 40_000
+    assert found["mean"] == pytest.approx(numbers.mean(), rel=1e-9)
+    assert found["max"] == numbers.max()
+    for quantile in (10, 50, 90):
+        assert found[f"p{quantile}"] == pytest.approx(np.percentile(numbers, quantile), rel=0.05)
+
+
+def day(writing: Files, first: int = 0) -> None:
+    """A row every five seconds for a day."""
+    for number in range(first, first + 17_280):
+        writing.write(interval(number), is_last=False)
+
+
+def test_rows_of_files_become_rare_and_hold_all_that_happened() -> None:
+    """What a file gets of the loss is the mean of all of it."""
+    file = Sink()
+    day(Files([file], Attempts()))
+    updates = [0, *(int(row["updates"]) for row in file.rows)]
+    assert updates[:200] == list(range(200))  # each row, in the first minutes
+    assert max(np.diff(updates)) <= 13  # a minute or so, in the end
+    for before, after, row in zip(updates, updates[1:], file.rows, strict=False):
+        assert row["loss"] == np.mean(range(before, after))
+        assert row["lag/max"] == 2 * (after - 1)
+        assert row["level"] == after - 1
+        assert row["speed/frames_per_second"] == pytest.approx(20.0)
+    with_histograms = sum(bool(histograms) for histograms in file.histograms)
+    assert 100 < with_histograms < 400
+
+
+class Disk(Sink):
+    """What rows and histograms of a preset would take up."""
+
+    def __init__(self, row_bytes: int, histogram_bytes: int):
+        super().__init__()
+        self._row_bytes, self._histogram_bytes = row_bytes, histogram_bytes
+
+    def write(self, row: dict[str, float], histograms: Histograms) -> None:
+        self.written += self._row_bytes + (self._histogram_bytes if histograms else 0)
+
+
+@pytest.mark.parametrize(
+    ("row_bytes", "histogram_bytes"),
+    [
+        (9_013, 5_670),  # measured: the preset atari, JSON lines and TensorBoard
+        (60_000, 5_670),  # with five tasks of 64 numbers in their info
+        (2_000_000, 100_000),  # absurd
+    ],
+)
+def test_a_day_of_telemetry_takes_up_at_most_25_megabytes(
+    row_bytes: int, histogram_bytes: int
+) -> None:
+    disk = Disk(row_bytes, histogram_bytes)
+    writing = Files([disk], Attempts())
+    day(writing)
+    first = disk.written
+    day(writing, first=17_280)
+    most = 25e6 - 6e6  # what is left for evaluations
+    assert 5e6 < first < most
+    assert 5e6 < disk.written - first < most
+
+
+# Evaluations.
+
+
+def test_evaluations_are_filed_and_told_of_outside_of_training(tmp_path: pathlib.Path) -> None:
+    console = Sink()
+    with writing(tmp_path, live=[console]) as writer:
+        writer._reports.put(report(0, value=0.0, version=1))
+        writer._reports.put(report(50, value=20.0))
+        services.wait_for("both", lambda: writer._evaluations.played(LEARNER, 3) == {"Catch"})
+        assert writer._evaluations.played(LEARNER, 1) == set()  # of other parameters since
+        writer.put(interval(0))
+        assert writer.drain(30.0)
+        (row,) = console.rows
+        assert row["evaluation/Catch/return"] == 10.0
+        assert row["evaluation/Catch/info/lives"] == 2.0
+        assert (row["task/Catch/now"], row["task/Catch/best"]) == (20.0, 20.0)
+        assert writer._evaluations.standing["Catch"].now == 20.0
+    assert continual.read(tmp_path).curves["Catch"].returns.tolist() == [0.0, 20.0]
+
+
+def test_a_torn_line_ends_no_learner_and_the_next_start_goes_on(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with writing(tmp_path) as writer:
+        for frames in (0, 50):
+            writer._reports.put(report(frames, value=frames))
+        assert writer.drain(30.0)
+    path = tmp_path / "evaluations.jsonl"
+    path.write_bytes(path.read_bytes() + path.read_bytes()[:30])
+    with caplog.at_level(logging.WARNING), writing(tmp_path, live=[sink := Sink()]) as writer:
+        writer._reports.put(report(70, value=70.0))
+        writer.put(interval(0))
+        assert writer.drain(30.0)
+    assert f"Skipped 1 that cannot be read, the first is line 3 of {path}." in caplog.messages
+    assert sink.rows[0]["task/Catch/best"] == 70.0
+    assert continual.read(tmp_path).curves["Catch"].frames.tolist() == [0, 50, 70]
+
+
+def test_absurd_reports_and_floods_of_them_neither_raise_nor_fill_the_disk(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluations_module, "_FIRST_BYTES", 5_000)
+    odd = [
+        report(0, value=3e38),
+        report(2**53, value=-3e38),
+        report(5, learner=12345),  # of no learner that has reported
+        report(0, learner=12346),
+    ]
+    with writing(tmp_path, live=[sink := Sink()]) as writer:
+        for each in odd * 75:
+            writer._reports.put(each)
+        writer.put(interval(0))
+        assert writer.drain(30.0)
+    assert sink.rows[0]["evaluations/dropped"] > 200
+    assert (tmp_path / "evaluations.jsonl").stat().st_size < 5_200
+    assert set(continual.read(tmp_path).curves["Catch"].frames) == {0, 2**53}
+    json.dumps(sink.rows[0], allow_nan=False)
+
+
+# Absurd numbers.
+
+ABSURD: dict[str, float] = {
+    "nan": float("nan"),
+    "inf": float("inf"),
+    "largest": 1.7e308,
+    "steps": 2**64,
+    "beyond": 10**400,
+    "frames": 2**70,
+    "episode/Catch/info/return_recent": 5.0,
+}
+
+
+def test_absurd_numbers_reach_every_place_or_are_left_out(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """TensorBoard refused whole numbers beyond 2^63, and ended the learner with that."""
+    board, lines = TensorBoard(tmp_path / "tensorboard"), JsonLines(tmp_path / "metrics.jsonl")
+    exporter = Prometheus("127.0.0.1:0")
+    console = metrics.Console(1000, to_log=True)
+    with writing(tmp_path, [console], [board, lines], exporter) as writer:  # type: ignore[list-item,arg-type]
+        made = interval(0, **ABSURD)
+        made.newest("action", np.array([np.nan, np.inf, -1e300, 3.0]))
+        made.sample("rpc_seconds/Join", np.array([np.inf, 1.0]))
+        writer.put(made, is_last=True)
+        assert writer.drain(60.0)
+        labels = {
+            (sample.name, *sample.labels.values())
+            for family in exporter.collect()
+            for sample in family.samples
+        }
+    assert [line for line in caplog.messages if "fails" in line] == []
+    (row,) = rows.read(tmp_path)
+    assert row["frames"] == 2**70 and row["steps"] == 2**64 and row["largest"] == 1.7e308
+    assert "nan" not in row and "inf" not in row and "beyond" not in row
+    assert not any(name == "impala_episode_return" for name, *_ in labels)  # an info, no return
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    tags = {
+        value.tag: event.step
+        for event in tf.compat.v1.train.summary_iterator(str(events))
+        for value in event.summary.value
+    }
+    assert tags["histogram/action"] == tags["largest"] == 2**63 - 1
+
+
+def test_the_schedule_is_what_its_words_say() -> None:
+    schedule = Schedule()
+    assert schedule.due(interval(0), 5.0)
+    old = interval(10_000)  # of a run of 50,000 seconds that came back
+    assert not schedule.due(old, 55.0)
+    assert schedule.due(old, 60.0)
+    assert writer_module.Schedule.MOST_SECONDS == 60.0
