@@ -34,7 +34,7 @@ from impala.types import EnvironmentFault, EnvironmentStep, Nest, TimeStep
 _log = logging.getLogger(__name__)
 
 _STARTING = 5.0  # times as long as a step an environment may take to start: many start at once
-_CLOSE_SECONDS = 5.0  # that a step under way has to finish when its environment is closed
+_CLOSE_SECONDS = 2.0  # that a step under way has to finish when its environment is closed
 _KILL_SECONDS = 1.0  # until a killed process is left to the kernel
 _MAX_FAILURES = 10  # in a row, without one step between them
 _HEALTHY_SECONDS = 60.0  # a process that has lived for this long is restarted at once again
@@ -147,11 +147,16 @@ class Processes(base.Environment):
         raise ValueError("nothing to render: environments in processes of their own have no window")
 
     def close(self) -> None:
-        deadline = time.monotonic() + _CLOSE_SECONDS
         for worker in self._workers:
             worker.disconnect()
+        deadline = time.monotonic() + _CLOSE_SECONDS
         for worker in self._workers:
-            worker.end(max(0.0, deadline - time.monotonic()))
+            worker.wait(deadline - time.monotonic())
+        for worker in self._workers:
+            worker.kill()
+        deadline = time.monotonic() + _KILL_SECONDS
+        for worker in self._workers:
+            worker.wait(deadline - time.monotonic())
 
     def _collect(self) -> list[dict[str, float]]:
         """Waits for every environment; the infos, none of one whose episode a failure has cut."""
@@ -307,7 +312,8 @@ class _Worker:
     def restart(self, half: int, seed: int) -> None:
         """Ends the process and starts another: at once, or in `collect` if there is a pause."""
         self.disconnect()
-        self.end(0.0)
+        self.kill()
+        self.wait(_KILL_SECONDS)
         now = time.monotonic()
         if now - self._started_at >= _HEALTHY_SECONDS:
             self._quick_failures = 0
@@ -348,17 +354,18 @@ class _Worker:
         if self._channel is not None:
             self._channel.close()
 
-    def end(self, seconds: float) -> None:
-        """Waits for the end of the process, then kills it and those that it has started."""
+    def wait(self, seconds: float) -> None:
+        """Waits for the end of the process."""
+        if self._process is not None:
+            self._process.join(max(0.0, seconds))
+
+    def kill(self) -> None:
+        """Kills the process and those that it has started."""
         if self._process is None:
             return
-        if seconds:
-            self._process.join(seconds)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()  # it may not have had a group of its own yet
-        self._process.join(_KILL_SECONDS)
-        self._process = None
 
     def _tell(self, what: bytes, half: int, seed: int) -> None:
         assert self._channel is not None

@@ -24,6 +24,7 @@ from typing import Any
 
 import damage
 import services
+from chaos import unruly
 from chaos.proxy import Proxy
 from chaos.witness import Ledger, Witness
 
@@ -45,6 +46,8 @@ class Fleet:
     def __init__(self, directory: pathlib.Path, stack: contextlib.ExitStack) -> None:
         self.logdir = directory / "run"
         self.logdir.mkdir()
+        self._control = directory / "control"  # what an environment is told to do
+        self._control.mkdir()
         self._stack = stack
         self._names = itertools.count()
         self.crashes: list[float] = []  # of the learner, when
@@ -134,6 +137,18 @@ class Fleet:
         self.crashes.append(time.monotonic())
         self.learner = self._start_learner(self.address)
 
+    def crash_an_environment(self, rng: random.Random) -> None:
+        del rng
+        self._tell_an_environment("crash")
+
+    def hang_an_environment(self, rng: random.Random) -> None:
+        del rng
+        self._tell_an_environment("hang")
+
+    def leak_in_an_environment(self, rng: random.Random) -> None:
+        del rng
+        self._tell_an_environment("leak")
+
     # What is to be seen.
 
     def wait_until_it_goes_on(self, saved: float) -> float:
@@ -174,7 +189,7 @@ class Fleet:
 
     def _start_learner(self, listen: str) -> "subprocess.Popen[bytes]":
         process: subprocess.Popen[bytes] = self._stack.enter_context(
-            services.learner(self.logdir, listen, *_LEARNER)
+            services.learner(self.logdir, listen, *_LEARNER, *_environments(self._control))
         )
         services.address_of(self.logdir)
         return process
@@ -196,6 +211,20 @@ class Fleet:
 
         services.wait_for("everyone to send", all_send, _RECOVERY_SECONDS)
 
+    def _tell_an_environment(self, what: str) -> None:
+        """Has whichever takes it first go wrong, and waits until the learner has heard of it."""
+
+        def faults() -> int:
+            try:
+                with StatusClient(self.address) as client:
+                    return sum(member.environment_faults for member in client.get().members)
+            except LearnerError:
+                return 0
+
+        before = faults()
+        (self._control / what).touch()
+        services.wait_for("a fault of an environment", lambda: faults() > before)
+
     def _age(self, actor: str) -> float:
         """Seconds since it was started."""
         return time.monotonic() - self._started[actor]
@@ -203,7 +232,7 @@ class Fleet:
     def _start_actor(self, address: str) -> "tuple[str, subprocess.Popen[bytes]]":
         name = f"actor-{next(self._names)}"
         process: subprocess.Popen[bytes] = self._stack.enter_context(
-            services.actor(self.logdir, address, "--name", name, "--num-envs", 16)
+            services.actor(self.logdir, address, "--name", name, "--num-envs", 4)
         )
         self._started[name] = time.monotonic()
         return name, process
@@ -224,7 +253,18 @@ FAULTS = (
     *(Fleet.kill_the_learner, Fleet.stop_the_learner, Fleet.freeze_the_learner),
     *(Fleet.partition_the_network, Fleet.cut_the_network, Fleet.slow_the_network),
     *(Fleet.tear_a_checkpoint, Fleet.damage_the_replay, Fleet.fill_the_disk),
+    *(Fleet.crash_an_environment, Fleet.hang_an_environment, Fleet.leak_in_an_environment),
 )
+
+
+def _environments(control: pathlib.Path) -> tuple[object, ...]:
+    """Flags of a learner whose actors play Catch, a process each, that may be told to fail."""
+    return (
+        *("--environment.id", unruly.ID, "--environment.vectorization", "async"),
+        *("--environment.kwargs", json.dumps({"control": str(control)})),
+        *("--actor.environment-seconds", 5.0),
+        *("--actor.max-environment-bytes", unruly.LEAK_BYTES),
+    )
 
 
 def _end_well(process: "subprocess.Popen[bytes]") -> None:
