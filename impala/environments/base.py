@@ -22,8 +22,8 @@ class Environment(abc.ABC):
 
     `reset` once, then `send` and `recv` in turns. Episodes follow each other without a call: the
     step after LAST ignores its action and is the FIRST of the next episode, with reward 0,
-    discount 1 and no frames. The discount is 0 where an episode terminated, and 1 where a time
-    limit cut it off.
+    discount 1 and no frames; every other step plays one frame or more. The discount is 0 where an
+    episode terminated, and 1 where a time limit cut it off.
     """
 
     observation_space: gym.Space  # of one environment, as the agent sees it
