@@ -125,10 +125,19 @@ def _fleet(config: configs.Config, seconds: float) -> dict[str, float]:
 
 
 def _attack(config: configs.Config, seconds: float) -> dict[str, float]:
+    """So many seconds for each kind of attack, and as many without."""
     from benchmarks import attack
 
-    endured = attack.measure(config, seconds)._asdict()
-    return {name.replace("_", " "): value for name, value in endured.items()}
+    endured, is_exact = attack.measure(config, seconds)
+    print(attack.table(endured))
+    return {
+        **{
+            f"{kind}: {name.replace('_', ' ')}": value
+            for kind, each in endured.items()
+            for name, value in each._asdict().items()
+        },
+        "accounts exact": float(is_exact),
+    }
 
 
 def _speed_up(config: configs.Config, seconds: float) -> dict[str, float]:

@@ -1,10 +1,11 @@
-"""What honest actors keep of their throughput while a learner is attacked at a fixed rate.
+"""What honest actors keep of their throughput while strangers attack, by kind of attack and rate.
 
 A real learner that asks for tokens serves synthetic actors without a pause. Beside them by turns,
-in one run: an attacker, and a process that uses as much CPU time for nothing. So what is compared
-is not what an attacker's own computing costs on the same machine, but what it costs the learner.
-The attacker has a token, sends malformed unrolls of one environment, tries to join without a token,
-and opens connections that stay silent.
+in one run: a stranger from another loopback address, which has no token, and a process that uses as
+much CPU time for nothing. So what is compared is not what a stranger's own computing costs on the
+same machine, but what it costs the learner. Each window has an address of its own, so that a
+stranger begins with all that strangers are allowed. At the end the accounts of the learner are
+compared with those of the honest actors.
 """
 
 import asyncio
@@ -12,10 +13,14 @@ import collections
 import contextlib
 import itertools
 import multiprocessing
+import pathlib
 import secrets
+import select
+import socket
 import statistics
+import struct
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Event
@@ -29,53 +34,45 @@ from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 
-MALFORMED_PER_SECOND = 200
-JOINS_PER_SECOND = 50  # without a token
-CONNECTIONS_PER_SECOND = 20  # that stay silent
-_OPEN_SECONDS = 5  # for each of those
-
-_ROUNDS = 5
-_SETTLE_SECONDS = 1.0  # at the beginning of each window; not measured
+_ROUNDS = 3  # windows of each kind under attack, and as many without
+_PAUSE_SECONDS = 1.0  # between windows
 _ACTORS = 8
 _ENVS = 4  # of each
-_LANES = 5  # connections of the attacker, each with an equal share of it
 _WARM_UPDATES = 20
 _DEADLINE_SECONDS = 120.0  # that nothing should ever take
 _TOKEN = "actor-token-of-the-benchmark"
+_READER = "reader-token-of-the-benchmark"
+_SILENT = 2000  # connections that a stranger holds open
+_WATCHES = 64  # of one connection, as many as HTTP/2 is told that there may be
 
 
 class Endured(NamedTuple):
-    """What was measured; rates are medians over the windows."""
+    """What one kind of attack cost; rates are medians over the windows."""
 
-    share: float  # of the throughput beside a harmless load that is left under attack
+    share: float  # of the throughput beside a harmless load that is left
+    produced_per_second: float  # calls, or connections tried where there is none
+    stranger_cores: float  # CPU time per second of the stranger...
+    harmless_cores: float  # ...and of the load that stands for it
     attacked_unrolls_per_second: float
     harmless_unrolls_per_second: float
-    attacker_cores: float  # CPU time per second of the attacker...
-    harmless_cores: float  # ...and of the load that stands for it
-    malformed_per_second: float  # as the attacker managed to send them
-    joins_per_second: float
-    connections_per_second: float
+    learner_megabytes_before: float  # resident
+    learner_megabytes_after: float
+    relay_megabytes_after: float
 
 
-class _Load:
-    """A process beside the honest actors that works while it is switched on."""
+class Attack(NamedTuple):
+    """A kind of attack."""
 
-    def __init__(self, process: BaseProcess, is_on: Event):
-        self.process = process
-        self.is_on = is_on
-
-    def cpu_seconds(self) -> float:
-        assert self.process.pid is not None
-        return fleet.cpu_seconds(self.process.pid)
+    act: "Callable[[str, str], contextlib.AbstractContextManager[Callable[[], None]]]"
+    per_second: float | None  # as asked for; None: as many as possible
 
 
-class _Window(NamedTuple):
-    unrolls_per_second: float
-    cores: float  # of the load
+def measure(config: Config, seconds: float) -> tuple[dict[str, Endured], bool]:
+    """Measures each kind of attack for `seconds`, and for as long without.
 
-
-def measure(config: Config, seconds: float) -> Endured:
-    """Measures for `seconds` under attack, and for as long without."""
+    Returns:
+      What each of them cost; and whether the accounts are exact in the end.
+    """
     spawn = multiprocessing.get_context("spawn")
     with contextlib.ExitStack() as last_first:
 
@@ -86,60 +83,134 @@ def measure(config: Config, seconds: float) -> Endured:
             last_first.callback(process.kill)
             return process
 
-        address, learner = last_first.enter_context(
-            fleet.learner(config, tokens=f"actor {_TOKEN}\n")
-        )
-        received, is_warm = spawn.Value("Q"), spawn.Event()
-        honest = start(_play, address, received, is_warm)
-        attacking, burning = spawn.Event(), spawn.Event()
-        sent = [spawn.Value("Q") for _ in range(3)]
-        cores = spawn.Value("d")
-        attacker = _Load(start(_attack, address, attacking, sent), attacking)
-        harmless = _Load(start(_burn, burning, cores), burning)
+        tokens = f"actor {_TOKEN}\nreader {_READER}\n"
+        address, learner = last_first.enter_context(fleet.learner(config, tokens=tokens))
+        received, is_warm, is_over = spawn.Value("Q"), spawn.Event(), spawn.Event()
+        honest = start(_play, address, received, is_warm, is_over)
+        burning, cores = spawn.Event(), spawn.Value("d")
+        harmless = start(_burn, burning, cores)
         if not is_warm.wait(_DEADLINE_SECONDS):
             raise RuntimeError("The honest actors do not get anywhere.")
+        hosts = (f"127.0.1.{number}" for number in itertools.count(1))
 
-        def window(load: _Load) -> _Window:
-            load.is_on.set()
-            time.sleep(_SETTLE_SECONDS)
-            unrolls, cpu, begun = received.value, load.cpu_seconds(), time.perf_counter()
+        def window(load: BaseProcess, is_on: Event) -> tuple[float, float]:
+            """Unrolls per second, and the cores that the load used."""
+            assert load.pid is not None
+            unrolls, cpu, begun = received.value, fleet.cpu_seconds(load.pid), time.perf_counter()
+            is_on.set()
             time.sleep(seconds / _ROUNDS)
             elapsed = time.perf_counter() - begun
-            measured = _Window(
-                (received.value - unrolls) / elapsed, (load.cpu_seconds() - cpu) / elapsed
+            measured = (
+                (received.value - unrolls) / elapsed,
+                (fleet.cpu_seconds(load.pid) - cpu) / elapsed,
             )
-            load.is_on.clear()
-            for process in (honest, attacker.process, harmless.process):
+            is_on.clear()
+            time.sleep(_PAUSE_SECONDS)
+            for process in (honest, load):
                 if not process.is_alive():
                     raise RuntimeError(f"{process} has ended.")
             if learner.poll() is not None:
                 raise RuntimeError(f"The learner ended with status {learner.returncode}.")
             return measured
 
-        cores.value = window(attacker).cores  # what the harmless load takes first
-        beside, under = [], []
-        before, attacked_seconds = [count.value for count in sent], 0.0
-        for _ in range(_ROUNDS):
-            beside.append(window(harmless))
-            begun = time.perf_counter()
-            under.append(window(attacker))
-            attacked_seconds += time.perf_counter() - begun
-            cores.value = under[-1].cores
-        rates = [
-            (count.value - first) / attacked_seconds
-            for count, first in zip(sent, before, strict=True)
-        ]
-    attacked, harmless_rate = (
-        statistics.median(each.unrolls_per_second for each in windows)
-        for windows in (under, beside)
-    )
-    return Endured(
-        attacked / harmless_rate,
-        attacked,
-        harmless_rate,
-        *(statistics.median(each.cores for each in windows) for windows in (under, beside)),
-        *rates,
-    )
+        def endure(kind: str) -> Endured:
+            before = fleet.resident_bytes(learner.pid)
+            under, beside, produced = [], [], []
+            for _ in range(_ROUNDS):
+                attacking, is_ready, count = spawn.Event(), spawn.Event(), spawn.Value("Q")
+                stranger = start(_attack, kind, address, next(hosts), is_ready, attacking, count)
+                is_ready.wait(_DEADLINE_SECONDS)
+                begun = time.perf_counter()
+                under.append(window(stranger, attacking))
+                produced.append(count.value / (time.perf_counter() - begun - _PAUSE_SECONDS))
+                stranger.kill()
+                cores.value = under[-1][1]
+                beside.append(window(harmless, burning))
+            (attacked, used), (quiet, stood_for) = (
+                map(statistics.median, zip(*each, strict=True)) for each in (under, beside)
+            )
+            return Endured(
+                share=attacked / quiet,
+                produced_per_second=statistics.median(produced),
+                stranger_cores=used,
+                harmless_cores=stood_for,
+                attacked_unrolls_per_second=attacked,
+                harmless_unrolls_per_second=quiet,
+                learner_megabytes_before=before / 1e6,
+                learner_megabytes_after=fleet.resident_bytes(learner.pid) / 1e6,
+                relay_megabytes_after=sum(map(fleet.resident_bytes, _children(learner.pid))) / 1e6,
+            )
+
+        endured = {kind: endure(kind) for kind in ATTACKS}
+        is_over.set()
+        honest.join(_DEADLINE_SECONDS)
+        return endured, _received(address) == received.value
+
+
+def table(endured: dict[str, Endured]) -> str:
+    """Writes the kinds one below the other, as docs/results has them."""
+    lines = [
+        "| kind | produced/s | share left | unrolls/s under attack, beside a harmless load "
+        "| cores of the stranger | learner MB before, after | MB in front |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for kind, each in endured.items():
+        lines.append(
+            f"| {kind} | {each.produced_per_second:,.0f} | {each.share:.3f} "
+            f"| {each.attacked_unrolls_per_second:,.0f}, {each.harmless_unrolls_per_second:,.0f} "
+            f"| {each.stranger_cores:.2f} "
+            f"| {each.learner_megabytes_before:,.0f}, {each.learner_megabytes_after:,.0f} "
+            f"| {each.relay_megabytes_after:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def _children(pid: int) -> list[int]:
+    path = pathlib.Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in path.read_text().split()]
+
+
+def _received(address: str) -> int:
+    """What the learner says that it has received, in unrolls."""
+    with grpc.insecure_channel(address) as channel:
+        status = pb_grpc.LearnerStub(channel).GetStatus(
+            pb.GetStatusRequest(),
+            timeout=_DEADLINE_SECONDS,
+            metadata=[("authorization", f"Bearer {_READER}")],
+        )
+    print(f"refused, by reason: {dict(status.refused)}")
+    return int(status.received)
+
+
+# The honest actors.
+
+
+def _play(address: str, received: "Synchronized[int]", is_warm: Event, is_over: Event) -> None:
+    async def play() -> None:
+        actors = (
+            _play_one(address, f"honest-{i}", received, is_warm, is_over) for i in range(_ACTORS)
+        )
+        await asyncio.gather(*actors)
+
+    asyncio.run(play())
+
+
+async def _play_one(
+    address: str, name: str, received: "Synchronized[int]", is_warm: Event, is_over: Event
+) -> None:
+    """Sends messages until it is over, each as soon as the one before has its receipt."""
+    caller = _Caller(address, name)
+    message = caller.message(await caller.join(), _ENVS)
+    exchange = caller.stream()
+    while not is_over.is_set():
+        message.sequence += 1
+        receipt = await exchange(message)
+        if receipt.status != pb.STATUS_ACCEPTED:
+            raise RuntimeError(f"The learner did not take an honest message: {receipt}")
+        received.value += _ENVS
+        message.parameter_version = receipt.newest_version
+        if receipt.newest_version >= _WARM_UPDATES:
+            is_warm.set()
 
 
 class _Caller:
@@ -190,103 +261,169 @@ class _Caller:
         )
 
 
-# The honest actors.
+# The strangers: HTTP/2 by hand, since gRPC's own client is too polite and binds no address.
 
 
-def _play(address: str, received: "Synchronized[int]", is_warm: Event) -> None:
-    async def play() -> None:
-        await asyncio.gather(
-            *(_play_one(address, f"honest-{i}", received, is_warm) for i in range(_ACTORS))
-        )
+class _Line:
+    """A connection to the learner that is opened again whenever it has been closed."""
 
-    asyncio.run(play())
+    def __init__(self, address: str, host: str) -> None:
+        self._address, self._host = address, host
+        self._socket: socket.socket | None = None
+        self._stream = 0
 
-
-async def _play_one(address: str, name: str, received: "Synchronized[int]", is_warm: Event) -> None:
-    """Sends messages for ever, each as soon as the one before has its receipt."""
-    caller = _Caller(address, name)
-    message = caller.message(await caller.join(), _ENVS)
-    exchange = caller.stream()
-    while True:
-        message.sequence += 1
-        receipt = await exchange(message)
-        if receipt.status != pb.STATUS_ACCEPTED:
-            raise RuntimeError(f"The learner did not take an honest message: {receipt}")
-        received.value += _ENVS
-        message.parameter_version = receipt.newest_version
-        if receipt.newest_version >= _WARM_UPDATES:
-            is_warm.set()
-
-
-# The attacker, and what stands for it.
-
-
-def _attack(address: str, is_on: Event, sent: "list[Synchronized[int]]") -> None:
-    async def attack() -> None:
-        lanes = (_attack_in_lane(address, f"attacker-{i}", is_on, sent) for i in range(_LANES))
-        await asyncio.gather(*lanes)
-
-    asyncio.run(attack())
-
-
-async def _attack_in_lane(
-    address: str, name: str, is_on: Event, sent: "list[Synchronized[int]]"
-) -> None:
-    caller = _Caller(address, name)
-    exchange = caller.stream()
-    malformed = itertools.cycle(_malformed(caller, await caller.join()))
-    host, _, port = address.rpartition(":")
-    silent: collections.deque[asyncio.StreamWriter] = collections.deque()
-
-    async def send() -> None:
-        receipt = await exchange(next(malformed))
-        if receipt.status != pb.STATUS_REJECTED:
-            raise RuntimeError(f"The learner took a malformed message: {receipt}")
-
-    async def join() -> None:
+    def call(self, method: str, data: bytes | None, reset: bool = False) -> None:
+        """Begins a call; without a connection it only tries to get one."""
         try:
-            await caller.stub.Join(caller.hello_request, timeout=_DEADLINE_SECONDS)
-        except grpc.aio.AioRpcError:
-            return
-        raise RuntimeError("The learner let someone join without a token.")
+            if self._socket is None:
+                self._socket = _connected(self._address, self._host)
+                self._socket.sendall(_PREFACE + _frame(_SETTINGS, 0, 0, b""))
+                self._stream = -1
+            self._stream += 2
+            frames = _frame(_HEADERS, _END_HEADERS, self._stream, _headers(method))
+            if data is not None:
+                frames += _frame(_DATA, _END_STREAM, self._stream, data)
+            if reset:
+                frames += _frame(_RST_STREAM, 0, self._stream, struct.pack(">I", 8))
+            self._socket.sendall(frames)
+            while select.select([self._socket], [], [], 0.0)[0]:
+                if not self._socket.recv(1 << 16):
+                    raise ConnectionResetError
+        except OSError:
+            self.close()
 
-    async def connect() -> None:
-        _, writer = await asyncio.open_connection(host, int(port))
-        silent.append(writer)
-        if len(silent) > _OPEN_SECONDS * CONNECTIONS_PER_SECOND / _LANES:
-            silent.popleft().close()
+    @property
+    def calls(self) -> int:
+        """How many have been made on this connection."""
+        return (self._stream + 1) // 2 if self._socket is not None else 0
 
-    rates = (MALFORMED_PER_SECOND, JOINS_PER_SECOND, CONNECTIONS_PER_SECOND)
-    await asyncio.gather(
-        *(
-            _repeat(do, rate / _LANES, is_on, count)
-            for do, rate, count in zip((send, join, connect), rates, sent, strict=True)
-        )
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = None
+
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_DATA, _HEADERS, _RST_STREAM, _SETTINGS = 0, 1, 3, 4  # frames
+_END_STREAM, _END_HEADERS = 1, 4  # flags
+_EMPTY = b"\0\0\0\0\0"  # a message with nothing in it
+_JOIN = "/impala.v1.Learner/Join"
+_WATCH = "/grpc.health.v1.Health/Watch"
+
+
+def _frame(kind: int, flags: int, stream: int, contents: bytes) -> bytes:
+    return (
+        struct.pack(">I", len(contents))[1:] + struct.pack(">BBI", kind, flags, stream) + contents
     )
 
 
-def _malformed(caller: _Caller, hello: pb.JoinReply) -> list[pb.Unrolls]:
-    """One in which a tensor is too short, and one that is only wrong where it is looked at last."""
-    short, not_finite = (caller.message(hello, num_envs=1) for _ in range(2))
-    short.tensors[-1] = short.tensors[-1][:-1]
-    baseline = [spec.name for spec in hello.unroll_specs].index("output/baseline")
-    not_finite.tensors[baseline] = b"\xff" * len(not_finite.tensors[baseline])
-    return [short, not_finite]
+def _headers(method: str) -> bytes:
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": method,
+        ":authority": "learner",
+        "te": "trailers",
+        "content-type": "application/grpc",
+    }
+    texts = ((name.encode(), value.encode()) for name, value in fields.items())
+    return b"".join(
+        b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in texts
+    )
 
 
-async def _repeat(
-    do: Callable[[], Awaitable[None]], rate: float, is_on: Event, count: "Synchronized[int]"
+def _connected(address: str, host: str) -> socket.socket:
+    its_host, _, port = address.rpartition(":")
+    return socket.create_connection((its_host, int(port)), 5.0, source_address=(host, 0))
+
+
+@contextlib.contextmanager
+def _refused(address: str, host: str) -> Iterator[Callable[[], None]]:
+    """Joins without a token."""
+    line = _Line(address, host)
+    yield lambda: line.call(_JOIN, _EMPTY)
+    line.close()
+
+
+@contextlib.contextmanager
+def _resets(address: str, host: str) -> Iterator[Callable[[], None]]:
+    """Calls that are taken back at once."""
+    line = _Line(address, host)
+    yield lambda: line.call(_JOIN, None, reset=True)
+    line.close()
+
+
+@contextlib.contextmanager
+def _watches(address: str, host: str) -> Iterator[Callable[[], None]]:
+    """Watches the health service on more and more connections, which stay open."""
+    lines = collections.deque([_Line(address, host)])
+
+    def act() -> None:
+        if lines[-1].calls >= _WATCHES:
+            lines.append(_Line(address, host))
+        if len(lines) > _SILENT:
+            lines.popleft().close()
+        lines[-1].call(_WATCH, _EMPTY)
+
+    yield act
+    for line in lines:
+        line.close()
+
+
+@contextlib.contextmanager
+def _silent(address: str, host: str) -> Iterator[Callable[[], None]]:
+    """Connects and says nothing; the oldest is closed beyond a number."""
+    open_ones: collections.deque[socket.socket] = collections.deque()
+
+    def act() -> None:
+        with contextlib.suppress(OSError):
+            open_ones.append(_connected(address, host))
+        if len(open_ones) > _SILENT:
+            open_ones.popleft().close()
+
+    yield act
+    for each in open_ones:
+        each.close()
+
+
+@contextlib.contextmanager
+def _connects(address: str, host: str) -> Iterator[Callable[[], None]]:
+    """Connects, speaks as a client does, and closes."""
+
+    def act() -> None:
+        with contextlib.suppress(OSError), _connected(address, host) as line:
+            line.sendall(_PREFACE + _frame(_SETTINGS, 0, 0, b""))
+
+    yield act
+
+
+ATTACKS = {
+    "500 refused calls a second": Attack(_refused, 500.0),
+    "refused calls": Attack(_refused, None),
+    "stream resets": Attack(_resets, None),
+    "Watch streams": Attack(_watches, None),
+    "silent connections": Attack(_silent, None),
+    "connections opened and closed": Attack(_connects, None),
+}
+"""Kind -> what is done, and how often."""
+
+
+def _attack(
+    kind: str, address: str, host: str, is_ready: Event, is_on: Event, count: "Synchronized[int]"
 ) -> None:
-    """Does something so often per second while it is switched on, and makes up for delays."""
-    while True:
+    """Acts while it is switched on, as often as is asked for, and makes up for delays."""
+    attack = ATTACKS[kind]
+    with attack.act(address, host) as act:
+        is_ready.set()
+        is_on.wait()
         due = time.perf_counter()
         while is_on.is_set():
-            await do()
-            with count.get_lock():
-                count.value += 1
-            due += 1.0 / rate
-            await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        await asyncio.sleep(0.05)
+            act()
+            count.value += 1
+            if attack.per_second is not None:
+                due += 1.0 / attack.per_second
+                time.sleep(max(0.0, due - time.perf_counter()))
+    time.sleep(_DEADLINE_SECONDS)  # until it is killed, so that its CPU time can be read
 
 
 def _burn(is_on: Event, cores: "Synchronized[float]") -> None:

@@ -154,7 +154,7 @@ async def _run(address: str, num_actors: int, seconds: float, learner: int) -> S
         pulls_per_second=len(pull_seconds) / elapsed,
         pull_seconds=float(np.median(pull_seconds)),
         slowest_pull_seconds=float(np.percentile(pull_seconds, 99)),
-        learner_megabytes=_resident_bytes(learner) / 1e6,
+        learner_megabytes=resident_bytes(learner) / 1e6,
         learner_cores=cores,
         updates_per_second=updates,
     )
@@ -268,5 +268,6 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / 100.0  # user and system, in USER_HZ
 
 
-def _resident_bytes(pid: int) -> int:
+def resident_bytes(pid: int) -> int:
+    """Memory of a process that is in use."""
     return int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096

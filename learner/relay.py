@@ -46,13 +46,13 @@ class Limits(NamedTuple):
     connections: int  # to the learner
     health_connections: int = 16  # to its health port
     host_connections: int = 1024  # with an admitted call
-    host_unproven: int = 512  # without one yet; the oldest makes room
-    host_silent: int = 256  # that have not spoken yet; the oldest makes room
+    host_unproven: int = 1024  # without one yet; the oldest makes room
+    host_silent: int = 1024  # that have not spoken yet; the oldest makes room
     host_burst: int = 2048  # new ones at once, as after a learner's restart...
     host_rate: float = 32.0  # ...and per second
     accept_burst: int = 4096  # of all hosts
     accept_rate: float = 1000.0
-    silent: int = 1024  # of all hosts; the oldest makes room
+    silent: int = 4096  # of all hosts; the oldest makes room
     silent_seconds: float = 5.0
     unproven_bytes: int = 64 << 10  # of a connection without an admitted call...
     unproven_rate: float = 8 << 10  # ...and per second;
