@@ -7,6 +7,7 @@ import asyncio
 import itertools
 import logging
 import multiprocessing
+import os
 import pathlib
 import queue
 import random
@@ -58,11 +59,11 @@ WAIT = 20.0  # seconds that nothing here should ever take
 UNARY = ("Join", "GetParameters", "ReportEvaluation", "GetStatus")
 METHODS = (*UNARY, "StreamUnrolls")
 
-FUZZED = 100_000
+FUZZED = int(os.environ.get("FUZZED", "100000"))  # by each of the two tests; make abuse: more
 WARM_UP = 20_000  # of them
 FUZZERS = 4
 PER_STREAM = 50
-MOST_GROWTH = 20e6  # bytes, after the warm-up
+MOST_GROWTH = 5e6  # bytes, after the warm-up
 
 
 @contextmanager
@@ -491,7 +492,7 @@ def _resident_bytes(pid: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_a_live_learner_neither_crashes_nor_grows_nor_stops_serving_under_fuzzed_messages(tmp_path):
     ours, theirs = multiprocessing.Pipe()
     log = tmp_path / "log"
@@ -508,7 +509,7 @@ def test_a_live_learner_neither_crashes_nor_grows_nor_stops_serving_under_fuzzed
                 fuzzers.append(_Fuzzer(actor.message(1, parameter_version=3), seed))
         with (
             Actor(address, "good", 1) as good,
-            _exchanging(good, seconds=900.0) as exchange,
+            _exchanging(good, seconds=3600.0) as exchange,
             futures.ThreadPoolExecutor(FUZZERS) as pool,
         ):
 
