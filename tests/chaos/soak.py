@@ -17,6 +17,7 @@ import random
 import resource
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,12 +25,13 @@ from typing import Any
 
 import damage
 import services
-from chaos import unruly
+from chaos import poison, unruly
 from chaos.proxy import Proxy
 from chaos.witness import Ledger, Witness
 
 from actors.client import LearnerError, StatusClient
 from learner import checkpoint
+from protos.impala.v1 import learner_pb2 as pb
 
 _RECOVERY_SECONDS = 120.0  # within which the run has to go on after a fault, and an actor to start
 # One thread and long updates: actors wait for them, and leave a core to processes that start.
@@ -37,6 +39,8 @@ _LEARNER = (
     *("--mix.fresh", 16, "--mix.replayed", 16, "--replay.capacity-frames", 100_000),
     *("--agent.hidden-sizes", 512, 512, "--learner.threads", 1),
     *("--learner.checkpoint-seconds", 5.0, "--learner.log-seconds", 1.0),
+    # So large that poison passes the door, and the guard at the update has to find it.
+    *("--limits.reward", 1e30),
 )
 
 
@@ -63,6 +67,7 @@ class Fleet:
         ]
         for witness in self.witnesses:
             witness.start()
+        self.poison: list[Ledger] = []  # of callers that are gone
 
     # What can happen. Each gives the learner's last checkpoint a chance to be out of date.
 
@@ -137,6 +142,30 @@ class Fleet:
         self.crashes.append(time.monotonic())
         self.learner = self._start_learner(self.address)
 
+    def damage_what_is_read_at_the_start(self, rng: random.Random) -> None:
+        """Files beside checkpoints and replay. Without its key the learner could count no claim."""
+        self._crash()
+        files = {path for path in self.logdir.iterdir() if path.is_file() and path.stat().st_size}
+        path = rng.choice(sorted(files - {self.logdir / "lock", self.logdir / "receipt.key"}))
+        harm = rng.choice([damage.flip, damage.zero, damage.truncate])
+        path.write_bytes(harm(bytearray(path.read_bytes()), rng))
+        self.learner = self._start_learner(self.address)
+
+    def poison_the_replay(self, rng: random.Random) -> None:
+        """Rewards whose loss is not finite: the culprits are dropped, and the run goes on."""
+        self._poisoned(rng.choice([1e20, 1e25, 1e30]) * rng.choice([1, -1]), rng.randint(1, 20))
+
+    def send_what_is_not_finite(self, rng: random.Random) -> None:
+        """The caller is named, and quarantined before it could send it all."""
+        count = 20
+        name, receipts = self._poisoned(rng.choice([float("nan"), float("inf")]), count)
+        if len(receipts) >= count or any(each.status == pb.STATUS_ACCEPTED for each in receipts):
+            raise AssertionError(f"{name} got {receipts}.")
+        with StatusClient(self.address) as client:
+            (member,) = (each for each in client.get().members if each.name == name)
+        if not (member.blamed and member.quarantined_seconds > 0.0):
+            raise AssertionError(f"{name} is not in quarantine: {member}.")
+
     def crash_an_environment(self, rng: random.Random) -> None:
         del rng
         self._tell_an_environment("crash")
@@ -156,14 +185,17 @@ class Fleet:
 
         Counters never fall below `saved`. An actor that is still starting is not waited for.
         """
-        start, seen = time.monotonic(), len(services.rows(self.logdir))
-        services.wait_for(
-            "the run to go on",
-            lambda: len({row["updates"] for row in services.rows(self.logdir)[seen:]}) > 1,
-            _RECOVERY_SECONDS,
-        )
+        start = time.monotonic()
+        seen: set[tuple[int, int]] = set()  # version and frames
+
+        def goes_on() -> bool:
+            if (status := self._status()) is not None:
+                seen.add((status.parameter_version, status.frames))
+            return len({version for version, _ in seen}) > 1
+
+        services.wait_for("the run to go on", goes_on, _RECOVERY_SECONDS)
         self.wait_for_everyone(lambda name: self._age(name) > _RECOVERY_SECONDS)
-        least = min(row["frames"] for row in services.rows(self.logdir)[seen:])
+        least = min(frames for _, frames in seen)
         if least < saved:
             raise AssertionError(f"{saved} frames were in a checkpoint, now there are {least}.")
         for process in (self.learner, *self.actors.values()):
@@ -198,11 +230,9 @@ class Fleet:
         """Waits until every witness sends, and every actor that is included."""
 
         def all_send() -> bool:
-            try:
-                with StatusClient(self.address) as client:
-                    members = {member.name: member for member in client.get().members}
-            except LearnerError:
+            if (status := self._status()) is None:
                 return False
+            members = {member.name: member for member in status.members}
             names = (*filter(included, self.actors), *(witness.name for witness in self.witnesses))
             return all(
                 name in members and members[name].unrolls and members[name].silent_seconds < 5.0
@@ -225,6 +255,13 @@ class Fleet:
         (self._control / what).touch()
         services.wait_for("a fault of an environment", lambda: faults() > before)
 
+    def _status(self) -> pb.RunStatus | None:
+        try:
+            with StatusClient(self.address) as client:
+                return client.get()
+        except LearnerError:
+            return None
+
     def _age(self, actor: str) -> float:
         """Seconds since it was started."""
         return time.monotonic() - self._started[actor]
@@ -242,6 +279,13 @@ class Fleet:
         name, process = self._start_actor(f"127.0.0.1:{self.proxy.port}")
         self.actors[name] = process
 
+    def _poisoned(self, reward: float, count: int) -> "tuple[str, list[pb.Receipt]]":
+        name = f"poison-{next(self._names)}"
+        ledger, receipts = poison.send(self.address, name, reward, count)
+        ledger.ended = time.monotonic()
+        self.poison.append(ledger)
+        return name, receipts
+
     def _crash(self) -> None:
         self.learner.kill()
         self.learner.wait()
@@ -252,7 +296,8 @@ FAULTS = (
     *(Fleet.kill_an_actor, Fleet.stop_an_actor, Fleet.freeze_an_actor, Fleet.kill_a_witness),
     *(Fleet.kill_the_learner, Fleet.stop_the_learner, Fleet.freeze_the_learner),
     *(Fleet.partition_the_network, Fleet.cut_the_network, Fleet.slow_the_network),
-    *(Fleet.tear_a_checkpoint, Fleet.damage_the_replay, Fleet.fill_the_disk),
+    *(Fleet.tear_a_checkpoint, Fleet.damage_the_replay, Fleet.damage_what_is_read_at_the_start),
+    *(Fleet.fill_the_disk, Fleet.poison_the_replay, Fleet.send_what_is_not_finite),
     *(Fleet.crash_an_environment, Fleet.hang_an_environment, Fleet.leak_in_an_environment),
 )
 
@@ -278,7 +323,9 @@ def _freeze(process: "subprocess.Popen[bytes]", seconds: float) -> None:
     process.send_signal(signal.SIGCONT)
 
 
-def soak(minutes: float, seed: int, directory: pathlib.Path) -> Iterator[str]:
+def soak(
+    minutes: float, seed: int, directory: pathlib.Path, most_faults: int = sys.maxsize
+) -> Iterator[str]:
     """Yields the lines of a report as it goes on.
 
     Raises:
@@ -292,7 +339,7 @@ def soak(minutes: float, seed: int, directory: pathlib.Path) -> Iterator[str]:
         fleet.wait_for_everyone()
         end = time.monotonic() + 60.0 * minutes
         bag: list[Callable[[Fleet, random.Random], None]] = []
-        while time.monotonic() < end:
+        while time.monotonic() < end and sum(map(len, survived.values())) < most_faults:
             if not bag:  # every kind comes equally often
                 bag = rng.sample(FAULTS, len(FAULTS))
             fault = bag.pop()
@@ -322,7 +369,7 @@ def account(fleet: Fleet) -> Iterator[str]:
     """
     saved = checkpoint.load(fleet.logdir)
     yield from _accounts(saved.accounts)
-    ledgers = [ledger for witness in fleet.witnesses for ledger in witness.ledgers]
+    ledgers = [ledger for witness in fleet.witnesses for ledger in witness.ledgers] + fleet.poison
     yield from _witnessed(ledgers, saved.accounts, max(fleet.crashes, default=0.0))
     yield f"Frames learned from: {saved.counters.frames:,}."
 
@@ -364,11 +411,14 @@ def main() -> None:
     """Prints the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--faults", type=int, default=sys.maxsize, help="end after so many")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--report", type=pathlib.Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="impala-soak-") as directory:
-        lines = list(soak(arguments.minutes, arguments.seed, pathlib.Path(directory)))
+        lines = list(
+            soak(arguments.minutes, arguments.seed, pathlib.Path(directory), arguments.faults)
+        )
     text = "\n".join(lines) + "\n"
     print(text)
     if arguments.report is not None:
