@@ -29,7 +29,7 @@ lock = $(BIN)/uv pip compile --quiet --generate-hashes --no-header --python-vers
 TEST := $(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos train test test-slow soak image-test check bench lock clean
+.PHONY: help setup protos train test test-slow soak abuse image-test check bench lock clean
 
 ## setup: make .venv with everything that the lock files pin, and the impala command
 setup: $(STAMP) protos
@@ -71,6 +71,10 @@ test-slow: setup
 ## soak: break a running fleet for half an hour and account for every unroll
 soak: setup
 	PYTHONPATH=tests $(BIN)/python -m chaos.soak $(ARGS)
+
+## abuse: attack a learner in every way that it promises to survive, for an hour
+abuse: setup
+	PYTHONPATH=tests $(BIN)/python -m abuse $(ARGS)
 
 ## image-test: build both images and run them as the local overlay says; needs root on Debian
 image-test: setup
