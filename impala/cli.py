@@ -197,6 +197,15 @@ class Plot:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ReplayUpdate:
+    """Computes an update that was not finite again, without actors, and shows whose data it was."""
+
+    file: Positional[Annotated[pathlib.Path, arg(metavar="FILE")]]
+    """LOGDIR/bad-updates/UPDATE.npz, which a learner has written. The exit status is 0 if the
+    update is, bit for bit, what was seen, and 1 if it is not or the file cannot be used."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Presets:
     """Lists the presets."""
 
@@ -481,6 +490,20 @@ def plot(command: Plot) -> int:
     return 0
 
 
+def replay_update(command: ReplayUpdate) -> int:
+    """Prints what computing an update again has shown."""
+    process.load_tensorflow(use_gpus=True)
+    from learner import bad_updates
+
+    try:
+        result = bad_updates.again(command.file)
+    except ValueError as error:
+        print(f"impala: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(result.lines))
+    return 0 if result.identical else 1
+
+
 def presets(command: Presets) -> int:
     """Prints a table of the presets."""
     import rich.console
@@ -506,6 +529,7 @@ _COMMANDS: dict[str, tuple[type, Callable[[Any], int]]] = {
     "evaluate": (Evaluate, evaluate),
     "record": (Record, record),
     "plot": (Plot, plot),
+    "replay-update": (ReplayUpdate, replay_update),
     "presets": (Presets, presets),
 }
 """Name -> (its flags, the function that runs it)."""

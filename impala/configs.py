@@ -347,6 +347,19 @@ class LearnerConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class GuardConfig:
+    """When updates that are not finite, with no unroll to blame, are too many. The variables then
+    go back to the newest checkpoint; if it happens again soon, the run ends with status 1.
+    """
+
+    max_skips: Positive = 5
+    """Skipped batches among the last window_updates that are too many."""
+    window_updates: Positive = 100
+    """Batches that are looked back on; also the good updates after which another return to a
+    checkpoint is allowed."""
+
+
+@dataclasses.dataclass(frozen=True)
 class QuarantineConfig:
     """When the learner refuses an actor that sends what no honest actor sends."""
 
@@ -430,6 +443,7 @@ class Config:
     learner: LearnerConfig = LearnerConfig()
     limits: LimitsConfig = LimitsConfig()
     actor: ActorConfig = ActorConfig()
+    guard: GuardConfig = GuardConfig()
     quarantine: QuarantineConfig = QuarantineConfig()
     total_frames: Positive = 25_000_000
     """Environment frames after which training ends, unless tasks.frames says otherwise."""

@@ -76,8 +76,9 @@ class Distribution(abc.ABC):
 
         Args:
           outputs: [..., num_outputs].
-          allowed: [..., num_choices], 0 for choices that there are not; one of each part's must be
-            allowed.
+          allowed: [..., num_choices], 0 for choices that there are not. Where a part has no choice
+            at all, as some environments say behind the end of an episode, nothing is known of it,
+            and all its choices are allowed.
         """
         return outputs
 
@@ -114,8 +115,7 @@ class Categorical(Distribution):
         return tf.reduce_sum(tf.nn.softmax(p) * difference, axis=-1)
 
     def mask(self, outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
-        # Not -inf: 0 * -inf in an entropy is NaN. This much is a probability of exactly zero, too.
-        return tf.where(allowed > 0, outputs, FORBIDDEN)
+        return _masked(outputs, allowed)
 
     def _action(self, scores: tf.Tensor) -> tf.Tensor:
         index = tf.argmax(scores, axis=-1, output_type=tf.int64)
@@ -195,7 +195,7 @@ class EpsilonGreedy(Distribution, tf.Module):
         return tf.reduce_sum(tf.math.xlogy(of_p, of_p) - tf.math.xlogy(of_p, of_q), axis=-1)
 
     def mask(self, outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
-        return tf.where(allowed > 0, outputs, FORBIDDEN)
+        return _masked(outputs, allowed)
 
     def index(self, action: Nest) -> tf.Tensor:
         """Which of the n outputs an action stands at: 0 to n - 1."""
@@ -363,6 +363,14 @@ class Joint(Distribution):
 
     def _parts(self, parameters: tf.Tensor) -> list[tf.Tensor]:
         return tf.split(parameters, self._sizes, axis=-1)
+
+
+def _masked(outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
+    """Outputs [..., n] of one part, with those changed that are not allowed, unless none is."""
+    is_allowed = allowed > 0
+    says_nothing = ~tf.reduce_any(is_allowed, axis=-1, keepdims=True)
+    # Not -inf: 0 * -inf in an entropy is NaN. This much is a probability of exactly zero, too.
+    return tf.where(is_allowed | says_nothing, outputs, FORBIDDEN)
 
 
 def epsilon_greedy_for_space(action_space: gym.Space, config: EpsilonConfig) -> EpsilonGreedy:

@@ -243,6 +243,12 @@ def validate(config: Config) -> Config:
             f"mix.updates is {config.mix.updates}, but fresh unrolls are learned from once: set "
             "mix.learn_from_fresh to false (--mix.no-learn-from-fresh), or mix.updates to 1."
         )
+    if config.guard.max_skips > config.guard.window_updates:
+        raise OptionError(
+            f"guard.max_skips is {config.guard.max_skips}, but only the last "
+            f"{config.guard.window_updates} batches are looked back on: lower it, or raise "
+            "guard.window_updates."
+        )
     _check_frames(config)
     try:
         kwargs = json.loads(config.environment.kwargs)

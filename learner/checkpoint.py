@@ -24,6 +24,7 @@ import numpy as np
 
 from impala import options
 from impala.configs import Config
+from learner import finite
 from learner.storage import StorageError
 
 T = TypeVar("T")
@@ -122,7 +123,9 @@ def save(directory: pathlib.Path, checkpoint: Checkpoint, keep: int) -> pathlib.
 
     Raises:
       StorageError: it cannot be written, for instance because the disk is full.
+      NotFiniteError: a variable holds NaN or infinity.
     """
+    finite.check(checkpoint.variables, "No checkpoint is written")
     root = directory / "checkpoints"
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -295,6 +298,7 @@ def _read(path: pathlib.Path) -> Checkpoint:
     state = json.loads(contents["state.json"].decode())
     with np.load(io.BytesIO(contents["variables.npz"]), allow_pickle=False) as arrays:
         variables = {name: arrays[name] for name in arrays.files}
+    finite.check(variables, "it is of no use")
     _check_numbers("accounts", state["accounts"])
     loaded = Checkpoint(
         config=options.from_dict(Config, state["config"]),

@@ -2,6 +2,7 @@
 
 from impala.rows import Row
 from learner.accounts import Accounts
+from learner.guard import Guard
 from learner.info_names import InfoNames
 from learner.ingest import Ingest
 from learner.quarantine import Quarantine
@@ -22,6 +23,7 @@ class Gauges:
         replay: Replay | None,
         info_names: InfoNames,
         writer: Writer,
+        guard: Guard,
     ):
         """Keeps the parts."""
         self._accounts = accounts
@@ -31,6 +33,7 @@ class Gauges:
         self._replay = replay
         self._info_names = info_names
         self._writer = writer
+        self._guard = guard
 
     def read(self) -> Row:
         """Returns how they stand now."""
@@ -49,6 +52,9 @@ class Gauges:
             "unrolls/learned": totals.learned,
             "unrolls/queued": totals.queued,
             "messages/duplicates": totals.duplicates,
+            "guard/skipped_updates": self._guard.skipped_updates,
+            "guard/culprits": self._guard.culprits,
+            "guard/rollbacks": self._guard.rollbacks,
             "info_names/dropped": self._info_names.dropped,
             "telemetry/dropped": self._writer.dropped,
             **{f"unrolls/dropped/{reason}": n for reason, n in totals.dropped.items()},

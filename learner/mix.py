@@ -1,9 +1,10 @@
 """The mix: fresh unrolls and replayed ones become batches, while the last update still runs."""
 
+import itertools
 import logging
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ import tree
 from impala.configs import MixConfig
 from impala.types import Batch, Nest, StepType, Unroll
 from learner.ingest import Arrival, Ingest
-from learner.replay import Replay
+from learner.replay import Drawn, Replay
 from learner.storage import StorageError
 
 _log = logging.getLogger(__name__)
@@ -31,6 +32,13 @@ class Provenance(NamedTuple):
 POLICY_LAG = "policy_lag"
 
 
+class Origin(NamedTuple):
+    """Where one unroll of a batch comes from."""
+
+    actor: str
+    number: int | None  # in replay, which may hold it no more; None if there is no replay
+
+
 class Prepared(NamedTuple):
     """A batch, and what the learner accounts for once it has learned from it.
 
@@ -38,6 +46,7 @@ class Prepared(NamedTuple):
     """
 
     batch: Batch | None  # NumPy, [T + 1, B, ...]; None while replay warms up, or all was too old
+    origins: Sequence[Origin]  # of its B unrolls
     provenance: Sequence[Provenance]  # in the order of the queue
     unrolls: int  # fresh, and not dropped
     frames: int  # environment frames in them
@@ -120,6 +129,7 @@ class Mix:
         self._config = config
         self._replay = replay
         self._version = version  # that the batch being made will move
+        self._version_lock = threading.Lock()
         self._has_dropped = False
         self._more: tuple[Unroll, int] | None = None  # what batches look like; how many come still
         self._rest: _Chunk | None = None  # of a message that is partly used
@@ -144,6 +154,15 @@ class Mix:
             if self._error is not None:
                 raise RuntimeError(f"The batch thread has died: {self._error}") from self._error
             return None
+
+    def shift_version(self, updates: int) -> None:
+        """Tells that the learner is so many updates further than batches were taken.
+
+        Args:
+          updates: 1 for an update without a batch, -1 for a batch that has moved nothing.
+        """
+        with self._version_lock:
+            self._version += updates
 
     def close(self) -> None:
         """Stops the thread; batches that were made and not taken are forgotten."""
@@ -177,7 +196,8 @@ class Mix:
             return _prepared(None, taken)
         if config.replayed:
             assert replay is not None
-            if len(replay) < config.warm_up_unrolls and not replay.is_full:
+            is_warm = len(replay) >= config.warm_up_unrolls or replay.is_full
+            if not (is_warm and len(replay)):
                 self._remember(fresh)
                 return _prepared(None, taken)
 
@@ -188,32 +208,35 @@ class Mix:
                 _copy_columns(unroll, filled, chunk)
                 filled += chunk.size
         is_replay = np.arange(config.batch_size) >= filled
+        replayed: list[Origin] = []
         if config.replayed:
             assert replay is not None
             try:
-                replay.sample(unroll, filled, config.replayed)
+                replayed = _origins(replay.sample(unroll, filled, config.replayed))
             except LookupError:  # It was damaged, has started over, and warms up again.
                 self._remember(fresh)
                 return _prepared(None, taken)
-        self._remember(fresh)  # After the draw: nothing is fresh and replayed at once.
+        # After the draw: nothing is fresh and replayed at once.
+        origins = self._remember(fresh)[:filled] + replayed
         if config.updates > 1:
             self._more = unroll, config.updates - 1
 
-        self._version += 1
-        return _prepared(Batch(unroll, is_replay), taken)
+        self.shift_version(1)
+        return _prepared(Batch(unroll, is_replay), taken, origins)
 
     def _again(self, like: Unroll, count: int) -> Prepared:
         """Another batch of nothing but replay, without taking anything; `count` are due."""
         assert self._replay is not None
-        unroll = _empty_like(like, self._config.batch_size)
+        size = self._config.batch_size
+        unroll = _empty_like(like, size)
         try:
-            self._replay.sample(unroll, 0, self._config.batch_size)
+            origins = _origins(self._replay.sample(unroll, 0, size))
         except LookupError:  # It was damaged, has started over, and warms up again.
             self._more = None
             return _prepared(None, [])
         self._more = (like, count - 1) if count > 1 else None
-        self._version += 1
-        return _prepared(Batch(unroll, np.ones(self._config.batch_size, np.bool_)), [])
+        self.shift_version(1)
+        return _prepared(Batch(unroll, np.ones(size, np.bool_)), [], origins)
 
     def _take(self, count: int) -> list[_Chunk] | None:
         """Takes `count` unrolls out of the ingest, in order; None when the mix is closed.
@@ -259,17 +282,31 @@ class Mix:
         arrival = chunk.arrival._replace(unroll=None)  # type: ignore[arg-type]
         return _Chunk(arrival, chunk.columns, dropped=POLICY_LAG)
 
-    def _remember(self, chunks: Sequence[_Chunk]) -> None:
-        """Adds fresh unrolls to the replay, if there is one."""
-        if self._replay is not None:
-            for chunk in chunks:
-                self._replay.add(chunk.arrival.unroll, chunk.columns, chunk.arrival.actor)
+    def _remember(self, chunks: Sequence[_Chunk]) -> list[Origin]:
+        """Adds fresh unrolls to the replay, if there is one; where each of them comes from."""
+        origins: list[Origin] = []
+        for chunk in chunks:
+            arrival = chunk.arrival
+            numbers: Iterator[int | None] = itertools.repeat(None)
+            if self._replay is not None:
+                numbers = itertools.count(
+                    self._replay.add(arrival.unroll, chunk.columns, arrival.actor)
+                )
+            origins += (Origin(arrival.actor, next(numbers)) for _ in range(chunk.size))
+        return origins
 
 
-def _prepared(batch: Batch | None, taken: Sequence[_Chunk]) -> Prepared:
+def _origins(drawn: Iterable[Drawn]) -> list[Origin]:
+    return [Origin(each.actor, each.number) for each in drawn]
+
+
+def _prepared(
+    batch: Batch | None, taken: Sequence[_Chunk], origins: Sequence[Origin] = ()
+) -> Prepared:
     fresh = [chunk for chunk in taken if not chunk.dropped]
     return Prepared(
         batch,
+        origins,
         provenance=[chunk.provenance() for chunk in taken],
         unrolls=sum(chunk.size for chunk in fresh),
         frames=sum(chunk.frames() for chunk in fresh),

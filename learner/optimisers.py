@@ -5,12 +5,17 @@ a chain of separate operations would pass over the parameters' memory a dozen ti
 """
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import sonnet as snt
 import tensorflow as tf
 
 from impala.configs import OptimiserConfig
+
+Clip = Callable[[Sequence[tf.Tensor], float], tuple[list[tf.Tensor], tf.Tensor]]
+
+# Squares of what is multiplied by it have a sum within float32.
+_TINY = 2.0**-80
 
 
 def learning_rate(config: OptimiserConfig, progress: float) -> float:
@@ -25,10 +30,26 @@ def clip_by_global_norm(
     """Scales all gradients by the one factor that brings their joint norm down to `limit`.
 
     Returns:
-      The gradients, and their norm before clipping: [] float32. If it is not finite, then all
-      gradients are NaN: it is the caller who must look.
+      The gradients, and their norm before clipping: [] float32. If it is not finite, then a
+      gradient is not, or the sum of their squares is beyond float32; all gradients are NaN then,
+      and `clip_large_by_global_norm` tells which.
     """
     return tf.clip_by_global_norm(gradients, limit)
+
+
+def clip_large_by_global_norm(
+    gradients: Sequence[tf.Tensor], limit: float
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """As `clip_by_global_norm`, for gradients so large that their squares are beyond float32.
+
+    Returns:
+      The gradients, and their norm before clipping: [] float64, finite if and only if all
+      gradients are.
+    """
+    scaled = [gradient * _TINY for gradient in gradients]
+    norm = tf.linalg.global_norm(scaled)
+    factor = tf.minimum(limit / norm, 1.0 / _TINY)
+    return [gradient * factor for gradient in scaled], tf.cast(norm, tf.float64) / _TINY
 
 
 def rmsprop_update(

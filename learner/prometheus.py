@@ -99,6 +99,24 @@ SCALARS = (
         "evaluations/dropped",
         "Evaluations that were not filed.",
     ),
+    Scalar(
+        "impala_skipped_updates_total",
+        "counter",
+        "guard/skipped_updates",
+        "Batches that were not finite, of which nothing was learned, since the learner started.",
+    ),
+    Scalar(
+        "impala_culprits_total",
+        "counter",
+        "guard/culprits",
+        "Unrolls that would have made an update not finite, and were left out of it.",
+    ),
+    Scalar(
+        "impala_rollbacks_total",
+        "counter",
+        "guard/rollbacks",
+        "Returns of the variables to a checkpoint, since the learner started.",
+    ),
     Scalar("impala_received_bytes_total", "counter", "ingest/bytes", "Bytes of accepted unrolls."),
     Scalar("impala_joins_total", "counter", "actor/joins", "Joins: restarts and lost connections."),
     Scalar(

@@ -95,13 +95,17 @@ class Replay:
         except DamagedError as damage:
             self._start_over(damage)
 
-    def add(self, unroll: Unroll, columns: slice, actor: str) -> None:
+    def add(self, unroll: Unroll, columns: slice, actor: str) -> int:
         """Adds unrolls.
 
         Args:
           unroll: arrays [T + 1, E, ...]; core_state, frames and parameter_version [E, ...].
           columns: which of the E environments.
           actor: who sent them.
+
+        Returns:
+          The number of the first of them; the others have the numbers after it. Which of them it
+          holds is its own affair.
 
         Raises:
           ValueError: a single unroll is larger than the capacity.
@@ -116,6 +120,7 @@ class Replay:
                 self._add(self._layout.pack(leaves, column), frames, actor)
             if before // _COMMIT_EVERY != self._state.added // _COMMIT_EVERY:
                 self._commit()
+            return before
 
     def sample(self, unroll: Unroll, start: int, count: int) -> Sequence[Drawn]:
         """Writes `count` unrolls into columns `start` to `start + count` of `unroll`.

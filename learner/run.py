@@ -25,11 +25,13 @@ from learner.accounts import Accounts
 from learner.bounds import message_bounds
 from learner.checkpoint import Checkpoint, CheckpointError, Counters
 from learner.evaluations import Evaluations
+from learner.finite import NotFiniteError
 from learner.gauges import Gauges
+from learner.guard import Guard
 from learner.incarnations import Incarnations
 from learner.info_names import InfoNames
 from learner.ingest import Ingest, wire_specs
-from learner.learner import Learner, NotFiniteError, Update
+from learner.learner import Learner, Update
 from learner.log_directory import LogDirectory
 from learner.metrics import Console, JsonLines, Telemetry, TensorBoard
 from learner.mix import Mix, Prepared
@@ -109,7 +111,7 @@ def run_learner(
                 run.report(prepared, update)
             finished = run.end(when_finished)
         except (NotFiniteError, StorageError) as error:
-            _log.error("%s", error)  # and no checkpoint: the variables are spoilt, or the disk full
+            _log.error("%s", error)  # and no checkpoint: the variables are bad, or the disk full
             return 1
         finally:
             run.close()
@@ -187,6 +189,9 @@ class _Run:
         self._mix = Mix(
             self._ingest, config.mix, self._replay, version=self._learner.counters.updates
         )
+        self._guard = Guard(
+            config.guard, logdir, self._mix, self._replay, blame=self._quarantine.blame
+        )
         self._server: Server | None = None
         self._telemetry = Telemetry()
         names = [task.name for task in self._tasks]
@@ -200,7 +205,7 @@ class _Run:
         )
         self._gauges = Gauges(
             *(self._accounts, self._roster, self._quarantine, self._ingest, self._replay),
-            *(self._info_names, self._writer),
+            *(self._info_names, self._writer, self._guard),
         )
         self._due = checkpoint.Due(config.learner.checkpoint_seconds, checkpoint.exists(logdir))
         if empty_replay and self._replay_added:
@@ -240,9 +245,8 @@ class _Run:
             if prepared is None:
                 self._report_if_due()
                 continue
-            update = None
-            if prepared.batch is not None:
-                update = self._learner.update(prepared.batch)
+            prepared, update = self._guard.learn(self._learner, prepared)
+            if update is not None:
                 self._telemetry.sample("learner/update_seconds", time.monotonic() - now)
             self._learner.count(
                 unrolls=prepared.unrolls,
@@ -281,7 +285,7 @@ class _Run:
             telemetry.actor(arrival.elapsed_seconds, arrival.waited_seconds)
             telemetry.sample("ingest/seconds", time.monotonic() - arrival.received)
         self._report_if_due()
-        if self._due.reached:
+        if self._due.reached and not self._guard.in_doubt:
             self._save()
 
     def end(self, when_finished: str) -> bool:
@@ -414,6 +418,8 @@ class _Run:
                 values=self._learner.agent_values(),
             )
         )
+        self._service.skipped_updates = self._guard.skipped_updates
+        self._service.rollbacks = self._guard.rollbacks
 
     def _save(self) -> None:
         if self._replay is not None:

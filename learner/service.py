@@ -16,6 +16,7 @@ import tree
 from impala.credentials import Role
 from impala.tasks import Schedule
 from impala.types import Episode, Parameters, Unroll
+from learner import finite
 from learner.accounts import Accounts, Admission
 from learner.bounds import MessageBounds
 from learner.info_names import InfoNames
@@ -129,6 +130,7 @@ class LearnerService:
         self._earlier = dict(earlier or {})
         self._proofs = proofs or ReceiptProofs(secrets.token_bytes())
         self.has_evaluators = False  # whether one has ever joined
+        self.skipped_updates = self.rollbacks = 0  # for RunStatus, as the guard counts them
         self._published: _Published | None = None
         self.evaluations: queue.Queue[EvaluationReport] = queue.Queue(_MAX_EVALUATIONS)
         unroll_specs, num_core_state_specs = wire_specs(unroll_spec)
@@ -347,12 +349,22 @@ class LearnerService:
             dropped=totals.dropped,
             rejected=totals.rejected,
             duplicates=totals.duplicates,
+            skipped_updates=self.skipped_updates,
+            rollbacks=self.rollbacks,
             members=[self._member(member) for member in self._roster.members()],
             dropped_info_names=self._info_names.dropped,
         )
 
     def publish(self, parameters: Parameters) -> None:
-        """Lets actors have parameters, whose arrays must not change any more."""
+        """Lets actors have parameters, whose arrays must not change any more.
+
+        Raises:
+          NotFiniteError: a number in them is NaN or infinite.
+        """
+        finite.check(
+            {f"tensor {i}": value for i, value in enumerate(parameters.values)},
+            f"Parameters of version {parameters.version} are not published",
+        )
         self._published = _Published(parameters, self._finished)
         self._newest_version = parameters.version
 

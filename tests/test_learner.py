@@ -1,4 +1,4 @@
-"""One update at a time: counters, learning rate, restoring, and stopping at what is not finite."""
+"""One update at a time: counters, learning rate, restoring, and refusing what is not finite."""
 
 import dataclasses
 import pathlib
@@ -13,7 +13,7 @@ from impala.configs import PRESETS, Config
 from impala.types import AgentOutput, Batch, StepType, TimeStep, Unroll
 from learner import checkpoint
 from learner.checkpoint import Checkpoint
-from learner.learner import Learner, NotFiniteError, Update
+from learner.learner import Learner, Refusal, Update
 
 CONFIG = dataclasses.replace(PRESETS["catch"][1], total_frames=1000)
 T, B = 5, 4
@@ -54,6 +54,7 @@ def _batch(seed: int = 0) -> Batch:
 def learn(learner: Learner, batch: Batch, **counts) -> Update:
     """One update, counted."""
     update = learner.update(batch)
+    assert isinstance(update, Update)
     learner.count(**counts)
     return update
 
@@ -117,13 +118,16 @@ def test_a_restored_learner_goes_on_bit_for_bit(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_not_finite_stops_the_run_and_says_where(value: float) -> None:
+def test_what_is_not_finite_is_refused_and_says_where(value: float) -> None:
     learner = _learner()
     learn(learner, _batch(), unrolls=4, frames=10, steps=20, seconds=0.0)
     batch = _batch()
     batch.unroll.timestep.reward[2, 1] = value
-    with pytest.raises(NotFiniteError, match=r"Update 2 .*the loss, gradient of .*learning_rate"):
-        learn(learner, batch, unrolls=4, frames=10, steps=20, seconds=0.0)
+    refusal = learner.update(batch)
+    assert isinstance(refusal, Refusal)
+    assert refusal.not_finite[0] == "the loss"
+    assert all(name.startswith("the gradient of ") for name in refusal.not_finite[1:])
+    assert refusal.culprits == [1]
     assert learner.counters.updates == 1  # it does not count
 
 

@@ -357,3 +357,58 @@ def test_a_batch_goes_on_filling_behind_what_is_too_old_and_the_future_is_too() 
     np.testing.assert_array_equal(prepared.batch.unroll.frames, [1, 4])
     parts = [(p.sequence, p.dropped) for p in prepared.provenance]
     assert parts == [(1, None), (2, "policy_lag"), (3, "policy_lag"), (4, None)]
+
+
+def test_every_unroll_of_a_batch_says_whose_it_is_and_where_it_lies_in_replay() -> None:
+    ingest, replay = Ingest(capacity=100), _replay()
+    _put(ingest, [_framed(i + 1, 4, 4 * i) for i in range(3)])
+    mix = Mix(ingest, MixConfig(fresh=2, replayed=2, warm_up_unrolls=4), replay)
+    try:
+        batches = [prepared for prepared in _take(mix, 6) if prepared.batch is not None]
+    finally:
+        mix.close()
+    for prepared in batches:
+        numbers = _numbers(prepared)  # they were added in this order, so these are replay's too
+        assert [origin.number for origin in prepared.origins] == numbers
+        senders = [f"actor-{(number // 4 + 1) % 2}" for number in numbers]
+        assert [origin.actor for origin in prepared.origins] == senders
+
+
+def test_without_replay_the_origins_have_no_numbers() -> None:
+    ingest = Ingest(capacity=100)
+    _put(ingest, [_arrival(1, 2, 0), _arrival(2, 2, 2)])
+    mix = Mix(ingest, MixConfig(fresh=3))
+    try:
+        (prepared,) = _take(mix, 1)
+    finally:
+        mix.close()
+    assert list(prepared.origins) == [("actor-1", None), ("actor-1", None), ("actor-0", None)]
+
+
+def test_a_replay_of_which_everything_was_removed_warms_up_again() -> None:
+    ingest, replay = Ingest(capacity=100), _replay(capacity=4)
+    _put(ingest, [_framed(i + 1, 4, 4 * i) for i in range(2)])
+    mix = Mix(ingest, MixConfig(fresh=4, replayed=1, warm_up_unrolls=4), replay)
+    try:
+        assert [prepared.batch is None for prepared in _take(mix, 2)] == [True, False]
+        assert replay.remove(range(100)) == 4
+        _put(ingest, [_framed(i + 1, 4, 4 * i) for i in range(2, 4)])
+        assert [prepared.batch is None for prepared in _take(mix, 2)] == [True, False]
+    finally:
+        mix.close()
+
+
+def test_batches_that_moved_nothing_make_no_unroll_older() -> None:
+    """Version 7 is two updates behind the third batch, but not if the first one was skipped."""
+    for skipped in (0, 1):
+        ingest = Ingest(capacity=100)
+        mix = Mix(ingest, MixConfig(fresh=1, max_policy_lag=1), version=7)
+        try:
+            _put(ingest, [_made_with(7, _arrival(i, 1, i)) for i in (1, 2)])
+            _take(mix, 2)
+            mix.shift_version(-skipped)
+            _put(ingest, [_made_with(7, _arrival(3, 1, 3))])
+            (prepared,) = _take(mix, 1)
+        finally:
+            mix.close()
+        assert [part.dropped for part in prepared.provenance] == [None if skipped else "policy_lag"]

@@ -215,6 +215,27 @@ def test_a_gradient_that_is_not_finite_shows_in_the_norm(bad):
     assert not np.isfinite(norm.numpy())
 
 
+@pytest.mark.parametrize("size", [1e15, 1e18, 1e25, 3e38])
+def test_clipping_of_large_gradients_against_float64(size):
+    rng = np.random.default_rng(0)
+    gradients = [np.float32(size * rng.uniform(-1.0, 1.0, shape)) for shape in SHAPES]
+    exact = [gradient.astype(np.float64) for gradient in gradients]
+    norm64 = math.sqrt(sum(np.square(gradient).sum() for gradient in exact))
+
+    clipped, norm = optimisers.clip_large_by_global_norm([*map(tf.constant, gradients)], 40.0)
+
+    assert norm.numpy() == pytest.approx(norm64, rel=1e-6)
+    for got, gradient in zip(clipped, exact, strict=True):
+        np.testing.assert_allclose(got.numpy(), gradient * min(1.0, 40.0 / norm64), rtol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_large_gradient_that_is_not_finite_shows_in_the_norm(bad):
+    gradients = [tf.constant([3e38, bad]), tf.constant(1.0)]
+    _, norm = optimisers.clip_large_by_global_norm(gradients, 40.0)
+    assert not np.isfinite(norm.numpy())
+
+
 def test_the_learning_rate_decays_to_zero_over_the_run_and_stays_there():
     config = OptimiserConfig(learning_rate=0.8, decay_to_zero=True)
 

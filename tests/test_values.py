@@ -153,6 +153,35 @@ def test_the_target_network_follows_every_few_updates() -> None:
     assert algorithm.agent.distribution.progress.numpy() == 0.25
 
 
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_mask_that_allows_nothing_restricts_nothing(n: int, double: bool) -> None:
+    """As some environments say behind the end of an episode, which is bootstrapped from there."""
+    space = gym.spaces.Dict(
+        {"observation": OBSERVATIONS, "action_mask": gym.spaces.Box(0, 1, (3,), np.int8)}
+    )
+    agent = build.agent(VALUES, space, CHOICES, seed=1)
+    config = configs.Config(agent=VALUES, q_learning=QLearningConfig(steps=n, double=double))
+    algorithm = build.algorithm("q_learning", config, agent)
+    whole = make(CHOICES, VALUES, QLearningConfig())[1]
+    timestep = whole.unroll.timestep
+    np.maximum(whole.unroll.output.action, 3, out=whole.unroll.output.action)  # 2 is forbidden
+
+    def with_mask_of_last_rows(value: int) -> Batch:
+        mask = np.ones((T + 1, B, 3), np.int8)
+        mask[:, :, 0] = 0
+        mask[timestep.step_type == StepType.LAST] = value
+        observation = {"observation": timestep.observation, "action_mask": mask}
+        return whole._replace(
+            unroll=whole.unroll._replace(timestep=timestep._replace(observation=observation))
+        )
+
+    nothing, everything = (loss_of(algorithm, with_mask_of_last_rows(v)) for v in (0, 1))
+    np.testing.assert_array_equal(nothing.loss, everything.loss)
+    assert abs(nothing.metrics["q/target"]) < 100.0  # and not 1e9
+    assert (np.abs(nothing.loss) < 100.0).all()
+
+
 def epsilon_greedy(**kwargs) -> EpsilonGreedy:
     kwargs = {"anneal": 0.5, "finals": (0.1, 0.5), "weights": (0.25, 0.75), **kwargs}
     return EpsilonGreedy(4, **kwargs)

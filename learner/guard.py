@@ -1,0 +1,241 @@
+"""The guard: what becomes of a batch that the learner refuses, and of a run that has too many.
+
+A batch is refused if its loss, a gradient or a new variable is not finite; nothing has moved then.
+Unrolls that are bad by themselves are the culprits: they are left out of the update, dropped,
+removed from replay, and their actors are blamed. If none stands out, the whole batch is skipped
+and nobody is blamed. Too many such skips mean that it is the variables: they go back to the newest
+checkpoint, once; if that does not help, the run ends.
+"""
+
+import collections
+import itertools
+import logging
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from impala.configs import GuardConfig
+from impala.types import Batch, StepType
+from learner import checkpoint
+from learner.bad_updates import BadUpdates
+from learner.checkpoint import CheckpointError
+from learner.finite import NotFiniteError
+from learner.learner import Learner, Refusal, Update, columns
+from learner.mix import Mix, Prepared, Provenance
+from learner.replay import Replay
+
+_log = logging.getLogger(__name__)
+
+NOT_FINITE = "not_finite"  # why culprits are dropped
+SKIPPED_UPDATE = "skipped_update"  # why the unrolls of a skipped batch are dropped
+
+_LOG_SECONDS = 10.0  # between two lines about culprits
+_REMEMBERED = 4096  # unrolls of replay that were removed, and may still be in batches made ahead
+
+
+class Guard:
+    """Has the learner learn from what is good of each batch, and keeps count of the rest."""
+
+    def __init__(
+        self,
+        config: GuardConfig,
+        logdir: pathlib.Path,
+        mix: Mix,
+        replay: Replay | None,
+        blame: Callable[[str, str], None],
+    ):
+        """Starts with a clean record.
+
+        Args:
+          config: how many skips are too many.
+          logdir: whose checkpoints are gone back to, and where bad batches are written.
+          mix: makes the batches; it is told of those that moved nothing.
+          replay: culprits are removed from it.
+          blame: called with the actor of a culprit, and why.
+        """
+        self._config = config
+        self._logdir = logdir
+        self._mix = mix
+        self._replay = replay
+        self._blame = blame
+        self._bad_updates = BadUpdates(logdir / "bad-updates")
+        self._recent: collections.deque[bool] = collections.deque(maxlen=config.window_updates)
+        self._suspects: collections.Counter[str] = collections.Counter()
+        self._removed: collections.deque[int] = collections.deque(maxlen=_REMEMBERED)
+        self._good_since_rollback: int | None = None  # None: there was none
+        self._logged = -_LOG_SECONDS
+        self.skipped_updates = 0  # batches of which nothing was learned
+        self.culprits = 0  # unrolls, each as often as it was found
+        self.rollbacks = 0
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether the last batch was skipped with nobody to blame, so that variables may be bad."""
+        return bool(self._recent and self._recent[-1])
+
+    def learn(self, learner: Learner, prepared: Prepared) -> tuple[Prepared, Update | None]:
+        """Learns from what is good of a batch.
+
+        Returns:
+          What is to be accounted for: culprits and skipped unrolls are dropped, and do not count.
+          And the update; None if there was no batch, or nothing of it was learned.
+
+        Raises:
+          NotFiniteError: too many batches were skipped, also after going back to a checkpoint.
+        """
+        batch = prepared.batch
+        if batch is None:
+            return prepared, None
+        result = learner.update(batch)
+        if isinstance(result, Update):
+            self._good()
+            return prepared, result
+        refusal, culprits = result, set(result.culprits)
+        written = self._bad_updates.write(learner, prepared, refusal)
+        if culprits:
+            self._punish(learner, prepared, refusal, written)
+        if culprits and len(culprits) < len(prepared.origins):
+            result = learner.update(*_without(batch, refusal.culprits))
+        learned = isinstance(result, Update)
+        if learned:
+            self._good()
+        else:
+            self.skipped_updates += 1
+            self._mix.shift_version(-1)
+        prepared = _account(prepared, culprits, learned)
+        if isinstance(result, Update):
+            return prepared, result
+        if len(culprits) < len(prepared.origins):
+            self._skip(learner, prepared, result, written)
+        return prepared, None
+
+    def _good(self) -> None:
+        self._recent.append(False)
+        if self._good_since_rollback is not None:
+            self._good_since_rollback += 1
+
+    def _punish(
+        self, learner: Learner, prepared: Prepared, refusal: Refusal, written: pathlib.Path | None
+    ) -> None:
+        """Removes culprits from replay and blames their actors, once for each unroll of replay."""
+        origins = [prepared.origins[i] for i in refusal.culprits]
+        self.culprits += len(origins)
+        fresh = [each for each in origins if each.number not in self._removed]
+        numbers = [each.number for each in origins if each.number is not None]
+        if self._replay is not None:
+            self._replay.remove(numbers)
+            self._removed.extend(numbers)
+        update, what = learner.counters.updates + 1, ", ".join(refusal.not_finite[:2])
+        for actor, count in collections.Counter(each.actor for each in fresh).items():
+            self._blame(
+                actor, f"{count} unrolls with which update {update} is not finite in {what}"
+            )
+        if time.monotonic() - self._logged >= _LOG_SECONDS:
+            self._logged = time.monotonic()
+            _log.warning(
+                "Update %d is not finite in %s because of %d unrolls of %s: left out. %d were in "
+                "all.%s",
+                *(update, what, len(origins), _names(each.actor for each in origins)),
+                *(self.culprits, _hint(written)),
+            )
+
+    def _skip(
+        self, learner: Learner, prepared: Prepared, refusal: Refusal, written: pathlib.Path | None
+    ) -> None:
+        """Takes note of a batch that is bad as a whole; goes back to a checkpoint or ends the run.
+
+        Raises:
+          NotFiniteError: that was the last time.
+        """
+        self._recent.append(True)
+        self._suspects.update(origin.actor for origin in prepared.origins)
+        update, what = learner.counters.updates + 1, ", ".join(refusal.not_finite)
+        _log.warning(
+            "Update %d is not finite in %s, and no unroll stands out: the batch is skipped.%s",
+            *(update, what, _hint(written)),
+        )
+        if sum(self._recent) < self._config.max_skips:
+            return
+        seen = (
+            f"{sum(self._recent)} of the last {len(self._recent)} batches were not finite, the "
+            f"last one in {what}, at update {update}; they held unrolls of "
+            f"{_names(self._suspects.elements())}"
+        )
+        advice = (
+            "Lower optimiser.learning_rate, raise optimiser.epsilon, clip the rewards "
+            "(objective.reward_clipping), or start with --empty-replay if there is a replay. "
+            f"What was learned from is in {self._bad_updates.directory}: look at it with impala "
+            "replay-update FILE."
+        )
+        if (
+            self._good_since_rollback is not None
+            and self._good_since_rollback < self._config.window_updates
+        ):
+            raise NotFiniteError(
+                f"{seen}. Going back to a checkpoint {self._good_since_rollback} updates ago has "
+                f"not helped. The last checkpoint is intact. {advice}"
+            )
+        try:
+            saved = checkpoint.load(self._logdir)
+            learner.roll_back(saved)
+        except CheckpointError as error:
+            raise NotFiniteError(
+                f"{seen}. There is no checkpoint to go back to ({error}). {advice}"
+            ) from None
+        self._mix.shift_version(1)
+        self.rollbacks += 1
+        self._good_since_rollback = 0
+        self._recent.clear()
+        self._suspects.clear()
+        _log.error(
+            "%s. Going back to the variables of update %d, which become version %d.",
+            *(seen, saved.counters.updates, learner.counters.updates),
+        )
+
+
+def _without(batch: Batch, culprits: Sequence[int]) -> tuple[Batch, np.ndarray]:
+    """The batch with a good unroll in the place of each culprit, and weights that leave it out."""
+    is_good = np.ones(len(batch.is_replay), np.bool_)
+    is_good[list(culprits)] = False
+    which = np.where(is_good, np.arange(len(is_good)), np.flatnonzero(is_good)[0])
+    return columns(batch, which), is_good.astype(np.float32)
+
+
+def _account(prepared: Prepared, culprits: set[int], learned: bool) -> Prepared:
+    """Has culprits, and all unrolls if nothing was learned, dropped if they are fresh."""
+    batch = prepared.batch
+    assert batch is not None
+    fresh = int((~batch.is_replay).sum())  # the first ones, in the order of the queue
+    if not fresh:
+        return prepared  # what was fresh only went to replay
+    otherwise = None if learned else SKIPPED_UPDATE
+    reasons = [NOT_FINITE if i in culprits else otherwise for i in range(fresh)]
+    lost = [i for i, reason in enumerate(reasons) if reason]
+    step_type = batch.unroll.timestep.step_type
+    return prepared._replace(
+        provenance=list(_split(prepared.provenance, iter(reasons))),
+        unrolls=prepared.unrolls - len(lost),
+        frames=prepared.frames - int(batch.unroll.frames[lost].sum()),
+        steps=prepared.steps - int((step_type[1:, lost] != StepType.FIRST).sum()),
+    )
+
+
+def _split(provenance: Sequence[Provenance], reasons: Iterator[str | None]) -> Iterator[Provenance]:
+    """Splits what is accounted for where the reasons change."""
+    for part in provenance:
+        if part.dropped:
+            yield part
+            continue
+        for reason, group in itertools.groupby(itertools.islice(reasons, part.unrolls)):
+            yield part._replace(unrolls=len(list(group)), dropped=reason)
+
+
+def _names(actors: Iterator[str]) -> str:
+    """Those with the most unrolls first: "a (3), b (1)"."""
+    return ", ".join(f"{name} ({n})" for name, n in collections.Counter(actors).most_common(10))
+
+
+def _hint(written: pathlib.Path | None) -> str:
+    return f" impala replay-update {written} computes it again." if written else ""
