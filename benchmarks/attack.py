@@ -15,7 +15,6 @@ import itertools
 import multiprocessing
 import pathlib
 import secrets
-import select
 import socket
 import statistics
 import struct
@@ -43,6 +42,7 @@ _DEADLINE_SECONDS = 120.0  # that nothing should ever take
 _TOKEN = "actor-token-of-the-benchmark"
 _READER = "reader-token-of-the-benchmark"
 _SILENT = 2000  # connections that a stranger holds open
+_TIMEOUT = 0.5  # seconds that a stranger waits for anything
 _WATCHES = 64  # of one connection, as many as HTTP/2 is told that there may be
 
 
@@ -286,9 +286,12 @@ class _Line:
             if reset:
                 frames += _frame(_RST_STREAM, 0, self._stream, struct.pack(">I", 8))
             self._socket.sendall(frames)
-            while select.select([self._socket], [], [], 0.0)[0]:
-                if not self._socket.recv(1 << 16):
-                    raise ConnectionResetError
+            self._socket.settimeout(0.0)
+            with contextlib.suppress(BlockingIOError):
+                while self._socket.recv(1 << 16):
+                    pass
+                raise ConnectionResetError
+            self._socket.settimeout(_TIMEOUT)
         except OSError:
             self.close()
 
@@ -334,7 +337,7 @@ def _headers(method: str) -> bytes:
 
 def _connected(address: str, host: str) -> socket.socket:
     its_host, _, port = address.rpartition(":")
-    return socket.create_connection((its_host, int(port)), 5.0, source_address=(host, 0))
+    return socket.create_connection((its_host, int(port)), _TIMEOUT, source_address=(host, 0))
 
 
 @contextlib.contextmanager

@@ -449,11 +449,13 @@ class Relay:
         self, client: socket.socket, address: str, number: int, port: Port, now: float
     ) -> None:
         client.setblocking(False)
-        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):  # it may have gone already, which is seen later
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         host, key = host_of(address), next(self._numbers)
         if (why := self._hosts.arrives(host, key, now)) is not None:
             self._refused[why] += 1
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            with contextlib.suppress(OSError):
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             client.close()
             return
         name = f"{self._tag}/{key}/{address.partition('%')[0]}/{number}"
