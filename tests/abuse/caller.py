@@ -27,6 +27,12 @@ from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 
 _SECONDS = 20.0  # for an answer
+_OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    # It comes back at once, however often its connection is closed.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 100),
+]
 _FLOATS = [sign * 10.0**power for power in range(-45, 39) for sign in (1, -1)]
 _FLOATS += [3.4028235e38, -3.4028235e38, math.inf, -math.inf, math.nan]
 _INTEGERS = [0, *(2**power for power in range(64)), *(2**power - 1 for power in range(2, 65))]
@@ -58,15 +64,14 @@ class Caller:
     def __init__(
         self, address: str, token: str, name: str, others: list[str], seed: int, absurd: bool
     ) -> None:
-        self._channel = grpc.insecure_channel(
-            address, options=[("grpc.max_send_message_length", -1)]
-        )
+        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
         self._stub = pb_grpc.LearnerStub(self._channel)
         self._metadata = [("authorization", f"Bearer {token}")]
         self._name, self._others = name, others
         self._rng = random.Random(seed)
         self._absurd = absurd
-        self._hello: pb.JoinReply | None = None
+        self._hello: pb.JoinReply | None = None  # the last one
+        self._must_join = True
         self._incarnation = 0
         self._sequence = 0  # the last one that was used up
         self._acknowledged = pb.Receipt()
@@ -86,7 +91,8 @@ class Caller:
 
     def _send_one(self) -> None:
         self.report.sent += 1
-        if self._hello is None or (self._absurd and self._rng.random() < 0.02):
+        must_join = self._must_join and not (self._absurd and self._rng.random() < 0.5)
+        if self._hello is None or must_join or (self._absurd and self._rng.random() < 0.02):
             self._join()
             return
         message, is_mine = self._message()
@@ -102,7 +108,7 @@ class Caller:
                 unsure = self.report.unsure
                 unsure[incarnation] = unsure.get(incarnation, 0) + message.num_envs
             if error.code() != grpc.StatusCode.INVALID_ARGUMENT:
-                self._hello = None  # join again
+                self._must_join = True
             return
         self._take(receipt, message, is_mine)
 
@@ -110,7 +116,7 @@ class Caller:
         reason = pb.Reason.Name(receipt.reason) if receipt.reason else ""
         self.report.heard[f"{pb.Status.Name(receipt.status)} {reason}".strip()] += 1
         if receipt.reason == pb.REASON_UNKNOWN_ACTOR and is_mine:
-            self._hello = None
+            self._must_join = True
         if receipt.status == pb.STATUS_FINISHED:
             self.report.sent = sys.maxsize // 2
         if receipt.reason == pb.REASON_UNKNOWN_ACTOR or not is_mine:
@@ -149,6 +155,7 @@ class Caller:
             self._sequence, self._acknowledged = 0, pb.Receipt()
         self._sequence = max(self._sequence, request.acknowledged_sequence)
         self._incarnation, self._hello = request.incarnation, hello
+        self._must_join = False
         self._newest = (hello.learner_incarnation, 0)
         if self._stream is not None:
             self._stream.close()
@@ -205,8 +212,8 @@ class Caller:
         )
         floats = [i for i, spec in enumerate(specs) if spec.dtype == pb.DTYPE_FLOAT32]
         place = self._rng.choice(floats)
-        if place >= len(message.tensors):
-            return
+        if place >= len(message.tensors) or len(message.tensors[place]) % 4:
+            return  # something else is wrong with it already
         array = np.frombuffer(message.tensors[place], np.float32).copy()
         where = slice(None) if self._rng.random() < 0.3 else self._rng.randrange(max(1, array.size))
         if array.size:
@@ -355,7 +362,7 @@ def main() -> None:
     try:
         caller.run(arguments.count, arguments.per_second)
     finally:
-        arguments.report.write_text(json.dumps(dataclasses.asdict(caller.report)))
+        arguments.report.write_text(json.dumps(vars(caller.report)))
 
 
 if __name__ == "__main__":
