@@ -10,6 +10,7 @@ from impala.configs import Config, QuarantineConfig, TasksConfig
 from impala.types import Parameters
 from learner import service as service_module
 from learner.accounts import Accounts, Superseded
+from learner.finite import NotFiniteError
 from learner.ingest import Ingest
 from learner.quarantine import Quarantine
 from learner.service import IncompatibleProtocol, InvalidRequest, LearnerService, Unavailable
@@ -345,3 +346,14 @@ def test_only_contents_that_no_honest_actor_sends_are_blamed():
         assert (member.blamed, member.quarantined_seconds) == (blamed[name], 0.0)
         assert member.last_rejection.startswith(f"{name}: ") or name == "unknown_actor"
     assert blamed == {name: int(i >= 4) for i, name in enumerate(sent)}
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_parameters_that_are_not_finite_are_never_published(bad: float) -> None:
+    service = messages.service()
+    service.publish(_parameters(version=3))
+    spoilt = _parameters(version=4)
+    spoilt.values[0][1, 2] = bad
+    with pytest.raises(NotFiniteError, match=rf"version 4 are not published: tensor 0 .* {bad}"):
+        service.publish(spoilt)
+    assert _get(service, messages.LEARNER, 2).parameters.version == 3
