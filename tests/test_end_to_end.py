@@ -252,31 +252,27 @@ def test_a_critic_learns_before_the_policy_and_another_run_starts_from_both(
     assert last["unrolls/received"] == last["unrolls/learned"] + last["unrolls/queued"] + dropped
 
 
-def test_poison_in_replay_does_not_end_a_run_not_even_after_a_restart(
+def test_poison_in_replay_does_not_end_a_run(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rewards of 9e29 from the first episodes on: each used to end every start at update 1."""
+    """Rewards of 9e29 from the warm-up on: each used to end every start at update 1."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # where poison.py is
     logdir = tmp_path / "run"
-    arguments = [
-        *("catch", "--environment.id", "poison:Poison-v0", "--logdir", logdir),
+    trained = services.run(
+        *("train", "catch", "--environment.id", "poison:Poison-v0", "--logdir", logdir),
         *("--limits.reward", "1e30", "--quarantine.blames", 0, "--actor.num-envs", 4),
         *("--mix.fresh", 4, "--mix.replayed", 4, "--mix.warm-up-unrolls", 40),
-        *("--learner.log-seconds", 0.3),
-    ]
-    for frames in (3_000, 5_000):
-        trained = services.run("train", *arguments, "--total-frames", frames, seconds=300.0)
-        assert trained.returncode == 0, trained.stdout + trained.stderr
-        saved = checkpoint.load(logdir)
-        assert saved.counters.updates > 0
-        assert all(np.isfinite(value).all() for value in saved.variables.values())
-        row = services.rows(logdir)[-1]
-        assert row["guard/culprits"] > 0
-        assert row["guard/rollbacks"] == row["guard/skipped_updates"] == 0
-        dropped = sum(n for name, n in row.items() if name.startswith("unrolls/dropped/"))
-        assert row["unrolls/received"] == row["unrolls/learned"] + row["unrolls/queued"] + dropped
-        assert row["unrolls/dropped/not_finite"] > 0
-    first = sorted((logdir / "bad-updates").iterdir())[0]
-    again = services.run("replay-update", first)
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert "of 'actor', version" in again.stdout
+        *("--learner.log-seconds", 0.3, "--total-frames", 3_000),
+        seconds=300.0,
+    )
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    saved = checkpoint.load(logdir)
+    assert saved.counters.updates > 0
+    assert all(np.isfinite(value).all() for value in saved.variables.values())
+    row = services.rows(logdir)[-1]
+    assert row["guard/culprits"] > 0
+    assert row["guard/rollbacks"] == row["guard/skipped_updates"] == 0
+    assert row["unrolls/dropped/not_finite"] > 0
+    dropped = sum(n for name, n in row.items() if name.startswith("unrolls/dropped/"))
+    assert row["unrolls/received"] == row["unrolls/learned"] + row["unrolls/queued"] + dropped
+    assert (logdir / "bad-updates" / "000000000001.npz").exists()  # it was there from the first on
