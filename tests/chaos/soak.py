@@ -80,7 +80,7 @@ class Fleet:
         self._replace_actor(max(self.actors, key=self._age), _end_well)
 
     def freeze_an_actor(self, rng: random.Random) -> None:
-        _freeze(self.actors[rng.choice(sorted(self.actors))], rng.uniform(2.0, 12.0))
+        _freeze(self.actors[rng.choice(sorted(self.actors))], rng.uniform(2.0, 8.0))
 
     def kill_a_witness(self, rng: random.Random) -> None:
         rng.choice(self.witnesses).kill()
@@ -96,16 +96,16 @@ class Fleet:
         self.learner = self._start_learner(self.address)
 
     def freeze_the_learner(self, rng: random.Random) -> None:
-        _freeze(self.learner, rng.uniform(2.0, 12.0))
+        _freeze(self.learner, rng.uniform(2.0, 8.0))
 
     def partition_the_network(self, rng: random.Random) -> None:
         self.proxy.partition()
-        time.sleep(rng.uniform(2.0, 40.0))
+        time.sleep(rng.uniform(2.0, 20.0))
         self.proxy.heal()
 
     def cut_the_network(self, rng: random.Random) -> None:
         self.proxy.cut()
-        time.sleep(rng.uniform(0.0, 8.0))
+        time.sleep(rng.uniform(0.0, 5.0))
         self.proxy.heal()
 
     def slow_the_network(self, rng: random.Random) -> None:
@@ -343,7 +343,7 @@ def soak(
             if not bag:  # every kind comes equally often
                 bag = rng.sample(FAULTS, len(FAULTS))
             fault = bag.pop()
-            time.sleep(rng.uniform(0.0, 4.0))
+            time.sleep(rng.uniform(0.0, 2.0))
             saved = fleet.saved_frames() if fault is not Fleet.tear_a_checkpoint else 0.0
             fault(fleet, rng)
             seconds = fleet.wait_until_it_goes_on(saved)
