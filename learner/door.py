@@ -28,10 +28,15 @@ from learner import relay
 
 _log = logging.getLogger(__name__)
 
-_RESERVED_FILES = 64  # of training: checkpoints, replay, telemetry, metrics
+_TRAINING_FILES = 64  # checkpoints, replay, telemetry
+_METRICS_FILES = 64  # `impala.exporter`: 32 connections, and those that it closes or takes in
+_RESERVED_FILES = _TRAINING_FILES + _METRICS_FILES + relay.HEALTH_CONNECTIONS
 _MIN_CONNECTIONS = 4  # with fewer nothing can be served
 _MAX_CONNECTIONS = 10_000
-_MAX_DEATHS = 5  # of the process in front, within a minute
+_MIN_PAUSE = 0.2  # seconds before the process in front is started again; doubled each time,
+_MAX_PAUSE = 30.0  # ...at most this, until it has lived for
+_GOOD_SECONDS = 60.0
+_MAX_TEMPORARY = 80  # bytes of a directory's path, so that sockets in it have a possible one
 _LOG_SECONDS = 10.0  # between two lines about hosts that are slowed down
 _END_SECONDS = 10.0  # for the last bytes to go out
 
@@ -130,8 +135,8 @@ class _Peer(NamedTuple):
 class GuardedDoor(Door):
     """A process in front listens, and passes on what speaks as a gRPC client does.
 
-    It is started again if it dies: the listening sockets stay open, so that only the connections of
-    that moment are lost.
+    It is started again whenever it dies: the listening sockets stay open, so that only the
+    connections of that moment are lost.
     """
 
     def __init__(
@@ -161,15 +166,16 @@ class GuardedDoor(Door):
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._thread: threading.Thread | None = None
-        self._is_closing = False
-        self._deaths: collections.deque[float] = collections.deque(maxlen=_MAX_DEATHS)
+        self._closing = threading.Event()
         self._error: str | None = None
         self._logged = -_LOG_SECONDS
 
     def bind(self) -> tuple[str, str | None]:
         if self._limits is None:
             self._limits = relay.Limits(connections=_room_for_connections())
-        self._directory = pathlib.Path(tempfile.mkdtemp(prefix="impala-"))  # nobody else's
+        is_short = len(os.fsencode(tempfile.gettempdir())) <= _MAX_TEMPORARY
+        directory = tempfile.mkdtemp(prefix="impala-", dir=None if is_short else "/tmp")
+        self._directory = pathlib.Path(directory)  # nobody else's
         preface = relay.PREFACE.decode("latin-1")
         try:
             if addresses.socket_path(self.listen) is None:
@@ -195,7 +201,7 @@ class GuardedDoor(Door):
             raise RuntimeError(self._error)
 
     def close(self) -> None:
-        self._is_closing = True
+        self._closing.set()
         if self._control is not None:
             with contextlib.suppress(OSError):
                 self._control.shutdown(socket.SHUT_WR)
@@ -258,29 +264,54 @@ class GuardedDoor(Door):
             "limits": self._limits._asdict(),
             "ports": [port._asdict() for port in self._ports],
         }
-        with theirs:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-I", "-S", relay.__file__),
-                    *(str(theirs.fileno()), json.dumps(settings)),
-                ],
-                pass_fds=[theirs.fileno(), *(each.fileno() for each in self._sockets)],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the learner, which ends it by its socket
-            )
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [
+                        *(sys.executable, "-I", "-S", relay.__file__),
+                        *(str(theirs.fileno()), json.dumps(settings)),
+                    ],
+                    pass_fds=[theirs.fileno(), *(each.fileno() for each in self._sockets)],
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # its end is that of its socket, not Ctrl-C
+                )
+        except OSError:
+            ours.close()
+            raise
         self._control = ours
+        if self._closing.is_set():  # meanwhile: close() may have seen no control socket
+            ours.shutdown(socket.SHUT_WR)
 
     def _keep(self) -> None:
         """Keeps the process in front alive until the door is closed."""
+        pause = _MIN_PAUSE
         try:
-            while not self._is_closing and self._error is None:
-                self._hear_until_its_end()
+            while True:
+                begun = time.monotonic()
+                try:
+                    if self._control is None:
+                        self._start()
+                    why = f"ended with status {self._hear_until_its_end()}"
+                except OSError as error:
+                    why = f"cannot be started ({error})"
+                if self._closing.is_set():
+                    return
+                if time.monotonic() - begun >= _GOOD_SECONDS:
+                    pause = _MIN_PAUSE
+                _log.error(
+                    "The process in front of %s %s: starting it in %.1f s. Until then no caller "
+                    "comes in; if this goes on, look for a lack of memory or of processes.",
+                    *(self._address, why, pause),
+                )
+                if self._closing.wait(pause):
+                    return
+                pause = min(_MAX_PAUSE, 2.0 * pause)
         except Exception as error:
             _log.exception("The process in front of %s is left alone.", self._address)
             self._error = f"The process in front of {self._address} is left alone: {error}"
 
-    def _hear_until_its_end(self) -> None:
-        """Hears what was refused until the process in front ends, and starts it again."""
+    def _hear_until_its_end(self) -> int:
+        """Hears what was refused until the process in front ends; returns its status."""
         control, process = self._control, self._process
         assert control is not None and process is not None
         with control:
@@ -288,23 +319,10 @@ class GuardedDoor(Door):
                 self._hear(json.loads(message))
             self._control = None
         try:
-            status = process.wait(_END_SECONDS)
+            return process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
-            status = process.wait()
-        if self._is_closing:
-            return
-        now = time.monotonic()
-        _log.error("The process in front of %s ended with status %d.", self._address, status)
-        if len(self._deaths) == _MAX_DEATHS and now - self._deaths[0] < 60.0:
-            self._error = (
-                f"The process in front of {self._address} has died {_MAX_DEATHS + 1} times "
-                f"within a minute, with status {status} the last time: the lines before in the "
-                "log say more; look for a lack of memory or of processes."
-            )
-            return
-        self._deaths.append(now)
-        self._start()
+            return process.wait()
 
     def _hear(self, report: dict[str, dict[str, float]]) -> None:
         self._count({reason: int(count) for reason, count in report["refused"].items()})
@@ -338,7 +356,7 @@ def _room_for_connections() -> int:
     if room < _MIN_CONNECTIONS:
         raise OSError(
             f"This process may open {most} files, has {taken} open and needs {_RESERVED_FILES} "
-            f"for training, which leaves {max(0, room)} for connections: allow it "
-            f"{taken + _RESERVED_FILES + 64} or more (ulimit -n)."
+            f"for training, metrics and health, which leaves {max(0, room)} for connections: "
+            f"allow it {taken + _RESERVED_FILES + 64} or more (ulimit -n)."
         )
     return min(room, _MAX_CONNECTIONS)

@@ -20,6 +20,7 @@ import ipaddress
 import json
 import resource
 import selectors
+import signal
 import socket
 import struct
 import sys
@@ -29,6 +30,8 @@ from typing import NamedTuple
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # what a client's HTTP/2 begins with
 CLIENT_HELLO = b"\x16\x03"  # and its TLS
+
+HEALTH_CONNECTIONS = 16  # at once, to the learner's health port
 
 _CHUNK = 256 << 10  # bytes that are passed on at once, and the most that is kept of a direction
 _TICK_SECONDS = 0.05  # between looks at what is due, at most...
@@ -44,8 +47,8 @@ class Limits(NamedTuple):
     """What connections may ask for. A host is an IPv4 address or a /64 of IPv6."""
 
     connections: int  # to the learner
-    health_connections: int = 16  # to its health port
-    host_connections: int = 1024  # with an admitted call
+    health_connections: int = HEALTH_CONNECTIONS
+    host_connections: int = 1024  # with an admitted call, and half of all at most
     host_unproven: int = 1024  # without one yet; the oldest makes room
     host_silent: int = 1024  # that have not spoken yet; the oldest makes room
     host_burst: int = 2048  # new ones at once, as after a learner's restart...
@@ -384,7 +387,7 @@ class Relay:
             return
         some = dict(list(self._slowed.items())[:20])
         report = json.dumps({"refused": self._refused, "slowed": some}).encode()
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # next time, or never
+        with contextlib.suppress(OSError):  # next time, or never
             self._control.send(report)
             self._refused.clear()
             self._slowed.clear()
@@ -512,14 +515,16 @@ class Relay:
                 self._refuse(connection, "no_room")
                 return
             self._refuse(oldest, "no_room")
-        learner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        learner = None
         try:
+            learner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             learner.setblocking(False)
             learner.bind(f"\0{connection.name}")
             learner.connect(connection.port.path)
             learner.send(connection.first)  # a few bytes into an empty buffer
-        except OSError:  # it is stopping, or too many wait there
-            learner.close()
+        except OSError:  # it is stopping, or too many wait there, or there are too many files
+            if learner is not None:
+                learner.close()
             self._refuse(connection, "not_serving")
             return
         del self._silent[connection.key]
@@ -673,16 +678,19 @@ class Relay:
 
 def main(arguments: list[str]) -> None:
     """Runs `relay.py CONTROL SETTINGS`: a file descriptor, and JSON that `learner.door` writes."""
+    for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)  # they may go to all; the learner says when to end
     control = socket.socket(fileno=int(arguments[0]))
     settings = json.loads(arguments[1])
     limits = Limits(**settings["limits"])
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    files = max(
-        8, most - _OWN_FILES
-    )  # two for each connection to the learner, one for a silent one
+    # Two for each connection to the learner, one for a silent one.
+    files = most - _OWN_FILES
+    connections = min(limits.connections, files // 3)
     limits = limits._replace(
-        connections=min(limits.connections, files // 3),
+        connections=connections,
+        host_connections=min(limits.host_connections, connections // 2),
         silent=min(limits.silent, files // 4),
     )
     ports = [Port(**port) for port in settings["ports"]]

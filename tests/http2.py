@@ -12,9 +12,9 @@ INITIAL_WINDOW_SIZE = 4  # a setting
 LARGEST_FRAME = 16_384
 
 
-def connect(address: str) -> socket.socket:
+def connect(address: str, source: str = ELSEWHERE) -> socket.socket:
     host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)), WAIT, source_address=(ELSEWHERE, 0))
+    return socket.create_connection((host, int(port)), WAIT, source_address=(source, 0))
 
 
 class Raw:

@@ -159,9 +159,9 @@ class _Behind:
         taken.settimeout(WAIT)
         return taken, "unix-abstract:" + name.removeprefix(b"\0").decode()
 
-    def pair(self) -> tuple[socket.socket, socket.socket, str]:
+    def pair(self, host: str = ELSEWHERE) -> tuple[socket.socket, socket.socket, str]:
         """A client's socket, the learner's, and the peer, once the client has spoken."""
-        client = connect(self.address)
+        client = connect(self.address, host)
         client.sendall(PREFACE)
         taken, peer = self.accept()
         assert taken.recv(len(PREFACE), socket.MSG_WAITALL) == PREFACE
@@ -280,8 +280,8 @@ def test_with_no_room_left_the_oldest_stranger_makes_room_and_no_admitted_caller
     with _Behind(Limits(connections=2)) as behind:
         proven, proven_taken, peer = behind.pair()
         behind.door.admitted(peer)
-        stranger, stranger_taken, _ = behind.pair()
-        newest, newest_taken, peer = behind.pair()
+        stranger, stranger_taken, _ = behind.pair("127.0.0.3")
+        newest, newest_taken, peer = behind.pair("127.0.0.4")
         with proven, proven_taken, stranger, stranger_taken, newest, newest_taken:
             assert stranger_taken.recv(1) == b""
             for client, taken in ((proven, proven_taken), (newest, newest_taken)):
@@ -290,10 +290,26 @@ def test_with_no_room_left_the_oldest_stranger_makes_room_and_no_admitted_caller
             behind.door.admitted(peer)
             services.wait_for("word of it", lambda: behind.door.refusals(), WAIT)
             assert behind.door.refusals() == {"no_room": 1}
-            with connect(behind.address) as late:
+            with connect(behind.address, "127.0.0.5") as late:
                 late.sendall(PREFACE)
                 with pytest.raises(ConnectionResetError):
                     late.recv(1)
+
+
+def test_one_host_cannot_have_all_connections() -> None:
+    with _Behind(Limits(connections=4)) as behind, ExitStack() as open_ones:
+        for _ in range(2):
+            client, taken, peer = behind.pair()
+            open_ones.enter_context(client)
+            open_ones.enter_context(taken)
+            behind.door.admitted(peer)
+            client.sendall(bytes(100_000))  # which passes once it is known to be admitted
+            assert len(taken.recv(100_000, socket.MSG_WAITALL)) == 100_000
+        with connect(behind.address) as third, pytest.raises(ConnectionResetError):
+            third.recv(1)
+        client, taken, _ = behind.pair("127.0.0.3")
+        with client, taken:
+            pass
 
 
 # With a learner.
@@ -425,18 +441,84 @@ def test_it_is_started_again_when_it_dies(caplog) -> None:
             learner.server.check()
 
 
-def test_one_that_dies_again_and_again_ends_the_learner(caplog) -> None:
+def test_it_is_started_again_however_often_it_dies(monkeypatch, caplog) -> None:
+    """And however often it cannot be started: training goes on meanwhile."""
+    monkeypatch.setattr(door_module, "_MAX_PAUSE", 0.01)
+    monkeypatch.setattr(door_module, "_MIN_PAUSE", 0.01)
     with Learner(guarded=True) as learner:
         door = learner.server._door
 
-        def dies() -> str | None:
+        def deaths() -> int:
+            learner.server.check()
             with contextlib.suppress(ProcessLookupError):
                 door._process.kill()
-            return door._error
+            return caplog.text.count("ended with status -9")
 
-        services.wait_for("it to be given up", dies, WAIT)
-        with pytest.raises(RuntimeError, match="has died 6 times within a minute"):
+        services.wait_for("many deaths", lambda: deaths() > 7, WAIT)
+        with monkeypatch.context() as patch:
+            patch.setattr(door_module.sys, "executable", "/nowhere")
+            services.wait_for(
+                "failures", lambda: deaths() and caplog.text.count("cannot be started") > 2, WAIT
+            )
+        with Actor(learner.address, "late", 1):
             learner.server.check()
+
+
+def test_pauses_grow_and_do_not_hold_up_the_end(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(door_module, "_MIN_PAUSE", 1000.0)
+    monkeypatch.setattr(door_module, "_MAX_PAUSE", 3000.0)
+    with _Behind(Limits(connections=9)) as behind:
+        pauses = []
+        behind.door._closing.wait = lambda pause: len(pauses) == 4 or pauses.append(pause)
+        services.wait_for(
+            "four deaths", lambda: behind.door._process.kill() or len(pauses) == 4, WAIT
+        )
+        assert pauses == [1000.0, 2000.0, 3000.0, 3000.0]
+    with _Behind(Limits(connections=9)) as behind:
+        caplog.clear()
+        behind.door._process.kill()
+        services.wait_for("its pause", lambda: "starting it in 1000.0 s" in caplog.text, WAIT)
+
+
+def test_one_that_is_started_while_the_door_closes_ends_as_well(monkeypatch) -> None:
+    monkeypatch.setattr(door_module, "_MIN_PAUSE", 0.0)
+    starts, go_on, start = threading.Event(), threading.Event(), GuardedDoor._start
+    with _Behind(Limits(connections=9)) as behind:
+
+        def slowly(door: GuardedDoor) -> None:
+            starts.set()
+            assert go_on.wait(WAIT)
+            start(door)
+
+        monkeypatch.setattr(GuardedDoor, "_start", slowly)
+        behind.door._process.kill()
+        assert starts.wait(WAIT)
+        closing = threading.Thread(target=behind.door.close)
+        closing.start()
+        services.wait_for("the end", behind.door._closing.is_set, WAIT)
+        go_on.set()
+        closing.join(WAIT)
+        assert not closing.is_alive()
+        assert behind.door._process.poll() == 0
+
+
+def test_signals_to_all_processes_leave_it_to_the_learner_when_it_ends(behind) -> None:
+    client, taken, _ = behind.pair()
+    with client, taken:
+        for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            behind.door._process.send_signal(each)
+        taken.sendall(b"the last receipt")
+        assert client.recv(16, socket.MSG_WAITALL) == b"the last receipt"
+    behind.door.close()
+    assert behind.door._process.poll() == 0
+
+
+def test_temporary_files_may_be_deep(monkeypatch, tmp_path) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with Learner(guarded=True) as learner, Actor(learner.address, "a", 1):
+        pass
 
 
 def _serve(connection) -> None:
@@ -478,8 +560,8 @@ def test_stopping_leaves_nothing_behind() -> None:
 
 
 def _train_with_few_files(connection) -> None:
-    """A learner that may open 160 files and opens as many of them as training may need."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))
+    """A learner that may open 240 files and opens as many of them as training may need."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (240, 240))
     server = Server(messages.service(), "127.0.0.1:0", guarded=True)
     connection.send(server.start())
     while not connection.poll(0.01):
