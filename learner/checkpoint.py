@@ -161,11 +161,17 @@ def remove_leftovers(directory: pathlib.Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def load(directory: pathlib.Path) -> Checkpoint:
+def load(
+    directory: pathlib.Path, is_fit: Callable[[Checkpoint], bool] = lambda _: True
+) -> Checkpoint:
     """Reads the newest intact checkpoint of LOGDIR.
 
     Nothing is parsed before its digest is right. Every damaged one is passed over, with one line
     in the log in all.
+
+    Args:
+      directory: LOGDIR.
+      is_fit: whether an intact checkpoint shall be taken; if not, it is passed over too.
 
     Raises:
       CheckpointError: there is none.
@@ -178,6 +184,9 @@ def load(directory: pathlib.Path) -> Checkpoint:
             loaded = _read(path)
         except Exception as error:  # of any kind: earlier versions wrote no digests
             damaged.append(f"{path.name} ({_in_one_line(error)})")
+            continue
+        if not is_fit(loaded):
+            damaged.append(f"{path.name} (intact, but its network's outputs are beyond limits)")
             continue
         if damaged:
             _log.warning(

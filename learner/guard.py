@@ -5,6 +5,10 @@ Unrolls that are bad by themselves are the culprits: they are left out of the up
 removed from replay, and their actors are blamed. If none stands out, the whole batch is skipped
 and nobody is blamed. Too many such skips mean that it is the variables: they go back to the newest
 checkpoint, once; if that does not help, the run ends.
+
+Variables may also grow until the network's outputs, though finite, are beyond what the learner
+takes from actors. Then all messages are refused, there are no batches, and it is the refused
+outputs that lead to the same end.
 """
 
 import collections
@@ -20,10 +24,11 @@ from impala.configs import GuardConfig
 from impala.types import Batch, StepType
 from learner import checkpoint
 from learner.bad_updates import BadUpdates
-from learner.checkpoint import CheckpointError
+from learner.checkpoint import Checkpoint, CheckpointError
 from learner.finite import NotFiniteError
 from learner.learner import Learner, Refusal, Update, columns
 from learner.mix import Mix, Prepared, Provenance
+from learner.refused_outputs import RefusedOutput, RefusedOutputs
 from learner.replay import Replay
 
 _log = logging.getLogger(__name__)
@@ -32,6 +37,8 @@ NOT_FINITE = "not_finite"  # why culprits are dropped
 SKIPPED_UPDATE = "skipped_update"  # why the unrolls of a skipped batch are dropped
 
 _LOG_SECONDS = 10.0  # between two lines about culprits
+_UNCLEAR_REFUSALS = 100  # of outputs, while nothing good came in: then it is the variables ...
+_UNCLEAR_SECONDS = 60.0  # ... if they came over at least so long
 _REMEMBERED = 4096  # unrolls of replay that were removed, and may still be in batches made ahead
 
 
@@ -45,6 +52,8 @@ class Guard:
         mix: Mix,
         replay: Replay | None,
         blame: Callable[[str, str], None],
+        refused_outputs: RefusedOutputs,
+        clock: Callable[[], float] = time.monotonic,
     ):
         """Starts with a clean record.
 
@@ -54,17 +63,24 @@ class Guard:
           mix: makes the batches; it is told of those that moved nothing.
           replay: culprits are removed from it.
           blame: called with the actor of a culprit, and why.
+          refused_outputs: of actors, to be judged.
+          clock: gives seconds that never go back.
         """
         self._config = config
         self._logdir = logdir
         self._mix = mix
         self._replay = replay
         self._blame = blame
+        self._refused_outputs = refused_outputs
+        self._clock = clock
+        self._unclear = 0  # refused outputs of which nobody knows whose fault they are
+        self._unclear_since = 0.0
         self._bad_updates = BadUpdates(logdir / "bad-updates")
         self._recent: collections.deque[bool] = collections.deque(maxlen=config.window_updates)
         self._suspects: collections.Counter[str] = collections.Counter()
         self._removed: collections.deque[int] = collections.deque(maxlen=_REMEMBERED)
         self._good_since_rollback: int | None = None  # None: there was none
+        self._rolled_back_to = 0  # the version that the last return to a checkpoint has made
         self._logged = -_LOG_SECONDS
         self.skipped_updates = 0  # batches of which nothing was learned
         self.culprits = 0  # unrolls, each as often as it was found
@@ -86,6 +102,8 @@ class Guard:
           NotFiniteError: too many batches were skipped, also after going back to a checkpoint.
         """
         batch = prepared.batch
+        if prepared.unrolls:
+            self._unclear = 0
         if batch is None:
             return prepared, None
         result = learner.update(batch)
@@ -110,6 +128,67 @@ class Guard:
         if len(culprits) < len(prepared.origins):
             self._skip(learner, prepared, result, written)
         return prepared, None
+
+    def judge_outputs(self, learner: Learner) -> bool:
+        """Finds out whose fault it is that outputs of actors were refused, and acts on it.
+
+        The learner's network is applied to unrolls of the last good batch. If its outputs are
+        within the limits, the actors are blamed. If most are not, the variables go back to a
+        checkpoint. If it is not clear, nobody is blamed, and only if nothing good comes in for long
+        it is the variables.
+
+        Returns:
+          Whether the variables went back, and are the next version.
+
+        Raises:
+          NotFiniteError: it is the variables, and going back has not helped or is not possible.
+        """
+        refused = self._refused_outputs.take()
+        if not refused:
+            return False
+        beyond = learner.outputs_beyond_limits()
+        if beyond == 0.0:
+            for each in refused:
+                if each.version >= self._rolled_back_to:  # else bad variables may have acted
+                    self._blame(each.actor, each.why)
+            return False
+        if beyond is None or beyond <= 0.5:
+            if not self._unclear:
+                self._unclear_since = self._clock()
+            self._unclear += len(refused)
+            seconds = self._clock() - self._unclear_since
+            if self._unclear < _UNCLEAR_REFUSALS or seconds < _UNCLEAR_SECONDS:
+                return False
+        self._unclear = 0
+        self._diverged(learner, refused[-1], beyond)
+        return True
+
+    def _diverged(self, learner: Learner, last: RefusedOutput, beyond: float | None) -> None:
+        """Goes back to a checkpoint, or ends the run, since its network says what is refused.
+
+        Raises:
+          NotFiniteError: that was the last time, or there is nothing to go back to.
+        """
+        seen = (
+            "Messages are refused for what actors' networks compute (the last one, of "
+            f"{last.actor}: {last.why})"
+        )
+        advice = (
+            "Lower optimiser.learning_rate; raise limits.policy_parameter and limits.baseline if "
+            "such outputs are meant; or go on from an earlier checkpoint, by moving the newest out "
+            f"of {self._logdir / 'checkpoints'}."
+        )
+        if beyond is None:  # nothing was learned since the start, so the newest is what there is
+            raise NotFiniteError(
+                f"{seen}, and nothing else has come in since the start: the variables that the run "
+                f"began with are too large. {advice}"
+            )
+        self._go_back(
+            learner,
+            f"{seen}, and {beyond:.0%} of the learner's own outputs are beyond limits too, at "
+            f"update {learner.counters.updates}",
+            advice,
+        )
 
     def _good(self) -> None:
         self._recent.append(False)
@@ -169,6 +248,14 @@ class Guard:
             f"What was learned from is in {self._bad_updates.directory}: look at it with impala "
             "replay-update FILE."
         )
+        self._go_back(learner, seen, advice)
+
+    def _go_back(self, learner: Learner, seen: str, advice: str) -> None:
+        """Goes back to the newest checkpoint whose outputs are good, unless it did so just now.
+
+        Raises:
+          NotFiniteError: there is none, or going back has not helped.
+        """
         if (
             self._good_since_rollback is not None
             and self._good_since_rollback < self._config.window_updates
@@ -178,21 +265,37 @@ class Guard:
                 f"not helped. The last checkpoint is intact. {advice}"
             )
         try:
-            saved = checkpoint.load(self._logdir)
-            learner.roll_back(saved)
+            saved = self._roll_back(learner)
         except CheckpointError as error:
             raise NotFiniteError(
                 f"{seen}. There is no checkpoint to go back to ({error}). {advice}"
             ) from None
-        self._mix.shift_version(1)
-        self.rollbacks += 1
-        self._good_since_rollback = 0
-        self._recent.clear()
-        self._suspects.clear()
         _log.error(
             "%s. Going back to the variables of update %d, which become version %d.",
             *(seen, saved.counters.updates, learner.counters.updates),
         )
+
+    def _roll_back(self, learner: Learner) -> Checkpoint:
+        """Puts the newest good checkpoint's variables in place.
+
+        Raises:
+          CheckpointError: there is none; the variables may have moved.
+        """
+        now = learner.counters
+
+        def is_fit(saved: Checkpoint) -> bool:
+            learner.counters = now
+            learner.roll_back(saved)
+            return (learner.outputs_beyond_limits() or 0.0) <= 0.5
+
+        saved = checkpoint.load(self._logdir, is_fit)
+        self._mix.shift_version(1)
+        self.rollbacks += 1
+        self._good_since_rollback = 0
+        self._rolled_back_to = learner.counters.updates
+        self._recent.clear()
+        self._suspects.clear()
+        return saved
 
 
 def _without(batch: Batch, culprits: Sequence[int]) -> tuple[Batch, np.ndarray]:

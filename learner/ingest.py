@@ -51,6 +51,7 @@ class Rejection(NamedTuple):
 
     reason: "pb.Reason"
     detail: str  # names the value, the limit and the fix
+    of_network: bool = False  # whether the actor's network computed the number that is refused
 
 
 class IngestClosed(Exception):
@@ -398,16 +399,19 @@ class Validator:
                 _check_range(f"{spec.name} (a bool, as a byte)", array.view(np.uint8), 0, 1)
             if limit is None or (number := limit.beyond(array)) is None:
                 continue
+            of_network = spec.name.startswith(("output", "core_state"))
             if not math.isfinite(number):
                 raise Rejected(
                     pb.REASON_NOT_FINITE,
                     f"{spec.name} holds {number}: all its numbers must be finite. Look at the "
                     "environment and at the parameters it acted with.",
+                    of_network,
                 )
             raise Rejected(
                 pb.REASON_RANGE,
                 f"{spec.name} holds {number}: its absolute value may be {limit.value:g} at most. "
                 f"Raise {limit.setting} of the learner if that is what the environment gives.",
+                of_network,
             )
 
     def _check_values(self, unroll: Unroll) -> None:
@@ -423,9 +427,9 @@ class Validator:
 class Rejected(Exception):
     """Carries a `Rejection` up to where the message came in."""
 
-    def __init__(self, reason: "pb.Reason", detail: str):
+    def __init__(self, reason: "pb.Reason", detail: str, of_network: bool = False):
         super().__init__(detail)
-        self.rejection = Rejection(reason, detail)
+        self.rejection = Rejection(reason, detail, of_network)
 
 
 def _check_finite(name: str, value: float) -> None:

@@ -14,12 +14,14 @@ from impala.configs import Config
 from impala.phases import Phase
 from impala.types import Batch
 from learner import checkpoint, optimisers
+from learner.bounds import limit_of
 from learner.checkpoint import Counters
 from learner.finite import is_finite
 
 _START = Counters()
 
 _CONTROLS = 4  # unrolls that the variables are tried on before any other unroll is blamed
+_OUTPUT_CONTROLS = 16  # unrolls that they are tried on when actors' outputs are refused
 
 
 class Update(NamedTuple):
@@ -70,6 +72,7 @@ class Learner:
         )
         self._differentiate = compiled(self._gradients)
         self._judge = compiled(self._is_good)
+        self._apply = compiled(algorithm.agent.unroll)
         self.last_good: Batch | None = None  # that variables are tried on if a batch is bad
         self.counters = counters
 
@@ -133,6 +136,27 @@ class Learner:
             frames=before.frames + frames,
             seconds=before.seconds + seconds,
         )
+
+    def outputs_beyond_limits(self) -> float | None:
+        """How much of what the network says is beyond `limits`, as an actor's may not be.
+
+        Returns:
+          The share of unrolls of the last good batch with such an output or one that is not finite,
+          0 to 1; None before the first good batch.
+        """
+        if self.last_good is None:
+            return None
+        size = len(self.last_good.is_replay)
+        which = sorted({size * i // _OUTPUT_CONTROLS for i in range(_OUTPUT_CONTROLS)})
+        unroll = columns(self.last_good, which).unroll
+        output, _ = self._apply(unroll.timestep, unroll.core_state)
+        beyond = np.zeros(len(which), np.bool_)
+        for name, tensor in output._asdict().items():
+            values = tensor.numpy()
+            limit = limit_of(f"output/{name}", values.dtype, self.config.limits)
+            assert limit is not None  # these are floats
+            beyond |= [limit.beyond(values[:, i]) is not None for i in range(len(which))]
+        return float(beyond.mean())
 
     def agent_values(self) -> list[np.ndarray]:
         """Copies of the agent's variables, in the order in which parameters travel."""

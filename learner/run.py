@@ -38,6 +38,7 @@ from learner.mix import Mix, Prepared
 from learner.prometheus import Prometheus
 from learner.quarantine import Quarantine
 from learner.receipts import ReceiptProofs, load_key
+from learner.refused_outputs import RefusedOutputs
 from learner.replay import Replay
 from learner.roster import Roster
 from learner.server import Server
@@ -168,6 +169,7 @@ class _Run:
         self._roster = Roster()
         self._info_names = InfoNames(config.limits.info_names)
         self._quarantine = Quarantine(config.quarantine)
+        refused_outputs = RefusedOutputs()
         self._service = LearnerService(
             unroll_spec,
             codec.specs(agent.variables),
@@ -185,12 +187,18 @@ class _Run:
             bounds=message_bounds(config, self._tasks, spaces[1]),
             earlier=self._incarnations.earlier,
             proofs=ReceiptProofs(load_key(logdir / "receipt.key")),
+            refused_outputs=refused_outputs,
         )
         self._mix = Mix(
             self._ingest, config.mix, self._replay, version=self._learner.counters.updates
         )
         self._guard = Guard(
-            config.guard, logdir, self._mix, self._replay, blame=self._quarantine.blame
+            config.guard,
+            logdir,
+            self._mix,
+            self._replay,
+            blame=self._quarantine.blame,
+            refused_outputs=refused_outputs,
         )
         self._server: Server | None = None
         self._telemetry = Telemetry()
@@ -242,6 +250,8 @@ class _Run:
             prepared = self._mix.get(timeout=0.5)
             now = time.monotonic()
             self._telemetry.waited(now - waiting)
+            if self._guard.judge_outputs(self._learner):
+                self._publish()
             if prepared is None:
                 self._report_if_due()
                 continue

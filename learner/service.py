@@ -31,6 +31,7 @@ from learner.ingest import (
 )
 from learner.quarantine import Quarantine
 from learner.receipts import ReceiptProofs
+from learner.refused_outputs import RefusedOutput, RefusedOutputs
 from learner.roster import Member, Roster
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
@@ -96,6 +97,7 @@ class LearnerService:
         bounds: MessageBounds,
         earlier: Mapping[int, int] | None = None,
         proofs: ReceiptProofs | None = None,
+        refused_outputs: RefusedOutputs | None = None,
     ):
         """Says hello with a spec; parameters come by `publish`.
 
@@ -117,6 +119,8 @@ class LearnerService:
           earlier: incarnations of the learners that this run had before, and the highest version of
             the parameters that each can have published.
           proofs: of receipts, which the learners of a run recognise; nobody else does if None.
+          refused_outputs: is told of what actors' networks computed and is refused, instead of the
+            quarantine; the quarantine if None.
         """
         self._accounts = accounts
         self._roster = roster
@@ -129,6 +133,7 @@ class LearnerService:
         self._newest_version = 0
         self._earlier = dict(earlier or {})
         self._proofs = proofs or ReceiptProofs(secrets.token_bytes())
+        self._refused_outputs = refused_outputs
         self.has_evaluators = False  # whether one has ever joined
         self.skipped_updates = self.rollbacks = 0  # for RunStatus, as the guard counts them
         self._published: _Published | None = None
@@ -404,7 +409,13 @@ class LearnerService:
         name = pb.Reason.Name(rejection.reason).removeprefix("REASON_").lower()
         self._accounts.rejected(name, message.actor, message.incarnation, message.sequence)
         self._roster.rejected(message.actor, f"{name}: {rejection.detail}")
-        if rejection.reason in _BLAMED:
+        if rejection.of_network and self._refused_outputs is not None:
+            is_ours = message.learner_incarnation == self._incarnation
+            version = message.parameter_version if is_ours else 0
+            self._refused_outputs.add(
+                RefusedOutput(message.actor, f"{name}: {rejection.detail}", version)
+            )
+        elif rejection.reason in _BLAMED:
             self._quarantine.blame(message.actor, f"{name}: {rejection.detail}")
         receipt = self._receipt(message, pb.STATUS_REJECTED, rejection.reason)
         receipt.detail = rejection.detail

@@ -16,6 +16,7 @@ from impala.configs import (
     Config,
     GuardConfig,
     LearnerConfig,
+    LimitsConfig,
     OptimiserConfig,
     SacConfig,
 )
@@ -27,6 +28,7 @@ from learner.finite import NotFiniteError
 from learner.guard import Guard
 from learner.learner import Learner, Refusal, Update, columns
 from learner.mix import Origin, Prepared, Provenance
+from learner.refused_outputs import RefusedOutput, RefusedOutputs
 from learner.replay import Replay
 from learner.storage import Memory
 
@@ -208,6 +210,8 @@ class Scene:
         self.replay = Replay(spec_of(learner), Memory(), "fifo", capacity_frames=1000)
         self.accounts = Accounts()
         self.sequence = 0
+        self.refused_outputs = RefusedOutputs()
+        self.seconds = 0.0
         self.accounts.join("good", 1, 0, 0)
         self.accounts.join("bad", 1, 0, 0)
         self.guard = Guard(
@@ -216,6 +220,8 @@ class Scene:
             self.mix,  # type: ignore[arg-type]
             self.replay,
             lambda actor, why: self.blamed.append(f"{actor}: {why}"),
+            self.refused_outputs,
+            clock=lambda: self.seconds,
         )
 
     def prepare(self, batch: Batch, fresh: int = B) -> Prepared:
@@ -259,10 +265,10 @@ def scene(tmp_path: pathlib.Path) -> Scene:
     return Scene(tmp_path, make("impala"), GuardConfig(max_skips=3, window_updates=10))
 
 
-def spoil(learner: Learner) -> None:
+def spoil(learner: Learner, value: float = 1e30) -> None:
     """What is left of a learner whose values have grown beyond all bounds."""
     for variable in learner._algorithm.agent.baseline_variables:
-        variable.assign(np.full(variable.shape, 1e30, np.float32))
+        variable.assign(np.full(variable.shape, value, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -411,6 +417,100 @@ def test_batches_of_nothing_but_culprits_are_no_reason_to_go_back(scene: Scene) 
     assert (scene.guard.rollbacks, scene.guard.skipped_updates) == (0, 12)
     assert scene.accounts.totals().dropped == {"not_finite": 12 * B}
     assert scene.learn(batch_for(scene.learner))[1] is not None
+
+
+# --------------------------------------------------------------- outputs that are refused
+
+
+def refuse(scene: Scene, count: int = 1, version: int | None = None) -> None:
+    version = scene.learner.counters.updates if version is None else version
+    for _ in range(count):
+        scene.refused_outputs.add(RefusedOutput("good", "range: output/baseline", version))
+
+
+def test_actors_are_blamed_for_outputs_if_the_learners_own_are_within_the_limits(
+    scene: Scene,
+) -> None:
+    scene.learn(batch_for(scene.learner))
+    assert not scene.guard.judge_outputs(scene.learner)  # nothing was refused
+    refuse(scene, 2)
+    assert not scene.guard.judge_outputs(scene.learner)
+    assert scene.blamed == ["good: range: output/baseline"] * 2
+    assert not scene.guard.judge_outputs(scene.learner)
+    assert len(scene.blamed) == 2
+
+
+@pytest.mark.parametrize("value", [1e9, 1e30, np.nan])
+def test_diverged_variables_are_to_blame_and_go_back_to_a_checkpoint_that_is_not(
+    scene: Scene, value: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given a good checkpoint, and a newer one whose outputs are beyond the limits ...
+    scene.learn(batch_for(scene.learner))
+    scene.save()
+    good = scene.learner.agent_values()
+    spoil(scene.learner, 1e9)
+    scene.learner.counters = scene.learner.counters._replace(updates=5)
+    scene.save()
+    # ... when actors send what the diverged variables make them compute ...
+    spoil(scene.learner, value)
+    refuse(scene)
+    # ... then nobody is blamed, and the good one's variables are the next version.
+    assert scene.guard.judge_outputs(scene.learner)
+    for one, other in zip(good, scene.learner.agent_values(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert (scene.learner.counters.updates, scene.mix.shift, scene.guard.rollbacks) == (6, 1, 1)
+    assert "100% of the learner's own outputs are beyond limits too, at update 5" in caplog.text
+    # What was still under way is nobody's fault either; what comes of the new version is.
+    refuse(scene, version=5)
+    assert not scene.guard.judge_outputs(scene.learner)
+    assert scene.blamed == []
+    refuse(scene, version=6)
+    assert not scene.guard.judge_outputs(scene.learner)
+    assert len(scene.blamed) == 1
+    # If they diverge again at once, then the run ends.
+    spoil(scene.learner, 1e9)
+    refuse(scene)
+    with pytest.raises(NotFiniteError, match=r"has not helped.*optimiser\.learning_rate"):
+        scene.guard.judge_outputs(scene.learner)
+
+
+def test_one_callers_observations_in_the_last_good_batch_do_not_make_the_variables_bad(
+    scene: Scene,
+) -> None:
+    scene.learn(batch_for(scene.learner))
+    scene.save()
+    batch = scene.learner.last_good
+    assert batch is not None
+    batch.unroll.timestep.observation[:, :2] = 1e10
+    scene.learner.config = dataclasses.replace(
+        scene.learner.config, limits=LimitsConfig(baseline=100.0)
+    )
+    refuse(scene, 200)
+    assert not scene.guard.judge_outputs(scene.learner)
+    assert (scene.blamed, scene.guard.rollbacks) == ([], 0)
+    # Only if nothing good comes in for long.
+    scene.seconds = 30.0
+    scene.learn(batch_for(scene.learner, 1))
+    scene.learner.last_good = batch
+    for seconds in (40.0, 70.0, 99.0):
+        scene.seconds = seconds
+        refuse(scene, 50)
+        assert not scene.guard.judge_outputs(scene.learner)
+    scene.seconds = 100.0
+    refuse(scene)
+    assert scene.guard.judge_outputs(scene.learner)
+
+
+def test_before_anything_was_learned_nobody_is_blamed_and_a_run_does_not_stall(
+    scene: Scene,
+) -> None:
+    refuse(scene, 200)
+    assert not scene.guard.judge_outputs(scene.learner)
+    scene.seconds = 60.0
+    refuse(scene)
+    with pytest.raises(NotFiniteError, match=r"limits\.policy_parameter and limits\.baseline"):
+        scene.guard.judge_outputs(scene.learner)
+    assert scene.blamed == []
 
 
 # ------------------------------------------------------------------- computed again later

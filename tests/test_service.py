@@ -13,6 +13,7 @@ from learner.accounts import Accounts, Superseded
 from learner.finite import NotFiniteError
 from learner.ingest import Ingest
 from learner.quarantine import Quarantine
+from learner.refused_outputs import RefusedOutputs
 from learner.service import IncompatibleProtocol, InvalidRequest, LearnerService, Unavailable
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -346,6 +347,26 @@ def test_only_contents_that_no_honest_actor_sends_are_blamed():
         assert (member.blamed, member.quarantined_seconds) == (blamed[name], 0.0)
         assert member.last_rejection.startswith(f"{name}: ") or name == "unknown_actor"
     assert blamed == {name: int(i >= 4) for i, name in enumerate(sent)}
+
+
+@pytest.mark.parametrize("value", [np.nan, 3e38])
+def test_nobody_is_blamed_for_what_its_network_computed_before_it_was_judged(value):
+    quarantine, refused = Quarantine(QuarantineConfig()), RefusedOutputs()
+    service, fingerprint = _joined(quarantine=quarantine, refused_outputs=refused)
+    for i, name in enumerate(("policy", "baseline")):
+        bad = messages.unroll(2)
+        getattr(bad.output, name)[1, 0] = value
+        incarnation = (messages.LEARNER, messages.EARLIER)[i]
+        fields = {"learner_incarnation": incarnation, "parameter_version": 0 if not i else 9}
+        receipt = _submit(service, messages.message(arrays=bad, fingerprint=fingerprint, **fields))
+        assert receipt.status == pb.STATUS_REJECTED
+        (each,) = refused.take()
+        assert (each.actor, each.version) == ("a", 0)
+        assert f"output/{name} holds" in each.why
+    assert quarantine.standing("a").blamed == 0
+    bad.timestep.reward[1, 0] = value  # which comes before the outputs, and from no network
+    _submit(service, messages.message(arrays=bad, fingerprint=fingerprint))
+    assert (quarantine.standing("a").blamed, refused.take()) == (1, [])
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
