@@ -17,7 +17,8 @@ from impala import listen
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 """Buckets of histograms of durations."""
 
-_MAX_CONNECTIONS = 32  # beyond them the oldest is closed
+_MAX_CONNECTIONS = 32  # beyond them the oldest is closed...
+_ACCEPTS = 4  # ...a few turns of the event loop later, each of which takes in this many at most
 _SECONDS = 5.0  # that a connection may take from beginning to end
 _MAX_REQUEST = 8192  # bytes
 _SHARE = 0.1  # of the time, at most, for writing metrics out
@@ -52,12 +53,12 @@ class Exporter:
         self._loop = asyncio.new_event_loop()
         self._servers = [
             self._loop.run_until_complete(
-                asyncio.start_server(
-                    self._serve, sock=each, limit=_MAX_REQUEST, backlog=listen.BACKLOG
-                )
+                asyncio.start_server(self._serve, sock=each, limit=_MAX_REQUEST, backlog=_ACCEPTS)
             )
             for each in sockets
         ]
+        for each in sockets:
+            each.listen(listen.BACKLOG)  # the others wait in the kernel
         self._thread = threading.Thread(target=self._loop.run_forever, name="metrics", daemon=True)
         self._thread.start()
 

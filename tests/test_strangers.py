@@ -1,5 +1,6 @@
 """What callers without credentials can reach, and how little of it they can use up."""
 
+import os
 import re
 import socket
 import threading
@@ -18,7 +19,7 @@ from impala import cli, exporter, listen
 from impala.credentials import SecurityError
 from impala.exporter import Exporter
 from impala.security import ClientSecurity, ServerSecurity
-from learner import probes
+from learner import door, probes
 from learner.server import Server
 
 WAIT = 30.0
@@ -127,6 +128,30 @@ def test_scrapes_go_on_beside_silent_connections_which_cost_no_threads(metrics) 
             assert "answer 42.0" in _scrape(metrics.address)
         assert threading.active_count() == threads
         assert len(metrics._connections) <= exporter._MAX_CONNECTIONS
+
+
+def test_a_thousand_connections_at_once_take_few_files(metrics) -> None:
+    """They wait in the kernel until the event loop takes them in, some in each turn."""
+    begun, go_on, files = threading.Event(), threading.Event(), []
+
+    def hold() -> None:
+        begun.set()
+        go_on.wait(WAIT)
+        count()
+
+    def count() -> None:
+        files.append(len(os.listdir("/proc/self/fd")))
+        metrics._loop.call_soon(count)
+
+    metrics._loop.call_soon_threadsafe(hold)
+    assert begun.wait(WAIT)
+    with ExitStack() as open_ones:
+        for _ in range(1000):
+            open_ones.enter_context(_connect(metrics.address))
+        before = len(os.listdir("/proc/self/fd"))
+        go_on.set()
+        assert "answer 42.0" in _scrape(metrics.address)  # behind all of them
+    assert max(files) - before <= door._METRICS_FILES
 
 
 def test_who_says_nothing_or_too_much_is_hung_up_on(metrics, monkeypatch) -> None:
