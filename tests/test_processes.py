@@ -156,22 +156,25 @@ def test_those_that_hang_are_killed_at_their_deadline_with_what_they_started(
     tmp_path: pathlib.Path,
 ) -> None:
     children = tmp_path / "children"
-    with closing(make(3, seconds=1.0, children=str(children))) as environment:
+    with closing(make(5, seconds=2.0, children=str(children))) as environment:
         witness = Witness(environment)
-        while (witness.timestep.step_type[:2] == LAST).any():
+        while (witness.timestep.step_type[:4] == LAST).any():
             witness.step()
         witness.step(e1=Do.START_A_CHILD)
         child = int(children.read_text())
-        while (witness.timestep.step_type[:2] == LAST).any():
+        while (witness.timestep.step_type[:4] == LAST).any():
             witness.step()
         old = [worker._process.pid for worker in workers(environment)]
         start = time.monotonic()
-        step = witness.step(fails=[0, 1], e0=Do.HANG_IN_C, e1=Do.HANG)
-        assert time.monotonic() - start < 5.0  # both within one deadline, nearly
-        assert step.faults == [EnvironmentFault(i, "hung", "no answer within 1 s") for i in (0, 1)]
-        wait_until_dead(*old[:2], child)
-        assert is_alive(old[2])
-        witness.step(begins=[0, 1])
+        hang = {f"e{i}": Do.HANG for i in range(1, 4)}
+        step = witness.step(fails=range(4), e0=Do.HANG_IN_C, **hang)
+        assert time.monotonic() - start < 6.0  # all within one deadline, not one after another
+        assert step.faults == [
+            EnvironmentFault(i, "hung", "no answer within 2 s") for i in range(4)
+        ]
+        wait_until_dead(*old[:4], child)
+        assert is_alive(old[4])
+        witness.step(begins=range(4))
         for _ in range(10):
             witness.step()
 
@@ -266,20 +269,30 @@ def test_an_episode_that_is_cut_counts_as_one_and_the_seam_as_nothing() -> None:
         assert frames == played + 1 + counting.frames_of(1)  # none for the seam
 
 
-def test_processes_end_with_the_actor_even_those_that_hang() -> None:
+def test_processes_end_with_the_actor_and_with_what_they_started_even_those_that_hang(
+    tmp_path: pathlib.Path,
+) -> None:
+    children = tmp_path / "children"
     script = """
 import sys, numpy as np
 from faulty import Do
 from test_processes import make, workers
-environment = make(2)
+environment = make(2, children=sys.argv[1])
 environment.reset(0)
+environment.send(np.array([0, Do.START_A_CHILD]))
+environment.recv()
+environment.send(np.array([0, Do.COUNT]))
+environment.recv()
 environment.send(np.array([0, Do.HANG_IN_C]))
 print(*(worker._process.pid for worker in workers(environment)), flush=True)
 environment.recv()
 """
-    actor = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    actor = subprocess.Popen(
+        [sys.executable, "-c", script, str(children)], stdout=subprocess.PIPE, text=True
+    )
     assert actor.stdout is not None
     pids = [int(pid) for pid in actor.stdout.readline().split()]
+    pids.append(int(children.read_text()))
     assert all(map(is_alive, pids))
     actor.kill()
     actor.wait()

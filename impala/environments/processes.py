@@ -35,6 +35,7 @@ _log = logging.getLogger(__name__)
 
 _STARTING = 5.0  # times as long as a step an environment may take to start: many start at once
 _CLOSE_SECONDS = 2.0  # that a step under way has to finish when its environment is closed
+_REST_SECONDS = 1.0  # after the deadline, until more comes of an answer that has begun
 _KILL_SECONDS = 1.0  # until a killed process is left to the kernel
 _MAX_FAILURES = 10  # in a row, without one step between them
 _HEALTHY_SECONDS = 60.0  # a process that has lived for this long is restarted at once again
@@ -163,6 +164,8 @@ class Processes(base.Environment):
         infos: list[dict[str, float]] = [{} for _ in self._workers]
         due = list(range(self.num_envs))
         while due:
+            for i in due:
+                self._workers[i].start_pending()
             again = []
             for i in due:
                 try:
@@ -287,6 +290,7 @@ class _Worker:
         self._pending: tuple[int, int] | None = None  # half and seed of a start that is due
         self._start_at = 0.0
         self._started_at = 0.0
+        self._told_at = 0.0  # when the command under way was given
         self._is_starting = False  # the answer under way is that to a start
         self._quick_failures = 0  # in a row, each of a process that did not live for long
         self.starts = 0
@@ -310,7 +314,7 @@ class _Worker:
         self._tell(b"r", half, seed)
 
     def restart(self, half: int, seed: int) -> None:
-        """Ends the process and starts another: at once, or in `collect` if there is a pause."""
+        """Ends the process and starts another: at once, or in `start_pending` after a pause."""
         self.disconnect()
         self.kill()
         self.wait(_KILL_SECONDS)
@@ -330,15 +334,21 @@ class _Worker:
         if not self._is_starting and self._pending is None:
             self._tell(b"s", half, 0)
 
+    def start_pending(self) -> None:
+        """Starts the process that is due after a pause, if one is, and waits for the pause."""
+        if self._pending is not None:
+            time.sleep(max(0.0, self._start_at - time.monotonic()))
+            pending, self._pending = self._pending, None
+            self.start(*pending)
+
     def collect(self) -> dict[str, float]:
-        """Waits for the answer: the environment's info; `_Failed` if there is none."""
+        """Waits for the answer: the environment's info; `_Failed` if there is none in time.
+
+        The time runs from the command on, so that those that hang together cost it once.
+        """
+        seconds = self._seconds * (_STARTING if self._is_starting else 1.0)
         try:
-            if self._pending is not None:
-                time.sleep(max(0.0, self._start_at - time.monotonic()))
-                pending, self._pending = self._pending, None
-                self.start(*pending)
-            seconds = self._seconds * (_STARTING if self._is_starting else 1.0)
-            info = self._answer(time.monotonic() + seconds, seconds)
+            info = self._answer(self._told_at + seconds, seconds)
         except _Failed:
             self.failures += 1
             raise
@@ -369,6 +379,7 @@ class _Worker:
 
     def _tell(self, what: bytes, half: int, seed: int) -> None:
         assert self._channel is not None
+        self._told_at = time.monotonic()
         with contextlib.suppress(OSError):  # it is gone, and the answer will say so
             self._channel.send(_COMMAND.pack(what, half, seed))
 
@@ -378,7 +389,8 @@ class _Worker:
         size = _ANSWER.size
         try:
             while len(data) < size:
-                self._channel.settimeout(max(deadline - time.monotonic(), 1e-3))
+                least = _REST_SECONDS if data else 1e-3  # an answer has often come long ago
+                self._channel.settimeout(max(deadline - time.monotonic(), least))
                 part = self._channel.recv(1 << 16)
                 if not part:
                     raise self._ended()
@@ -464,14 +476,17 @@ def _serve(task: _Task, buffer: Any, channel: socket.socket) -> None:
 
 
 def _die_with_parent() -> None:
-    """Has the kernel end this process when the actor's ends, also where the environment hangs.
+    """Has the kernel kill this process and what it starts when the actor's ends.
 
-    The pipe whose end `sentinel` is says nothing until then, and its signal ends a process.
+    It needs no code to run here, where the environment may hang with the interpreter's lock held.
+    The pipe whose end `sentinel` is says nothing until the actor ends, and its signal, SIGKILL,
+    goes to the process group.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None
     with contextlib.suppress(OSError, AttributeError):
-        fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, -os.getpgrp())
         flags = fcntl.fcntl(parent.sentinel, fcntl.F_GETFL)
         fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
 
