@@ -1,6 +1,7 @@
 """A limit of the memory that an actor and its processes hold, and its new start beyond it."""
 
 import contextlib
+import multiprocessing.util
 import os
 import pathlib
 import resource
@@ -89,7 +90,7 @@ def _descendants(process: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for stat in _PROC.glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            parent = int(stat.read_bytes().rpartition(b")")[2].split()[1])  # a name is any bytes
             children.setdefault(parent, []).append(int(stat.parent.name))
     found = list(children.get(process, ()))
     for each in found:  # which grows
@@ -134,6 +135,8 @@ def settle() -> None:
 
 def start_anew() -> NoReturn:
     """Puts a new process with the same arguments and process id in the place of this one."""
+    # As at an exit: it removes its temporary directory.
+    multiprocessing.util._run_finalizers()  # type: ignore[attr-defined]
     os.environ[_REPLACEMENTS] = str(replacements() + 1)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -9,8 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 
@@ -139,42 +138,21 @@ class _Interrupted(Exception):
     """A signal came to an evaluator, which leaves its episodes where they are."""
 
 
-class _Signals:
+class _Signals(EndRequest):
     """Stops what runs when a signal comes: by a call, or `at_once` by an exception."""
 
     def __init__(self, at_once: bool) -> None:
+        super().__init__(self._stop_it)
         self._at_once = at_once
-        self._request = EndRequest(self._on_first)
         self._stop: Callable[[], None] | None = None
-
-    def __enter__(self) -> Self:
-        self._request.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._request.__exit__()
-
-    @property
-    def cause(self) -> str:
-        """What has come, in words."""
-        return self._request.cause
 
     def stops(self, stop: Callable[[], None] | None) -> None:
         """Has `stop` called by a signal, also by one that has come already; None: nothing."""
         self._stop = stop
-        if stop is not None and self._request.is_set():
+        if stop is not None and self.is_set():
             stop()
 
-    def wait(self, seconds: float) -> bool:
-        """Waits; True as soon as a signal has come."""
-        return self._request.wait(seconds)
-
-    def _on_first(self) -> None:
+    def _stop_it(self) -> None:
         if self._stop is None:
             return
         self._stop()
@@ -271,6 +249,7 @@ def _act(client: Any, built: _Built, num_envs: int | None, render: bool) -> None
         unrolls = actor.run(client.parameters, client.task, client.prefetch)
         hang = stack.enter_context(HangWatch(built.actor.hang_seconds))
         memory = MemoryLimit(built.actor.max_memory_bytes)
+        client.parameters()  # waits for the first ones: their lack is no environment that hangs
         while True:
             with hang.watched():
                 of_one_group = next(unrolls)

@@ -1,5 +1,7 @@
 """The limit of an actor's memory: what is measured, when, and what comes of it."""
 
+import os
+import pathlib
 import subprocess
 import sys
 
@@ -7,7 +9,14 @@ import pytest
 
 from actors.memory import LimitTooLow, MemoryLimit, OverLimit, held_bytes
 
-_HOLDER = "import sys; held = bytearray(b'x') * (64 << 20); print(flush=True); sys.stdin.read()"
+# Its name ends within a character, as that of one whose long name the kernel cuts.
+_HOLDER = r"""
+import pathlib, sys
+pathlib.Path("/proc/self/comm").write_bytes(b"x" * 14 + b"\xc3")
+held = bytearray(b"x") * (64 << 20)
+print(flush=True)
+sys.stdin.read()
+"""
 _STARTER = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
 
 
@@ -45,6 +54,26 @@ def test_more_than_allowed_is_an_end_but_early_on_an_error() -> None:
         limit.check()
     held, now = 60, 140.0
     limit.check()
+
+
+def test_a_new_start_leaves_no_temporary_directory(tmp_path: pathlib.Path) -> None:
+    script = """
+import multiprocessing.util
+from actors import memory
+print(memory.replacements(), multiprocessing.util.get_temp_dir())
+if not memory.replacements():
+    memory.start_anew()
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout.split()
+    assert said[::2] == ["0", "1"] and str(tmp_path) in said[1] != said[3]
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_a_limit_nothing_is_measured() -> None:

@@ -114,6 +114,23 @@ def test_it_ends_and_says_where_when_an_environment_hangs(learner: FakeLearner) 
     assert not learner.messages
 
 
+def test_waiting_for_the_first_parameters_is_no_environment_that_hangs(
+    learner: FakeLearner,
+) -> None:
+    config = json.loads(learner.config)
+    config["actor"]["hang_seconds"] = 1.0
+    learner.config = json.dumps(config)
+    learner.replies.clear()
+    actor = start(learner)
+    learner.wait_for(lambda: len(learner.pulls) == 1, seconds=60)
+    with pytest.raises(subprocess.TimeoutExpired):
+        actor.wait(timeout=4.0)
+    actor.send_signal(signal.SIGTERM)
+    _, log = actor.communicate(timeout=30)
+    learner.replies.set()
+    assert actor.returncode == 0, log
+
+
 def test_beyond_its_limit_of_memory_it_starts_anew_under_its_name(learner: FakeLearner) -> None:
     def allow(memory: int) -> None:
         config = json.loads(learner.config)
