@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 LEARNER_CRASH = "learner_crash"
 MOST = 2**63 - 1  # of any count: more would fit neither telemetry nor the wire
+_KEPT = 4  # incarnations of each name that other names cannot push out
 
 _Key = tuple[str, int]  # actor name, incarnation
 
@@ -60,6 +61,7 @@ class _Ledger:
     queued: dict[int, int] = dataclasses.field(default_factory=dict)  # sequence -> unrolls left
     # Of the last messages that were accepted or refused: sequence -> unrolls accepted up to it.
     recent: dict[int, int] = dataclasses.field(default_factory=dict)
+    of_earlier: bool = False  # whether it holds what an earlier learner gave receipts for
 
     @property
     def accepted(self) -> int:
@@ -76,6 +78,7 @@ class _Ledger:
             _count(accounted_sequence),
             _count(partial),
             recent={_count(at): _count(unrolls) for at, unrolls in recent},
+            of_earlier=True,
         )
 
     def state(self) -> list[Any]:
@@ -100,6 +103,7 @@ class _Ledger:
         """Takes up where the receipts of the actor end; returns how many unrolls were lost."""
         lost = max(0, acknowledged_unrolls - self.accepted)
         self.accounted += lost
+        self.of_earlier |= lost > 0
         self.received_sequence = max(
             self.received_sequence, self.accounted_sequence, acknowledged_sequence
         )
@@ -147,10 +151,11 @@ class Accounts:
         """Starts empty.
 
         Args:
-          max_ledgers: actor incarnations that are remembered. Beyond it, those idle the longest
-            with nothing in the queue are forgotten; totals are kept. An actor that was forgotten
-            and comes back all the same has the unrolls it got receipts for counted a second time,
-            as received and dropped.
+          max_ledgers: actor incarnations that are remembered. Beyond it, those with nothing in the
+            queue are forgotten: at first superseded ones of the names that have the most, then
+            those idle the longest; totals are kept. An actor that was forgotten and comes back
+            all the same, with receipts of an earlier learner, has the unrolls of them counted a
+            second time, as received and dropped, once after each restart at most.
           max_in_flight: messages without a receipt that an actor may have.
         """
         self._max_ledgers = max_ledgers
@@ -160,6 +165,7 @@ class Accounts:
         self._newest: dict[str, int] = {}  # actor name -> incarnation that was seen first the last
         self._joined: set[str] = set()  # actors that joined since this learner started
         self._ledgers: OrderedDict[_Key, _Ledger] = OrderedDict()  # idle the longest first
+        self._forgotten: set[_Key] = set()  # whose losses, if any, are counted; no more than those
         self._received = 0
         self._learned = 0
         self._dropped: Counter[str] = Counter()
@@ -182,8 +188,8 @@ class Accounts:
           actor: name, unique in the fleet.
           incarnation: of the actor.
           acknowledged_sequence: last message of this incarnation that got a receipt, 0 for none.
-          acknowledged_unrolls: accepted up to that message, as its receipt said; 0 if the actor
-            cannot prove it.
+          acknowledged_unrolls: accepted up to that message, as the receipt of an earlier learner
+            said; 0 if the actor cannot prove it.
 
         Returns:
           The actor's index: small, and the same for the same name until it is forgotten.
@@ -194,6 +200,8 @@ class Accounts:
         """
         with self._lock:
             is_new = (actor, incarnation) not in self._ledgers
+            if (actor, incarnation) in self._forgotten:
+                acknowledged_unrolls = 0
             ledger = self._ledgers.setdefault((actor, incarnation), _Ledger())
             if lost := ledger.join(min(acknowledged_sequence, MOST), acknowledged_unrolls):
                 self._received += lost
@@ -345,13 +353,28 @@ class Accounts:
         return next(i for i in range(len(used) + 1) if i not in used)
 
     def _forget(self) -> None:
-        """Forgets ledgers that are idle the longest until there are few enough."""
+        """Forgets ledgers with nothing in the queue until there are few enough.
+
+        The first are superseded incarnations of the names that have the most: no name can push
+        out another one. The current incarnation of a name is the last of it to be forgotten.
+        """
         excess = len(self._ledgers) - self._max_ledgers
         if excess <= 0:
             return
-        idle = [key for key, ledger in self._ledgers.items() if not ledger.queued]
-        for key in idle[:excess]:
-            del self._ledgers[key]
+        incarnations: dict[str, list[_Key]] = {}
+        for key in self._ledgers:
+            incarnations.setdefault(key[0], []).append(key)
+        busy = {key[0] for key, ledger in self._ledgers.items() if ledger.queued}
+        surplus = [
+            key
+            for actor, keys in sorted(incarnations.items(), key=lambda each: -len(each[1]))
+            for key in keys[: max(0, len(keys) - _KEPT)]
+            if not self._ledgers[key].queued and key[1] != self._newest.get(actor)
+        ]
+        idle = [key for key in self._ledgers if key[0] not in busy]
+        for key in list(dict.fromkeys(surplus + idle))[:excess]:
+            if self._ledgers.pop(key).of_earlier:
+                self._forgotten.add(key)
         names = {actor for actor, _ in self._ledgers}
         for actor in self._indices.keys() - names:
             del self._indices[actor]

@@ -61,7 +61,7 @@ class Incarnations:
                 raise ValueError("a number is out of range")
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
             _log.warning(
                 "%s is damaged (%s): unrolls made with the parameters of earlier learners are "
                 "refused.",

@@ -1,8 +1,10 @@
 """Proofs of receipts: what an actor says it was acknowledged is what a learner of this run said.
 
-A receipt carries a MAC over who it is for, the sequence number and the unrolls accepted up to it.
-The actor returns them when it joins; a learner that crashed in between counts by them what was
-lost. The key lies in LOGDIR, so that the learners of one run, and nobody else, can make proofs.
+A receipt carries the incarnation of the learner and a MAC over it, who the receipt is for, the
+sequence number and the unrolls accepted up to it. The actor returns them when it joins; a learner
+that resumed after a crash counts by them what was lost. What a learner acknowledged itself, it
+cannot have lost. The key lies in LOGDIR, so that the learners of one run, and nobody else, can make
+proofs.
 """
 
 import hashlib
@@ -16,7 +18,8 @@ import struct
 _log = logging.getLogger(__name__)
 
 _KEY_BYTES = 32
-_PROOF_BYTES = 16
+_MAC_BYTES = 16
+_LEARNER = struct.Struct(">Q")  # in front of the MAC
 
 
 class ReceiptProofs:
@@ -24,23 +27,35 @@ class ReceiptProofs:
 
     Args:
       key: 32 random bytes.
+      learner: the incarnation of this one.
     """
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, learner: int) -> None:
         self._key = key
+        self._learner = learner
 
     def make(self, actor: str, incarnation: int, sequence: int, unrolls: int) -> bytes:
         """Returns the proof that so many unrolls were accepted up to a message of an actor."""
-        name = actor.encode()
-        numbers = struct.pack(">QQQ", incarnation, sequence, unrolls)
-        stated = b"impala.v1.Receipt" + struct.pack(">Q", len(name)) + name + numbers
-        return hmac.digest(self._key, stated, hashlib.sha256)[:_PROOF_BYTES]
+        return self._make(self._learner, actor, incarnation, sequence, unrolls)
 
-    def holds(
+    def of_earlier_learner(
         self, proof: bytes, actor: str, incarnation: int, sequence: int, unrolls: int
     ) -> bool:
-        """Whether `proof` was made by this key for exactly this; takes the same time if not."""
-        return hmac.compare_digest(proof, self.make(actor, incarnation, sequence, unrolls))
+        """Whether another learner with this key made `proof` for exactly this."""
+        if len(proof) != _LEARNER.size + _MAC_BYTES:
+            return False
+        (learner,) = _LEARNER.unpack_from(proof)
+        expected = self._make(learner, actor, incarnation, sequence, unrolls)
+        return learner != self._learner and hmac.compare_digest(proof, expected)
+
+    def _make(
+        self, learner: int, actor: str, incarnation: int, sequence: int, unrolls: int
+    ) -> bytes:
+        name = actor.encode()
+        numbers = struct.pack(">QQQQ", learner, incarnation, sequence, unrolls)
+        stated = b"impala.v1.Receipt" + struct.pack(">Q", len(name)) + name + numbers
+        mac = hmac.digest(self._key, stated, hashlib.sha256)[:_MAC_BYTES]
+        return _LEARNER.pack(learner) + mac
 
 
 def load_key(path: pathlib.Path) -> bytes:

@@ -186,7 +186,7 @@ class _Run:
             info_names=self._info_names,
             bounds=message_bounds(config, self._tasks, spaces[1]),
             earlier=self._incarnations.earlier,
-            proofs=ReceiptProofs(load_key(logdir / "receipt.key")),
+            proofs=ReceiptProofs(load_key(logdir / "receipt.key"), self._incarnation),
             refused_outputs=refused_outputs,
         )
         self._mix = Mix(

@@ -132,7 +132,7 @@ class LearnerService:
         self._finished = False
         self._newest_version = 0
         self._earlier = dict(earlier or {})
-        self._proofs = proofs or ReceiptProofs(secrets.token_bytes())
+        self._proofs = proofs or ReceiptProofs(secrets.token_bytes(), incarnation)
         self._refused_outputs = refused_outputs
         self.has_evaluators = False  # whether one has ever joined
         self.skipped_updates = self.rollbacks = 0  # for RunStatus, as the guard counts them
@@ -201,7 +201,7 @@ class LearnerService:
                 request.actor,
                 request.incarnation,
                 request.acknowledged_sequence,
-                request.acknowledged_unrolls if self._is_proven(request) else 0,
+                request.acknowledged_unrolls if self._can_be_lost(request) else 0,
             )
             self._roster.joined(request.actor, "actor")
         return reply
@@ -455,9 +455,9 @@ class LearnerService:
                 receipt.proof = self._proofs.make(*whose, unrolls)
         return receipt
 
-    def _is_proven(self, request: pb.JoinRequest) -> bool:
-        """Whether a receipt said what the actor claims that its receipts said."""
-        return self._proofs.holds(
+    def _can_be_lost(self, request: pb.JoinRequest) -> bool:
+        """Whether a receipt of an earlier learner said what the actor claims that it said."""
+        return self._proofs.of_earlier_learner(
             request.proof,
             request.actor,
             request.incarnation,

@@ -28,7 +28,7 @@ from impala.options import OptionError, validate
 from impala.tasks import frames_per_step, make
 from impala.types import Parameters
 from learner import checkpoint
-from learner.accounts import LEARNER_CRASH, MOST, Accounts
+from learner.accounts import LEARNER_CRASH, MOST, Accounts, Superseded
 from learner.incarnations import Incarnations
 from learner.ingest import Ingest
 from learner.metrics import TensorBoard
@@ -141,7 +141,8 @@ def test_of_a_hundred_and_more_learners_the_oldest_is_forgotten(tmp_path):
 
 @pytest.mark.parametrize(
     "contents",
-    ["", "{", "null", "[1, 2]", '[["a", 1]]', "[[1]]", "[[1, -1]]", f"[[1, {2**64}]]", "\x00" * 9],
+    ["", "{", "null", "[1, 2]", '[["a", 1]]', "[[1]]", "[[1, -1]]", f"[[1, {2**64}]]", "\x00" * 9]
+    + ["[[1e999, 1]]", "[[1, -1e999]]", "[" * 100_000],
 )
 def test_a_damaged_list_of_learners_is_an_empty_one(tmp_path, caplog, contents):
     path = tmp_path / "incarnations.json"
@@ -193,18 +194,21 @@ def test_a_version_that_no_learner_published_is_refused_and_blames_nobody():
 class _Learner:
     """A service that can crash: its next life has the key, and the accounts of a checkpoint."""
 
-    def __init__(self, key: bytes = b"k" * 32):
+    def __init__(self, key: bytes = b"k" * 32, max_ledgers: int = 10_000):
         self.key = key
-        self.accounts = Accounts()
+        self.max_ledgers = max_ledgers
+        self.accounts = Accounts(max_ledgers)
+        self.lives = 0
         self.start()
 
     def start(self) -> None:
+        self.lives += 1
         self.service = messages.service(
-            self.accounts, Ingest(capacity=10**6), proofs=ReceiptProofs(self.key)
+            self.accounts, Ingest(capacity=10**6), proofs=ReceiptProofs(self.key, self.lives)
         )
 
     def crash(self, state: dict) -> None:
-        self.accounts = Accounts()
+        self.accounts = Accounts(self.max_ledgers)
         self.accounts.restore(json.loads(json.dumps(state)))
         self.start()
 
@@ -231,7 +235,7 @@ def test_what_a_crash_lost_is_counted_when_it_is_proven():
     learner.send(1, fingerprint)
     state = learner.accounts.state()
     receipt = learner.send(2, fingerprint)
-    assert (receipt.acknowledged_unrolls, len(receipt.proof)) == (4, 16)
+    assert (receipt.acknowledged_unrolls, len(receipt.proof)) == (4, 24)
     learner.crash(state)
     for _ in range(3):  # once, however often it is said
         learner.join(receipt)
@@ -265,13 +269,15 @@ def test_a_proof_is_good_for_one_actor_one_incarnation_and_the_two_numbers_alone
     state = learner.accounts.state()
     fingerprint = learner.join()
     receipt = learner.send(1, fingerprint)
-    flipped = bytes([receipt.proof[0] ^ 1]) + receipt.proof[1:]
+    flipped = receipt.proof[:-1] + bytes([receipt.proof[-1] ^ 1])
+    of_another_learner = bytes([receipt.proof[0] ^ 1]) + receipt.proof[1:]
     forged = [
         {"actor": "b"},
         {"incarnation": 2},
         {"acknowledged_sequence": 2},
         {"acknowledged_unrolls": 3},
         {"proof": flipped},
+        {"proof": of_another_learner},
         {"proof": receipt.proof[:-1]},
         {"proof": receipt.proof + b"\0"},
         {"proof": b""},
@@ -328,6 +334,59 @@ def test_a_rejection_whose_receipt_was_lost_is_not_counted_as_lost_in_a_crash():
     learner.crash(state)  # the first message was still queued
     learner.join(duplicates[-1])
     assert learner.dropped == {LEARNER_CRASH: 2}
+
+
+def _crowd(learner: _Learner, incarnations: range) -> None:
+    """Joins as a with new incarnations, more than the learner remembers."""
+    assert len(incarnations) > learner.max_ledgers
+    for incarnation in incarnations:
+        learner.join(incarnation=incarnation)
+
+
+def test_a_learner_has_lost_nothing_that_it_acknowledged_itself():
+    """Given a receipt, and so many joins that the learner forgot who got it."""
+    learner = _Learner(max_ledgers=20)
+    receipt = learner.send(1, learner.join())
+    learner.accounts.settle("a", 1, 1, 2)
+    for start in (100, 200):
+        _crowd(learner, range(start, start + 30))
+        learner.join(receipt)
+        assert learner.accounts.totals()[:3] == (2, 2, {})
+
+
+@pytest.mark.parametrize("is_in_checkpoint", [False, True])
+def test_what_a_crash_lost_is_counted_once_even_of_whom_the_learner_forgot(is_in_checkpoint):
+    """Given a learner that crashed with 2 unrolls of a's first incarnation in its queue."""
+    learner = _Learner(max_ledgers=20)
+    state = learner.accounts.state()
+    receipt = learner.send(1, learner.join())
+    learner.crash(state)
+    learner.join(receipt)
+    assert learner.dropped == {LEARNER_CRASH: 2}
+    if is_in_checkpoint:
+        learner.crash(learner.accounts.state())
+    for start in (100, 200):
+        _crowd(learner, range(start, start + 30))
+        assert ["a", 1] not in [each[:2] for each in learner.accounts.state()["ledgers"]]
+        learner.join(receipt)
+        assert learner.dropped == {LEARNER_CRASH: 2}
+
+
+def test_no_name_pushes_another_one_out():
+    """Given b, idle, and a superseded incarnation of c; then a joins a hundred times."""
+    learner = _Learner(max_ledgers=20)
+    fingerprint = learner.join(actor="b", incarnation=7)
+    receipt = learner.send(1, fingerprint, actor="b", incarnation=7)
+    learner.accounts.settle("b", 7, 1, 2)
+    for incarnation in (8, 9):
+        learner.join(actor="c", incarnation=incarnation)
+    _crowd(learner, range(100, 200))
+    with pytest.raises(Superseded):
+        learner.join(actor="c", incarnation=8)
+    assert learner.accounts.acknowledged("b", 7, 1) == 2
+    learner.join(receipt, actor="b", incarnation=7)
+    assert learner.send(2, fingerprint, actor="b", incarnation=7).acknowledged_unrolls == 4
+    assert learner.accounts.totals()[:3] == (4, 2, {})
 
 
 def test_who_has_not_joined_gets_no_proof():
