@@ -158,7 +158,8 @@ class Watched(Generic[T]):
         self._paths = tuple(paths)
         self._read = read
         self._lock = threading.Lock()
-        self._seen = self._stamp()
+        self._seen = self._stamp()  # what was read, for good or bad
+        self._told = self._seen  # what the log has said something about
         self._value = read([path.read_bytes() for path in self._paths])
 
     def get(self) -> T:
@@ -166,14 +167,20 @@ class Watched(Generic[T]):
         with self._lock:
             stamp = self._stamp()
             if stamp is not None and stamp != self._seen:
-                self._seen = stamp
                 names = ", ".join(map(str, self._paths))
                 try:
                     self._value = self._read([path.read_bytes() for path in self._paths])
+                    self._seen = stamp
                     _log.info("Read again: %s.", names)
                 except (OSError, ValueError) as error:
-                    why = error if isinstance(error, SecurityError) else type(error).__name__
-                    _log.error("%s changed and cannot be used, going on as before: %s", names, why)
+                    if isinstance(error, ValueError):  # an OSError may pass: read again then
+                        self._seen = stamp
+                    if stamp != self._told:
+                        why = error if isinstance(error, SecurityError) else type(error).__name__
+                        _log.error(
+                            "%s changed and cannot be used, going on as before: %s", names, why
+                        )
+                self._told = stamp
             return self._value
 
     def _stamp(self) -> tuple[tuple[int, int, int], ...] | None:

@@ -265,6 +265,7 @@ class _Calls:
                         receipt = await self._unless_stopping(submit(message))
                     await context.write(receipt)
                     if receipt.reason == pb.REASON_QUARANTINED:
+                        self._door.refused(context.peer(), "quarantined")
                         return
                     if receipt.reason != pb.REASON_UNKNOWN_ACTOR:
                         actor = message.actor

@@ -171,6 +171,7 @@ def test_a_quarantined_caller_costs_one_message_a_stream_and_cannot_change_the_a
             assert status(lambda: stub.Join(messages.join_request())) == "RESOURCE_EXHAUSTED"
             assert status(lambda: stub.Join(messages.join_request("b"))) == OK
         assert not checks  # nothing was looked at
+        assert served.server.refusals() == {"quarantined": 40}
         totals = served.accounts.totals()
         assert (totals.received, totals.rejected) == (0, {"quarantined": 20})
         member = served.member("a")

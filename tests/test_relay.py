@@ -36,9 +36,11 @@ from callers import (
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from http2 import ELSEWHERE, Raw, connect
 
+from impala.configs import QuarantineConfig
 from impala.security import ServerSecurity
 from learner import door as door_module
 from learner.door import GuardedDoor
+from learner.quarantine import Quarantine
 from learner.relay import PREFACE, Bucket, Hosts, Limits, host_of
 from learner.server import Server
 from protos.impala.v1 import learner_pb2 as pb
@@ -306,7 +308,7 @@ def test_one_host_cannot_have_all_connections() -> None:
             client.sendall(bytes(100_000))  # which passes once it is known to be admitted
             with taken.makefile("rb") as stream:
                 assert len(stream.read(100_000)) == 100_000
-        with connect(behind.address) as third, pytest.raises(ConnectionResetError):
+        with pytest.raises(ConnectionResetError), connect(behind.address) as third:
             third.recv(1)
         services.wait_for("word of it", lambda: behind.door.refusals(), WAIT)
         assert behind.door.refusals() == {"too_many": 1}
@@ -387,6 +389,28 @@ def test_a_caller_that_is_refused_often_is_slowed_down_and_others_are_not(attack
             # Another connection of the honest host.
             assert list(calls_of(address, metadata)) == [OK]
             server.check()
+    finally:
+        server.stop(0.0)
+
+
+def test_an_actor_in_quarantine_that_opens_stream_after_stream_is_slowed_down() -> None:
+    """A good one asks seven times within the first ten seconds, and then every ten."""
+    quarantine = Quarantine(QuarantineConfig(blames=1))
+    server = Server(messages.service(quarantine=quarantine), "127.0.0.1:0", guarded=True)
+    address = server.start()
+    try:
+        with grpc.insecure_channel(address) as channel:
+            stub = pb_grpc.LearnerStub(channel)
+            fingerprint = stub.Join(messages.join_request("a"), timeout=WAIT).fingerprint
+            quarantine.blame("a", "the culprit of an update that was not finite")
+            for _ in range(300):
+                message = messages.message(1, actor="a", fingerprint=fingerprint)
+                stream = stub.StreamUnrolls(iter([message]), timeout=WAIT)
+                status(lambda stream=stream: list(stream))
+                if "misbehaved" in (refused := server.refusals()):
+                    break
+        assert refused["misbehaved"] == 1
+        assert refused["quarantined"] > 20
     finally:
         server.stop(0.0)
 

@@ -31,7 +31,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from actors.client import LearnerClient, LearnerRefused, new_incarnation
 from impala import credentials
 from impala import listen as addresses
-from impala.credentials import SecurityError
+from impala.credentials import Revoked, SecurityError
 from impala.security import ClientSecurity, Gate, ServerSecurity
 from learner import server as server_module
 from learner.server import Server
@@ -331,6 +331,31 @@ def test_every_token_is_compared_in_constant_time(tmp_path, monkeypatch) -> None
     gate.admit(["actor"], f"Bearer {TOKENS['actor']}", ())
     assert len(compared) == 3
     assert {len(digest) for pair in compared for digest in pair} == {32}
+
+
+def test_a_revocation_is_read_as_soon_as_its_file_can_be_read(
+    tmp_path, monkeypatch, caplog
+) -> None:
+    """Given a disk that fails for a while, just after the file has changed."""
+    revoked = write(tmp_path / "revoked", "")
+    gate = Gate(ServerSecurity(revoked_file=revoked))
+    write(revoked, "bad-*\n")
+    with monkeypatch.context() as failing:
+
+        def fail(path: pathlib.Path) -> bytes:
+            raise OSError(5, "Input/output error")
+
+        failing.setattr(pathlib.Path, "read_bytes", fail)
+        for _ in range(3):
+            gate.admit(["actor"], "", (), "bad-1")
+    assert caplog.text.count("revoked changed and cannot be used") == 1  # said once
+    with pytest.raises(Revoked):
+        gate.admit(["actor"], "", (), "bad-1")
+    write(revoked, b"\xff")
+    for _ in range(3):
+        with pytest.raises(Revoked):  # as before
+            gate.admit(["actor"], "", (), "bad-1")
+    assert caplog.text.count("revoked changed and cannot be used") == 2
 
 
 # Limits, health, silence.
