@@ -2,9 +2,11 @@
 
 A file `LOGDIR/bad-updates/<update>.npz` holds all that the update depends on: the batch and whose
 its unrolls are, every variable and slot, the configuration and how far the run was; and what was
-seen: the bits of the loss, and a digest of each gradient.
+seen: the bits of the loss, and a digest of each gradient. Where no unroll was to blame, the name
+ends in `-skipped`: these have places of their own, so that one actor's culprits do not take all.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -26,7 +28,8 @@ from learner.mix import Prepared
 
 _log = logging.getLogger(__name__)
 
-_MOST_FILES = 8  # of a log directory; the first ones are kept
+_MOST_FILES = 4  # of a log directory and of each kind; the first ones are kept
+_SKIPPED = "-skipped"  # at the end of a name: no unroll was to blame
 _FORMAT = "impala bad update 1"
 
 
@@ -42,11 +45,14 @@ class Again(NamedTuple):
 
 
 class BadUpdates:
-    """Writes files into a directory, until there are enough."""
+    """Writes files into a directory, until there are enough of each kind."""
 
     def __init__(self, directory: pathlib.Path):
         self.directory = directory
-        self._left = _MOST_FILES - len(list(directory.glob("*.npz")))
+        for partial in directory.glob("*.partial"):  # from a crash
+            _unlink(partial)
+        skipped = [path.stem.endswith(_SKIPPED) for path in directory.glob("*.npz")]
+        self._left = {kind: _MOST_FILES - skipped.count(kind) for kind in (False, True)}
 
     def write(self, learner: Learner, prepared: Prepared, refusal: Refusal) -> pathlib.Path | None:
         """Writes a batch that has just been refused; a failure is logged.
@@ -54,24 +60,26 @@ class BadUpdates:
         Returns:
           The file; None if it was not written.
         """
-        if self._left <= 0:
+        is_skipped = not refusal.culprits
+        if self._left[is_skipped] <= 0:
             return None
-        name = f"{learner.counters.updates + 1:012d}"
-        path = self.directory / f"{name}.npz"
+        name, kind = f"{learner.counters.updates + 1:012d}", _SKIPPED if is_skipped else ""
+        path = self.directory / f"{name}{kind}.npz"
         for i in range(1, _MOST_FILES):
             if path.exists():  # another batch of the same update
-                path = self.directory / f"{name}-{i}.npz"
+                path = self.directory / f"{name}-{i}{kind}.npz"
+        partial = path.with_suffix(".partial")
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(".partial")
             with open(partial, "wb") as file:
                 np.savez(file, **_arrays(learner, prepared, refusal))  # type: ignore[arg-type]
             partial.rename(path)
         except OSError as error:
-            self._left = 0
+            _unlink(partial)  # a full disk needs the room
+            self._left = dict.fromkeys(self._left, 0)
             _log.warning("No bad update can be written to %s (%s).", path, error)
             return None
-        self._left -= 1
+        self._left[is_skipped] -= 1
         return path
 
 
@@ -156,6 +164,11 @@ def _arrays(learner: Learner, prepared: Prepared, refusal: Refusal) -> dict[str,
         "said": np.frombuffer(json.dumps(said).encode(), np.uint8),
     }
     return {**arrays, "digest": np.frombuffer(_digest(arrays), np.uint8)}
+
+
+def _unlink(path: pathlib.Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def _read(path: pathlib.Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -197,7 +197,7 @@ def load(
         return load(directory)
     if damaged:
         raise CheckpointError(
-            f"No checkpoint in {root} can be read: {'; '.join(damaged)}. Another version of impala "
+            f"No checkpoint in {root} is of use: {'; '.join(damaged)}. Another version of impala "
             "may have written them, or all are damaged; start over with --fresh."
         )
     raise CheckpointError(

@@ -126,8 +126,28 @@ class Guard:
         if isinstance(result, Update):
             return prepared, result
         if len(culprits) < len(prepared.origins):
-            self._skip(learner, prepared, result, written)
+            self._skip(learner, prepared, result, len(culprits), written)
         return prepared, None
+
+    def settle(self, learner: Learner) -> bool:
+        """Has variables in doubt go back to a checkpoint, before they are saved or handed on.
+
+        Returns:
+          Whether they may be saved: not if they are in doubt and there is no checkpoint.
+        """
+        if not self.in_doubt:
+            return True
+        update = learner.counters.updates
+        try:
+            saved = self._roll_back(learner)
+        except CheckpointError as error:
+            _log.error("The variables of update %d are in doubt: not saved. %s", update, error)
+            return False
+        _log.warning(
+            "The variables of update %d are in doubt: those of update %d take their place.",
+            *(update, saved.counters.updates),
+        )
+        return True
 
     def judge_outputs(self, learner: Learner) -> bool:
         """Finds out whose fault it is that outputs of actors were refused, and acts on it.
@@ -221,9 +241,21 @@ class Guard:
             )
 
     def _skip(
-        self, learner: Learner, prepared: Prepared, refusal: Refusal, written: pathlib.Path | None
+        self,
+        learner: Learner,
+        prepared: Prepared,
+        refusal: Refusal,
+        left_out: int,
+        written: pathlib.Path | None,
     ) -> None:
         """Takes note of a batch that is bad as a whole; goes back to a checkpoint or ends the run.
+
+        Args:
+          learner: which has refused it.
+          prepared: what it came with.
+          refusal: of what was left of it.
+          left_out: culprits that were left out before.
+          written: the file that it was written to.
 
         Raises:
           NotFiniteError: that was the last time.
@@ -232,8 +264,10 @@ class Guard:
         self._suspects.update(origin.actor for origin in prepared.origins)
         update, what = learner.counters.updates + 1, ", ".join(refusal.not_finite)
         _log.warning(
-            "Update %d is not finite in %s, and no unroll stands out: the batch is skipped.%s",
-            *(update, what, _hint(written)),
+            "Update %d is not finite in %s, %s: the batch is skipped.%s",
+            *(update, what),
+            f"also without {left_out} culprits" if left_out else "and no unroll stands out",
+            _hint(written),
         )
         if sum(self._recent) < self._config.max_skips:
             return

@@ -215,6 +215,7 @@ class _Run:
             *(self._accounts, self._roster, self._quarantine, self._ingest, self._replay),
             *(self._info_names, self._writer, self._guard),
         )
+        self._saved_counters = self._learner.counters
         self._due = checkpoint.Due(config.learner.checkpoint_seconds, checkpoint.exists(logdir))
         if empty_replay and self._replay_added:
             self._save()  # so that the checkpoint no longer counts what was moved aside
@@ -254,6 +255,7 @@ class _Run:
                 self._publish()
             if prepared is None:
                 self._report_if_due()
+                self._save_if_due()
                 continue
             prepared, update = self._guard.learn(self._learner, prepared)
             if update is not None:
@@ -295,8 +297,7 @@ class _Run:
             telemetry.actor(arrival.elapsed_seconds, arrival.waited_seconds)
             telemetry.sample("ingest/seconds", time.monotonic() - arrival.received)
         self._report_if_due()
-        if self._due.reached and not self._guard.in_doubt:
-            self._save()
+        self._save_if_due()
 
     def end(self, when_finished: str) -> bool:
         """Leaves a checkpoint; a run that is done also tells its actors. Returns if it is done."""
@@ -309,7 +310,9 @@ class _Run:
         else:
             self._server.stop(_GRACE_SECONDS)
         self._accounts.drop_queued("run_finished" if finished else "learner_stop")
-        self._save()
+        if self._guard.settle(self._learner):
+            self._publish()  # what an evaluator is to play last, if they have gone back
+            self._save()
         if finished:
             self._await_last_evaluation()
         self._write_row(is_last=True)
@@ -365,10 +368,13 @@ class _Run:
     def _next_phase(self) -> None:
         """Goes on with the next algorithm, if there is one: the agent stays, the rest is new."""
         if not self._is_finished():
-            self._learner = self._learner_at(self._learner.counters)
+            before, is_safe = self._learner, self._guard.settle(self._learner)
+            self._learner = self._learner_at(before.counters)
+            self._learner.last_good = before.last_good
             frames, algorithm = self._learner.counters.frames, self._learner.phase.algorithm
             _log.info("From %s frames on: %s.", f"{frames:,}", algorithm)
-            self._save()  # a checkpoint holds the variables of its own phase
+            if is_safe:
+                self._save()  # a checkpoint holds the variables of its own phase
 
     def _resume(self, initial: Checkpoint | None) -> tuple[Learner, int]:
         """A learner as in the newest checkpoint, if there is one, and how much replay that counts.
@@ -431,6 +437,12 @@ class _Run:
         self._service.skipped_updates = self._guard.skipped_updates
         self._service.rollbacks = self._guard.rollbacks
 
+    def _save_if_due(self) -> None:
+        """Also while nothing comes in; but then not the same thing twice."""
+        has_moved = self._learner.counters != self._saved_counters
+        if self._due.reached and has_moved and not self._guard.in_doubt:
+            self._save()
+
     def _save(self) -> None:
         if self._replay is not None:
             self._replay_added = self._replay.commit()
@@ -444,6 +456,7 @@ class _Run:
         )
         path = checkpoint.save(self._logdir, saved, self._config.learner.checkpoints_kept)
         self._due.saved()
+        self._saved_counters = saved.counters
         _log.info("Checkpoint %s at %s frames.", path, f"{saved.counters.frames:,}")
 
     def _report_if_due(self) -> None:
