@@ -406,10 +406,13 @@ class ActorConfig:
     env_threads: Positive = 1
     """ALE threads per group."""
     hang_seconds: Annotated[float, Range(1.0, 86400.0)] = 600.0
-    """If an unroll takes longer than this, an environment hangs: the actor says where, and ends."""
+    """If an unroll takes longer than this, an environment hangs: the actor says where, and ends.
+    For environments in processes of their own see environment_seconds, which must be much shorter.
+    """
     environment_seconds: Annotated[float, Range(0.1, 86400.0)] = 60.0
     """If a step of an environment in a process of its own takes longer than this, its process is
-    replaced and its episode cut as by a time limit; its start may take five times as long."""
+    replaced and its episode cut as by a time limit; its start may take five times as long. Six
+    times this must be less than hang_seconds."""
     max_environment_bytes: Count = 0
     """Memory in bytes that the process of one environment may hold; if it holds more at the end of
     an episode, it is replaced. 0: any."""

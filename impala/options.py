@@ -215,6 +215,16 @@ def validate(config: Config) -> Config:
             f"{environments // groups} unrolls per message; learner.max_envs_per_message is "
             f"{config.learner.max_envs_per_message}. Raise it, or have fewer environments."
         )
+    # One environment hangs, its process is replaced and starts: all of it within one unroll.
+    if config.environment.vectorization == "async" and (
+        config.actor.hang_seconds <= (least := 6.0 * config.actor.environment_seconds)
+    ):
+        raise OptionError(
+            f"actor.hang_seconds is {config.actor.hang_seconds:g} and actor.environment_seconds "
+            f"{config.actor.environment_seconds:g}: one environment that hangs and starts again, "
+            f"which takes up to {least:g} s, would end the actor. Raise the first above that, or "
+            "lower the second."
+        )
     try:
         algorithms = [phase.algorithm for phase in phases.make(config)]
     except ValueError as error:

@@ -146,6 +146,10 @@ def test_errors_name_the_layer(tmp_path: pathlib.Path) -> None:
     [
         ({"actor": {"num_envs": 33}}, "give a multiple of 2, such as 34"),
         ({"actor": {"num_envs": 2048}}, "learner.max_envs_per_message is 512"),
+        (
+            {"environment": {"vectorization": "async"}, "actor": {"environment_seconds": 100}},
+            "actor.hang_seconds is 600 and actor.environment_seconds 100: one environment",
+        ),
         ({"environment": {"kwargs": "{'a': 1}"}}, "which is no JSON"),
         ({"environment": {"kwargs": "[1]"}}, "it must be a JSON object"),
     ],

@@ -138,7 +138,7 @@ def test_one_that_crashes_is_replaced_and_the_others_count_on(tmp_path: pathlib.
         for i, (crash, detail) in enumerate(crashes):
             witness.until(i, lambda step_type: step_type != LAST)
             step = witness.step(fails=[i], **{f"e{i}": crash})
-            assert step.faults == [EnvironmentFault(10 + i, "crashed", detail)]
+            assert step.faults == [EnvironmentFault(10 + i, "crashed", f"fault 1, {detail}")]
             assert not witness.step(begins=[i]).faults
         for _ in range(20):
             assert not witness.step().faults
@@ -147,6 +147,7 @@ def test_one_that_crashes_is_replaced_and_the_others_count_on(tmp_path: pathlib.
         fails = [i for i in (0, 5) if witness.timestep.step_type[i] != LAST]
         step = witness.step(fails=fails, **{f"e{i}": Do.KILL for i in fails})
         assert [fault.environment for fault in step.faults] == [10 + i for i in fails]
+        assert step.faults[0].detail == "fault 2, its process was killed by SIGKILL"
         witness.step(begins=fails)
         for _ in range(10):
             witness.step()
@@ -169,9 +170,8 @@ def test_those_that_hang_are_killed_at_their_deadline_with_what_they_started(
         hang = {f"e{i}": Do.HANG for i in range(1, 4)}
         step = witness.step(fails=range(4), e0=Do.HANG_IN_C, **hang)
         assert time.monotonic() - start < 6.0  # all within one deadline, not one after another
-        assert step.faults == [
-            EnvironmentFault(i, "hung", "no answer within 2 s") for i in range(4)
-        ]
+        detail = "fault 1, no answer within 2 s"
+        assert step.faults == [EnvironmentFault(i, "hung", detail) for i in range(4)]
         wait_until_dead(*old[:4], child)
         assert is_alive(old[4])
         witness.step(begins=range(4))
@@ -197,7 +197,8 @@ def test_one_that_fails_to_start_is_tried_again(tmp_path: pathlib.Path) -> None:
     with closing(make(1, failures=str(failures))) as environment:
         witness = Witness(environment)
         faults = witness.step().faults
-        assert [fault.detail for fault in faults] == ["OSError: no such game server"] * 2
+        why = "OSError: no such game server"
+        assert [fault.detail for fault in faults] == [f"fault 1, {why}", f"fault 2, {why}"]
         # It has made a step: what fails from now on begins a new row.
         failures.write_text("3")
         witness.until(0, lambda step_type: step_type == LAST)

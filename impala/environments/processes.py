@@ -200,9 +200,10 @@ class Processes(base.Environment):
         """Logs a failure and notes it for the next step; RuntimeError if there are too many."""
         index, worker = self._first + i, self._workers[i]
         more = f"\n{failure.traceback}" if failure.traceback else ""
-        what = f"environment {index} of {self._name} {failure.kind}: {failure.detail}"
+        detail = f"fault {worker.faults}, {failure.detail}"
+        what = f"environment {index} of {self._name} {failure.kind}: {detail}"
         _log.warning("%s; starting it again%s", what, more)
-        self._faults.append(EnvironmentFault(index, failure.kind, failure.detail[:_MAX_DETAIL]))
+        self._faults.append(EnvironmentFault(index, failure.kind, detail[:_MAX_DETAIL]))
         if worker.failures >= _MAX_FAILURES:
             raise RuntimeError(
                 f"{what}. It failed {worker.failures} times in a row without a step between them."
@@ -294,6 +295,7 @@ class _Worker:
         self._is_starting = False  # the answer under way is that to a start
         self._quick_failures = 0  # in a row, each of a process that did not live for long
         self.starts = 0
+        self.faults = 0
         self.failures = 0  # in a row, without a step between them
 
     def start(self, half: int, seed: int) -> None:
@@ -350,6 +352,7 @@ class _Worker:
         try:
             info = self._answer(self._told_at + seconds, seconds)
         except _Failed:
+            self.faults += 1
             self.failures += 1
             raise
         if self._is_starting:
