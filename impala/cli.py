@@ -96,7 +96,8 @@ class Learner(_Run):
     when_finished: WhenFinished = "exit"
     """exit, or idle: go on serving the final parameters."""
     stopped_status: Annotated[int, Range(0, 125)] = 0
-    """Exit status if a signal stops the run before its end; impala train asks for 75."""
+    """Exit status if a signal stops the run before its end. 0 suits Kubernetes and systemd; give 75
+    if a script must tell a stopped run from a finished one."""
     health_listen: str | None = None
     """HOST:PORT where gRPC health alone is served, in plain text, for probes that speak no TLS."""
     metrics_listen: str | None = None

@@ -950,6 +950,17 @@ def test_actors_on_preemptible_nodes_are_spread_nowhere_else() -> None:
     assert actor.pod.spec["topologySpreadConstraints"]
 
 
+def test_all_roles_know_the_same_nodes_as_preemptible() -> None:
+    for each in started(render(DEPLOY / "overlays/spot-actors")):
+        terms = each.pod.spec["affinity"]["nodeAffinity"]
+        known = {
+            rule["key"]: {*rule["values"]}
+            for term in terms["preferredDuringSchedulingIgnoredDuringExecution"]
+            for rule in term["preference"]["matchExpressions"]
+        }
+        assert known == PREEMPTIBLE, each.pod.name
+
+
 def test_the_namespace_asks_for_the_restricted_level() -> None:
     (namespace,) = yaml.safe_load_all((DEPLOY / "namespace.yaml").read_text(encoding="utf-8"))
     assert schema_complaints([namespace]) == []
@@ -1068,6 +1079,16 @@ def test_what_a_page_replaces_a_secret_by_is_whole(tmp_path: pathlib.Path) -> No
     secret = yaml.safe_load(made.stdout)
     assert secret["metadata"]["namespace"] == NAMESPACE
     assert secret["data"].keys() == {"tokens", "reader"}
+
+
+def test_a_token_is_added_on_a_line_of_its_own(tmp_path: pathlib.Path) -> None:
+    text = (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8")
+    (add,) = re.findall(r"^((?:echo.*\n)?cat .* >> tokens)$", text, re.MULTILINE)
+    (tmp_path / "tokens").write_text("reader " + "0" * 64)  # its last line has no end
+    (tmp_path / "actor.token").write_text("actor " + "1" * 64 + "\n")
+    subprocess.run(["bash", "-c", add], cwd=tmp_path, check=True)
+    lines = (tmp_path / "tokens").read_text().split("\n")
+    assert [line.split()[0] for line in lines if line] == ["reader", "actor"]
 
 
 def test_the_page_undoes_all_workloads_together_and_cleans_up_after_itself() -> None:
