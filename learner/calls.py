@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
@@ -12,12 +13,14 @@ from google.protobuf.message import DecodeError, Message
 from impala.credentials import Denied
 from learner.accounts import Superseded
 from learner.door import Door
+from learner.relay import Bucket
 from learner.service import IncompatibleProtocol, InvalidRequest, Quarantined, Unavailable
 
 _log = logging.getLogger(__name__)
 
 _UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 _REQUEST_SECONDS = 10.0  # that a new call may take to say what it wants
+_MAX_HOSTS = 10_000  # that a `Rate` remembers, if they have not asked for a while
 
 _M = TypeVar("_M", bound=Message)
 
@@ -31,6 +34,29 @@ class Stopping(Exception):
 
 class TooMany(Exception):
     """A host asks for more than one host may have."""
+
+
+class Rate:
+    """How often each host may ask for something. Of one event loop.
+
+    Args:
+      at_once: times after a long pause.
+      per_second: times for ever.
+    """
+
+    def __init__(self, at_once: float, per_second: float) -> None:
+        self._at_once = at_once
+        self._per_second = per_second
+        self._left: dict[str, Bucket] = {}
+
+    def take(self, host: str) -> bool:
+        """Counts once; False if that is too often."""
+        now = time.monotonic()
+        if host not in self._left:
+            if len(self._left) >= _MAX_HOSTS:
+                self._left = {name: b for name, b in self._left.items() if not b.is_full(now)}
+            self._left[host] = Bucket(self._at_once, self._per_second, now)
+        return self._left[host].take(now)
 
 
 async def request(context: grpc.aio.ServicerContext, kind: type[_M]) -> _M:

@@ -8,7 +8,6 @@ there are few of them, and none for long, and `Check` is answered so often and n
 import asyncio
 import collections
 import contextlib
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +16,6 @@ from grpc_health.v1 import health_pb2
 
 from learner import calls
 from learner.door import Door
-from learner.relay import Bucket
 
 _Response = health_pb2.HealthCheckResponse
 
@@ -26,7 +24,6 @@ _MAX_WATCHES_OF_HOST = 4  # ...and from one host
 _WATCH_SECONDS = 600.0  # after which a watcher may come again
 _MAX_CALLS = 200  # of one host at once...
 _CALLS_PER_SECOND = 20.0  # ...and for ever
-_MAX_HOSTS = 10_000  # that are remembered
 
 
 class Probes:
@@ -38,7 +35,7 @@ class Probes:
 
     def __init__(self, door: Door) -> None:
         self._door = door
-        self._left: dict[str, Bucket] = {}  # calls, by host
+        self._calls = calls.Rate(_MAX_CALLS, _CALLS_PER_SECOND)
         self._watches: collections.Counter[str] = collections.Counter()  # by host
         self._statuses: dict[str, int] = {}
         self._changed = asyncio.Event()  # another one after each change
@@ -91,11 +88,7 @@ class Probes:
 
     def _limit(self, context: grpc.aio.ServicerContext) -> None:
         """Counts a call; TooMany if its host calls all the time."""
-        now, host = time.monotonic(), self._door.host(context.peer())
-        if len(self._left) > _MAX_HOSTS:
-            self._left = {each: left for each, left in self._left.items() if not left.is_full(now)}
-        left = self._left.setdefault(host, Bucket(_MAX_CALLS, _CALLS_PER_SECOND, now))
-        if not left.take(now):
+        if not self._calls.take(self._door.host(context.peer())):
             raise calls.TooMany(
                 f"{_CALLS_PER_SECOND:.0f} probes a second from one host are the most."
             )

@@ -317,24 +317,15 @@ class _Limits:
     """What one host may ask for, so that no one can keep the others out. Of one event loop."""
 
     def __init__(self) -> None:
-        self._joins: dict[str, collections.deque[float]] = {}  # when, in the last minute
-        self._forgotten = time.monotonic()  # when hosts without any were left out
+        self._joins = calls.Rate(_MAX_JOINS_PER_MINUTE, _MAX_JOINS_PER_MINUTE / 60.0)
         self._streams: collections.Counter[str] = collections.Counter()
 
     def joins(self, host: str) -> None:
-        """Counts a join; calls.TooMany if there were too many in the last minute."""
-        now = time.monotonic()
-        if now > self._forgotten + 60.0:
-            self._forgotten = now
-            self._joins = {other: t for other, t in self._joins.items() if t[-1] > now - 60.0}
-        times = self._joins.setdefault(host, collections.deque())
-        while times and times[0] < now - 60.0:
-            times.popleft()
-        if len(times) >= _MAX_JOINS_PER_MINUTE:
+        """Counts a join; calls.TooMany if there are too many."""
+        if not self._joins.take(host):
             raise calls.TooMany(
-                f"{_MAX_JOINS_PER_MINUTE} joins in a minute from {host} are the most: wait."
+                f"{_MAX_JOINS_PER_MINUTE} joins a minute from {host} are the most: wait."
             )
-        times.append(now)
 
     @contextlib.asynccontextmanager
     async def stream(self, host: str) -> AsyncIterator[None]:

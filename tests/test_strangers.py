@@ -19,6 +19,7 @@ from impala import cli, exporter, listen
 from impala.credentials import SecurityError
 from impala.exporter import Exporter
 from impala.security import ClientSecurity, ServerSecurity
+from learner import calls as call_limits
 from learner import door, probes
 from learner.server import Server
 
@@ -225,6 +226,18 @@ def test_watches_are_few_and_checks_go_on() -> None:
             if (seen := status(lambda: next(_watch(channel)))) == OK:
                 break
         assert seen == OK
+
+
+def test_hosts_that_ask_for_nothing_more_are_forgotten_and_a_busy_one_is_not(monkeypatch) -> None:
+    monkeypatch.setattr(call_limits, "_MAX_HOSTS", 10)
+    quick = call_limits.Rate(at_once=2, per_second=1e9)  # is forgiven at once
+    for i in range(1000):
+        assert quick.take(f"host-{i}")
+        assert len(quick._left) <= 10
+    slow = call_limits.Rate(at_once=2, per_second=1e-9)
+    for i in range(20):
+        assert [slow.take(f"host-{i}") for _ in range(3)] == [True, True, False]
+    assert not slow.take("host-0")
 
 
 def test_a_watch_ends_and_may_begin_again(monkeypatch) -> None:
