@@ -540,6 +540,32 @@ def test_signals_to_all_processes_leave_it_to_the_learner_when_it_ends(behind) -
     assert behind.door._process.poll() == 0
 
 
+def test_without_a_file_for_the_way_to_the_learner_only_that_connection_ends(behind) -> None:
+    old, old_taken, _ = behind.pair()
+    pid = behind.door._process.pid
+
+    def count() -> int:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+
+    before = count()
+    limit = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    with old, old_taken:
+        with pytest.raises(ConnectionResetError), connect(behind.address) as new:
+            services.wait_for("it to be taken in", lambda: count() == before + 1, WAIT)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, limit[1]))  # no further file
+            new.sendall(PREFACE)
+            new.recv(1)
+        services.wait_for("word of it", behind.door.refusals, WAIT)
+        assert behind.door.refusals() == {"not_serving": 1}
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
+        old_taken.sendall(b"still here")
+        assert old.recv(10, socket.MSG_WAITALL) == b"still here"
+        assert behind.door._process.pid == pid
+    client, taken, _ = behind.pair()
+    with client, taken:
+        pass
+
+
 def test_temporary_files_may_be_deep(monkeypatch, tmp_path) -> None:
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
