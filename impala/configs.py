@@ -17,6 +17,8 @@ class Range:
     high: float = float("inf")
 
 
+MOST_EVALUATION_EPISODES = 1000  # in one report, whose returns are filed
+
 Positive = Annotated[int, Range(1)]
 Count = Annotated[int, Range(0)]
 Cost = Annotated[float, Range(0.0)]
@@ -106,7 +108,7 @@ class EvaluatorConfig:
 
     every_frames: Count = 0
     """Environment frames of training between two evaluations; 0: a fiftieth of the run."""
-    episodes: Positive = 20
+    episodes: Annotated[int, Range(1, MOST_EVALUATION_EPISODES)] = 20
     """Episodes of each task per evaluation."""
     greedy: bool = False
     """The most likely action instead of a sampled one."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import tree
 
+from impala.configs import MOST_EVALUATION_EPISODES
 from impala.credentials import Role
 from impala.tasks import Schedule
 from impala.types import Episode, Parameters, Unroll
@@ -37,7 +38,6 @@ from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
 _MAX_NAME = 200  # characters of an actor's name
-_MAX_EVALUATION_EPISODES = 100_000
 _MAX_EVALUATIONS = 64  # that may wait to be written
 _MAX_FRAMES = 2**53  # of parameters; every whole number up to here is a float64
 # Nothing that an honest actor does leads to these: not a restart, nor another version of the spec.
@@ -131,6 +131,7 @@ class LearnerService:
         self._incarnation = incarnation
         self._finished = False
         self._newest_version = 0
+        self._first_frames = 0  # of the first parameters that were published
         self._earlier = dict(earlier or {})
         self._proofs = proofs or ReceiptProofs(secrets.token_bytes(), incarnation)
         self._refused_outputs = refused_outputs
@@ -292,6 +293,8 @@ class LearnerService:
             a number that is out of range.
           Unavailable: too many reports wait to be written.
         """
+        if self.evaluations.full():  # before any work
+            raise _too_many_evaluations()
         _check_name(request.actor)
         if not request.episodes:
             raise InvalidRequest("The evaluation has no episodes: report those that were played.")
@@ -308,10 +311,12 @@ class LearnerService:
             )
         published = self._published
         most = published.parameters.frames if published else _MAX_FRAMES
-        if request.frames > most:
+        is_own = request.learner_incarnation == self._incarnation
+        least = self._first_frames if is_own else 0  # the first report of a learner tells where...
+        if not least <= request.frames <= most:  # ...the run resumed: what was later is gone
             raise InvalidRequest(
-                f"frames is {request.frames}, but {most} is the most that parameters of this run "
-                "were learned from: report those of the parameters."
+                f"frames is {request.frames}, but parameters of that learner were learned from "
+                f"{least} to {most}: report those of the parameters."
             )
         try:
             report = EvaluationReport(
@@ -323,7 +328,7 @@ class LearnerService:
                 episodes=[
                     self._info_names.keep(episode)
                     for episode in self._validator.episodes(
-                        request.episodes, _MAX_EVALUATION_EPISODES, request.task
+                        request.episodes, MOST_EVALUATION_EPISODES, request.task
                     )
                 ],
             )
@@ -332,9 +337,7 @@ class LearnerService:
         try:
             self.evaluations.put_nowait(report)
         except queue.Full:
-            raise Unavailable(
-                f"{_MAX_EVALUATIONS} evaluations wait to be written: report it again later."
-            ) from None
+            raise _too_many_evaluations() from None
         self._roster.reported(report.actor, report.parameter_version)
         return pb.EvaluationReceipt()
 
@@ -370,6 +373,8 @@ class LearnerService:
             {f"tensor {i}": value for i, value in enumerate(parameters.values)},
             f"Parameters of version {parameters.version} are not published",
         )
+        if self._published is None:
+            self._first_frames = parameters.frames
         self._published = _Published(parameters, self._finished)
         self._newest_version = parameters.version
 
@@ -520,6 +525,10 @@ class _Published:
         )
         reply = pb.GetParametersReply(parameters=parameters, finished=self._finished)
         return reply.SerializeToString()
+
+
+def _too_many_evaluations() -> Unavailable:
+    return Unavailable(f"{_MAX_EVALUATIONS} evaluations wait to be written: report it again later.")
 
 
 def _check_name(actor: str) -> None:

@@ -147,7 +147,10 @@ def calls(channel: grpc.Channel, token: str | None = None) -> dict[str, str]:
         ),
         "report": lambda: stub.ReportEvaluation(
             pb.Evaluation(
-                actor="e", learner_incarnation=messages.LEARNER, episodes=[pb.Episode(length=1)]
+                actor="e",
+                learner_incarnation=messages.LEARNER,
+                frames=10,
+                episodes=[pb.Episode(length=1)],
             ),
             timeout=WAIT,
             metadata=metadata,

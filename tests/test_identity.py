@@ -215,6 +215,7 @@ def _evaluation(actor: str) -> pb.Evaluation:
         actor=actor,
         learner_incarnation=messages.LEARNER,
         parameter_version=3,
+        frames=10,
         episodes=[pb.Episode(length=1)],
     )
 

@@ -65,7 +65,10 @@ def test_an_actor_joins_streams_and_pulls(kind, tmp_path):
         reply = served.stub.GetParameters(pb.GetParametersRequest(), timeout=WAIT)
         assert reply.parameters.version == 3
         evaluation = pb.Evaluation(
-            actor="e", learner_incarnation=messages.LEARNER, episodes=[pb.Episode(length=1)]
+            actor="e",
+            learner_incarnation=messages.LEARNER,
+            frames=10,
+            episodes=[pb.Episode(length=1)],
         )
         served.stub.ReportEvaluation(evaluation, timeout=WAIT)
         assert service.evaluations.get(timeout=WAIT).actor == "e"
@@ -93,6 +96,7 @@ def test_the_status_names_the_fleet_and_what_it_sent() -> None:
             actor="e",
             learner_incarnation=messages.LEARNER,
             parameter_version=2,
+            frames=10,
             episodes=[pb.Episode(length=1)],
         )
         stub.ReportEvaluation(evaluation, timeout=WAIT)

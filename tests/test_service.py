@@ -6,7 +6,9 @@ import messages
 import numpy as np
 import pytest
 
+from impala import continual
 from impala.configs import Config, QuarantineConfig, TasksConfig
+from impala.tasks import make
 from impala.types import Parameters
 from learner import service as service_module
 from learner.accounts import Accounts, Superseded
@@ -231,6 +233,7 @@ def test_a_learner_that_stops_takes_no_message_and_says_so():
 
 def test_evaluations_are_kept_for_the_learner_and_checked():
     service = messages.service()
+    service.publish(_parameters(version=2)._replace(frames=99))
     service.publish(_parameters(version=3))
     good = pb.Evaluation(
         actor="e",
@@ -256,8 +259,10 @@ def test_evaluations_are_kept_for_the_learner_and_checked():
         service.report_evaluation(_with(good, parameter_version=4))
     with pytest.raises(InvalidRequest, match="of the learner incarnation 5, which this run never"):
         service.report_evaluation(_with(good, learner_incarnation=5))
-    with pytest.raises(InvalidRequest, match=r"frames is 18446744073709551615, but 1000 is"):
+    with pytest.raises(InvalidRequest, match=r"frames is 18446744073709551615, .* 99 to 1000:"):
         service.report_evaluation(_with(good, frames=2**64 - 1))
+    with pytest.raises(InvalidRequest, match=r"There are 1001 episodes, at most 1000"):
+        service.report_evaluation(_with(good, episodes=[pb.Episode(length=1)] * 1001))
     with pytest.raises(InvalidRequest, match=r"Raise limits\.reward"):
         large = pb.Episode(episode_return=1e30, length=5)
         service.report_evaluation(_with(good, episodes=[large]))
@@ -265,6 +270,43 @@ def test_evaluations_are_kept_for_the_learner_and_checked():
     of_the_learner_before = {"learner_incarnation": messages.EARLIER, "parameter_version": 1000}
     service.report_evaluation(_with(good, **of_the_learner_before))
     assert service.evaluations.get_nowait().parameter_version == 1000
+
+
+def test_no_report_takes_the_evaluations_before_a_restart_back():
+    """Given a run of 9,000 frames, resumed at 1,000; a report says that it was resumed at 0."""
+    history = continual.History(Config())
+    task = next(iter(make(Config().environment, Config().tasks))).name
+    for frames in (500, 900, 9000):
+        history.add(continual.Report(task, messages.EARLIER, frames, 1.0))
+    service = messages.service()
+    service.publish(_parameters(version=3))
+    report = pb.Evaluation(
+        actor="e",
+        learner_incarnation=messages.LEARNER,
+        frames=1000,
+        episodes=[pb.Episode(length=1)],
+    )
+    for frames in (0, 999):
+        with pytest.raises(InvalidRequest, match=rf"frames is {frames}, but .* 1000 to 1000:"):
+            service.report_evaluation(_with(report, frames=frames))
+    service.report_evaluation(report)
+    filed = service.evaluations.get_nowait()
+    history.add(continual.Report(task, filed.learner_incarnation, filed.frames, 2.0))
+    assert history.run().curves[task].frames.tolist() == [500, 900, 1000]
+
+
+def test_a_report_is_not_looked_at_while_too_many_wait():
+    service = messages.service()
+    report = pb.Evaluation(
+        actor="e", learner_incarnation=messages.LEARNER, episodes=[pb.Episode(length=1)]
+    )
+    for _ in range(service.evaluations.maxsize):
+        service.report_evaluation(report)
+    for flood in (report, _with(report, episodes=[pb.Episode()] * 100_000)):
+        with pytest.raises(Unavailable, match="64 evaluations wait"):
+            service.report_evaluation(flood)
+    service.evaluations.get_nowait()
+    service.report_evaluation(report)
 
 
 def _with(evaluation: pb.Evaluation, **kw) -> pb.Evaluation:
