@@ -317,7 +317,8 @@ class ReplayConfig:
     """disk: in the log directory, and still there after a crash; memory: lost with the process."""
     on_damage: Literal["empty", "refuse"] = "empty"
     """What to do about a damaged replay on disk. empty: move it aside and go on with an empty one;
-    refuse: end, until it is restored or --empty-replay gives it up."""
+    refuse: end, until it is restored or --empty-replay gives it up. One that is missing, or holds
+    less than the checkpoint counts, is refused in either case: somebody moved or replaced it."""
 
 
 @dataclasses.dataclass(frozen=True)

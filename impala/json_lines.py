@@ -80,9 +80,15 @@ class Appender:
         if not self._file.tell():
             return
         numbers = [number for number, _ in _parts(self._path)]
-        self._path.rename(self._path.with_suffix(f".{max(numbers, default=0) + 1}.jsonl"))
+        part = self._path.with_suffix(f".{max(numbers, default=0) + 1}.jsonl")
+        self._path.rename(part)
+        try:
+            new = _open(self._path)
+        except OSError:
+            part.rename(self._path)  # the next line tries it again
+            raise
         self._file.close()
-        self._file = _open(self._path)
+        self._file = new
         self._is_torn = False
 
 

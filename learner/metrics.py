@@ -31,6 +31,7 @@ _MOST_VALUES = 2**15  # of a sample that are kept
 _MOST_NEW = 1024  # additions to a sample before they are looked at
 _LARGEST = 1e38  # TensorBoard has 32 bits for a number, and subtracts them...
 _LAST_STEP = 2**63 - 1  # ...and 63 for a step
+_random = np.random.default_rng(0)  # which numbers of a sample are kept; has a lock of its own
 
 Histograms = dict[str, np.ndarray]
 
@@ -109,7 +110,7 @@ def _share(values: np.ndarray, share: float) -> np.ndarray:
     """Each of the values with this probability."""
     if share == 1.0:
         return values
-    return values[np.random.default_rng(values.size).random(values.size) < share]
+    return values[_random.random(values.size) < share]
 
 
 class Interval:

@@ -92,10 +92,6 @@ class Quarantine:
             *(actor, seconds, blames, since, record.why),
         )
 
-    def seconds_left(self, actor: str) -> float:
-        """Seconds until an actor's messages are taken again; 0.0 if they are."""
-        return self.standing(actor).seconds_left
-
     def standing(self, actor: str) -> Standing:
         """What an actor was blamed for, and for how long it is refused."""
         with self._lock:

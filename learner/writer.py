@@ -3,6 +3,7 @@
 Whatever a disk, a terminal or a caller does there, training neither waits for it nor ends.
 """
 
+import contextlib
 import logging
 import queue
 import threading
@@ -132,9 +133,9 @@ class _Item(NamedTuple):
 class Writer:
     """A thread that owns the sinks.
 
-    Rows wait in a bounded queue; those for which there is no room are dropped and counted. An
-    error of a sink is logged once, and the sink gets the next row all the same. A thread that dies
-    is started again.
+    Rows wait in a bounded queue; one for which there is no room waits before it and is joined with
+    those that follow. An error of a sink is logged once, and the sink gets the next row all the
+    same. A thread that dies is started again.
     """
 
     def __init__(
@@ -161,10 +162,11 @@ class Writer:
         self._attempt = Attempts()
         self._files = Files(files, self._attempt)
         self._queue: queue.Queue[_Item] = queue.Queue(_QUEUED)
+        self._waiting: _Item | None = None  # for room in the queue
         self._has_ended = False
         self._closing = threading.Event()
         self.dropped = 0
-        """Rows for which there was no room."""
+        """Rows for which there was no room, so that they became a part of the next one."""
         self._start()
 
     def put(self, interval: Interval, is_last: bool = False) -> None:
@@ -175,12 +177,15 @@ class Writer:
           is_last: files get it at once, and only the exporter gets what comes afterwards.
         """
         self.check()
-        try:
-            self._queue.put_nowait(_Item(interval, is_last))
-        except queue.Full:
+        if self._waiting is None:
+            self._waiting = _Item(interval, is_last)
+        else:
             if not self.dropped:
-                _log.warning("Telemetry cannot be written as fast as it comes: rows are dropped.")
+                _log.warning("Telemetry cannot be written as fast as it comes: rows are joined.")
             self.dropped += 1
+            self._waiting.interval.join(interval)
+            self._waiting = self._waiting._replace(is_last=self._waiting.is_last or is_last)
+        self._hand_over()
 
     def check(self) -> None:
         """Starts the thread again if it has died."""
@@ -191,20 +196,31 @@ class Writer:
     def drain(self, seconds: float = _DRAIN_SECONDS) -> bool:
         """Waits until all that was handed over is written; False if that takes too long."""
         deadline = time.monotonic() + seconds
-        while self._queue.unfinished_tasks or self._reports.unfinished_tasks:
+        self._hand_over()
+        while self._waiting or self._queue.unfinished_tasks or self._reports.unfinished_tasks:
             if time.monotonic() >= deadline or not self._thread.is_alive():
                 return False
             time.sleep(0.01)
+            self._hand_over()
         return True
 
     def close(self, seconds: float = _DRAIN_SECONDS) -> None:
         """Writes what waits and closes the sinks, unless that takes too long."""
+        deadline = time.monotonic() + seconds
+        self._hand_over(seconds)
         self._closing.set()
-        self._thread.join(seconds)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             _log.warning(
                 "Telemetry could not be written within %.0f seconds: rows are lost.", seconds
             )
+
+    def _hand_over(self, seconds: float = 0.0) -> None:
+        """Queues what waits, if there is room or will be in time."""
+        if self._waiting is not None:
+            with contextlib.suppress(queue.Full):
+                self._queue.put(self._waiting, timeout=seconds)
+                self._waiting = None
 
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)

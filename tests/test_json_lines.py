@@ -81,6 +81,24 @@ def test_a_large_file_is_begun_anew_and_read_as_one(tmp_path: pathlib.Path) -> N
     assert _numbers(path)[-1] == 90
 
 
+def test_a_part_that_cannot_be_begun_costs_one_line(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    appender = Appender(path, part_bytes=40)
+    for number in (10, 11):  # 15 bytes each
+        appender.write({"number": number})
+    with monkeypatch.context() as full:
+        full.setattr(json_lines, "_open", lambda path: (_ for _ in ()).throw(OSError(24, "Many")))
+        with pytest.raises(OSError, match="Many"):
+            appender.write({"number": 12})
+    for number in (13, 14):
+        appender.write({"number": number})
+    appender.close()
+    assert _numbers(path) == [10, 11, 13, 14]
+    assert _numbers(path.with_suffix(".1.jsonl")) == [10, 11]
+
+
 def test_numbers_that_json_does_not_know_are_refused_before_anything_is_written(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -32,20 +32,20 @@ def test_the_third_blame_within_the_window_is_a_quarantine_that_ends(caplog) -> 
     quarantine, clock = _quarantine()
     assert quarantine.standing("a") == Standing(0, 0.0, "")
     _blame(quarantine, "a", times=2)
-    assert quarantine.seconds_left("a") == 0.0
+    assert quarantine.standing("a").seconds_left == 0.0
     with caplog.at_level(logging.WARNING):
         _blame(quarantine, "a", times=1)
         _blame(quarantine, "a", times=5)  # what it had sent before: counted, and no news
     assert quarantine.standing("a") == Standing(8, 60.0, "range: 4 is too large")
-    assert (quarantine.seconds_left("b"), quarantine.count()) == (0.0, 1)
+    assert (quarantine.standing("b").seconds_left, quarantine.count()) == (0.0, 1)
     (record,) = caplog.records
     assert "a is quarantined for 60 s after 3 blames in 0 s" in record.getMessage()
     assert "The last blame: range: 0 is too large" in record.getMessage()
     assert "--security.revoked-file" in record.getMessage()
     clock.now += 59.0
-    assert quarantine.seconds_left("a") == 1.0
+    assert quarantine.standing("a").seconds_left == 1.0
     clock.now += 1.0
-    assert (quarantine.seconds_left("a"), quarantine.count()) == (0.0, 0)
+    assert (quarantine.standing("a").seconds_left, quarantine.count()) == (0.0, 0)
     assert quarantine.standing("a").blamed == 8
 
 
@@ -57,7 +57,7 @@ def test_a_blame_now_and_then_is_none() -> None:
     assert quarantine.standing("a") == Standing(50, 0.0, "range: 0 is too large")
     clock.now += 4.0
     _blame(quarantine, "a", times=1)  # 9.1 s after the one before the last
-    assert quarantine.seconds_left("a") == 60.0
+    assert quarantine.standing("a").seconds_left == 60.0
 
 
 def test_each_quarantine_is_twice_as_long_until_an_hour_of_good_conduct() -> None:
@@ -65,15 +65,17 @@ def test_each_quarantine_is_twice_as_long_until_an_hour_of_good_conduct() -> Non
     lengths = []
     for _ in range(9):
         _blame(quarantine, "a")
-        lengths.append(quarantine.seconds_left("a"))
+        lengths.append(quarantine.standing("a").seconds_left)
         clock.now += lengths[-1]
     assert lengths == [60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
     clock.now += 3600.0
     _blame(quarantine, "a")
-    assert quarantine.seconds_left("a") == 3600.0  # not more than an hour: not good for long enough
+    assert (
+        quarantine.standing("a").seconds_left == 3600.0
+    )  # not more than an hour: not good for long enough
     clock.now += 3600.0 + 3601.0
     _blame(quarantine, "a")
-    assert quarantine.seconds_left("a") == 60.0
+    assert quarantine.standing("a").seconds_left == 60.0
 
 
 def test_it_can_be_turned_off_and_goes_on_counting() -> None:
@@ -85,7 +87,7 @@ def test_it_can_be_turned_off_and_goes_on_counting() -> None:
 def test_one_blame_may_be_enough() -> None:
     quarantine, _ = _quarantine(blames=1, seconds=5.0)
     _blame(quarantine, "a", times=1)
-    assert quarantine.seconds_left("a") == 5.0
+    assert quarantine.standing("a").seconds_left == 5.0
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,4 +113,4 @@ def test_blames_of_many_threads_are_all_counted() -> None:
     for thread in threads:
         thread.join()
     assert quarantine.standing("a").blamed == 1600
-    assert quarantine.seconds_left("a") == 60.0
+    assert quarantine.standing("a").seconds_left == 60.0

@@ -87,7 +87,7 @@ def report(
 def test_a_sink_that_blocks_does_not_hold_training_up(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a terminal does after Ctrl-S. What there is no room for is counted."""
+    """As a terminal does after Ctrl-S. What there is no room for is counted, and told later."""
     release = threading.Event()
     stuck = Sink(lambda row: release.wait(60.0) and None)
     with writing(tmp_path, live=[stuck]) as writer:
@@ -95,11 +95,34 @@ def test_a_sink_that_blocks_does_not_hold_training_up(
             writer.put(interval(number))
         assert not writer.drain(0.01)
         assert 430 <= writer.dropped <= 500
-        assert sum("rows are dropped" in line for line in caplog.messages) == 1
+        assert sum("rows are joined" in line for line in caplog.messages) == 1
         release.set()
         assert writer.drain(30.0)
         assert len(stuck.rows) == 500 - writer.dropped
+        assert stuck.rows[-1]["updates"] == 500
     assert stuck.is_closed
+
+
+@pytest.mark.parametrize("is_drained", [True, False])
+def test_the_last_row_gets_through_a_full_queue_with_all_that_had_no_room(
+    tmp_path: pathlib.Path, is_drained: bool
+) -> None:
+    """Given a console that is stuck until the run ends, and a hundred rows."""
+    release = threading.Event()
+    console = Sink(lambda row: release.wait(60.0) and None)
+    with writing(tmp_path, live=[console], files=[file := Sink()]) as writer:
+        for number in range(100):
+            writer.put(interval(number), is_last=number == 99)
+        release.set()
+        if is_drained:
+            assert writer.drain(30.0)
+            writer.put(interval(100))  # after the run: for the exporter alone
+        writer.close(30.0)
+    assert [row["updates"] for row in (console.rows[-1], file.rows[-1])] == [100, 100]
+    assert len(console.rows) == 100 - writer.dropped < 70
+    updates = np.diff([0, *(row["updates"] for row in console.rows)])
+    losses = np.array([row["loss"] for row in console.rows])
+    assert np.sum(updates * losses) == pytest.approx(sum(range(100)))
 
 
 def test_a_sink_that_is_stuck_at_the_end_is_left_behind(
@@ -207,6 +230,17 @@ def test_a_sample_of_very_many_numbers_is_bounded_and_still_right() -> None:
     assert found["max"] == numbers.max()
     for quantile in (10, 50, 90):
         assert found[f"p{quantile}"] == pytest.approx(np.percentile(numbers, quantile), rel=0.05)
+
+
+def test_numbers_that_come_one_by_one_are_kept_as_well_as_others() -> None:
+    """Given a sample so large that every other number is left out."""
+    sample = Sample()
+    sample.add(np.zeros(metrics._MOST_VALUES + 1))
+    before = sample.values().size
+    for _ in range(400):
+        sample.add(1.0)
+        sample.values()
+    assert 150 < sample.values().size - before < 250
 
 
 def day(writing: Files, first: int = 0) -> None:
