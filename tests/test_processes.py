@@ -288,16 +288,17 @@ environment.send(np.array([0, Do.HANG_IN_C]))
 print(*(worker._process.pid for worker in workers(environment)), flush=True)
 environment.recv()
 """
-    actor = subprocess.Popen(
-        [sys.executable, "-c", script, str(children)], stdout=subprocess.PIPE, text=True
-    )
-    assert actor.stdout is not None
-    pids = [int(pid) for pid in actor.stdout.readline().split()]
-    pids.append(int(children.read_text()))
-    assert all(map(is_alive, pids))
-    actor.kill()
-    actor.wait()
-    actor.stdout.close()
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(children)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as actor:
+        assert actor.stdout is not None
+        pids = [int(pid) for pid in actor.stdout.readline().split()]
+        pids.append(int(children.read_text()))
+        assert all(map(is_alive, pids))
+        actor.kill()
     wait_until_dead(*pids)
 
 
