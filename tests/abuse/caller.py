@@ -155,7 +155,10 @@ class Caller:
             self._sequence, self._acknowledged = 0, pb.Receipt()
         self._sequence = max(self._sequence, request.acknowledged_sequence)
         self._incarnation, self._hello = request.incarnation, hello
-        self._must_join = False
+        # Behind the largest numbers there are none: that incarnation has come to its end.
+        self._must_join = self._sequence >= 2**63
+        if self._must_join:
+            self._incarnation = 0
         self._newest = (hello.learner_incarnation, 0)
         if self._stream is not None:
             self._stream.close()
@@ -187,7 +190,7 @@ class Caller:
         message = pb.Unrolls(
             actor=self._name,
             incarnation=self._incarnation,
-            sequence=self._sequence + 1,
+            sequence=min(self._sequence + 1, 2**64 - 1),
             fingerprint=self._hello.fingerprint,
             learner_incarnation=self._newest[0],
             parameter_version=self._newest[1],
