@@ -22,7 +22,12 @@ _LEAST_SCORE = 0.99  # of Catch
 _TRIALS = {
     "harmless": {"absurd": False},
     "absurd": {"absurd": True},
-    "absurd, no quarantine": {"absurd": True, "settings": ("--quarantine.blames", 0)},
+    # Nor the relay, which turns away a connection that is refused too often: all of it comes in.
+    "absurd, no quarantine": {
+        "absurd": True,
+        "guarded": False,
+        "settings": ("--quarantine.blames", 0),
+    },
 }
 
 

@@ -27,6 +27,7 @@ from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 
 _SECONDS = 20.0  # for an answer
+_MOST_ENVS = 4  # of a message, unless that is what is absurd about it
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
     # It comes back at once, however often its connection is closed.
@@ -104,7 +105,8 @@ class Caller:
         except grpc.RpcError as error:
             self._stream = None
             self.report.heard[f"stream ended: {error.code().name}"] += 1
-            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED) and is_mine:
+            lost = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+            if is_mine and error.code() in lost and message.num_envs <= _MOST_ENVS:
                 unsure = self.report.unsure
                 unsure[incarnation] = unsure.get(incarnation, 0) + message.num_envs
             if error.code() != grpc.StatusCode.INVALID_ARGUMENT:
@@ -186,7 +188,7 @@ class Caller:
     def _message(self) -> tuple[pb.Unrolls, bool]:
         """The next message, and whether it goes to the account of this caller's incarnation."""
         assert self._hello is not None
-        num_envs = 1 if not self._absurd else self._rng.choice([1, 1, 2, 4])
+        num_envs = 1 if not self._absurd else self._rng.choice([1, 1, 2, _MOST_ENVS])
         message = pb.Unrolls(
             actor=self._name,
             incarnation=self._incarnation,

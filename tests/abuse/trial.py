@@ -51,15 +51,17 @@ def run(
     per_second: float,
     frames: int,
     seed: int,
+    guarded: bool = True,
     settings: Sequence[object] = (),
 ) -> Outcome:
-    """Trains to the end beside a caller.
+    """Trains to the end beside a caller, on a port that is `guarded` by the relay or not.
 
     Raises:
       AssertionError: something saved is not finite, or the accounts are not exact.
     """
     logdir = directory / "run"
     logdir.mkdir(parents=True)
+    listen = "127.0.0.1:0" if guarded else f"unix:{directory / 'socket'}"
     tokens = directory / "tokens"
     tokens.write_text(
         "".join(
@@ -74,7 +76,7 @@ def run(
     with contextlib.ExitStack() as stack:
         learner = stack.enter_context(
             services.impala(
-                *("learner", "catch", "--logdir", logdir, "--listen", "127.0.0.1:0"),
+                *("learner", "catch", "--logdir", logdir, "--listen", listen),
                 *("--security.token-file", tokens, "--total-frames", frames, "--seed", 100 + seed),
                 *("--mix.replayed", 16, "--replay.capacity-frames", 50_000),
                 *("--learner.checkpoint-seconds", 5.0, *settings),
