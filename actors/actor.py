@@ -14,7 +14,7 @@ import tensorflow as tf
 import tree
 
 from impala.environments.base import Environment
-from impala.episodes import EpisodeStatistics
+from impala.environments.episodes import EpisodeStatistics
 from impala.types import (
     ActorUnrolls,
     AgentOutput,
@@ -36,7 +36,7 @@ class Actor:
       environments: makes the groups of a task, each of E environments, when it is first played;
         while one is inferred the others step. They stay the caller's, who closes them. Every task
         has as many.
-      agent: an `impala.agent.Agent`, whose variables the actor overwrites.
+      agent: an `impala.agents.agent.Agent`, whose variables the actor overwrites.
       unroll_length: T, in agent steps.
       seed: of environments and actions.
     """

@@ -20,8 +20,8 @@ import grpc
 import tree
 
 from actors.metrics import ActorMetrics
-from impala.credentials import first_token
-from impala.security import ClientSecurity, Watched
+from impala.runtime.credentials import first_token
+from impala.runtime.security import ClientSecurity, Watched
 from impala.types import ActorUnrolls, EnvironmentFault, Episode, Parameters
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb

@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from impala.supervisor import Program, Supervisor
+from impala.runtime.supervisor import Program, Supervisor
 
 _log = logging.getLogger(__name__)
 

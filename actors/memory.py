@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from impala.signals import NUMBERS
+from impala.runtime.signals import NUMBERS
 
 _REPLACEMENTS = "_IMPALA_ACTOR_REPLACEMENTS"  # environment variable: new starts before this one
 _EVERY_SECONDS = 2.0  # between measurements

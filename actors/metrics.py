@@ -2,7 +2,7 @@
 
 import prometheus_client as prometheus
 
-from impala.exporter import SECONDS
+from impala.runtime.exporter import SECONDS
 
 
 class ActorMetrics:

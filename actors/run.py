@@ -13,17 +13,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from impala import process
-from impala.configs import (
+from impala.config.schema import (
     ActorConfig,
     AgentConfig,
     EnvironmentConfig,
     EvaluatorConfig,
     TasksConfig,
 )
-from impala.exporter import Exporter
-from impala.security import ClientSecurity
-from impala.signals import EndRequest
+from impala.runtime import process
+from impala.runtime.exporter import Exporter
+from impala.runtime.security import ClientSecurity
+from impala.runtime.signals import EndRequest
 from impala.types import Parameters
 
 _log = logging.getLogger(__name__)
@@ -164,8 +164,9 @@ class _Built:
     """What a JoinReply asks for: the agent, and environments as they are needed."""
 
     def __init__(self, reply: Any, incarnation: int):
-        from impala import build, tasks
-        from impala.options import from_dict
+        from impala import build
+        from impala.config.values import from_dict
+        from impala.schedule import tasks
 
         config = json.loads(reply.config)
         environment = from_dict(EnvironmentConfig, config["environment"])

@@ -10,7 +10,7 @@ import rich.console
 import rich.table
 import rich.text
 
-from impala.printable import printable
+from impala.runtime.printable import printable
 from protos.impala.v1 import learner_pb2 as pb
 
 _MAX_DETAIL = 500  # characters of a rejection or a fault

@@ -13,11 +13,12 @@ from typing import Any
 import rich.console
 import rich.table
 
-from impala import configs, options
+from impala.config import presets, values
+from impala.config import schema as configs
 
 # The paper's batch: T 20, B 32.
 _CONFIG = dataclasses.replace(
-    configs.PRESETS["atari"][1],
+    presets.PRESETS["atari"][1],
     learner=configs.LearnerConfig(unroll_length=20),
     mix=configs.MixConfig(fresh=32),
     actor=configs.ActorConfig(num_envs=64),
@@ -45,7 +46,7 @@ def main() -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
     console = rich.console.Console()
-    results: dict[str, Any] = {"machine": _machine(), "config": options.to_dict(_CONFIG)}
+    results: dict[str, Any] = {"machine": _machine(), "config": values.to_dict(_CONFIG)}
     for part in arguments.parts or by_default:
         results[part] = measures[part](_CONFIG, arguments.seconds)
         table = rich.table.Table("measured", "value", title=f"{part} ({results['machine']})")

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import grpc
 
 from benchmarks import fleet
-from impala.configs import Config
+from impala.config.schema import Config
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc

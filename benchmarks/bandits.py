@@ -14,8 +14,8 @@ import numpy as np
 
 from impala import evaluation
 from impala.environments.bandit import BanditVector
+from impala.logdir.player import Player
 from impala.types import EnvironmentStep, StepType
-from learner.player import Player
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

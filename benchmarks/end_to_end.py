@@ -9,8 +9,8 @@ import sys
 import tempfile
 import time
 
-from impala import options
-from impala.configs import Config
+from impala.config import layers
+from impala.config.schema import Config
 
 
 def measure(config: Config, seconds: float, warm_up: float = 20.0) -> float:
@@ -30,7 +30,7 @@ def measure(config: Config, seconds: float, warm_up: float = 20.0) -> float:
             *(sys.executable, "-m", "impala", "train", "atari"),
             *("--logdir", str(logdir), "--total-frames", "1000000000"),
         ]
-        environ = {**os.environ, **options.to_environment(config), "COLUMNS": "200"}
+        environ = {**os.environ, **layers.to_environment(config), "COLUMNS": "200"}
         log = open(pathlib.Path(directory) / "log", "w+", encoding="utf-8")  # noqa: SIM115
         with (
             log,

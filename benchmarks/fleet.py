@@ -22,8 +22,8 @@ from typing import NamedTuple
 import grpc
 import numpy as np
 
-from impala import options
-from impala.configs import Config
+from impala.config import values
+from impala.config.schema import Config
 from impala.types import StepType
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
@@ -80,7 +80,7 @@ def learner(
     """
     with tempfile.TemporaryDirectory(prefix="impala-bench-") as name:
         directory = pathlib.Path(name)
-        (directory / "config.yaml").write_text(options.to_yaml(config))
+        (directory / "config.yaml").write_text(values.to_yaml(config))
         command = [
             *(sys.executable, "-m", "impala", "learner", "atari"),
             *("--logdir", f"{directory}/run", "--config", f"{directory}/config.yaml"),

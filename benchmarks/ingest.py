@@ -17,17 +17,20 @@ import grpc
 import tree
 
 from benchmarks.roofline import random_batch
-from impala import build, configs, process, tasks
+from impala import build
+from impala.config import schema as configs
+from impala.runtime import process
+from impala.schedule import tasks
 from impala.types import Parameters
-from learner.accounts import Accounts
-from learner.bounds import message_bounds
-from learner.info_names import InfoNames
-from learner.ingest import Ingest
-from learner.mix import Mix
-from learner.quarantine import Quarantine
-from learner.roster import Roster
-from learner.server import SERVICE_NAME, Server
-from learner.service import LearnerService
+from learner.data.ingest import Ingest
+from learner.data.mix import Mix
+from learner.front.accounts import Accounts
+from learner.front.bounds import message_bounds
+from learner.front.info_names import InfoNames
+from learner.front.quarantine import Quarantine
+from learner.front.roster import Roster
+from learner.front.server import SERVICE_NAME, Server
+from learner.front.service import LearnerService
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc

@@ -10,7 +10,9 @@ import tree
 
 import vtrace
 from benchmarks.roofline import random_batch
-from impala import build, configs, tasks
+from impala import build
+from impala.config import schema as configs
+from impala.schedule import tasks
 from protos import codec
 
 

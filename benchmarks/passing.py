@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from impala import continual, rows
+from impala.logdir import continual, rows
 
 _IN_A_ROW = 3
 """Evaluations: one alone may pass by luck, as greedy play of CartPole did after 26,000 frames."""

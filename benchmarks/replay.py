@@ -16,13 +16,15 @@ import numpy as np
 import tree
 
 from actors.actor import Actor
-from impala import build, configs, phases, tasks
+from impala import build
+from impala.config import schema as configs
+from impala.schedule import phases, tasks
 from impala.types import Parameters, Unroll
-from learner.ingest import Arrival, Ingest
-from learner.learner import Learner
-from learner.mix import Mix
-from learner.replay import Replay
-from learner.storage import Disk
+from learner.data.ingest import Arrival, Ingest
+from learner.data.mix import Mix
+from learner.data.replay import Replay
+from learner.data.storage import Disk
+from learner.update.learner import Learner
 
 _ROUNDS = 4
 _MESSAGES = 24

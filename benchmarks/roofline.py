@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from impala import build, configs, phases, tasks
+from impala import build
+from impala.config import schema as configs
+from impala.schedule import phases, tasks
 from impala.types import AgentOutput, Batch, StepType, TimeStep, Unroll
 
 
@@ -162,7 +164,7 @@ def random_batch(config: configs.Config, agent: Any, spaces: tuple[Any, Any]) ->
 
 
 def _learner(config: configs.Config) -> tuple[Callable[[], Any], int]:
-    from learner.learner import Learner
+    from learner.update.learner import Learner
 
     agent, *spaces = _agent(config)
     learner = Learner(

@@ -4,7 +4,7 @@ import signal
 import sys
 from types import FrameType
 
-from impala.signals import is_ignored
+from impala.runtime.signals import is_ignored
 
 
 def main() -> int:
@@ -16,7 +16,7 @@ def main() -> int:
         if not is_ignored(number):
             signal.signal(number, _leave)
     try:
-        from impala import cli
+        from impala.commands import main as cli
 
         return cli.main()
     except KeyboardInterrupt:

@@ -10,12 +10,12 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-from impala import distributions, networks
-from impala.agent import Agent
+from impala.agents import distributions, networks
+from impala.agents.agent import Agent
 from impala.algorithms import ALGORITHMS, Algorithm
-from impala.configs import ActorConfig, AgentConfig, AlgorithmName, Config, EnvironmentConfig
-from impala.spaces import ACTION_MASK, Spaces, has_action_mask
-from impala.tasks import Task
+from impala.config.schema import ActorConfig, AgentConfig, AlgorithmName, Config, EnvironmentConfig
+from impala.environments.spaces import ACTION_MASK, Spaces, has_action_mask
+from impala.schedule.tasks import Task
 from impala.types import AgentOutput, ArraySpec, Nest, StepType, TimeStep, Unroll
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-from impala.agent import Agent
+from impala.agents.agent import Agent
 from impala.environments.base import Environment
-from impala.episodes import EpisodeStatistics
+from impala.environments.episodes import EpisodeStatistics
 from impala.types import EnvironmentStep, Episode, Nest, TimeStep
 
 _log = logging.getLogger(__name__)

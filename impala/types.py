@@ -6,7 +6,8 @@ Row 0 repeats the last row of the unroll before, so consecutive unrolls overlap 
 
 Episode ends. The last observation of an episode is in the stream (LAST); the action after it is
 ignored by the environment, which answers with the first observation of the next episode (FIRST).
-That LAST -> FIRST row is the *seam*: it is not experience, and `impala.losses.align` masks it out.
+That LAST -> FIRST row is the *seam*: it is not experience, and `impala.algorithms.losses.align`
+masks it out.
 """
 
 import dataclasses

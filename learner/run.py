@@ -14,37 +14,41 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-from impala import build, options, phases, process, tasks
-from impala.configs import Config, LearnerConfig
-from impala.listen import is_local
-from impala.security import ServerSecurity
-from impala.signals import EndRequest
+from impala import build
+from impala.config import values
+from impala.config.schema import Config, LearnerConfig
+from impala.finite import NotFiniteError
+from impala.logdir import checkpoint
+from impala.logdir import directory as log_directory
+from impala.logdir.checkpoint import Checkpoint, CheckpointError, Counters
+from impala.logdir.directory import LogDirectory, StorageError
+from impala.runtime import process
+from impala.runtime.listen import is_local
+from impala.runtime.security import ServerSecurity
+from impala.runtime.signals import EndRequest
+from impala.schedule import phases, tasks
 from impala.types import Parameters, StepType, Unroll
-from learner import checkpoint, log_directory
-from learner.accounts import Accounts
-from learner.bounds import message_bounds
-from learner.checkpoint import Checkpoint, CheckpointError, Counters
-from learner.evaluations import Evaluations
-from learner.finite import NotFiniteError
-from learner.gauges import Gauges
-from learner.guard import Guard
-from learner.incarnations import Incarnations
-from learner.info_names import InfoNames
-from learner.ingest import Ingest, wire_specs
-from learner.learner import Learner, Update
-from learner.log_directory import LogDirectory
-from learner.metrics import Console, JsonLines, Telemetry, TensorBoard
-from learner.mix import Mix, Prepared
-from learner.prometheus import Prometheus
-from learner.quarantine import Quarantine
-from learner.receipts import ReceiptProofs, load_key
-from learner.refused_outputs import RefusedOutputs
-from learner.replay import Replay
-from learner.roster import Roster
-from learner.server import Server
-from learner.service import LearnerService
-from learner.storage import Disk, Memory, StorageError, Store
-from learner.writer import Writer
+from learner.data.ingest import Ingest, wire_specs
+from learner.data.mix import Mix, Prepared
+from learner.data.replay import Replay
+from learner.data.storage import Disk, Memory, Store
+from learner.front.accounts import Accounts
+from learner.front.bounds import message_bounds
+from learner.front.incarnations import Incarnations
+from learner.front.info_names import InfoNames
+from learner.front.quarantine import Quarantine
+from learner.front.receipts import ReceiptProofs, load_key
+from learner.front.refused_outputs import RefusedOutputs
+from learner.front.roster import Roster
+from learner.front.server import Server
+from learner.front.service import LearnerService
+from learner.telemetry.evaluations import Evaluations
+from learner.telemetry.gauges import Gauges
+from learner.telemetry.prometheus import Prometheus
+from learner.telemetry.telemetry import Console, JsonLines, Telemetry, TensorBoard
+from learner.telemetry.writer import Writer
+from learner.update.guard import Guard
+from learner.update.learner import Learner, Update
 from protos import codec
 
 _log = logging.getLogger(__name__)
@@ -147,7 +151,7 @@ class _Run:
             for phase in self._phases:  # a later one shall not fail hours from now
                 build.algorithm(phase.algorithm, config, agent)
         except ValueError as error:
-            raise options.OptionError(str(error)) from error
+            raise values.OptionError(str(error)) from error
         self._agent = agent
         self._accounts = Accounts(max_in_flight=config.learner.max_in_flight)
         unroll_spec = build.unroll_spec(agent, *spaces, config.learner.unroll_length)
@@ -156,10 +160,10 @@ class _Run:
             directory.move_replay_aside()
         self._replay = _open_replay(config, unroll_spec, directory, self._replay_added)
         self._check_replay(empty_replay)
-        directory.write("config.yaml", options.to_yaml(config))
+        directory.write("config.yaml", values.to_yaml(config))
 
         for_actors = {
-            name: options.to_dict(getattr(config, name))
+            name: values.to_dict(getattr(config, name))
             for name in ("environment", "tasks", "agent", "actor", "evaluator")
         }
         if not config.evaluator.every_frames:
@@ -400,7 +404,7 @@ class _Run:
                 "Another version of impala may have written it; start over with --fresh."
             ) from error
         _log.info("Resumed %s at %s.", self._logdir, saved.counters)
-        for change in options.differences(saved.config, self._config):
+        for change in values.differences(saved.config, self._config):
             _log.info("Changed since that checkpoint: %s.", change)
         return learner, saved.replay_added
 

@@ -12,11 +12,11 @@ import messages
 import numpy as np
 import trustme
 
-from impala.security import ServerSecurity
+from impala.runtime.security import ServerSecurity
 from impala.types import Parameters
-from learner.accounts import Accounts
-from learner.ingest import Ingest
-from learner.server import Server
+from learner.data.ingest import Ingest
+from learner.front.accounts import Accounts
+from learner.front.server import Server
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 

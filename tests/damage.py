@@ -33,12 +33,11 @@ import messages
 import numpy as np
 import services
 
-from impala import continual, json_lines
-from learner import checkpoint
-from learner.checkpoint import Checkpoint, CheckpointError
-from learner.log_directory import LogDirectory
-from learner.replay import Replay
-from learner.storage import Disk, Record, StorageError
+from impala.logdir import checkpoint, continual, json_lines
+from impala.logdir.checkpoint import Checkpoint, CheckpointError
+from impala.logdir.directory import LogDirectory, StorageError
+from learner.data.replay import Replay
+from learner.data.storage import Disk, Record
 
 CASE_SECONDS = 60.0
 START_SECONDS = 600.0
@@ -229,7 +228,7 @@ def _load_replay(logdir: pathlib.Path, intact: Original, log: list[str], goes_on
         replay.commit()
         return "intact"
     except StorageError as error:
-        if goes_on:  # what is found in a draw: as learner.replay goes on
+        if goes_on:  # what is found in a draw: as learner.data.replay goes on
             store.start_over(error)  # type: ignore[arg-type]
             return "emptied"
         return _refused(error)

@@ -18,8 +18,10 @@ import certificates
 import trustme
 import yaml
 
-from impala import cli, options
-from impala.credentials import ROLES, SecurityError
+from impala.commands import main as cli
+from impala.commands.parsing import parse
+from impala.config import values
+from impala.runtime.credentials import ROLES, SecurityError
 
 Object = dict[str, Any]  # a Kubernetes object, or a part of one
 
@@ -171,14 +173,14 @@ def start(pod: Pod, objects: Sequence[Object]) -> Started | str:
                 contextlib.redirect_stderr(silence),
                 mock.patch.dict(os.environ, environment, clear=True),
             ):
-                command = cli._parse(pod.words[1], cli._COMMANDS[pod.words[1]][0], words)
+                command = parse(pod.words[1], cli.COMMANDS[pod.words[1]][0], words)
             if isinstance(command, cli.Learner):
                 command.security.check(
                     command.listen, health=command.health_listen, metrics=command.metrics_listen
                 )
             else:
                 command.security.check(metrics=command.metrics_listen)
-        except (options.OptionError, SecurityError) as error:
+        except (values.OptionError, SecurityError) as error:
             return f"{pod.name}: {str(error).replace(str(root), '')}"
         except SystemExit:
             return f"{pod.name}: {silence.getvalue()}"

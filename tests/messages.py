@@ -5,16 +5,16 @@ import json
 import numpy as np
 import tree
 
-from impala.configs import Config, QuarantineConfig
-from impala.tasks import Schedule
+from impala.config.schema import Config, QuarantineConfig
+from impala.schedule.tasks import Schedule
 from impala.types import AgentOutput, ArraySpec, StepType, TimeStep, Unroll
-from learner.accounts import Accounts
-from learner.bounds import Bounds, MessageBounds
-from learner.info_names import InfoNames
-from learner.ingest import Ingest
-from learner.quarantine import Quarantine
-from learner.roster import Roster
-from learner.service import LearnerService
+from learner.data.ingest import Ingest
+from learner.front.accounts import Accounts
+from learner.front.bounds import Bounds, MessageBounds
+from learner.front.info_names import InfoNames
+from learner.front.quarantine import Quarantine
+from learner.front.roster import Roster
+from learner.front.service import LearnerService
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 

@@ -8,7 +8,7 @@ from collections import deque
 
 import pytest
 
-from learner.accounts import LEARNER_CRASH, Accounts, Superseded
+from learner.front.accounts import LEARNER_CRASH, Accounts, Superseded
 
 
 def _crash(accounts: Accounts, checkpoint: dict) -> Accounts:

@@ -9,8 +9,9 @@ import pytest
 import tensorflow as tf
 import tree
 
-from impala import build, networks
-from impala.configs import AgentConfig
+from impala import build
+from impala.agents import networks
+from impala.config.schema import AgentConfig
 from impala.types import ArraySpec, StepType, TimeStep
 
 spaces = gym.spaces

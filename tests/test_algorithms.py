@@ -13,9 +13,16 @@ import pytest
 import sonnet as snt
 import tensorflow as tf
 
-from impala import build, distributions
+from impala import build
+from impala.agents import distributions
 from impala.algorithms import ActorCritic, Algorithm, Impala
-from impala.configs import ActorCriticConfig, AgentConfig, Config, ImpalaConfig, ObjectiveConfig
+from impala.config.schema import (
+    ActorCriticConfig,
+    AgentConfig,
+    Config,
+    ImpalaConfig,
+    ObjectiveConfig,
+)
 from impala.types import AgentOutput, Batch, NetworkOutput, StepType, TimeStep, Unroll
 
 NUM_ACTIONS = 3

@@ -8,31 +8,59 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from impala.configs import AlgorithmName
+from impala.config.schema import AlgorithmName
 
 ROOT = pathlib.Path(__file__).parent.parent
 
-# Package -> the packages of ours that it may import besides itself.
-MAY_IMPORT = {
+PACKAGES = ("vtrace", "protos", "impala", "actors", "learner")
+
+# Room -> the rooms that it may import besides itself. A module belongs to the longest name of a
+# room that its own begins with; a room that is named stands for what is in it, not for the rooms
+# below it.
+_LIBRARY = {
+    *("impala", "impala.agents", "impala.algorithms", "impala.config", "impala.environments"),
+    *("impala.finite", "impala.runtime", "impala.schedule", "impala.types"),
+}
+MAY_IMPORT: dict[str, set[str]] = {
     "vtrace": set(),
     "protos": set(),
-    "impala": {"vtrace"},
-    "actors": {"impala", "protos"},
-    "learner": {"impala", "protos"},
+    "impala.finite": set(),
+    "impala.types": set(),
+    "impala.runtime": set(),
+    "impala.config": {"impala.schedule", "impala.types"},
+    "impala.schedule": {"impala.config"},
+    "impala.environments": {"impala.config", "impala.types"},
+    "impala.agents": {"impala.config", "impala.environments", "impala.types"},
+    "impala.algorithms": {"impala.agents", "impala.config", "impala.types", "vtrace"},
+    # Names become objects; episodes are played.
+    "impala": _LIBRARY,
+    "impala.logdir": _LIBRARY,
+    "actors": {*_LIBRARY, "protos"},
+    "learner.telemetry": {
+        *(*_LIBRARY, "impala.logdir"),
+        *("learner.data", "learner.front", "learner.update"),
+    },
+    "learner.front": {*_LIBRARY, "learner.data", "protos"},
+    "learner.data": {*_LIBRARY, "impala.logdir", "learner.front", "protos"},
+    "learner.update": {*_LIBRARY, "impala.logdir", "learner.data", "learner.front"},
+    "learner": {
+        *(*_LIBRARY, "impala.logdir", "protos"),
+        *("learner.data", "learner.front", "learner.telemetry", "learner.update"),
+    },
 }
 # The `impala` command: it wires everything together, so it imports from everywhere and nothing
 # imports it.
-COMPOSITION_ROOTS = ("impala.__main__", "impala.cli")
+COMPOSITION_ROOTS = ("impala.__main__", "impala.commands")
 # gRPC stays at the edge of a service.
 MAY_IMPORT_GRPC = (
-    *("actors.client", "learner.calls", "learner.probes", "learner.server"),
+    *("actors.client", "learner.front.calls", "learner.front.probes", "learner.front.server"),
     "protos.impala.v1.learner_pb2_grpc",
 )
 GRPC = ("grpc", "grpc_health", "protos.impala.v1.learner_pb2_grpc")
 # What environments need starts in an instant and works beside any framework.
 WITHOUT_TENSORFLOW = (
     *("actors.client", "actors.status"),
-    *("impala.configs", "impala.environments", "impala.types"),
+    *("impala.config.schema", "impala.environments", "impala.types"),
 )
 TENSORFLOW = ("sonnet", "tensorflow")
 
@@ -41,7 +69,7 @@ def modules_of(root: pathlib.Path) -> dict[str, str]:
     """Dotted name -> source of every module in our packages; a package's name ends in __init__."""
     return {
         ".".join(path.relative_to(root).with_suffix("").parts): path.read_text(encoding="utf-8")
-        for package in MAY_IMPORT
+        for package in PACKAGES
         for path in sorted((root / package).rglob("*.py"))
     }
 
@@ -58,6 +86,12 @@ def imports_of(name: str, source: str) -> Iterator[str]:
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
+def room_of(name: str) -> str | None:
+    """The room that a module is in; None for modules that are not ours."""
+    rooms = [room for room in MAY_IMPORT if is_in(name, (room,))]
+    return max(rooms, key=len, default=None)
+
+
 def is_in(name: str, packages: tuple[str, ...]) -> bool:
     """Whether a module is one of these, or inside one of them."""
     return any(f"{name}.".startswith(f"{package}.") for package in packages)
@@ -68,12 +102,14 @@ def violations(modules: Mapping[str, str]) -> list[str]:
     imports = {name: sorted(set(imports_of(name, text))) for name, text in modules.items()}
     found = []
     for name, imported in imports.items():
-        package = name.split(".")[0]
+        room = room_of(name)
         is_root = is_in(name, COMPOSITION_ROOTS)
         for other in imported:
-            allowed = MAY_IMPORT[package] | {package}
-            if not is_root and other.split(".")[0] in MAY_IMPORT.keys() - allowed:
-                found.append(f"{name} imports {other}: {package} may import {sorted(allowed)}")
+            if name.startswith(f"{other}."):  # `from a import b` gives a and a.b: a.b counts
+                continue
+            allowed = MAY_IMPORT[room or ""] | {room}
+            if not is_root and room_of(other) not in {*allowed, None}:
+                found.append(f"{name} imports {other}: {room} may import {sorted(allowed)}")
             if not is_root and is_in(other, COMPOSITION_ROOTS):
                 found.append(f"{name} imports {other}: nothing imports a composition root")
             if is_in(other, GRPC) and not is_in(name, MAY_IMPORT_GRPC):
@@ -103,7 +139,9 @@ def reachable(name: str, imports: Mapping[str, list[str]]) -> set[str]:
 
 def test_imports_follow_the_architecture() -> None:
     modules = modules_of(ROOT)
-    assert {name.split(".")[0] for name in modules} == set(MAY_IMPORT)
+    assert {room_of(name) for name in modules if not is_in(name, COMPOSITION_ROOTS)} == set(
+        MAY_IMPORT
+    )
     assert violations(modules) == []
 
 
@@ -118,26 +156,41 @@ def test_the_modules_named_here_exist() -> None:
     [
         ({"vtrace.vtrace": "import impala"}, "vtrace.vtrace imports impala"),
         ({"protos.codec": "from impala.types import Unroll"}, "protos.codec imports impala.types"),
-        ({"impala.agent": "import protos.codec"}, "impala.agent imports protos.codec"),
-        ({"actors.actor": "from learner import mix"}, "actors.actor imports learner.mix"),
-        ({"learner.mix": "def f():\n  import actors"}, "learner.mix imports actors"),
-        ({"impala.agent": "from . import cli"}, "impala.agent imports impala.cli: nothing"),
-        ({"learner.run": "from impala.cli import train"}, "nothing imports a composition"),
-        ({"learner.service": "import grpc.aio"}, "learner.service imports grpc.aio: only"),
         (
-            {"learner.service": "from protos.impala.v1 import learner_pb2_grpc"},
-            "learner.service imports protos.impala.v1.learner_pb2_grpc: only",
+            {"impala.agents.agent": "import protos.codec"},
+            "impala.agents.agent imports protos.codec",
         ),
-        ({"impala.cli": "import grpc"}, "impala.cli imports grpc: only"),
-        ({"impala.agent": "from tests import counting"}, "impala.agent imports tests: that is"),
+        ({"actors.actor": "from learner.data import mix"}, "actors.actor imports learner.data.mix"),
+        ({"learner.data.mix": "def f():\n  import actors"}, "learner.data.mix imports actors"),
+        (
+            {"impala.agents.agent": "from impala.commands import main"},
+            "impala.agents.agent imports impala.commands.main: nothing",
+        ),
+        (
+            {"learner.run": "from impala.commands.main import train"},
+            "nothing imports a composition",
+        ),
+        (
+            {"learner.front.service": "import grpc.aio"},
+            "learner.front.service imports grpc.aio: only",
+        ),
+        (
+            {"learner.front.service": "from protos.impala.v1 import learner_pb2_grpc"},
+            "learner.front.service imports protos.impala.v1.learner_pb2_grpc: only",
+        ),
+        ({"impala.commands.main": "import grpc"}, "impala.commands.main imports grpc: only"),
+        (
+            {"impala.agents.agent": "from tests import counting"},
+            "impala.agents.agent imports tests: that is",
+        ),
         ({"impala.types": "import tensorflow as tf"}, "impala.types needs tensorflow"),
         (
             {
-                "impala.environments.atari": "from impala import networks",
-                "impala.networks.__init__": "from impala.networks.torsos import MLP",
-                "impala.networks.torsos": "import sonnet as snt",
+                "impala.environments.atari": "from impala.agents import networks",
+                "impala.agents.networks.__init__": "from impala.agents.networks.torsos import MLP",
+                "impala.agents.networks.torsos": "import sonnet as snt",
             },
-            "impala.environments.atari needs sonnet, by way of impala.networks.torsos",
+            "impala.environments.atari needs sonnet, by way of impala.agents.networks.torsos",
         ),
     ],
 )
@@ -148,9 +201,9 @@ def test_a_forbidden_import_is_found(modules: dict[str, str], complaint: str) ->
 def test_allowed_imports_pass() -> None:
     modules = {
         "vtrace.vtrace": "import tensorflow as tf",
-        "impala.__main__": "from impala.cli import main",
-        "impala.cli": "from actors.run import run_actor\nfrom learner.run import run_learner",
-        "impala.losses": "import vtrace\nimport impalalike\nfrom impala import types",
+        "impala.__main__": "from impala.commands.main import main",
+        "impala.commands.main": "from actors.run import run_actor\nfrom learner import run",
+        "impala.algorithms.losses": "import vtrace\nimport impalalike\nfrom impala import types",
         "actors.client": "import grpc\nfrom protos.impala.v1 import learner_pb2_grpc",
         "learner.run": "from . import server\nfrom impala import build",
         "impala.environments.base": "import numpy as np\nfrom impala.types import TimeStep",
@@ -176,7 +229,7 @@ def test_no_service_knows_what_is_learned_or_played() -> None:
     told = {name: names_told(source) for name, source in modules_of(ROOT).items()}
     services = {name: words for name, words in told.items() if name.startswith(SAME_FOR_ALL)}
     assert {name: words for name, words in services.items() if words} == {}
-    assert told["impala.configs"] >= {"critic", "actor_critic", "catch"}
+    assert told["impala.config.schema"] >= {"critic", "actor_critic", "catch"}
 
 
 def test_a_name_that_is_told_is_noticed() -> None:
@@ -188,4 +241,8 @@ def test_a_clock_that_jumps_changes_labels_only() -> None:
     """Durations and deadlines are by the monotonic clock; only these write down what time it is."""
     wall_clock = re.compile(r"\btime\.time(_ns)?\(|\b(now|today|utcnow|localtime|gmtime)\(")
     found = {name for name, source in modules_of(ROOT).items() if wall_clock.search(source)}
-    assert found == {"learner.evaluations", "learner.log_directory", "learner.metrics"}
+    assert found == {
+        "learner.telemetry.evaluations",
+        "impala.logdir.directory",
+        "learner.telemetry.telemetry",
+    }

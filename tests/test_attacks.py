@@ -44,13 +44,13 @@ from callers import (
 from google.protobuf.message import DecodeError
 from http2 import DATA, END_STREAM, HEADERS, Raw, connect, framed
 
-from impala import process
+from impala.runtime import process
 from impala.types import Parameters
-from learner import calls as calls_module
-from learner import server as server_module
-from learner.accounts import Accounts
-from learner.ingest import Arrival, Ingest
-from learner.server import Server
+from learner.data.ingest import Arrival, Ingest
+from learner.front import calls as calls_module
+from learner.front import server as server_module
+from learner.front.accounts import Accounts
+from learner.front.server import Server
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import bandits
 from impala import environments
-from impala.configs import EnvironmentConfig
+from impala.config.schema import EnvironmentConfig
 from impala.environments.bandit import PROBLEMS, BanditVector
 from impala.types import StepType
 

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from impala.configs import PRESETS
-from learner import checkpoint
-from learner.checkpoint import Checkpoint, CheckpointError, Counters
-from learner.log_directory import LogDirectory, LogDirectoryBusy, LogDirectoryError
-from learner.storage import StorageError
+from impala.config.presets import PRESETS
+from impala.logdir import checkpoint
+from impala.logdir.checkpoint import Checkpoint, CheckpointError, Counters
+from impala.logdir.directory import LogDirectory, LogDirectoryBusy, LogDirectoryError, StorageError
 
 
 def _checkpoint(updates: int) -> Checkpoint:
@@ -276,7 +275,7 @@ def test_another_network_is_refused_before_anything_is_assigned() -> None:
 
 _HOLD = """
 import pathlib, sys
-from learner.log_directory import LogDirectory
+from impala.logdir.directory import LogDirectory
 with LogDirectory(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

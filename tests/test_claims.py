@@ -14,7 +14,8 @@ import services
 from callers import WAIT
 
 from benchmarks.fleet import idle_tensors
-from impala.configs import (
+from impala.config.rules import validate
+from impala.config.schema import (
     AtariConfig,
     Config,
     EnvironmentConfig,
@@ -24,19 +25,19 @@ from impala.configs import (
     ReplayConfig,
     TasksConfig,
 )
-from impala.options import OptionError, validate
-from impala.tasks import frames_per_step, make
+from impala.config.values import OptionError
+from impala.logdir import checkpoint
+from impala.schedule.tasks import frames_per_step, make
 from impala.types import Parameters
-from learner import checkpoint
-from learner.accounts import LEARNER_CRASH, MOST, Accounts, Superseded
-from learner.incarnations import Incarnations
-from learner.ingest import Ingest
-from learner.metrics import TensorBoard
-from learner.mix import Mix
-from learner.receipts import ReceiptProofs, load_key
-from learner.replay import Replay
-from learner.service import LearnerService
-from learner.storage import Memory
+from learner.data.ingest import Ingest
+from learner.data.mix import Mix
+from learner.data.replay import Replay
+from learner.data.storage import Memory
+from learner.front.accounts import LEARNER_CRASH, MOST, Accounts, Superseded
+from learner.front.incarnations import Incarnations
+from learner.front.receipts import ReceiptProofs, load_key
+from learner.front.service import LearnerService
+from learner.telemetry.telemetry import TensorBoard
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 

@@ -17,14 +17,19 @@ import PIL.ImageSequence
 import pytest
 import yaml
 
-from impala import cli, options, video
-from impala.configs import PRESETS, Config
+from impala.commands import main as cli
+from impala.commands.actor import Actor, _flags
+from impala.commands.parsing import parse
+from impala.config import layers, values
+from impala.config.presets import PRESETS
+from impala.config.schema import Config
+from impala.logdir import video
 
 
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith(options.ENVIRONMENT_PREFIX):
+        if name.startswith(layers.ENVIRONMENT_PREFIX):
             monkeypatch.delenv(name)
 
 
@@ -38,13 +43,13 @@ def _run(*argv: str) -> int:
 
 def _printed_config(capsys: pytest.CaptureFixture[str], *argv: str) -> Config:
     assert _run(*argv, "--print-config") == 0
-    return options.from_dict(Config, yaml.safe_load(capsys.readouterr().out))
+    return values.from_dict(Config, yaml.safe_load(capsys.readouterr().out))
 
 
 def test_help_and_mistakes_are_answered_without_loading_tensorflow() -> None:
     script = """
 import sys
-from impala import cli
+from impala.commands import main as cli
 for command in ["train", "learner", "actor", "evaluate", "record", "presets"]:
     try:
         cli.main([command, "--help"])
@@ -60,7 +65,7 @@ assert not heavy, heavy
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
 
     assert done.returncode == 0, done.stderr
-    for path in options.flatten(Config()):
+    for path in values.flatten(Config()):
         assert "--" + path.replace("_", "-") in done.stdout
     for preset in PRESETS:
         assert preset in done.stdout
@@ -115,7 +120,7 @@ def test_the_printed_configuration_feeds_back_in(
 ) -> None:
     first = _printed_config(capsys, "learner", "atari-lstm", "--optimiser.learning-rate", "1e-4")
     file = tmp_path / "printed.yaml"
-    file.write_text(options.to_yaml(first))
+    file.write_text(values.to_yaml(first))
 
     assert _printed_config(capsys, "train", "catch", "--config", str(file)) == first
 
@@ -175,14 +180,14 @@ def test_train_says_in_a_line_that_its_log_directory_cannot_be_used(
 
 
 def test_several_actors_are_started_with_the_flags_of_one() -> None:
-    command = cli.Actor(
+    command = Actor(
         learner="host:1", num_actors=3, num_envs=8, name="here", render=True, reconnect_timeout=5.0
     )
-    assert cli._flags(command) == [
+    assert _flags(command) == [
         *["--learner", "host:1", "--num-envs", "8", "--name", "here", "--render"],
         *["--reconnect-timeout", "5.0"],
     ]
-    assert cli._parse("actor", cli.Actor, [*cli._flags(command), "--num-actors", "3"]) == command
+    assert parse("actor", Actor, [*_flags(command), "--num-actors", "3"]) == command
 
 
 # `impala train` with children that only pretend.
@@ -233,9 +238,9 @@ def _train(
     (tmp_path / "pretender.py").write_text(_PRETENDER)
     script = f"""
 import signal, sys
-from impala import cli
+from impala.commands import main as cli, train
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # unless the tests themselves run under nohup
-cli._IMPALA = (sys.executable, "-S", {str(tmp_path / "pretender.py")!r})
+train.IMPALA = (sys.executable, "-S", {str(tmp_path / "pretender.py")!r})
 sys.exit(cli.main(sys.argv[1:]))
 """
     environ = {
@@ -354,7 +359,7 @@ def test_ctrl_c_again_a_second_later_kills(tmp_path: pathlib.Path) -> None:
 def test_text_that_nobody_can_read_any_more_costs_nothing(tmp_path: pathlib.Path) -> None:
     script = f"""
 import pathlib, sys
-from impala import process
+from impala.runtime import process
 process.outlive_readers()
 print("up", flush=True)
 sys.stdin.read()
@@ -399,7 +404,7 @@ def test_failing_actors_are_started_again(tmp_path: pathlib.Path) -> None:
 def logdir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The log directory of a Catch run with untrained weights."""
     from impala import build
-    from learner import checkpoint
+    from impala.logdir import checkpoint
 
     config = PRESETS["catch"][1]
     environment = build.environment(config.environment, 1)

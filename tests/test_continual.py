@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from benchmarks.continual import report, tiers
-from impala import continual, options, plot
-from impala.configs import Config, EnvironmentConfig, TasksConfig
+from impala.config import values
+from impala.config.schema import Config, EnvironmentConfig, TasksConfig
+from impala.logdir import continual, plot
 
 CONFIG = Config(
     environment=EnvironmentConfig(id="Catch"),
@@ -22,7 +23,7 @@ RETURNS = {"a": [0.0, 8.0, 2.0, 10.0, 5.0], "b": [-1.0, 1.0, 4.0, 3.0, 4.0]}
 
 def write(logdir: pathlib.Path, lines: list[tuple]) -> pathlib.Path:
     logdir.mkdir(exist_ok=True)
-    (logdir / "config.yaml").write_text(options.to_yaml(CONFIG))
+    (logdir / "config.yaml").write_text(values.to_yaml(CONFIG))
     with open(logdir / "evaluations.jsonl", "w") as file:
         for task, frames, returns, *learner in lines:
             line = {"task": task, "frames": frames, "returns": returns, "learner": [*learner, 0][0]}

@@ -4,8 +4,8 @@ import contextlib
 
 import pytest
 
-from impala import credentials
-from impala.credentials import Denied, Names, SecurityError
+from impala.runtime import credentials
+from impala.runtime.credentials import Denied, Names, SecurityError
 
 A, B, ANY = (f"{name}-token-0123456789" for name in ("first", "second", "any"))
 

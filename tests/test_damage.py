@@ -8,10 +8,10 @@ import sys
 
 import numpy as np
 
-from impala import json_lines, options
-from impala.configs import PRESETS
-from learner import checkpoint
-from learner.storage import Disk, Record, State
+from impala.config import values
+from impala.config.presets import PRESETS
+from impala.logdir import checkpoint, json_lines
+from learner.data.storage import Disk, Record, State
 
 CASES = 200
 
@@ -45,7 +45,7 @@ def _write_run(logdir: pathlib.Path) -> None:
         report = {"task": "Catch", "frames": frames, "learner": 1, "version": frames}
         evaluations.write({"time": 1.5, **report, "returns": [rng.uniform(-1, 1)] * 20})
     evaluations.close()
-    (logdir / "config.yaml").write_text(options.to_yaml(config))
+    (logdir / "config.yaml").write_text(values.to_yaml(config))
 
 
 def test_no_damage_loads_wrong_or_ends_a_process(tmp_path: pathlib.Path) -> None:

@@ -42,10 +42,12 @@ from manifests import (
 
 import actors.run
 from actors.metrics import ActorMetrics
-from impala import cli
-from impala.credentials import certificate_grants
-from impala.security import ServerSecurity
-from learner.server import LIVENESS, SERVICE_NAME
+from impala.commands import main as cli
+from impala.commands import train
+from impala.commands.parsing import parse
+from impala.runtime.credentials import certificate_grants
+from impala.runtime.security import ServerSecurity
+from learner.front.server import LIVENESS, SERVICE_NAME
 
 VERSIONS = [*dict.fromkeys(kubernetes_validate.utils.all_versions())][-3:]  # the newest
 NAMESPACE = "impala"
@@ -359,7 +361,7 @@ def house_complaints(objects: Sequence[Object]) -> list[str]:
 
 def grace_seconds(pod: Pod) -> float:
     """What the program itself allows for an end: a checkpoint, or the last receipts."""
-    return cli._GRACE_SECONDS if pod.words[1] == "learner" else 2 * actors.run._DRAIN_SECONDS
+    return train._GRACE_SECONDS if pod.words[1] == "learner" else 2 * actors.run._DRAIN_SECONDS
 
 
 # Command lines.
@@ -592,7 +594,9 @@ def known_metrics() -> dict[str, set[str]]:
         else:
             found[name] = labels
 
-    for call in ast.walk(ast.parse((ROOT / "learner/prometheus.py").read_text(encoding="utf-8"))):
+    for call in ast.walk(
+        ast.parse((ROOT / "learner/telemetry/prometheus.py").read_text(encoding="utf-8"))
+    ):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
             words = [str(word.value) for word in call.args if isinstance(word, ast.Constant)]
             if call.func.id == "Scalar":  # name, kind, row, documentation
@@ -667,7 +671,7 @@ def query_complaints(query: str, legend: str = "") -> Iterator[str]:
 @functools.cache
 def telemetry() -> str:
     """The sources that name the scalars of a row."""
-    files = [*(ROOT / "learner").glob("*.py"), *(ROOT / "impala/algorithms").glob("*.py")]
+    files = [*(ROOT / "learner").rglob("*.py"), *(ROOT / "impala/algorithms").glob("*.py")]
     return "".join(file.read_text(encoding="utf-8") for file in files)
 
 
@@ -1113,7 +1117,7 @@ def test_the_commands_of_a_page_are_right(page: str) -> None:
     ):
         for line in re.findall(r"(?:^|[$] +|-- +)impala (.*)", block, re.MULTILINE):
             name, *words = shlex.split(line)
-            assert isinstance(cli._parse(name, cli._COMMANDS[name][0], words), object)
+            assert isinstance(parse(name, cli.COMMANDS[name][0], words), object)
 
 
 def test_the_overlay_of_a_page_is_right(tmp_path: pathlib.Path) -> None:

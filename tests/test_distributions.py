@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 import tree
 
-from impala import distributions
-from impala.spaces import choices
+from impala.agents import distributions
+from impala.environments.spaces import choices
 
 spaces = gym.spaces
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import services
 
-from impala import continual
-from learner import checkpoint
+from impala.logdir import checkpoint, continual
 
 
 def test_a_fleet_survives_kills_of_actors_and_learner(tmp_path: pathlib.Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 from ale_py.vector_env import AtariVectorEnv
 
 from impala import environments
-from impala.configs import (
+from impala.config.schema import (
     ActorConfig,
     AtariConfig,
     EnvironmentConfig,
@@ -30,7 +30,7 @@ from impala.environments import base, catch
 from impala.environments.atari import Atari
 from impala.environments.base import Environment
 from impala.environments.wrappers import Checked, WithHistory
-from impala.tasks import Task, frames_per_step
+from impala.schedule.tasks import Task, frames_per_step
 from impala.types import EnvironmentStep, Nest, StepType, TimeStep
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import tree
 
-from impala import build, cli, phases, tasks
-from impala.configs import (
+from impala import build
+from impala.commands import main as cli
+from impala.config.schema import (
     AgentConfig,
     Config,
     GuardConfig,
@@ -20,17 +21,19 @@ from impala.configs import (
     OptimiserConfig,
     SacConfig,
 )
+from impala.finite import NotFiniteError
+from impala.logdir import checkpoint
+from impala.logdir.checkpoint import Checkpoint
+from impala.schedule import phases, tasks
 from impala.types import Batch, StepType
-from learner import bad_updates, checkpoint
-from learner.accounts import Accounts
-from learner.checkpoint import Checkpoint
-from learner.finite import NotFiniteError
-from learner.guard import Guard
-from learner.learner import Learner, Refusal, Update, columns
-from learner.mix import Origin, Prepared, Provenance
-from learner.refused_outputs import RefusedOutput, RefusedOutputs
-from learner.replay import Replay
-from learner.storage import Memory
+from learner.data.mix import Origin, Prepared, Provenance
+from learner.data.replay import Replay
+from learner.data.storage import Memory
+from learner.front.accounts import Accounts
+from learner.front.refused_outputs import RefusedOutput, RefusedOutputs
+from learner.update import bad_updates
+from learner.update.guard import Guard
+from learner.update.learner import Learner, Refusal, Update, columns
 
 T, B = 4, 6
 OBSERVATIONS = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)

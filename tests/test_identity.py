@@ -12,14 +12,14 @@ import trustme
 from callers import OK, STREAM_METHOD, certificate, secure_channel, status, write
 
 from actors.client import LearnerClient, LearnerRefused, new_incarnation
-from impala.configs import QuarantineConfig
-from impala.security import ClientSecurity, ServerSecurity
+from impala.config.schema import QuarantineConfig
+from impala.runtime.security import ClientSecurity, ServerSecurity
 from impala.types import ActorUnrolls, Parameters
-from learner.accounts import Accounts
-from learner.ingest import Ingest
-from learner.quarantine import Quarantine
-from learner.server import Server
-from learner.service import Quarantined
+from learner.data.ingest import Ingest
+from learner.front.accounts import Accounts
+from learner.front.quarantine import Quarantine
+from learner.front.server import Server
+from learner.front.service import Quarantined
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 

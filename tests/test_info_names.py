@@ -7,8 +7,8 @@ import messages
 import pytest
 
 from impala.types import Episode
-from learner.info_names import InfoNames
-from learner.ingest import Ingest
+from learner.data.ingest import Ingest
+from learner.front.info_names import InfoNames
 from protos.impala.v1 import learner_pb2 as pb
 
 

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from impala import continual, json_lines, plot, rows
-from impala.json_lines import Appender
+from impala.logdir import continual, json_lines, plot, rows
+from impala.logdir.json_lines import Appender
 
 
 def _append(path: pathlib.Path, *numbers: int, part_bytes: int = 2**20) -> None:

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import tree
 
-from impala import build, phases
-from impala.configs import PRESETS, Config
+from impala import build
+from impala.config.presets import PRESETS
+from impala.config.schema import Config
+from impala.logdir import checkpoint
+from impala.logdir.checkpoint import Checkpoint
+from impala.schedule import phases
 from impala.types import AgentOutput, Batch, StepType, TimeStep, Unroll
-from learner import checkpoint
-from learner.checkpoint import Checkpoint
-from learner.learner import Learner, Refusal, Update
+from learner.update.learner import Learner, Refusal, Update
 
 CONFIG = dataclasses.replace(PRESETS["catch"][1], total_frames=1000)
 T, B = 5, 4

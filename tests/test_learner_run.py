@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import tree
 
-from impala.configs import AgentConfig, Config, LearnerConfig
+from impala.config.schema import AgentConfig, Config, LearnerConfig
+from impala.logdir import checkpoint
+from impala.logdir.directory import LogDirectory
 from impala.types import Batch, StepType
-from learner import checkpoint
-from learner.log_directory import LogDirectory
-from learner.mix import Origin, Prepared
+from learner.data.mix import Origin, Prepared
 from learner.run import _Run
 
 T, B = 4, 2

@@ -17,8 +17,8 @@ import tensorflow as tf
 import tree
 
 from impala import build
+from impala.logdir.player import Player
 from impala.types import StepType
-from learner.player import Player
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from impala import losses
-from impala.configs import ObjectiveConfig
+from impala.algorithms import losses
+from impala.config.schema import ObjectiveConfig
 from impala.types import AgentOutput, Batch, NetworkOutput, StepType, TimeStep, Unroll
 
 PLAIN = ObjectiveConfig(discount=1.0)

@@ -9,9 +9,9 @@ import pytest
 import rich.console
 import tensorflow as tf
 
+from impala.logdir.checkpoint import Counters
 from impala.types import Episode
-from learner.checkpoint import Counters
-from learner.metrics import Console, JsonLines, Telemetry, TensorBoard
+from learner.telemetry.telemetry import Console, JsonLines, Telemetry, TensorBoard
 
 
 def _episode(value: float) -> Episode:
@@ -109,7 +109,7 @@ def test_rows_reach_json_lines_tensorboard_and_console(tmp_path: pathlib.Path) -
 def test_the_console_can_write_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
     telemetry = Telemetry()
     row, histograms = telemetry.end(Counters(frames=500), {"actor/active": 1}).row()
-    with caplog.at_level("INFO", logger="learner.metrics"):
+    with caplog.at_level("INFO", logger="learner.telemetry.telemetry"):
         Console(1000, rich.console.Console(force_terminal=True), to_log=True).write(row, histograms)
     assert caplog.messages[0].startswith("frames 500 (50.0%)")
 

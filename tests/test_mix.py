@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import tree
 
-from impala.configs import MixConfig
+from impala.config.schema import MixConfig
+from impala.logdir.directory import StorageError
 from impala.types import AgentOutput, ArraySpec, StepType, TimeStep, Unroll
-from learner.ingest import Arrival, Ingest
-from learner.mix import Mix, Prepared
-from learner.replay import Replay
-from learner.storage import Memory, Record, StorageError
+from learner.data.ingest import Arrival, Ingest
+from learner.data.mix import Mix, Prepared
+from learner.data.replay import Replay
+from learner.data.storage import Memory, Record
 
 T = 3
 

@@ -8,8 +8,8 @@ import pytest
 import sonnet as snt
 import tensorflow as tf
 
-from impala.configs import OptimiserConfig
-from learner import optimisers
+from impala.config.schema import OptimiserConfig
+from learner.update import optimisers
 
 SHAPES = [(3, 4), (4,), ()]
 STEPS = 5

@@ -7,23 +7,24 @@ from typing import Any
 
 import pytest
 
-from impala import options
-from impala.configs import PRESETS, Config, OptimiserConfig
-from impala.options import OptionError
+from impala.config import layers, rules, values
+from impala.config.presets import PRESETS
+from impala.config.schema import Config, OptimiserConfig
+from impala.config.values import OptionError
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_survives_json_yaml_and_environment_variables(
     name: str, tmp_path: pathlib.Path
 ) -> None:
-    config = options.validate(PRESETS[name][1])
+    config = rules.validate(PRESETS[name][1])
     other = "cartpole" if name != "cartpole" else "catch"
     file = tmp_path / "config.yaml"
-    file.write_text(options.to_yaml(config))
+    file.write_text(values.to_yaml(config))
 
-    assert options.from_dict(Config, json.loads(json.dumps(options.to_dict(config)))) == config
-    assert options.layered(other, file, {}) == config
-    assert options.layered(other, None, options.to_environment(config)) == config
+    assert values.from_dict(Config, json.loads(json.dumps(values.to_dict(config)))) == config
+    assert layers.layered(other, file, {}) == config
+    assert layers.layered(other, None, layers.to_environment(config)) == config
 
 
 def test_each_layer_covers_the_one_below(tmp_path: pathlib.Path) -> None:
@@ -31,7 +32,7 @@ def test_each_layer_covers_the_one_below(tmp_path: pathlib.Path) -> None:
     file.write_text("seed: 1\noptimiser: {learning_rate: 3e-4, beta1: 0.8}\n")
     environ = {"IMPALA_OPTIMISER__LEARNING_RATE": "5e-4", "PATH": "/bin"}
 
-    config = options.layered("catch", file, environ)
+    config = layers.layered("catch", file, environ)
 
     assert config.optimiser.learning_rate == 5e-4  # environment over file
     assert config.optimiser.beta1 == 0.8  # file over preset
@@ -50,7 +51,7 @@ def test_environment_variables_hold_every_kind_of_value() -> None:
         "IMPALA_SEED": "9007199254740993",  # no float holds it
     }
 
-    config = options.layered("catch", None, environ)
+    config = layers.layered("catch", None, environ)
 
     assert config.agent.hidden_sizes == (32, 16)
     assert config.environment.atari.actions == (0, 2)
@@ -68,7 +69,7 @@ def test_variables_that_kubernetes_makes_for_a_service_are_left_alone() -> None:
         "IMPALA_ACTOR_SERVICE_PORT": "1",
     }
 
-    assert options.from_environment(environ) == {}
+    assert layers.from_environment(environ) == {}
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_variables_that_kubernetes_makes_for_a_service_are_left_alone() -> None:
 )
 def test_a_misspelt_variable_is_told_the_nearest(name: str, right: str) -> None:
     with pytest.raises(OptionError, match=rf"{name}\b.*Did you mean {right}\?"):
-        options.from_environment({name: "1"})
+        layers.from_environment({name: "1"})
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_wrong_plain_data_is_named_with_what_would_be_right(
     data: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(OptionError) as caught:
-        options.from_dict(Config, data)
+        values.from_dict(Config, data)
     assert message in str(caught.value)
 
 
@@ -126,19 +127,19 @@ def test_errors_name_the_layer(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("seed: -1\n")
     with pytest.raises(OptionError, match=r"mine\.yaml: seed is -1"):
-        options.layered("catch", file, {})
+        layers.layered("catch", file, {})
     with pytest.raises(OptionError, match="Environment variables: seed is -1"):
-        options.layered("catch", None, {"IMPALA_SEED": "-1"})
+        layers.layered("catch", None, {"IMPALA_SEED": "-1"})
     with pytest.raises(OptionError, match=r"preset is 'cath'.*Did you mean 'catch'"):
-        options.layered("cath", None, {})
+        layers.layered("cath", None, {})
     with pytest.raises(OptionError, match="No such file"):
-        options.layered("catch", tmp_path / "absent.yaml", {})
+        layers.layered("catch", tmp_path / "absent.yaml", {})
     file.write_text("{")
     with pytest.raises(OptionError, match="is not YAML"):
-        options.layered("catch", file, {})
+        layers.layered("catch", file, {})
     file.write_text("just text")
     with pytest.raises(OptionError, match="holds settings by name"):
-        options.layered("catch", file, {})
+        layers.layered("catch", file, {})
 
 
 @pytest.mark.parametrize(
@@ -156,19 +157,19 @@ def test_errors_name_the_layer(tmp_path: pathlib.Path) -> None:
 )
 def test_values_that_do_not_go_together_are_refused(data: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError) as caught:
-        options.validate(options.from_dict(Config, data))
+        rules.validate(values.from_dict(Config, data))
     assert message in str(caught.value)
 
 
 def test_validate_checks_what_was_made_in_code() -> None:
     config = Config(optimiser=dataclasses.replace(OptimiserConfig(), decay=2.0))
     with pytest.raises(OptionError, match=r"optimiser\.decay is 2\.0"):
-        options.validate(config)
+        rules.validate(config)
 
 
 def test_differences_name_each_changed_setting() -> None:
     old = Config()
-    new = options.overlay(old, {"seed": 3, "optimiser": {"name": "adam"}})
+    new = values.overlay(old, {"seed": 3, "optimiser": {"name": "adam"}})
 
-    assert options.differences(old, old) == []
-    assert options.differences(old, new) == ["optimiser.name: rmsprop -> adam", "seed: 0 -> 3"]
+    assert values.differences(old, old) == []
+    assert values.differences(old, new) == ["optimiser.name: rmsprop -> adam", "seed: 0 -> 3"]

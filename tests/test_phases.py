@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from impala import build, options, phases
-from impala.configs import PRESETS, AgentConfig, Config, MixConfig
-from impala.phases import Phase
-from learner import checkpoint
-from learner.checkpoint import Checkpoint, CheckpointError, Counters
-from learner.learner import Learner
+from impala import build
+from impala.config import rules, values
+from impala.config.presets import PRESETS
+from impala.config.schema import AgentConfig, Config, MixConfig
+from impala.logdir import checkpoint
+from impala.logdir.checkpoint import Checkpoint, CheckpointError, Counters
+from impala.schedule import phases
+from impala.schedule.phases import Phase
+from learner.update.learner import Learner
 
 
 def _config(*words: str, total_frames: int = 1000) -> Config:
@@ -48,15 +51,15 @@ def test_each_phase_has_its_own_progress() -> None:
     ],
 )
 def test_what_makes_no_run_is_refused(words: tuple[str, ...], message: str) -> None:
-    with pytest.raises(options.OptionError, match="phases") as error:
-        options.validate(_config(*words))
+    with pytest.raises(values.OptionError, match="phases") as error:
+        rules.validate(_config(*words))
     assert message in str(error.value)
 
 
 def test_what_learns_on_policy_alone_takes_no_replay() -> None:
     config = Config(algorithm="actor_critic", mix=MixConfig(replayed=8))
-    with pytest.raises(options.OptionError, match=r"mix\.replayed is 8, but actor_critic"):
-        options.validate(config)
+    with pytest.raises(values.OptionError, match=r"mix\.replayed is 8, but actor_critic"):
+        rules.validate(config)
 
 
 def _learner(config: Config, agent, phase: Phase, counters: Counters) -> Learner:

@@ -18,8 +18,9 @@ import services
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from manifests import Pod
 
-from impala import cli
-from learner import checkpoint
+from impala.commands import main as cli
+from impala.commands.parsing import parse
+from impala.logdir import checkpoint
 
 
 def _free_port() -> int:
@@ -130,7 +131,7 @@ def test_the_pods_train_together_and_end_well(tmp_path: pathlib.Path) -> None:
             )
 
         # ... when the run is done ...
-        total = cli._parse(
+        total = parse(
             "learner", cli.Learner, ["catch", f"--config={root}/etc/impala/run/run.yaml"]
         ).settings.total_frames
         services.wait_for(

@@ -18,10 +18,10 @@ import pytest
 from faulty import Do
 
 from impala import environments
-from impala.configs import ActorConfig, EnvironmentConfig
+from impala.config.schema import ActorConfig, EnvironmentConfig
 from impala.environments import processes
 from impala.environments.base import Environment
-from impala.episodes import EpisodeStatistics
+from impala.environments.episodes import EpisodeStatistics
 from impala.types import EnvironmentFault, StepType, TimeStep
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST

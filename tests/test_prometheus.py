@@ -10,8 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from actors.metrics import ActorMetrics
-from impala.exporter import Exporter
-from learner.prometheus import DISTRIBUTIONS, SCALARS, Prometheus
+from impala.runtime.exporter import Exporter
+from learner.telemetry.prometheus import DISTRIBUTIONS, SCALARS, Prometheus
 
 
 def scrape(address: str) -> dict[str, float]:

@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from impala.configs import QuarantineConfig
-from learner import quarantine as quarantine_module
-from learner.quarantine import Quarantine, Standing
+from impala.config.schema import QuarantineConfig
+from learner.front import quarantine as quarantine_module
+from learner.front.quarantine import Quarantine, Standing
 
 
 class _Clock:

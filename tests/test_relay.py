@@ -36,13 +36,13 @@ from callers import (
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from http2 import ELSEWHERE, Raw, connect
 
-from impala.configs import QuarantineConfig
-from impala.security import ServerSecurity
-from learner import door as door_module
-from learner.door import GuardedDoor
-from learner.quarantine import Quarantine
-from learner.relay import PREFACE, Bucket, Hosts, Limits, host_of
-from learner.server import Server
+from impala.config.schema import QuarantineConfig
+from impala.runtime.security import ServerSecurity
+from learner.front import door as door_module
+from learner.front.door import GuardedDoor
+from learner.front.quarantine import Quarantine
+from learner.front.relay import PREFACE, Bucket, Hosts, Limits, host_of
+from learner.front.server import Server
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 

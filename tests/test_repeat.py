@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from impala import build, environments
-from impala.configs import AgentConfig, EnvironmentConfig, RepeatConfig
+from impala.config.schema import AgentConfig, EnvironmentConfig, RepeatConfig
 from impala.environments.repeat import ActionRepeat
 from impala.types import StepType
 

@@ -19,10 +19,11 @@ import tree
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from impala.logdir import checkpoint
+from impala.logdir.directory import StorageError
 from impala.types import Unroll
-from learner import checkpoint
-from learner.replay import Replay, Rule
-from learner.storage import Disk, Memory, StorageError, Store
+from learner.data.replay import Replay, Rule
+from learner.data.storage import Disk, Memory, Store
 
 ACTOR = "actor-0"
 FRAMES = 4 * messages.UNROLL_LENGTH  # in each unroll
@@ -425,7 +426,7 @@ test_replay.add_for_ever(pathlib.Path(sys.argv[2]), sys.argv[3])
 
 
 def add_for_ever(logdir: pathlib.Path, rule: Rule) -> None:
-    from impala.configs import PRESETS
+    from impala.config.presets import PRESETS
 
     replay = make(Disk(logdir / "replay", "test"), rule, capacity=50)
     print("ready", flush=True)

@@ -3,8 +3,8 @@
 import pytest
 
 from impala.types import EnvironmentFault
-from learner import roster as roster_module
-from learner.roster import Roster
+from learner.front import roster as roster_module
+from learner.front.roster import Roster
 
 
 class _Clock:

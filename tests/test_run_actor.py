@@ -11,14 +11,14 @@ import pytest
 from fake_learner import FakeLearner
 
 from impala import build
-from impala.configs import (
+from impala.config.schema import (
     ActorConfig,
     AgentConfig,
     EnvironmentConfig,
     EvaluatorConfig,
     TasksConfig,
 )
-from impala.options import to_dict
+from impala.config.values import to_dict
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 

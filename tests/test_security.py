@@ -29,12 +29,12 @@ from callers import (
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from actors.client import LearnerClient, LearnerRefused, new_incarnation
-from impala import credentials
-from impala import listen as addresses
-from impala.credentials import Revoked, SecurityError
-from impala.security import ClientSecurity, Gate, ServerSecurity
-from learner import server as server_module
-from learner.server import Server
+from impala.runtime import credentials
+from impala.runtime import listen as addresses
+from impala.runtime.credentials import Revoked, SecurityError
+from impala.runtime.security import ClientSecurity, Gate, ServerSecurity
+from learner.front import server as server_module
+from learner.front.server import Server
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 

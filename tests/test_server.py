@@ -9,11 +9,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from impala.types import Parameters
-from learner import server
-from learner.accounts import Accounts
-from learner.ingest import Ingest
-from learner.server import SERVICE_NAME, Server
-from learner.service import LearnerService
+from learner.data.ingest import Ingest
+from learner.front import server
+from learner.front.accounts import Accounts
+from learner.front.server import SERVICE_NAME, Server
+from learner.front.service import LearnerService
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc
 

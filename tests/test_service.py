@@ -6,17 +6,17 @@ import messages
 import numpy as np
 import pytest
 
-from impala import continual
-from impala.configs import Config, QuarantineConfig, TasksConfig
-from impala.tasks import make
+from impala.config.schema import Config, QuarantineConfig, TasksConfig
+from impala.finite import NotFiniteError
+from impala.logdir import continual
+from impala.schedule.tasks import make
 from impala.types import Parameters
-from learner import service as service_module
-from learner.accounts import Accounts, Superseded
-from learner.finite import NotFiniteError
-from learner.ingest import Ingest
-from learner.quarantine import Quarantine
-from learner.refused_outputs import RefusedOutputs
-from learner.service import IncompatibleProtocol, InvalidRequest, LearnerService, Unavailable
+from learner.data.ingest import Ingest
+from learner.front import service as service_module
+from learner.front.accounts import Accounts, Superseded
+from learner.front.quarantine import Quarantine
+from learner.front.refused_outputs import RefusedOutputs
+from learner.front.service import IncompatibleProtocol, InvalidRequest, LearnerService, Unavailable
 from protos.impala.v1 import learner_pb2 as pb
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from impala import signals
-from impala.signals import EndRequest
+from impala.runtime import signals
+from impala.runtime.signals import EndRequest
 
 END = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 
@@ -108,7 +108,8 @@ def test_nohup_stays_in_force() -> None:
 def test_a_command_with_nothing_to_save_ends_without_a_traceback(number: signal.Signals) -> None:
     script = """
 import sys, time
-from impala import __main__, cli
+from impala import __main__
+from impala.commands import main as cli
 def work():
     print("up", flush=True)
     time.sleep(600)

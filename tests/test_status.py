@@ -14,9 +14,9 @@ import services
 from callers import WAIT, Actor, Learner
 
 from actors import status as view
-from impala import cli
+from impala.commands import main as cli
 from impala.types import Parameters
-from learner.server import Server
+from learner.front.server import Server
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 import pytest
 import test_replay
 
-from impala.configs import MixConfig
-from learner.ingest import Arrival, Ingest
-from learner.log_directory import LogDirectory
-from learner.mix import Mix
-from learner.replay import Replay
-from learner.storage import DamagedError, Disk, Record, State, StorageError
+from impala.config.schema import MixConfig
+from impala.logdir.directory import LogDirectory, StorageError
+from learner.data.ingest import Arrival, Ingest
+from learner.data.mix import Mix
+from learner.data.replay import Replay
+from learner.data.storage import DamagedError, Disk, Record, State
 
 COUNT = 40
 ADDED = 1000  # that the checkpoint counts

@@ -15,13 +15,14 @@ import pytest
 from callers import OK, Learner, serving, status
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from impala import cli, exporter, listen
-from impala.credentials import SecurityError
-from impala.exporter import Exporter
-from impala.security import ClientSecurity, ServerSecurity
-from learner import calls as call_limits
-from learner import door, probes
-from learner.server import Server
+from impala.commands import main as cli
+from impala.runtime import exporter, listen
+from impala.runtime.credentials import SecurityError
+from impala.runtime.exporter import Exporter
+from impala.runtime.security import ClientSecurity, ServerSecurity
+from learner.front import calls as call_limits
+from learner.front import door, probes
+from learner.front.server import Server
 
 WAIT = 30.0
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from impala.signals import INSIST_SECONDS
-from impala.supervisor import Exit, Program, Supervisor
+from impala.runtime.signals import INSIST_SECONDS
+from impala.runtime.supervisor import Exit, Program, Supervisor
 
 _STUBBORN = """
 import signal, time
@@ -132,7 +132,7 @@ def _supervise(code: str, log: pathlib.Path) -> "subprocess.Popen[str]":
     """Starts a supervisor of one child in a process of its own; both are up on return."""
     script = f"""
 import pathlib, signal, sys
-from impala.supervisor import Program, Supervisor
+from impala.runtime.supervisor import Program, Supervisor
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # unless the tests themselves run under nohup
 with Supervisor(grace_seconds=600) as supervisor:
     code = "import os; print(os.getpid(), flush=True)\\n" + {code!r}

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from impala import build, distributions, tasks
-from impala.configs import AgentConfig, Config, EnvironmentConfig, TasksConfig
+from impala import build
+from impala.agents import distributions
+from impala.config.schema import AgentConfig, Config, EnvironmentConfig, TasksConfig
 from impala.environments import Joint, join
 from impala.environments.base import Environment, first_timestep, next_timestep
 from impala.environments.wrappers import WithHistory
+from impala.schedule import tasks
 from impala.types import EnvironmentStep, StepType, TimeStep
 
 SMALL, LARGE = "Catch", 'Catch{"rows": 6, "columns": 9}'

@@ -8,9 +8,17 @@ import pytest
 import tensorflow as tf
 import tree
 
-from impala import build, configs, losses
-from impala.configs import AgentConfig, EpsilonConfig, ObjectiveConfig, QLearningConfig, SacConfig
-from impala.distributions import EpsilonGreedy
+from impala import build
+from impala.agents.distributions import EpsilonGreedy
+from impala.algorithms import losses
+from impala.config import schema as configs
+from impala.config.schema import (
+    AgentConfig,
+    EpsilonConfig,
+    ObjectiveConfig,
+    QLearningConfig,
+    SacConfig,
+)
 from impala.types import Batch, StepType
 
 T, B = 6, 5

@@ -7,8 +7,8 @@ import pathlib
 import pytest
 
 from benchmarks import critic, passing, speed_up
-from impala import options
-from impala.configs import PRESETS
+from impala.config import values
+from impala.config.presets import PRESETS
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def logdir(tmp_path: pathlib.Path) -> pathlib.Path:
     """A run with a row of telemetry every 1,000 frames: 2 s each at first, then 4 s."""
     evaluations = [(0, [9, 9]), (1500, [500, 460]), (2500, [440, 500]), (3500, [500, 500])]
     rows = [(1000, 2.0), (2000, 6.0), (3000, 10.0), (4000, 14.0)]
-    (tmp_path / "config.yaml").write_text(options.to_yaml(PRESETS["cartpole-q"][1]))
+    (tmp_path / "config.yaml").write_text(values.to_yaml(PRESETS["cartpole-q"][1]))
     (tmp_path / "evaluations.jsonl").write_text(
         "".join(
             json.dumps({"task": "CartPole-v1", "learner": 1, "frames": frames, "returns": returns})

@@ -13,18 +13,19 @@ import pytest
 import services
 import tensorflow as tf
 
-from impala import continual, options, rows
-from impala.configs import Config, EnvironmentConfig
+from impala.config import values
+from impala.config.schema import Config, EnvironmentConfig
+from impala.logdir import continual, rows
+from impala.logdir.checkpoint import Counters
 from impala.types import Episode
-from learner import evaluations as evaluations_module
-from learner import metrics
-from learner import writer as writer_module
-from learner.checkpoint import Counters
-from learner.evaluations import Evaluations
-from learner.metrics import Histograms, Interval, JsonLines, Sample, TensorBoard
-from learner.prometheus import Prometheus
-from learner.service import EvaluationReport
-from learner.writer import Attempts, Files, Schedule, Writer
+from learner.front.service import EvaluationReport
+from learner.telemetry import evaluations as evaluations_module
+from learner.telemetry import telemetry as metrics
+from learner.telemetry import writer as writer_module
+from learner.telemetry.evaluations import Evaluations
+from learner.telemetry.prometheus import Prometheus
+from learner.telemetry.telemetry import Histograms, Interval, JsonLines, Sample, TensorBoard
+from learner.telemetry.writer import Attempts, Files, Schedule, Writer
 
 CONFIG = Config(environment=EnvironmentConfig(id="Catch"))
 LEARNER = 7
@@ -57,7 +58,7 @@ def writing(
     files: Sequence[Sink] = (),
     exporter: Sink | None = None,
 ) -> Iterator[Writer]:
-    (logdir / "config.yaml").write_text(options.to_yaml(CONFIG))
+    (logdir / "config.yaml").write_text(values.to_yaml(CONFIG))
     evaluations = Evaluations(logdir, CONFIG, ["Catch"], LEARNER)
     writer = Writer(evaluations, queue.Queue(64), exporter, live, files)
     try:

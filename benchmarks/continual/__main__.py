@@ -10,8 +10,8 @@ import sys
 import time
 
 from benchmarks.continual import report, tiers
-from impala import continual, tasks
-from learner import checkpoint
+from impala.logdir import checkpoint, continual
+from impala.schedule import tasks
 
 
 def main() -> None:

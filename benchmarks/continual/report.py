@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.continual.tiers import Tier, arms
-from impala import continual, plot
+from impala.logdir import continual, plot
 
 
 class Score(NamedTuple):

@@ -6,9 +6,9 @@ gradients; with lambda < 1, GAE: Schulman et al. 2016, arXiv 1506.02438.
 
 import tensorflow as tf
 
-from impala import losses
+from impala.algorithms import losses
 from impala.algorithms.base import Algorithm, LossOutput
-from impala.configs import ActorCriticConfig
+from impala.config.schema import ActorCriticConfig
 from impala.types import Batch
 
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import sonnet as snt
 import tensorflow as tf
 
-from impala.agent import Agent
-from impala.configs import ObjectiveConfig
+from impala.agents.agent import Agent
+from impala.config.schema import ObjectiveConfig
 from impala.types import Batch
 
 
@@ -31,7 +31,7 @@ class Algorithm(snt.Module, abc.ABC):
         Args:
           agent: what acts.
           objective: what it shall maximise.
-          config: the algorithm's own settings, which `impala.configs` has under its name.
+          config: the algorithm's own settings, which `impala.config.schema` has under its name.
           name: of the module.
         """
         super().__init__(name=name)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from impala import losses
+from impala.algorithms import losses
 from impala.algorithms.base import Algorithm, LossOutput
-from impala.configs import CriticConfig
+from impala.config.schema import CriticConfig
 from impala.types import Batch
 
 

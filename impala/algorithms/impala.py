@@ -8,9 +8,9 @@ import math
 import tensorflow as tf
 
 import vtrace
-from impala import losses
+from impala.algorithms import losses
 from impala.algorithms.base import Algorithm, LossOutput
-from impala.configs import ImpalaConfig
+from impala.config.schema import ImpalaConfig
 from impala.types import Batch
 
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from impala import losses
-from impala.agent import Agent
+from impala.agents.agent import Agent
+from impala.agents.distributions import EpsilonGreedy
+from impala.algorithms import losses
 from impala.algorithms.base import Algorithm, LossOutput
-from impala.configs import ObjectiveConfig, QLearningConfig
-from impala.distributions import EpsilonGreedy
+from impala.config.schema import ObjectiveConfig, QLearningConfig
 from impala.types import Batch
 
 

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import sonnet as snt
 import tensorflow as tf
 
-from impala import losses, networks
-from impala.agent import Agent
+from impala.agents import networks
+from impala.agents.agent import Agent
+from impala.agents.distributions import TanhNormal
+from impala.algorithms import losses
 from impala.algorithms.base import Algorithm, LossOutput
-from impala.configs import ObjectiveConfig, SacConfig
-from impala.distributions import TanhNormal
+from impala.config.schema import ObjectiveConfig, SacConfig
 from impala.types import Batch, Nest
 
 

@@ -3,7 +3,7 @@
 No TensorFlow in here.
 """
 
-from impala.configs import ActorConfig, EnvironmentConfig, RepeatConfig
+from impala.config.schema import ActorConfig, EnvironmentConfig, RepeatConfig
 from impala.environments import bandit, catch, gymnasium, minatar
 from impala.environments.base import Environment
 from impala.environments.joint import Joint, join

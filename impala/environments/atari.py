@@ -13,7 +13,7 @@ from ale_py import roms
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 
-from impala.configs import AtariConfig
+from impala.config.schema import AtariConfig
 from impala.environments import base
 from impala.types import EnvironmentStep, Nest, StepType, TimeStep
 

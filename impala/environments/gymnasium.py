@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from impala.configs import RepeatConfig
+from impala.config.schema import RepeatConfig
 from impala.environments import base
 from impala.environments.processes import Processes
 from impala.environments.repeat import ActionRepeat

@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 
 from impala.environments import base
-from impala.spaces import ACTION_MASK, Spaces, has_action_mask, is_wrapped
+from impala.environments.spaces import ACTION_MASK, Spaces, has_action_mask, is_wrapped
 from impala.types import EnvironmentStep, Nest, TimeStep
 
 

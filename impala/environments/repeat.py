@@ -5,8 +5,8 @@ from typing import Any, SupportsFloat
 import gymnasium as gym
 import numpy as np
 
-from impala.configs import RepeatConfig
-from impala.spaces import ACTION_MASK, choices, chosen, has_action_mask
+from impala.config.schema import RepeatConfig
+from impala.environments.spaces import ACTION_MASK, choices, chosen, has_action_mask
 
 
 class ActionRepeat(gym.Wrapper):

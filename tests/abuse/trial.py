@@ -20,7 +20,7 @@ import numpy as np
 import services
 from prometheus_client.parser import text_string_to_metric_families
 
-from learner import checkpoint
+from impala.logdir import checkpoint
 
 _TOKENS = {
     "actor": ("honest-token-0123456789", "honest-*"),

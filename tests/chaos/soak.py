@@ -30,7 +30,7 @@ from chaos.proxy import Proxy
 from chaos.witness import Ledger, Witness
 
 from actors.client import LearnerError, StatusClient
-from learner import checkpoint
+from impala.logdir import checkpoint
 from protos.impala.v1 import learner_pb2 as pb
 
 _RECOVERY_SECONDS = 120.0  # within which the run has to go on after a fault, and an actor to start

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 import services
 
-from learner import checkpoint
+from impala.logdir import checkpoint
 
 pytestmark = [
     pytest.mark.slow,

@@ -1,0 +1,1 @@
+"""The agent: torso, core and heads, the distributions of actions."""

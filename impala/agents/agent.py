@@ -1,0 +1,149 @@
+"""The agent: a network over time, and the distribution that its policy parameters mean."""
+
+from collections.abc import Sequence
+
+import sonnet as snt
+import tensorflow as tf
+import tree
+
+from impala.agents.distributions import Distribution
+from impala.agents.networks import LSTM, FrameStack, Torso
+from impala.environments.spaces import ACTION_MASK
+from impala.types import AgentOutput, Nest, NetworkOutput, StepType, TimeStep
+
+
+class Agent(snt.Module):
+    """[frame stack] -> torso -> [core] -> policy and baseline heads. The only agent class.
+
+    The baseline may have a torso and a core of its own, so that it can learn alone. The core state
+    is a tuple with one entry for each part that has a state, in that order; () if none has. Where
+    a time step is FIRST the state before it has no influence.
+
+    Args:
+      torso: observations [N, ...] to features [N, F].
+      core: what remembers between torso and heads; None for a feed-forward agent.
+      distribution: of the action.
+      frame_stack: what the torso sees through; None to see single frames.
+      baseline_torso: the baseline's own; None to share torso and core with the policy.
+      baseline_core: the baseline's own, behind its own torso.
+      masks_actions: whether observations have an `action_mask` [..., num_choices], obeyed by
+        the policy.
+    """
+
+    def __init__(
+        self,
+        torso: Torso,
+        core: LSTM | None,
+        distribution: Distribution,
+        frame_stack: FrameStack | None = None,
+        baseline_torso: Torso | None = None,
+        baseline_core: LSTM | None = None,
+        masks_actions: bool = False,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name=name)
+        self.distribution = distribution
+        self._frame_stack = frame_stack
+        self._masks_actions = masks_actions
+        self._torso = torso
+        self._core = core
+        self._baseline_torso = baseline_torso
+        self._baseline_core = baseline_core
+        # Small first weights: an almost uniform policy, values near 0.
+        small = snt.initializers.VarianceScaling(scale=0.01)
+        self._policy_head = snt.Linear(distribution.num_outputs, w_init=small, name="policy")
+        self._baseline_head = snt.Linear(1, w_init=small, name="baseline")
+
+    @property
+    def baseline_variables(self) -> Sequence[tf.Variable]:
+        """What serves the baseline alone: the policy does not depend on it."""
+        parts = (self._baseline_torso, self._baseline_core, self._baseline_head)
+        return [v for part in parts if part is not None for v in part.trainable_variables]
+
+    @property
+    def policy_variables(self) -> Sequence[tf.Variable]:
+        """What the policy depends on: everything else that is trained."""
+        of_baseline = {id(variable) for variable in self.baseline_variables}
+        return [v for v in self.trainable_variables if id(v) not in of_baseline]
+
+    @property
+    def observation_size(self) -> int:
+        """F of `observation_vector`."""
+        return self._torso.vector_size
+
+    def observation_vector(self, observation: Nest) -> tf.Tensor:
+        """Observations [N, ...], flat, with choices as one-hot: [N, F]."""
+        return self._torso.vector(observation)
+
+    def initial_state(self, batch_size: int | tf.Tensor) -> Nest:
+        """The core state [B, ...] before the first time step, which must be FIRST."""
+        parts = (self._frame_stack, self._core, self._baseline_core)
+        return tuple(part.initial_state(batch_size) for part in parts if part is not None)
+
+    def step(
+        self, timestep: TimeStep, core_state: Nest, seed: tf.Tensor
+    ) -> tuple[AgentOutput, Nest]:
+        """Acts once: an unroll of one row, and a sample.
+
+        Args:
+          timestep: [B, ...].
+          core_state: [B, ...] before it.
+          seed: [2] int32; another one for every step, with the first number always the same.
+
+        Returns:
+          What to do, [B, ...], and the core state after it.
+        """
+        output, core_state = self._one_row(timestep, core_state)
+        policy = self.distribution.behaviour(output.policy, seed)
+        action, _ = self.distribution.sample_and_log_prob(policy, seed)
+        return AgentOutput(action, policy, output.baseline), core_state
+
+    def greedy_step(self, timestep: TimeStep, core_state: Nest) -> tuple[AgentOutput, Nest]:
+        """Like `step`, with the distribution's mode instead of a sample."""
+        output, core_state = self._one_row(timestep, core_state)
+        policy = self.distribution.behaviour(output.policy, seed=None)
+        return AgentOutput(self.distribution.mode(policy), policy, output.baseline), core_state
+
+    def unroll(self, timestep: TimeStep, core_state: Nest) -> tuple[NetworkOutput, Nest]:
+        """What the network says of T rows.
+
+        Args:
+          timestep: [T, B, ...].
+          core_state: [B, ...] before row 0.
+
+        Returns:
+          Outputs [T, B, ...], and the core state after row T - 1.
+        """
+        timestep, core_state = tree.map_structure(tf.convert_to_tensor, (timestep, core_state))
+        is_first = tf.equal(timestep.step_type, tf.cast(StepType.FIRST, tf.int8))  # [T, B]
+        before, after = list(core_state), []
+
+        observation = timestep.observation
+        if self._frame_stack is not None:
+            observation, state = self._frame_stack(observation, is_first, before.pop(0))
+            after.append(state)
+
+        features = snt.BatchApply(self._torso)(observation)
+        if self._core is not None:
+            features, state = self._core(features, is_first, before.pop(0))
+            after.append(state)
+
+        baseline_features = features
+        if self._baseline_torso is not None:
+            baseline_features = snt.BatchApply(self._baseline_torso)(observation)
+        if self._baseline_core is not None:
+            baseline_features, state = self._baseline_core(
+                baseline_features, is_first, before.pop(0)
+            )
+            after.append(state)
+
+        policy = snt.BatchApply(self._policy_head)(features)
+        if self._masks_actions:
+            policy = self.distribution.mask(policy, timestep.observation[ACTION_MASK])
+        baseline = tf.squeeze(snt.BatchApply(self._baseline_head)(baseline_features), axis=-1)
+        return NetworkOutput(policy, baseline), tuple(after)
+
+    def _one_row(self, timestep: TimeStep, core_state: Nest) -> tuple[NetworkOutput, Nest]:
+        rows = tree.map_structure(lambda x: tf.expand_dims(x, 0), timestep)
+        output, core_state = self.unroll(rows, core_state)
+        return tree.map_structure(lambda x: tf.squeeze(x, 0), output), core_state

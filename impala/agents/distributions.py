@@ -1,0 +1,482 @@
+"""Action distributions: what a policy's parameters mean, one flat float32 vector for any action.
+
+A `Distribution` knows the shape of the action and of its parameters, and holds neither: parameters
+come from the network and travel in `AgentOutput.policy`, so that the learner can ask what the
+behaviour policy meant. Sampling is stateless: the same seed draws the same action (XLA's
+generator is another one).
+"""
+
+import abc
+import math
+from collections.abc import Callable, Sequence
+
+import gymnasium as gym
+import numpy as np
+import tensorflow as tf
+
+from impala.config.schema import EpsilonConfig
+from impala.environments.spaces import FORBIDDEN
+from impala.types import Nest
+
+
+class Distribution(abc.ABC):
+    """A family of distributions over one action, for any number of leading dimensions.
+
+    What the network says are parameters already, unless a family has its own way to explore:
+    `behaviour` then makes parameters of outputs.
+    """
+
+    num_parameters: int  # P
+    num_outputs: int  # of the network, from which parameters are made
+    num_choices: int = 0  # that can be masked, of all parts together
+
+    def behaviour(self, outputs: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
+        """Parameters of the distribution that actions are drawn from.
+
+        Args:
+          outputs: [B, num_outputs], of the network.
+          seed: [2] int32, whose first number stays the same for as long as an actor lives; None
+            where nothing is to be explored.
+
+        Returns:
+          [B, P].
+        """
+        return outputs
+
+    @abc.abstractmethod
+    def sample_and_log_prob(self, parameters: tf.Tensor, seed: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+        """Draws an action for each row of parameters.
+
+        Args:
+          parameters: [..., P] float32.
+          seed: [2] int32.
+
+        Returns:
+          Actions [..., *shape], structured and typed like the action space; log-probs [...].
+        """
+
+    @abc.abstractmethod
+    def mode(self, parameters: tf.Tensor) -> Nest:
+        """The action to take when nothing is to be explored. [..., *shape]."""
+
+    @abc.abstractmethod
+    def log_prob(self, parameters: tf.Tensor, action: Nest) -> tf.Tensor:
+        """Log of the probability, or of the density, of an action. [...]."""
+
+    @abc.abstractmethod
+    def entropy(self, parameters: tf.Tensor) -> tf.Tensor:
+        """Entropy in nats. [...]."""
+
+    @abc.abstractmethod
+    def kl(self, p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
+        """KL(p || q) in nats, of two sets of parameters [..., P]. [...]."""
+
+    def mask(self, outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
+        """Outputs [..., num_outputs] with which some choices have probability zero.
+
+        Args:
+          outputs: [..., num_outputs].
+          allowed: [..., num_choices], 0 for choices that there are not. Where a part has no choice
+            at all, as some environments say behind the end of an episode, nothing is known of it,
+            and all its choices are allowed.
+        """
+        return outputs
+
+
+class Categorical(Distribution):
+    """One of n actions; the parameters are n logits."""
+
+    def __init__(self, num_actions: int, start: int = 0, dtype: np.dtype | type = np.int64) -> None:
+        self.num_outputs = self.num_parameters = self.num_choices = num_actions
+        self._start = start
+        self._dtype = tf.as_dtype(dtype)
+
+    def sample_and_log_prob(self, parameters: tf.Tensor, seed: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+        # The largest of logit + Gumbel noise: a sample of the softmax that XLA compiles too.
+        tiny = np.finfo(np.float32).tiny
+        uniform = tf.random.stateless_uniform(tf.shape(parameters), seed, minval=tiny)
+        action = self._action(parameters - tf.math.log(-tf.math.log(uniform)))
+        return action, self.log_prob(parameters, action)
+
+    def mode(self, parameters: tf.Tensor) -> Nest:
+        return self._action(parameters)
+
+    def log_prob(self, parameters: tf.Tensor, action: Nest) -> tf.Tensor:
+        # One-hot instead of gather: an action outside the space adds 0, and does not raise.
+        index = tf.cast(action, tf.int32) - self._start
+        chosen = tf.one_hot(index, self.num_parameters)
+        return tf.reduce_sum(chosen * tf.nn.log_softmax(parameters), axis=-1)
+
+    def entropy(self, parameters: tf.Tensor) -> tf.Tensor:
+        return -tf.reduce_sum(tf.nn.softmax(parameters) * tf.nn.log_softmax(parameters), axis=-1)
+
+    def kl(self, p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
+        difference = tf.nn.log_softmax(p) - tf.nn.log_softmax(q)
+        return tf.reduce_sum(tf.nn.softmax(p) * difference, axis=-1)
+
+    def mask(self, outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
+        return _masked(outputs, allowed)
+
+    def _action(self, scores: tf.Tensor) -> tf.Tensor:
+        index = tf.argmax(scores, axis=-1, output_type=tf.int64)
+        return tf.cast(index + self._start, self._dtype)
+
+
+class EpsilonGreedy(Distribution, tf.Module):
+    """The most valuable of n actions, or, with probability epsilon, any that is allowed.
+
+    The network says n action values; the parameters are these and epsilon. Every environment has an
+    epsilon of its own, which goes from 1 to one of several final values: Mnih et al. 2016, arXiv
+    1602.01783, section 5.1 and supplement 8. How far it has got, `progress` tells: a variable that
+    is published with the agent's, and that the algorithm moves.
+
+    Args:
+      num_actions: n.
+      anneal: share of the phase over which epsilon falls.
+      finals: its final values.
+      weights: how likely each of them is, beside the others.
+      start: the number of the first action.
+      dtype: of an action.
+    """
+
+    def __init__(
+        self,
+        num_actions: int,
+        anneal: float,
+        finals: Sequence[float],
+        weights: Sequence[float],
+        start: int = 0,
+        dtype: np.dtype | type = np.int64,
+    ) -> None:
+        tf.Module.__init__(self, name="epsilon_greedy")
+        self.num_outputs = self.num_choices = num_actions
+        self.num_parameters = num_actions + 1
+        self.progress = tf.Variable(0.0, trainable=False, name="progress")
+        self._anneal = anneal
+        self._finals = np.asarray(finals, np.float32)
+        self._until = np.cumsum(weights).astype(np.float32)  # of a number drawn, for each of them
+        self._start = start
+        self._dtype = tf.as_dtype(dtype)
+
+    def behaviour(self, outputs: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
+        if seed is None:
+            return tf.concat([outputs, tf.zeros_like(outputs[..., :1])], axis=-1)
+        # Of the actor's own number alone: the same in every step of a row.
+        drawn = tf.random.stateless_uniform(
+            tf.shape(outputs)[:1], tf.stack([seed[0], 0]), maxval=self._until[-1]
+        )
+        which = tf.reduce_sum(tf.cast(drawn[:, tf.newaxis] >= self._until, tf.int32), axis=-1)
+        share = tf.minimum(1.0, self.progress / self._anneal) if self._anneal else 1.0
+        epsilon = 1.0 + share * (tf.gather(_float32(self._finals), which) - 1.0)
+        return tf.concat([outputs, epsilon[:, tf.newaxis]], axis=-1)
+
+    def sample_and_log_prob(self, parameters: tf.Tensor, seed: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+        probabilities = self._probabilities(parameters)
+        tiny = np.finfo(np.float32).tiny
+        uniform = tf.random.stateless_uniform(tf.shape(probabilities), seed, minval=tiny)
+        gumbel = -tf.math.log(-tf.math.log(uniform))
+        action = self._action(tf.math.log(probabilities) + gumbel)
+        return action, self.log_prob(parameters, action)
+
+    def mode(self, parameters: tf.Tensor) -> Nest:
+        return self._action(parameters[..., :-1])
+
+    def log_prob(self, parameters: tf.Tensor, action: Nest) -> tf.Tensor:
+        chosen = tf.one_hot(self.index(action), self.num_choices)
+        return tf.math.log(tf.reduce_sum(chosen * self._probabilities(parameters), axis=-1))
+
+    def entropy(self, parameters: tf.Tensor) -> tf.Tensor:
+        p = self._probabilities(parameters)
+        return -tf.reduce_sum(tf.math.xlogy(p, p), axis=-1)
+
+    def kl(self, p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
+        """Infinite where q never does what p does."""
+        of_p, of_q = self._probabilities(p), self._probabilities(q)
+        return tf.reduce_sum(tf.math.xlogy(of_p, of_p) - tf.math.xlogy(of_p, of_q), axis=-1)
+
+    def mask(self, outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
+        return _masked(outputs, allowed)
+
+    def index(self, action: Nest) -> tf.Tensor:
+        """Which of the n outputs an action stands at: 0 to n - 1."""
+        return tf.cast(action, tf.int32) - self._start
+
+    def _probabilities(self, parameters: tf.Tensor) -> tf.Tensor:
+        values, epsilon = parameters[..., :-1], parameters[..., -1:]
+        allowed = tf.cast(values > 0.5 * FORBIDDEN, tf.float32)
+        anyone = allowed / tf.reduce_sum(allowed, axis=-1, keepdims=True)
+        best = tf.one_hot(tf.argmax(values, axis=-1), self.num_choices)
+        return (1.0 - epsilon) * best + epsilon * anyone
+
+    def _action(self, scores: tf.Tensor) -> tf.Tensor:
+        index = tf.argmax(scores, axis=-1, output_type=tf.int64)
+        return tf.cast(index + self._start, self._dtype)
+
+
+class TanhNormal(Distribution):
+    """A point of a box: a Gaussian per dimension, squashed by tanh into the box.
+
+    The parameters are D means and then D numbers from which the log-std follows, smoothly bounded
+    to (-5, 1) and 0 at 0. Beyond a standard deviation of e the squashed density only piles up at
+    the edges.
+    """
+
+    def __init__(self, low: np.ndarray, high: np.ndarray, dtype: np.dtype | type) -> None:
+        self._shape = low.shape
+        self.size = math.prod(low.shape)  # D
+        self._dtype = tf.as_dtype(dtype)
+        self._low, self._high = low, high
+        flat_low, flat_high = (bound.reshape(-1).astype(np.float64) for bound in (low, high))
+        self._half_width = flat_high / 2 - flat_low / 2  # [D]; halved first: cannot overflow
+        self._centre = flat_high / 2 + flat_low / 2
+        self.num_outputs = self.num_parameters = 2 * self.size
+        # What a log-density in units of the box is less than one in (-1, 1)^D.
+        self.log_volume = float(np.log(self._half_width).sum())
+
+    def sample_and_log_prob(self, parameters: tf.Tensor, seed: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+        mean, log_std = self._gaussian(parameters)
+        noise = tf.random.stateless_normal(tf.shape(mean), seed)
+        point = mean + tf.exp(log_std) * noise
+        return self._squash(point), self._log_density(mean, log_std, point)
+
+    def mode(self, parameters: tf.Tensor) -> Nest:
+        """The Gaussian's mean, squashed: the median, as the mode has no closed form."""
+        return self._squash(self._gaussian(parameters)[0])
+
+    def log_prob(self, parameters: tf.Tensor, action: Nest) -> tf.Tensor:
+        """Density in the units of the box; the edge counts as the last point before it."""
+        mean, log_std = self._gaussian(parameters)
+        unit = self.unit(action)
+        limit = 1.0 - 1e-6  # atanh 7.25, from where float32 can tell no more points apart.
+        return self._log_density(mean, log_std, tf.atanh(tf.clip_by_value(unit, -limit, limit)))
+
+    def unit(self, action: Nest) -> tf.Tensor:
+        """Actions [..., *shape] of the box as points [..., D] of (-1, 1)^D."""
+        action = self._flat(tf.cast(action, tf.float32))
+        return (action - _float32(self._centre)) / _float32(self._half_width)
+
+    def entropy(self, parameters: tf.Tensor) -> tf.Tensor:
+        """The Gaussian's entropy + E[log |d action / d point|], the latter by Gauss-Hermite.
+
+        There is no closed form. The sum over fixed nodes is deterministic and differentiable, and
+        right to about 0.01 nats a dimension.
+        """
+        mean, log_std = self._gaussian(parameters)
+        nodes, weights = np.polynomial.hermite_e.hermegauss(32)
+        points = mean[..., tf.newaxis] + tf.exp(log_std)[..., tf.newaxis] * _float32(nodes)
+        expected = tf.reduce_sum(
+            _log_slope(points) * _float32(weights / weights.sum()), axis=-1
+        )  # [..., D]
+        gaussian = log_std + 0.5 * math.log(2 * math.pi * math.e)
+        return tf.reduce_sum(gaussian + expected + self._log_half_width(), axis=-1)
+
+    def kl(self, p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
+        """That of the Gaussians: squashing both alike leaves it as it is."""
+        p_mean, p_log_std = self._gaussian(p)
+        q_mean, q_log_std = self._gaussian(q)
+        log_ratio = p_log_std - q_log_std
+        distance = (p_mean - q_mean) * tf.exp(-q_log_std)
+        return tf.reduce_sum(
+            0.5 * (tf.exp(2 * log_ratio) - 1 + tf.square(distance)) - log_ratio, axis=-1
+        )
+
+    def _gaussian(self, parameters: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        mean, unbounded = tf.split(parameters, 2, axis=-1)  # [..., D] each
+        low, high = -5.0, 1.0
+        return mean, low + (high - low) * tf.sigmoid(unbounded + math.log(-low / high))
+
+    def _log_density(self, mean: tf.Tensor, log_std: tf.Tensor, point: tf.Tensor) -> tf.Tensor:
+        distance = (point - mean) * tf.exp(-log_std)
+        gaussian = -0.5 * tf.square(distance) - log_std - 0.5 * math.log(2 * math.pi)
+        change = _log_slope(point) + self._log_half_width()
+        return tf.reduce_sum(gaussian - change, axis=-1)
+
+    def _log_half_width(self) -> tf.Tensor:
+        return _float32(np.log(self._half_width))  # [D]
+
+    def _squash(self, point: tf.Tensor) -> tf.Tensor:
+        action = _float32(self._centre) + _float32(self._half_width) * tf.tanh(point)
+        shape = tf.concat([tf.shape(action)[:-1], tf.constant(self._shape, tf.int32)], axis=0)
+        action = tf.cast(tf.reshape(action, shape), self._dtype)
+        return tf.clip_by_value(action, self._low, self._high)  # Rounding may leave the box.
+
+    def _flat(self, action: tf.Tensor) -> tf.Tensor:
+        """[..., *shape] to [..., D]."""
+        leading = tf.shape(action)[: action.shape.rank - len(self._shape)]
+        return tf.reshape(action, tf.concat([leading, [self.size]], axis=0))
+
+
+class Joint(Distribution):
+    """Independent parts of one action: parameters lie side by side, log-probs and the like add up.
+
+    Args:
+      components: the distribution of each part.
+      split: an action as the list of its parts.
+      join: the parts as an action.
+    """
+
+    def __init__(
+        self,
+        components: Sequence[Distribution],
+        split: Callable[[Nest], Sequence[Nest]],
+        join: Callable[[Sequence[Nest]], Nest],
+    ) -> None:
+        self._components = tuple(components)
+        self._split = split
+        self._join = join
+        self._sizes = [component.num_parameters for component in components]
+        self.num_outputs = self.num_parameters = sum(self._sizes)
+        self._choices = [component.num_choices for component in components]
+        self.num_choices = sum(self._choices)
+
+    def sample_and_log_prob(self, parameters: tf.Tensor, seed: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+        seeds = tf.unstack(tf.random.split(seed, len(self._components)))
+        samples = [
+            component.sample_and_log_prob(part, part_seed)
+            for component, part, part_seed in zip(
+                self._components, self._parts(parameters), seeds, strict=True
+            )
+        ]
+        actions, log_probs = zip(*samples, strict=True)
+        return self._join(actions), tf.add_n(log_probs)
+
+    def mode(self, parameters: tf.Tensor) -> Nest:
+        parts = zip(self._components, self._parts(parameters), strict=True)
+        return self._join([component.mode(part) for component, part in parts])
+
+    def log_prob(self, parameters: tf.Tensor, action: Nest) -> tf.Tensor:
+        parts = zip(self._components, self._parts(parameters), self._split(action), strict=True)
+        return tf.add_n([component.log_prob(part, chosen) for component, part, chosen in parts])
+
+    def entropy(self, parameters: tf.Tensor) -> tf.Tensor:
+        parts = zip(self._components, self._parts(parameters), strict=True)
+        return tf.add_n([component.entropy(part) for component, part in parts])
+
+    def kl(self, p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
+        parts = zip(self._components, self._parts(p), self._parts(q), strict=True)
+        return tf.add_n([component.kl(part_p, part_q) for component, part_p, part_q in parts])
+
+    def mask(self, outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
+        of_parts = tf.split(allowed, self._choices, axis=-1)
+        parts = zip(self._components, self._parts(outputs), of_parts, strict=True)
+        return tf.concat([component.mask(*part) for component, *part in parts], axis=-1)
+
+    def _parts(self, parameters: tf.Tensor) -> list[tf.Tensor]:
+        return tf.split(parameters, self._sizes, axis=-1)
+
+
+def _masked(outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
+    """Outputs [..., n] of one part, with those changed that are not allowed, unless none is."""
+    is_allowed = allowed > 0
+    says_nothing = ~tf.reduce_any(is_allowed, axis=-1, keepdims=True)
+    # Not -inf: 0 * -inf in an entropy is NaN. This much is a probability of exactly zero, too.
+    return tf.where(is_allowed | says_nothing, outputs, FORBIDDEN)
+
+
+def epsilon_greedy_for_space(action_space: gym.Space, config: EpsilonConfig) -> EpsilonGreedy:
+    """Over the actions of a space of choices.
+
+    Raises:
+      ValueError: if it is none, or the settings make no sense together.
+    """
+    if not isinstance(action_space, gym.spaces.Discrete):
+        raise ValueError(
+            f"agent.policy is epsilon_greedy, which chooses one of n actions, not {action_space}: "
+            "play another environment, or set agent.policy to stochastic."
+        )
+    finals, weights = config.finals, config.weights
+    if not finals or len(finals) != len(weights) or sum(weights) <= 0.0:
+        raise ValueError(
+            f"agent.epsilon has the finals {finals} with the weights {weights}: give as many of "
+            "one as of the other, one or more, and weights that are not all 0."
+        )
+    return EpsilonGreedy(
+        int(action_space.n),
+        config.anneal,
+        finals,
+        weights,
+        int(action_space.start),
+        action_space.dtype,
+    )
+
+
+def for_space(action_space: gym.Space) -> Distribution:
+    """The distribution whose samples are actions of a space.
+
+    Raises:
+      ValueError: if there is none for such a space; the message says what to do.
+    """
+    match action_space:
+        case gym.spaces.Discrete():
+            return Categorical(int(action_space.n), int(action_space.start), action_space.dtype)
+        case gym.spaces.MultiDiscrete():
+            return _choices(
+                action_space.nvec, action_space.start, action_space.shape, action_space.dtype
+            )
+        case gym.spaces.MultiBinary():
+            twos = np.full(action_space.shape, 2)
+            return _choices(twos, 0 * twos, action_space.shape, action_space.dtype)
+        case gym.spaces.Box():
+            return _box(action_space)
+        case gym.spaces.Dict() if action_space.spaces:
+            names = list(action_space.spaces)
+            return Joint(
+                [for_space(space) for space in action_space.spaces.values()],
+                split=lambda action: [action[name] for name in names],
+                join=lambda parts: dict(zip(names, parts, strict=True)),
+            )
+        case gym.spaces.Tuple() if action_space.spaces:
+            return Joint([for_space(space) for space in action_space.spaces], list, tuple)
+    raise ValueError(
+        f"No action distribution for {action_space}. Supported: Discrete, MultiDiscrete, "
+        "MultiBinary, Box with finite bounds, and Dict or Tuple of these (not empty). Wrap the "
+        "environment so that it takes one of them."
+    )
+
+
+def _choices(
+    sizes: np.ndarray, starts: np.ndarray, shape: tuple[int, ...], dtype: np.dtype
+) -> Joint:
+    """Several choices in one array of a shape."""
+    components = [
+        Categorical(int(size), int(start), dtype)
+        for size, start in zip(sizes.reshape(-1), starts.reshape(-1), strict=True)
+    ]
+    count, rank = len(components), len(shape)
+
+    def split(action: tf.Tensor) -> list[tf.Tensor]:
+        leading = tf.shape(action)[: tf.convert_to_tensor(action).shape.rank - rank]
+        return tf.unstack(tf.reshape(action, tf.concat([leading, [count]], axis=0)), axis=-1)
+
+    def join(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        return tf.reshape(tf.stack(parts, -1), tf.concat([tf.shape(parts[0]), shape], axis=0))
+
+    return Joint(components, split, join)
+
+
+def _box(space: gym.spaces.Box) -> TanhNormal:
+    if not np.issubdtype(space.dtype, np.floating):
+        raise ValueError(
+            f"No action distribution for {space}: its dtype {space.dtype} is no float. Use "
+            "Discrete or MultiDiscrete for choices, or a float Box."
+        )
+    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        raise ValueError(
+            f"No action distribution for {space}: its bounds must be finite. Wrap the environment "
+            "in gymnasium.wrappers.RescaleAction, or give the space finite low and high."
+        )
+    if not (space.low < space.high).all():
+        raise ValueError(
+            f"No action distribution for {space}: low must be less than high in every dimension. "
+            "Leave out the dimensions in which there is nothing to choose."
+        )
+    return TanhNormal(space.low, space.high, space.dtype)
+
+
+def _log_slope(point: tf.Tensor) -> tf.Tensor:
+    """log(d tanh(x) / dx) = log(1 - tanh(x)^2), exact and finite where tanh(x) rounds to 1."""
+    return 2.0 * (math.log(2.0) - point - tf.nn.softplus(-2.0 * point))
+
+
+def _float32(array: np.ndarray) -> tf.Tensor:
+    return tf.constant(array, tf.float32)

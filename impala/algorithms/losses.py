@@ -1,0 +1,219 @@
+"""What is learned at each step: the one shift by one, the seam mask, and the terms of the losses.
+
+Rewards are scaled and clipped, and discounts multiplied by gamma, where they are aligned. Terms are
+pure functions of [T, B] tensors, unweighted and unmasked; an `Algorithm` chooses, weighs and masks
+them. To be minimised, every one of them.
+"""
+
+import math
+from typing import NamedTuple
+
+import tensorflow as tf
+import tree
+
+import vtrace
+from impala.config.schema import ObjectiveConfig
+from impala.types import Batch, Nest, NetworkOutput, StepType
+
+
+class Aligned(NamedTuple):
+    """A batch as T steps: in step t the agent saw row t, acted, and row t + 1 came of it.
+
+    On seams (mask 0) rewards, discounts and behaviour are 0; actions there mean nothing.
+    """
+
+    target_policy: tf.Tensor  # [T, B, P] pi, of the network that learns
+    values: tf.Tensor  # [T, B] V(x_t), of the network that learns
+    bootstrap_value: tf.Tensor  # [B] V(x_T)
+    actions: Nest  # [T, B, ...]
+    behaviour_policy: tf.Tensor  # [T, B, P] mu, as recorded when the agent acted
+    behaviour_values: tf.Tensor  # [T, B] V(x_t), as recorded when the agent acted
+    rewards: tf.Tensor  # [T, B] scaled and clipped
+    discounts: tf.Tensor  # [T, B] gamma times the environment's
+    mask: tf.Tensor  # [T, B] float32, 1 on experience and 0 on seams
+    is_replay: tf.Tensor  # [B] bool
+
+
+def align(batch: Batch, network_output: NetworkOutput, objective: ObjectiveConfig) -> Aligned:
+    """Shifts what led to a row (action, mu) and what came with it beside what the network said.
+
+    Args:
+      batch: [T + 1, B, ...], T >= 1.
+      network_output: [T + 1, B, ...], of the same rows.
+      objective: what is done to rewards and discounts.
+
+    Raises:
+      ValueError: if there are fewer than two rows, or the network's rows are not the batch's.
+    """
+    timestep, output = batch.unroll.timestep, batch.unroll.output
+    rows, network_rows = timestep.reward.shape, network_output.baseline.shape
+    if rows[0] is not None and rows[0] < 2:
+        raise ValueError(f"An unroll needs 2 or more rows, a step has two ends; got {rows[0]}.")
+    if not rows.is_compatible_with(network_rows):
+        raise ValueError(f"The batch's rows are {rows}, the network's {network_rows}: unroll all.")
+    # Behind a seam lies a LAST row, whose value is what a truncated episode is bootstrapped from;
+    # its own step is none, the environment ignored the action.
+    experience = timestep.step_type[1:] != tf.cast(StepType.FIRST, timestep.step_type.dtype)
+    rewards = clip_rewards(timestep.reward[1:], objective.reward_clipping, objective.reward_scale)
+    return Aligned(
+        target_policy=network_output.policy[:-1],
+        values=network_output.baseline[:-1],
+        bootstrap_value=network_output.baseline[-1],
+        actions=tree.map_structure(lambda action: action[1:], output.action),
+        behaviour_policy=tf.where(experience[..., tf.newaxis], output.policy[1:], 0.0),
+        behaviour_values=tf.where(experience, output.baseline[1:], 0.0),
+        rewards=tf.where(experience, rewards, 0.0),
+        discounts=tf.where(experience, objective.discount * timestep.discount[1:], 0.0),
+        mask=tf.cast(experience, tf.float32),
+        is_replay=batch.is_replay,
+    )
+
+
+def lambda_returns(steps: Aligned, lambda_: float = 1.0) -> tf.Tensor:
+    """Returns of the policy that acted, bootstrapped from the values: V-trace where rho = 1.
+
+    n-step returns up to the end of the unroll if lambda is 1, TD(lambda) returns if it is less;
+    less the values they are the generalised advantages of Schulman et al. 2016, arXiv 1506.02438.
+    Without a gradient. [T, B].
+    """
+    returns = vtrace.from_importance_weights(
+        log_rhos=tf.where(steps.mask > 0.0, 0.0, -math.inf),
+        discounts=steps.discounts,
+        rewards=steps.rewards,
+        values=steps.values,
+        bootstrap_value=steps.bootstrap_value,
+        lambda_=lambda_,
+    )
+    return returns.vs
+
+
+def n_step_targets(steps: Aligned, state_values: tf.Tensor, n: int) -> tf.Tensor:
+    """Up to n discounted rewards and the value of the state behind them. Without a gradient.
+
+    There are fewer at the end of the unroll, and where an episode ends: then the sum does, with the
+    value of its last state if it was cut short by a time limit, and with nothing if it was over.
+    [T, B].
+
+    Args:
+      steps: [T, B].
+      state_values: [T + 1, B].
+      n: 1 or more.
+    """
+    next_values = state_values[1:]
+    # Nothing leads on over a seam: the value of its LAST row stands for what was cut off.
+    goes_on = tf.concat([steps.mask[1:], tf.zeros_like(steps.mask[:1])], axis=0) > 0.0
+    behind = next_values
+    for _ in range(n):
+        targets = steps.rewards + steps.discounts * behind
+        later = tf.concat([targets[1:], next_values[-1:]], axis=0)
+        behind = tf.where(goes_on, later, next_values)
+    return tf.stop_gradient(targets)
+
+
+def huber(predictions: tf.Tensor, targets: tf.Tensor, delta: float) -> tf.Tensor:
+    """0.5 error^2, but linear from an error of `delta` on; moves no target. [T, B]."""
+    error = tf.abs(tf.stop_gradient(targets) - predictions)
+    inner = tf.minimum(error, delta)
+    return 0.5 * tf.square(inner) + delta * (error - inner)
+
+
+def policy_gradient(log_probs: tf.Tensor, advantages: tf.Tensor) -> tf.Tensor:
+    """-A log pi(a): raises the probability of actions with an advantage above 0. [T, B]."""
+    return -log_probs * tf.stop_gradient(advantages)
+
+
+def baseline(values: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+    """0.5 (target - V)^2: moves V towards its target, never the target. [T, B]."""
+    return 0.5 * tf.square(tf.stop_gradient(targets) - values)
+
+
+def entropy(entropies: tf.Tensor) -> tf.Tensor:
+    """-H(pi): minimising it raises the entropy. [T, B]."""
+    return -entropies
+
+
+def annealed(
+    start: float, end: float, progress: tf.Tensor | float, over: float
+) -> tf.Tensor | float:
+    """A number that changes linearly from `start` to `end` over the first part of a phase.
+
+    Args:
+      start: at the beginning.
+      end: from the end of that part on.
+      progress: [] share of the phase done, 0 to 1.
+      over: how large that part is, as a share of the phase; 0: it never changes.
+    """
+    if over == 0.0:
+        return start
+    return start + (end - start) * tf.minimum(progress / over, 1.0)
+
+
+def policy_cloning(kls: tf.Tensor, is_replay: tf.Tensor) -> tf.Tensor:
+    """KL(mu || pi) of replayed rows, else 0: keeps pi near what was done then. [T, B].
+
+    Rolnick et al. 2018, arXiv 1811.11682, section 3.
+
+    Args:
+      kls: [T, B], of the recorded mu to the network's pi, summed over the action's components.
+      is_replay: [B] bool.
+    """
+    return tf.where(is_replay, kls, 0.0)
+
+
+def value_cloning(
+    values: tf.Tensor, behaviour_values: tf.Tensor, is_replay: tf.Tensor
+) -> tf.Tensor:
+    """(V - V then)^2 of replayed rows, else 0: keeps V near what was said then. [T, B].
+
+    Rolnick et al. 2018, arXiv 1811.11682, section 3: a plain square, without the half of
+    `baseline`.
+    """
+    return tf.where(is_replay, tf.square(values - tf.stop_gradient(behaviour_values)), 0.0)
+
+
+def clip_rewards(rewards: tf.Tensor, mode: str, scale: float = 1.0) -> tf.Tensor:
+    """Scales rewards, then squeezes them; any shape.
+
+    Args:
+      rewards: raw, of the environment.
+      mode: `none`; `abs_one`: clip to [-1, 1]; `soft_asymmetric`: 5 tanh(r / 5), and 0.3 times
+        that where r < 0, as in the code released with Espeholt et al. 2018 (the paper prints
+        another formula).
+      scale: multiplies the reward before it is clipped.
+
+    Raises:
+      ValueError: if there is no such mode.
+    """
+    rewards = rewards * scale
+    match mode:
+        case "none":
+            return rewards
+        case "abs_one":
+            return tf.clip_by_value(rewards, -1.0, 1.0)
+        case "soft_asymmetric":
+            squeezed = 5.0 * tf.tanh(rewards / 5.0)
+            return tf.where(rewards < 0.0, 0.3 * squeezed, squeezed)
+    raise ValueError(f"No reward clipping {mode!r}; choose none, abs_one or soft_asymmetric.")
+
+
+def masked(terms: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """`terms` where the mask is 1, and 0 where it is 0, whatever stood there. [T, B]."""
+    return tf.where(mask > 0.0, terms, 0.0)  # A product would keep NaN: 0 * inf.
+
+
+def masked_mean(terms: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """The mean of `terms` over the rows where the mask is 1; 0 if there are none. Scalar."""
+    return tf.math.divide_no_nan(tf.reduce_sum(masked(terms, mask)), tf.reduce_sum(mask))
+
+
+def explained_variance(values: tf.Tensor, targets: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """1 - Var(target - V) / Var(target): 1 is a perfect baseline, 0 one no better than a constant.
+
+    Over the rows where the mask is 1; 0 where the targets do not vary. Scalar.
+    """
+
+    def variance(terms: tf.Tensor) -> tf.Tensor:
+        return masked_mean(tf.square(terms - masked_mean(terms, mask)), mask)
+
+    spread = variance(targets)
+    return tf.math.divide_no_nan(spread - variance(targets - values), spread)

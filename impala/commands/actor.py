@@ -1,0 +1,97 @@
+"""`impala actor`: one actor in this process, or several in their own."""
+
+import dataclasses
+import sys
+from typing import Annotated, Literal
+
+from impala.commands.flags import ADDRESS, NumActors, WhenFinished, next_port, plainly
+from impala.config import values
+from impala.config.schema import Range
+from impala.runtime import process
+from impala.runtime.credentials import SecurityError
+from impala.runtime.logs import LogFormat, log_to_stderr
+from impala.runtime.security import ClientSecurity
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Actor:
+    """Acts for a learner, which says everything an actor needs to know."""
+
+    learner: str = ADDRESS
+    """HOST:PORT of the learner, or unix:PATH."""
+    num_actors: NumActors = 1
+    """Actor processes on this host."""
+    num_envs: Annotated[int, Range(0, 4096)] = 0
+    """Environments per process; 0: what the learner says."""
+    name: str = ""
+    """Unique in the fleet; the process's index is added when there are several. Empty: made from
+    the host's name and the process id."""
+    index: int | None = None
+    """Of this process among those started together, which give it themselves."""
+    render: bool = False
+    """Show the first environment in a window."""
+    when_finished: WhenFinished = "exit"
+    """exit, or idle: wait for the learner to start another run."""
+    reconnect_timeout: Annotated[float, Range(0.0)] = 0.0
+    """Seconds without a learner after which to give up; 0: wait for ever."""
+    role: Literal["actor", "evaluator"] = "actor"
+    """actor, or evaluator: play whole episodes with frozen parameters and report their returns."""
+    metrics_listen: str | None = None
+    """HOST:PORT where Prometheus metrics are served; of several processes each has a port of its
+    own, this one and those after it."""
+    log_format: LogFormat = "text"
+    """text for people, or json: an object in each line."""
+    security: ClientSecurity = dataclasses.field(default_factory=ClientSecurity)
+
+
+def actor(command: Actor) -> int:
+    """Runs one actor in this process, or several in their own."""
+    with plainly():
+        last = command.num_actors - 1 if command.index is None else command.index
+        command.security.check(metrics=next_port(command.metrics_listen, last))
+    process.outlive_readers()
+    log_to_stderr(command.log_format)
+    if command.num_actors > 1:
+        from actors.fleet import run_fleet
+
+        return run_fleet(command.num_actors, _flags(command))
+    process.load_tensorflow(use_gpus=False)
+    from actors.client import LearnerError
+    from actors.run import run_actor
+
+    index = command.index or 0
+    name = command.name if command.index is None else f"{command.name}-{command.index}"
+    try:
+        return run_actor(
+            command.learner,
+            index=index,
+            name=name if command.name else None,
+            num_envs=command.num_envs or None,
+            render=command.render and index == 0,
+            when_finished=command.when_finished,
+            reconnect_timeout=command.reconnect_timeout or None,
+            role=command.role,
+            security=command.security,
+            metrics_listen=next_port(command.metrics_listen, index),
+        )
+    except SecurityError as error:
+        raise values.OptionError(str(error)) from error
+    except OSError as error:
+        if error.errno is None:  # an address of ours; others keep their traceback
+            raise values.OptionError(str(error)) from error
+        raise
+    except LearnerError as error:
+        print(f"impala: {error}", file=sys.stderr)
+        return 1
+
+
+def _flags(command: Actor) -> list[str]:
+    """Writes an actor's command line for one process of a fleet."""
+    flags: list[str] = []
+    defaults = values.flatten(Actor())
+    for name, value in values.flatten(command).items():
+        if name in ("num_actors", "index") or value == defaults[name]:
+            continue
+        flag = "--" + name.replace("_", "-")
+        flags += [flag] if value is True else [flag, str(value)]
+    return flags

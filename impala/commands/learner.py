@@ -1,0 +1,68 @@
+"""`impala learner`: serves a fleet of actors and learns from what they send."""
+
+import dataclasses
+from typing import Annotated
+
+from impala.commands.flags import ADDRESS, RunFlags, WhenFinished, logdir_of, plainly, print_config
+from impala.config import values
+from impala.config.schema import Range
+from impala.runtime import process
+from impala.runtime.credentials import SecurityError
+from impala.runtime.logs import log_to_stderr
+from impala.runtime.security import ServerSecurity
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Learner(RunFlags):
+    """Serves a fleet of actors and learns from what they send."""
+
+    listen: str = ADDRESS
+    """HOST:PORT, or unix:PATH. Give 0.0.0.0:PORT to be reached from other hosts."""
+    when_finished: WhenFinished = "exit"
+    """exit, or idle: go on serving the final parameters."""
+    stopped_status: Annotated[int, Range(0, 125)] = 0
+    """Exit status if a signal stops the run before its end. 0 suits Kubernetes and systemd; give 75
+    if a script must tell a stopped run from a finished one."""
+    health_listen: str | None = None
+    """HOST:PORT where gRPC health alone is served, in plain text, for probes that speak no TLS."""
+    metrics_listen: str | None = None
+    """HOST:PORT where Prometheus metrics are served."""
+    security: ServerSecurity = dataclasses.field(default_factory=ServerSecurity)
+
+
+def learner(command: Learner) -> int:
+    """Runs `learner.run.run_learner`."""
+    if command.print_config:
+        return print_config(command)
+    with plainly():
+        command.security.check(
+            command.listen, health=command.health_listen, metrics=command.metrics_listen
+        )
+    process.outlive_readers()
+    log_to_stderr(command.log_format)
+    process.load_tensorflow(use_gpus=True)
+    from impala.logdir.checkpoint import CheckpointError
+    from impala.logdir.directory import LogDirectoryError, StorageError
+    from learner.run import run_learner
+
+    try:
+        return run_learner(
+            command.settings,
+            logdir=logdir_of(command),
+            listen=command.listen,
+            fresh=command.fresh,
+            empty_replay=command.empty_replay,
+            init_from=command.init_from,
+            when_finished=command.when_finished,
+            stopped_status=command.stopped_status,
+            security=command.security,
+            health_listen=command.health_listen,
+            metrics_listen=command.metrics_listen,
+            rows_to_log=command.log_format == "json",
+        )
+    except (CheckpointError, LogDirectoryError, SecurityError, StorageError) as error:
+        raise values.OptionError(str(error)) from error
+    except OSError as error:
+        if error.errno is None:  # the address; a full disk and its like keep their traceback
+            raise values.OptionError(str(error)) from error
+        raise

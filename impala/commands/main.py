@@ -1,0 +1,73 @@
+"""The `impala` command: its table of commands, and the exit status of each.
+
+A composition root: it imports from everywhere and nothing imports it. What a command needs is
+imported when it runs, so that help and typos are answered without loading TensorFlow.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from impala.commands.actor import Actor, actor
+from impala.commands.evaluate import Evaluate, evaluate
+from impala.commands.flags import STOPPED
+from impala.commands.learner import Learner, learner
+from impala.commands.parsing import parse
+from impala.commands.plot import Plot, plot
+from impala.commands.presets import Presets, presets
+from impala.commands.record import Record, record
+from impala.commands.replay_update import ReplayUpdate, replay_update
+from impala.commands.status import Status, status
+from impala.commands.train import Train, train
+from impala.config import values
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line and returns its exit status: 2 means that the line itself is wrong."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_help())
+        return 0 if argv else 2
+    try:
+        name = values.choice("The command", argv[0], COMMANDS)
+        command_type, run = COMMANDS[name]
+        return run(parse(name, command_type, argv[1:]))
+    except values.OptionError as error:
+        print(f"impala: {error}", file=sys.stderr)
+        return 2
+
+
+COMMANDS: dict[str, tuple[type, Callable[[Any], int]]] = {
+    "train": (Train, train),
+    "learner": (Learner, learner),
+    "actor": (Actor, actor),
+    "status": (Status, status),
+    "evaluate": (Evaluate, evaluate),
+    "record": (Record, record),
+    "plot": (Plot, plot),
+    "replay-update": (ReplayUpdate, replay_update),
+    "presets": (Presets, presets),
+}
+"""Name -> (its flags, the function that runs it)."""
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [
+        f"  {name:<{width}}  {(cls.__doc__ or '').splitlines()[0]}"
+        for name, (cls, _) in COMMANDS.items()
+    ]
+    return "\n".join(
+        [
+            "usage: impala COMMAND ...",
+            "",
+            "IMPALA as a service: a V-trace learner and an elastic fleet of actors.",
+            "",
+            *lines,
+            "",
+            "impala COMMAND --help explains a command and its settings.",
+            "",
+            f"Exit status: 0 done, 1 failed, 2 wrong usage, {STOPPED} training stopped before its",
+            "end (the same command goes on with the run), 128 + N ended by signal N.",
+        ]
+    )

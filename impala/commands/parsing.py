@@ -1,0 +1,100 @@
+"""Reads a command's flags over the layers below them, and words what is wrong."""
+
+import contextlib
+import dataclasses
+import io
+import os
+import pathlib
+import typing
+from typing import Any, Literal, TypeVar
+
+import tyro
+
+from impala.commands.flags import RunFlags
+from impala.config import layers, rules, values
+from impala.config.presets import PRESETS
+from impala.config.schema import Config
+
+T = TypeVar("T")
+
+
+def parse(name: str, command_type: type[T], argv: list[str]) -> T:
+    """Reads a command's flags over the layers below them.
+
+    Raises:
+      OptionError: a misspelt flag, or an impossible value in any layer.
+      SystemExit: 2 after tyro has explained a missing or unreadable value, 0 after help.
+    """
+    default: Any = tyro.MISSING_NONPROP
+    if issubclass(command_type, RunFlags):
+        preset, file = _layers(command_type, argv)
+        settings = layers.layered(preset, file, os.environ) if preset else Config()
+        default = command_type(preset=tyro.MISSING, settings=settings)
+    command, unknown = _tyro(name, command_type, argv, default)
+    if unknown:
+        raise values.OptionError(_unknown(name, command_type, unknown[0]))
+    values.check_ranges(command)
+    if isinstance(command, RunFlags):
+        rules.validate(command.settings)
+    return command
+
+
+def _layers(command_type: type[RunFlags], argv: list[str]) -> tuple[str, pathlib.Path | None]:
+    """Finds out which preset and file the defaults come from, before the defaults are known."""
+    default = command_type(preset=tyro.MISSING)
+    without_help = [word for word in argv if word not in ("-h", "--help")]
+    silence = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(silence), contextlib.redirect_stdout(silence):
+            command, _ = _tyro("", command_type, without_help, default)
+    except SystemExit:  # something is wrong or missing; the parse in earnest will say what
+        return next((word for word in argv if word in PRESETS), ""), None
+    return command.preset, command.config
+
+
+def _tyro(name: str, command_type: type[T], argv: list[str], default: Any) -> tuple[T, list[str]]:
+    """Returns the command and what tyro could make nothing of."""
+    return tyro.cli(
+        command_type,
+        prog=f"impala {name}",
+        args=argv,
+        default=default,
+        return_unknown_args=True,
+        registry=_registry(),
+    )
+
+
+def _unknown(name: str, command_type: type, word: str) -> str:
+    """Words the error about something on the command line that has no meaning."""
+    if not word.startswith("-"):
+        return f"{name} can make nothing of {word!r}. See impala {name} --help."
+    paths = [field.name for field in dataclasses.fields(command_type)]
+    if "settings" in paths:
+        paths = [path for path in paths if path not in ("preset", "settings")]
+        paths += values.flatten(Config())
+    flags = [path.replace("_", "-") for path in paths]
+    hint = values.nearest(word.split("=")[0].lstrip("-").replace("_", "-"), flags)
+    hint = hint.replace("'", "'--", 1) or f"See impala {name} --help."
+    return f"{name} has no flag {word.split('=')[0]}. {hint}"
+
+
+def _registry() -> tyro.constructors.ConstructorRegistry:
+    """Returns tyro's rules with ours for choices: a wrong one is told the nearest right one."""
+    registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def choices(
+        info: tyro.constructors.PrimitiveTypeInfo,
+    ) -> tyro.constructors.PrimitiveConstructorSpec[str] | None:
+        if typing.get_origin(info.type) is not Literal:
+            return None
+        allowed = typing.get_args(info.type)
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="{" + ",".join(allowed) + "}",
+            instance_from_str=lambda words: values.choice("the value", words[0], allowed),
+            is_instance=lambda value: value in allowed,
+            str_from_instance=lambda value: [value],
+        )
+
+    return registry

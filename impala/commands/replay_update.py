@@ -1,0 +1,33 @@
+"""`impala replay-update`: computes a refused update again."""
+
+import dataclasses
+import pathlib
+import sys
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from impala.runtime import process
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReplayUpdate:
+    """Computes an update that was not finite again, without actors, and shows whose data it was."""
+
+    file: Positional[Annotated[pathlib.Path, arg(metavar="FILE")]]
+    """LOGDIR/bad-updates/UPDATE.npz, which a learner has written. The exit status is 0 if the
+    update is, bit for bit, what was seen, and 1 if it is not or the file cannot be used."""
+
+
+def replay_update(command: ReplayUpdate) -> int:
+    """Prints what computing an update again has shown."""
+    process.load_tensorflow(use_gpus=True)
+    from learner.update import bad_updates
+
+    try:
+        result = bad_updates.again(command.file)
+    except ValueError as error:
+        print(f"impala: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(result.lines))
+    return 0 if result.identical else 1

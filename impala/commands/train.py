@@ -1,0 +1,124 @@
+"""`impala train`: a learner and its actors on this host, supervised."""
+
+import dataclasses
+import logging
+import pathlib
+import signal
+import tempfile
+from typing import Literal
+
+from impala.commands.flags import IMPALA, STOPPED, NumActors, RunFlags, logdir_of, print_config
+from impala.config import layers, values
+from impala.runtime import process
+from impala.runtime.logs import log_to_stderr
+from impala.runtime.supervisor import Program, Supervisor
+
+_GRACE_SECONDS = 60.0  # the learner's last checkpoint may take a while
+
+
+_AGAIN_SECONDS = 30.0  # before actors that ended by themselves are started again
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Train(RunFlags):
+    """Trains on this host: a learner and its actors, from one command.
+
+    Exit status: 0 once the run has finished, 75 if it was stopped before its end (the same command
+    goes on from its checkpoint), 1 after a failure, 2 if this command line or what it names is
+    wrong, 130 if a second Ctrl-C has killed it.
+    """
+
+    num_actors: NumActors = 1
+    """Actor processes, each with actor.num_envs environments."""
+    evaluate: Literal["auto", "yes", "no"] = "auto"
+    """Whether an evaluator plays beside the actors; auto: if there are several tasks."""
+    render: bool = False
+    """Show the first actor's first environment in a window."""
+
+
+def train(command: Train) -> int:
+    """Supervises `impala learner` and `impala actor`, which talk over a local socket."""
+    if command.print_config:
+        return print_config(command)
+    process.outlive_readers()
+    log_to_stderr(command.log_format)
+    log = logging.getLogger("impala.train")
+    logdir = logdir_of(command)
+    actors_log = logdir / "actors.log"
+    from impala.logdir import directory as log_directory
+
+    try:
+        log_directory.make(logdir)
+    except log_directory.LogDirectoryError as error:
+        raise values.OptionError(str(error)) from error
+    with (
+        tempfile.TemporaryDirectory(prefix="impala-") as directory,
+        Supervisor(grace_seconds=_GRACE_SECONDS) as supervisor,
+    ):
+        socket = pathlib.Path(directory, "learner")
+        fresh = ["--fresh"] if command.fresh else []
+        empty_replay = ["--empty-replay"] if command.empty_replay else []
+        init_from = ["--init-from", str(command.init_from)] if command.init_from else []
+        supervisor.start(
+            Program(
+                name="learner",
+                command=[
+                    *[*IMPALA, "learner", command.preset, *fresh, *empty_replay, *init_from],
+                    *["--logdir", str(logdir), "--listen", f"unix:{socket}"],
+                    *["--log-format", command.log_format, "--stopped-status", str(STOPPED)],
+                ],
+                environ=layers.to_environment(command.settings),
+            )
+        )
+        programs = _actor_programs(command, socket, actors_log)
+        for program in programs.values():
+            supervisor.start(program)
+        log.info("Training in %s; the actors write to %s.", logdir, actors_log)
+        learner_status, status = STOPPED, 0
+        for end in supervisor.watch():
+            if end.name == "learner":
+                learner_status = end.status
+                finished = "training finished", f"the learner ended with status {end.status}"
+                supervisor.stop(finished[end.status != 0])
+            elif end.restart_seconds is not None:
+                log.warning(
+                    "The %s ended with status %d (see %s); starting again in %.0f s.",
+                    *(end.name, end.status, actors_log, end.restart_seconds),
+                )
+            elif end.status == 0:  # asked to by somebody, unless the learner has finished too
+                supervisor.start(programs[end.name], delay_seconds=_AGAIN_SECONDS)
+            elif end.name == "actors" and not supervisor.stopping:
+                log.error("The actors keep failing (see %s): stopping the run.", actors_log)
+                status = 1
+                supervisor.stop("the actors keep failing")
+            elif not supervisor.stopping:
+                log.error("The %s keeps failing (see %s): going on.", end.name, actors_log)
+    if supervisor.interrupted and learner_status == 128 + signal.SIGTERM:
+        learner_status = STOPPED  # it had not begun
+    status = 128 + signal.SIGINT if supervisor.killed else status or learner_status
+    hint = " The same command goes on with the run." if status == STOPPED else ""
+    level = logging.INFO if status in (0, STOPPED) else logging.ERROR
+    log.log(level, "Ended with status %d: %s.%s", status, supervisor.why, hint)
+    return status
+
+
+def _actor_programs(command: Train, socket: pathlib.Path, log: pathlib.Path) -> dict[str, Program]:
+    """Names the processes that train starts beside the learner."""
+    flags = {"actors": ["--num-actors", str(command.num_actors), "--name", "actor"]}
+    log_format = ["--log-format", command.log_format]
+    if command.render:
+        flags["actors"].append("--render")
+    several = len(command.settings.tasks.environments) > 1
+    if command.evaluate == "yes" or (command.evaluate == "auto" and several):
+        flags["evaluator"] = ["--role", "evaluator", "--name", "evaluator"]
+    return {
+        name: Program(
+            name=name,
+            command=[*IMPALA, "actor", "--learner", f"unix:{socket}", *words, *log_format],
+            restart=True,
+            log=log,
+            # A fresh start first moves aside everything that the log directory holds.
+            after=socket if command.fresh else None,
+        )
+        for name, words in flags.items()
+    }

@@ -1,0 +1,105 @@
+"""Where settings come from: flags over environment variables over a YAML file over a preset."""
+
+import contextlib
+import difflib
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from impala.config.presets import PRESETS
+from impala.config.schema import Config
+from impala.config.values import OptionError, choice, flatten, overlay
+
+ENVIRONMENT_PREFIX = "IMPALA_"
+
+
+# The layers.
+
+
+def layered(preset: str, file: pathlib.Path | None, environ: Mapping[str, str]) -> Config:
+    """Returns the preset with a YAML file and, over it, environment variables put on it.
+
+    Raises:
+      OptionError: of any layer; the message begins with the layer's name.
+    """
+    config = PRESETS[choice("The preset", preset, PRESETS)][1]
+    if file is not None:
+        config = overlay(config, read_yaml(file), f"{file}: ")
+    return overlay(config, from_environment(environ), "Environment variables: ")
+
+
+def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Collects variables such as IMPALA_OPTIMISER__LEARNING_RATE=3e-4 into nested settings.
+
+    Lists are JSON, or numbers between commas or spaces. Variables that begin with IMPALA_ but have
+    no "__" are other people's (Kubernetes makes IMPALA_LEARNER_PORT for a service of that name),
+    except those that differ from ours only in underscores or hardly at all.
+
+    Raises:
+      OptionError: a variable names no setting; says which is nearest.
+    """
+    ours = {variable(path): path for path in flatten(Config())}
+    squeezed = {name.replace("__", "_"): name for name in ours}
+    defaults = flatten(Config())
+    settings: dict[str, Any] = {}
+    for name, text in environ.items():
+        if not name.startswith(ENVIRONMENT_PREFIX):
+            continue
+        if name not in ours:
+            near = difflib.get_close_matches(name, ours, n=1, cutoff=0.6 if "__" in name else 0.9)
+            near = [squeezed[name]] if name in squeezed else near
+            if near or "__" in name:
+                hint = f"Did you mean {near[0]}?" if near else "See impala train --help."
+                raise OptionError(f"Environment variable {name} names no setting. {hint}")
+            continue
+        *sections, last = ours[name].split(".")
+        place = settings
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = _read_text(text, defaults[ours[name]])
+    return settings
+
+
+def to_environment(config: Config) -> dict[str, str]:
+    """Writes every setting as the environment variable that `from_environment` reads."""
+    return {
+        variable(path): value if isinstance(value, str) else json.dumps(value)
+        for path, value in flatten(config).items()
+    }
+
+
+def variable(path: str) -> str:
+    """Names the environment variable of a setting: "actor.num_envs" -> IMPALA_ACTOR__NUM_ENVS."""
+    return ENVIRONMENT_PREFIX + path.upper().replace(".", "__")
+
+
+def read_yaml(file: pathlib.Path) -> Any:
+    """Reads a file as plain data; an empty one is {}.
+
+    Raises:
+      OptionError: it cannot be read, or is no YAML.
+    """
+    try:
+        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"{file}: {error.strerror}. Give --config a YAML file.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise OptionError(f"{file} is not YAML: {' '.join(str(error).split())}.") from None
+    return {} if data is None else data
+
+
+def _read_text(text: str, like: Any) -> Any:
+    """Reads the text of an environment variable as the plain data that YAML would hold."""
+    if isinstance(like, str):
+        return text
+    if isinstance(like, tuple):
+        with contextlib.suppress(json.JSONDecodeError):
+            if isinstance(data := json.loads(text), list):
+                return data
+        return text.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
+    if isinstance(like, bool):
+        return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
+    return text

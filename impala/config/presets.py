@@ -1,0 +1,299 @@
+"""The named presets: what a run starts from, by name."""
+
+import dataclasses
+
+from impala.config.schema import (
+    ActorConfig,
+    ActorCriticConfig,
+    AgentConfig,
+    AtariConfig,
+    Config,
+    EnvironmentConfig,
+    EpsilonConfig,
+    ImpalaConfig,
+    LearnerConfig,
+    MixConfig,
+    ObjectiveConfig,
+    OptimiserConfig,
+    QLearningConfig,
+    ReplayConfig,
+    SacConfig,
+)
+
+_CATCH = Config(
+    environment=EnvironmentConfig(id="Catch"),
+    agent=AgentConfig(torso="mlp", hidden_sizes=(64, 64)),
+    optimiser=OptimiserConfig(name="adam", learning_rate=2e-3, epsilon=1e-7),
+    mix=MixConfig(fresh=32),
+    learner=LearnerConfig(unroll_length=9),
+    total_frames=400_000,
+)
+
+
+_CARTPOLE = Config(
+    environment=EnvironmentConfig(id="CartPole-v1"),
+    agent=AgentConfig(torso="mlp", hidden_sizes=(64, 64)),
+    # Who no longer falls forgets what falling is like: half of what is learned from is the past,
+    # and the entropy bonus, which never ceases to push, ends.
+    objective=ObjectiveConfig(reward_scale=0.1),
+    impala=ImpalaConfig(entropy_anneal=0.5),
+    optimiser=OptimiserConfig(name="adam", learning_rate=1e-3, epsilon=1e-7),
+    mix=MixConfig(fresh=8, replayed=8),
+    replay=ReplayConfig(capacity_frames=1_500_000),
+    learner=LearnerConfig(queue_unrolls=32),
+    total_frames=1_500_000,
+)
+
+
+_CARTPOLE_A3C = dataclasses.replace(
+    _CARTPOLE,
+    algorithm="actor_critic",
+    actor_critic=ActorCriticConfig(entropy_anneal=0.5, gae_lambda=0.95),
+    mix=MixConfig(fresh=16),
+    learner=LearnerConfig(queue_unrolls=16, max_in_flight=1),
+)
+
+
+# Eight updates of 256 steps for every 64 that are played, of all those before: who no longer falls
+# forgets what falling is like.
+_CARTPOLE_Q = Config(
+    environment=EnvironmentConfig(id="CartPole-v1"),
+    objective=ObjectiveConfig(reward_scale=0.1),
+    agent=AgentConfig(
+        hidden_sizes=(128, 128),
+        policy="epsilon_greedy",
+        epsilon=EpsilonConfig(anneal=0.2, finals=(0.1, 0.01), weights=(0.5, 0.5)),
+    ),
+    algorithm="q_learning",
+    q_learning=QLearningConfig(steps=3, double=True, target_updates=200),
+    optimiser=OptimiserConfig(name="adam", learning_rate=1e-3, epsilon=1e-5),
+    mix=MixConfig(fresh=8, replayed=32, learn_from_fresh=False, updates=8),
+    replay=ReplayConfig(rule="fifo", capacity_frames=200_000),
+    learner=LearnerConfig(unroll_length=8, queue_unrolls=8, max_in_flight=1),
+    actor=ActorConfig(num_envs=16),
+    total_frames=200_000,
+)
+
+
+# MinAtar's DQN with fewer and larger updates, which two cores can make in time: four of 256 steps
+# for every 128 that are played, so that each is learned from 8 times and not 32. Longer and double
+# targets make up for it, and half of the environments explore so little that games get long.
+_MINATAR_Q = Config(
+    environment=EnvironmentConfig(id="MinAtar/Breakout-v1"),
+    agent=AgentConfig(
+        torso="small",
+        policy="epsilon_greedy",
+        epsilon=EpsilonConfig(anneal=0.05, finals=(0.1, 0.01), weights=(0.5, 0.5)),
+    ),
+    algorithm="q_learning",
+    q_learning=QLearningConfig(steps=3, double=True, target_updates=250),
+    optimiser=OptimiserConfig(name="adam", learning_rate=5e-4, epsilon=1e-5),
+    mix=MixConfig(fresh=16, replayed=32, learn_from_fresh=False, updates=4, warm_up_unrolls=625),
+    replay=ReplayConfig(rule="fifo", capacity_frames=100_000),
+    learner=LearnerConfig(unroll_length=8, queue_unrolls=16, max_in_flight=1),
+    actor=ActorConfig(num_envs=32),
+    total_frames=5_000_000,
+)
+
+
+# An update for each step, of 256 steps of all those before.
+_PENDULUM = Config(
+    environment=EnvironmentConfig(id="Pendulum-v1"),
+    agent=AgentConfig(hidden_sizes=(256, 256)),
+    algorithm="sac",
+    optimiser=OptimiserConfig(
+        name="adam", learning_rate=1e-3, epsilon=1e-8, decay_to_zero=False, clip_global_norm=1e6
+    ),
+    mix=MixConfig(fresh=2, replayed=64, learn_from_fresh=False, updates=8, warm_up_unrolls=250),
+    replay=ReplayConfig(rule="fifo", capacity_frames=1_000_000),
+    learner=LearnerConfig(unroll_length=4, queue_unrolls=2, max_in_flight=1),
+    actor=ActorConfig(num_envs=4),
+    total_frames=30_000,
+)
+
+
+# The same for longer: steps shrink to 0, targets follow faster, and chance plays 10,000 steps.
+_LUNAR_LANDER = dataclasses.replace(
+    _PENDULUM,
+    environment=EnvironmentConfig(id="LunarLanderContinuous-v3"),
+    sac=SacConfig(target_step=0.01),
+    optimiser=dataclasses.replace(_PENDULUM.optimiser, learning_rate=7.3e-4, decay_to_zero=True),
+    mix=dataclasses.replace(_PENDULUM.mix, warm_up_unrolls=2_500),
+    total_frames=300_000,
+)
+
+
+_ATARI = Config(
+    environment=EnvironmentConfig(id="ALE/Pong-v5"),
+    agent=AgentConfig(torso="shallow", frame_stack=4),
+    objective=ObjectiveConfig(reward_clipping="abs_one"),
+    actor=ActorConfig(num_envs=64),
+)
+
+
+# What two cores learn Pong with in the fewest frames: many small batches, three replayed unrolls
+# beside each fresh one, and less entropy than the paper's 200M frames can wait for. Steps are so
+# large that the policy would jump about: cloning the short past, which is all there is in replay,
+# holds it (KL to what acted 0.03 instead of 0.2).
+_ATARI_CPU = dataclasses.replace(
+    _ATARI,
+    impala=ImpalaConfig(
+        entropy_cost=0.004,
+        entropy_anneal=0.4,
+        entropy_cost_end=0.001,
+        policy_cloning_cost=0.05,
+        value_cloning_cost=0.0,
+    ),
+    optimiser=OptimiserConfig(name="adam", learning_rate=4e-4, epsilon=1e-5),
+    mix=MixConfig(fresh=4, replayed=12),
+    replay=ReplayConfig(rule="fifo", capacity_frames=32_000),
+    learner=LearnerConfig(queue_unrolls=16, max_in_flight=1, bfloat16=True),
+    actor=ActorConfig(num_envs=32),
+    total_frames=10_000_000,
+)
+
+
+# Acting and learning by turns, nearly: one group of few environments, whose unrolls are six updates
+# old. RMSProp is A3C's; its epsilon is for gradients that are sums. Steps must not shrink before
+# the score has risen, so the learning rate has more frames to decay over than the game needs. While
+# entropy is dear the policy stays uniform until the baseline sees further than chance; if it is
+# cheap too early, the policy returns balls and never scores.
+_ATARI_A3C = dataclasses.replace(
+    _ATARI,
+    environment=EnvironmentConfig(atari=AtariConfig(actions=(0, 2, 3))),
+    algorithm="actor_critic",
+    actor_critic=ActorCriticConfig(entropy_cost=0.008, entropy_anneal=0.4, entropy_cost_end=0.001),
+    optimiser=OptimiserConfig(epsilon=0.0025),
+    mix=MixConfig(fresh=4, max_policy_lag=30),
+    learner=LearnerConfig(queue_unrolls=16, max_in_flight=1, bfloat16=True),
+    actor=ActorConfig(num_envs=16, num_groups=1, env_threads=2),
+    total_frames=20_000_000,
+)
+
+
+# Learning from what is several updates old, and with no correction for it, ends at one arm for
+# ever, or forgets what it had learned: few environments, all in one group, and a quarter of an
+# episode in each unroll. Rewards are scaled so that returns are about 1, which a baseline reaches
+# within few updates.
+_BANDIT = Config(
+    environment=EnvironmentConfig(
+        id="Bandit/DependentUniform-v0",
+        vectorization="own",
+        last_action=True,
+        last_reward=True,
+        time_in_episode=True,
+    ),
+    agent=AgentConfig(torso="mlp", hidden_sizes=(), core="lstm", lstm_size=48),
+    objective=ObjectiveConfig(discount=0.9, reward_scale=0.1),
+    algorithm="actor_critic",
+    actor_critic=ActorCriticConfig(
+        baseline_cost=1.0, entropy_cost=0.01, entropy_anneal=0.5, gae_lambda=0.9
+    ),
+    optimiser=OptimiserConfig(name="adam", learning_rate=2e-3, epsilon=1e-7),
+    mix=MixConfig(fresh=32),
+    learner=LearnerConfig(unroll_length=25, queue_unrolls=32, max_in_flight=1),
+    actor=ActorConfig(num_envs=32, num_groups=1),
+    total_frames=4_000_000,
+)
+
+
+# Where one arm tells nothing of the other, exploring pays, and later. Entropy is dear for long, so
+# that memory and baseline are good before the policy commits itself to an arm, and never for free.
+_BANDIT_INDEPENDENT = dataclasses.replace(
+    _BANDIT,
+    environment=dataclasses.replace(_BANDIT.environment, id="Bandit/Independent-v0"),
+    agent=dataclasses.replace(_BANDIT.agent, lstm_size=128),
+    objective=ObjectiveConfig(discount=0.95, reward_scale=0.1),
+    actor_critic=dataclasses.replace(
+        _BANDIT.actor_critic, entropy_cost=0.08, entropy_anneal=0.7, entropy_cost_end=0.003
+    ),
+    total_frames=9_990_000,
+)
+
+
+# Five pulls: the first one has to tell. Whoever learns to look for what pays most pulls the arm
+# that tells less and less, before what it tells is understood: hence so large an entropy cost,
+# and sixteen looks at every unroll.
+_BANDIT_ELEVEN = dataclasses.replace(
+    _BANDIT,
+    environment=dataclasses.replace(
+        _BANDIT.environment, id="Bandit/ElevenArms-v0", kwargs='{"pulls": 5}'
+    ),
+    objective=ObjectiveConfig(discount=0.95, reward_scale=0.1),
+    algorithm="impala",
+    impala=ImpalaConfig(
+        baseline_cost=1.0,
+        entropy_cost=0.1,
+        entropy_anneal=0.8,
+        policy_cloning_cost=0.002,
+        value_cloning_cost=0.0,
+    ),
+    optimiser=dataclasses.replace(_BANDIT.optimiser, learning_rate=4e-3),
+    mix=MixConfig(fresh=32, replayed=128, learn_from_fresh=False, updates=4),
+    replay=ReplayConfig(rule="fifo", capacity_frames=12_000),
+    learner=dataclasses.replace(_BANDIT.learner, unroll_length=6),
+    actor=ActorConfig(num_envs=64),
+    total_frames=600_000,
+)
+
+
+PRESETS: dict[str, tuple[str, Config]] = {
+    "catch": ("Catch on a 10x5 board: half a minute to a perfect score on two cores.", _CATCH),
+    "cartpole": ("CartPole-v1: a minute and a quarter to its best score on two cores.", _CARTPOLE),
+    "cartpole-a3c": ("CartPole-v1 with actor-critic, on-policy.", _CARTPOLE_A3C),
+    "cartpole-q": ("CartPole-v1 with Q-learning from replay.", _CARTPOLE_Q),
+    "minatar-q": (
+        "MinAtar's Breakout with Q-learning from replay; needs the extra minatar.",
+        _MINATAR_Q,
+    ),
+    "pendulum": ("Pendulum-v1 with soft actor-critic: 30,000 steps.", _PENDULUM),
+    "lunar-lander": (
+        "LunarLanderContinuous-v3 with soft actor-critic: 300,000 steps; needs the extra box2d.",
+        _LUNAR_LANDER,
+    ),
+    "atari": (
+        "Pong with the paper's shallow network; another game with --environment.id.",
+        _ATARI_CPU,
+    ),
+    "atari-deep": (
+        "The paper's deep residual network: better scores, wants a GPU.",
+        dataclasses.replace(_ATARI, agent=AgentConfig(torso="deep", frame_stack=4)),
+    ),
+    "atari-lstm": (
+        "The shallow network with an LSTM, last action and reward instead of stacked frames.",
+        dataclasses.replace(
+            _ATARI,
+            environment=dataclasses.replace(_ATARI.environment, last_action=True, last_reward=True),
+            agent=AgentConfig(torso="shallow", core="lstm"),
+        ),
+    ),
+    "atari-a3c": (
+        "Actor-critic without replay or correction, Pong's three directions.",
+        _ATARI_A3C,
+    ),
+    "atari-a3c-small": (
+        "The same with an LSTM and four convolutions on images of 47x47.",
+        dataclasses.replace(
+            _ATARI_A3C,
+            environment=EnvironmentConfig(
+                atari=AtariConfig(actions=(0, 2, 3), height=47, width=47),
+                last_action=True,
+                last_reward=True,
+            ),
+            agent=AgentConfig(torso="strided", core="lstm"),
+        ),
+    ),
+    "bandit": (
+        "Learns to learn: an LSTM finds the better of two arms within each episode.",
+        _BANDIT,
+    ),
+    "bandit-independent": (
+        "The same for two arms of which one tells nothing of the other.",
+        _BANDIT_INDEPENDENT,
+    ),
+    "bandit-eleven": (
+        "One of eleven arms tells which of the others pays, and five pulls are all there are.",
+        _BANDIT_ELEVEN,
+    ),
+}
+"""Name -> (one line for `impala presets`, configuration)."""

@@ -1,0 +1,106 @@
+"""What has to hold between settings, beyond the range of each."""
+
+import json
+
+from impala.config.schema import Config
+from impala.config.values import OptionError, overlay, to_dict
+from impala.schedule import phases, tasks
+
+
+def validate(config: Config) -> Config:
+    """Returns `config` if each value is in its range and the values go together.
+
+    Raises:
+      OptionError: names the settings, their values and what would fit.
+    """
+    overlay(config, to_dict(config))
+    environments, groups = config.actor.num_envs, config.actor.num_groups
+    if environments % groups:
+        raise OptionError(
+            f"actor.num_envs is {environments} and actor.num_groups {groups}: the groups have the "
+            f"same size, so give a multiple of {groups}, "
+            f"such as {-(-environments // groups) * groups}."
+        )
+    if environments // groups > config.learner.max_envs_per_message:
+        raise OptionError(
+            f"actor.num_envs is {environments} in {groups} groups, which sends "
+            f"{environments // groups} unrolls per message; learner.max_envs_per_message is "
+            f"{config.learner.max_envs_per_message}. Raise it, or have fewer environments."
+        )
+    # One environment hangs, its process is replaced and starts: all of it within one unroll.
+    if config.environment.vectorization == "async" and (
+        config.actor.hang_seconds <= (least := 6.0 * config.actor.environment_seconds)
+    ):
+        raise OptionError(
+            f"actor.hang_seconds is {config.actor.hang_seconds:g} and actor.environment_seconds "
+            f"{config.actor.environment_seconds:g}: one environment that hangs and starts again, "
+            f"which takes up to {least:g} s, would end the actor. Raise the first above that, or "
+            "lower the second."
+        )
+    try:
+        algorithms = [phase.algorithm for phase in phases.make(config)]
+    except ValueError as error:
+        raise OptionError(str(error)) from error
+    is_greedy = config.agent.policy == "epsilon_greedy"
+    unfit = {"impala", "actor_critic", "sac"} if is_greedy else {"q_learning"}
+    if found := sorted(unfit & {*algorithms}):
+        raise OptionError(
+            f"agent.policy is {config.agent.policy}, which {found[0]} cannot learn: set it to "
+            f"{'stochastic' if is_greedy else 'epsilon_greedy'}, or choose another algorithm."
+        )
+    # While a critic learns first of all, the policy that replay holds is the one there is.
+    on_policy = {"actor_critic"} & {*algorithms} | {"critic"} & {*algorithms[1:]}
+    if on_policy and config.mix.replayed:
+        raise OptionError(
+            f"mix.replayed is {config.mix.replayed}, but {on_policy.pop()} does not correct for "
+            "what an older policy did. Set mix.replayed to 0, or learn with impala."
+        )
+    if config.mix.batch_size == 0:
+        raise OptionError(
+            "mix.learn_from_fresh is false and mix.replayed is 0: there is nothing to learn from. "
+            "Set one of them."
+        )
+    if config.mix.updates > 1 and config.mix.learn_from_fresh:
+        raise OptionError(
+            f"mix.updates is {config.mix.updates}, but fresh unrolls are learned from once: set "
+            "mix.learn_from_fresh to false (--mix.no-learn-from-fresh), or mix.updates to 1."
+        )
+    if config.guard.max_skips > config.guard.window_updates:
+        raise OptionError(
+            f"guard.max_skips is {config.guard.max_skips}, but only the last "
+            f"{config.guard.window_updates} batches are looked back on: lower it, or raise "
+            "guard.window_updates."
+        )
+    _check_frames(config)
+    try:
+        kwargs = json.loads(config.environment.kwargs)
+    except json.JSONDecodeError as error:
+        raise OptionError(
+            f"environment.kwargs is {config.environment.kwargs!r}, which is no JSON: {error}. "
+            """It must be an object, such as '{"continuous": true}'."""
+        ) from None
+    if not isinstance(kwargs, dict):
+        raise OptionError(
+            f"environment.kwargs is {config.environment.kwargs!r}; it must be a JSON object, such "
+            """as '{"continuous": true}'."""
+        )
+    return config
+
+
+def _check_frames(config: Config) -> None:
+    """Refuses unrolls whose frames cannot be counted, or do not fit into replay."""
+    try:
+        played = tasks.make(config.environment, config.tasks)
+    except ValueError as error:
+        raise OptionError(str(error)) from error
+    steps = config.learner.unroll_length
+    most, task = max((tasks.frames_per_step(task, config.limits), task.name) for task in played)
+    frames = f"An unroll of {task} can have {most * steps} frames ({steps} steps of up to {most})"
+    fewer = "lower learner.unroll_length, the frame skip or environment.repeat.most"
+    if most * steps > 2**31 - 1:
+        raise OptionError(f"{frames}, more than the {2**31 - 1} that can be counted: {fewer}.")
+    if config.mix.replayed and most * steps > config.replay.capacity_frames:
+        raise OptionError(
+            f"{frames}, but replay.capacity_frames is {config.replay.capacity_frames}: raise it, "
+            f"or {fewer}."
+        )

@@ -1,0 +1,207 @@
+"""Settings as plain data and back, strictly.
+
+An unknown name or an impossible value is an `OptionError` that names it, what is allowed and the
+nearest right one. Works on any dataclass written like those of `impala.config.schema`.
+"""
+
+import dataclasses
+import difflib
+import math
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeVar
+
+import yaml
+
+from impala.config.schema import Range
+
+T = TypeVar("T")
+
+
+class OptionError(ValueError):
+    """A setting has a name or a value that it cannot have."""
+
+
+# Plain data.
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Turns nested dataclasses into nested dicts of numbers, strings, booleans and lists."""
+    return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
+
+
+def from_dict(cls: type[T], data: Mapping[str, Any]) -> T:
+    """Turns plain data, as JSON or YAML reads it, into nested dataclasses.
+
+    Args:
+      cls: a dataclass whose fields all have defaults; what `data` leaves out keeps them.
+      data: field name -> value.
+
+    Raises:
+      OptionError: an unknown name, a value of another type or outside its range.
+    """
+    return overlay(cls(), data)
+
+
+def overlay(config: T, data: Any, source: str = "") -> T:
+    """Returns `config` with the values of `data`, nested and maybe partial, put over its own.
+
+    Args:
+      config: nested dataclasses.
+      data: plain data.
+      source: where `data` comes from; error messages begin with it.
+
+    Raises:
+      OptionError: an unknown name, a value of another type or outside its range.
+    """
+    try:
+        return typing.cast(T, _overlay(config, data, path="", root=config))
+    except OptionError as error:
+        raise OptionError(f"{source}{error}") from None
+
+
+def to_yaml(config: Any) -> str:
+    """Writes a configuration as YAML that `--config` reads back."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False)
+
+
+def flatten(config: Any) -> dict[str, Any]:
+    """Lists every setting: dotted path such as "optimiser.learning_rate" -> value."""
+    flat: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            flat |= {f"{field.name}.{path}": v for path, v in flatten(value).items()}
+        else:
+            flat[field.name] = value
+    return flat
+
+
+def differences(old: Any, new: Any) -> list[str]:
+    """Describes each setting that differs, such as "seed: 0 -> 1"."""
+    before, after = flatten(old), flatten(new)
+    return [
+        f"{path}: {before[path]} -> {after[path]}" for path in after if before[path] != after[path]
+    ]
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str:
+    """Returns the hint "Did you mean 'x'?", or nothing if no candidate is near."""
+    candidates = list(candidates)
+    matches = difflib.get_close_matches(name, candidates, n=1)
+    if not matches:  # learning_rate -> optimiser.learning_rate
+        by_tail = {path.rsplit(".", 1)[-1]: path for path in candidates}
+        tail = name.rsplit(".", 1)[-1]
+        matches = [by_tail[near] for near in difflib.get_close_matches(tail, by_tail, n=1)]
+    return f"Did you mean {matches[0]!r}?" if matches else ""
+
+
+def choice(name: str, value: str, choices: Iterable[str]) -> str:
+    """Returns `value` if it is one of `choices`.
+
+    Raises:
+      OptionError: it is none of them; says what they are and which is nearest.
+    """
+    choices = list(choices)
+    if value in choices:
+        return value
+    sentence = f"{name} is {value!r}; it must be one of {', '.join(choices)}."
+    raise OptionError(f"{sentence} {nearest(str(value), choices)}".strip())
+
+
+def check_ranges(command: Any) -> None:
+    """Checks a dataclass that plain data does not hold, such as a command with its paths.
+
+    Raises:
+      OptionError: a number is outside the `Range` of its field.
+    """
+    for name, hint in typing.get_type_hints(type(command), include_extras=True).items():
+        for mark in getattr(hint, "__metadata__", ()):
+            if isinstance(mark, Range):
+                _check_range(name, getattr(command, name), mark)
+
+
+def describe(limits: Range) -> str:
+    """Words the range of a setting."""
+    if math.isinf(limits.high):
+        return f"at least {limits.low:g}"
+    return f"from {limits.low:g} to {limits.high:g}"
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_dict(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _overlay(config: Any, data: Any, path: str, root: Any) -> Any:
+    if not isinstance(data, Mapping):
+        raise OptionError(
+            f"{path or 'The configuration'} holds settings by name, not {data!r}. "
+            f"It has: {', '.join(field.name for field in dataclasses.fields(config))}."
+        )
+    hints = typing.get_type_hints(type(config), include_extras=True)
+    changes = {}
+    for name, value in data.items():
+        where = f"{path}.{name}" if path else str(name)
+        if name not in hints:
+            here = [f"{path}.{known}" if path else known for known in hints]
+            hint = nearest(where, [*here, *flatten(root)]) or f"There are: {', '.join(here)}."
+            raise OptionError(f"There is no setting {where!r}. {hint}")
+        current = getattr(config, name)
+        if dataclasses.is_dataclass(current):
+            changes[name] = _overlay(current, value, where, root)
+        else:
+            changes[name] = _value(hints[name], value, where)
+    return dataclasses.replace(config, **changes)
+
+
+def _value(hint: Any, value: Any, path: str) -> Any:
+    """Returns `value` as the type that `hint` asks for, checked."""
+    if typing.get_origin(hint) is typing.Annotated:
+        plain_type, *marks = typing.get_args(hint)
+        value = _value(plain_type, value, path)
+        for mark in marks:
+            if isinstance(mark, Range):
+                _check_range(path, value, mark)
+        return value
+    if typing.get_origin(hint) is Literal:
+        return choice(path, value, typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple):
+            raise OptionError(f"{path} is {value!r}; it must be a list.")
+        item = typing.get_args(hint)[0]
+        return tuple(_value(item, v, f"{path}[{i}]") for i, v in enumerate(value))
+    if hint is bool and isinstance(value, bool):
+        return value
+    if hint is str and isinstance(value, str):
+        return value
+    if hint in (int, float) and (number := _number(hint, value)) is not None:
+        return number
+    names = {
+        int: "a whole number",
+        float: "a finite number",
+        bool: "true or false",
+        str: "text",
+    }
+    raise OptionError(f"{path} is {value!r}; it must be {names[hint]}.")
+
+
+def _check_range(path: str, value: float, limits: Range) -> None:
+    if not limits.low <= value <= limits.high:
+        raise OptionError(f"{path} is {value!r}; it must be {describe(limits)}.")
+
+
+def _number(hint: type, value: Any) -> int | float | None:
+    """Returns the number, or None if `value` is none; "3e-4" is text to YAML 1.1, not to us."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = int(value) if str(value).isdecimal() else float(value)
+    except ValueError:
+        return None
+    if not math.isfinite(number) or (hint is int and number != int(number)):
+        return None
+    return hint(number)

@@ -1,0 +1,1 @@
+"""The log directory: checkpoints, rows of telemetry, and what reads them."""

@@ -1,0 +1,399 @@
+"""Checkpoints: everything a learner needs to go on where it was, written atomically.
+
+A checkpoint is a directory `LOGDIR/checkpoints/<updates>-<serial>` with `variables.npz` (arrays by
+name), `state.json` (counters, accounts of the actors, the configuration) and `MANIFEST`, which has
+a SHA-256 of each of them and of itself. It is written under another name, flushed to the disk and
+renamed, so a reader sees all of it or nothing, and a crash while writing leaves the one before.
+The serial number counts what was saved: it says which checkpoint is the newest, also where a run
+went back to an earlier one, and gives two of the same update names of their own.
+"""
+
+import hashlib
+import io
+import json
+import logging
+import os
+import pathlib
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from impala import finite
+from impala.config import values
+from impala.config.schema import Config
+from impala.logdir.directory import StorageError
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_FILES = ("state.json", "variables.npz")
+_MANIFEST = "MANIFEST"
+_LEFTOVER = ".partial-"  # what is being written or deleted; no reader looks at it
+_NAME = re.compile(r"([0-9]+)(?:-([0-9]+))?")  # updates and serial; earlier versions had no serial
+_FIRST_SECONDS = 30.0
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is missing, or does not fit the run."""
+
+
+class Counters(NamedTuple):
+    """How far a run is. Replayed rows and seams count nowhere."""
+
+    updates: int = 0  # learner steps; also the version of the parameters
+    unrolls: int = 0  # fresh unrolls learned from
+    steps: int = 0  # agent decisions in them
+    frames: int = 0  # environment frames in them
+    seconds: float = 0.0  # spent training, over all restarts
+
+
+class Checkpoint(NamedTuple):
+    """What was read from or goes to the disk."""
+
+    config: Config
+    counters: Counters
+    variables: Mapping[str, np.ndarray]  # "agent/...", "algorithm/...", "optimiser/..."
+    accounts: Mapping[str, Any]  # learner.front.accounts.Accounts.state()
+    replay_added: int = 0  # unrolls ever added to replay, which lies beside the checkpoints
+    algorithm: str = "impala"  # whose variables and optimiser these are
+
+    @property
+    def agent_values(self) -> list[np.ndarray]:
+        """The agent's variables in order, as `Parameters.values`."""
+        return list(of_agent(self.variables).values())
+
+
+class Due:
+    """When the next checkpoint is to be written."""
+
+    def __init__(self, seconds: float, has_one: bool, clock: Callable[[], float] = time.monotonic):
+        """Starts the clock.
+
+        Args:
+          seconds: between checkpoints. The first of a run comes at most 30 s after its first
+            update.
+          has_one: whether the run has a checkpoint already.
+          clock: seconds of a clock that never goes back.
+        """
+        self._seconds = seconds
+        self._awaits_first_update = not has_one
+        self._clock = clock
+        self._saved = clock()
+        self._next = self._saved + seconds
+
+    def updated(self) -> None:
+        """Takes note of an update."""
+        if self._awaits_first_update:
+            self._awaits_first_update = False
+            self._next = min(self._next, self._clock() + _FIRST_SECONDS)
+
+    def saved(self) -> None:
+        """Takes note of a checkpoint that was written."""
+        self._saved = self._clock()
+        self._next = self._saved + self._seconds
+
+    @property
+    def reached(self) -> bool:
+        """Whether the next checkpoint is due."""
+        return self._clock() >= self._next
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last checkpoint, or since the start."""
+        return self._clock() - self._saved
+
+
+def save(directory: pathlib.Path, checkpoint: Checkpoint, keep: int) -> pathlib.Path:
+    """Writes a checkpoint into LOGDIR and deletes all but the newest `keep`.
+
+    At every moment, also of a crash, what was saved before is there until this one is.
+
+    Args:
+      directory: LOGDIR.
+      checkpoint: what to write; `counters.updates` is part of its name.
+      keep: how many to keep, this one included.
+
+    Returns:
+      The directory of the new checkpoint.
+
+    Raises:
+      StorageError: it cannot be written, for instance because the disk is full.
+      NotFiniteError: a variable holds NaN or infinity.
+    """
+    finite.check(checkpoint.variables, "No checkpoint is written")
+    root = directory / "checkpoints"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(directory)
+        serial = max((_order(path) for path in _saved(root)), default=(0, 0))[0] + 1
+        final = root / f"{checkpoint.counters.updates:012d}-{serial:06d}"
+        partial = root / f"{_LEFTOVER}{final.name}"
+        partial.mkdir()
+        try:
+            for name, content in _contents(checkpoint).items():
+                _write(partial / name, content)
+            _flush_directory(partial)
+            os.rename(partial, final)
+        except OSError:
+            shutil.rmtree(partial, ignore_errors=True)  # a full disk needs the room
+            raise
+        _flush_directory(root)
+        _flush_directory(directory)
+    except OSError as error:
+        raise StorageError(
+            f"No checkpoint can be written to {root} ({error.strerror or error}). The ones there "
+            "are intact. Free space on its disk and start the learner again: it goes on from the "
+            "newest."
+        ) from error
+    for old in _saved(root)[:-keep]:
+        _delete(old)
+    return final
+
+
+def remove_leftovers(directory: pathlib.Path) -> None:
+    """Removes what a crash left half written or half deleted in LOGDIR. For its only writer."""
+    for path in (directory / "checkpoints").glob(f"{_LEFTOVER}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def load(
+    directory: pathlib.Path, is_fit: Callable[[Checkpoint], bool] = lambda _: True
+) -> Checkpoint:
+    """Reads the newest intact checkpoint of LOGDIR.
+
+    Nothing is parsed before its digest is right. Every damaged one is passed over, with one line
+    in the log in all.
+
+    Args:
+      directory: LOGDIR.
+      is_fit: whether an intact checkpoint shall be taken; if not, it is passed over too.
+
+    Raises:
+      CheckpointError: there is none.
+    """
+    root = directory / "checkpoints"
+    paths = _saved(root)
+    damaged: list[str] = []
+    for path in reversed(paths):
+        try:
+            loaded = _read(path)
+        except Exception as error:  # of any kind: earlier versions wrote no digests
+            damaged.append(f"{path.name} ({_in_one_line(error)})")
+            continue
+        if not is_fit(loaded):
+            damaged.append(f"{path.name} (intact, but its network's outputs are beyond limits)")
+            continue
+        if damaged:
+            _log.warning(
+                "Damaged in %s: %s. Going back to %s.", root, "; ".join(damaged), path.name
+            )
+        return loaded
+    if _saved(root) != paths:  # the learner has replaced them while they were being read
+        return load(directory)
+    if damaged:
+        raise CheckpointError(
+            f"No checkpoint in {root} is of use: {'; '.join(damaged)}. Another version of impala "
+            "may have written them, or all are damaged; start over with --fresh."
+        )
+    raise CheckpointError(
+        f"{directory} has no checkpoint. Give the log directory of a run that has written one "
+        "(the first is written within 30 s of the first update, or when the run is stopped)."
+    )
+
+
+def exists(directory: pathlib.Path) -> bool:
+    """Whether LOGDIR has any checkpoint, intact or not.
+
+    Raises:
+      CheckpointError: they cannot be listed.
+    """
+    return bool(_saved(directory / "checkpoints"))
+
+
+def named(prefix: str, variables: Sequence[Any]) -> dict[str, Any]:
+    """Names variables by their place and their own name: "agent/003/linear/w:0" and so on."""
+    return {f"{prefix}/{i:03d}/{v.name}": v for i, v in enumerate(variables)}
+
+
+def assign(values: Mapping[str, np.ndarray], variables: Mapping[str, Any]) -> None:
+    """Puts saved values into variables.
+
+    Raises:
+      CheckpointError: a name or a shape does not fit, so the saved run had another network,
+        algorithm or optimiser.
+    """
+    hint = "This run has another network, algorithm or optimiser; start over with --fresh."
+    if unmatched := sorted(variables.keys() ^ values.keys()):
+        raise CheckpointError(
+            f"Only one of the checkpoint and the run has {unmatched[0]!r}. {hint}"
+        )
+    for name, variable in variables.items():
+        if tuple(variable.shape) != values[name].shape:
+            raise CheckpointError(
+                f"{name!r} has shape {values[name].shape} in the checkpoint and "
+                f"{tuple(variable.shape)} in the run. {hint}"
+            )
+    for name, variable in variables.items():
+        variable.assign(values[name])
+
+
+def initialise(variables: Sequence[Any], saved: Checkpoint) -> list[str]:
+    """Puts the values of another run's agent into variables of the same name and shape.
+
+    Returns:
+      Lines that say what was taken, and what was not and why.
+
+    Raises:
+      CheckpointError: nothing fits.
+    """
+    values = {_own_name(name): value for name, value in of_agent(saved.variables).items()}
+    taken, lines = [], []
+    for variable in variables:
+        value = values.pop(variable.name, None)
+        if value is None:
+            lines.append(f"New: {variable.name} {tuple(variable.shape)}.")
+        elif value.shape != tuple(variable.shape):
+            lines.append(f"New: {variable.name} {tuple(variable.shape)}, which was {value.shape}.")
+        else:
+            variable.assign(value)
+            taken.append(variable.name)
+    lines += [f"Not taken: {name} {value.shape}." for name, value in values.items()]
+    if not taken:
+        raise CheckpointError(f"Nothing of that agent fits this one. {' '.join(lines)}")
+    return [f"Taken from {saved.counters.frames:,} frames: {', '.join(taken)}.", *lines]
+
+
+def of_agent(named: Mapping[str, T]) -> dict[str, T]:
+    """The agent's part of what `named` has named."""
+    return {name: value for name, value in named.items() if name.startswith("agent/")}
+
+
+def _own_name(name: str) -> str:
+    """The variable's own part of a name that `named` gave."""
+    return name.split("/", 2)[2]
+
+
+def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """The files of a checkpoint."""
+    state = {
+        "counters": checkpoint.counters._asdict(),
+        "accounts": checkpoint.accounts,
+        "replay_added": checkpoint.replay_added,
+        "algorithm": checkpoint.algorithm,
+        "config": values.to_dict(checkpoint.config),
+    }
+    arrays = io.BytesIO()
+    np.savez(arrays, **checkpoint.variables)  # type: ignore[arg-type]
+    contents = {"state.json": json.dumps(state).encode(), "variables.npz": arrays.getvalue()}
+    return {**contents, _MANIFEST: _manifest(contents)}
+
+
+def _manifest(contents: Mapping[str, bytes]) -> bytes:
+    """Digests as `sha256sum --check` reads them; in a comment, the digest of the lines above."""
+    lines = "".join(f"{hashlib.sha256(contents[name]).hexdigest()}  {name}\n" for name in _FILES)
+    return f"{lines}# {hashlib.sha256(lines.encode()).hexdigest()}\n".encode()
+
+
+def _read(path: pathlib.Path) -> Checkpoint:
+    contents = {name: (path / name).read_bytes() for name in _FILES}
+    is_old = "-" not in path.name  # of an earlier version, which wrote no manifest
+    if not is_old and (path / _MANIFEST).read_bytes() != _manifest(contents):
+        raise ValueError(f"its files differ from its {_MANIFEST}")
+    state = json.loads(contents["state.json"].decode())
+    with np.load(io.BytesIO(contents["variables.npz"]), allow_pickle=False) as arrays:
+        variables = {name: arrays[name] for name in arrays.files}
+    finite.check(variables, "it is of no use")
+    _check_numbers("accounts", state["accounts"])
+    loaded = Checkpoint(
+        config=values.from_dict(Config, state["config"]),
+        counters=_counters(state["counters"]),
+        variables=variables,
+        accounts=state["accounts"],
+        replay_added=_count("replay_added", state["replay_added"]),
+        algorithm=state["algorithm"],
+    )
+    if is_old:
+        _log.warning("Checkpoint %s is of an earlier version, without digests: not checked.", path)
+    return loaded
+
+
+def _counters(state: Mapping[str, Any]) -> Counters:
+    counters = Counters(**state)
+    for name in counters._fields[:-1]:
+        _count(name, getattr(counters, name))
+    _check_numbers("seconds", counters.seconds)
+    return counters._replace(seconds=float(counters.seconds))
+
+
+def _count(name: str, value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"{name} is {value!r}")
+    return value
+
+
+def _check_numbers(name: str, value: Any) -> None:
+    """Raises ValueError if a number anywhere in JSON data cannot be a count or a measurement."""
+    match value:
+        case dict():
+            for key, part in value.items():
+                _check_numbers(f"{name}.{key}", part)
+        case list():
+            for place, part in enumerate(value):
+                _check_numbers(f"{name}[{place}]", part)
+        case int() | float():  # one that is too large is cut where it is counted on
+            if not value >= 0:  # NaN is not, either
+                raise ValueError(f"{name} is {value!r}")
+
+
+def _order(path: pathlib.Path) -> tuple[int, int]:
+    """Serial number and updates: the newest checkpoint is the largest."""
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[2] or 0), int(match[1])
+
+
+def _saved(root: pathlib.Path) -> list[pathlib.Path]:
+    """Checkpoints, in the order in which they were saved."""
+    try:
+        names = os.listdir(root)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CheckpointError(f"{root} cannot be read ({error.strerror}).") from error
+    return sorted((root / name for name in names if _NAME.fullmatch(name)), key=_order)
+
+
+def _delete(path: pathlib.Path) -> None:
+    """Deletes a checkpoint, of which no part can be seen from its first missing file on."""
+    partial = path.with_name(f"{_LEFTOVER}{path.name}")
+    try:
+        os.rename(path, partial)
+        shutil.rmtree(partial)
+    except OSError as error:
+        _log.warning("%s cannot be deleted (%s).", path, error.strerror)
+
+
+def _in_one_line(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{pathlib.Path(error.filename or '').name}: {error.strerror}"
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _write(path: pathlib.Path, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _flush_directory(path: pathlib.Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

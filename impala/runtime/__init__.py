@@ -1,0 +1,1 @@
+"""Processes: signals, supervision, listening, credentials, metrics."""

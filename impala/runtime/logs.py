@@ -1,0 +1,48 @@
+"""Logging to standard error, as text for people or as JSON lines."""
+
+import json
+import logging
+import sys
+from typing import Any, Literal
+
+LogFormat = Literal["text", "json"]
+
+
+class _CurrentStderr(logging.StreamHandler[Any]):
+    """Writes to what sys.stderr is now: a live console view puts itself in its place."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+class _JsonFormatter(logging.Formatter):
+    """One JSON object per record, for collectors of logs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": record.created,
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def log_to_stderr(log_format: LogFormat = "text") -> None:
+    """Sets up logging for a command."""
+    handler = _CurrentStderr()
+    if log_format == "json":
+        handler.setFormatter(_JsonFormatter())
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+        handlers=[handler],
+    )
+    logging.getLogger("absl").setLevel(logging.ERROR)

@@ -1,0 +1,274 @@
+"""Starts child processes, watches them, starts failed ones again and stops all of them together.
+
+`impala train` runs the learner and the actors with it, and a fleet its actors. Children get their
+own session, so that Ctrl-C reaches only the supervisor, which then asks each of them to stop; and
+they get SIGTERM from the kernel if the supervisor itself is killed (Linux).
+"""
+
+import ctypes
+import dataclasses
+import logging
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from impala.runtime.signals import INSIST_SECONDS, EndRequest
+
+_log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.05
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A child process to run."""
+
+    name: str
+    """Unique within its supervisor."""
+    command: Sequence[str]
+    """The executable and its arguments."""
+    restart: bool = False
+    """Start it again, after a pause, when it fails; exit status 0 is final."""
+    log: pathlib.Path | None = None
+    """File that its output and errors are appended to; None: it shares the supervisor's."""
+    environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Environment variables added to the supervisor's own."""
+    after: pathlib.Path | None = None
+    """Start it only once this path exists."""
+
+
+class Exit(NamedTuple):
+    """The end of a child process."""
+
+    name: str
+    status: int  # as a shell says it: 128 + the signal's number for a killed process
+    restart_seconds: float | None  # until it is started again; None: it stays down
+
+
+class Supervisor:
+    """A context in which child processes run; on leaving it, none of them is alive.
+
+    Inside it, the first SIGTERM, SIGINT or SIGHUP is `stop()`, and however many come, they are no
+    more than that; only a second SIGINT, a second or more after the first one, is `kill()`. For the
+    main thread.
+    """
+
+    def __init__(
+        self,
+        grace_seconds: float = 30.0,
+        backoff_seconds: float = 1.0,
+        max_backoff_seconds: float = 30.0,
+        max_failures: int = 5,
+    ):
+        """Starts nothing yet.
+
+        Args:
+          grace_seconds: between `stop()` and the SIGKILL for those that are still there.
+          backoff_seconds: pause before the first restart; it doubles with each failure in a row.
+          max_backoff_seconds: longest pause; a child that has run for this long is healthy, and
+            its next failure is the first of a row again.
+          max_failures: failures in a row after which a program stays down.
+        """
+        self._grace_seconds = grace_seconds
+        self._backoff_seconds = backoff_seconds
+        self._max_backoff_seconds = max_backoff_seconds
+        self._max_failures = max_failures
+        self._children: dict[str, _Child] = {}
+        self._kill_at: float | None = None  # set: stopping
+        self._request = EndRequest()
+        self._hinted = False
+        self.why = ""
+        """What made it stop, in words: the first cause. Empty while it has not been stopped."""
+        self.killed = False
+        """Whether a second SIGINT asked for an end without grace."""
+
+    def start(self, program: Program, delay_seconds: float = 0.0) -> None:
+        """Starts a program, or promises to, if it has an `after` or there is a delay.
+
+        While stopping, it does nothing.
+        """
+        if program.name in self._children:
+            raise ValueError(f"{program.name!r} is the name of two programs; give each its own.")
+        if self.stopping:
+            return
+        child = _Child(program)
+        child.start_at = time.monotonic() + delay_seconds
+        self._children[program.name] = child
+        child.start_if_due()
+
+    def watch(self) -> Iterator[Exit]:
+        """Yields each exit as it is seen, until nothing runs and nothing waits for its start."""
+        while self._children:
+            self._obey_signals()
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                self._kill_late()
+            for name, child in list(self._children.items()):
+                if self.stopping and child.process is None:  # never started, or between restarts
+                    del self._children[name]
+                    continue
+                child.start_if_due()
+                status = child.poll()
+                if status is not None:
+                    yield self._ended(child, status)
+            time.sleep(_POLL_SECONDS)
+
+    def stop(self, why: str) -> None:
+        """Asks every child to end (SIGTERM); `watch` kills those that outlive the grace period.
+
+        Args:
+          why: what causes this, for the log.
+        """
+        if not self.stopping:
+            self.why = why
+            _log.info("Stopping: %s.", why)
+            self._kill_at = time.monotonic() + self._grace_seconds
+            self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends every child and its process group at once (SIGKILL)."""
+        self._kill_at = time.monotonic()
+        self._send(signal.SIGKILL)
+
+    def __enter__(self) -> Self:
+        self._request.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.kill()
+        for child in self._children.values():
+            if child.process is not None:
+                child.process.wait()
+        self._request.__exit__()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the children have been asked to end."""
+        return self._kill_at is not None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal has asked for the end."""
+        return self._request.is_set()
+
+    def _obey_signals(self) -> None:
+        request = self._request
+        if request.is_set():
+            self.stop(request.cause)
+        if request.is_interrupted and not self._hinted:
+            self._hinted = True
+            _log.info(
+                "Waiting for %s to end. Ctrl-C once more, %.0f s or more after the first, kills at "
+                "once: no checkpoint is written.",
+                *(", ".join(self._children), INSIST_SECONDS),
+            )
+        if request.insists and not self.killed:
+            self.killed = True
+            _log.warning("Killing at once: SIGINT received again.")
+            self.kill()
+
+    def _kill_late(self) -> None:
+        for name, child in self._children.items():
+            if child.process is not None and not child.killed and not self.killed:
+                child.killed = True
+                _log.warning("Killing %s: it has not ended in %.0f s.", name, self._grace_seconds)
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        for child in self._children.values():
+            child.send(number)
+
+    def _ended(self, child: "_Child", status: int) -> Exit:
+        name = child.program.name
+        if time.monotonic() - child.started_at >= self._max_backoff_seconds:
+            child.failures = 0
+        child.failures += 1
+        again = child.program.restart and status != 0 and child.failures < self._max_failures
+        if self.stopping or not again:
+            del self._children[name]
+            return Exit(name, status, None)
+        pause = self._backoff_seconds * 2 ** min(child.failures - 1, 30)
+        pause = min(pause, self._max_backoff_seconds)
+        child.start_at = time.monotonic() + pause
+        return Exit(name, status, pause)
+
+
+class _Child:
+    """A program and the process that runs it now, if one does."""
+
+    def __init__(self, program: Program):
+        self.program = program
+        self.process: subprocess.Popen[bytes] | None = None
+        self.killed = False  # for having outlived the grace period
+        self.failures = 0  # in a row
+        self.start_at = 0.0
+        self.started_at = 0.0
+
+    def start_if_due(self) -> None:
+        after = self.program.after
+        if self.process is not None or time.monotonic() < self.start_at:
+            return
+        if after is not None and not after.exists():
+            return
+        self.started_at = time.monotonic()
+        self.process = _popen(self.program)
+
+    def poll(self) -> int | None:
+        """Returns the exit status if the process has ended since it was last asked."""
+        if self.process is None or (code := self.process.poll()) is None:
+            return None
+        self.process = None
+        return code if code >= 0 else 128 - code
+
+    def send(self, number: signal.Signals) -> None:
+        if self.process is None or self.process.poll() is not None:
+            return
+        if number == signal.SIGKILL:  # its own children too: it cannot end them itself
+            os.killpg(self.process.pid, number)
+        else:
+            self.process.send_signal(number)
+
+
+def _popen(program: Program) -> subprocess.Popen[bytes]:
+    def popen(output: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            list(program.command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if output is not None else None,
+            env={**os.environ, **program.environ},
+            start_new_session=True,
+            preexec_fn=_die_with_parent(),  # for processes without threads
+        )
+
+    if program.log is None:
+        return popen(None)
+    program.log.parent.mkdir(parents=True, exist_ok=True)
+    with open(program.log, "ab") as file:
+        return popen(file)
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """Returns what a child runs before its program, so that SIGTERM reaches it when we die."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None).prctl  # looked up here: after the fork there may be no safe import
+    parent = os.getpid()
+
+    def ask_kernel() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before we asked
+            os._exit(1)
+
+    return ask_kernel

@@ -1,0 +1,1 @@
+"""What is played and learned when: tasks and phases."""

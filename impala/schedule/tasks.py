@@ -1,0 +1,138 @@
+"""The tasks of a run: what they are called, what each plays, and when it is its turn."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from impala.config.schema import Config, EnvironmentConfig, LimitsConfig, TasksConfig
+
+
+class Task(NamedTuple):
+    """One of the environments of a run."""
+
+    name: str  # as the user wrote it: an id, maybe with keyword arguments behind it
+    environment: EnvironmentConfig
+
+
+class Block(NamedTuple):
+    """A stretch of a sequential run in which one task is trained."""
+
+    task: int
+    start: int  # environment frames of the run
+    end: int
+
+
+def make(environment: EnvironmentConfig, tasks: TasksConfig) -> list[Task]:
+    """The tasks of a run; one if `tasks` names none.
+
+    Raises:
+      ValueError: if a name has keyword arguments that are no JSON object, or comes twice.
+    """
+    if not tasks.environments:
+        return [Task(environment.id, environment)]
+    made = [_task(name, environment) for name in tasks.environments]
+    for name in tasks.environments:
+        if tasks.environments.count(name) > 1:
+            raise ValueError(f"tasks.environments names {name} twice: give each task once.")
+    return made
+
+
+def _task(name: str, environment: EnvironmentConfig) -> Task:
+    id, brace, rest = name.partition("{")
+    kwargs = environment.kwargs
+    if brace:
+        try:
+            kwargs = json.dumps({**json.loads(kwargs), **json.loads(brace + rest)})
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"tasks.environments has {name!r}, whose keyword arguments are no JSON ({error}). "
+                """Write ID or ID{"name": value}."""
+            ) from None
+    return Task(name, dataclasses.replace(environment, id=id, kwargs=kwargs))
+
+
+def frames_per_step(task: Task, limits: LimitsConfig) -> int:
+    """Returns the most environment frames that one agent step of a task can play."""
+    environment = task.environment
+    if environment.id.startswith("ALE/"):
+        return environment.atari.frame_skip
+    return limits.frames_per_step * environment.repeat.most
+
+
+def total_frames(config: Config) -> int:
+    """Environment frames after which a run ends."""
+    return sum(config.tasks.frames) * config.tasks.cycles or config.total_frames
+
+
+def blocks(config: Config) -> list[Block]:
+    """The run, block by block, if its tasks come one after another; one block for a single task.
+
+    Raises:
+      ValueError: if `tasks.frames` has not a number for each task, or nothing is to be trained.
+    """
+    num_tasks = max(1, len(config.tasks.environments))
+    end = 0
+    made = []
+    for _ in range(config.tasks.cycles):
+        for task, frames in enumerate(_frames(config, num_tasks)):
+            start, end = end, end + frames
+            made.append(Block(task, start, end))
+    # What does not divide evenly goes to the last one.
+    made[-1] = made[-1]._replace(end=total_frames(config))
+    return made
+
+
+def _frames(config: Config, num_tasks: int) -> Sequence[int]:
+    """Environment frames of each task in a cycle."""
+    frames = config.tasks.frames
+    if not frames:
+        turns = num_tasks * config.tasks.cycles
+        if config.total_frames < turns:
+            raise ValueError(
+                f"total_frames is {config.total_frames}, too few for {turns} turns: raise it."
+            )
+        return [config.total_frames // turns] * num_tasks
+    if len(frames) != num_tasks:
+        raise ValueError(
+            f"tasks.frames has {len(frames)} numbers for {num_tasks} tasks: give one for each, 0 "
+            "for a task that is only evaluated, or none at all."
+        )
+    if not any(frames):
+        raise ValueError(
+            f"tasks.frames is {', '.join(map(str, frames))}: at least one task must be trained."
+        )
+    return frames
+
+
+class Schedule:
+    """Says which task an actor plays next. Not thread-safe."""
+
+    def __init__(self, config: Config):
+        """Nothing was played yet.
+
+        Raises:
+          ValueError: as `blocks`.
+        """
+        self._blocks = blocks(config)
+        self._is_simultaneous = config.tasks.order == "simultaneous"
+        self.num_tasks = max(1, len(config.tasks.environments))
+        self._shares = _frames(config, self.num_tasks)
+        self._played = [0] * self.num_tasks  # environment frames
+
+    def played(self, task: int, frames: int) -> None:
+        """Takes note of experience that came in."""
+        self._played[task] += frames
+
+    def next(self, frames: int) -> int:
+        """The task to play when the run has learned from so many environment frames.
+
+        One after another: that of the block. All at once: the one that lags most behind its share.
+        """
+        if self._is_simultaneous:
+            trained = [task for task, share in enumerate(self._shares) if share]
+            return min(trained, key=lambda task: self._played[task] / self._shares[task])
+        for block in self._blocks:
+            if frames < block.end:
+                return block.task
+        return next(block.task for block in reversed(self._blocks) if block.end > block.start)

@@ -1,0 +1,1 @@
+"""From a message to a batch: ingest, mix, replay."""

@@ -1,0 +1,507 @@
+"""Ingest: what stands between the wire and the mix. Messages are checked here, then they queue.
+
+Nothing is copied: the arrays of an `Arrival` are read-only views of the bytes that came in.
+"""
+
+import asyncio
+import contextlib
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tree
+
+from impala.types import EnvironmentFault, Episode, StepType, Unroll
+from learner.front.bounds import MessageBounds, limit_of
+from protos import codec
+from protos.impala.v1 import learner_pb2 as pb
+
+_MAX_FAULT_DETAIL = 200  # characters; what is longer is cut
+_MAX_LENGTH = 2**31 - 1  # agent steps of an episode
+_MAX_SECONDS = 1e9  # between two messages
+_MORE_FRAMES = (
+    "If steps play more, set the learner's frame skip, environment.repeat.most or "
+    "limits.frames_per_step to what the environment does."
+)
+_ROUNDING = 1e-4  # relative, of a return that was summed up in float32
+
+
+class Arrival(NamedTuple):
+    """An accepted message: the unrolls of E environments."""
+
+    unroll: Unroll  # views: [T + 1, E, ...]; core_state, frames and parameter_version [E, ...]
+    actor: str
+    incarnation: int  # of the actor
+    sequence: int
+    task: int
+    offset: int  # environments before it are accounted for already; 0 except after a crash
+    episodes: list[Episode]  # that ended in these unrolls
+    elapsed_seconds: float  # since the actor made its previous message
+    waited_seconds: float  # of which it waited for the learner
+    received: float  # when it came, by the monotonic clock
+    faults: Sequence[EnvironmentFault] = ()  # of its environments; details are printable
+
+
+class Rejection(NamedTuple):
+    """Why a message is refused."""
+
+    reason: "pb.Reason"
+    detail: str  # names the value, the limit and the fix
+    of_network: bool = False  # whether the actor's network computed the number that is refused
+
+
+class IngestClosed(Exception):
+    """The ingest takes nothing more."""
+
+
+class Ingest:
+    """A first-in-first-out queue of messages, bounded by the unrolls in them.
+
+    Messages come in on one event loop; any thread takes them out.
+    """
+
+    def __init__(self, capacity: int):
+        """Starts empty.
+
+        Args:
+          capacity: unrolls that may wait. A message that is larger than that passes when nothing
+            else waits, so that no message waits for ever.
+        """
+        self._capacity = capacity
+        self._turn = asyncio.Lock()  # whoever holds it is the next to get room
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._arrivals: deque[Arrival] = deque()
+        self._depth = 0
+        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+        self._closed = False
+
+    @property
+    def capacity(self) -> int:
+        """Unrolls that may wait."""
+        return self._capacity
+
+    @property
+    def depth(self) -> int:
+        """Unrolls that wait."""
+        return self._depth
+
+    @contextlib.asynccontextmanager
+    async def room(self, unrolls: int) -> AsyncIterator[None]:
+        """Waits, in the order of calls, until `put` may add so many unrolls; that is back-pressure.
+
+        The body must not wait for anything: room is kept for it only until it gives way.
+
+        Raises:
+          IngestClosed: it was closed before there was room.
+        """
+        async with self._turn:
+            while (waiting := self._wait_for(unrolls)) is not None:
+                try:
+                    await waiting
+                finally:
+                    self._waiter = None
+            yield
+
+    def put(self, arrival: Arrival) -> None:
+        """Adds a message. Call it inside `room`."""
+        with self._changed:
+            self._arrivals.append(arrival)
+            self._depth += _unrolls(arrival)
+            self._changed.notify()
+
+    def get(self, timeout: float) -> Arrival | None:
+        """Takes the oldest message out.
+
+        Returns:
+          None after `timeout` seconds without a message, or at once when the ingest is closed and
+          empty.
+        """
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while not self._arrivals:
+                left = deadline - time.monotonic()
+                if self._closed or left <= 0:
+                    return None
+                self._changed.wait(left)
+            arrival = self._arrivals.popleft()
+            self._depth -= _unrolls(arrival)
+            self._wake()
+            return arrival
+
+    def close(self) -> None:
+        """Takes nothing more and wakes everyone who waits. What is queued can still be had."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            self._wake()
+
+    def _wait_for(self, unrolls: int) -> asyncio.Future[None] | None:
+        """None if there is room now, or what to wait for before looking again."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if self._closed:
+                raise IngestClosed
+            if self._depth == 0 or self._depth + unrolls <= self._capacity:
+                return None
+            waiting = loop.create_future()
+            self._waiter = (loop, waiting)
+            return waiting
+
+    def _wake(self) -> None:
+        """Lets the one who waits for room look again. Called with the lock held."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            loop, waiting = waiter
+            with contextlib.suppress(RuntimeError):  # the loop has ended with all that waited on it
+                loop.call_soon_threadsafe(_resolve, waiting)
+
+
+def _resolve(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():  # whoever waited may have been cancelled
+        waiting.set_result(None)
+
+
+def _unrolls(arrival: Arrival) -> int:
+    """Unrolls of a message that are still to be accounted for."""
+    return int(arrival.unroll.frames.shape[0]) - arrival.offset
+
+
+class Validator:
+    """Checks messages against the learner's own spec and bounds. Every size comes from there."""
+
+    def __init__(
+        self,
+        unroll_spec: Unroll,
+        fingerprint: str,
+        max_envs: int,
+        bounds: MessageBounds,
+    ):
+        """Keeps the spec.
+
+        Args:
+          unroll_spec: a nest of ArraySpec of one environment: timestep and output [T + 1, ...],
+            core_state [...]; frames and parameter_version are (): they travel on their own.
+          fingerprint: of the learner's specs.
+          max_envs: largest number of environments in a message, E.
+          bounds: of the numbers in a message.
+        """
+        self._bounds = bounds
+        self._spec = unroll_spec
+        self._fingerprint = fingerprint
+        self._max_envs = max_envs
+        self._unroll_length = int(unroll_spec.timestep.reward.shape[0]) - 1
+        self._specs, self._num_core_state_specs = wire_specs(unroll_spec)
+        self._specs_of: dict[int, list[pb.TensorSpec]] = {}  # E -> with E environments
+        self._limits = [
+            limit_of(spec.name, codec.numpy_dtype(spec.dtype), bounds.limits)
+            for spec in self._specs
+        ]
+        num_actions = len(tree.flatten(unroll_spec.output.action))
+        if len(bounds.actions) != num_actions:
+            raise ValueError(
+                f"There are bounds for {len(bounds.actions)} action leaves, but the action "
+                f"has {num_actions}: give one (low, high) or None for each."
+            )
+
+    @property
+    def max_message_bytes(self) -> int:
+        """An upper limit for the size of a good message on the wire."""
+        per_env = sum(
+            math.prod(spec.shape) * codec.numpy_dtype(spec.dtype).itemsize for spec in self._specs
+        )
+        episodes = 4096 + 64 * self._unroll_length  # an environment's, generously
+        return self._max_envs * (per_env + episodes) + 2**20
+
+    def check(self, message: pb.Unrolls, newest_version: int | None) -> Arrival | Rejection:
+        """Checks everything but who sent the message and its sequence number.
+
+        Args:
+          message: as it came.
+          newest_version: the last version of the parameters that the learner incarnation which the
+            message names can have published; None if that was no learner of this run.
+
+        Returns:
+          An arrival with offset 0, or why there is none.
+        """
+        try:
+            self._check_header(message, newest_version)
+            arrays = self._decode(message)
+            self._check_numbers(arrays)
+            unroll = self._unroll(message, arrays)
+            self._check_values(unroll)
+            return Arrival(
+                unroll=unroll,
+                actor=message.actor,
+                incarnation=message.incarnation,
+                sequence=message.sequence,
+                task=message.task,
+                offset=0,
+                episodes=self.episodes(
+                    message.episodes, self._unroll_length * message.num_envs, message.task
+                ),
+                elapsed_seconds=_seconds("elapsed_seconds", message.elapsed_seconds),
+                waited_seconds=_seconds("waited_seconds", message.waited_seconds),
+                received=time.monotonic(),
+                faults=_faults(message.environment_faults, message.num_envs),
+            )
+        except Rejected as rejected:
+            return rejected.rejection
+
+    def episodes(self, messages: Sequence[pb.Episode], limit: int, task: int) -> list[Episode]:
+        """Checks finished episodes and makes them plain.
+
+        Args:
+          messages: as they came.
+          limit: how many there can be.
+          task: that was played.
+
+        Raises:
+          Rejected: there are more, or a number among them is not finite or out of range.
+        """
+        if len(messages) > limit:
+            raise Rejected(
+                pb.REASON_RANGE,
+                f"There are {len(messages)} episodes, at most {limit} can have ended: send each "
+                "once, with the unrolls in which it ended.",
+            )
+        for message in messages:
+            for name, value in message.info.items():
+                _check_finite(ascii(name[:80])[1:-1], value)
+            self._check_episode(message, self._bounds.frames_per_step[task])
+        return [
+            Episode(message.episode_return, message.length, message.frames, dict(message.info))
+            for message in messages
+        ]
+
+    def _check_episode(self, message: pb.Episode, frames_per_step: int) -> None:
+        reward, length = self._bounds.limits.reward, message.length
+        _check_finite("episode_return", message.episode_return)
+        if not 1 <= length <= _MAX_LENGTH:
+            raise Rejected(
+                pb.REASON_RANGE,
+                f"An episode's length is {length}: it must be 1 to {_MAX_LENGTH} agent steps, "
+                "seams left out.",
+            )
+        if message.frames > frames_per_step * length:
+            raise Rejected(
+                pb.REASON_RANGE,
+                f"An episode's frames are {message.frames} in {length} steps: a step plays at most "
+                f"{frames_per_step}. Send one report for each episode; {_MORE_FRAMES}",
+            )
+        if abs(message.episode_return) > reward * length * (1.0 + _ROUNDING):
+            raise Rejected(
+                pb.REASON_RANGE,
+                f"An episode's episode_return is {message.episode_return} in {length} steps: a "
+                f"reward is at most {reward:g}. Raise limits.reward of the learner if the "
+                "environment gives larger ones.",
+            )
+
+    def _check_header(self, message: pb.Unrolls, newest_version: int | None) -> None:
+        if message.fingerprint != self._fingerprint:
+            raise Rejected(
+                pb.REASON_FINGERPRINT,
+                f"fingerprint is {message.fingerprint[:80]!r}, the learner's is "
+                f"{self._fingerprint!r}: join again for the spec that the learner has now.",
+            )
+        if not 1 <= message.num_envs <= self._max_envs:
+            raise Rejected(
+                pb.REASON_NUM_ENVS,
+                f"num_envs is {message.num_envs}, it must be 1 to {self._max_envs}: send smaller "
+                "messages or raise learner.max_envs_per_message.",
+            )
+        if len(message.frames) != message.num_envs:
+            raise Rejected(
+                pb.REASON_NUM_ENVS,
+                f"frames has {len(message.frames)} numbers for num_envs {message.num_envs}: send "
+                "one for each environment.",
+            )
+        num_tasks = len(self._bounds.frames_per_step)
+        if message.task >= num_tasks:
+            raise Rejected(
+                pb.REASON_RANGE,
+                f"task is {message.task}, the run has {num_tasks}: play the task that JoinReply or "
+                "the last receipt said.",
+            )
+        version, incarnation = message.parameter_version, message.learner_incarnation
+        if incarnation == 0:
+            raise Rejected(
+                pb.REASON_VERSION,
+                "learner_incarnation is 0: name the learner whose parameters acted.",
+            )
+        if newest_version is None:
+            raise Rejected(
+                pb.REASON_VERSION,
+                f"learner_incarnation is {incarnation}, which is none of this run's learners: act "
+                "with parameters from GetParameters and name their incarnation and version.",
+            )
+        if version > newest_version:
+            raise Rejected(
+                pb.REASON_VERSION,
+                f"parameter_version is {version}, the newest that was published is "
+                f"{newest_version}: act "
+                "with parameters from GetParameters and name their incarnation and version.",
+            )
+
+    def _decode(self, message: pb.Unrolls) -> list[np.ndarray]:
+        tensors = list(message.tensors)  # protobuf copies the bytes at each access: look once
+        if len(tensors) != len(self._specs):
+            raise Rejected(
+                pb.REASON_TENSOR_COUNT,
+                f"There are {len(tensors)} tensors, the spec has {len(self._specs)}: send one "
+                "for each of JoinReply.unroll_specs, in that order.",
+            )
+        specs = self._specs_of.get(message.num_envs)
+        if specs is None:
+            specs = codec.with_environments(
+                self._specs, self._num_core_state_specs, message.num_envs
+            )
+            self._specs_of[message.num_envs] = specs
+        try:
+            return codec.decode(tensors, specs)
+        except codec.CodecError as error:
+            raise Rejected(
+                pb.REASON_TENSOR_SIZE,
+                f"{error} Send it in C order with the shape and dtype of the spec.",
+            ) from None
+
+    def _unroll(self, message: pb.Unrolls, arrays: list[np.ndarray]) -> Unroll:
+        frames = np.array(message.frames, np.int64)
+        unroll: Unroll = tree.unflatten_as(self._spec, arrays)
+        _check_step_types(unroll.timestep.step_type)
+        self._check_frames(frames, unroll.timestep.step_type, message.task)
+        return unroll._replace(
+            frames=frames.astype(np.int32),
+            parameter_version=np.full(message.num_envs, message.parameter_version, np.int64),
+        )
+
+    def _check_frames(self, frames: np.ndarray, step_type: np.ndarray, task: int) -> None:
+        """Frames [E] must be what the steps in rows 1..T [T + 1, E] can have played."""
+        steps = (step_type[1:] != StepType.FIRST).sum(axis=0)
+        most = self._bounds.frames_per_step[task]
+        wrong = (frames < steps) | (frames > most * steps)
+        if wrong.any():
+            env = int(np.flatnonzero(wrong)[0])
+            raise Rejected(
+                pb.REASON_RANGE,
+                f"frames holds {frames[env]} for the {steps[env]} steps of environment {env}: a "
+                f"step plays 1 to {most}, a seam none. {_MORE_FRAMES}",
+            )
+
+    def _check_numbers(self, arrays: list[np.ndarray]) -> None:
+        """All numbers must be finite and within the limits of their leaf."""
+        for spec, limit, array in zip(self._specs, self._limits, arrays, strict=True):
+            if array.dtype.kind == "b" and array.size and array.view(np.uint8).max() > 1:
+                _check_range(f"{spec.name} (a bool, as a byte)", array.view(np.uint8), 0, 1)
+            if limit is None or (number := limit.beyond(array)) is None:
+                continue
+            of_network = spec.name.startswith(("output", "core_state"))
+            if not math.isfinite(number):
+                raise Rejected(
+                    pb.REASON_NOT_FINITE,
+                    f"{spec.name} holds {number}: all its numbers must be finite. Look at the "
+                    "environment and at the parameters it acted with.",
+                    of_network,
+                )
+            raise Rejected(
+                pb.REASON_RANGE,
+                f"{spec.name} holds {number}: its absolute value may be {limit.value:g} at most. "
+                f"Raise {limit.setting} of the learner if that is what the environment gives.",
+                of_network,
+            )
+
+    def _check_values(self, unroll: Unroll) -> None:
+        _check_range("timestep/discount", unroll.timestep.discount, 0, 1)
+        actions = tree.flatten_with_path(unroll.output.action)
+        for (path, action), bounds in zip(actions, self._bounds.actions, strict=True):
+            if bounds is not None:
+                name = "/".join(map(str, ("output", "action", *path)))
+                # Row 0 repeats a row that was checked, or, at the very first, holds no action.
+                _check_range(name, action[1:], bounds.low, bounds.high)
+
+
+class Rejected(Exception):
+    """Carries a `Rejection` up to where the message came in."""
+
+    def __init__(self, reason: "pb.Reason", detail: str, of_network: bool = False):
+        super().__init__(detail)
+        self.rejection = Rejection(reason, detail, of_network)
+
+
+def _check_finite(name: str, value: float) -> None:
+    if not math.isfinite(value):
+        raise Rejected(
+            pb.REASON_RANGE,
+            f"An episode's {name} is {value}: it must be finite. Look at the environment.",
+        )
+
+
+def _faults(messages: Sequence[pb.EnvironmentFault], num_envs: int) -> list[EnvironmentFault]:
+    """Makes faults plain, without those of a kind that only a newer protocol knows.
+
+    Raises:
+      Rejected: there are more than environments.
+    """
+    if len(messages) > num_envs:
+        raise Rejected(
+            pb.REASON_RANGE,
+            f"There are {len(messages)} environment_faults of {num_envs} environments: send at "
+            "most one for each, the newest.",
+        )
+    return [
+        EnvironmentFault(
+            fault.environment,
+            "hung" if fault.kind == pb.FAULT_KIND_HUNG else "crashed",
+            "".join(c if c.isprintable() else "?" for c in fault.detail[:_MAX_FAULT_DETAIL]),
+        )
+        for fault in messages
+        if fault.kind in (pb.FAULT_KIND_CRASHED, pb.FAULT_KIND_HUNG)
+    ]
+
+
+def _seconds(name: str, value: float) -> float:
+    if not 0.0 <= value <= _MAX_SECONDS:
+        raise Rejected(
+            pb.REASON_RANGE,
+            f"{name} is {value}: it must be 0 to {_MAX_SECONDS:g}. Look at the actor's clock.",
+        )
+    return value
+
+
+def _check_range(name: str, array: np.ndarray, low: Any, high: Any) -> None:
+    wrong = (array < low) | (array > high)
+    if wrong.any():
+        value, low, high = (
+            np.broadcast_to(x, array.shape)[wrong].flat[0] for x in (array, low, high)
+        )
+        raise Rejected(
+            pb.REASON_RANGE,
+            f"{name} holds {value}: it must be {low} to {high}. Look at the environment and at the "
+            "action space.",
+        )
+
+
+def _check_step_types(step_type: np.ndarray) -> None:
+    """Rows [T + 1, E] must be step types, and a FIRST comes after every LAST and only there."""
+    _check_range("timestep/step_type", step_type, StepType.FIRST, StepType.LAST)
+    wrong = (step_type[:-1] == StepType.LAST) != (step_type[1:] == StepType.FIRST)
+    if wrong.any():
+        row, env = np.argwhere(wrong)[0]
+        before, after = (StepType(step_type[row + i, env]).name for i in (0, 1))
+        raise Rejected(
+            pb.REASON_RANGE,
+            f"timestep/step_type goes from {before} to {after} in rows {row} and {row + 1} of "
+            f"environment {env}: LAST is followed by FIRST, and FIRST only follows LAST.",
+        )
+
+
+def wire_specs(unroll_spec: Unroll) -> tuple[list[pb.TensorSpec], int]:
+    """What travels of one environment's unroll, and how many of these are core state (the last)."""
+    core_state = codec.specs(
+        unroll_spec._replace(timestep=(), output=())  # type: ignore[arg-type]
+    )
+    return [*codec.specs(unroll_spec._replace(core_state=())), *core_state], len(core_state)

@@ -1,0 +1,343 @@
+"""The mix: fresh unrolls and replayed ones become batches, while the last update still runs."""
+
+import itertools
+import logging
+import queue
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tree
+
+from impala.config.schema import MixConfig
+from impala.logdir.directory import StorageError
+from impala.types import Batch, Nest, StepType, Unroll
+from learner.data.ingest import Arrival, Ingest
+from learner.data.replay import Drawn, Replay
+
+_log = logging.getLogger(__name__)
+
+
+class Provenance(NamedTuple):
+    """Which unrolls of which message are accounted for with a batch, and how."""
+
+    actor: str
+    incarnation: int
+    sequence: int
+    unrolls: int
+    dropped: str | None  # why they were not learned from
+
+
+POLICY_LAG = "policy_lag"
+
+
+class Origin(NamedTuple):
+    """Where one unroll of a batch comes from."""
+
+    actor: str
+    number: int | None  # in replay, which may hold it no more; None if there is no replay
+
+
+class Prepared(NamedTuple):
+    """A batch, and what the learner accounts for once it has learned from it.
+
+    That is every fresh unroll taken for it, also those that only went to replay.
+    """
+
+    batch: Batch | None  # NumPy, [T + 1, B, ...]; None while replay warms up, or all was too old
+    origins: Sequence[Origin]  # of its B unrolls
+    provenance: Sequence[Provenance]  # in the order of the queue
+    unrolls: int  # fresh, and not dropped
+    frames: int  # environment frames in them
+    steps: int  # agent decisions in them
+    arrivals: Sequence[Arrival]  # begun with this batch: their statistics count once
+
+
+class _Chunk(NamedTuple):
+    """Neighbouring columns of a message."""
+
+    arrival: Arrival
+    columns: slice
+    dropped: str | None = None
+
+    @property
+    def size(self) -> int:
+        return self.columns.stop - self.columns.start
+
+    def split(self, count: int) -> "tuple[_Chunk, _Chunk | None]":
+        """The first `count` columns, or all if there are fewer, and the rest."""
+        middle = self.columns.start + count
+        if middle >= self.columns.stop:
+            return self, None
+        return (
+            _Chunk(self.arrival, slice(self.columns.start, middle)),
+            _Chunk(self.arrival, slice(middle, self.columns.stop)),
+        )
+
+    def provenance(self) -> Provenance:
+        arrival = self.arrival
+        return Provenance(
+            arrival.actor, arrival.incarnation, arrival.sequence, self.size, self.dropped
+        )
+
+    def version(self) -> int:
+        return int(self.arrival.unroll.parameter_version[self.columns].min())
+
+    def is_first(self) -> bool:
+        return self.columns.start == self.arrival.offset
+
+    def frames(self) -> int:
+        return int(self.arrival.unroll.frames[self.columns].sum())
+
+    def steps(self) -> int:
+        step_type = self.arrival.unroll.timestep.step_type
+        return int((step_type[1:, self.columns] != StepType.FIRST).sum())
+
+
+class Mix:
+    """Fills batches from the ingest and from replay in a thread of its own.
+
+    Every batch gets new arrays: TensorFlow may keep using their memory after it has been handed
+    over, so a buffer must never be written again.
+    """
+
+    def __init__(
+        self,
+        ingest: Ingest,
+        config: MixConfig,
+        replay: Replay | None = None,
+        version: int = 0,
+        depth: int = 1,
+    ):
+        """Starts the thread.
+
+        Args:
+          ingest: where fresh unrolls come from.
+          config: how many unrolls of which kind make a batch. There is no batch before the replay
+            holds `warm_up_unrolls` or is full: fresh unrolls only go there until then.
+          replay: where fresh unrolls go, and where replayed ones come from.
+          version: of the parameters that the first batch moves.
+          depth: batches that are made ahead of the update.
+
+        Raises:
+          ValueError: there shall be replayed unrolls, but there is no replay.
+        """
+        if config.replayed and replay is None:
+            raise ValueError(f"mix.replayed is {config.replayed}, but there is no replay.")
+        self._ingest = ingest
+        self._config = config
+        self._replay = replay
+        self._version = version  # that the batch being made will move
+        self._version_lock = threading.Lock()
+        self._has_dropped = False
+        self._more: tuple[Unroll, int] | None = None  # what batches look like; how many come still
+        self._rest: _Chunk | None = None  # of a message that is partly used
+        self._ready: queue.Queue[Prepared] = queue.Queue(maxsize=depth)
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="mix", daemon=True)
+        self._thread.start()
+
+    def get(self, timeout: float) -> Prepared | None:
+        """The next batch, or None after `timeout` seconds without one.
+
+        Raises:
+          StorageError: replay cannot be written or read.
+          RuntimeError: the thread that makes batches has died of something else.
+        """
+        try:
+            return self._ready.get(timeout=timeout)
+        except queue.Empty:
+            if isinstance(self._error, StorageError):
+                raise self._error from None
+            if self._error is not None:
+                raise RuntimeError(f"The batch thread has died: {self._error}") from self._error
+            return None
+
+    def shift_version(self, updates: int) -> None:
+        """Tells that the learner is so many updates further than batches were taken.
+
+        Args:
+          updates: 1 for an update without a batch, -1 for a batch that has moved nothing.
+        """
+        with self._version_lock:
+            self._version += updates
+
+    def close(self) -> None:
+        """Stops the thread; batches that were made and not taken are forgotten."""
+        self._stop.set()
+        self._thread.join(timeout=10.0)
+
+    def _run(self) -> None:
+        try:
+            while (prepared := self._prepare()) is not None:
+                while not self._stop.is_set():
+                    try:
+                        self._ready.put(prepared, timeout=0.2)
+                        break
+                    except queue.Full:
+                        continue
+        except BaseException as error:
+            _log.exception("The batch thread has died.")
+            self._error = error
+
+    def _prepare(self) -> Prepared | None:
+        """Makes one batch, or None when the mix was closed first."""
+        config, replay = self._config, self._replay
+        if self._stop.is_set():
+            return None
+        if self._more is not None:
+            return self._again(*self._more)
+        if (taken := self._take(config.fresh)) is None:
+            return None
+        fresh = [chunk for chunk in taken if not chunk.dropped]
+        if not fresh:
+            return _prepared(None, taken)
+        if config.replayed:
+            assert replay is not None
+            is_warm = len(replay) >= config.warm_up_unrolls or replay.is_full
+            if not (is_warm and len(replay)):
+                self._remember(fresh)
+                return _prepared(None, taken)
+
+        unroll = _empty_like(fresh[0].arrival.unroll, config.batch_size)
+        filled = 0
+        if config.learn_from_fresh:
+            for chunk in fresh:
+                _copy_columns(unroll, filled, chunk)
+                filled += chunk.size
+        is_replay = np.arange(config.batch_size) >= filled
+        replayed: list[Origin] = []
+        if config.replayed:
+            assert replay is not None
+            try:
+                replayed = _origins(replay.sample(unroll, filled, config.replayed))
+            except LookupError:  # It was damaged, has started over, and warms up again.
+                self._remember(fresh)
+                return _prepared(None, taken)
+        # After the draw: nothing is fresh and replayed at once.
+        origins = self._remember(fresh)[:filled] + replayed
+        if config.updates > 1:
+            self._more = unroll, config.updates - 1
+
+        self.shift_version(1)
+        return _prepared(Batch(unroll, is_replay), taken, origins)
+
+    def _again(self, like: Unroll, count: int) -> Prepared:
+        """Another batch of nothing but replay, without taking anything; `count` are due."""
+        assert self._replay is not None
+        size = self._config.batch_size
+        unroll = _empty_like(like, size)
+        try:
+            origins = _origins(self._replay.sample(unroll, 0, size))
+        except LookupError:  # It was damaged, has started over, and warms up again.
+            self._more = None
+            return _prepared(None, [])
+        self._more = (like, count - 1) if count > 1 else None
+        self.shift_version(1)
+        return _prepared(Batch(unroll, np.ones(size, np.bool_)), [], origins)
+
+    def _take(self, count: int) -> list[_Chunk] | None:
+        """Takes `count` unrolls out of the ingest, in order; None when the mix is closed.
+
+        With them come the chunks that are too old to be learned from, which do not count.
+        """
+        chunks: list[_Chunk] = []
+        while count > 0:
+            if self._stop.is_set():
+                return None
+            if self._rest is None:
+                arrival = self._ingest.get(timeout=0.2)
+                if arrival is not None:
+                    num_envs = arrival.unroll.frames.shape[0]
+                    self._rest = _Chunk(arrival, slice(arrival.offset, num_envs))
+                continue
+            if self._is_too_old(self._rest):
+                chunks.append(self._drop(self._rest))
+                self._rest = None
+                if count == self._config.fresh:
+                    return chunks  # nothing but that: to be accounted for at once
+                continue
+            chunk, self._rest = self._rest.split(count)
+            chunks.append(chunk)
+            count -= chunk.size
+        return chunks
+
+    def _is_too_old(self, chunk: _Chunk) -> bool:
+        """Also of what a learner made that came further, before it was killed."""
+        limit, version = self._config.max_policy_lag, chunk.version()
+        return limit > 0 and not self._version - limit <= version <= self._version
+
+    def _drop(self, chunk: _Chunk) -> _Chunk:
+        """The chunk without its arrays, which may have to wait for a batch."""
+        if not self._has_dropped:
+            self._has_dropped = True
+            _log.warning(
+                "Unrolls of %s were made with version %d, but it is update %d's turn: dropped, as "
+                "mix.max_policy_lag is %d. unrolls/dropped/policy_lag counts them.",
+                *(chunk.arrival.actor, chunk.version(), self._version),
+                self._config.max_policy_lag,
+            )
+        arrival = chunk.arrival._replace(unroll=None)  # type: ignore[arg-type]
+        return _Chunk(arrival, chunk.columns, dropped=POLICY_LAG)
+
+    def _remember(self, chunks: Sequence[_Chunk]) -> list[Origin]:
+        """Adds fresh unrolls to the replay, if there is one; where each of them comes from."""
+        origins: list[Origin] = []
+        for chunk in chunks:
+            arrival = chunk.arrival
+            numbers: Iterator[int | None] = itertools.repeat(None)
+            if self._replay is not None:
+                numbers = itertools.count(
+                    self._replay.add(arrival.unroll, chunk.columns, arrival.actor)
+                )
+            origins += (Origin(arrival.actor, next(numbers)) for _ in range(chunk.size))
+        return origins
+
+
+def _origins(drawn: Iterable[Drawn]) -> list[Origin]:
+    return [Origin(each.actor, each.number) for each in drawn]
+
+
+def _prepared(
+    batch: Batch | None, taken: Sequence[_Chunk], origins: Sequence[Origin] = ()
+) -> Prepared:
+    fresh = [chunk for chunk in taken if not chunk.dropped]
+    return Prepared(
+        batch,
+        origins,
+        provenance=[chunk.provenance() for chunk in taken],
+        unrolls=sum(chunk.size for chunk in fresh),
+        frames=sum(chunk.frames() for chunk in fresh),
+        steps=sum(chunk.steps() for chunk in fresh),
+        arrivals=[chunk.arrival for chunk in taken if chunk.is_first()],
+    )
+
+
+def _time_major(unroll: Unroll) -> tuple[Nest, Nest]:
+    """Splits an unroll into what has time before the batch axis and what has not."""
+    return (
+        (unroll.timestep, unroll.output),
+        (unroll.core_state, unroll.frames, unroll.parameter_version),
+    )
+
+
+def _empty_like(unroll: Unroll, batch_size: int) -> Unroll:
+    """Uninitialised arrays like `unroll`'s with `batch_size` in place of E."""
+    timed, untimed = _time_major(unroll)
+    timed = tree.map_structure(
+        lambda x: np.empty((x.shape[0], batch_size, *x.shape[2:]), x.dtype), timed
+    )
+    untimed = tree.map_structure(lambda x: np.empty((batch_size, *x.shape[1:]), x.dtype), untimed)
+    return Unroll(*timed, *untimed)
+
+
+def _copy_columns(target: Unroll, at: int, chunk: _Chunk) -> None:
+    """Copies the columns of a chunk to column `at` of `target` and those after it."""
+    into_columns = slice(at, at + chunk.size)
+    targets, sources = _time_major(target), _time_major(chunk.arrival.unroll)
+    for into, out_of in zip(tree.flatten(targets[0]), tree.flatten(sources[0]), strict=True):
+        into[:, into_columns] = out_of[:, chunk.columns]
+    for into, out_of in zip(tree.flatten(targets[1]), tree.flatten(sources[1]), strict=True):
+        into[into_columns] = out_of[chunk.columns]

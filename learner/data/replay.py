@@ -1,0 +1,321 @@
+"""Replay: whole unrolls of the past, evicted by one of two rules and drawn uniformly.
+
+Both rules keep the unrolls with the smallest keys. An unroll's key is drawn at random (reservoir:
+what is left is a uniform sample of everything ever added, Vitter 1985) or counts down (fifo: what
+is left is the newest). No key is ever drawn twice, so a replay that was closed or killed goes on
+as if nothing had happened, as long as its records and its `State` were written together.
+"""
+
+import heapq
+import math
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import tree
+import zstandard
+
+from impala.logdir.directory import StorageError
+from impala.types import Unroll
+from learner.data.storage import DamagedError, Head, Record, Store
+
+Rule = Literal["reservoir", "fifo"]
+
+_LEVEL = 1  # of zstd: a hundredth of the size of pixel frames, in microseconds each
+
+_COMMIT_EVERY = 1000  # unrolls added; what a crash can lose
+
+
+class Summary(NamedTuple):
+    """What a replay holds."""
+
+    unrolls: int
+    frames: int  # environment frames in them
+    bytes: int  # compressed
+    added: int  # unrolls ever added
+    share_of_history: float  # held / added; 0 if nothing was added
+
+
+class Drawn(NamedTuple):
+    """Which unroll was drawn, and whose it is."""
+
+    number: int  # how many had been added before it
+    actor: str  # who sent it
+
+
+class Replay:
+    """A bounded store of unrolls. Every method is thread-safe."""
+
+    def __init__(
+        self,
+        unroll_spec: Unroll,
+        store: Store,
+        rule: Rule,
+        *,
+        capacity_frames: int,
+        capacity_bytes: int | None = None,
+        seed: int = 0,
+    ):
+        """Goes on with what the store holds.
+
+        Args:
+          unroll_spec: a nest of ArraySpec of one environment, as `impala.build.unroll_spec` makes
+            it.
+          store: keeps the records. If they turn out to be damaged, now or later, the replay goes on
+            empty if the store does.
+          rule: which unrolls are evicted when there is no room.
+          capacity_frames: environment frames that it may hold.
+          capacity_bytes: compressed bytes that it may hold; None is no limit. A reservoir that is
+            bounded by bytes favours what compresses well.
+          seed: of keys and draws; mixed with how much was ever added, so that a replay that goes
+            on does not draw the same keys again.
+
+        Raises:
+          StorageError: the records are damaged, or there may be no room for a single one.
+        """
+        self._rule = rule
+        self._store = store
+        self._capacity_frames = capacity_frames
+        self._capacity_bytes = math.inf if capacity_bytes is None else capacity_bytes
+        self._layout = _Layout(unroll_spec)
+        largest = self._layout.size + self._layout.size // 128 + 512  # more than zstd ever makes
+        if largest > self._capacity_bytes:
+            raise StorageError(
+                f"replay.capacity_bytes is {capacity_bytes}, but an unroll that does not compress "
+                f"takes up to {largest}: raise it."
+            )
+        # With a checksum, so that nothing damaged is ever learned from.
+        self._compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
+        self._decompressor = zstandard.ZstdDecompressor()
+        self._lock = threading.Lock()
+
+        self._seed = seed
+        try:
+            self._load()
+        except DamagedError as damage:
+            self._start_over(damage)
+
+    def add(self, unroll: Unroll, columns: slice, actor: str) -> int:
+        """Adds unrolls.
+
+        Args:
+          unroll: arrays [T + 1, E, ...]; core_state, frames and parameter_version [E, ...].
+          columns: which of the E environments.
+          actor: who sent them.
+
+        Returns:
+          The number of the first of them; the others have the numbers after it. Which of them it
+          holds is its own affair.
+
+        Raises:
+          ValueError: a single unroll is larger than the capacity.
+          StorageError: it cannot be written.
+        """
+        leaves = self._layout.leaves(unroll)
+        with self._lock:
+            before = self._state.added
+            for column in range(*columns.indices(unroll.frames.shape[0])):
+                # One of nothing but seams has no frames, and there shall not be any number of them.
+                frames = max(1, int(unroll.frames[column]))
+                self._add(self._layout.pack(leaves, column), frames, actor)
+            if before // _COMMIT_EVERY != self._state.added // _COMMIT_EVERY:
+                self._commit()
+            return before
+
+    def sample(self, unroll: Unroll, start: int, count: int) -> Sequence[Drawn]:
+        """Writes `count` unrolls into columns `start` to `start + count` of `unroll`.
+
+        They are drawn uniformly, without drawing one twice as long as there are enough.
+
+        Returns:
+          What was drawn, in the order of the columns.
+
+        Raises:
+          LookupError: there is nothing to draw from, perhaps since what was drawn is damaged and
+            the replay has started over.
+          StorageError: what was drawn is damaged, or cannot be read.
+        """
+        leaves = self._layout.leaves(unroll)
+        with self._lock:
+            if not self._held:
+                raise LookupError("The replay is empty: add unrolls before sampling.")
+            size = len(self._held)
+            places = self._rng.choice(size, count, replace=size < count, shuffle=False)
+            drawn = []
+            try:
+                for column, place in enumerate(places, start):
+                    number = self._held[place]
+                    record = self._store.get(number)
+                    self._layout.unpack(self._unpacked(record), leaves, column)
+                    drawn.append(Drawn(number, record.actor))
+            except DamagedError as damage:
+                self._start_over(damage)
+                raise LookupError("The replay was damaged and is empty now.") from damage
+            return drawn
+
+    def remove(self, numbers: Iterable[int]) -> int:
+        """Removes unrolls for good, at once also from what a crash would leave.
+
+        Args:
+          numbers: of the unrolls, as `sample` returned them; those that are gone are passed over.
+
+        Returns:
+          How many were removed.
+
+        Raises:
+          StorageError: it cannot be written.
+        """
+        with self._lock:
+            held = {number for number in numbers if number in self._places}
+            for number in held:
+                self._release(number)
+            if held:  # Their keys remain in the heap until it is their turn to be evicted.
+                self._commit()
+            return len(held)
+
+    def commit(self) -> int:
+        """Makes everything that was added durable, if the store can; how many unrolls that is."""
+        with self._lock:
+            self._commit()
+            return self._state.added
+
+    def close(self) -> None:
+        """Closes the store. What was not committed is lost."""
+        with self._lock:
+            self._store.close()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def numbers(self) -> np.ndarray:
+        """Which unrolls it holds: how many had been added before each, ascending."""
+        with self._lock:
+            return np.sort(np.array(self._held, np.int64))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has had to evict or refuse an unroll."""
+        return self._state.threshold < math.inf
+
+    def summary(self) -> Summary:
+        """What it holds now."""
+        with self._lock:
+            added = self._state.added
+            return Summary(
+                unrolls=len(self._held),
+                frames=self._frames,
+                bytes=self._bytes,
+                added=added,
+                share_of_history=len(self._held) / added if added else 0.0,
+            )
+
+    def _load(self) -> None:
+        """Takes up what the store holds."""
+        self._state = self._store.state()
+        self._rng = np.random.default_rng([self._seed, self._state.added])
+        self._held: list[int] = []  # numbers of the unrolls held, in no order
+        self._places: dict[int, int] = {}  # number -> its place in _held
+        self._sizes: dict[int, tuple[int, int]] = {}  # number -> frames, bytes
+        self._evicted_next: list[tuple[float, int]] = []  # heap of (-key, number)
+        self._frames = self._bytes = 0
+        for number, head in self._store.heads():
+            self._hold(number, head)
+        self._make_room()
+
+    def _start_over(self, damage: DamagedError) -> None:
+        self._store.start_over(damage)
+        self._load()
+
+    def _commit(self) -> None:
+        try:
+            self._store.commit(self._state)
+        except DamagedError as damage:
+            self._start_over(damage)
+
+    def _add(self, packed: bytes, frames: int, actor: str) -> None:
+        number = self._state.added
+        key = self._rng.random() if self._rule == "reservoir" else -float(number)
+        self._state = self._state._replace(added=number + 1)
+        if key >= self._state.threshold:  # It would have been evicted by now.
+            return
+        record = Record(key, frames, actor, self._compressor.compress(packed))
+        if frames > self._capacity_frames or len(record.data) > self._capacity_bytes:
+            raise ValueError(
+                f"An unroll of {frames} frames and {len(record.data)} bytes does not fit into a "
+                f"replay of {self._capacity_frames} frames and {self._capacity_bytes} bytes: raise "
+                "replay.capacity_frames or replay.capacity_bytes."
+            )
+        self._store.put(number, record)
+        self._hold(number, Head(key, frames, actor, len(record.data)))
+        self._make_room()
+
+    def _unpacked(self, record: Record) -> bytes:
+        try:
+            return self._decompressor.decompress(record.data)
+        except zstandard.ZstdError as error:
+            raise DamagedError(
+                f"A replayed unroll is damaged ({error}). Start the learner again with "
+                "--empty-replay."
+            ) from error
+
+    def _hold(self, number: int, head: Head) -> None:
+        self._places[number] = len(self._held)
+        self._held.append(number)
+        heapq.heappush(self._evicted_next, (-head.key, number))
+        self._sizes[number] = head.frames, head.size
+        self._frames += head.frames
+        self._bytes += head.size
+
+    def _make_room(self) -> None:
+        while self._frames > self._capacity_frames or self._bytes > self._capacity_bytes:
+            negative_key, number = heapq.heappop(self._evicted_next)
+            if number in self._places:  # and was not removed
+                self._state = self._state._replace(threshold=-negative_key)
+                self._release(number)
+
+    def _release(self, number: int) -> None:
+        self._store.delete(number)
+        frames, size = self._sizes.pop(number)
+        self._frames -= frames
+        self._bytes -= size
+        place, last = self._places.pop(number), self._held.pop()
+        if last != number:  # The last one fills the gap.
+            self._held[place] = last
+            self._places[last] = place
+
+
+class _Layout:
+    """How the arrays of one unroll lie one after another in a record."""
+
+    def __init__(self, unroll_spec: Unroll):
+        timed = tree.flatten((unroll_spec.timestep, unroll_spec.output))
+        self._num_timed = len(timed)
+        self._specs = [
+            *((spec.shape, spec.dtype) for spec in timed),
+            *((spec.shape, spec.dtype) for spec in tree.flatten(unroll_spec.core_state)),
+            ((), np.dtype(np.int32)),  # frames
+            ((), np.dtype(np.int64)),  # parameter_version
+        ]
+        self._sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in self._specs]
+        self.size = sum(self._sizes)  # bytes of an unroll
+
+    def leaves(self, unroll: Unroll) -> Sequence[np.ndarray]:
+        """The arrays of E unrolls, in the order of a record, with E as the first axis."""
+        leaves = tree.flatten(unroll)
+        return [
+            leaf.swapaxes(0, 1) if place < self._num_timed else leaf
+            for place, leaf in enumerate(leaves)
+        ]
+
+    def pack(self, leaves: Sequence[np.ndarray], column: int) -> bytes:
+        """One environment's values."""
+        return b"".join(leaf[column].tobytes() for leaf in leaves)
+
+    def unpack(self, packed: bytes, leaves: Sequence[np.ndarray], column: int) -> None:
+        """Writes the values back into column `column`."""
+        offset = 0
+        for (shape, dtype), size, leaf in zip(self._specs, self._sizes, leaves, strict=True):
+            values: Any = np.frombuffer(packed, dtype, math.prod(shape), offset)
+            leaf[column] = values.reshape(shape)
+            offset += size

@@ -1,0 +1,1 @@
+"""What actors meet: the server, admission, accounts."""

@@ -1,0 +1,141 @@
+"""What all calls have in common: their one request, and the statuses that they end with."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from impala.runtime.credentials import Denied
+from learner.front.accounts import Superseded
+from learner.front.door import Door
+from learner.front.relay import Bucket
+from learner.front.service import IncompatibleProtocol, InvalidRequest, Quarantined, Unavailable
+
+_log = logging.getLogger(__name__)
+
+_UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
+_REQUEST_SECONDS = 10.0  # that a new call may take to say what it wants
+_MAX_HOSTS = 10_000  # that a `Rate` remembers, if they have not asked for a while
+
+_M = TypeVar("_M", bound=Message)
+
+
+class Stopping(Exception):
+    """The server stops while a stream waits."""
+
+    def __init__(self) -> None:
+        super().__init__("The learner is stopping: connect again later.")
+
+
+class TooMany(Exception):
+    """A host asks for more than one host may have."""
+
+
+class Rate:
+    """How often each host may ask for something. Of one event loop.
+
+    Args:
+      at_once: times after a long pause.
+      per_second: times for ever.
+    """
+
+    def __init__(self, at_once: float, per_second: float) -> None:
+        self._at_once = at_once
+        self._per_second = per_second
+        self._left: dict[str, Bucket] = {}
+
+    def take(self, host: str) -> bool:
+        """Counts once; False if that is too often."""
+        now = time.monotonic()
+        if host not in self._left:
+            if len(self._left) >= _MAX_HOSTS:
+                self._left = {name: b for name, b in self._left.items() if not b.is_full(now)}
+            self._left[host] = Bucket(self._at_once, self._per_second, now)
+        return self._left[host].take(now)
+
+
+async def request(context: grpc.aio.ServicerContext, kind: type[_M]) -> _M:
+    """What a caller wants: a message that is taken in and looked at only once it is known who asks.
+
+    Raises:
+      InvalidRequest: it is none of that kind.
+      TimeoutError: it takes too long to come.
+    """
+    async with asyncio.timeout(_REQUEST_SECONDS):
+        data = await context.read()
+    if data is grpc.aio.EOF:
+        raise InvalidRequest(f"The call ended without a {kind.DESCRIPTOR.name}: send one.")
+    return parsed(kind, data)
+
+
+def parsed(kind: type[_M], data: bytes) -> _M:
+    """Returns the message that these bytes are; InvalidRequest if they are none."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise InvalidRequest(
+            f"These {len(data)} bytes are no {kind.DESCRIPTOR.name}: send one as learner.proto "
+            "defines it."
+        ) from None
+
+
+@contextlib.asynccontextmanager
+async def statuses(context: grpc.aio.ServicerContext, door: Door) -> AsyncIterator[None]:
+    """Answers with a gRPC status for every exception of the service, and counts what is refused."""
+
+    async def refuse(code: grpc.StatusCode, why: str, reason: str) -> None:
+        door.refused(context.peer(), reason)
+        await context.abort(code, why)
+
+    try:
+        yield
+    except grpc.aio.AbortError:
+        raise
+    except asyncio.CancelledError:
+        door.cancelled(context.peer())
+        raise
+    except IncompatibleProtocol as error:
+        await refuse(grpc.StatusCode.FAILED_PRECONDITION, str(error), "protocol")
+    except Superseded as error:
+        await refuse(grpc.StatusCode.FAILED_PRECONDITION, str(error), "superseded")
+    except InvalidRequest as error:
+        await refuse(grpc.StatusCode.INVALID_ARGUMENT, str(error), "invalid")
+    except Denied as error:
+        if error.is_known:
+            await refuse(grpc.StatusCode.PERMISSION_DENIED, str(error), "permission_denied")
+        else:
+            await refuse(_UNAUTHENTICATED, str(error), "unauthenticated")
+    except Quarantined as error:
+        await refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), "quarantined")
+    except TooMany as error:
+        await refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), "too_many_calls")
+    except TimeoutError:
+        why = f"Nothing came for {_REQUEST_SECONDS:.0f} seconds: send the request with the call."
+        await refuse(grpc.StatusCode.DEADLINE_EXCEEDED, why, "request_timeout")
+    except (Unavailable, Stopping) as error:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+    except Exception:
+        _log.exception("A call from %s failed.", door.name(context.peer()))
+        await context.abort(
+            grpc.StatusCode.INTERNAL,
+            "The learner failed to answer this call; its log says why.",
+        )
+
+
+class Unknown(grpc.GenericRpcHandler):
+    """Refuses methods that nobody serves, so that they are counted as well."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        return grpc.stream_stream_rpc_method_handler(self._refuse)
+
+    async def _refuse(self, _: Any, context: grpc.aio.ServicerContext) -> None:
+        self._door.refused(context.peer(), "unknown_method")
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")  # as gRPC says it

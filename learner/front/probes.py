@@ -1,0 +1,121 @@
+"""The gRPC health service: what probes and load balancers ask for.
+
+gRPC's own one lets a watcher that reads nothing hold up everyone: whoever changes a status waits
+until all watchers have been told. Here nobody waits for them, and since they need no credentials,
+there are few of them, and none for long, and `Check` is answered so often and no oftener.
+"""
+
+import asyncio
+import collections
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from learner.front import calls
+from learner.front.door import Door
+
+_Response = health_pb2.HealthCheckResponse
+
+_MAX_WATCHES = 16  # at once...
+_MAX_WATCHES_OF_HOST = 4  # ...and from one host
+_WATCH_SECONDS = 600.0  # after which a watcher may come again
+_MAX_CALLS = 200  # of one host at once...
+_CALLS_PER_SECOND = 20.0  # ...and for ever
+
+
+class Probes:
+    """Statuses by name, of one event loop.
+
+    Args:
+      door: knows who a peer is, and counts what is refused.
+    """
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._calls = calls.Rate(_MAX_CALLS, _CALLS_PER_SECOND)
+        self._watches: collections.Counter[str] = collections.Counter()  # by host
+        self._statuses: dict[str, int] = {}
+        self._changed = asyncio.Event()  # another one after each change
+
+    def set(self, name: str, *, serving: bool) -> None:
+        """Says how something is; whoever watches it is told."""
+        status = _Response.SERVING if serving else _Response.NOT_SERVING
+        if self._statuses.get(name) != status:
+            self._statuses[name] = status
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """The methods of the health service, each of which takes its request in by itself."""
+        serialise = _Response.SerializeToString
+        return grpc.method_handlers_generic_handler(
+            health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
+            {
+                "Check": grpc.stream_unary_rpc_method_handler(
+                    self.check, response_serializer=serialise
+                ),
+                "Watch": grpc.stream_stream_rpc_method_handler(
+                    self.watch, response_serializer=serialise
+                ),
+            },
+        )
+
+    async def check(self, _: Any, context: grpc.aio.ServicerContext) -> Any:
+        """Answers once."""
+        async with calls.statuses(context, self._door):
+            self._limit(context)
+            name = (await calls.request(context, health_pb2.HealthCheckRequest)).service
+            if name not in self._statuses:
+                await context.abort(grpc.StatusCode.NOT_FOUND, f"There is no {name[:80]!r}.")
+            return _Response(status=self._statuses[name])
+
+    async def watch(self, _: Any, context: grpc.aio.ServicerContext) -> None:
+        """Answers now and after each change."""
+        async with calls.statuses(context, self._door):
+            self._limit(context)
+            with self._place(context):
+                name = (await calls.request(context, health_pb2.HealthCheckRequest)).service
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_WATCH_SECONDS):
+                        await self._tell(name, context)
+                await context.abort(
+                    grpc.StatusCode.UNAVAILABLE,
+                    f"A watch lasts {_WATCH_SECONDS:.0f} seconds: watch again.",
+                )
+
+    def _limit(self, context: grpc.aio.ServicerContext) -> None:
+        """Counts a call; TooMany if its host calls all the time."""
+        if not self._calls.take(self._door.host(context.peer())):
+            raise calls.TooMany(
+                f"{_CALLS_PER_SECOND:.0f} probes a second from one host are the most."
+            )
+
+    async def _tell(self, name: str, context: grpc.aio.ServicerContext) -> None:
+        told = None
+        while True:
+            changed = self._changed
+            status = self._statuses.get(name, _Response.SERVICE_UNKNOWN)
+            if status != told:
+                await context.write(_Response(status=status))
+                told = status
+            await changed.wait()
+
+    @contextlib.contextmanager
+    def _place(self, context: grpc.aio.ServicerContext) -> Iterator[None]:
+        """Counts a watcher while it watches; TooMany if there are too many."""
+        host = self._door.host(context.peer())
+        if self._watches.total() >= _MAX_WATCHES or self._watches[host] >= _MAX_WATCHES_OF_HOST:
+            raise calls.TooMany(
+                f"{_MAX_WATCHES} watches at once and {_MAX_WATCHES_OF_HOST} from one host are the "
+                "most: ask with Check instead."
+            )
+        self._watches[host] += 1
+        try:
+            yield
+        finally:
+            self._watches[host] -= 1
+            if not self._watches[host]:
+                del self._watches[host]

@@ -1,0 +1,430 @@
+"""The learner's gRPC server: an asyncio server in a thread of its own, with its own event loop.
+
+All that it knows of gRPC stays here; what requests mean is in `learner.front.service`.
+"""
+
+import asyncio
+import collections
+import concurrent.futures
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from impala.runtime import listen as addresses
+from impala.runtime.credentials import Revoked, Role
+from impala.runtime.security import Gate, ServerSecurity, Watched
+from learner.front import calls, door
+from learner.front.door import Door
+from learner.front.probes import Probes
+from learner.front.service import InvalidRequest, LearnerService
+from protos.impala.v1 import learner_pb2 as pb
+
+_log = logging.getLogger(__name__)
+
+SERVICE_NAME = "impala.v1.Learner"
+LIVENESS = "alive"  # to health: SERVING while `Server.check` is called now and then
+
+_NO_SECURITY = ServerSecurity()
+_UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
+_MAX_PROBES = 64  # at once, more than may watch
+_HANDSHAKE_SECONDS = 20.0  # that a new connection may take to speak HTTP/2...
+_IDLE_SECONDS = 300.0  # ...and to have no call at all
+_HANGS_SECONDS = 600.0  # without a check; the first update of a large network compiles for minutes
+_LOOK_SECONDS = 1.0  # between two looks at that
+_KEPT: list[grpc.ServerCredentials] = []  # gRPC asks them for certificates without owning them
+# Of one host. When a learner comes back, all actors of a host join at once, and maybe again.
+_MAX_JOINS_PER_MINUTE = 2000
+_MAX_STREAMS = 1000
+_MAX_STREAMS_OF_CONNECTION = 64
+
+_T = TypeVar("_T")
+_M = TypeVar("_M", bound=Message)
+
+
+class Server:
+    """Serves a `LearnerService` on one address until it is stopped."""
+
+    def __init__(
+        self,
+        service: LearnerService,
+        listen: str,
+        security: ServerSecurity = _NO_SECURITY,
+        health_listen: str | None = None,
+        observe: Callable[[str, float], None] = lambda method, seconds: None,
+        guarded: bool = False,
+    ):
+        """Binds nothing yet.
+
+        Args:
+          service: what is served.
+          listen: HOST:PORT (port 0: any free one) or unix:PATH.
+          security: what is asked of callers.
+          health_listen: HOST:PORT where health alone is served, in plain text.
+          observe: is told how long each answer took: the method, and seconds.
+          guarded: let callers in through a process in front (`learner.front.relay`).
+
+        Raises:
+          SecurityError: its files cannot be used, or are not enough for this address.
+          OSError: an address is none.
+        """
+        security.check(listen, health=health_listen)
+        self._service = service
+        self._listen = listen
+        self._security = security
+        self._door = door.make(listen, health_listen, guarded, security.tls_cert is not None)
+        self._observe = observe
+        self._bound: concurrent.futures.Future[tuple[str, str | None]] = concurrent.futures.Future()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Future[float] | None = None  # the grace, in seconds
+        self._stop_called = False
+        self._checked = time.monotonic()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="grpc-server", daemon=True)
+
+    def start(self) -> str:
+        """Binds the address and serves.
+
+        Returns:
+          The bound address, HOST:PORT or unix:PATH, as a client would give it.
+
+        Raises:
+          OSError: the address cannot be bound.
+        """
+        self._own_listen, self._own_health_listen = self._door.bind()
+        try:
+            self._thread.start()
+            address, self.health_address = self._door.open(*self._bound.result())
+        except BaseException:
+            self._door.close()
+            raise
+        return address
+
+    def stop(self, grace: float) -> None:
+        """Says NOT_SERVING, refuses new calls, ends streams after the receipt at hand, and returns.
+
+        Args:
+          grace: seconds that calls in flight may still take. Messages that wait for room in the
+            ingest do not wait for it: they are not taken and their streams end at once.
+        """
+        self._stop_called = True
+        if self._loop is not None and self._stopping is not None:
+            stopping = self._stopping
+            with contextlib.suppress(RuntimeError):  # the loop has ended by itself: see check()
+                self._loop.call_soon_threadsafe(_resolve, stopping, grace)
+        if self._thread.is_alive():
+            self._thread.join()
+        self._door.close()
+
+    def refusals(self) -> Mapping[str, int]:
+        """How many connections and calls were refused, by reason."""
+        return self._door.refusals()
+
+    def check(self) -> None:
+        """Raises RuntimeError if the server, or the process in front, has ended by itself.
+
+        Call it from the loop that learns, also while that waits for data: once it no longer is,
+        the server tells health probes that the learner hangs.
+        """
+        self._checked = time.monotonic()
+        if self._error is not None or (not self._thread.is_alive() and not self._stop_called):
+            raise RuntimeError(
+                f"The gRPC server on {self._listen} has died; the log says why."
+            ) from self._error
+        self._door.check()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            if not self._bound.done():
+                self._bound.set_exception(error)
+            else:
+                self._error = error
+                _log.exception("The gRPC server has died.")
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopping = self._loop.create_future()
+        server = grpc.aio.server(options=_options(self._service.max_message_bytes))
+        methods = _Calls(
+            self._service, Gate(self._security), self._stopping, self._observe, self._door
+        )
+        probes = Probes(self._door)
+        unknown = calls.Unknown(self._door)  # the last one that is asked
+        server.add_generic_rpc_handlers((_handlers(methods), probes.handlers(), unknown))
+        for_probes = health_address = None
+        grace = 0.0
+        try:
+            address = _bind(server, self._own_listen, self._security)
+            await server.start()
+            if self._own_health_listen is not None:
+                for_probes = grpc.aio.server(maximum_concurrent_rpcs=_MAX_PROBES)
+                for_probes.add_generic_rpc_handlers((probes.handlers(), unknown))
+                health_address = _bind(for_probes, self._own_health_listen, _NO_SECURITY)
+                await for_probes.start()
+            for name in ("", SERVICE_NAME, LIVENESS):
+                probes.set(name, serving=True)
+            self._bound.set_result((address, health_address))
+            while not (await asyncio.wait({self._stopping}, timeout=_LOOK_SECONDS))[0]:
+                probes.set(LIVENESS, serving=time.monotonic() - self._checked <= _HANGS_SECONDS)
+            grace = self._stopping.result()
+            for name in ("", SERVICE_NAME, LIVENESS):
+                probes.set(name, serving=False)
+        finally:
+            await server.stop(grace)
+            if for_probes is not None:
+                await for_probes.stop(0.0)
+
+
+def _resolve(stopping: asyncio.Future[float], grace: float) -> None:
+    if not stopping.done():
+        stopping.set_result(grace)
+
+
+class _Calls:
+    """The methods of the service as gRPC calls them. No exception of theirs ends the server."""
+
+    def __init__(
+        self,
+        service: LearnerService,
+        gate: Gate,
+        stopping: asyncio.Future[float],
+        observe: Callable[[str, float], None],
+        door: Door,
+    ):
+        self._service = service
+        self._gate = gate
+        self._observe = observe
+        self._door = door
+        self._limits = _Limits()
+        self._stopping = stopping
+
+    async def join(self, _: Any, context: grpc.aio.ServicerContext) -> pb.JoinReply:
+        async with calls.statuses(context, self._door):
+            self._admit(context, "actor", "evaluator")
+            self._limits.joins(self._door.host(context.peer()))
+            request = await calls.request(context, pb.JoinRequest)
+            role: Role = "evaluator" if request.role == pb.ROLE_EVALUATOR else "actor"
+            self._admit(context, role, actor=request.actor)
+            with self._timed("Join"):
+                return self._service.join(request)
+        raise AssertionError  # _statuses lets nothing pass
+
+    async def get_parameters(self, _: Any, context: grpc.aio.ServicerContext) -> bytes:
+        async with calls.statuses(context, self._door):
+            self._admit(context, "actor", "evaluator", "reader")
+            request = await calls.request(context, pb.GetParametersRequest)
+            with self._timed("GetParameters"):
+                return self._service.get_parameters(request)
+        raise AssertionError
+
+    async def report_evaluation(
+        self, _: Any, context: grpc.aio.ServicerContext
+    ) -> pb.EvaluationReceipt:
+        async with calls.statuses(context, self._door):
+            self._admit(context, "evaluator")
+            request = await calls.request(context, pb.Evaluation)
+            self._admit(context, "evaluator", actor=request.actor)
+            with self._timed("ReportEvaluation"):
+                return self._service.report_evaluation(request)
+        raise AssertionError
+
+    async def get_status(self, _: Any, context: grpc.aio.ServicerContext) -> pb.RunStatus:
+        async with calls.statuses(context, self._door):
+            self._admit(context, "reader")
+            await calls.request(context, pb.GetStatusRequest)
+            with self._timed("GetStatus"):
+                status = self._service.get_status()
+                status.refused.update(self._door.refusals())
+                return status
+        raise AssertionError
+
+    async def stream_unrolls(self, _: Any, context: grpc.aio.ServicerContext) -> None:
+        """One message at a time: what is sent beyond waits in the transport, not in memory."""
+        host = self._door.host(context.peer())
+        async with calls.statuses(context, self._door), self._limits.stream(host):
+            self._admit(context, "actor")
+            actor = ""  # whose stream it is, once it has joined and said so
+            with self._service.stream() as submit:
+                while (data := await self._unless_stopping(context.read())) is not grpc.aio.EOF:
+                    try:
+                        message = calls.parsed(pb.Unrolls, data)
+                    except InvalidRequest as error:
+                        if actor:
+                            self._service.blame(actor, str(error))
+                        raise
+                    # Again: the token may have been taken out, or the actor revoked.
+                    self._admit(context, "actor", actor=message.actor)
+                    with self._timed("StreamUnrolls"):
+                        receipt = await self._unless_stopping(submit(message))
+                    await context.write(receipt)
+                    if receipt.reason == pb.REASON_QUARANTINED:
+                        self._door.refused(context.peer(), "quarantined")
+                        return
+                    if receipt.reason != pb.REASON_UNKNOWN_ACTOR:
+                        actor = message.actor
+
+    def _admit(
+        self, context: grpc.aio.ServicerContext, *roles: Role, actor: str | None = None
+    ) -> None:
+        """Lets a caller pass that has a credential for a role, and for the name that it goes by."""
+        metadata = dict(context.invocation_metadata() or ())
+        names = context.auth_context().get("x509_subject_alternative_name", ())
+        try:
+            self._gate.admit(
+                roles,
+                str(metadata.get("authorization", "")),
+                [name.decode(errors="replace") for name in names],
+                actor,
+            )
+        except Revoked as revoked:
+            if actor is not None:
+                self._service.refused(actor, str(revoked))
+            raise
+        if actor is None:  # as every call is admitted first
+            self._door.admitted(context.peer())
+
+    @contextlib.contextmanager
+    def _timed(self, method: str) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._observe(method, time.monotonic() - start)
+
+    async def _unless_stopping(self, awaitable: Awaitable[_T]) -> _T:
+        """What `awaitable` gives; it is cancelled when the server stops first."""
+        task = asyncio.ensure_future(awaitable)
+        try:
+            await asyncio.wait(
+                {task, self._stopping},  # type: ignore[type-var]
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if task.done():
+                return task.result()
+            raise calls.Stopping
+        finally:
+            task.cancel()
+
+
+class _Limits:
+    """What one host may ask for, so that no one can keep the others out. Of one event loop."""
+
+    def __init__(self) -> None:
+        self._joins = calls.Rate(_MAX_JOINS_PER_MINUTE, _MAX_JOINS_PER_MINUTE / 60.0)
+        self._streams: collections.Counter[str] = collections.Counter()
+
+    def joins(self, host: str) -> None:
+        """Counts a join; calls.TooMany if there are too many."""
+        if not self._joins.take(host):
+            raise calls.TooMany(
+                f"{_MAX_JOINS_PER_MINUTE} joins a minute from {host} are the most: wait."
+            )
+
+    @contextlib.asynccontextmanager
+    async def stream(self, host: str) -> AsyncIterator[None]:
+        """Counts a stream while it is open; calls.TooMany if there are too many."""
+        if self._streams[host] >= _MAX_STREAMS:
+            raise calls.TooMany(f"{_MAX_STREAMS} streams from {host} are the most.")
+        self._streams[host] += 1
+        try:
+            yield
+        finally:
+            self._streams[host] -= 1
+            if not self._streams[host]:
+                del self._streams[host]
+
+
+def _handlers(methods: _Calls) -> grpc.GenericRpcHandler:
+    """The service's methods.
+
+    Calls with one request are taken as streams, which look the same on the wire: gRPC would
+    otherwise take a request in before it is known who asks. Parameters go out as bytes that were
+    serialised once for all.
+    """
+    one_request = grpc.stream_unary_rpc_method_handler
+    return grpc.method_handlers_generic_handler(
+        SERVICE_NAME,
+        {
+            "Join": one_request(methods.join, response_serializer=pb.JoinReply.SerializeToString),
+            "StreamUnrolls": grpc.stream_stream_rpc_method_handler(
+                methods.stream_unrolls, response_serializer=pb.Receipt.SerializeToString
+            ),
+            "GetParameters": one_request(methods.get_parameters),
+            "ReportEvaluation": one_request(
+                methods.report_evaluation,
+                response_serializer=pb.EvaluationReceipt.SerializeToString,
+            ),
+            "GetStatus": one_request(
+                methods.get_status, response_serializer=pb.RunStatus.SerializeToString
+            ),
+        },
+    )
+
+
+def _options(max_message_bytes: int) -> list[tuple[str, int]]:
+    """Limits and keepalive; actors ping every 30 s, also between calls."""
+    return [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 0),  # a second learner on this port is an error
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.keepalive_time_ms", 60_000),  # streams of hosts that vanished end
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.server_handshake_timeout_ms", int(1000 * _HANDSHAKE_SECONDS)),
+        ("grpc.max_connection_idle_ms", int(1000 * _IDLE_SECONDS)),
+        ("grpc.max_concurrent_streams", _MAX_STREAMS_OF_CONNECTION),
+    ]
+
+
+def _credentials(security: ServerSecurity) -> grpc.ServerCredentials:
+    """New connections get what the files hold then; those there are live on."""
+    cert, key, authorities = security.tls_cert, security.tls_key, security.tls_client_ca
+    assert cert is not None and key is not None
+
+    def read(contents: Sequence[bytes]) -> Any:
+        cert_chain, private_key, *roots = contents
+        return grpc.ssl_server_certificate_configuration(
+            [(private_key, cert_chain)], root_certificates=roots[0] if roots else None
+        )
+
+    files = Watched([cert, key, *([authorities] if authorities is not None else [])], read)
+    held = first = files.get()
+
+    def newest() -> Any:
+        nonlocal held
+        before, held = held, files.get()
+        return None if held is before else held
+
+    credentials = grpc.dynamic_ssl_server_credentials(
+        first, newest, require_client_authentication=authorities is not None
+    )
+    _KEPT.append(credentials)
+    return credentials
+
+
+def _bind(server: grpc.aio.Server, listen: str, security: ServerSecurity) -> str:
+    """Binds `listen` and returns the address that clients dial."""
+    path = addresses.socket_path(listen)
+    if path is None:
+        addresses.parse("gRPC", listen)
+    try:
+        if security.tls_cert is not None:
+            port = server.add_secure_port(listen, _credentials(security))
+        else:
+            port = server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise OSError(
+            f"Cannot listen on {listen!r} ({error}): give HOST:PORT of this machine with a port "
+            "that is free (0 finds one), or unix:PATH."
+        ) from error
+    if path is not None:
+        return listen
+    return f"{listen.rpartition(':')[0]}:{port}"

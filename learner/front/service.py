@@ -1,0 +1,548 @@
+"""The Learner service of protos/impala/v1/learner.proto, without gRPC: messages in, messages out.
+
+`join`, `submit`, `get_parameters` and `get_status` are called on one event loop; the others from
+any thread.
+"""
+
+import contextlib
+import functools
+import queue
+import secrets
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import tree
+
+from impala import finite
+from impala.config.schema import MOST_EVALUATION_EPISODES
+from impala.runtime.credentials import Role
+from impala.schedule.tasks import Schedule
+from impala.types import Episode, Parameters, Unroll
+from learner.data.ingest import (
+    Arrival,
+    Ingest,
+    IngestClosed,
+    Rejected,
+    Rejection,
+    Validator,
+    wire_specs,
+)
+from learner.front.accounts import Accounts, Admission
+from learner.front.bounds import MessageBounds
+from learner.front.info_names import InfoNames
+from learner.front.quarantine import Quarantine
+from learner.front.receipts import ReceiptProofs
+from learner.front.refused_outputs import RefusedOutput, RefusedOutputs
+from learner.front.roster import Member, Roster
+from protos import codec
+from protos.impala.v1 import learner_pb2 as pb
+
+_MAX_NAME = 200  # characters of an actor's name
+_MAX_EVALUATIONS = 64  # that may wait to be written
+_MAX_FRAMES = 2**53  # of parameters; every whole number up to here is a float64
+# Nothing that an honest actor does leads to these: not a restart, nor another version of the spec.
+_BLAMED = {
+    *(pb.REASON_NUM_ENVS, pb.REASON_TENSOR_COUNT, pb.REASON_TENSOR_SIZE),
+    *(pb.REASON_NOT_FINITE, pb.REASON_RANGE),
+}
+_ROLES: dict[Role, "pb.Role"] = {"actor": pb.ROLE_ACTOR, "evaluator": pb.ROLE_EVALUATOR}
+
+
+class InvalidRequest(ValueError):
+    """A request makes no sense; the message names the value, the limit and the fix."""
+
+
+class IncompatibleProtocol(ValueError):
+    """The two sides do not speak the same major protocol version."""
+
+
+class Quarantined(RuntimeError):
+    """The actor is refused for a while: try again later."""
+
+
+class Unavailable(RuntimeError):
+    """The learner cannot take this now; the message says why: try again later."""
+
+
+class EvaluationReport(NamedTuple):
+    """What an evaluator saw with frozen parameters."""
+
+    actor: str
+    task: int
+    learner_incarnation: int  # of the learner that published the parameters
+    parameter_version: int
+    frames: int  # environment frames learned from when they were published
+    episodes: list[Episode]
+
+
+class LearnerService:
+    """What actors ask of a learner."""
+
+    def __init__(
+        self,
+        unroll_spec: Unroll,
+        parameter_specs: Sequence[pb.TensorSpec],
+        config_json: str,
+        accounts: Accounts,
+        roster: Roster,
+        ingest: Ingest,
+        schedule: Schedule,
+        quarantine: Quarantine,
+        *,
+        incarnation: int,
+        seed: int,
+        max_envs_per_message: int,
+        max_in_flight: int,
+        info_names: InfoNames,
+        bounds: MessageBounds,
+        earlier: Mapping[int, int] | None = None,
+        proofs: ReceiptProofs | None = None,
+        refused_outputs: RefusedOutputs | None = None,
+    ):
+        """Says hello with a spec; parameters come by `publish`.
+
+        Args:
+          unroll_spec: a nest of ArraySpec of one environment, as for `Validator`.
+          parameter_specs: of `Parameters.values`, in order, from `codec.specs`.
+          config_json: what actors need of the configuration.
+          accounts: counts what comes in.
+          roster: takes note of who sends it.
+          ingest: takes what comes in.
+          schedule: says which task is to be played; nobody else uses it.
+          quarantine: is told of contents that no honest actor sends, and says who is refused.
+          incarnation: of this learner, drawn at random, not 0.
+          seed: the run's.
+          max_envs_per_message: largest E.
+          max_in_flight: messages without a receipt that an actor may have.
+          info_names: says which numbers of episodes' info are recorded.
+          bounds: as for `Validator`.
+          earlier: incarnations of the learners that this run had before, and the highest version of
+            the parameters that each can have published.
+          proofs: of receipts, which the learners of a run recognise; nobody else does if None.
+          refused_outputs: is told of what actors' networks computed and is refused, instead of the
+            quarantine; the quarantine if None.
+        """
+        self._accounts = accounts
+        self._roster = roster
+        self._ingest = ingest
+        self._schedule = schedule
+        self._info_names = info_names
+        self._quarantine = quarantine
+        self._incarnation = incarnation
+        self._finished = False
+        self._newest_version = 0
+        self._first_frames = 0  # of the first parameters that were published
+        self._earlier = dict(earlier or {})
+        self._proofs = proofs or ReceiptProofs(secrets.token_bytes(), incarnation)
+        self._refused_outputs = refused_outputs
+        self.has_evaluators = False  # whether one has ever joined
+        self.skipped_updates = self.rollbacks = 0  # for RunStatus, as the guard counts them
+        self._published: _Published | None = None
+        self.evaluations: queue.Queue[EvaluationReport] = queue.Queue(_MAX_EVALUATIONS)
+        unroll_specs, num_core_state_specs = wire_specs(unroll_spec)
+        fingerprint = codec.fingerprint(unroll_specs, parameter_specs, config_json)
+        self._validator = Validator(unroll_spec, fingerprint, max_envs_per_message, bounds)
+        if self.max_message_bytes > 2**31 - 1:
+            raise ValueError(
+                f"A message with {max_envs_per_message} environments may have "
+                f"{self.max_message_bytes} bytes, gRPC takes at most {2**31 - 1}: lower "
+                "learner.max_envs_per_message or learner.unroll_length."
+            )
+        self._welcome = pb.JoinReply(
+            protocol=codec.PROTOCOL_VERSION,
+            learner_incarnation=incarnation,
+            seed=seed,
+            config=config_json,
+            fingerprint=fingerprint,
+            unroll_length=unroll_spec.timestep.reward.shape[0] - 1,
+            unroll_specs=unroll_specs,
+            num_core_state_specs=num_core_state_specs,
+            parameter_specs=parameter_specs,
+            max_unrolls_in_flight=max_in_flight,
+            max_message_bytes=self._validator.max_message_bytes,
+        )
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The largest message that an actor may send."""
+        return self._validator.max_message_bytes
+
+    def join(self, request: pb.JoinRequest) -> pb.JoinReply:
+        """Introduces an actor or an evaluator, which is not counted and gets index 0.
+
+        Raises:
+          IncompatibleProtocol: the caller speaks another major version.
+          InvalidRequest: a field has an impossible value.
+          Quarantined: the actor is refused for a while.
+          Superseded: another incarnation has taken the actor's name since this one joined.
+        """
+        if not codec.compatible(request.protocol):
+            ours = codec.PROTOCOL_VERSION
+            raise IncompatibleProtocol(
+                f"The actor speaks protocol {request.protocol.major}.{request.protocol.minor}, "
+                f"the learner {ours.major}.{ours.minor}: run the same major version on both sides."
+            )
+        _check_name(request.actor)
+        if request.incarnation == 0:
+            raise InvalidRequest("incarnation is 0: draw another at random when the actor starts.")
+        if request.role not in (pb.ROLE_ACTOR, pb.ROLE_EVALUATOR):
+            raise InvalidRequest(f"role is {request.role}: say ROLE_ACTOR or ROLE_EVALUATOR.")
+        if (quarantined := self._quarantined(request.actor)) is not None:
+            self._roster.refused(request.actor, quarantined)
+            raise Quarantined(quarantined)
+        reply = pb.JoinReply()
+        reply.CopyFrom(self._welcome)
+        reply.finished = self._finished
+        reply.task = self._task()
+        if request.role == pb.ROLE_EVALUATOR:
+            self.has_evaluators = True
+            self._roster.joined(request.actor, "evaluator")
+        else:
+            reply.actor_index = self._accounts.join(
+                request.actor,
+                request.incarnation,
+                request.acknowledged_sequence,
+                request.acknowledged_unrolls if self._can_be_lost(request) else 0,
+            )
+            self._roster.joined(request.actor, "actor")
+        return reply
+
+    async def submit(self, message: pb.Unrolls) -> pb.Receipt:
+        """Takes experience in. Waits while the ingest is full.
+
+        It may be cancelled: then the message is either not counted or counted and queued.
+
+        Returns:
+          The receipt; whatever is wrong with the message is said in it.
+
+        Raises:
+          Unavailable: the learner is stopping and has not taken the message.
+        """
+        if not self._accounts.may_send(message.actor, message.incarnation):
+            return self._reject(message, _unknown(message))
+        if (quarantined := self._quarantined(message.actor)) is not None:
+            return self._reject(message, Rejection(pb.REASON_QUARANTINED, quarantined))
+        checked = self._validator.check(message, self._newest_of(message.learner_incarnation))
+        if isinstance(checked, Rejection):
+            return self._reject(message, checked)
+        try:
+            async with self._ingest.room(message.num_envs):
+                admission = self._accounts.receive(
+                    message.actor,
+                    message.incarnation,
+                    message.sequence,
+                    message.num_envs,
+                )
+                return self._admit(message, checked, admission)
+        except IngestClosed:
+            if self._finished:
+                return self._receipt(message, pb.STATUS_FINISHED)
+            raise Unavailable("The learner is stopping: connect again later.") from None
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[Callable[[pb.Unrolls], Awaitable[pb.Receipt]]]:
+        """Lasts as long as a stream of messages and gives its `submit`.
+
+        A stream is of one incarnation of one actor: the one of the first message that may send.
+        Messages in another's name are rejected.
+        """
+        sender: tuple[str, int] | None = None
+
+        async def submit(message: pb.Unrolls) -> pb.Receipt:
+            nonlocal sender
+            named = message.actor, message.incarnation
+            if sender is None and self._accounts.may_send(*named):
+                self._roster.began(message.actor)
+                sender = named
+            if sender is not None and sender != named:
+                return self._reject_another(message, sender[0])
+            return await self.submit(message)
+
+        try:
+            yield submit
+        finally:
+            if sender is not None:
+                self._roster.ended(sender[0])
+
+    def refused(self, actor: str, why: str) -> None:
+        """Takes note, for the status, that an actor by that name was turned away."""
+        self._roster.refused(actor, why)
+
+    def blame(self, actor: str, why: str) -> None:
+        """Takes note that an actor, known by a message before, sent what no honest actor sends."""
+        self._quarantine.blame(actor, why)
+        self._roster.refused(actor, why)
+
+    def get_parameters(self, request: pb.GetParametersRequest) -> bytes:
+        """The newest parameters, if they are not those that the caller holds.
+
+        Returns:
+          A serialised GetParametersReply, the same bytes for all who ask. It holds no parameters
+          if the caller has the newest, and before the first `publish`.
+        """
+        published = self._published
+        if published is None or published.is_held(request):
+            return pb.GetParametersReply(finished=self._finished).SerializeToString()
+        return published.reply
+
+    def report_evaluation(self, request: pb.Evaluation) -> pb.EvaluationReceipt:
+        """Puts an evaluator's report into `evaluations`.
+
+        Raises:
+          InvalidRequest: there are too many episodes or none, no such task, no such parameters, or
+            a number that is out of range.
+          Unavailable: too many reports wait to be written.
+        """
+        if self.evaluations.full():  # before any work
+            raise _too_many_evaluations()
+        _check_name(request.actor)
+        if not request.episodes:
+            raise InvalidRequest("The evaluation has no episodes: report those that were played.")
+        if request.task >= self._schedule.num_tasks:
+            raise InvalidRequest(
+                f"task is {request.task}, the run has {self._schedule.num_tasks}: count from 0."
+            )
+        newest = self._newest_of(request.learner_incarnation)
+        if newest is None or request.parameter_version > newest:
+            raise InvalidRequest(
+                f"parameter_version is {request.parameter_version} of the learner incarnation "
+                f"{request.learner_incarnation}, which this run never published: evaluate "
+                "parameters from GetParameters."
+            )
+        published = self._published
+        most = published.parameters.frames if published else _MAX_FRAMES
+        is_own = request.learner_incarnation == self._incarnation
+        least = self._first_frames if is_own else 0  # the first report of a learner tells where...
+        if not least <= request.frames <= most:  # ...the run resumed: what was later is gone
+            raise InvalidRequest(
+                f"frames is {request.frames}, but parameters of that learner were learned from "
+                f"{least} to {most}: report those of the parameters."
+            )
+        try:
+            report = EvaluationReport(
+                actor=request.actor,
+                task=request.task,
+                learner_incarnation=request.learner_incarnation,
+                parameter_version=request.parameter_version,
+                frames=request.frames,
+                episodes=[
+                    self._info_names.keep(episode)
+                    for episode in self._validator.episodes(
+                        request.episodes, MOST_EVALUATION_EPISODES, request.task
+                    )
+                ],
+            )
+        except Rejected as rejected:
+            raise InvalidRequest(rejected.rejection.detail) from None
+        try:
+            self.evaluations.put_nowait(report)
+        except queue.Full:
+            raise _too_many_evaluations() from None
+        self._roster.reported(report.actor, report.parameter_version)
+        return pb.EvaluationReceipt()
+
+    def get_status(self) -> pb.RunStatus:
+        """How the run and its fleet are doing, for people."""
+        published, totals = self._published, self._accounts.totals()
+        return pb.RunStatus(
+            learner_incarnation=self._incarnation,
+            parameter_version=self._newest_version,
+            frames=published.parameters.frames if published else 0,
+            progress=published.parameters.progress if published else 0.0,
+            finished=self._finished,
+            queued=self._ingest.depth,
+            queue_capacity=self._ingest.capacity,
+            received=totals.received,
+            learned=totals.learned,
+            dropped=totals.dropped,
+            rejected=totals.rejected,
+            duplicates=totals.duplicates,
+            skipped_updates=self.skipped_updates,
+            rollbacks=self.rollbacks,
+            members=[self._member(member) for member in self._roster.members()],
+            dropped_info_names=self._info_names.dropped,
+        )
+
+    def publish(self, parameters: Parameters) -> None:
+        """Lets actors have parameters, whose arrays must not change any more.
+
+        Raises:
+          NotFiniteError: a number in them is NaN or infinite.
+        """
+        finite.check(
+            {f"tensor {i}": value for i, value in enumerate(parameters.values)},
+            f"Parameters of version {parameters.version} are not published",
+        )
+        if self._published is None:
+            self._first_frames = parameters.frames
+        self._published = _Published(parameters, self._finished)
+        self._newest_version = parameters.version
+
+    def finish(self) -> None:
+        """Tells everyone that training has ended and takes nothing more; parameters stay."""
+        self._finished = True
+        if self._published is not None:
+            self._published = _Published(self._published.parameters, finished=True)
+        self._ingest.close()
+
+    def _admit(self, message: pb.Unrolls, arrival: Arrival, admission: Admission) -> pb.Receipt:
+        if admission.verdict == "accepted":
+            recorded = [self._info_names.keep(episode) for episode in arrival.episodes]
+            self._ingest.put(arrival._replace(offset=admission.offset, episodes=recorded))
+            frames = int(arrival.unroll.frames.sum())
+            self._schedule.played(arrival.task, frames)
+            self._roster.sent(
+                message.actor,
+                unrolls=message.num_envs,
+                frames=frames,
+                version=message.parameter_version,
+                size=sum(leaf.nbytes for leaf in tree.flatten(arrival.unroll)),
+            )
+            self._roster.failed(message.actor, arrival.faults)
+            return self._receipt(message, pb.STATUS_ACCEPTED)
+        if admission.verdict == "duplicate":
+            return self._receipt(message, pb.STATUS_DUPLICATE)
+        if admission.verdict == "unknown":
+            return self._reject(message, _unknown(message))
+        detail = (
+            f"sequence is {message.sequence}, the next one is {admission.expected_sequence}: "
+            "number the messages of an incarnation 1, 2, 3, ... and send them in order."
+        )
+        return self._reject(message, Rejection(pb.REASON_SEQUENCE, detail))
+
+    def _reject(self, message: pb.Unrolls, rejection: Rejection) -> pb.Receipt:
+        name = pb.Reason.Name(rejection.reason).removeprefix("REASON_").lower()
+        self._accounts.rejected(name, message.actor, message.incarnation, message.sequence)
+        self._roster.rejected(message.actor, f"{name}: {rejection.detail}")
+        if rejection.of_network and self._refused_outputs is not None:
+            is_ours = message.learner_incarnation == self._incarnation
+            version = message.parameter_version if is_ours else 0
+            self._refused_outputs.add(
+                RefusedOutput(message.actor, f"{name}: {rejection.detail}", version)
+            )
+        elif rejection.reason in _BLAMED:
+            self._quarantine.blame(message.actor, f"{name}: {rejection.detail}")
+        receipt = self._receipt(message, pb.STATUS_REJECTED, rejection.reason)
+        receipt.detail = rejection.detail
+        return receipt
+
+    def _reject_another(self, message: pb.Unrolls, sender: str) -> pb.Receipt:
+        """Refuses a message in the stream of `sender` that names another actor, who has no part."""
+        detail = (
+            f"The stream is of {sender}, the message of {message.actor[:80]!r} with incarnation "
+            f"{message.incarnation}: open a stream for each."
+        )
+        self._accounts.rejected("unknown_actor")
+        self._roster.rejected(sender, f"unknown_actor: {detail}")
+        receipt = self._receipt(message, pb.STATUS_REJECTED, pb.REASON_UNKNOWN_ACTOR)
+        receipt.detail = detail
+        return receipt
+
+    def _receipt(
+        self,
+        message: pb.Unrolls,
+        status: "pb.Status",
+        reason: "pb.Reason" = pb.REASON_UNSPECIFIED,
+    ) -> pb.Receipt:
+        receipt = pb.Receipt(
+            sequence=message.sequence,
+            status=status,
+            reason=reason,
+            learner_incarnation=self._incarnation,
+            newest_version=self._newest_version,
+            task=self._task(),
+        )
+        if reason != pb.REASON_UNKNOWN_ACTOR:
+            whose = message.actor, message.incarnation, message.sequence
+            unrolls = self._accounts.acknowledged(*whose)
+            if unrolls is not None:
+                receipt.acknowledged_unrolls = unrolls
+                receipt.proof = self._proofs.make(*whose, unrolls)
+        return receipt
+
+    def _can_be_lost(self, request: pb.JoinRequest) -> bool:
+        """Whether a receipt of an earlier learner said what the actor claims that it said."""
+        return self._proofs.of_earlier_learner(
+            request.proof,
+            request.actor,
+            request.incarnation,
+            request.acknowledged_sequence,
+            request.acknowledged_unrolls,
+        )
+
+    def _newest_of(self, incarnation: int) -> int | None:
+        """The last version that a learner of this run can have published; None if it is no such."""
+        if incarnation == self._incarnation:
+            return self._newest_version
+        return self._earlier.get(incarnation)
+
+    def _quarantined(self, actor: str) -> str | None:
+        """Why an actor is refused, if it is."""
+        standing = self._quarantine.standing(actor)
+        if not standing.seconds_left:
+            return None
+        return (
+            f"{actor} is quarantined for {standing.seconds_left:.0f} s more, since it was blamed "
+            f"{standing.blamed} times, last for {standing.why}"
+        )
+
+    def _member(self, member: Member) -> pb.Member:
+        standing = self._quarantine.standing(member.name)
+        message = pb.Member(**{**member._asdict(), "role": _ROLES[member.role]})
+        message.blamed = standing.blamed
+        message.quarantined_seconds = standing.seconds_left
+        message.last_rejection = member.last_rejection or standing.why
+        return message
+
+    def _task(self) -> int:
+        """What the schedule says is to be played now."""
+        published = self._published
+        return self._schedule.next(published.parameters.frames if published else 0)
+
+
+class _Published:
+    """Parameters, and the reply that carries them, made when the first actor asks."""
+
+    def __init__(self, parameters: Parameters, finished: bool):
+        self.parameters = parameters
+        self._finished = finished
+
+    def is_held(self, request: pb.GetParametersRequest) -> bool:
+        """Whether the caller has nothing to gain; another learner's parameters never count."""
+        return (
+            request.learner_incarnation == self.parameters.incarnation
+            and request.newer_than >= self.parameters.version
+        )
+
+    @functools.cached_property
+    def reply(self) -> bytes:
+        parameters = pb.Parameters(
+            learner_incarnation=self.parameters.incarnation,
+            version=self.parameters.version,
+            progress=self.parameters.progress,
+            frames=self.parameters.frames,
+            tensors=codec.encode(self.parameters.values),
+        )
+        reply = pb.GetParametersReply(parameters=parameters, finished=self._finished)
+        return reply.SerializeToString()
+
+
+def _too_many_evaluations() -> Unavailable:
+    return Unavailable(f"{_MAX_EVALUATIONS} evaluations wait to be written: report it again later.")
+
+
+def _check_name(actor: str) -> None:
+    """A name that can be printed, and kept: InvalidRequest if it is none."""
+    if not (1 <= len(actor) <= _MAX_NAME and actor.isprintable()):
+        raise InvalidRequest(
+            f"actor is {actor[:80]!r} ({len(actor)} characters): give it a name of 1 to "
+            f"{_MAX_NAME} printable characters."
+        )
+
+
+def _unknown(message: pb.Unrolls) -> Rejection:
+    return Rejection(
+        pb.REASON_UNKNOWN_ACTOR,
+        f"No Join for actor {message.actor[:80]!r} with incarnation {message.incarnation}, or "
+        "another incarnation joined since: join again, and give each actor its own name.",
+    )

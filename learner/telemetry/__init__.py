@@ -1,0 +1,1 @@
+"""From numbers to rows: what is written down about a run."""

@@ -1,0 +1,100 @@
+"""What evaluators reported of a run: filed as JSON lines, and how each task stands."""
+
+import logging
+import pathlib
+import time
+from collections.abc import Sequence
+
+from impala.config.schema import Config
+from impala.logdir import continual, json_lines
+from learner.front.service import EvaluationReport
+from learner.telemetry.telemetry import Interval
+
+_log = logging.getLogger(__name__)
+
+_FIRST_BYTES = 4e6  # that may be filed at once: some 10,000 evaluations of 20 episodes...
+_BYTES_PER_SECOND = 2e6 / 86400  # ...and from then on
+
+
+class Evaluations:
+    """The evaluations of a run, those before a restart included. `continual` reads them.
+
+    All but `played` and `standing` is of one thread.
+    """
+
+    def __init__(self, logdir: pathlib.Path, config: Config, tasks: Sequence[str], learner: int):
+        """Reads what is there.
+
+        Args:
+          logdir: of the run.
+          config: of the run.
+          tasks: their names, in order.
+          learner: the incarnation of this one. Reports of parameters of another one are filed if
+            it has reported before.
+        """
+        path = logdir / "evaluations.jsonl"
+        self._tasks = tasks
+        self._learners: set[int | str] = {learner}
+        self._history = continual.History(config)
+        for report in json_lines.read(path, continual.Report.parse):
+            self._learners.add(report.learner)
+            self._history.add(report)
+        self._file = json_lines.Appender(path, seals=True)
+        self._opened = time.monotonic()
+        self._new: list[EvaluationReport] = []  # not told yet
+        self._newest: dict[str, tuple[int, int]] = {}  # task -> incarnation, version
+        self.dropped = 0
+        """Reports that were not filed: of an unknown learner, or too many."""
+        self.standing: dict[str, continual.TaskSummary] = continual.summary(self._history.run())
+        """How each task stood when a row was last told."""
+
+    def played(self, learner: int, version: int) -> set[str]:
+        """Returns the tasks that were played last with these parameters. Thread-safe."""
+        newest = dict(self._newest)
+        return {task for task, played in newest.items() if played == (learner, version)}
+
+    def add(self, report: EvaluationReport) -> None:
+        """Files a report.
+
+        Raises:
+          OSError: it is not in the file; it counts all the same.
+        """
+        allowed = _FIRST_BYTES + _BYTES_PER_SECOND * (time.monotonic() - self._opened)
+        if report.learner_incarnation not in self._learners or self._file.written > allowed:
+            if not self.dropped:
+                _log.warning(
+                    "An evaluation is not filed: it is of the parameters of an unknown learner, "
+                    "or there are more than fit into evaluations.jsonl. Further ones are counted."
+                )
+            self.dropped += 1
+            return
+        task = self._tasks[report.task]
+        line = {
+            "time": time.time(),
+            "task": task,
+            "frames": report.frames,
+            "learner": report.learner_incarnation,
+            "version": report.parameter_version,
+            "returns": [episode.episode_return for episode in report.episodes],
+        }
+        try:
+            self._file.write(line)
+        finally:
+            self._history.add(continual.Report.parse(line))
+            self._new.append(report)
+            self._newest[task] = (report.learner_incarnation, report.parameter_version)
+
+    def tell(self, interval: Interval) -> None:
+        """Adds what was reported since the last call, and how tasks stand."""
+        reports, self._new = self._new, []
+        if reports:
+            self.standing = continual.summary(self._history.run())
+        for report in reports:
+            interval.episodes(f"evaluation/{self._tasks[report.task]}", report.episodes)
+        for task, standing in self.standing.items():
+            interval.levels({f"task/{task}/{name}": n for name, n in standing._asdict().items()})
+        interval.levels({"evaluations/dropped": self.dropped})
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()

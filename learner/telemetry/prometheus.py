@@ -1,0 +1,259 @@
+"""Rows of telemetry as Prometheus metrics: what is counted, how it is named, and where it is read.
+
+Aggregates only: no label has a value for each actor, so that a fleet may grow.
+"""
+
+import functools
+import re
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import prometheus_client as prometheus
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from impala.logdir.rows import Row
+from impala.runtime.exporter import SECONDS, Exporter
+from learner.telemetry.telemetry import Histograms
+
+
+class Scalar(NamedTuple):
+    """A metric made of the scalars of a row."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    row: str  # its name in a row; {LABEL} stands for the value of a label
+    documentation: str
+
+
+class Distribution(NamedTuple):
+    """A metric made of all numbers behind a row's quantiles."""
+
+    name: str
+    row: str
+    buckets: tuple[float, ...]
+    documentation: str
+
+
+SCALARS = (
+    Scalar("impala_frames_total", "counter", "frames", "Environment frames learned from."),
+    Scalar("impala_steps_total", "counter", "steps", "Agent decisions learned from."),
+    Scalar("impala_updates_total", "counter", "updates", "Updates, which is the newest version."),
+    Scalar("impala_training_seconds_total", "counter", "seconds", "Time of training, in all."),
+    Scalar("impala_progress_ratio", "gauge", "progress", "Share of the run that is done."),
+    Scalar(
+        "impala_learner_wait_seconds_total",
+        "counter",
+        "learner/wait_seconds",
+        "Time that the learner had nothing to learn from: more actors would help.",
+    ),
+    Scalar(
+        "impala_actor_wait_ratio",
+        "gauge",
+        "actor/wait_share",
+        "Share of their time that actors waited for the learner: fewer would do.",
+    ),
+    Scalar(
+        "impala_unrolls_received_total", "counter", "unrolls/received", "Unrolls taken from actors."
+    ),
+    Scalar("impala_unrolls_learned_total", "counter", "unrolls/learned", "Unrolls learned from."),
+    Scalar(
+        "impala_unrolls_dropped_total",
+        "counter",
+        "unrolls/dropped/{reason}",
+        "Unrolls that were not learned from while fresh.",
+    ),
+    Scalar(
+        "impala_messages_rejected_total",
+        "counter",
+        "messages/rejected/{reason}",
+        "Messages that made no sense.",
+    ),
+    Scalar(
+        "impala_messages_duplicate_total",
+        "counter",
+        "messages/duplicates",
+        "Messages that had been taken before.",
+    ),
+    Scalar(
+        "impala_info_names_dropped_total",
+        "counter",
+        "info_names/dropped",
+        "Numbers of episodes' info that were not recorded, for their names or too many of them.",
+    ),
+    Scalar(
+        "impala_refused_total",
+        "counter",
+        "refused/{reason}",
+        "Connections and calls that were refused.",
+    ),
+    Scalar(
+        "impala_telemetry_rows_dropped_total",
+        "counter",
+        "telemetry/dropped",
+        "Rows that could not be written as fast as they came.",
+    ),
+    Scalar(
+        "impala_evaluations_dropped_total",
+        "counter",
+        "evaluations/dropped",
+        "Evaluations that were not filed.",
+    ),
+    Scalar(
+        "impala_skipped_updates_total",
+        "counter",
+        "guard/skipped_updates",
+        "Batches that were not finite, of which nothing was learned, since the learner started.",
+    ),
+    Scalar(
+        "impala_culprits_total",
+        "counter",
+        "guard/culprits",
+        "Unrolls that would have made an update not finite, and were left out of it.",
+    ),
+    Scalar(
+        "impala_rollbacks_total",
+        "counter",
+        "guard/rollbacks",
+        "Returns of the variables to a checkpoint, since the learner started.",
+    ),
+    Scalar("impala_received_bytes_total", "counter", "ingest/bytes", "Bytes of accepted unrolls."),
+    Scalar("impala_joins_total", "counter", "actor/joins", "Joins: restarts and lost connections."),
+    Scalar(
+        "impala_environment_faults_total",
+        "counter",
+        "actor/environment_faults/{kind}",
+        "Environments of actors that crashed or hung, and were started again.",
+    ),
+    Scalar("impala_queue_unrolls", "gauge", "ingest/depth", "Unrolls that wait."),
+    Scalar("impala_queue_capacity_unrolls", "gauge", "ingest/capacity", "Unrolls that may wait."),
+    Scalar(
+        "impala_actors_quarantined",
+        "gauge",
+        "actor/quarantined",
+        "Actors that are refused for a while, after contents that no honest actor sends.",
+    ),
+    Scalar(
+        "impala_actors", "gauge", "actor/{state}", "Actors that are active, and that went silent."
+    ),
+    Scalar("impala_replay_unrolls", "gauge", "replay/unrolls", "Unrolls in replay."),
+    Scalar("impala_replay_frames", "gauge", "replay/frames", "Environment frames in replay."),
+    Scalar("impala_replay_bytes", "gauge", "replay/bytes", "Compressed bytes in replay."),
+    Scalar("impala_episodes_total", "counter", "episodes/{task}", "Episodes that actors ended."),
+    Scalar(
+        "impala_episode_return",
+        "gauge",
+        "episode/{task}/return_recent",
+        "Mean raw return of the last 100 episodes.",
+    ),
+    Scalar(
+        "impala_checkpoint_age_seconds",
+        "gauge",
+        "checkpoint/age_seconds",
+        "Time since the last checkpoint, or since the start.",
+    ),
+    # Everything else that a row has: losses, gradient norm, evaluations, ...
+    Scalar("impala_scalar", "gauge", "{name}", "Any other scalar of a row of telemetry."),
+)
+
+_UPDATES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
+
+DISTRIBUTIONS = (
+    Distribution(
+        "impala_policy_lag_updates", "policy_lag", _UPDATES, "Age of fresh unrolls, in updates."
+    ),
+    Distribution(
+        "impala_replay_policy_lag_updates",
+        "replay/policy_lag",
+        (*_UPDATES, 1e4, 1e5),
+        "Age of replayed unrolls, in updates.",
+    ),
+    Distribution("impala_update_seconds", "learner/update_seconds", SECONDS, "Time of an update."),
+    Distribution(
+        "impala_queue_wait_seconds",
+        "ingest/seconds",
+        SECONDS,
+        "Time from a message's arrival until it was learned from.",
+    ),
+    Distribution(
+        "impala_rpc_seconds",
+        "rpc_seconds/{method}",
+        SECONDS,
+        "Time to answer a call; of StreamUnrolls, a message.",
+    ),
+)
+
+
+class Prometheus(Collector):
+    """Serves the newest row over HTTP, in Prometheus' text format."""
+
+    def __init__(self, listen: str) -> None:
+        """Binds the address.
+
+        Args:
+          listen: HOST:PORT; port 0 is any free one.
+
+        Raises:
+          OSError: it cannot be bound.
+        """
+        self._row: Row = {}
+        registry = prometheus.CollectorRegistry()
+        registry.register(self)
+        self._histograms = {
+            each.name: prometheus.Histogram(
+                *(each.name, each.documentation, _labels(each.row)),
+                buckets=each.buckets,
+                registry=registry,
+            )
+            for each in DISTRIBUTIONS
+        }
+        self._exporter = Exporter(listen, registry)
+        self.address = self._exporter.address
+
+    def write(self, row: Row, histograms: Histograms) -> None:
+        """Shows one row from now on."""
+        self._row = row
+        for each in DISTRIBUTIONS:
+            for name, values in histograms.items():
+                if (labels := _match(each.row, name)) is not None:
+                    metric = self._histograms[each.name]
+                    metric = metric.labels(**labels) if labels else metric
+                    for value in values:
+                        metric.observe(value)
+
+    def collect(self) -> Iterator[Metric]:
+        """What the newest row holds, for the library."""
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        for name, value in self._row.items():
+            scalar, labels = next(
+                (each, labels) for each in SCALARS if (labels := _match(each.row, name)) is not None
+            )
+            if scalar.name not in families:
+                family = CounterMetricFamily if scalar.kind == "counter" else GaugeMetricFamily
+                families[scalar.name] = family(
+                    scalar.name, scalar.documentation, labels=_labels(scalar.row)
+                )
+            families[scalar.name].add_metric(list(labels.values()), value)
+        yield from families.values()
+
+    def close(self) -> None:
+        """Ends the server."""
+        self._exporter.close()
+
+
+def _labels(row: str) -> list[str]:
+    return re.findall(r"\{(\w+)\}", row)
+
+
+def _match(row: str, name: str) -> dict[str, str] | None:
+    """The values of the labels in a name, if it is of this form."""
+    found = _pattern(row).fullmatch(name)
+    return None if found is None else found.groupdict()
+
+
+@functools.cache
+def _pattern(row: str) -> re.Pattern[str]:
+    # What an environment calls its info must not pass for a number of ours.
+    any_text = r".+" if row == "{name}" else r"(?:(?!/info/).)+"
+    pattern = re.sub(r"\\\{(\w+)\\\}", lambda label: f"(?P<{label[1]}>{any_text})", re.escape(row))
+    return re.compile(pattern, re.DOTALL)

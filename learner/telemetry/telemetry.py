@@ -1,0 +1,474 @@
+"""Telemetry: what happened since the last row, for TensorBoard, as JSON lines and on a console.
+
+`learner.telemetry.prometheus` is another place that rows go to; `learner.telemetry.writer` brings
+them to all of them.
+"""
+
+import collections
+import logging
+import math
+import pathlib
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import rich.console
+import rich.live
+import rich.table
+import rich.text
+import tensorflow as tf
+import tree
+
+from impala.logdir import json_lines, rows
+from impala.logdir.checkpoint import Counters
+from impala.logdir.rows import Row
+from impala.types import Episode, Nest
+
+_log = logging.getLogger(__name__)
+
+_MOST_VALUES = 2**15  # of a sample that are kept
+_MOST_NEW = 1024  # additions to a sample before they are looked at
+_LARGEST = 1e38  # TensorBoard has 32 bits for a number, and subtracts them...
+_LAST_STEP = 2**63 - 1  # ...and 63 for a step
+_random = np.random.default_rng(0)  # which numbers of a sample are kept; has a lock of its own
+
+Histograms = dict[str, np.ndarray]
+
+
+class Sample:
+    """Numbers whose distribution is of interest; what is not finite is left out.
+
+    Mean and largest are exact. Of very many numbers, a random part stands for all of them.
+    """
+
+    def __init__(self) -> None:
+        """Starts empty."""
+        self._new: list[np.ndarray | float] = []  # not looked at yet
+        self._kept = np.zeros(0)
+        self._thinned = 0  # times that every other number was left out
+        self._count, self._sum, self._largest = 0, 0.0, -math.inf
+
+    def add(self, values: np.ndarray | float) -> None:
+        """Adds numbers of any shape."""
+        self._new.append(values)
+        if len(self._new) >= _MOST_NEW:
+            self._settle()
+
+    def join(self, later: "Sample") -> None:
+        """Adds the numbers of another sample."""
+        self._settle()
+        later._settle()
+        self._thin(to=later._thinned)
+        self._keep(later._kept, self._thinned - later._thinned)
+        self._count += later._count
+        self._sum += later._sum
+        self._largest = max(self._largest, later._largest)
+
+    def values(self) -> np.ndarray:
+        """Returns the numbers that are kept: [N]."""
+        self._settle()
+        return self._kept
+
+    def scalars(self) -> Row:
+        """Returns how the numbers are distributed; nothing if there are none."""
+        values = self.values()
+        if not values.size:
+            return {}
+        quantiles = (10, 50, 90)
+        found = np.percentile(values, quantiles)
+        return {
+            "mean": self._sum / self._count,
+            **{f"p{q}": float(value) for q, value in zip(quantiles, found, strict=True)},
+            "max": self._largest,
+        }
+
+    def _settle(self) -> None:
+        """Looks at what is new."""
+        if self._new:
+            values = np.concatenate([np.ravel(each) for each in self._new])
+            values, self._new = values[np.isfinite(values)], []
+            if values.size:
+                self._count += values.size
+                self._sum += float(values.sum(dtype=np.float64))
+                self._largest = max(self._largest, float(values.max()))
+                self._keep(values, self._thinned)
+
+    def _keep(self, values: np.ndarray, halvings: int) -> None:
+        self._kept = np.concatenate([self._kept, _share(values, 0.5**halvings)])
+        while self._kept.size > _MOST_VALUES:
+            self._thin(self._thinned + 1)
+
+    def _thin(self, to: int) -> None:
+        """Leaves out every other number, at random, as often as there has to be."""
+        if to > self._thinned:
+            self._kept = _share(self._kept, 0.5 ** (to - self._thinned))
+            self._thinned = to
+
+
+def _share(values: np.ndarray, share: float) -> np.ndarray:
+    """Each of the values with this probability."""
+    if share == 1.0:
+        return values
+    return values[_random.random(values.size) < share]
+
+
+class Interval:
+    """What was gathered in a stretch of a run. Joined to the one before, it is as if gathered once.
+
+    Frames are environment frames (repeats counted), steps are agent decisions; both are counted
+    when they have been learned from.
+    """
+
+    def __init__(self, base: Counters, since: float):
+        """Starts empty.
+
+        Args:
+          base: where speeds are measured from.
+          since: when it begins, by the clock that tells its end.
+        """
+        self._base = self._counters = base
+        self._since = since
+        self._until = since
+        self._means: dict[str, tuple[float, int]] = {}  # name -> sum, weight
+        self._samples: dict[str, Sample] = {}
+        self._newest: dict[str, Nest] = {}
+        self._waited = 0.0
+        self._levels: Row = {}
+
+    @property
+    def counters(self) -> Counters:
+        """Of the run, at its end."""
+        return self._counters
+
+    @property
+    def since(self) -> float:
+        """When it began."""
+        return self._since
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasted."""
+        return self._until - self._since
+
+    def mean(self, name: str, value: float, weight: int = 1) -> None:
+        """Adds to a scalar that the row reports the mean of."""
+        total, weights = self._means.get(name, (0.0, 0))
+        self._means[name] = (total + value * weight, weights + weight)
+
+    def waited(self, seconds: float) -> None:
+        """Adds time for which the learner had nothing to learn from."""
+        self._waited += seconds
+
+    def sample(self, name: str, values: np.ndarray | float) -> None:
+        """Adds numbers whose distribution is of interest."""
+        self._samples.setdefault(name, Sample()).add(values)
+
+    def newest(self, name: str, values: Nest) -> None:
+        """Keeps numbers [N, ...] in the place of those before: for a histogram, not for the row."""
+        self._newest[name] = values
+
+    def episodes(self, name: str, episodes: Sequence[Episode]) -> None:
+        """Adds finished episodes."""
+        for episode in episodes:
+            self.mean(f"{name}/return", episode.episode_return)
+            self.mean(f"{name}/length", episode.length)
+            self.mean(f"{name}/frames", episode.frames)
+            for key, value in episode.info.items():
+                self.mean(f"{name}/info/{key}", value)
+
+    def levels(self, levels: Mapping[str, float]) -> None:
+        """Sets what is as it is at the end, and no mean."""
+        self._levels |= levels
+
+    def end(self, counters: Counters, now: float) -> None:
+        """Sets where the run stands at its end."""
+        self._counters, self._until = counters, now
+
+    def join(self, later: "Interval") -> None:
+        """Goes on to the end of the interval after this one."""
+        for name, (total, weight) in later._means.items():
+            before, weights = self._means.get(name, (0.0, 0))
+            self._means[name] = (before + total, weights + weight)
+        for name, sample in later._samples.items():
+            self._samples.setdefault(name, Sample()).join(sample)
+        self._newest |= later._newest
+        self._waited += later._waited
+        self._levels = dict(later._levels)
+        self.end(later._counters, self._until + later.seconds)
+
+    def row(self) -> tuple[Row, Histograms]:
+        """Returns what there is to tell.
+
+        Returns:
+          Scalars; and all numbers of what is distributed, with what is newest, each part of a
+          nest by itself.
+        """
+        row = self._scalars()
+        for name, sample in self._samples.items():
+            row |= {f"{name}/{which}": value for which, value in sample.scalars().items()}
+        row |= self._levels
+        histograms = {name: sample.values() for name, sample in self._samples.items()}
+        histograms |= self._parts()
+        return (
+            {name: value for name, value in row.items() if _is_finite(value)},
+            {name: values for name, values in histograms.items() if values.size},
+        )
+
+    def _scalars(self) -> Row:
+        elapsed = max(self.seconds, 1e-9)
+        base, counters = self._base, self._counters
+        return {
+            "frames": counters.frames,
+            "steps": counters.steps,
+            "updates": counters.updates,
+            "unrolls": counters.unrolls,
+            "seconds": counters.seconds,
+            "speed/frames_per_second": (counters.frames - base.frames) / elapsed,
+            "speed/steps_per_second": (counters.steps - base.steps) / elapsed,
+            "speed/updates_per_second": (counters.updates - base.updates) / elapsed,
+            "learner/wait_share": min(1.0, self._waited / elapsed),
+            **{name: total / weight for name, (total, weight) in self._means.items()},
+        }
+
+    def _parts(self) -> Histograms:
+        found = {}
+        for path, leaf in tree.flatten_with_path(self._newest):
+            name = "/".join(map(str, path))
+            parts = leaf.reshape(len(leaf), math.prod(leaf.shape[1:]))
+            for i, part in enumerate(parts.T):
+                found[f"{name}/{i}" if len(parts.T) > 1 else name] = part
+        return found
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # of an int
+        return False
+
+
+class Telemetry:
+    """Gathers numbers, one interval after another."""
+
+    def __init__(self, recent: int = 100):
+        """Starts counting.
+
+        Args:
+          recent: how many of a task's last episodes its running mean return is over.
+        """
+        self._recent: dict[str, collections.deque[float]] = collections.defaultdict(
+            lambda: collections.deque(maxlen=recent)
+        )
+        self._episodes: collections.Counter[str] = collections.Counter()
+        self._waited_ever = 0.0
+        self._lock = threading.Lock()  # samples come from any thread
+        self.begin(Counters())
+
+    def begin(self, counters: Counters) -> None:
+        """Sets where speeds are measured from, when the first update is about to be made."""
+        with self._lock:
+            self._interval = Interval(counters, time.monotonic())
+
+    def mean(self, name: str, value: float, weight: int = 1) -> None:
+        """Adds to a scalar that the row reports the mean of."""
+        self._interval.mean(name, value, weight)
+
+    def waited(self, seconds: float) -> None:
+        """Adds time for which the learner had nothing to learn from."""
+        self._interval.waited(seconds)
+        self._waited_ever += seconds
+
+    def sample(self, name: str, values: np.ndarray | float) -> None:
+        """Adds numbers whose distribution is of interest. Thread-safe."""
+        with self._lock:
+            self._interval.sample(name, values)
+
+    def policy_lag(self, lags: np.ndarray, is_replay: np.ndarray) -> None:
+        """Adds the lags of one batch's unrolls, in updates: [B]."""
+        self.sample("policy_lag", lags[~is_replay])
+        self.sample("replay/policy_lag", lags[is_replay])
+
+    def newest(self, name: str, values: Nest) -> None:
+        """Keeps numbers [N, ...] in the place of those before: for a histogram, not for the row."""
+        self._interval.newest(name, values)
+
+    def actor(self, elapsed: float, waited: float) -> None:
+        """Adds what an actor says of its time: seconds in all, and of those waiting for us."""
+        if elapsed > 0:
+            self.mean("actor/wait_share", min(1.0, waited / elapsed))
+
+    def episodes(self, task: str, episodes: Sequence[Episode]) -> None:
+        """Adds finished episodes of a task."""
+        self._interval.episodes(f"episode/{task}", episodes)
+        if episodes:
+            self._recent[task].extend(episode.episode_return for episode in episodes)
+            self._episodes[task] += len(episodes)
+
+    def due(self, seconds: float) -> bool:
+        """Whether the last row is at least this old."""
+        return time.monotonic() - self._interval.since >= seconds
+
+    def end(self, counters: Counters, gauges: Mapping[str, float]) -> Interval:
+        """Ends the interval, with all that was added since the one before; another one begins."""
+        with self._lock:
+            now, ended = time.monotonic(), self._interval
+            self._interval = Interval(counters, now)
+        ended.levels({"learner/wait_seconds": self._waited_ever, **gauges})
+        for task, returns in self._recent.items():
+            ended.levels({f"episode/{task}/return_recent": sum(returns) / len(returns)})
+            ended.levels({f"episodes/{task}": self._episodes[task]})
+        ended.end(counters, now)
+        return ended
+
+
+class Sink(Protocol):
+    """Somewhere that rows go. Whatever it raises, training and the other sinks go on."""
+
+    def write(self, row: Row, histograms: Histograms) -> None:
+        """Takes one row, and the numbers behind its quantiles."""
+
+    def close(self) -> None:
+        """Is called last."""
+
+
+class File(Sink, Protocol):
+    """A sink that takes up room for ever."""
+
+    @property
+    def written(self) -> int:
+        """Bytes that were written so far."""
+
+
+class TensorBoard:
+    """Writes rows as TensorBoard scalars over frames, and histograms."""
+
+    def __init__(self, directory: pathlib.Path):
+        self._directory = directory
+        self._before = self._size()
+        self._writer = tf.summary.create_file_writer(str(directory))
+
+    @property
+    def written(self) -> int:
+        """Bytes that were written so far."""
+        return self._size() - self._before
+
+    def _size(self) -> int:
+        try:
+            return sum(path.stat().st_size for path in self._directory.iterdir())
+        except OSError:  # there is none, or somebody tidies up
+            return 0
+
+    def write(self, row: Row, histograms: Histograms) -> None:
+        """Writes one row and flushes it."""
+        step = min(int(row["frames"]), _LAST_STEP)
+        with self._writer.as_default():
+            for name, value in row.items():
+                tf.summary.scalar(name, max(-_LARGEST, min(float(value), _LARGEST)), step=step)
+            for name, values in histograms.items():
+                finite = np.asarray(values[np.isfinite(values)], np.float64)
+                bounded = np.clip(finite, -_LARGEST, _LARGEST)
+                tf.summary.histogram(f"histogram/{name}", bounded, step=step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._writer.close()
+
+
+class JsonLines:
+    """Writes rows as JSON lines; a resumed run goes on in the same file."""
+
+    def __init__(self, path: pathlib.Path):
+        self._file = json_lines.Appender(path)
+
+    @property
+    def written(self) -> int:
+        """Bytes that were written so far."""
+        return self._file.written
+
+    def write(self, row: Row, histograms: Histograms) -> None:
+        """Writes one row."""
+        del histograms
+        self._file.write({"time": time.time(), **row})
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+class Console:
+    """Shows the newest row: live on a terminal, a line per row in a file or in the log."""
+
+    def __init__(
+        self, total_frames: int, console: rich.console.Console | None = None, to_log: bool = False
+    ):
+        self._total = total_frames
+        self._console = console or rich.console.Console()
+        self._to_log = to_log
+        self._live = (
+            rich.live.Live(console=self._console, auto_refresh=False, transient=False)
+            if self._console.is_terminal and not to_log
+            else None
+        )
+        if self._live:
+            self._live.start()
+
+    def write(self, row: Row, histograms: Histograms) -> None:
+        """Shows one row."""
+        del histograms
+        line = _line(row, self._total)
+        if self._to_log:
+            _log.info("%s", line)
+        elif self._live:
+            view = rich.console.Group(rich.text.Text(line, "bold"), _table(row))
+            self._live.update(view, refresh=True)
+        else:
+            self._console.file.write(line + "\n")
+            self._console.file.flush()
+
+    def close(self) -> None:
+        """Leaves the last row on the screen."""
+        if self._live:
+            self._live.stop()
+
+
+def _line(row: Row, total_frames: int) -> str:
+    """How the run is doing, as far as it is known."""
+    returns = rows.recent_returns(row).values()
+    speed = row["speed/frames_per_second"]
+    parts = [f"frames {row['frames']:,.0f} ({row['frames'] / total_frames:.1%})"]
+    if returns:
+        parts.append(f"return {'/'.join(f'{value:.2f}' for value in returns)}")
+    parts.append(f"{speed:,.0f} frames/s")
+    if speed > 0:
+        parts.append(f"left {max(0.0, total_frames - row['frames']) / speed / 60:.0f} min")
+    for name, word, digits in (
+        ("loss/total", "loss", 2),
+        ("policy/entropy", "entropy", 3),
+        ("policy_lag/mean", "lag", 1),
+    ):
+        if name in row:
+            parts.append(f"{word} {row[name]:.{digits}f}")
+    parts.append(f"actors {row.get('actor/active', 0):.0f}")
+    waits = f"waits: learner {row['learner/wait_share']:.0%}"
+    if "actor/wait_share" in row:
+        waits += f" actors {row['actor/wait_share']:.0%}"
+    return "  ".join([*parts, waits])
+
+
+def _table(row: Row) -> rich.table.Table:
+    """All scalars, a line for those that differ in the last part of their names only."""
+    groups: dict[str, list[rich.text.Text]] = {}
+    for name in sorted(row):
+        group, _, last = name.rpartition("/")
+        value = f"{row[name]:,.4g}" if abs(row[name]) < 1e4 else f"{row[name]:,.0f}"
+        pair = rich.text.Text.assemble(last, "=", (value, "bold"))
+        groups.setdefault(group, []).append(pair)
+    table = rich.table.Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for group, pairs in sorted(groups.items()):
+        table.add_row(rich.text.Text(group or "run"), rich.text.Text("  ").join(pairs))
+    return table

@@ -1,0 +1,265 @@
+"""The writer: brings telemetry and evaluations to their places, in a thread beside training.
+
+Whatever a disk, a terminal or a caller does there, training neither waits for it nor ends.
+"""
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from learner.front.service import EvaluationReport
+from learner.telemetry.evaluations import Evaluations
+from learner.telemetry.telemetry import File, Interval, Sink
+
+_log = logging.getLogger(__name__)
+
+_QUEUED = 64  # rows that may wait
+_LOOK_SECONDS = 0.2  # between two looks at what evaluators reported
+_DRAIN_SECONDS = 10.0  # that the last rows may take
+
+
+class Schedule:
+    """When the files get the next row: the older a run, the more seldom.
+
+    A row stands for about a 200th of the run so far, at most for a minute, and for longer where
+    rows are so large that files would otherwise grow beyond a rate. Histograms are as large as all
+    scalars together, so only some rows have them.
+    """
+
+    SHARE = 1 / 200
+    HISTOGRAM_SHARE = 1 / 20
+    MOST_SECONDS = 60.0
+    MOST_HISTOGRAM_SECONDS = 600.0
+    FIRST_BYTES = 4e6  # that may be written at once...
+    BYTES_PER_SECOND = 14e6 / 86400  # ...and from then on
+
+    def __init__(self) -> None:
+        """Nothing was written yet."""
+        self._age = 0.0  # of this process
+        self._written = self._row_bytes = 0
+        self._since_histograms = float("inf")
+
+    def due(self, interval: Interval, seconds: float) -> bool:
+        """Whether the rows of the last so many seconds, `interval` the last, become a file's."""
+        run = max(interval.counters.seconds, self._age)
+        if seconds < min(self.MOST_SECONDS, run * self.SHARE):
+            return False
+        allowed = self.FIRST_BYTES + self.BYTES_PER_SECOND * self._age
+        return self._written + self._row_bytes <= allowed
+
+    def passed(self, seconds: float) -> None:
+        """Takes note of time."""
+        self._age += seconds
+        self._since_histograms += seconds
+
+    def takes_histograms(self, interval: Interval) -> bool:
+        """Whether this row has histograms."""
+        run = max(interval.counters.seconds, self._age)
+        least = min(self.MOST_HISTOGRAM_SECONDS, run * self.HISTOGRAM_SHARE)
+        if self._since_histograms < least:
+            return False
+        self._since_histograms = 0.0
+        return True
+
+    def wrote(self, written: int) -> None:
+        """Takes note of a row: the bytes of all rows so far."""
+        self._written, self._row_bytes = written, written - self._written
+
+
+class Attempts:
+    """Does what may fail. The first error of each kind is logged, until that works again."""
+
+    def __init__(self) -> None:
+        """Nothing has failed yet."""
+        self._failing: set[tuple[int, type[Exception]]] = set()
+
+    def __call__(self, sink: object, do: Callable[..., None], *arguments: object) -> None:
+        """Does something with a sink."""
+        try:
+            do(*arguments)
+        except Exception as error:
+            kind = (id(sink), type(error))
+            if kind not in self._failing:
+                self._failing.add(kind)
+                _log.error(
+                    "%s fails, and training goes on: %s: %s. The next row is tried all the same.",
+                    *(type(sink).__name__, type(error).__name__, error),
+                )
+        else:
+            self._failing = {kind for kind in self._failing if kind[0] != id(sink)}
+
+
+class Files:
+    """Sinks that get rows by a `Schedule`, each over all that happened since the one before."""
+
+    def __init__(self, files: Sequence[File], attempt: Attempts):
+        """Nothing was written yet."""
+        self._files = files
+        self._attempt = attempt
+        self._schedule = Schedule()
+        self._interval: Interval | None = None
+
+    def write(self, interval: Interval, is_last: bool) -> None:
+        """Takes an interval, which nobody else uses any more; the last one is written at once."""
+        self._schedule.passed(interval.seconds)
+        if self._interval is None:
+            self._interval = interval
+        else:
+            self._interval.join(interval)
+        if is_last or self._schedule.due(interval, self._interval.seconds):
+            row, histograms = self._interval.row()
+            if not self._schedule.takes_histograms(interval):
+                histograms = {}
+            for file in self._files:
+                self._attempt(file, file.write, row, histograms)
+            self._schedule.wrote(sum(file.written for file in self._files))
+            self._interval = None
+
+    def close(self) -> None:
+        """Closes the files."""
+        for file in self._files:
+            self._attempt(file, file.close)
+
+
+class _Item(NamedTuple):
+    interval: Interval
+    is_last: bool
+
+
+class Writer:
+    """A thread that owns the sinks.
+
+    Rows wait in a bounded queue; one for which there is no room waits before it and is joined with
+    those that follow. An error of a sink is logged once, and the sink gets the next row all the
+    same. A thread that dies is started again.
+    """
+
+    def __init__(
+        self,
+        evaluations: Evaluations,
+        reports: "queue.Queue[EvaluationReport]",
+        exporter: Sink | None,
+        live: Sequence[Sink],
+        files: Sequence[File],
+    ):
+        """Starts the thread.
+
+        Args:
+          evaluations: where reports are filed.
+          reports: of evaluators, as they come in.
+          exporter: gets every row, also after the last one of the run.
+          live: get every row of the run.
+          files: get rows over longer intervals, joined exactly.
+        """
+        self._evaluations = evaluations
+        self._reports = reports
+        self._exporter = [exporter] if exporter is not None else []
+        self._live = live
+        self._attempt = Attempts()
+        self._files = Files(files, self._attempt)
+        self._queue: queue.Queue[_Item] = queue.Queue(_QUEUED)
+        self._waiting: _Item | None = None  # for room in the queue
+        self._has_ended = False
+        self._closing = threading.Event()
+        self.dropped = 0
+        """Rows for which there was no room, so that they became a part of the next one."""
+        self._start()
+
+    def put(self, interval: Interval, is_last: bool = False) -> None:
+        """Hands a row over, without waiting.
+
+        Args:
+          interval: nobody else uses it from now on.
+          is_last: files get it at once, and only the exporter gets what comes afterwards.
+        """
+        self.check()
+        if self._waiting is None:
+            self._waiting = _Item(interval, is_last)
+        else:
+            if not self.dropped:
+                _log.warning("Telemetry cannot be written as fast as it comes: rows are joined.")
+            self.dropped += 1
+            self._waiting.interval.join(interval)
+            self._waiting = self._waiting._replace(is_last=self._waiting.is_last or is_last)
+        self._hand_over()
+
+    def check(self) -> None:
+        """Starts the thread again if it has died."""
+        if not self._thread.is_alive() and not self._closing.is_set():
+            _log.error("The thread that writes telemetry has died; it is started again.")
+            self._start()
+
+    def drain(self, seconds: float = _DRAIN_SECONDS) -> bool:
+        """Waits until all that was handed over is written; False if that takes too long."""
+        deadline = time.monotonic() + seconds
+        self._hand_over()
+        while self._waiting or self._queue.unfinished_tasks or self._reports.unfinished_tasks:
+            if time.monotonic() >= deadline or not self._thread.is_alive():
+                return False
+            time.sleep(0.01)
+            self._hand_over()
+        return True
+
+    def close(self, seconds: float = _DRAIN_SECONDS) -> None:
+        """Writes what waits and closes the sinks, unless that takes too long."""
+        deadline = time.monotonic() + seconds
+        self._hand_over(seconds)
+        self._closing.set()
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            _log.warning(
+                "Telemetry could not be written within %.0f seconds: rows are lost.", seconds
+            )
+
+    def _hand_over(self, seconds: float = 0.0) -> None:
+        """Queues what waits, if there is room or will be in time."""
+        if self._waiting is not None:
+            with contextlib.suppress(queue.Full):
+                self._queue.put(self._waiting, timeout=seconds)
+                self._waiting = None
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            is_closing = self._closing.is_set()  # looked at before the queue: nothing is missed
+            self._file_reports()
+            try:
+                item = self._queue.get(timeout=0.0 if is_closing else _LOOK_SECONDS)
+            except queue.Empty:
+                if is_closing:
+                    break
+                continue
+            try:
+                self._file_reports()  # those of before the row
+                self._attempt(self, self._write, item)
+            finally:
+                self._queue.task_done()
+        for sink in (*self._exporter, *self._live):
+            self._attempt(sink, sink.close)
+        self._files.close()
+        self._attempt(self._evaluations, self._evaluations.close)
+
+    def _file_reports(self) -> None:
+        for _ in range(self._reports.qsize()):  # not for as long as some come in
+            report = self._reports.get()
+            try:
+                self._attempt(self._evaluations, self._evaluations.add, report)
+            finally:
+                self._reports.task_done()
+
+    def _write(self, item: _Item) -> None:
+        interval = item.interval
+        self._evaluations.tell(interval)
+        row, histograms = interval.row()
+        for sink in (*self._exporter, *(() if self._has_ended else self._live)):
+            self._attempt(sink, sink.write, row, histograms)
+        if not self._has_ended:
+            self._files.write(interval, item.is_last)
+        self._has_ended |= item.is_last

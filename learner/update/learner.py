@@ -1,0 +1,339 @@
+"""The learner: one compiled update that judges before it moves anything, and what it finds."""
+
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+import tree
+
+from impala.algorithms.base import Algorithm, LossOutput
+from impala.config.schema import Config
+from impala.finite import is_finite
+from impala.logdir import checkpoint
+from impala.logdir.checkpoint import Counters
+from impala.schedule.phases import Phase
+from impala.types import Batch
+from learner.front.bounds import limit_of
+from learner.update import optimisers
+
+_START = Counters()
+
+_CONTROLS = 4  # unrolls that the variables are tried on before any other unroll is blamed
+_OUTPUT_CONTROLS = 16  # unrolls that they are tried on when actors' outputs are refused
+
+
+class Update(NamedTuple):
+    """What one update says."""
+
+    learning_rate: float
+    metrics: Mapping[str, float]
+    histograms: Mapping[str, np.ndarray]
+
+
+class Refusal(NamedTuple):
+    """Why nothing was learned from a batch, and nothing has moved."""
+
+    learning_rate: float
+    progress: float
+    loss: np.float32
+    not_finite: Sequence[str]  # the loss, gradients, new values; sorted as the learner has them
+    digests: Mapping[str, str]  # of the gradient of each variable, by its name
+    culprits: Sequence[int]  # unrolls that are bad by themselves, in ascending order
+
+
+class Learner:
+    """Owns the algorithm, the optimiser and the counters; moves them all by one batch at a time."""
+
+    def __init__(
+        self, algorithm: Algorithm, config: Config, phase: Phase, counters: Counters = _START
+    ):
+        """Ready for the first update of a phase, with a new optimiser.
+
+        Args:
+          algorithm: what is learned.
+          config: of the run.
+          phase: when it is learned.
+          counters: how far the run is.
+        """
+        self.config = config
+        self.phase = phase
+        self._algorithm = algorithm
+        self._optimiser = optimisers.make(config.optimiser, algorithm.learned_variables)
+        compiled = functools.partial(
+            tf.function, jit_compile=config.learner.jit_compile, autograph=False
+        )
+        self._update = compiled(
+            functools.partial(self._update_once, optimisers.clip_by_global_norm)
+        )
+        self._update_by_large = compiled(
+            functools.partial(self._update_once, optimisers.clip_large_by_global_norm)
+        )
+        self._differentiate = compiled(self._gradients)
+        self._judge = compiled(self._is_good)
+        self._apply = compiled(algorithm.agent.unroll)
+        self.last_good: Batch | None = None  # that variables are tried on if a batch is bad
+        self.counters = counters
+
+    @property
+    def progress(self) -> float:
+        """Share of the phase done, 0 to 1."""
+        return self.phase.progress(self.counters.frames)
+
+    def update(self, batch: Batch, weights: np.ndarray | None = None) -> Update | Refusal:
+        """Learns from one batch, or from nothing of it.
+
+        Loss, gradients, their norm and the new variables are judged inside the compiled update. If
+        one of them is not finite, then no variable, slot, target network or counter moves.
+
+        Args:
+          batch: arrays [T + 1, B, ...].
+          weights: [B] float32, of the unrolls' losses; all 1 if there are none.
+        """
+        learning_rate = optimisers.learning_rate(self.config.optimiser, self.progress)
+        if weights is None:
+            weights = np.ones(batch.is_replay.shape, np.float32)
+        # TensorFlow keeps a constant of every Python float that it has ever seen, so not of those.
+        arguments = (
+            batch,
+            weights,
+            tf.constant(np.float32(learning_rate)),
+            tf.constant(np.float32(self.progress)),
+        )
+        spoilt: list[str] = []
+        for update in (self._update, self._update_by_large):
+            metrics, histograms, is_good, before = update(*arguments)
+            if is_good:
+                break
+            spoilt = self._move_back(before)
+            if spoilt or not np.isfinite(metrics["loss/total"]):
+                break
+            # Gradients may be finite although their squares have no sum in float32.
+        if not is_good:
+            return self._refusal(batch, weights, learning_rate, spoilt)
+        self.last_good = batch
+        self.counters = self.counters._replace(updates=self.counters.updates + 1)
+        return Update(
+            learning_rate,
+            {name: float(value) for name, value in metrics.items()},
+            {name: values.numpy() for name, values in histograms.items()},
+        )
+
+    def count(self, *, unrolls: int, frames: int, steps: int, seconds: float) -> None:
+        """Counts what an update learned from, or what only went to replay.
+
+        Args:
+          unrolls: fresh ones.
+          frames: environment frames in them.
+          steps: agent decisions in them.
+          seconds: wall-clock time since the last call, for the run's own clock.
+        """
+        before = self.counters
+        self.counters = before._replace(
+            unrolls=before.unrolls + unrolls,
+            steps=before.steps + steps,
+            frames=before.frames + frames,
+            seconds=before.seconds + seconds,
+        )
+
+    def outputs_beyond_limits(self) -> float | None:
+        """How much of what the network says is beyond `limits`, as an actor's may not be.
+
+        Returns:
+          The share of unrolls of the last good batch with such an output or one that is not finite,
+          0 to 1; None before the first good batch.
+        """
+        if self.last_good is None:
+            return None
+        size = len(self.last_good.is_replay)
+        which = sorted({size * i // _OUTPUT_CONTROLS for i in range(_OUTPUT_CONTROLS)})
+        unroll = columns(self.last_good, which).unroll
+        output, _ = self._apply(unroll.timestep, unroll.core_state)
+        beyond = np.zeros(len(which), np.bool_)
+        for name, tensor in output._asdict().items():
+            values = tensor.numpy()
+            limit = limit_of(f"output/{name}", values.dtype, self.config.limits)
+            assert limit is not None  # these are floats
+            beyond |= [limit.beyond(values[:, i]) is not None for i in range(len(which))]
+        return float(beyond.mean())
+
+    def agent_values(self) -> list[np.ndarray]:
+        """Copies of the agent's variables, in the order in which parameters travel."""
+        return [variable.numpy().copy() for variable in self._algorithm.agent.variables]
+
+    def variables(self) -> dict[str, np.ndarray]:
+        """Copies of everything that a checkpoint must hold."""
+        return {name: variable.numpy().copy() for name, variable in self._named_variables().items()}
+
+    def restore(self, saved: checkpoint.Checkpoint) -> None:
+        """Goes back to a checkpoint; if another algorithm wrote it, only as far as the agent.
+
+        Raises:
+          CheckpointError: it belongs to another network, algorithm or optimiser.
+        """
+        values, variables = saved.variables, self._named_variables()
+        if saved.algorithm != self.phase.algorithm:
+            values, variables = checkpoint.of_agent(values), checkpoint.of_agent(variables)
+        checkpoint.assign(values, variables)
+        self.counters = saved.counters
+
+    def assign(self, values: Mapping[str, np.ndarray]) -> None:
+        """Puts in place what `variables` returned.
+
+        Raises:
+          CheckpointError: it belongs to another network, algorithm or optimiser.
+        """
+        checkpoint.assign(values, self._named_variables())
+
+    def roll_back(self, saved: checkpoint.Checkpoint) -> None:
+        """Goes back to a checkpoint's variables, which become the next version; time goes on.
+
+        Raises:
+          CheckpointError: as `restore`.
+        """
+        counters = self.counters
+        self.restore(saved)
+        self.counters = counters._replace(updates=counters.updates + 1)
+
+    def _named_variables(self) -> dict[str, tf.Variable]:
+        agent = self._algorithm.agent.variables
+        of_agent = {id(variable) for variable in agent}
+        others = [v for v in self._algorithm.variables if id(v) not in of_agent]
+        return {
+            **checkpoint.named("agent", agent),
+            **checkpoint.named("algorithm", others),
+            **checkpoint.named("optimiser", self._optimiser.variables),
+        }
+
+    def _update_once(
+        self,
+        clip: optimisers.Clip,
+        batch: Batch,
+        weights: tf.Tensor,
+        learning_rate: tf.Tensor,
+        progress: tf.Tensor,
+    ) -> tuple[dict[str, tf.Tensor], Mapping[str, tf.Tensor], tf.Tensor, tf.Tensor]:
+        output, loss, gradients = self._loss_and_gradients(batch, weights, progress)
+        # What was there before, for `update` to restore. As long as these tensors live, what moves
+        # a variable in place copies it first.
+        before = [variable.read_value() for variable in self._named_variables().values()]
+        clipped, norm = clip(gradients, self.config.optimiser.clip_global_norm)
+        # The norm is finite only if all gradients are.
+        is_good = tf.cond(
+            tf.math.is_finite(loss) & tf.math.is_finite(norm),
+            lambda: self._step(clipped, learning_rate, progress),
+            lambda: tf.constant(False),
+        )
+        metrics = {**output.metrics, "loss/total": loss, "gradient_norm": norm}
+        return metrics, output.histograms, is_good, before
+
+    def _step(
+        self, gradients: Sequence[tf.Tensor], learning_rate: tf.Tensor, progress: tf.Tensor
+    ) -> tf.Tensor:
+        """Moves everything; whether all new values are finite, and so are their sums: []."""
+        self._optimiser.apply(gradients, self._algorithm.learned_variables, learning_rate)
+        self._algorithm.after_update(progress)
+        new = [variable.read_value() for variable in self._named_variables().values()]
+        # A sum is one pass over the memory and makes no array of booleans.
+        sums = [tf.reduce_sum(value) for value in new if value.dtype.is_floating]
+        return tf.math.is_finite(tf.add_n(sums))
+
+    def _loss_and_gradients(
+        self, batch: Batch, weights: tf.Tensor, progress: tf.Tensor
+    ) -> tuple[LossOutput, tf.Tensor, Sequence[tf.Tensor]]:
+        variables = self._algorithm.learned_variables
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(variables)
+            output = self._algorithm.loss(batch, progress)
+            loss = tf.reduce_sum(weights * output.loss)
+        return output, loss, tape.gradient(loss, variables)
+
+    def _gradients(
+        self, batch: Batch, weights: tf.Tensor, progress: tf.Tensor
+    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+        _, loss, gradients = self._loss_and_gradients(batch, weights, progress)
+        return loss, gradients
+
+    def _is_good(self, unroll: Batch, limit: tf.Tensor, progress: tf.Tensor) -> tf.Tensor:
+        """Whether one unroll [T + 1, 1, ...] can be part of a sum that shall be finite."""
+        ones = tf.ones([1], tf.float32)
+        output, loss, gradients = self._loss_and_gradients(unroll, ones, progress)
+        terms = [output.loss, loss, *gradients]
+        largest = [tf.reduce_max(tf.abs(term)) for term in terms]
+        finite = [tf.reduce_all(tf.math.is_finite(term)) for term in terms]
+        size = tf.reduce_sum(tf.abs(output.loss))
+        return tf.reduce_all(finite) & tf.reduce_all([*largest, size] <= limit)
+
+    def _move_back(self, before: Sequence[tf.Tensor]) -> list[str]:
+        """Restores all variables; the names of those that had moved to what is not finite."""
+        spoilt = []
+        for (name, variable), value in zip(self._named_variables().items(), before, strict=True):
+            if not is_finite(variable.numpy()):
+                spoilt.append(name)
+            variable.assign(value)
+        return spoilt
+
+    def _refusal(
+        self, batch: Batch, weights: np.ndarray, learning_rate: float, spoilt: Sequence[str]
+    ) -> Refusal:
+        loss, gradients = self._differentiate(
+            batch, weights, tf.constant(np.float32(self.progress))
+        )
+        learned = self._algorithm.learned_variables
+        by_name = {v.name: g.numpy() for v, g in zip(learned, gradients, strict=True)}
+        values = {
+            "the loss": loss.numpy(),
+            **{f"the gradient of {name}": value for name, value in by_name.items()},
+        }
+        not_finite = [
+            *(name for name, value in values.items() if not np.isfinite(value).all()),
+            *(f"the new value of {name}" for name in spoilt),
+        ]
+        return Refusal(
+            learning_rate,
+            self.progress,
+            loss.numpy(),
+            not_finite or ["the sum of the new values"],
+            {name: hashlib.sha256(value.tobytes()).hexdigest() for name, value in by_name.items()},
+            self._culprits(batch, weights),
+        )
+
+    def _culprits(self, batch: Batch, weights: np.ndarray) -> list[int]:
+        """Unrolls that are bad by themselves; none if it is the variables that are to blame.
+
+        These are tried on unrolls of the last good batch, of which most must be good still. Without
+        one, they are to blame if every unroll is bad.
+        """
+        bad = [i for i, weight in enumerate(weights) if weight and not self._stands(batch, i)]
+        last = self.last_good
+        if not bad:
+            return []
+        if last is None:
+            return bad if len(bad) < len(weights) else []
+        size = len(last.is_replay)
+        controls: set[int] = {size * i // _CONTROLS for i in range(_CONTROLS)}
+        good = sum(self._stands(last, i) for i in controls)
+        return bad if 2 * good > len(controls) else []
+
+    def _stands(self, batch: Batch, unroll: int) -> bool:
+        """Whether one unroll of a batch is good with the variables that there are."""
+        limit = np.finfo(np.float32).max / len(batch.is_replay)
+        return bool(
+            self._judge(
+                columns(batch, [unroll]),
+                tf.constant(np.float32(limit)),
+                tf.constant(np.float32(self.progress)),
+            )
+        )
+
+
+def columns(batch: Batch, which: Sequence[int] | np.ndarray) -> Batch:
+    """Copies of some unrolls of a batch, in the given order: [T + 1, len(which), ...]."""
+    unroll = batch.unroll
+    timed = tree.map_structure(lambda x: x[:, which], (unroll.timestep, unroll.output))
+    others = tree.map_structure(
+        lambda x: x[which], (unroll.core_state, unroll.frames, unroll.parameter_version)
+    )
+    return Batch(type(unroll)(*timed, *others), batch.is_replay[which])

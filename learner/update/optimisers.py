@@ -1,0 +1,258 @@
+"""How gradients become steps: RMSProp and Adam, clipping of the gradient, and the learning rate.
+
+Each rule is one fused, in-place kernel per variable (TensorFlow 1's, which has XLA and GPU forms):
+a chain of separate operations would pass over the parameters' memory a dozen times an update.
+"""
+
+import abc
+from collections.abc import Callable, Sequence
+
+import sonnet as snt
+import tensorflow as tf
+
+from impala.config.schema import OptimiserConfig
+
+Clip = Callable[[Sequence[tf.Tensor], float], tuple[list[tf.Tensor], tf.Tensor]]
+
+# Squares of what is multiplied by it have a sum within float32.
+_TINY = 2.0**-80
+
+
+def learning_rate(config: OptimiserConfig, progress: float) -> float:
+    """The step size when a share `progress` of the run is done; linear down to 0 if it decays."""
+    remaining = max(0.0, 1.0 - progress) if config.decay_to_zero else 1.0
+    return config.learning_rate * remaining
+
+
+def clip_by_global_norm(
+    gradients: Sequence[tf.Tensor], limit: float
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Scales all gradients by the one factor that brings their joint norm down to `limit`.
+
+    Returns:
+      The gradients, and their norm before clipping: [] float32. If it is not finite, then a
+      gradient is not, or the sum of their squares is beyond float32; all gradients are NaN then,
+      and `clip_large_by_global_norm` tells which.
+    """
+    return tf.clip_by_global_norm(gradients, limit)
+
+
+def clip_large_by_global_norm(
+    gradients: Sequence[tf.Tensor], limit: float
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """As `clip_by_global_norm`, for gradients so large that their squares are beyond float32.
+
+    Returns:
+      The gradients, and their norm before clipping: [] float64, finite if and only if all
+      gradients are.
+    """
+    scaled = [gradient * _TINY for gradient in gradients]
+    norm = tf.linalg.global_norm(scaled)
+    factor = tf.minimum(limit / norm, 1.0 / _TINY)
+    return [gradient * factor for gradient in scaled], tf.cast(norm, tf.float64) / _TINY
+
+
+def rmsprop_update(
+    variable: tf.Variable,
+    mean_square: tf.Variable,
+    moment: tf.Variable,
+    gradient: tf.Tensor,
+    learning_rate: tf.Tensor,
+    decay: float,
+    momentum: float,
+    epsilon: float,
+) -> None:
+    """RMSProp (Tieleman and Hinton 2012), with epsilon inside the square root.
+
+    mean_square <- decay mean_square + (1 - decay) gradient^2
+    moment      <- momentum moment + learning_rate gradient / sqrt(mean_square + epsilon)
+    variable    <- variable - moment
+    """
+    tf.raw_ops.ResourceApplyRMSProp(
+        var=variable.handle,
+        ms=mean_square.handle,
+        mom=moment.handle,
+        lr=learning_rate,
+        rho=decay,
+        momentum=momentum,
+        epsilon=epsilon,
+        grad=gradient,
+    )
+
+
+def adam_update(
+    variable: tf.Variable,
+    first_moment: tf.Variable,
+    second_moment: tf.Variable,
+    gradient: tf.Tensor,
+    learning_rate: tf.Tensor,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    step: tf.Tensor,
+) -> None:
+    """Adam, algorithm 1 of Kingma and Ba 2014, arXiv 1412.6980; `step` counts from 1.
+
+    first_moment  <- beta1 first_moment + (1 - beta1) gradient
+    second_moment <- beta2 second_moment + (1 - beta2) gradient^2
+    variable      <- variable - learning_rate m / (sqrt(v) + epsilon)
+      where m = first_moment / (1 - beta1^step) and v = second_moment / (1 - beta2^step)
+    """
+    power1, power2 = tf.pow(beta1, step), tf.pow(beta2, step)
+    tf.raw_ops.ResourceApplyAdam(
+        var=variable.handle,
+        m=first_moment.handle,
+        v=second_moment.handle,
+        beta1_power=power1,
+        beta2_power=power2,
+        lr=learning_rate,
+        beta1=beta1,
+        beta2=beta2,
+        # The kernel adds its epsilon to sqrt(second_moment); the paper's goes to sqrt(v).
+        epsilon=epsilon * tf.sqrt(1.0 - power2),
+        grad=gradient,
+    )
+
+
+class Optimiser(snt.Module, abc.ABC):
+    """Remembers, per variable, what a rule needs; `variables` are these slots and nothing else."""
+
+    @abc.abstractmethod
+    def apply(
+        self,
+        gradients: Sequence[tf.Tensor],
+        variables: Sequence[tf.Variable],
+        learning_rate: tf.Tensor,
+    ) -> None:
+        """Takes one step.
+
+        Args:
+          gradients: one per variable.
+          variables: those that the optimiser was made for, in the same order.
+          learning_rate: [] float32.
+
+        Raises:
+          ValueError: if a variable has no gradient, or the variables are not the optimiser's.
+        """
+
+
+class RMSProp(Optimiser):
+    """`rmsprop_update`, whose mean square starts at ONE, as in TensorFlow 1 and the paper's runs.
+
+    Started at zero (Sonnet, PyTorch), the same numbers take first steps 3 to 10 times as large.
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[tf.Variable],
+        decay: float,
+        momentum: float,
+        epsilon: float,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name=name)
+        self._decay, self._momentum, self._epsilon = decay, momentum, epsilon
+        self._mean_squares = [_slot("mean_square", v, 1.0) for v in variables]
+        self._moments = [_slot("moment", v, 0.0) for v in variables]
+
+    def apply(
+        self,
+        gradients: Sequence[tf.Tensor],
+        variables: Sequence[tf.Variable],
+        learning_rate: tf.Tensor,
+    ) -> None:
+        _check(gradients, variables, self._mean_squares)
+        for gradient, variable, mean_square, moment in zip(
+            gradients, variables, self._mean_squares, self._moments, strict=True
+        ):
+            rmsprop_update(
+                variable,
+                mean_square,
+                moment,
+                gradient,
+                learning_rate,
+                self._decay,
+                self._momentum,
+                self._epsilon,
+            )
+
+
+class Adam(Optimiser):
+    """`adam_update`, and the count of its steps."""
+
+    def __init__(
+        self,
+        variables: Sequence[tf.Variable],
+        beta1: float,
+        beta2: float,
+        epsilon: float,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name=name)
+        self._beta1, self._beta2, self._epsilon = beta1, beta2, epsilon
+        self._first_moments = [_slot("first_moment", v, 0.0) for v in variables]
+        self._second_moments = [_slot("second_moment", v, 0.0) for v in variables]
+        self._steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps")
+
+    def apply(
+        self,
+        gradients: Sequence[tf.Tensor],
+        variables: Sequence[tf.Variable],
+        learning_rate: tf.Tensor,
+    ) -> None:
+        _check(gradients, variables, self._first_moments)
+        step = tf.cast(self._steps.assign_add(1), tf.float32)
+        for gradient, variable, first_moment, second_moment in zip(
+            gradients, variables, self._first_moments, self._second_moments, strict=True
+        ):
+            adam_update(
+                variable,
+                first_moment,
+                second_moment,
+                gradient,
+                learning_rate,
+                self._beta1,
+                self._beta2,
+                self._epsilon,
+                step,
+            )
+
+
+def make(config: OptimiserConfig, variables: Sequence[tf.Variable]) -> Optimiser:
+    """The optimiser of a configuration, its slots at their first values.
+
+    Raises:
+      ValueError: if there is no optimiser of that name.
+    """
+    match config.name:
+        case "rmsprop":
+            return RMSProp(variables, config.decay, config.momentum, config.epsilon)
+        case "adam":
+            return Adam(variables, config.beta1, config.beta2, config.epsilon)
+    raise ValueError(f"No optimiser {config.name!r}; choose rmsprop or adam.")
+
+
+def _slot(name: str, variable: tf.Variable, value: float) -> tf.Variable:
+    """A variable like `variable`, filled with `value`."""
+    first = tf.fill(variable.shape, tf.cast(value, variable.dtype))
+    return tf.Variable(first, trainable=False, name=f"{name}/{variable.name.split(':')[0]}")
+
+
+def _check(
+    gradients: Sequence[tf.Tensor],
+    variables: Sequence[tf.Variable],
+    slots: Sequence[tf.Variable],
+) -> None:
+    if not len(gradients) == len(variables) == len(slots):
+        raise ValueError(
+            f"{len(gradients)} gradients for {len(variables)} variables in an optimiser made for "
+            f"{len(slots)}: pass those that it was made for."
+        )
+    for gradient, variable, slot in zip(gradients, variables, slots, strict=True):
+        if gradient is None:
+            raise ValueError(f"{variable.name} has no gradient: it does not act upon the loss.")
+        if variable.shape != slot.shape:
+            raise ValueError(
+                f"{variable.name} has shape {variable.shape}, its slot {slot.shape}: pass the "
+                "variables in the order that the optimiser was made with."
+            )
