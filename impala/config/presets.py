@@ -33,8 +33,8 @@ _CATCH = Config(
 _CARTPOLE = Config(
     environment=EnvironmentConfig(id="CartPole-v1"),
     agent=AgentConfig(torso="mlp", hidden_sizes=(64, 64)),
-    # Who no longer falls forgets what falling is like: half of what is learned from is the past,
-    # and the entropy bonus, which never ceases to push, ends.
+    # An agent that stops failing no longer sees failures, so half of each batch is replay. The
+    # entropy bonus is annealed to 0, otherwise it keeps the policy from becoming deterministic.
     objective=ObjectiveConfig(reward_scale=0.1),
     impala=ImpalaConfig(entropy_anneal=0.5),
     optimiser=OptimiserConfig(name="adam", learning_rate=1e-3, epsilon=1e-7),
@@ -54,8 +54,8 @@ _CARTPOLE_A3C = dataclasses.replace(
 )
 
 
-# Eight updates of 256 steps for every 64 that are played, of all those before: who no longer falls
-# forgets what falling is like.
+# Eight updates of 256 steps for every 64 steps played. Replay holds all steps of the run, because
+# an agent that stops failing no longer sees failures.
 _CARTPOLE_Q = Config(
     environment=EnvironmentConfig(id="CartPole-v1"),
     objective=ObjectiveConfig(reward_scale=0.1),
@@ -75,9 +75,9 @@ _CARTPOLE_Q = Config(
 )
 
 
-# MinAtar's DQN with fewer and larger updates, which two cores can make in time: four of 256 steps
-# for every 128 that are played, so that each is learned from 8 times and not 32. Longer and double
-# targets make up for it, and half of the environments explore so little that games get long.
+# MinAtar's DQN with fewer and larger updates, for two cores: four updates of 256 steps for every
+# 128 steps played, so each step is used 8 times instead of 32. 3-step double Q-learning targets
+# compensate for it. Half of the environments end at epsilon 0.01, so that long games are seen.
 _MINATAR_Q = Config(
     environment=EnvironmentConfig(id="MinAtar/Breakout-v1"),
     agent=AgentConfig(
@@ -96,7 +96,7 @@ _MINATAR_Q = Config(
 )
 
 
-# An update for each step, of 256 steps of all those before.
+# One update of 256 replayed steps for each step played.
 _PENDULUM = Config(
     environment=EnvironmentConfig(id="Pendulum-v1"),
     agent=AgentConfig(hidden_sizes=(256, 256)),
@@ -112,7 +112,7 @@ _PENDULUM = Config(
 )
 
 
-# The same for longer: steps shrink to 0, targets follow faster, and chance plays 10,000 steps.
+# As pendulum, with a decaying learning rate, a larger target step and a warm-up of 10,000 steps.
 _LUNAR_LANDER = dataclasses.replace(
     _PENDULUM,
     environment=EnvironmentConfig(id="LunarLanderContinuous-v3"),
@@ -131,10 +131,10 @@ _ATARI = Config(
 )
 
 
-# What two cores learn Pong with in the fewest frames: many small batches, three replayed unrolls
-# beside each fresh one, and less entropy than the paper's 200M frames can wait for. Steps are so
-# large that the policy would jump about: cloning the short past, which is all there is in replay,
-# holds it (KL to what acted 0.03 instead of 0.2).
+# Tuned to learn Pong in few frames on two cores: small batches, three replayed unrolls for each
+# fresh one, and a lower entropy cost than the paper's, which is set for 200M frames. The learning
+# rate is high; cloning the policy on the short replay limits how far an update moves it (KL to
+# the behaviour policy 0.03 instead of 0.2).
 _ATARI_CPU = dataclasses.replace(
     _ATARI,
     impala=ImpalaConfig(
@@ -153,11 +153,11 @@ _ATARI_CPU = dataclasses.replace(
 )
 
 
-# Acting and learning by turns, nearly: one group of few environments, whose unrolls are six updates
-# old. RMSProp is A3C's; its epsilon is for gradients that are sums. Steps must not shrink before
-# the score has risen, so the learning rate has more frames to decay over than the game needs. While
-# entropy is dear the policy stays uniform until the baseline sees further than chance; if it is
-# cheap too early, the policy returns balls and never scores.
+# Nearly on-policy: one group of few environments, with a policy lag of about six updates. RMSProp
+# as in A3C, with epsilon scaled for gradients that are summed over the batch. total_frames is
+# larger than the game needs, so that the learning rate has not decayed before the score rises. The
+# entropy cost starts high, so that the policy stays close to uniform until the baseline is useful;
+# with a low entropy cost from the start, the policy learns to return balls but not to score.
 _ATARI_A3C = dataclasses.replace(
     _ATARI,
     environment=EnvironmentConfig(atari=AtariConfig(actions=(0, 2, 3))),
@@ -171,10 +171,10 @@ _ATARI_A3C = dataclasses.replace(
 )
 
 
-# Learning from what is several updates old, and with no correction for it, ends at one arm for
-# ever, or forgets what it had learned: few environments, all in one group, and a quarter of an
-# episode in each unroll. Rewards are scaled so that returns are about 1, which a baseline reaches
-# within few updates.
+# Actor-critic has no off-policy correction: with a lag of several updates the policy collapses to
+# one arm or degrades again. Hence few environments in one group, and unrolls of a quarter of an
+# episode. Rewards are scaled so that returns are about 1, which the baseline fits within few
+# updates.
 _BANDIT = Config(
     environment=EnvironmentConfig(
         id="Bandit/DependentUniform-v0",
@@ -197,8 +197,8 @@ _BANDIT = Config(
 )
 
 
-# Where one arm tells nothing of the other, exploring pays, and later. Entropy is dear for long, so
-# that memory and baseline are good before the policy commits itself to an arm, and never for free.
+# With independent arms, exploration pays off later. The entropy cost stays high for most of the
+# run, so that memory and baseline are trained before the policy prefers an arm; it stays above 0.
 _BANDIT_INDEPENDENT = dataclasses.replace(
     _BANDIT,
     environment=dataclasses.replace(_BANDIT.environment, id="Bandit/Independent-v0"),
@@ -211,9 +211,9 @@ _BANDIT_INDEPENDENT = dataclasses.replace(
 )
 
 
-# Five pulls: the first one has to tell. Whoever learns to look for what pays most pulls the arm
-# that tells less and less, before what it tells is understood: hence so large an entropy cost,
-# and sixteen looks at every unroll.
+# With five pulls, the first must be the informative arm, which itself pays little. A policy that
+# follows rewards stops pulling it before the memory has learned to use it: hence a large entropy
+# cost, and replay that uses every unroll sixteen times.
 _BANDIT_ELEVEN = dataclasses.replace(
     _BANDIT,
     environment=dataclasses.replace(
@@ -256,7 +256,7 @@ PRESETS: dict[str, tuple[str, Config]] = {
         _ATARI_CPU,
     ),
     "atari-deep": (
-        "The paper's deep residual network: better scores, wants a GPU.",
+        "The paper's deep residual network: better scores; needs a GPU to be practical.",
         dataclasses.replace(_ATARI, agent=AgentConfig(torso="deep", frame_stack=4)),
     ),
     "atari-lstm": (
@@ -284,15 +284,15 @@ PRESETS: dict[str, tuple[str, Config]] = {
         ),
     ),
     "bandit": (
-        "Learns to learn: an LSTM finds the better of two arms within each episode.",
+        "Meta-learning: an LSTM finds the better of two arms within each episode.",
         _BANDIT,
     ),
     "bandit-independent": (
-        "The same for two arms of which one tells nothing of the other.",
+        "The same with two independent arms.",
         _BANDIT_INDEPENDENT,
     ),
     "bandit-eleven": (
-        "One of eleven arms tells which of the others pays, and five pulls are all there are.",
+        "Meta-learning: eleven arms, one of which reveals the best, and five pulls.",
         _BANDIT_ELEVEN,
     ),
 }

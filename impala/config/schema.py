@@ -43,14 +43,14 @@ AlgorithmName = Literal["impala", "actor_critic", "critic", "q_learning", "sac"]
 
 @dataclasses.dataclass(frozen=True)
 class AtariConfig:
-    """How ALE games are played and seen. Used by environments whose id starts with ALE/."""
+    """Preprocessing of ALE games, for environments whose id starts with ALE/."""
 
     frame_skip: Positive = 4
     """Frames that an action is repeated for; the observation is the maximum over the last two."""
     sticky_actions: Share = 0.0
     """Probability that the emulator repeats the previous action (0.25 in ALE/...-v5 elsewhere)."""
     full_action_set: bool = False
-    """All 18 joystick actions instead of those the game reads."""
+    """All 18 joystick actions instead of the game's minimal action set."""
     actions: tuple[Count, ...] = ()
     """Restrict the action set to these indices into it; empty means all of them."""
     height: Annotated[int, Range(16, 210)] = 84
@@ -60,22 +60,22 @@ class AtariConfig:
     noop_max: Count = 30
     """At most this many no-op frames at the start of an episode."""
     life_loss_ends: bool = True
-    """A lost life sets discount 0 on that step; the game goes on and nothing is reset."""
+    """A lost life sets discount 0 on that step; the game continues without a reset."""
     max_frames_per_episode: Positive = 108_000
     """Frames after which an episode is truncated (30 minutes of play)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RepeatConfig:
-    """How many frames of a Gymnasium environment an action is held for (ALE has frame_skip)."""
+    """Action repeat of Gymnasium environments (ALE has frame_skip)."""
 
     most: Positive = 1
-    """This many, or fewer at the end of an episode; if it is learned, at most."""
+    """Frames per action, fewer at the end of an episode; the maximum if the repeat is learned."""
     learned: bool = False
-    """Whether the agent chooses how many: one more part of its action."""
+    """The agent chooses the repeat, as one more part of its action."""
     discount: Share = 1.0
-    """gamma of the rewards within a step and of what comes after it, as a rule objective.discount;
-    1: rewards are summed, and a step is discounted as one however long it took."""
+    """gamma within a repeated action, usually that of objective.discount. 1: rewards are summed and
+    a step is discounted once, however many frames it took."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +87,8 @@ class EnvironmentConfig:
     kwargs: str = "{}"
     """Keyword arguments of gymnasium.make as a JSON object."""
     vectorization: Literal["sync", "async", "own"] = "sync"
-    """Gymnasium environments in the actor's process; a process each; or, own: as the environment
-    vectorises itself, if it does (bandits do). ALE has its own threads."""
+    """Gymnasium environments: sync, in the actor's process; async, a process for each; own, the
+    vector environment registered under the id (bandits have one). ALE has its own threads."""
     repeat: RepeatConfig = RepeatConfig()
     last_action: bool = False
     """Add the last action to the observation."""
@@ -101,22 +101,22 @@ class EnvironmentConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TasksConfig:
-    """Several environments for one agent; what is not said here is as for one environment."""
+    """Several environments (tasks) for one agent. Other environment settings apply to each."""
 
     environments: tuple[str, ...] = ()
-    """Ids, each maybe with keyword arguments behind it: Catch{"rows":8}. Empty: environment.id."""
+    """Ids, optionally followed by keyword arguments: Catch{"rows":8}. Empty: environment.id."""
     order: Literal["sequential", "simultaneous"] = "sequential"
     """One after another, or all at once."""
     frames: tuple[Count, ...] = ()
-    """Environment frames of each task in a cycle, 0 for one that is only evaluated; the run ends
-    after cycles times their sum. Empty: total_frames is dealt out evenly."""
+    """Environment frames of each task in a cycle, 0 for a task that is only evaluated; the run ends
+    after cycles times their sum. Empty: total_frames is divided evenly."""
     cycles: Positive = 1
-    """How often the tasks come one after another."""
+    """Number of passes over the tasks."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluatorConfig:
-    """What evaluators do, which play every task with frozen parameters."""
+    """Evaluators, which play every task with frozen parameters."""
 
     every_frames: Count = 0
     """Environment frames of training between two evaluations; 0: a fiftieth of the run."""
@@ -128,14 +128,14 @@ class EvaluatorConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EpsilonConfig:
-    """How much an epsilon-greedy policy explores: Mnih et al. 2016, supplement 8."""
+    """Exploration of an epsilon-greedy policy: Mnih et al. 2016, supplement 8."""
 
     anneal: Share = 0.1
-    """Share of the phase over which epsilon falls from 1; 0: it is final from the beginning."""
+    """Share of the phase over which epsilon falls linearly from 1; 0: epsilon is constant."""
     finals: tuple[Share, ...] = (0.1, 0.01, 0.5)
-    """What it falls to; each environment draws one of these."""
+    """Final values of epsilon; each environment draws one of them."""
     weights: tuple[Cost, ...] = (0.4, 0.3, 0.3)
-    """How likely each of them is."""
+    """Probability of each final value, up to a common factor."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,26 +149,26 @@ class AgentConfig:
     """Widths of the mlp torso's layers, in units. shallow and deep end in one layer of 256,
     small in one of 128."""
     core: Literal["feed_forward", "lstm"] = "feed_forward"
-    """What stands between torso and heads."""
+    """Recurrent part between torso and heads."""
     lstm_size: Positive = 256
     """Units of the LSTM core."""
     frame_stack: Positive = 1
-    """Frames that the torso sees at once; kept in the core state, so each frame travels once."""
+    """Frames that the torso sees at once. They are kept in the core state, so each is sent once."""
     standardise_images: bool = True
-    """Whether convolutions see each image of unsigned integers with mean 0 and variance 1, or else
-    as shares of the largest value, as in the papers. A background far from 0, which all weights
-    see, drowns what little moves in front of it: LeCun et al. 1998, Efficient BackProp, 4.3."""
+    """Standardise each image of unsigned integers to mean 0 and variance 1; otherwise divide by the
+    largest value, as in the papers. Inputs with a mean far from 0 slow down learning: LeCun et al.
+    1998, Efficient BackProp, 4.3."""
     policy: Literal["stochastic", "epsilon_greedy"] = "stochastic"
-    """stochastic: the network says a distribution of the action; epsilon_greedy: the values of the
-    actions, as q_learning learns them."""
+    """stochastic: the network outputs a distribution of the action; epsilon_greedy: it outputs
+    Q-values, as q_learning needs."""
     epsilon: EpsilonConfig = EpsilonConfig()
     separate_baseline: bool = False
-    """A torso and a core of its own for the baseline; otherwise it shares the policy's."""
+    """Give the baseline its own torso and core; otherwise it shares the policy's."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveConfig:
-    """What return is to be maximised, whatever the algorithm."""
+    """The return that is maximised, for every algorithm."""
 
     discount: Share = 0.99
     """gamma, multiplied with the environment's discount."""
@@ -180,7 +180,7 @@ class ObjectiveConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PolicyGradientConfig:
-    """What every loss of a policy and a baseline weighs."""
+    """Weights of the losses of a policy and a baseline."""
 
     baseline_cost: Cost = 0.5
     """Weight of 0.5 (target - V)^2."""
@@ -189,7 +189,7 @@ class PolicyGradientConfig:
     entropy_anneal: Share = 0.0
     """Share of the phase over which entropy_cost changes linearly to entropy_cost_end; 0: never."""
     entropy_cost_end: Cost = 0.0
-    """What entropy_cost has become after that, for the rest of the phase."""
+    """Value of entropy_cost for the rest of the phase."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,15 +203,15 @@ class ImpalaConfig(PolicyGradientConfig):
     value_cloning_cost: Cost = 0.005
     """Weight of (V - V then)^2 on replayed unrolls; 0 is off."""
     clip_rho_threshold: Cost = 1.0
-    """rho-bar: clips the importance weights of the value targets; the fixed point depends on it."""
+    """rho-bar: clips the importance weights of the value targets; determines the fixed point."""
     clip_pg_rho_threshold: Cost = 1.0
     """rho-bar of the policy gradient."""
     clip_c_threshold: Cost = 1.0
-    """c-bar: clips the trace; convergence speed depends on it."""
+    """c-bar: clips the trace; influences the speed of convergence."""
     vtrace_lambda: Share = 1.0
     """Decay of the trace, 1 in the paper."""
     clip_advantage_to_positive: bool = False
-    """Learn the policy only from advantages above 0."""
+    """Clip negative advantages of the policy gradient to 0."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,8 +226,9 @@ class ActorCriticConfig(PolicyGradientConfig):
 
 @dataclasses.dataclass(frozen=True)
 class CriticConfig:
-    """Critic pre-training: only what serves the baseline alone learns; the policy stays as it is.
-    Targets are discounted returns, bootstrapped from the last value. Summed over T and B.
+    """Critic pre-training: trains only the variables that serve the baseline alone; the policy does
+    not change. Targets are discounted returns, bootstrapped from the last value. Losses are summed
+    over T and B.
     """
 
     baseline_cost: Cost = 1.0
@@ -243,11 +244,11 @@ class QLearningConfig:
     steps: Positive = 1
     """Rewards in a target before it is bootstrapped: n, but not beyond the end of the unroll."""
     double: bool = False
-    """The network that learns chooses the action whose value the target network tells."""
+    """Double Q-learning: the online network selects the action, the target network evaluates it."""
     target_updates: Positive = 1000
-    """Updates after which the target network becomes what the network is by then."""
+    """Updates between copies of the network into the target network."""
     huber_delta: Scale = 1.0
-    """Errors beyond this count linearly."""
+    """Threshold of the Huber loss: errors beyond it count linearly."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,18 +260,18 @@ class SacConfig:
     critic_hidden_sizes: tuple[Positive, ...] = (256, 256)
     """Widths of the layers of both critics, in units."""
     target_step: Share = 0.005
-    """tau: how far the target critics move towards the critics, each update."""
+    """tau: step of the target critics towards the critics at each update."""
     temperature: Scale = 1.0
-    """alpha, at first."""
+    """alpha: initial weight of the entropy."""
     learn_temperature: bool = True
-    """Move it so that the policy's entropy becomes entropy_per_dimension; otherwise it stays."""
+    """Adjust alpha so that the policy's entropy reaches entropy_per_dimension; else it is fixed."""
     entropy_per_dimension: float = -1.0
-    """Entropy that is wanted, per dimension of the action, as if the action's box were (-1, 1)."""
+    """Target entropy per dimension of the action, with actions scaled to (-1, 1)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimiserConfig:
-    """How gradients become steps."""
+    """The optimiser."""
 
     name: Literal["rmsprop", "adam"] = "rmsprop"
     """Which optimiser."""
@@ -301,13 +302,13 @@ class MixConfig:
     replayed: Count = 0
     """Unrolls per update from replay."""
     learn_from_fresh: bool = True
-    """Whether fresh unrolls are learned from; otherwise they only go to replay."""
+    """Train on fresh unrolls; otherwise they only go to replay."""
     warm_up_unrolls: Positive = 100
-    """Unrolls that replay must hold before the first update; until then they only go there."""
+    """Unrolls that replay must hold before the first update."""
     updates: Positive = 1
-    """Updates for each time that fresh unrolls are taken; several need mix.no-learn-from-fresh."""
+    """Updates per batch of fresh unrolls; more than one needs mix.no-learn-from-fresh."""
     max_policy_lag: Count = 0
-    """Updates that a fresh unroll may be behind; older ones are dropped. 0: any number."""
+    """Largest policy lag of a fresh unroll, in updates; older ones are dropped. 0: no limit."""
 
     @property
     def batch_size(self) -> int:
@@ -317,10 +318,10 @@ class MixConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ReplayConfig:
-    """What is kept of the past, if mix.replayed is not 0."""
+    """Replay, used if mix.replayed is not 0."""
 
     rule: Literal["reservoir", "fifo"] = "reservoir"
-    """reservoir: a uniform sample of everything ever added; fifo: the newest."""
+    """reservoir: a uniform sample of everything ever added; fifo: the newest unrolls."""
     capacity_frames: Positive = 10_000_000
     """Environment frames it may hold."""
     capacity_bytes: Count = 0
@@ -340,11 +341,11 @@ class LearnerConfig:
     unroll_length: Positive = 20
     """Agent steps per unroll (T)."""
     queue_unrolls: Positive = 64
-    """Unrolls that wait between the wire and the batch; when they are this many, receipts wait."""
+    """Capacity of the queue of fresh unrolls; when it is full, receipts wait (back-pressure)."""
     max_envs_per_message: Positive = 512
     """Largest number of environments whose unrolls one message may hold (E)."""
     max_in_flight: Positive = 2
-    """Messages without a receipt that an actor may have."""
+    """Messages that an actor may have sent without a receipt."""
     checkpoint_seconds: Annotated[float, Range(1.0)] = 300.0
     """Seconds between checkpoints; one is also written at most 30 s after a run's first update, at
     the end and when a learner is stopped."""
@@ -355,47 +356,48 @@ class LearnerConfig:
     jit_compile: bool = False
     """Compile the update with XLA: worth trying on a GPU, slower on a CPU."""
     bfloat16: bool = False
-    """Compute the update's convolutions and products in bfloat16 if the CPU has instructions for it
-    (AVX-512 BF16 or AMX): faster and coarser."""
+    """Compute the update's convolutions and matrix products in bfloat16 if the CPU has instructions
+    for it (AVX-512 BF16 or AMX): faster, with less precision."""
     threads: Count = 0
     """TensorFlow threads of the update; 0 means all cores this process may use."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GuardConfig:
-    """When updates that are not finite, with no unroll to blame, are too many. The variables then
-    go back to the newest checkpoint; if it happens again soon, the run ends with status 1.
+    """Limit of skipped batches: their update was not finite and no unroll was to blame. Beyond it
+    the variables are restored from the newest checkpoint, once; if it happens again soon, the run
+    ends with status 1.
     """
 
     max_skips: Positive = 5
-    """Skipped batches among the last window_updates that are too many."""
+    """Number of skipped batches among the last window_updates that triggers it."""
     window_updates: Positive = 100
-    """Batches that are looked back on; also the good updates after which another return to a
-    checkpoint is allowed."""
+    """Batches in the window; also the number of good updates after which variables may be restored
+    again."""
 
 
 @dataclasses.dataclass(frozen=True)
 class QuarantineConfig:
-    """When the learner refuses an actor that sends what no honest actor sends."""
+    """Temporary refusal of actors that send what no correct actor sends."""
 
     blames: Count = 3
-    """Messages with impossible contents, and updates spoilt, after which an actor is refused for a
-    while; 0: never."""
+    """Number of messages with impossible contents, or of updates made not finite, after which an
+    actor is refused for a while; 0: never."""
     window_seconds: Annotated[float, Range(1.0)] = 600.0
-    """Seconds within which so many count together."""
+    """Window in which they are counted, in seconds."""
     seconds: Annotated[float, Range(1.0, 3600.0)] = 60.0
-    """Seconds of a first quarantine. Each further one lasts twice as long, an hour at most;
-    after an hour without blame it is the first again."""
+    """Duration of the first quarantine in seconds. It doubles with each further one, up to an hour,
+    and starts again after an hour without an incident."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LimitsConfig:
-    """What the learner takes from actors. A message with a number beyond its limit is refused, and
-    the receipt names the number and the setting. Generous: raise one if your environment needs it.
+    """Bounds of what actors send. A message with a number beyond its limit is refused; the receipt
+    names the number and the setting. Raise a limit if your environment needs it.
     """
 
     info_names: Annotated[int, Range(0, 1000)] = 64
-    """Names of numbers in episodes' info that a run records; the rest is counted and left out."""
+    """Number of names in episodes' info that a run records; the rest is counted and dropped."""
     frames_per_step: Annotated[int, Range(1, 1_000_000)] = 1
     """Most frames of one step of a Gymnasium environment whose info says `frames`, before
     environment.repeat multiplies it. ALE games have environment.atari.frame_skip instead."""
@@ -412,33 +414,32 @@ class LimitsConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ActorConfig:
-    """What the learner tells every actor."""
+    """Settings of actors, which the learner sends to each of them."""
 
     num_envs: Annotated[int, Range(1, 4096)] = 32
     """Environments per actor process, in num_groups groups."""
     num_groups: Annotated[int, Range(1, 8)] = 2
-    """Groups of environments: while one steps, another is inferred. Divides num_envs."""
+    """Groups of environments: while one steps, the network acts for another. Divides num_envs."""
     env_threads: Positive = 1
     """ALE threads per group."""
     hang_seconds: Annotated[float, Range(1.0, 86400.0)] = 600.0
-    """If an unroll takes longer than this, an environment hangs: the actor says where, and ends.
-    For environments in processes of their own see environment_seconds, which must be much shorter.
-    """
+    """Seconds that an unroll may take. Beyond that an environment hangs: the actor logs where, and
+    ends. For environments in their own processes see environment_seconds, which must be shorter."""
     environment_seconds: Annotated[float, Range(0.1, 86400.0)] = 60.0
-    """If a step of an environment in a process of its own takes longer than this, its process is
-    replaced and its episode cut as by a time limit; its start may take five times as long. Six
-    times this must be less than hang_seconds."""
+    """Seconds that a step of an environment in its own process may take. Beyond that its process is
+    replaced and its episode truncated. A start may take five times as long. Six times this must be
+    less than hang_seconds."""
     max_environment_bytes: Count = 0
-    """Memory in bytes that the process of one environment may hold; if it holds more at the end of
-    an episode, it is replaced. 0: any."""
+    """Resident memory in bytes beyond which the process of an environment is replaced at the end of
+    an episode. 0: no limit."""
     max_memory_bytes: Count = 0
-    """Memory in bytes that an actor may hold together with all its processes; if it holds more
-    after an unroll, it starts anew. 0: any."""
+    """Resident memory in bytes of an actor and its child processes beyond which it restarts itself
+    after an unroll. 0: no limit."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A run: what is played, what is learned and how."""
+    """All settings of a run."""
 
     environment: EnvironmentConfig = EnvironmentConfig()
     tasks: TasksConfig = TasksConfig()
@@ -446,10 +447,10 @@ class Config:
     agent: AgentConfig = AgentConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     algorithm: AlgorithmName = "impala"
-    """What is learned; its settings are those under the same name."""
+    """The algorithm; its settings are in the section of the same name."""
     phases: tuple[str, ...] = ()
-    """Algorithms one after another, each but the last with its environment frames, as in
-    critic:500000 impala. Empty: algorithm, from beginning to end."""
+    """Algorithms one after another, each but the last with its number of environment frames, as in
+    critic:500000 impala. Empty: algorithm, for the whole run."""
     impala: ImpalaConfig = ImpalaConfig()
     actor_critic: ActorCriticConfig = ActorCriticConfig()
     critic: CriticConfig = CriticConfig()
