@@ -346,3 +346,37 @@ def test_two_damaged_replays_in_a_second_are_both_kept(tmp_path: pathlib.Path) -
             directory.move_replay_aside("damaged")
     kept = sorted(tmp_path.glob("replay.damaged-*/replay.sqlite"))
     assert sorted(path.read_text() for path in kept) == ["0", "1", "2"]
+
+
+def test_a_person_may_name_the_newest_the_best_a_number_or_a_path(tmp_path: pathlib.Path) -> None:
+    for updates in (10, 20, 30):
+        newest = checkpoint.save(tmp_path, _checkpoint(updates), keep=1)
+    for updates in (10, 20):
+        checkpoint.save(tmp_path, _checkpoint(updates), keep=None, kind="milestones")
+    for updates in (15, 25):
+        best = checkpoint.save(tmp_path, _checkpoint(updates), keep=1, kind="best")
+
+    def updates_of(text: str) -> int:
+        return checkpoint.choose(tmp_path, text).counters.updates
+
+    named = ["newest", "best", "10", "20", "30", str(newest), f"best/{best.name}"]
+    assert list(map(updates_of, named)) == [30, 25, 10, 20, 30, 30, 25]
+    assert checkpoint.load(tmp_path).counters.updates == 30  # a run goes on from the newest
+    there = (
+        "There are: newest \\(30 updates\\), best \\(25 updates\\), 10, 20, 25, 30; or give a path"
+    )
+    for text in ("15", "bst", "checkpoints", "/absent/000000000010-000001"):
+        with pytest.raises(CheckpointError, match=f"{text!r} of .* is not there. {there}"):
+            checkpoint.choose(tmp_path, text)
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        checkpoint.choose(tmp_path / "absent", "best")
+
+
+def test_a_damaged_checkpoint_that_was_named_is_an_error(tmp_path: pathlib.Path) -> None:
+    checkpoint.save(tmp_path, _checkpoint(10), keep=3)
+    best = checkpoint.save(tmp_path, _checkpoint(10), keep=1, kind="best")
+    _flip(best / "variables.npz", 1000)
+
+    assert checkpoint.choose(tmp_path, "10").counters.updates == 10  # another copy is intact
+    with pytest.raises(CheckpointError, match=r"'best' of .* is damaged: .*its files differ from"):
+        checkpoint.choose(tmp_path, "best")

@@ -6,10 +6,14 @@ a SHA-256 of each of them and of itself. It is written under another name, flush
 renamed, so a reader sees all of it or nothing, and a crash while writing leaves the one before.
 The serial number counts what was saved: it says which checkpoint is the newest, also where a run
 went back to an earlier one, and gives two of the same update names of their own.
+
+Beside them, `LOGDIR/best` and `LOGDIR/milestones` have checkpoints of the agent alone, in the same
+form: to be played, not to go on from.
 """
 
 import hashlib
 import io
+import itertools
 import json
 import logging
 import os
@@ -18,7 +22,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -33,6 +37,7 @@ _log = logging.getLogger(__name__)
 
 _FILES = ("state.json", "variables.npz")
 _MANIFEST = "MANIFEST"
+_ROOTS = ("checkpoints", "milestones", "best")
 _LEFTOVER = ".partial-"  # what is being written or deleted; no reader looks at it
 _NAME = re.compile(r"([0-9]+)(?:-([0-9]+))?")  # updates and serial; earlier versions had no serial
 _FIRST_SECONDS = 30.0
@@ -108,15 +113,21 @@ class Due:
         return self._clock() - self._saved
 
 
-def save(directory: pathlib.Path, checkpoint: Checkpoint, keep: int) -> pathlib.Path:
-    """Writes a checkpoint into LOGDIR and deletes all but the newest `keep`.
+def save(
+    directory: pathlib.Path,
+    checkpoint: Checkpoint,
+    keep: int | None,
+    kind: Literal["checkpoints", "milestones", "best"] = "checkpoints",
+) -> pathlib.Path:
+    """Writes a checkpoint into LOGDIR and deletes all of its kind but the newest `keep`.
 
     At every moment, also of a crash, what was saved before is there until this one is.
 
     Args:
       directory: LOGDIR.
       checkpoint: what to write; `counters.updates` is part of its name.
-      keep: how many to keep, this one included.
+      keep: how many to keep, this one included; None: all.
+      kind: the folder that it goes to. A run goes on from `checkpoints`.
 
     Returns:
       The directory of the new checkpoint.
@@ -126,7 +137,7 @@ def save(directory: pathlib.Path, checkpoint: Checkpoint, keep: int) -> pathlib.
       NotFiniteError: a variable holds NaN or infinity.
     """
     finite.check(checkpoint.variables, "No checkpoint is written")
-    root = directory / "checkpoints"
+    root = directory / kind
     try:
         root.mkdir(parents=True, exist_ok=True)
         remove_leftovers(directory)
@@ -150,15 +161,16 @@ def save(directory: pathlib.Path, checkpoint: Checkpoint, keep: int) -> pathlib.
             "are intact. Free space on its disk and start the learner again: it goes on from the "
             "newest."
         ) from error
-    for old in _saved(root)[:-keep]:
+    for old in _saved(root)[:-keep] if keep is not None else ():
         _delete(old)
     return final
 
 
 def remove_leftovers(directory: pathlib.Path) -> None:
     """Removes what a crash left half written or half deleted in LOGDIR. For its only writer."""
-    for path in (directory / "checkpoints").glob(f"{_LEFTOVER}*"):
-        shutil.rmtree(path, ignore_errors=True)
+    for root in _ROOTS:
+        for path in (directory / root).glob(f"{_LEFTOVER}*"):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def load(
@@ -204,6 +216,37 @@ def load(
         f"{directory} has no checkpoint. Give the log directory of a run that has written one "
         "(the first is written within 30 s of the first update, or when the run is stopped)."
     )
+
+
+def choose(directory: pathlib.Path, text: str = "newest") -> Checkpoint:
+    """Reads the checkpoint of LOGDIR that a person has named.
+
+    Args:
+      directory: LOGDIR.
+      text: newest; best; the number of updates of any that is there; or a checkpoint's path.
+
+    Raises:
+      CheckpointError: there is none of that name, which says what there is, or it is damaged.
+    """
+    if text == "newest":
+        return load(directory)
+    if text == "best" or text.isdecimal():
+        there = [path for root in _ROOTS for path in _saved(directory / root)]
+        is_named = [
+            path.parent.name == text if text == "best" else _order(path)[1] == int(text)
+            for path in there
+        ]
+        paths = list(itertools.compress(there, is_named))
+    else:
+        paths = [path for path in (pathlib.Path(text), directory / text) if _is_one(path)]
+    damaged = []
+    for path in paths:
+        try:
+            return _read(path)
+        except Exception as error:  # of any kind, as in `load`
+            damaged.append(f"{path} ({_in_one_line(error)})")
+    why = f"damaged: {'; '.join(damaged)}" if damaged else "not there"
+    raise CheckpointError(f"The checkpoint {text!r} of {directory} is {why}. {_what_is(directory)}")
 
 
 def exists(directory: pathlib.Path) -> bool:
@@ -366,6 +409,21 @@ def _saved(root: pathlib.Path) -> list[pathlib.Path]:
     except OSError as error:
         raise CheckpointError(f"{root} cannot be read ({error.strerror}).") from error
     return sorted((root / name for name in names if _NAME.fullmatch(name)), key=_order)
+
+
+def _is_one(path: pathlib.Path) -> bool:
+    return _NAME.fullmatch(path.name) is not None and (path / _FILES[0]).is_file()
+
+
+def _what_is(directory: pathlib.Path) -> str:
+    """Lists the checkpoints of LOGDIR for a person who has named none of them."""
+    updates = {root: [_order(path)[1] for path in _saved(directory / root)] for root in _ROOTS}
+    if not any(updates.values()):
+        return f"{directory} has no checkpoint."
+    best = [f"best ({n} updates)" for n in updates["best"]]
+    numbers = sorted({n for of_root in updates.values() for n in of_root})
+    newest = [f"newest ({n} updates)" for n in updates["checkpoints"][-1:]]
+    return f"There are: {', '.join([*newest, *best, *map(str, numbers)])}; or give a path."
 
 
 def _delete(path: pathlib.Path) -> None:
