@@ -146,7 +146,7 @@ class _Run:
             self._tasks = tasks.make(config.environment, config.tasks)
             schedule = tasks.Schedule(config)
             self._phases = phases.make(config)
-            spaces = build.spaces(self._tasks)
+            self._spaces = spaces = build.spaces(self._tasks)
             agent = build.agent(config.agent, *spaces, seed=config.seed)
             for phase in self._phases:  # a later one shall not fail hours from now
                 build.algorithm(phase.algorithm, config, agent)
@@ -457,6 +457,7 @@ class _Run:
             self._accounts.state(),
             self._replay_added,
             self._learner.phase.algorithm,
+            self._spaces,
         )
         path = checkpoint.save(self._logdir, saved, self._config.learner.checkpoints_kept)
         self._due.saved()

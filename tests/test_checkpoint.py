@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -30,6 +31,15 @@ def _checkpoint(updates: int) -> Checkpoint:
             "optimiser/000/ms:0": np.ones(4, np.float32),
         },
         accounts={"actors": {"a": [1, 2, 3]}},
+        spaces=(
+            gym.spaces.Dict(
+                {
+                    "observation": gym.spaces.Box(0, 255, (84, 84, 1), np.uint8),
+                    "last_reward": gym.spaces.Box(-np.inf, np.inf, (), np.float32),
+                }
+            ),
+            gym.spaces.Discrete(3, start=-1),
+        ),
     )
 
 
@@ -40,6 +50,7 @@ def test_what_was_saved_is_loaded_bit_for_bit(tmp_path: pathlib.Path) -> None:
     assert loaded.config == saved.config
     assert loaded.counters == saved.counters
     assert loaded.accounts == saved.accounts
+    assert loaded.spaces == saved.spaces
     assert list(loaded.variables) == list(saved.variables)
     for name, value in saved.variables.items():
         np.testing.assert_array_equal(loaded.variables[name], value)

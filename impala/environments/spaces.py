@@ -1,11 +1,12 @@
-"""What an observation is made of: the environment's own part, and what wrappers put beside it.
+"""Spaces: what an observation is made of, what choices an action has, and both as plain data.
 
 Wrappers add to an observation by standing it in a Dict as `observation`, beside parts whose names
 are known here.
 """
 
 import math
-from typing import TypeGuard
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
 
 import gymnasium as gym
 import numpy as np
@@ -68,3 +69,87 @@ def chosen(space: gym.Space, action: Nest) -> list[int]:
 def main_space(space: gym.Space) -> gym.Space:
     """The environment's own part of an observation space."""
     return space["observation"] if is_wrapped(space) else space
+
+
+def to_dict(space: gym.Space) -> dict[str, Any]:
+    """Returns a space as plain data, which JSON can hold and `from_dict` reads.
+
+    The bounds of a Box are one number if all are the same, else a list in C order; None stands for
+    no bound.
+
+    Raises:
+      ValueError: a space of a kind without a fixed size, such as Text, which no agent can play.
+    """
+    match space:
+        case gym.spaces.Box():
+            bounds = {"low": _bounds(space.low), "high": _bounds(space.high)}
+            return {
+                "type": "Box",
+                "shape": list(space.shape),
+                "dtype": space.dtype.name,
+                **bounds,
+            }
+        case gym.spaces.Discrete():
+            n, start = int(space.n), int(space.start)
+            return {"type": "Discrete", "n": n, "start": start, "dtype": space.dtype.name}
+        case gym.spaces.MultiDiscrete():
+            nvec, start = space.nvec.tolist(), space.start.tolist()
+            return {
+                "type": "MultiDiscrete",
+                "nvec": nvec,
+                "start": start,
+                "dtype": space.dtype.name,
+            }
+        case gym.spaces.MultiBinary():
+            return {"type": "MultiBinary", "n": np.asarray(space.n).tolist()}
+        case gym.spaces.Dict():
+            parts = {name: to_dict(part) for name, part in space.spaces.items()}
+            return {"type": "Dict", "spaces": parts}
+        case gym.spaces.Tuple():
+            return {"type": "Tuple", "spaces": [to_dict(part) for part in space.spaces]}
+    raise ValueError(
+        f"{space} cannot be stored: use Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple."
+    )
+
+
+def from_dict(data: Mapping[str, Any]) -> gym.Space:
+    """Returns the space that `to_dict` has turned into plain data.
+
+    Raises:
+      ValueError: no such data, or of a space that this version does not know.
+    """
+    match data:
+        case {"type": "Box", "shape": shape, "dtype": name, "low": low, "high": high}:
+            dtype = np.dtype(name)
+            return gym.spaces.Box(
+                _array(low, -np.inf, shape, dtype), _array(high, np.inf, shape, dtype), dtype=dtype
+            )
+        case {"type": "Discrete", "n": n, "start": start, "dtype": dtype}:
+            return gym.spaces.Discrete(n, start=start, **_unless_int64(dtype))
+        case {"type": "MultiDiscrete", "nvec": nvec, "start": start, "dtype": dtype}:
+            return gym.spaces.MultiDiscrete(nvec, start=start, dtype=np.dtype(dtype).type)
+        case {"type": "MultiBinary", "n": n}:
+            return gym.spaces.MultiBinary(n)
+        case {"type": "Dict", "spaces": Mapping() as parts}:  # pairs keep their order
+            return gym.spaces.Dict([(name, from_dict(part)) for name, part in parts.items()])
+        case {"type": "Tuple", "spaces": [*parts]}:
+            return gym.spaces.Tuple([from_dict(part) for part in parts])
+    raise ValueError(f"{str(data)[:200]} is no space that this version knows.")
+
+
+def _bounds(values: np.ndarray) -> Any:
+    """Bounds of a Box as a number or list of numbers, None where there is none."""
+    numbers = [value if math.isfinite(value) else None for value in values.reshape(-1).tolist()]
+    return numbers[0] if len(set(numbers)) == 1 else numbers
+
+
+def _array(bounds: Any, unbounded: float, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """Bounds of a Box, [*shape], from what `_bounds` has returned."""
+    numbers = bounds if isinstance(bounds, list) else [bounds] * math.prod(shape)
+    filled = [unbounded if number is None else number for number in numbers]
+    return np.array(filled, dtype).reshape(shape)
+
+
+def _unless_int64(dtype: str) -> dict[str, Any]:
+    """The dtype of a Discrete, which only newer versions of Gymnasium let one choose."""
+    return {} if dtype == "int64" else {"dtype": np.dtype(dtype).type}

@@ -1,11 +1,12 @@
 """Checkpoints: everything a learner needs to go on where it was, written atomically.
 
 A checkpoint is a directory `LOGDIR/checkpoints/<updates>-<serial>` with `variables.npz` (arrays by
-name), `state.json` (counters, accounts of the actors, the configuration) and `MANIFEST`, which has
-a SHA-256 of each of them and of itself. It is written under another name, flushed to the disk and
-renamed, so a reader sees all of it or nothing, and a crash while writing leaves the one before.
-The serial number counts what was saved: it says which checkpoint is the newest, also where a run
-went back to an earlier one, and gives two of the same update names of their own.
+name), `state.json` (counters, accounts of the actors, the configuration, the spaces that the agent
+was made for) and `MANIFEST`, which has a SHA-256 of each of them and of itself. It is written under
+another name, flushed to the disk and renamed, so a reader sees all of it or nothing, and a crash
+while writing leaves the one before. The serial number counts what was saved: it says which
+checkpoint is the newest, also where a run went back to an earlier one, and gives two of the same
+update names of their own.
 
 Beside them, `LOGDIR/best` and `LOGDIR/milestones` have checkpoints of the agent alone, in the same
 form: to be played, not to go on from.
@@ -29,6 +30,8 @@ import numpy as np
 from impala import finite
 from impala.config import values
 from impala.config.schema import Config
+from impala.environments import spaces
+from impala.environments.spaces import Spaces
 from impala.logdir.directory import StorageError
 
 T = TypeVar("T")
@@ -66,6 +69,7 @@ class Checkpoint(NamedTuple):
     accounts: Mapping[str, Any]  # learner.front.accounts.Accounts.state()
     replay_added: int = 0  # unrolls ever added to replay, which lies beside the checkpoints
     algorithm: str = "impala"  # whose variables and optimiser these are
+    spaces: Spaces | None = None  # that the agent was made for; None: not stored then
 
     @property
     def agent_values(self) -> list[np.ndarray]:
@@ -329,6 +333,7 @@ def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:
         "replay_added": checkpoint.replay_added,
         "algorithm": checkpoint.algorithm,
         "config": values.to_dict(checkpoint.config),
+        "spaces": checkpoint.spaces and [spaces.to_dict(space) for space in checkpoint.spaces],
     }
     arrays = io.BytesIO()
     np.savez(arrays, **checkpoint.variables)  # type: ignore[arg-type]
@@ -359,10 +364,18 @@ def _read(path: pathlib.Path) -> Checkpoint:
         accounts=state["accounts"],
         replay_added=_count("replay_added", state["replay_added"]),
         algorithm=state["algorithm"],
+        spaces=_spaces(state.get("spaces")),
     )
     if is_old:
         _log.warning("Checkpoint %s is of an earlier version, without digests: not checked.", path)
     return loaded
+
+
+def _spaces(state: Sequence[Mapping[str, Any]] | None) -> Spaces | None:
+    if state is None:
+        return None
+    observation, action = map(spaces.from_dict, state)
+    return observation, action
 
 
 def _counters(state: Mapping[str, Any]) -> Counters:
