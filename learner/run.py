@@ -42,10 +42,12 @@ from learner.front.refused_outputs import RefusedOutputs
 from learner.front.roster import Roster
 from learner.front.server import Server
 from learner.front.service import LearnerService
+from learner.telemetry.console import Console
 from learner.telemetry.evaluations import Evaluations
+from learner.telemetry.files import JsonLines, TensorBoard
 from learner.telemetry.gauges import Gauges
 from learner.telemetry.prometheus import Prometheus
-from learner.telemetry.telemetry import Console, JsonLines, Telemetry, TensorBoard
+from learner.telemetry.telemetry import Telemetry
 from learner.telemetry.writer import Writer
 from learner.update.guard import Guard
 from learner.update.learner import Learner, Update
@@ -213,7 +215,7 @@ class _Run:
             self._service.evaluations,
             Prometheus(metrics_listen) if metrics_listen is not None else None,
             live=[Console(tasks.total_frames(config), to_log=rows_to_log)],
-            files=[TensorBoard(logdir / "tensorboard"), JsonLines(logdir / "metrics.jsonl")],
+            files=[TensorBoard(logdir), JsonLines(logdir)],
         )
         self._gauges = Gauges(
             *(self._accounts, self._roster, self._quarantine, self._ingest, self._replay),

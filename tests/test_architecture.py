@@ -243,6 +243,6 @@ def test_a_clock_that_jumps_changes_labels_only() -> None:
     found = {name for name, source in modules_of(ROOT).items() if wall_clock.search(source)}
     assert found == {
         "learner.telemetry.evaluations",
+        "learner.telemetry.files",
         "impala.logdir.directory",
-        "learner.telemetry.telemetry",
     }

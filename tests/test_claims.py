@@ -37,7 +37,7 @@ from learner.front.accounts import LEARNER_CRASH, MOST, Accounts, Superseded
 from learner.front.incarnations import Incarnations
 from learner.front.receipts import ReceiptProofs, load_key
 from learner.front.service import LearnerService
-from learner.telemetry.telemetry import TensorBoard
+from learner.telemetry.files import TensorBoard
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 
@@ -475,7 +475,7 @@ def test_absurd_numbers_of_a_checkpoint_are_shown_and_saved_as_the_largest_there
         assert service.get_status().received == MOST
         assert json.loads(json.dumps(accounts.state()))["dropped"][LEARNER_CRASH] == MOST
         sink = TensorBoard(tmp_path)
-        sink.write({"frames": 1, "unrolls/received": totals.received}, {})
+        sink.write({"frames": 1, "unrolls/received": totals.received})
         sink.close()
 
 

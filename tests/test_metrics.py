@@ -11,7 +11,9 @@ import tensorflow as tf
 
 from impala.logdir.checkpoint import Counters
 from impala.types import Episode
-from learner.telemetry.telemetry import Console, JsonLines, Telemetry, TensorBoard
+from learner.telemetry.console import Console
+from learner.telemetry.files import JsonLines, TensorBoard
+from learner.telemetry.telemetry import Telemetry
 
 
 def _episode(value: float) -> Episode:
@@ -80,20 +82,19 @@ def test_waiting_is_a_share_of_the_time_between_rows() -> None:
 def test_rows_reach_json_lines_tensorboard_and_console(tmp_path: pathlib.Path) -> None:
     telemetry = Telemetry()
     telemetry.begin(Counters())
-    row, histograms = telemetry.end(
-        Counters(updates=1, frames=123, steps=40), {"loss/total": 0.25}
-    ).row()
+    row, _ = telemetry.end(Counters(updates=1, frames=123, steps=40), {"loss/total": 0.25}).row()
 
     for _ in range(2):  # the second time is a resumed run: it goes on in the same file
-        lines = JsonLines(tmp_path / "metrics.jsonl")
-        lines.write(row, histograms)
+        lines = JsonLines(tmp_path)
+        lines.write(row)
         lines.close()
     written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [entry["frames"] for entry in written] == [123, 123]
     assert written[0]["loss/total"] == 0.25
 
-    board = TensorBoard(tmp_path / "tensorboard")
-    board.write(row, {"action/move": np.array([0, 1, 1, 2])})
+    board = TensorBoard(tmp_path)
+    board.write(row)
+    board.write_histograms({"action/move": np.array([0, 1, 1, 2])}, row["frames"])
     board.close()
     (events,) = (tmp_path / "tensorboard").iterdir()
     written = {
@@ -108,9 +109,9 @@ def test_rows_reach_json_lines_tensorboard_and_console(tmp_path: pathlib.Path) -
 
 def test_the_console_can_write_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
     telemetry = Telemetry()
-    row, histograms = telemetry.end(Counters(frames=500), {"actor/active": 1}).row()
-    with caplog.at_level("INFO", logger="learner.telemetry.telemetry"):
-        Console(1000, rich.console.Console(force_terminal=True), to_log=True).write(row, histograms)
+    row, _ = telemetry.end(Counters(frames=500), {"actor/active": 1}).row()
+    with caplog.at_level("INFO", logger="learner.telemetry.console"):
+        Console(1000, rich.console.Console(force_terminal=True), to_log=True).write(row)
     assert caplog.messages[0].startswith("frames 500 (50.0%)")
 
 
@@ -120,7 +121,7 @@ def test_the_console_writes_a_line_per_row_into_a_file_and_a_view_on_a_terminal(
     telemetry = Telemetry()
     telemetry.begin(Counters())
     telemetry.sample("policy_lag", np.arange(11.0))
-    row, histograms = telemetry.end(
+    row, _ = telemetry.end(
         Counters(updates=1, frames=500), {"loss/total": 0.25, "actor/active": 1}
     ).row()
     for terminal in (False, True):
@@ -132,7 +133,7 @@ def test_the_console_writes_a_line_per_row_into_a_file_and_a_view_on_a_terminal(
                     file=file, force_terminal=terminal, color_system=None, width=150
                 ),
             )
-            console.write(row, histograms)
+            console.write(row)
             console.close()
         text = path.read_text()
         assert "frames 500 (50.0%)" in text

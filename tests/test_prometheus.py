@@ -47,7 +47,8 @@ def test_a_row_becomes_metrics() -> None:
     with closing(Prometheus("127.0.0.1:0")) as exporter:
         assert scrape(exporter.address)["impala_policy_lag_updates_count"] == 0
         for _ in range(2):
-            exporter.write(row, histograms)
+            exporter.write(row)
+            exporter.write_histograms(histograms, row["frames"])
         samples = scrape(exporter.address)
     assert samples["impala_frames_total"] == 1200
     assert samples['impala_unrolls_dropped_total{reason="learner_stop"}'] == 3

@@ -20,18 +20,22 @@ from impala.logdir.checkpoint import Counters
 from impala.types import Episode
 from learner.front.service import EvaluationReport
 from learner.telemetry import evaluations as evaluations_module
-from learner.telemetry import telemetry as metrics
+from learner.telemetry import sinks
+from learner.telemetry import telemetry as telemetry_module
 from learner.telemetry import writer as writer_module
+from learner.telemetry.console import Console
 from learner.telemetry.evaluations import Evaluations
+from learner.telemetry.files import File, JsonLines, TensorBoard
 from learner.telemetry.prometheus import Prometheus
-from learner.telemetry.telemetry import Histograms, Interval, JsonLines, Sample, TensorBoard
+from learner.telemetry.sinks import Histograms
+from learner.telemetry.telemetry import Interval, Sample
 from learner.telemetry.writer import Attempts, Files, Schedule, Writer
 
 CONFIG = Config(environment=EnvironmentConfig(id="Catch"))
 LEARNER = 7
 
 
-class Sink:
+class Sink(File):
     """Keeps rows; does what it is told with each before."""
 
     def __init__(self, before: Callable[[dict[str, float]], None] = lambda row: None):
@@ -39,13 +43,20 @@ class Sink:
         self.histograms: list[Histograms] = []
         self.before = before
         self.is_closed = False
-        self.written = 0
+        self.bytes = 0
 
-    def write(self, row: dict[str, float], histograms: Histograms) -> None:
+    @property
+    def written(self) -> int:
+        return self.bytes
+
+    def write(self, row: dict[str, float]) -> None:
         self.before(row)
         self.rows.append(row)
+        self.bytes += 10
+
+    def write_histograms(self, histograms: Histograms, frames: float) -> None:
+        assert frames == self.rows[-1]["frames"]
         self.histograms.append(histograms)
-        self.written += 10
 
     def close(self) -> None:
         self.is_closed = True
@@ -54,9 +65,9 @@ class Sink:
 @contextmanager
 def writing(
     logdir: pathlib.Path,
-    live: Sequence[Sink] = (),
-    files: Sequence[Sink] = (),
-    exporter: Sink | None = None,
+    live: Sequence[sinks.Sink] = (),
+    files: Sequence[File] = (),
+    exporter: sinks.Sink | None = None,
 ) -> Iterator[Writer]:
     (logdir / "config.yaml").write_text(values.to_yaml(CONFIG))
     evaluations = Evaluations(logdir, CONFIG, ["Catch"], LEARNER)
@@ -236,7 +247,7 @@ def test_a_sample_of_very_many_numbers_is_bounded_and_still_right() -> None:
 def test_numbers_that_come_one_by_one_are_kept_as_well_as_others() -> None:
     """Given a sample so large that every other number is left out."""
     sample = Sample()
-    sample.add(np.zeros(metrics._MOST_VALUES + 1))
+    sample.add(np.zeros(telemetry_module._MOST_VALUES + 1))
     before = sample.values().size
     for _ in range(400):
         sample.add(1.0)
@@ -262,8 +273,7 @@ def test_rows_of_files_become_rare_and_hold_all_that_happened() -> None:
         assert row["lag/max"] == 2 * (after - 1)
         assert row["level"] == after - 1
         assert row["speed/frames_per_second"] == pytest.approx(20.0)
-    with_histograms = sum(bool(histograms) for histograms in file.histograms)
-    assert 100 < with_histograms < 400
+    assert 100 < len(file.histograms) < 400
 
 
 class Disk(Sink):
@@ -273,8 +283,11 @@ class Disk(Sink):
         super().__init__()
         self._row_bytes, self._histogram_bytes = row_bytes, histogram_bytes
 
-    def write(self, row: dict[str, float], histograms: Histograms) -> None:
-        self.written += self._row_bytes + (self._histogram_bytes if histograms else 0)
+    def write(self, row: dict[str, float]) -> None:
+        self.bytes += self._row_bytes
+
+    def write_histograms(self, histograms: Histograms, frames: float) -> None:
+        self.bytes += self._histogram_bytes
 
 
 @pytest.mark.parametrize(
@@ -374,10 +387,10 @@ def test_absurd_numbers_reach_every_place_or_are_left_out(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """TensorBoard refused whole numbers beyond 2^63, and ended the learner with that."""
-    board, lines = TensorBoard(tmp_path / "tensorboard"), JsonLines(tmp_path / "metrics.jsonl")
+    board, lines = TensorBoard(tmp_path), JsonLines(tmp_path)
     exporter = Prometheus("127.0.0.1:0")
-    console = metrics.Console(1000, to_log=True)
-    with writing(tmp_path, [console], [board, lines], exporter) as writer:  # type: ignore[list-item,arg-type]
+    console = Console(1000, to_log=True)
+    with writing(tmp_path, [console], [board, lines], exporter) as writer:
         made = interval(0, **ABSURD)
         made.newest("action", np.array([np.nan, np.inf, -1e300, 3.0]))
         made.sample("rpc_seconds/Join", np.array([np.inf, 1.0]))

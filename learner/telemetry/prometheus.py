@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from impala.logdir.rows import Row
 from impala.runtime.exporter import SECONDS, Exporter
-from learner.telemetry.telemetry import Histograms
+from learner.telemetry.sinks import Histograms, Sink
 
 
 class Scalar(NamedTuple):
@@ -184,7 +184,7 @@ DISTRIBUTIONS = (
 )
 
 
-class Prometheus(Collector):
+class Prometheus(Sink, Collector):
     """Serves the newest row over HTTP, in Prometheus' text format."""
 
     def __init__(self, listen: str) -> None:
@@ -210,9 +210,13 @@ class Prometheus(Collector):
         self._exporter = Exporter(listen, registry)
         self.address = self._exporter.address
 
-    def write(self, row: Row, histograms: Histograms) -> None:
+    def write(self, row: Row) -> None:
         """Shows one row from now on."""
         self._row = row
+
+    def write_histograms(self, histograms: Histograms, frames: float) -> None:
+        """Adds numbers to the distributions that are shown."""
+        del frames
         for each in DISTRIBUTIONS:
             for name, values in histograms.items():
                 if (labels := _match(each.row, name)) is not None:

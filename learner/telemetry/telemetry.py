@@ -1,40 +1,25 @@
-"""Telemetry: what happened since the last row, for TensorBoard, as JSON lines and on a console.
+"""Telemetry: gathers what has happened since the last row, and makes the row of it.
 
-`learner.telemetry.prometheus` is another place that rows go to; `learner.telemetry.writer` brings
-them to all of them.
+`learner.telemetry.writer` brings rows to the sinks.
 """
 
 import collections
-import logging
 import math
-import pathlib
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
-import rich.console
-import rich.live
-import rich.table
-import rich.text
-import tensorflow as tf
 import tree
 
-from impala.logdir import json_lines, rows
 from impala.logdir.checkpoint import Counters
 from impala.logdir.rows import Row
 from impala.types import Episode, Nest
-
-_log = logging.getLogger(__name__)
+from learner.telemetry.sinks import Histograms
 
 _MOST_VALUES = 2**15  # of a sample that are kept
 _MOST_NEW = 1024  # additions to a sample before they are looked at
-_LARGEST = 1e38  # TensorBoard has 32 bits for a number, and subtracts them...
-_LAST_STEP = 2**63 - 1  # ...and 63 for a step
 _random = np.random.default_rng(0)  # which numbers of a sample are kept; has a lock of its own
-
-Histograms = dict[str, np.ndarray]
 
 
 class Sample:
@@ -232,7 +217,7 @@ class Interval:
             **{name: total / weight for name, (total, weight) in self._means.items()},
         }
 
-    def _parts(self) -> Histograms:
+    def _parts(self) -> dict[str, np.ndarray]:
         found = {}
         for path, leaf in tree.flatten_with_path(self._newest):
             name = "/".join(map(str, path))
@@ -321,154 +306,3 @@ class Telemetry:
             ended.levels({f"episodes/{task}": self._episodes[task]})
         ended.end(counters, now)
         return ended
-
-
-class Sink(Protocol):
-    """Somewhere that rows go. Whatever it raises, training and the other sinks go on."""
-
-    def write(self, row: Row, histograms: Histograms) -> None:
-        """Takes one row, and the numbers behind its quantiles."""
-
-    def close(self) -> None:
-        """Is called last."""
-
-
-class File(Sink, Protocol):
-    """A sink that takes up room for ever."""
-
-    @property
-    def written(self) -> int:
-        """Bytes that were written so far."""
-
-
-class TensorBoard:
-    """Writes rows as TensorBoard scalars over frames, and histograms."""
-
-    def __init__(self, directory: pathlib.Path):
-        self._directory = directory
-        self._before = self._size()
-        self._writer = tf.summary.create_file_writer(str(directory))
-
-    @property
-    def written(self) -> int:
-        """Bytes that were written so far."""
-        return self._size() - self._before
-
-    def _size(self) -> int:
-        try:
-            return sum(path.stat().st_size for path in self._directory.iterdir())
-        except OSError:  # there is none, or somebody tidies up
-            return 0
-
-    def write(self, row: Row, histograms: Histograms) -> None:
-        """Writes one row and flushes it."""
-        step = min(int(row["frames"]), _LAST_STEP)
-        with self._writer.as_default():
-            for name, value in row.items():
-                tf.summary.scalar(name, max(-_LARGEST, min(float(value), _LARGEST)), step=step)
-            for name, values in histograms.items():
-                finite = np.asarray(values[np.isfinite(values)], np.float64)
-                bounded = np.clip(finite, -_LARGEST, _LARGEST)
-                tf.summary.histogram(f"histogram/{name}", bounded, step=step)
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._writer.close()
-
-
-class JsonLines:
-    """Writes rows as JSON lines; a resumed run goes on in the same file."""
-
-    def __init__(self, path: pathlib.Path):
-        self._file = json_lines.Appender(path)
-
-    @property
-    def written(self) -> int:
-        """Bytes that were written so far."""
-        return self._file.written
-
-    def write(self, row: Row, histograms: Histograms) -> None:
-        """Writes one row."""
-        del histograms
-        self._file.write({"time": time.time(), **row})
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
-
-
-class Console:
-    """Shows the newest row: live on a terminal, a line per row in a file or in the log."""
-
-    def __init__(
-        self, total_frames: int, console: rich.console.Console | None = None, to_log: bool = False
-    ):
-        self._total = total_frames
-        self._console = console or rich.console.Console()
-        self._to_log = to_log
-        self._live = (
-            rich.live.Live(console=self._console, auto_refresh=False, transient=False)
-            if self._console.is_terminal and not to_log
-            else None
-        )
-        if self._live:
-            self._live.start()
-
-    def write(self, row: Row, histograms: Histograms) -> None:
-        """Shows one row."""
-        del histograms
-        line = _line(row, self._total)
-        if self._to_log:
-            _log.info("%s", line)
-        elif self._live:
-            view = rich.console.Group(rich.text.Text(line, "bold"), _table(row))
-            self._live.update(view, refresh=True)
-        else:
-            self._console.file.write(line + "\n")
-            self._console.file.flush()
-
-    def close(self) -> None:
-        """Leaves the last row on the screen."""
-        if self._live:
-            self._live.stop()
-
-
-def _line(row: Row, total_frames: int) -> str:
-    """How the run is doing, as far as it is known."""
-    returns = rows.recent_returns(row).values()
-    speed = row["speed/frames_per_second"]
-    parts = [f"frames {row['frames']:,.0f} ({row['frames'] / total_frames:.1%})"]
-    if returns:
-        parts.append(f"return {'/'.join(f'{value:.2f}' for value in returns)}")
-    parts.append(f"{speed:,.0f} frames/s")
-    if speed > 0:
-        parts.append(f"left {max(0.0, total_frames - row['frames']) / speed / 60:.0f} min")
-    for name, word, digits in (
-        ("loss/total", "loss", 2),
-        ("policy/entropy", "entropy", 3),
-        ("policy_lag/mean", "lag", 1),
-    ):
-        if name in row:
-            parts.append(f"{word} {row[name]:.{digits}f}")
-    parts.append(f"actors {row.get('actor/active', 0):.0f}")
-    waits = f"waits: learner {row['learner/wait_share']:.0%}"
-    if "actor/wait_share" in row:
-        waits += f" actors {row['actor/wait_share']:.0%}"
-    return "  ".join([*parts, waits])
-
-
-def _table(row: Row) -> rich.table.Table:
-    """All scalars, a line for those that differ in the last part of their names only."""
-    groups: dict[str, list[rich.text.Text]] = {}
-    for name in sorted(row):
-        group, _, last = name.rpartition("/")
-        value = f"{row[name]:,.4g}" if abs(row[name]) < 1e4 else f"{row[name]:,.0f}"
-        pair = rich.text.Text.assemble(last, "=", (value, "bold"))
-        groups.setdefault(group, []).append(pair)
-    table = rich.table.Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column()
-    for group, pairs in sorted(groups.items()):
-        table.add_row(rich.text.Text(group or "run"), rich.text.Text("  ").join(pairs))
-    return table

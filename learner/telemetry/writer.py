@@ -11,9 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from impala.logdir.rows import Row
 from learner.front.service import EvaluationReport
 from learner.telemetry.evaluations import Evaluations
-from learner.telemetry.telemetry import File, Interval, Sink
+from learner.telemetry.files import File
+from learner.telemetry.sinks import Histograms, Sink
+from learner.telemetry.telemetry import Interval
 
 _log = logging.getLogger(__name__)
 
@@ -115,7 +118,7 @@ class Files:
             if not self._schedule.takes_histograms(interval):
                 histograms = {}
             for file in self._files:
-                self._attempt(file, file.write, row, histograms)
+                self._attempt(file, _write, file, row, histograms)
             self._schedule.wrote(sum(file.written for file in self._files))
             self._interval = None
 
@@ -123,6 +126,12 @@ class Files:
         """Closes the files."""
         for file in self._files:
             self._attempt(file, file.close)
+
+
+def _write(sink: Sink, row: Row, histograms: Histograms) -> None:
+    sink.write(row)
+    if histograms:
+        sink.write_histograms(histograms, row["frames"])
 
 
 class _Item(NamedTuple):
@@ -259,7 +268,7 @@ class Writer:
         self._evaluations.tell(interval)
         row, histograms = interval.row()
         for sink in (*self._exporter, *(() if self._has_ended else self._live)):
-            self._attempt(sink, sink.write, row, histograms)
+            self._attempt(sink, _write, sink, row, histograms)
         if not self._has_ended:
             self._files.write(interval, item.is_last)
         self._has_ended |= item.is_last

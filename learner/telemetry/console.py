@@ -1,0 +1,96 @@
+"""A sink that shows how a run is doing: on a terminal, as lines of text, or in the log."""
+
+import logging
+
+import rich.console
+import rich.live
+import rich.table
+import rich.text
+
+from impala.logdir import rows
+from impala.logdir.rows import Row
+from learner.telemetry.sinks import Sink
+
+_log = logging.getLogger(__name__)
+
+
+class Console(Sink):
+    """Shows the newest row: live on a terminal, a line per row in a file or in the log."""
+
+    def __init__(
+        self, total_frames: int, console: rich.console.Console | None = None, to_log: bool = False
+    ):
+        """Begins the live view, if there is a terminal.
+
+        Args:
+          total_frames: environment frames after which the run ends.
+          console: where to show rows; standard output by default.
+          to_log: write rows to the log instead.
+        """
+        self._total = total_frames
+        self._console = console or rich.console.Console()
+        self._to_log = to_log
+        self._live = (
+            rich.live.Live(console=self._console, auto_refresh=False, transient=False)
+            if self._console.is_terminal and not to_log
+            else None
+        )
+        if self._live:
+            self._live.start()
+
+    def write(self, row: Row) -> None:
+        """Shows one row."""
+        line = _line(row, self._total)
+        if self._to_log:
+            _log.info("%s", line)
+        elif self._live:
+            view = rich.console.Group(rich.text.Text(line, "bold"), _table(row))
+            self._live.update(view, refresh=True)
+        else:
+            self._console.file.write(line + "\n")
+            self._console.file.flush()
+
+    def close(self) -> None:
+        """Leaves the last row on the screen."""
+        if self._live:
+            self._live.stop()
+
+
+def _line(row: Row, total_frames: int) -> str:
+    """How the run is doing, as far as it is known."""
+    returns = rows.recent_returns(row).values()
+    speed = row["speed/frames_per_second"]
+    parts = [f"frames {row['frames']:,.0f} ({row['frames'] / total_frames:.1%})"]
+    if returns:
+        parts.append(f"return {'/'.join(f'{value:.2f}' for value in returns)}")
+    parts.append(f"{speed:,.0f} frames/s")
+    if speed > 0:
+        parts.append(f"left {max(0.0, total_frames - row['frames']) / speed / 60:.0f} min")
+    for name, word, digits in (
+        ("loss/total", "loss", 2),
+        ("policy/entropy", "entropy", 3),
+        ("policy_lag/mean", "lag", 1),
+    ):
+        if name in row:
+            parts.append(f"{word} {row[name]:.{digits}f}")
+    parts.append(f"actors {row.get('actor/active', 0):.0f}")
+    waits = f"waits: learner {row['learner/wait_share']:.0%}"
+    if "actor/wait_share" in row:
+        waits += f" actors {row['actor/wait_share']:.0%}"
+    return "  ".join([*parts, waits])
+
+
+def _table(row: Row) -> rich.table.Table:
+    """All scalars, a line for those that differ in the last part of their names only."""
+    groups: dict[str, list[rich.text.Text]] = {}
+    for name in sorted(row):
+        group, _, last = name.rpartition("/")
+        value = f"{row[name]:,.4g}" if abs(row[name]) < 1e4 else f"{row[name]:,.0f}"
+        pair = rich.text.Text.assemble(last, "=", (value, "bold"))
+        groups.setdefault(group, []).append(pair)
+    table = rich.table.Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for group, pairs in sorted(groups.items()):
+        table.add_row(rich.text.Text(group or "run"), rich.text.Text("  ").join(pairs))
+    return table

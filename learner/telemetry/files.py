@@ -1,0 +1,91 @@
+"""Sinks that write rows of telemetry into files of the log directory: JSON lines, TensorBoard."""
+
+import abc
+import pathlib
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from impala.logdir import json_lines
+from impala.logdir.rows import Row
+from learner.telemetry.sinks import Histograms, Sink
+
+_LARGEST = 1e38  # TensorBoard has 32 bits for a number, and subtracts them...
+_LAST_STEP = 2**63 - 1  # ...and 63 for a step
+
+
+class File(Sink):
+    """A sink whose rows stay on the disk, so that they become rarer as a run gets older."""
+
+    @property
+    @abc.abstractmethod
+    def written(self) -> int:
+        """Bytes that were written so far."""
+
+
+class TensorBoard(File):
+    """Writes rows as TensorBoard scalars over frames, and histograms, into LOGDIR/tensorboard."""
+
+    def __init__(self, logdir: pathlib.Path, settings: object = None):
+        super().__init__(logdir, settings)
+        self._directory = logdir / "tensorboard"
+        self._before = self._size()
+        self._writer = tf.summary.create_file_writer(str(self._directory))
+
+    @property
+    def written(self) -> int:
+        """Bytes that were written so far."""
+        return self._size() - self._before
+
+    def _size(self) -> int:
+        try:
+            return sum(path.stat().st_size for path in self._directory.iterdir())
+        except OSError:  # there is none, or somebody tidies up
+            return 0
+
+    def write(self, row: Row) -> None:
+        """Writes one row and flushes it."""
+        step = _step(row["frames"])
+        with self._writer.as_default():
+            for name, value in row.items():
+                tf.summary.scalar(name, max(-_LARGEST, min(float(value), _LARGEST)), step=step)
+        self._writer.flush()
+
+    def write_histograms(self, histograms: Histograms, frames: float) -> None:
+        """Writes the histograms of a row and flushes them."""
+        with self._writer.as_default():
+            for name, values in histograms.items():
+                finite = np.asarray(values[np.isfinite(values)], np.float64)
+                bounded = np.clip(finite, -_LARGEST, _LARGEST)
+                tf.summary.histogram(f"histogram/{name}", bounded, step=_step(frames))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._writer.close()
+
+
+class JsonLines(File):
+    """Writes rows into LOGDIR/metrics.jsonl, of which a resumed run writes the next lines."""
+
+    def __init__(self, logdir: pathlib.Path, settings: object = None):
+        super().__init__(logdir, settings)
+        self._file = json_lines.Appender(logdir / "metrics.jsonl")
+
+    @property
+    def written(self) -> int:
+        """Bytes that were written so far."""
+        return self._file.written
+
+    def write(self, row: Row) -> None:
+        """Writes one row."""
+        self._file.write({"time": time.time(), **row})
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def _step(frames: float) -> int:
+    return min(int(frames), _LAST_STEP)

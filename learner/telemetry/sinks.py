@@ -1,0 +1,57 @@
+"""The base class of places that rows of telemetry are written to."""
+
+import abc
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from impala.logdir.rows import Row
+
+Histograms = Mapping[str, np.ndarray]
+
+
+class Sink(abc.ABC):
+    """Takes the rows of a run, one after another.
+
+    A row is a dictionary from names to numbers, all finite. Totals of the run and levels are as
+    they stand at the end of the interval that the row is about; everything else is a mean or a
+    quantile over the interval. Every row has "frames", "steps", "updates" and "unrolls" (learned
+    from, in the whole run), "seconds" (of training, in the whole run), "progress" (share of the
+    run that is done, 0 to 1) and "speed/frames_per_second". Once there was something to report it
+    also has, for example, "loss/total", "gradient_norm", "policy_lag/mean",
+    "episode/TASK/return_recent" (mean return of the last 100 episodes) and
+    "evaluation/TASK/return".
+
+    All methods are called in one thread beside training, so a slow sink delays rows, and rows that
+    wait too long are joined, but never training. A sink that `telemetry.sinks` names gets a row
+    every `learner.log_seconds` while the run lasts. If it raises, the error is logged with its
+    traceback, the sink gets nothing more, and the run goes on: handle what may pass by itself, for
+    instance a lost connection.
+    """
+
+    def __init__(self, logdir: pathlib.Path, settings: object = None) -> None:
+        """Opens the sink, when the learner starts.
+
+        Args:
+          logdir: the run's log directory; a resumed run finds there what it wrote before.
+          settings: an instance of the class's own nested dataclass `Settings`; None if it has none.
+        """
+        del logdir, settings
+
+    @abc.abstractmethod
+    def write(self, row: Row) -> None:
+        """Writes one row, which must not be changed: other sinks get it too."""
+
+    def write_histograms(self, histograms: Histograms, frames: float) -> None:
+        """Writes the numbers behind the last row's quantiles. The default does nothing.
+
+        Args:
+          histograms: arrays [N] by name, none of them empty; of very many numbers, a random part.
+          frames: environment frames of that row.
+        """
+        del histograms, frames
+
+    def close(self) -> None:
+        """Closes the sink, when the run has ended or failed. The default does nothing."""
+        return None
