@@ -18,18 +18,19 @@ PACKAGES = ("vtrace", "protos", "impala", "actors", "learner")
 # room that its own begins with; a room that is named stands for what is in it, not for the rooms
 # below it.
 _LIBRARY = {
-    *("impala", "impala.agents", "impala.algorithms", "impala.config", "impala.environments"),
-    *("impala.finite", "impala.runtime", "impala.schedule", "impala.types"),
+    *("impala", "impala.agents", "impala.algorithms", "impala.components", "impala.config"),
+    *("impala.environments", "impala.finite", "impala.runtime", "impala.schedule", "impala.types"),
 }
 MAY_IMPORT: dict[str, set[str]] = {
     "vtrace": set(),
     "protos": set(),
+    "impala.components": set(),
     "impala.finite": set(),
     "impala.types": set(),
     "impala.runtime": set(),
-    "impala.config": {"impala.schedule", "impala.types"},
-    "impala.schedule": {"impala.config"},
-    "impala.environments": {"impala.config", "impala.types"},
+    "impala.config": {"impala.components", "impala.schedule", "impala.types"},
+    "impala.schedule": {"impala.components", "impala.config"},
+    "impala.environments": {"impala.components", "impala.config", "impala.types"},
     "impala.agents": {"impala.config", "impala.environments", "impala.types"},
     "impala.algorithms": {"impala.agents", "impala.config", "impala.types", "vtrace"},
     # Names become objects; episodes are played.

@@ -1,0 +1,207 @@
+"""Parts by name: built-in ones, installed entry points, and `module:attribute` where allowed.
+
+Wherever a configuration names a part, the name is one of three: that of a built-in part; that of an
+entry point of the group `impala.components`, which an installed package declares; or
+`module:attribute`. The last two import code that is not of this package, so `Allowed` says what a
+process may import.
+"""
+
+import dataclasses
+import difflib
+import importlib.metadata
+import inspect
+import pkgutil
+import re
+import traceback
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+GROUP = "impala.components"  # of entry points
+
+
+class ComponentError(ValueError):
+    """A name stands for no part of the kind that is wanted, or may not be imported here."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kind:
+    """A kind of part that a configuration names."""
+
+    word: str
+    """What it is called in messages."""
+    base: str
+    """The class that parts of this kind derive from, as module:attribute."""
+    built_in: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Name -> module:attribute; "" where the name means that there is no such part."""
+    section: str = ""
+    """Section of the configuration with the settings of the built-in parts; "": that of a part's
+    own name."""
+
+
+TORSO = Kind(
+    "torso",
+    "impala.agents.torsos:Torso",
+    {
+        "mlp": "impala.agents.torsos:MLP",
+        "small": "impala.agents.torsos:Small",
+        "strided": "impala.agents.torsos:Strided",
+        "shallow": "impala.agents.torsos:Shallow",
+        "deep": "impala.agents.torsos:DeepResidual",
+    },
+    section="agent",
+)
+CORE = Kind(
+    "core",
+    "impala.agents.cores:Core",
+    {"feed_forward": "", "lstm": "impala.agents.cores:LSTM"},
+    section="agent",
+)
+ALGORITHM = Kind(
+    "algorithm",
+    "impala.algorithms.base:Algorithm",
+    {
+        "impala": "impala.algorithms.impala:Impala",
+        "actor_critic": "impala.algorithms.actor_critic:ActorCritic",
+        "critic": "impala.algorithms.critic:Critic",
+        "q_learning": "impala.algorithms.q_learning:QLearning",
+        "sac": "impala.algorithms.sac:Sac",
+    },
+)
+OPTIMISER = Kind(
+    "optimiser",
+    "learner.update.optimisers:Optimiser",
+    {
+        "rmsprop": "learner.update.optimisers:RMSProp",
+        "adam": "learner.update.optimisers:Adam",
+    },
+    section="optimiser",
+)
+SINK = Kind("sink", "learner.telemetry.sinks:Sink")
+ENVIRONMENT = Kind("environment", "impala.environments.base:Environment")
+
+
+@dataclasses.dataclass(frozen=True)
+class Allowed:
+    """What a process may import beside this package and installed entry points."""
+
+    names: tuple[str, ...] = ()
+    """MODULE, for all that is in it and in modules below it, or MODULE:ATTRIBUTE."""
+
+    def check(self, name: str) -> None:
+        """Checks that `name`, MODULE or MODULE:ATTRIBUTE, may be imported.
+
+        Raises:
+          ComponentError: it may not; says which flag would allow it.
+        """
+        module = name.partition(":")[0]
+        if name in self.names or name in {entry.value for entry in _entry_points()}:
+            return
+        if any(f"{module}.".startswith(f"{allowed}.") for allowed in self.names):
+            return
+        raise ComponentError(
+            f"{name} is code from outside impala, which this process may not import. Start it with "
+            f"--allow {name} (or --allow {module}), or install a package that declares it as an "
+            f"entry point of the group {GROUP}."
+        )
+
+
+def check_name(setting: str, name: str, kind: Kind) -> str:
+    """Returns `name` if it can be that of a part; imports nothing.
+
+    Args:
+      setting: what has the name as its value, for the message.
+      name: of a built-in part, of an entry point, or module:attribute.
+      kind: of the part.
+
+    Raises:
+      ComponentError: it is none of the three; says which is nearest.
+    """
+    if name in kind.built_in or re.fullmatch(r"[^\W\d][\w.]*:[^\W\d][\w.]*", name):
+        return name
+    names = [*kind.built_in, *(entry.name for entry in _entry_points())]
+    if name in names:
+        return name
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    one_of = f"one of {', '.join(names)}" if names else f"an entry point of the group {GROUP}"
+    raise ComponentError(
+        f"{setting} is {name!r}; it must be {one_of}.{hint} A {kind.word} of your own is "
+        "named as MODULE:CLASS."
+    )
+
+
+def find(name: str, kind: Kind, allowed: Allowed) -> type[Any]:
+    """Imports the class of a part.
+
+    Args:
+      name: of a built-in part, of an entry point, or module:attribute.
+      kind: of the part, whose base class the class derives from.
+      allowed: what may be imported for a name that is not built in.
+
+    Raises:
+      ComponentError: there is no such part, it is of another kind, or may not be imported.
+    """
+    check_name(f"The {kind.word}", name, kind)
+    if name in kind.built_in:
+        built_in: type[Any] = pkgutil.resolve_name(kind.built_in[name])
+        return built_in
+    found = load(name, allowed)
+    base: Any = pkgutil.resolve_name(kind.base)
+    where = " import ".join(kind.base.split(":"))
+    if not inspect.isclass(found) or not issubclass(found, base):
+        raise ComponentError(
+            f"{name} is no {kind.word}: derive it from {base.__name__} (from {where})."
+        )
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
+        raise ComponentError(f"{name} is an abstract {kind.word}: it has to define {missing}.")
+    return found
+
+
+def load(name: str, allowed: Allowed) -> Any:
+    """Imports what an entry point's name or module:attribute stands for.
+
+    Raises:
+      ComponentError: it may not be imported, is not there, or its module raises an error.
+    """
+    place = next((entry.value for entry in _entry_points() if entry.name == name), name)
+    allowed.check(place)
+    module, _, attribute = place.partition(":")
+    try:
+        return pkgutil.resolve_name(place)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise _broken(module, error) from error
+        raise ComponentError(
+            f"{name}: there is no module {error.name!r}. Install the package that has it, or name "
+            "its folder in PYTHONPATH."
+        ) from None
+    except AttributeError as error:
+        if not inspect.ismodule(error.obj) or error.obj.__name__ != module:
+            raise _broken(module, error) from error
+        near = difflib.get_close_matches(attribute, dir(error.obj), n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ComponentError(f"{name}: {module} has no attribute {attribute!r}.{hint}") from None
+    except Exception as error:
+        raise _broken(module, error) from error
+
+
+def section_of(name: str, component: type) -> str:
+    """Names the section of a part's settings: my_torso, of the class MyTorso or entry my-torso."""
+    if ":" not in name:
+        return re.sub(r"\W", "_", name).lower()
+    boundary = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
+    return re.sub(boundary, "_", component.__name__).lower()
+
+
+def _entry_points() -> Iterable[importlib.metadata.EntryPoint]:
+    return importlib.metadata.entry_points(group=GROUP)
+
+
+def _broken(module: str, error: Exception) -> ComponentError:
+    """Words the error of a module that raises one while it is imported."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return ComponentError(
+        f"Importing {module} raises {type(error).__name__}: {' '.join(str(error).split())} "
+        f"({frame.filename}:{frame.lineno})."
+    )

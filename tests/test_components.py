@@ -1,0 +1,118 @@
+"""Parts by name: built in, installed, or `module:attribute` where this process is allowed to."""
+
+import pathlib
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from impala.components import ENVIRONMENT, Allowed, ComponentError, Kind, find, load
+from impala.components import section_of as section
+
+ALLOWED = Allowed(("mine",))
+THING = Kind("thing", "mine.things:Thing", {"flat": "mine.things:Flat"})
+
+
+@pytest.fixture(autouse=True)
+def _package(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package `mine`, and an installed one that declares two of its classes."""
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "things.py").write_text(
+        "import abc\n"
+        "class Thing(abc.ABC):\n"
+        "    @abc.abstractmethod\n"
+        "    def show(self): ...\n"
+        "class Flat(Thing):\n"
+        "    def show(self): return 'flat'\n"
+        "class RoundThing(Flat): pass\n"
+        "class Other: pass\n"
+        "class Unfinished(Thing): pass\n"
+        "made = Flat()\n"
+    )
+    (package / "broken.py").write_text("import abc\n1 / 0\n")
+    (package / "lacking.py").write_text("import absent_module\n")
+    (package / "outdated.py").write_text("import abc\nabc.gone\n")
+    (package / "loud.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w').close()\n")
+    info = tmp_path / "mine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[impala.components]\nround-thing = mine.things:RoundThing\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("flat", "Flat"),  # built in
+        ("round-thing", "RoundThing"),  # the name of an entry point
+        ("mine.things:RoundThing", "RoundThing"),  # what an entry point names
+    ],
+)
+def test_what_is_built_in_or_installed_needs_no_allowance(name: str, found: str) -> None:
+    assert find(name, THING, Allowed()).__name__ == found
+
+
+@pytest.mark.parametrize("names", [("mine",), ("mine.things",), ("mine.things:Flat",)])
+def test_a_module_or_an_attribute_of_it_can_be_allowed(names: tuple[str, ...]) -> None:
+    assert find("mine.things:Flat", THING, Allowed(names)).__name__ == "Flat"
+
+
+@pytest.mark.parametrize("names", [(), ("min",), ("mine.thing",), ("mine.things:Round",), ("",)])
+def test_anything_else_is_refused_with_the_flag_that_would_allow_it(names: tuple[str, ...]) -> None:
+    with pytest.raises(ComponentError, match=r"--allow mine\.things:Flat \(or --allow mine\.thi"):
+        find("mine.things:Flat", THING, Allowed(names))
+
+
+def test_what_is_refused_is_not_imported(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ComponentError, match="--allow"):
+        load("mine.loud:anything", Allowed(("mine.things",)))
+    assert not (tmp_path / "imported").exists()
+    with pytest.raises(ComponentError, match="no attribute"):
+        load("mine.loud:anything", ALLOWED)
+    assert (tmp_path / "imported").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("flut", "The thing is 'flut'; it must be one of flat, round-thing. Did you mean 'flat'?"),
+        ("flut", "A thing of your own is named as MODULE:CLASS."),
+        ("mine.things:", "'mine.things:'; it must be one of"),
+        ("mine.thongs:Flat", "there is no module 'mine.thongs'. Install the package"),
+        ("mine.things:Flut", "mine.things has no attribute 'Flut'. Did you mean 'Flat'?"),
+        (
+            "mine.things:Other",
+            "mine.things:Other is no thing: derive it from Thing (from mine.things import Thing)",
+        ),
+        ("mine.things:made", "mine.things:made is no thing: derive it"),
+        ("mine.things:Unfinished", "an abstract thing: it has to define show."),
+        ("mine.broken:Flat", "Importing mine.broken raises ZeroDivisionError: division by zero ("),
+        ("mine.broken:Flat", "broken.py:2)."),
+        ("mine.lacking:Flat", "Importing mine.lacking raises ModuleNotFoundError: No module named"),
+        ("mine.outdated:Flat", "Importing mine.outdated raises AttributeError: module 'abc' has"),
+    ],
+)
+def test_what_cannot_be_found_is_told_in_a_line(name: str, message: str) -> None:
+    with pytest.raises(ComponentError) as caught:
+        find(name, THING, ALLOWED)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_stand_in_a_section_named_after_the_part() -> None:
+    part = find("mine.things:RoundThing", THING, ALLOWED)
+    assert section("mine.things:RoundThing", part) == "round_thing"
+    assert section("round-thing", part) == "round_thing"
+    assert section("any:x", type("HTTPTorso2D", (), {})) == "http_torso2_d"
+
+
+@pytest.mark.parametrize("kind", [ENVIRONMENT], ids=lambda kind: kind.word)
+def test_the_base_class_of_a_kind_is_where_messages_say(kind: Kind) -> None:
+    assert load(kind.base, Allowed((kind.base,))).__name__ == kind.base.partition(":")[2]
