@@ -5,6 +5,7 @@ import pathlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, Self
 
 import certificates
 import grpc
@@ -30,7 +31,7 @@ OK = "OK"
 class Learner:
     """A served learner whose ingest is drained by a thread."""
 
-    def __init__(self, guarded: bool = False):
+    def __init__(self, guarded: bool = False) -> None:
         self.accounts = Accounts()
         self.ingest = Ingest(capacity=16)
         self.taken: list[tuple[str, int]] = []
@@ -40,15 +41,15 @@ class Learner:
         self._thread = threading.Thread(target=self._take)
         self._thread.start()
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.server.stop(grace=0.0)
         self.ingest.close()
         self._thread.join(WAIT)
 
-    def _take(self):
+    def _take(self) -> None:
         while (arrival := self.ingest.get(timeout=WAIT)) is not None:
             self.taken.append((arrival.actor, arrival.sequence))
 
@@ -56,7 +57,7 @@ class Learner:
 class Actor:
     """A client that numbers its messages as the protocol wants."""
 
-    def __init__(self, address: str, name: str, incarnation: int):
+    def __init__(self, address: str, name: str, incarnation: int) -> None:
         self.name = name
         self.incarnation = incarnation
         self.channel = grpc.insecure_channel(address)
@@ -65,17 +66,17 @@ class Actor:
         self.fingerprint = self.stub.Join(request, timeout=WAIT).fingerprint
         self.sequence = 0  # the last one that was used up
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.channel.close()
 
-    def next(self, **kw) -> pb.Unrolls:
+    def next(self, **kw: Any) -> pb.Unrolls:
         self.sequence += 1
         return self.message(self.sequence, **kw)
 
-    def message(self, sequence: int, **kw) -> pb.Unrolls:
+    def message(self, sequence: int, **kw: Any) -> pb.Unrolls:
         fields = {"fingerprint": self.fingerprint, "actor": self.name}
         fields["incarnation"] = self.incarnation
         if "arrays" not in kw:

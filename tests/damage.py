@@ -151,7 +151,9 @@ DAMAGES: tuple[Callable[[bytearray, random.Random], bytearray | None], ...] = (
 )
 
 
-def apply(logdir: pathlib.Path, files: Mapping[str, bytes], names: list[str], rng: random.Random):
+def apply(
+    logdir: pathlib.Path, files: Mapping[str, bytes], names: list[str], rng: random.Random
+) -> list[tuple[str, str]]:
     """Damages one of the files, now and then two; returns which, and how."""
     done = []
     for _ in range(rng.choice([1, 1, 1, 1, 2])):

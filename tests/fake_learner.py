@@ -34,7 +34,7 @@ class FakeLearner(pb_grpc.LearnerServicer):
         max_in_flight: int = 2,
         max_message_bytes: int = 1 << 20,
         port: int = 0,
-    ):
+    ) -> None:
         self.incarnation = incarnation
         self.fingerprint = fingerprint
         self.config = config

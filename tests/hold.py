@@ -8,7 +8,7 @@ import numpy as np
 LONGEST = 8
 
 
-class Hold(gym.Env):
+class Hold(gym.Env[int, int]):
     """A number n is shown, 1 to 8; who presses for n frames and then lets go gets 1, else 0.
 
     While it is pressed nothing is shown (0), so one who does not remember n, and decides anew every
@@ -27,7 +27,7 @@ class Hold(gym.Env):
         self._pressed = self._frames = 0
         return self._number, {}
 
-    def step(self, action: Any) -> tuple[int, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
         self._frames += 1
         ended = False
         if action == 1:
@@ -42,7 +42,7 @@ class Hold(gym.Env):
 gym.register("Hold-v0", entry_point=Hold)
 
 
-class Masked(gym.Env):
+class Masked(gym.Env[dict[str, Any], int]):
     """Three actions, of which each step forbids one at random; doing it ends the episode."""
 
     observation_space = gym.spaces.Dict(
@@ -57,7 +57,7 @@ class Masked(gym.Env):
         self._count = 0
         return self._observation(), {}
 
-    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+    def step(self, action: int) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         forbidden = bool(self._mask[action] == 0)
         self._count += 1
         return self._observation(), -float(forbidden), forbidden, self._count == 10, {}

@@ -2,6 +2,7 @@
 
 import socket
 import struct
+from typing import Self
 
 WAIT = 20.0  # seconds that nothing here should ever take
 ELSEWHERE = "127.0.0.2"  # another host, as far as the learner sees
@@ -25,17 +26,17 @@ class Raw:
       window: bytes that the learner may send on a stream before it is told to go on.
     """
 
-    def __init__(self, address: str, window: int = 65_535):
+    def __init__(self, address: str, window: int = 65_535) -> None:
         self._socket = connect(address)
         self._answers = self._socket.makefile("rb")
         self._last_stream = -1
         self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         self._send(SETTINGS, 0, 0, struct.pack(">HI", INITIAL_WINDOW_SIZE, window))
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self._answers.close()
         self._socket.close()
 

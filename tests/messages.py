@@ -1,6 +1,7 @@
 """A small spec, good messages that fit it, and a learner service around them: shared by tests."""
 
 import json
+from typing import Any
 
 import numpy as np
 import tree
@@ -25,10 +26,13 @@ EARLIER = 55  # of a learner of the same run that came as far as version 1,000
 FRAMES_PER_STEP = 6
 
 
-def spec(observation=((3,), np.uint8), unroll_length=UNROLL_LENGTH) -> Unroll:
+def spec(
+    observation: tuple[tuple[int, ...], type[np.generic]] = ((3,), np.uint8),
+    unroll_length: int = UNROLL_LENGTH,
+) -> Unroll:
     """One environment: bytes, a flag and a float to see, three actions, a core of two floats."""
 
-    def rows(shape, dtype):
+    def rows(shape: tuple[int, ...], dtype: type[np.generic]) -> ArraySpec:
         return ArraySpec((unroll_length + 1, *shape), np.dtype(dtype))
 
     return Unroll(
@@ -53,7 +57,7 @@ def spec(observation=((3,), np.uint8), unroll_length=UNROLL_LENGTH) -> Unroll:
     )
 
 
-def unroll(num_envs=2, unroll_spec=None, seed=0) -> Unroll:
+def unroll(num_envs: int = 2, unroll_spec: Unroll | None = None, seed: int = 0) -> Unroll:
     """A good unroll of E environments; only the first has an episode's end, in row 2."""
     unroll_spec = unroll_spec or spec()
     rng = np.random.default_rng(seed)
@@ -72,7 +76,16 @@ def unroll(num_envs=2, unroll_spec=None, seed=0) -> Unroll:
     return timed._replace(core_state=core_state)
 
 
-def message(sequence=1, num_envs=2, *, actor="a", incarnation=1, fingerprint="", arrays=None, **kw):
+def message(
+    sequence: int = 1,
+    num_envs: int = 2,
+    *,
+    actor: str = "a",
+    incarnation: int = 1,
+    fingerprint: str = "",
+    arrays: Unroll | None = None,
+    **kw: Any,
+) -> pb.Unrolls:
     """A good message; name a field to make it another."""
     steps = UNROLL_LENGTH if arrays is None else len(arrays.timestep.reward) - 1
     if "tensors" not in kw:
@@ -93,20 +106,20 @@ def message(sequence=1, num_envs=2, *, actor="a", incarnation=1, fingerprint="",
     return pb.Unrolls(**{**fields, **kw})
 
 
-def bounds(num_tasks=1, **kw) -> MessageBounds:
+def bounds(num_tasks: int = 1, **kw: Any) -> MessageBounds:
     """Three actions, and a few frames a step."""
     known = {"actions": [Bounds(0, 2)], "frames_per_step": [FRAMES_PER_STEP] * num_tasks}
     return MessageBounds(**{**known, **kw})
 
 
 def service(
-    accounts=None,
-    ingest=None,
-    unroll_spec=None,
-    max_envs=MAX_ENVS,
-    config=None,
-    quarantine=None,
-    **kw,
+    accounts: Accounts | None = None,
+    ingest: Ingest | None = None,
+    unroll_spec: Unroll | None = None,
+    max_envs: int = MAX_ENVS,
+    config: Config | None = None,
+    quarantine: Quarantine | None = None,
+    **kw: Any,
 ) -> LearnerService:
     """A service for the small spec; actors are only quarantined if a quarantine is given."""
     schedule = Schedule(config or Config())
@@ -130,7 +143,7 @@ def service(
     )
 
 
-def join_request(actor="a", incarnation=1, **kw) -> pb.JoinRequest:
+def join_request(actor: str = "a", incarnation: int = 1, **kw: Any) -> pb.JoinRequest:
     """How an actor of the right protocol introduces itself."""
     fields = {"protocol": pb.ProtocolVersion(major=1), "role": pb.ROLE_ACTOR}
     return pb.JoinRequest(**{"actor": actor, "incarnation": incarnation, **fields, **kw})

@@ -5,6 +5,7 @@ row, a group, a version or a core state breaks an equation.
 """
 
 import itertools
+from collections.abc import Callable
 
 import gymnasium as gym
 import numpy as np
@@ -12,7 +13,7 @@ import tensorflow as tf
 import tree
 
 from impala.environments.base import Environment
-from impala.types import ActorUnrolls, AgentOutput, EnvironmentStep, StepType, TimeStep
+from impala.types import ActorUnrolls, AgentOutput, EnvironmentStep, StepType, TimeStep, Unroll
 
 FRAMES = 3  # environment frames per step
 NUM_ACTIONS = 7
@@ -25,7 +26,7 @@ class Script(Environment):
     given out are used again by the next step, as they may be.
     """
 
-    def __init__(self, num_envs: int, first: int):
+    def __init__(self, num_envs: int, first: int) -> None:
         self.num_envs = num_envs
         self.observation_space = gym.spaces.Box(0, 1000, (4,), np.int32)
         self.action_space = gym.spaces.Discrete(NUM_ACTIONS)
@@ -110,7 +111,7 @@ def check_group(group: list[ActorUnrolls], unroll_length: int, num_envs: int, fi
             np.testing.assert_array_equal(new[0], old[-1])
 
     # The rows in one piece: each unroll adds its rows 1..T.
-    def whole(leaf_of) -> np.ndarray:
+    def whole(leaf_of: Callable[[Unroll], np.ndarray]) -> np.ndarray:
         leaves = [leaf_of(u.unroll) for u in group]
         return np.concatenate([leaves[0][:1], *(leaf[1:] for leaf in leaves)])
 

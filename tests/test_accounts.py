@@ -18,7 +18,7 @@ def _crash(accounts: Accounts, checkpoint: dict) -> Accounts:
     return restored
 
 
-def test_sequence_numbers_are_taken_once_and_in_order():
+def test_sequence_numbers_are_taken_once_and_in_order() -> None:
     accounts = Accounts()
     accounts.join("a", 1, 0, 0)
 
@@ -34,7 +34,7 @@ def test_sequence_numbers_are_taken_once_and_in_order():
     assert (totals.received, totals.queued, totals.duplicates) == (8, 8, 1)
 
 
-def test_a_refused_message_uses_its_sequence_number_up():
+def test_a_refused_message_uses_its_sequence_number_up() -> None:
     accounts = Accounts()
     accounts.join("a", 1, 0, 0)
     accounts.rejected("range", "a", 1, sequence=1)
@@ -43,7 +43,7 @@ def test_a_refused_message_uses_its_sequence_number_up():
     assert accounts.totals().rejected == {"range": 2}
 
 
-def test_only_the_incarnation_that_joined_last_may_send():
+def test_only_the_incarnation_that_joined_last_may_send() -> None:
     accounts = Accounts()
     index = accounts.join("a", 1, 0, 0)
     assert accounts.receive("a", 1, 1, 4).verdict == "accepted"
@@ -56,12 +56,14 @@ def test_only_the_incarnation_that_joined_last_may_send():
     assert (accounts.totals().learned, accounts.totals().queued) == (4, 4)
 
 
-def _is_told_to_end(accounts: Accounts, incarnation: int, sequence: int = 0, unrolls: int = 0):
+def _is_told_to_end(
+    accounts: Accounts, incarnation: int, sequence: int = 0, unrolls: int = 0
+) -> None:
     with pytest.raises(Superseded, match=r"another process has joined as a since: give each actor"):
         accounts.join("a", incarnation, sequence, unrolls)
 
 
-def test_an_incarnation_that_was_superseded_never_takes_the_name_back():
+def test_an_incarnation_that_was_superseded_never_takes_the_name_back() -> None:
     """Given two processes by one name, of which each joins again whenever it may not send."""
     accounts = Accounts()
     accounts.join("a", 1, 0, 0)
@@ -81,7 +83,7 @@ def test_an_incarnation_that_was_superseded_never_takes_the_name_back():
     assert accounts.may_send("a", 3)
 
 
-def test_what_a_superseded_incarnation_had_got_receipts_for_is_counted_all_the_same():
+def test_what_a_superseded_incarnation_had_got_receipts_for_is_counted_all_the_same() -> None:
     """Given 4 unrolls with a receipt that no checkpoint has, and a namesake that joins first."""
     accounts = Accounts()
     accounts.join("a", 1, 0, 0)
@@ -95,7 +97,7 @@ def test_what_a_superseded_incarnation_had_got_receipts_for_is_counted_all_the_s
     assert accounts.totals().received == 4
 
 
-def test_a_learner_that_forgot_who_was_newest_takes_whoever_comes_first():
+def test_a_learner_that_forgot_who_was_newest_takes_whoever_comes_first() -> None:
     """Given a checkpoint from before either joined, or one that does not say who was newest."""
     accounts = Accounts()
     accounts.join("a", 2, 0, 0)
@@ -114,7 +116,7 @@ def test_a_learner_that_forgot_who_was_newest_takes_whoever_comes_first():
     _is_told_to_end(accounts, 1)
 
 
-def test_the_gap_after_a_crash_is_counted_when_the_actor_comes_back():
+def test_the_gap_after_a_crash_is_counted_when_the_actor_comes_back() -> None:
     """Given 3 messages of 4 unrolls with receipts, of which the checkpoint knows 6 unrolls."""
     accounts = Accounts()
     index = accounts.join("a", 1, 0, 0)
@@ -132,7 +134,7 @@ def test_the_gap_after_a_crash_is_counted_when_the_actor_comes_back():
     assert accounts.receive("a", 1, 4, 4) == ("accepted", 0, 4)
 
 
-def test_a_message_that_was_half_learned_goes_on_where_it_was():
+def test_a_message_that_was_half_learned_goes_on_where_it_was() -> None:
     """Given a message of 4 unrolls whose receipt was lost, with 3 learned at the checkpoint."""
     accounts = Accounts()
     accounts.join("a", 1, 0, 0)
@@ -147,7 +149,7 @@ def test_a_message_that_was_half_learned_goes_on_where_it_was():
     assert accounts.receive("a", 1, 2, 4).offset == 0
 
 
-def test_what_is_queued_can_be_dropped_by_reason_and_is_not_lost_twice():
+def test_what_is_queued_can_be_dropped_by_reason_and_is_not_lost_twice() -> None:
     accounts = Accounts()
     accounts.join("a", 1, 0, 0)
     accounts.receive("a", 1, 1, 4)
@@ -160,7 +162,7 @@ def test_what_is_queued_can_be_dropped_by_reason_and_is_not_lost_twice():
     assert accounts.totals().dropped == {"learner_stop": 7}
 
 
-def test_no_unroll_can_be_accounted_for_twice():
+def test_no_unroll_can_be_accounted_for_twice() -> None:
     accounts = Accounts()
     accounts.join("a", 1, 0, 0)
     accounts.receive("a", 1, 1, 4)
@@ -168,7 +170,7 @@ def test_no_unroll_can_be_accounted_for_twice():
         accounts.settle("a", 1, 1, 5)
 
 
-def test_actors_that_restart_for_ever_do_not_fill_the_memory():
+def test_actors_that_restart_for_ever_do_not_fill_the_memory() -> None:
     accounts = Accounts(max_ledgers=10)
     accounts.join("steady", 1, 0, 0)
     accounts.receive("steady", 1, 1, 2)  # in the queue: cannot be forgotten
@@ -201,7 +203,7 @@ class _Fleet:
     whoever is told to end is started again.
     """
 
-    def __init__(self, namesakes: bool):
+    def __init__(self, namesakes: bool) -> None:
         self.actors = [_Actor("a", 1), _Actor("a" if namesakes else "c", 2), _Actor("b", 3)]
         self.ended: list[_Actor] = []
         self.accounts = Accounts()
@@ -212,7 +214,7 @@ class _Fleet:
         self.dropped: set[tuple] = set()
         self.save()
 
-    def step(self, rng: random.Random):
+    def step(self, rng: random.Random) -> None:
         """One thing happens."""
         actor = rng.choice(self.actors)
         happening = rng.choices(
@@ -233,13 +235,13 @@ class _Fleet:
             self.stop_in_good_order()
         self.the_identity_holds()
 
-    def act(self, actor: _Actor, unrolls: int, lost: bool):
+    def act(self, actor: _Actor, unrolls: int, lost: bool) -> None:
         """An actor makes a message and sends what has no receipt, until a receipt is lost."""
         actor.sent += 1
         actor.without_receipt.append((actor.sent, unrolls))
         self._send(actor, lost)
 
-    def learn(self, unrolls: int, dropped: str | None):
+    def learn(self, unrolls: int, dropped: str | None) -> None:
         while self.queue and unrolls:
             actor, sequence, start, end = self.queue[0]
             take = min(unrolls, end - start)
@@ -253,10 +255,10 @@ class _Fleet:
             if self.queue[0][2] == end:
                 self.queue.popleft()
 
-    def save(self):
+    def save(self) -> None:
         self.checkpoints.append((self.accounts.state(), set(self.learned), set(self.dropped)))
 
-    def crash(self, is_damaged: bool = False):
+    def crash(self, is_damaged: bool = False) -> None:
         """Goes on from the newest checkpoint, or from the one before if that is damaged."""
         if is_damaged and len(self.checkpoints) > 1:
             self.checkpoints.pop()
@@ -267,19 +269,19 @@ class _Fleet:
         for actor in self.actors:
             actor.connected = False
 
-    def stop_in_good_order(self):
+    def stop_in_good_order(self) -> None:
         self.accounts.drop_queued("learner_stop")
         self.queue.clear()
         self.save()
         self.crash()
 
-    def the_identity_holds(self):
+    def the_identity_holds(self) -> None:
         totals = self.accounts.totals()
         assert totals.queued == sum(end - start for _, _, start, end in self.queue)
         assert totals.learned == len(self.learned)
         assert totals.dropped.get("policy_lag", 0) == len(self.dropped)
 
-    def all_come_back(self):
+    def all_come_back(self) -> None:
         """When all have come back, what they got receipts for is what was received.
 
         Who was told to end forgot what it had no receipt for; some of it may have been received.
@@ -341,7 +343,7 @@ class _Fleet:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_identity_holds_whatever_happens(seed):
+def test_the_identity_holds_whatever_happens(seed: int) -> None:
     rng = random.Random(seed)
     for i in range(150):
         fleet = _Fleet(namesakes=i % 3 == 0)

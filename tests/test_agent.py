@@ -2,6 +2,8 @@
 
 import collections
 import itertools
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -11,8 +13,9 @@ import tree
 
 from impala import build
 from impala.agents import networks
+from impala.agents.agent import Agent
 from impala.config.schema import AgentConfig
-from impala.types import ArraySpec, StepType, TimeStep
+from impala.types import ArraySpec, Nest, StepType, TimeStep
 
 spaces = gym.spaces
 
@@ -35,7 +38,7 @@ def wrapped(space: gym.Space) -> spaces.Dict:
     )
 
 
-def sample(space: gym.Space, *leading: int, seed: int = 0):
+def sample(space: gym.Space, *leading: int, seed: int = 0) -> Nest:
     """Random elements of a space, [*leading, ...]."""
     space.seed(seed)
     elements = [tree.map_structure(np.asarray, space.sample()) for _ in range(np.prod(leading))]
@@ -55,7 +58,7 @@ def experience(space: gym.Space, rows: int = T, seed: int = 0) -> TimeStep:
     return TimeStep(sample(space, rows, B, seed=seed), zeros, zeros, step_type)
 
 
-def random_state(agent, seed: int = 0):
+def random_state(agent: Agent, seed: int = 0) -> Nest:
     """A core state from the middle of some episode."""
     rng = np.random.default_rng(seed)
     return tree.map_structure(
@@ -72,7 +75,7 @@ def row(timestep: TimeStep, t: int) -> TimeStep:
     return tree.map_structure(lambda leaf: leaf[t], timestep)
 
 
-def assert_close(found, expected, **tolerances):
+def assert_close(found: Nest, expected: Nest, **tolerances: float) -> None:
     tree.map_structure(lambda a, b: np.testing.assert_allclose(a, b, **tolerances), expected, found)
 
 
@@ -100,14 +103,17 @@ AGENTS = {
 }
 
 
+Case = tuple[Agent, gym.Space]  # and the space of its observations
+
+
 @pytest.fixture(params=AGENTS, scope="module")
-def case(request):
+def case(request: pytest.FixtureRequest) -> Case:
     config, observation_space = AGENTS[request.param]
     return build.agent(config, observation_space, CHOICE, seed=1), observation_space
 
 
 class TestUnroll:
-    def test_is_step_repeated(self, case):
+    def test_is_step_repeated(self, case: Case) -> None:
         agent, space = case
         timestep, state = experience(space), random_state(agent)
         output, final_state = agent.unroll(timestep, state)
@@ -119,7 +125,7 @@ class TestUnroll:
             assert_close(one.baseline, output.baseline[t], atol=1e-5)
         assert_close(state, final_state, atol=1e-5)
 
-    def test_in_two_parts_is_the_whole(self, case):
+    def test_in_two_parts_is_the_whole(self, case: Case) -> None:
         agent, space = case
         timestep, state = experience(space), random_state(agent)
         output, final_state = agent.unroll(timestep, state)
@@ -128,7 +134,7 @@ class TestUnroll:
         assert_close(tf.concat([early.policy, late.policy], 0), output.policy, atol=1e-5)
         assert_close(state, final_state, atol=1e-5)
 
-    def test_the_state_before_an_episode_has_no_influence(self, case):
+    def test_the_state_before_an_episode_has_no_influence(self, case: Case) -> None:
         agent, space = case
         timestep = experience(space)
         output, state = agent.unroll(timestep, random_state(agent, seed=1))
@@ -145,7 +151,7 @@ class TestUnroll:
         if tree.flatten(state):
             assert (other.policy.numpy()[0] != output.policy.numpy()[0])[~began[0]].any()
 
-    def test_an_earlier_episode_has_no_influence(self, case):
+    def test_an_earlier_episode_has_no_influence(self, case: Case) -> None:
         agent, space = case
         timestep = experience(space)
         observation = tree.map_structure(np.copy, timestep.observation)
@@ -156,13 +162,13 @@ class TestUnroll:
         np.testing.assert_array_equal(other.policy[4:, 0], output.policy[4:, 0])
         assert (other.policy.numpy()[:4, 0] != output.policy.numpy()[:4, 0]).any()
 
-    def test_does_the_same_in_a_graph(self, case):
+    def test_does_the_same_in_a_graph(self, case: Case) -> None:
         agent, space = case
         timestep, state = experience(space), random_state(agent)
         eager = agent.unroll(timestep, state)
         assert_close(tf.function(agent.unroll)(timestep, state), eager, atol=1e-5)
 
-    def test_gradients_reach_every_variable(self, case):
+    def test_gradients_reach_every_variable(self, case: Case) -> None:
         agent, space = case
         with tf.GradientTape() as tape:
             output, _ = agent.unroll(experience(space), agent.initial_state(B))
@@ -176,14 +182,14 @@ class TestUnroll:
 
 
 class TestInitialState:
-    def test_shapes(self):
+    def test_shapes(self) -> None:
         config = AgentConfig("mlp", (8,), "lstm", lstm_size=5, frame_stack=4)
         agent = build.agent(config, PIXELS, CHOICE)
         frames, lstm = agent.initial_state(7)
         assert (frames.shape, frames.dtype) == ((7, 3, 20, 20, 1), tf.uint8)
         assert (lstm.hidden.shape, lstm.cell.shape) == ((7, 5), (7, 5))
 
-    def test_is_empty_without_a_stateful_part(self):
+    def test_is_empty_without_a_stateful_part(self) -> None:
         agent = build.agent(AgentConfig(), VECTOR, CHOICE)
         assert agent.initial_state(7) == ()
         assert agent.unroll(experience(VECTOR), ())[1] == ()
@@ -202,11 +208,11 @@ ACTION_SPACES = {
 @pytest.mark.parametrize("action_space", ACTION_SPACES.values(), ids=ACTION_SPACES)
 class TestActing:
     @pytest.fixture
-    def agent(self, action_space):
+    def agent(self, action_space: gym.Space) -> Agent:
         config = AgentConfig(hidden_sizes=(8,), core="lstm", lstm_size=5)
         return build.agent(config, VECTOR, action_space)
 
-    def test_unroll_says_what_step_acted_on(self, agent, action_space):
+    def test_unroll_says_what_step_acted_on(self, agent: Agent, action_space: gym.Space) -> None:
         timestep, state = experience(VECTOR), random_state(agent)
         unrolled, _ = agent.unroll(timestep, state)
         for t in range(T):
@@ -220,7 +226,7 @@ class TestActing:
                 )
                 assert action_space.contains(action)
 
-    def test_greedy_steps_take_the_mode(self, agent, action_space):
+    def test_greedy_steps_take_the_mode(self, agent: Agent, action_space: gym.Space) -> None:
         timestep, state = row(experience(VECTOR), 0), random_state(agent)
         greedy, greedy_state = agent.greedy_step(timestep, state)
         output, output_state = agent.step(timestep, state, SEED)
@@ -228,18 +234,20 @@ class TestActing:
         assert_close((greedy.policy, greedy.baseline), (output.policy, output.baseline))
         assert_close(greedy_state, output_state)
 
-    def test_the_first_policy_is_almost_the_one_of_zero_parameters(self, agent, action_space):
+    def test_the_first_policy_is_almost_the_one_of_zero_parameters(
+        self, agent: Agent, action_space: gym.Space
+    ) -> None:
         """Nearly uniform: learning starts from exploring everything."""
         output, _ = agent.unroll(experience(VECTOR), agent.initial_state(B))
         zeros = tf.zeros_like(output.policy)
         assert np.max(agent.distribution.kl(output.policy, zeros)) < 0.05
 
-    def test_the_spec_is_what_an_unroll_holds(self, agent, action_space):
+    def test_the_spec_is_what_an_unroll_holds(self, agent: Agent, action_space: gym.Space) -> None:
         timestep, state = experience(VECTOR, rows=2), agent.initial_state(B)
         output, _ = agent.step(row(timestep, 0), state, SEED)
         spec = build.unroll_spec(agent, VECTOR, action_space, unroll_length=1)
 
-        def from_arrays(leaf, rows):
+        def from_arrays(leaf: Any, rows: Sequence[int]) -> ArraySpec:
             return ArraySpec((*rows, *leaf.shape[1:]), np.dtype(np.asarray(leaf).dtype))
 
         assert spec.timestep == tree.map_structure(
@@ -265,7 +273,9 @@ class TestFrameStack:
         ids=["pixels", "pixels_without_channel", "colours", "vector"],
     )
     @pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
-    def test_is_the_last_frames_of_the_episode(self, space, size, jit_compile):
+    def test_is_the_last_frames_of_the_episode(
+        self, space: gym.Space, size: int, jit_compile: bool
+    ) -> None:
         frame_stack = networks.FrameStack(size, space)
         stack = tf.function(frame_stack, jit_compile=jit_compile)
         timestep = experience(space, rows=12)
@@ -287,7 +297,7 @@ class TestFrameStack:
                 frames.extend([frame] * (size if is_first[t, b] else 1))
                 np.testing.assert_array_equal(stacked[t, b], np.concatenate(frames, axis=-1))
 
-    def test_leaves_alone_what_wrappers_added(self):
+    def test_leaves_alone_what_wrappers_added(self) -> None:
         frame_stack = networks.FrameStack(2, wrapped(PIXELS))
         assert frame_stack.observation_space["observation"].shape == (20, 20, 2)
         assert frame_stack.observation_space["last_action"] == wrapped(PIXELS)["last_action"]
@@ -297,7 +307,7 @@ class TestFrameStack:
         )
         np.testing.assert_array_equal(stacked["last_reward"], timestep.observation["last_reward"])
 
-    def test_the_spec_keeps_single_frames(self):
+    def test_the_spec_keeps_single_frames(self) -> None:
         """What travels is one frame a row; the stack is in the state, once an unroll."""
         agent = build.agent(AgentConfig("shallow", frame_stack=4), PIXELS, CHOICE)
         spec = build.unroll_spec(agent, PIXELS, CHOICE, unroll_length=20)
@@ -305,7 +315,7 @@ class TestFrameStack:
         assert spec.core_state[0].shape == (3, 20, 20, 1)
 
 
-def test_lstm_is_the_textbook_one():
+def test_lstm_is_the_textbook_one() -> None:
     lstm = networks.LSTM(5)
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(T, B, 3)).astype(np.float32)
@@ -333,22 +343,22 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 class TestTorso:
     """With a network of no layers the features are the inputs."""
 
-    def features(self, space: gym.Space, *observations) -> np.ndarray:
+    def features(self, space: gym.Space, *observations: Nest) -> np.ndarray:
         torso = networks.Torso(networks.MLP([]), space)
         stacked = tree.map_structure(lambda *leaves: tf.stack(leaves), *observations)
         return torso(stacked).numpy()
 
-    def test_pixels_are_a_share_of_white(self):
+    def test_pixels_are_a_share_of_white(self) -> None:
         space = spaces.Box(0, 255, (1, 2), np.uint8)
         found = self.features(space, np.array([[0, 255]], np.uint8))
         np.testing.assert_allclose(found, [[0.0, 1.0]])
 
-    def test_what_is_true_is_one(self):
+    def test_what_is_true_is_one(self) -> None:
         space = spaces.Box(0, 1, (1, 2), np.bool_)
         found = self.features(space, np.array([[False, True]]))
         np.testing.assert_array_equal(found, [[0.0, 1.0]])
 
-    def test_choices_are_one_hot(self):
+    def test_choices_are_one_hot(self) -> None:
         space = spaces.Dict(
             {
                 "b": spaces.Discrete(3, start=-1),
@@ -364,7 +374,7 @@ class TestTorso:
         found = self.features(space, observation)
         np.testing.assert_allclose(found, [[0, 1, 1, 0, 0, 1, 0, 0, 0, 1, 4.5]])
 
-    def test_what_wrappers_added_stands_behind_the_features(self):
+    def test_what_wrappers_added_stands_behind_the_features(self) -> None:
         space = wrapped(VECTOR)
         observation = {
             "observation": np.float32([1, 2, 3, 4]),
@@ -387,14 +397,14 @@ class TestTorso:
             rtol=1e-6,
         )
 
-    def test_a_dict_of_the_environments_own_is_not_a_wrapped_one(self):
+    def test_a_dict_of_the_environments_own_is_not_a_wrapped_one(self) -> None:
         space = spaces.Dict({"observation": VECTOR, "desired_goal": VECTOR})
         observation = {"observation": np.float32([1, 2, 3, 4]), "desired_goal": np.zeros(4, "f")}
         found = self.features(space, observation)
         np.testing.assert_allclose(found, [[0, 0, 0, 0, 1, 2, 3, 4]])
 
     @pytest.mark.parametrize("torso", ["shallow", "deep"])
-    def test_pixels_need_no_channel(self, torso):
+    def test_pixels_need_no_channel(self, torso: Literal["shallow", "deep"]) -> None:
         flat = spaces.Box(0, 255, (20, 20), np.uint8)
         with_channel = build.agent(AgentConfig(torso), PIXELS, CHOICE)
         without = build.agent(AgentConfig(torso), flat, CHOICE)
@@ -402,7 +412,7 @@ class TestTorso:
         squeezed = timestep._replace(observation=timestep.observation[..., 0])
         assert_close(without.unroll(squeezed, ()), with_channel.unroll(timestep, ()), atol=1e-6)
 
-    def images(self, space: gym.Space, *observations: np.ndarray, **options) -> np.ndarray:
+    def images(self, space: gym.Space, *observations: np.ndarray, **options: Any) -> np.ndarray:
         """What an image network is shown."""
 
         class Shown:
@@ -413,7 +423,7 @@ class TestTorso:
 
         return networks.Torso(Shown(), space, **options)(tf.stack(observations)).numpy()
 
-    def test_each_image_is_standardised(self):
+    def test_each_image_is_standardised(self) -> None:
         space = spaces.Box(0, 255, (20, 20, 4), np.uint8)
         light = sample(space, 1)[0]
         dark = light // 4 + 50
@@ -423,7 +433,7 @@ class TestTorso:
         grey = self.images(space, np.full((20, 20, 4), 87, np.uint8))
         np.testing.assert_allclose(grey, 0.0, atol=1e-4)
 
-    def test_or_is_shown_as_shares_of_white(self):
+    def test_or_is_shown_as_shares_of_white(self) -> None:
         space = spaces.Box(0, 255, (20, 20, 4), np.uint8)
         image = sample(space, 1)[0]
         shown = self.images(space, image, standardise_images=False)
@@ -437,14 +447,14 @@ class TestTorso:
         ours, others = (a.unroll(timestep, ())[0].baseline for a in (agent, standardised))
         assert not np.allclose(ours, others, rtol=1e-3)
 
-    def test_a_board_is_shown_as_it_is(self):
+    def test_a_board_is_shown_as_it_is(self) -> None:
         board = np.array([[[True, False]], [[False, False]]])
         shown = self.images(spaces.Box(0, 1, (2, 1, 2), np.bool_), board)
         np.testing.assert_array_equal(shown, [board])
 
 
 class TestVariables:
-    def test_their_order_is_the_order_in_which_they_travel(self):
+    def test_their_order_is_the_order_in_which_they_travel(self) -> None:
         config = AgentConfig("shallow", core="lstm", lstm_size=5, frame_stack=4)
         agent = build.agent(config, wrapped(PIXELS), CHOICE)
         assert [(variable.name, tuple(variable.shape)) for variable in agent.variables] == [
@@ -463,7 +473,7 @@ class TestVariables:
             ("shallow/linear/w:0", (32, 256)),
         ]
 
-    def test_the_deep_network_is_the_papers(self):
+    def test_the_deep_network_is_the_papers(self) -> None:
         """15 convolutions and 1.6 million parameters at 96x72 in the paper's figure."""
         pixels = spaces.Box(0, 255, (72, 96, 3), np.uint8)
         agent = build.agent(AgentConfig("deep", core="lstm", lstm_size=256), pixels, CHOICE)
@@ -472,7 +482,7 @@ class TestVariables:
         assert all(kernel[:2] == (3, 3) for kernel in kernels)
         assert 1.5e6 < sum(np.prod(v.shape) for v in agent.variables) < 1.7e6
 
-    def test_the_seed_decides_the_first_weights(self):
+    def test_the_seed_decides_the_first_weights(self) -> None:
         first, again, other = (
             build.agent(AgentConfig("shallow", core="lstm"), PIXELS, CHOICE, seed=seed)
             for seed in (4, 4, 5)
@@ -505,6 +515,8 @@ class TestVariables:
         (AgentConfig(), spaces.Dict({"a": spaces.Sequence(CHOICE)}), "Sequence"),
     ],
 )
-def test_what_does_not_go_together_is_refused_with_the_fix(config, space, message):
+def test_what_does_not_go_together_is_refused_with_the_fix(
+    config: AgentConfig, space: gym.Space, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         build.agent(config, space, CHOICE)

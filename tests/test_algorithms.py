@@ -4,18 +4,21 @@ Those that learn values are in test_values.py.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 import pytest
 import sonnet as snt
 import tensorflow as tf
 
 from impala import build
 from impala.agents import distributions
+from impala.agents.agent import Agent
 from impala.algorithms import ActorCritic, Algorithm, Impala
+from impala.algorithms.base import LossOutput
 from impala.config.schema import (
     ActorCriticConfig,
     AgentConfig,
@@ -23,7 +26,7 @@ from impala.config.schema import (
     ImpalaConfig,
     ObjectiveConfig,
 )
-from impala.types import AgentOutput, Batch, NetworkOutput, StepType, TimeStep, Unroll
+from impala.types import AgentOutput, Batch, Nest, NetworkOutput, StepType, TimeStep, Unroll
 
 NUM_ACTIONS = 3
 OF_POLICIES = ("impala", "actor_critic", "critic")  # test_values.py has the others
@@ -63,7 +66,7 @@ class TableAgent(snt.Module):
         self.policy = tf.Variable(policy, dtype=tf.float32)
         self.baseline = tf.Variable(baseline, dtype=tf.float32)
 
-    def unroll(self, timestep, core_state):
+    def unroll(self, timestep: TimeStep, core_state: Nest) -> tuple[NetworkOutput, Nest]:
         return NetworkOutput(tf.identity(self.policy), tf.identity(self.baseline)), core_state
 
 
@@ -72,14 +75,14 @@ def table_agent(seed: int = 1) -> TableAgent:
     return TableAgent(rng.normal(size=[T + 1, B, NUM_ACTIONS]), rng.normal(size=[T + 1, B]))
 
 
-def network_agent(core: Literal["feed_forward", "lstm"], separate_baseline: bool = False):
+def network_agent(core: Literal["feed_forward", "lstm"], separate_baseline: bool = False) -> Agent:
     config = AgentConfig(
         hidden_sizes=(8,), core=core, lstm_size=5, separate_baseline=separate_baseline
     )
     return build.agent(config, gym.spaces.Box(-9, 9, [2]), gym.spaces.Discrete(NUM_ACTIONS))
 
 
-AGENTS: dict[str, Callable] = {
+AGENTS: dict[str, Callable[[], Agent | TableAgent]] = {
     "table": table_agent,
     "feed_forward": lambda: network_agent("feed_forward"),
     "lstm": lambda: network_agent("lstm"),
@@ -87,11 +90,15 @@ AGENTS: dict[str, Callable] = {
 }
 
 
-def impala(agent, config=ImpalaConfig(), objective=ObjectiveConfig()) -> Impala:  # noqa: B008
+def impala(
+    agent: Agent | TableAgent,
+    config: ImpalaConfig = ImpalaConfig(),  # noqa: B008
+    objective: ObjectiveConfig = ObjectiveConfig(),  # noqa: B008
+) -> Impala:
     return Impala(agent, objective, config)
 
 
-def make(name: str, agent) -> Algorithm:
+def make(name: str, agent: Agent | TableAgent) -> Algorithm:
     """An algorithm with its defaults."""
     return build.algorithm(name, Config(), agent)
 
@@ -112,7 +119,7 @@ def make_arrays(seed: int = 0, **replace: np.ndarray) -> dict[str, np.ndarray]:
     return {name: np.array(replace.get(name, array)) for name, array in arrays.items()}
 
 
-def make_batch(arrays: dict[str, np.ndarray], agent) -> Batch:
+def make_batch(arrays: dict[str, np.ndarray], agent: Agent | TableAgent) -> Batch:
     dtypes = {"step_type": tf.int8, "action": tf.int64}
     leaves = {
         name: tf.constant(array, dtypes.get(name, tf.float32)) for name, array in arrays.items()
@@ -129,7 +136,7 @@ def make_batch(arrays: dict[str, np.ndarray], agent) -> Batch:
     return Batch(unroll, tf.constant(np.resize(IS_REPLAY, size)))
 
 
-def loss_and_gradients(algorithm: Algorithm, batch: Batch):
+def loss_and_gradients(algorithm: Algorithm, batch: Batch) -> tuple[LossOutput, list[tf.Tensor]]:
     """One learner step as far as the gradients of the summed loss."""
     variables = algorithm.learned_variables
     with tf.GradientTape() as tape:
@@ -144,7 +151,7 @@ def descend(algorithm: Algorithm, batch: Batch, rate: float) -> None:
         variable.assign_sub(rate * gradient)
 
 
-def assert_identical(result, expected) -> None:
+def assert_identical(result: Nest, expected: Nest) -> None:
     """Loss, metrics and gradients are finite and the same to the last bit."""
     for a, b in zip(tf.nest.flatten(result), tf.nest.flatten(expected), strict=True):
         assert np.isfinite(a.numpy()).all()
@@ -154,11 +161,13 @@ def assert_identical(result, expected) -> None:
 @pytest.mark.parametrize("agent_name", AGENTS)
 @pytest.mark.parametrize("name", OF_POLICIES)
 class TestContract:
-    def build(self, name, agent_name) -> tuple[Algorithm, Batch]:
+    def build(self, name: str, agent_name: str) -> tuple[Algorithm, Batch]:
         agent = AGENTS[agent_name]()
         return make(name, agent), make_batch(make_arrays(), agent)
 
-    def test_loss_is_finite_one_per_step_and_metrics_are_scalars(self, name, agent_name):
+    def test_loss_is_finite_one_per_step_and_metrics_are_scalars(
+        self, name: str, agent_name: str
+    ) -> None:
         algorithm, batch = self.build(name, agent_name)
 
         loss, metrics, _ = algorithm.loss(batch)
@@ -170,7 +179,7 @@ class TestContract:
             assert metric.shape == ()
             assert np.isfinite(metric.numpy())
 
-    def test_the_loss_is_zero_on_seams_and_only_there(self, name, agent_name):
+    def test_the_loss_is_zero_on_seams_and_only_there(self, name: str, agent_name: str) -> None:
         algorithm, batch = self.build(name, agent_name)
 
         np.testing.assert_array_equal(algorithm.loss(batch).loss.numpy() == 0.0, SEAMS)
@@ -189,7 +198,9 @@ class TestContract:
             ("discount", np.nan),
         ],
     )
-    def test_a_seam_row_is_silent(self, name, agent_name, leaf, value):
+    def test_a_seam_row_is_silent(
+        self, name: str, agent_name: str, leaf: str, value: float
+    ) -> None:
         """Nothing an environment or actor puts there moves a loss, metric or gradient by a bit."""
         agent = AGENTS[agent_name]()
         algorithm = make(name, agent)
@@ -202,7 +213,7 @@ class TestContract:
 
         assert_identical(result, expected)
 
-    def test_exactly_the_learned_variables_move(self, name, agent_name):
+    def test_exactly_the_learned_variables_move(self, name: str, agent_name: str) -> None:
         algorithm, batch = self.build(name, agent_name)
         learned = {id(variable) for variable in algorithm.learned_variables}
         before = [variable.numpy() for variable in algorithm.variables]
@@ -214,7 +225,9 @@ class TestContract:
             moved = not np.array_equal(variable.numpy(), old)
             assert moved == (id(variable) in learned), variable.name
 
-    def test_the_agent_learns_as_a_whole_or_all_that_serves_its_baseline(self, name, agent_name):
+    def test_the_agent_learns_as_a_whole_or_all_that_serves_its_baseline(
+        self, name: str, agent_name: str
+    ) -> None:
         algorithm, _ = self.build(name, agent_name)
         learned = [id(variable) for variable in algorithm.learned_variables]
 
@@ -223,7 +236,7 @@ class TestContract:
         assert {id(v) for v in part} == set(learned)
         assert len(set(learned)) == len(learned)
 
-    def test_what_a_checkpoint_holds_says_everything(self, name, agent_name):
+    def test_what_a_checkpoint_holds_says_everything(self, name: str, agent_name: str) -> None:
         """Another object with the same variables goes on as this one would have."""
         algorithm, batch = self.build(name, agent_name)
         descend(algorithm, batch, rate=0.1)
@@ -236,7 +249,7 @@ class TestContract:
         assert_identical(other.loss(batch), algorithm.loss(batch))
 
     @pytest.mark.parametrize("jit_compile", [False, True])
-    def test_compiled_is_eager(self, name, agent_name, jit_compile):
+    def test_compiled_is_eager(self, name: str, agent_name: str, jit_compile: bool) -> None:
         algorithm, batch = self.build(name, agent_name)
         compiled = tf.function(
             lambda batch: loss_and_gradients(algorithm, batch),
@@ -252,7 +265,7 @@ class TestContract:
 
 
 @pytest.mark.parametrize("name", OF_POLICIES)
-def test_values_that_are_only_targets_get_no_gradient(name):
+def test_values_that_are_only_targets_get_no_gradient(name: str) -> None:
     """The last row's value and the value behind a seam are bootstrapped from, never learned."""
     agent = table_agent()
     algorithm = make(name, agent)
@@ -269,11 +282,16 @@ def test_values_that_are_only_targets_get_no_gradient(name):
 # ---------------------------------------------------------------------------- IMPALA
 
 
-def log_softmax(logits):
+def log_softmax(logits: np.ndarray) -> np.ndarray:
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
-def paper(arrays, agent, config: ImpalaConfig, objective: ObjectiveConfig):
+def paper(
+    arrays: dict[str, np.ndarray],
+    agent: TableAgent,
+    config: ImpalaConfig,
+    objective: ObjectiveConfig,
+) -> tuple[np.ndarray, dict[str, float], np.ndarray, np.ndarray]:
     """Loss [T, B], metrics and gradients by the table, one step of one environment at a time."""
     policy, values = agent.policy.numpy().astype(float), agent.baseline.numpy().astype(float)
     log_pi = log_softmax(policy)
@@ -295,7 +313,14 @@ def paper(arrays, agent, config: ImpalaConfig, objective: ObjectiveConfig):
             reward = objective.reward_scale * arrays["reward"][t + 1, b]
             delta[t] = rho[t] * (reward + gamma[t] * values[t + 1, b] - values[t, b])
 
-        def target(s, b=b, rho=rho, c=c, delta=delta, gamma=gamma):
+        def target(
+            s: int,
+            b: int = b,
+            rho: np.ndarray = rho,
+            c: np.ndarray = c,
+            delta: np.ndarray = delta,
+            gamma: np.ndarray = gamma,
+        ) -> float:
             if s == T:
                 return values[T, b]
             tail = [np.prod(gamma[s:t]) * np.prod(c[s:t]) * delta[t] for t in range(s, T)]
@@ -371,7 +396,9 @@ def paper(arrays, agent, config: ImpalaConfig, objective: ObjectiveConfig):
     ],
     ids=["defaults", "every number its own"],
 )
-def test_loss_metrics_and_gradients_are_the_papers(config, objective):
+def test_loss_metrics_and_gradients_are_the_papers(
+    config: ImpalaConfig, objective: ObjectiveConfig
+) -> None:
     agent, arrays = table_agent(), make_arrays()
 
     output, gradients = loss_and_gradients(
@@ -388,10 +415,15 @@ def test_loss_metrics_and_gradients_are_the_papers(config, objective):
 
 
 def one_environment(
-    policy=None, baseline=None, step_types=None, behaviour=None, behaviour_values=None, **leaves
-):
+    policy: npt.ArrayLike | None = None,
+    baseline: npt.ArrayLike | None = None,
+    step_types: Sequence[StepType] | None = None,
+    behaviour: npt.ArrayLike | None = None,
+    behaviour_values: npt.ArrayLike | None = None,
+    **leaves: npt.ArrayLike,
+) -> tuple[TableAgent, Batch]:
     """A fresh unroll of one environment in which nothing happens but what is said."""
-    rows = len(step_types) if step_types is not None else len(leaves["reward"])
+    rows = len(step_types) if step_types is not None else np.size(leaves["reward"])
     agent = TableAgent(
         np.zeros([rows, 1, NUM_ACTIONS]) if policy is None else np.array(policy)[:, None],
         np.zeros([rows, 1]) if baseline is None else np.array(baseline)[:, None],
@@ -410,7 +442,9 @@ def one_environment(
 
 
 @pytest.mark.parametrize(("reward", "sign"), [(1.0, 1.0), (-1.0, -1.0)])
-def test_an_action_better_than_the_baseline_becomes_likelier_and_a_worse_one_rarer(reward, sign):
+def test_an_action_better_than_the_baseline_becomes_likelier_and_a_worse_one_rarer(
+    reward: float, sign: float
+) -> None:
     agent, batch = one_environment(reward=[0.0, reward], action=[0, 2])
     before = tf.nn.softmax(agent.policy[0, 0])
 
@@ -422,7 +456,7 @@ def test_an_action_better_than_the_baseline_becomes_likelier_and_a_worse_one_rar
 
 
 @pytest.mark.parametrize("entropy_cost", [0.0, 0.5])
-def test_the_entropy_cost_and_nothing_else_raises_entropy(entropy_cost):
+def test_the_entropy_cost_and_nothing_else_raises_entropy(entropy_cost: float) -> None:
     """Given no rewards and a baseline of zero there is nothing else to learn."""
     logits = [[2.0, 0.0, -1.0], [2.0, 0.0, -1.0]]
     agent, batch = one_environment(reward=[0.0, 0.0], policy=logits)
@@ -439,7 +473,9 @@ def test_the_entropy_cost_and_nothing_else_raises_entropy(entropy_cost):
     ("progress", "share", "cost"),
     [(0.0, 0.5, 0.4), (0.25, 0.5, 0.25), (0.5, 0.5, 0.1), (0.9, 0.5, 0.1), (0.9, 0.0, 0.4)],
 )
-def test_the_entropy_cost_is_annealed_over_a_share_of_the_run(progress, share, cost):
+def test_the_entropy_cost_is_annealed_over_a_share_of_the_run(
+    progress: float, share: float, cost: float
+) -> None:
     agent, batch = one_environment(reward=[0.0, 0.0], policy=[[2.0, 0.0, -1.0]] * 2)
     config = ImpalaConfig(
         baseline_cost=0.0, entropy_cost=0.4, entropy_anneal=share, entropy_cost_end=0.1
@@ -448,7 +484,7 @@ def test_the_entropy_cost_is_annealed_over_a_share_of_the_run(progress, share, c
     assert loss.numpy().sum() == pytest.approx(-cost * metrics["policy/entropy"].numpy())
 
 
-def test_the_baseline_moves_towards_its_target():
+def test_the_baseline_moves_towards_its_target() -> None:
     agent, batch = one_environment(reward=[0.0, 3.0], discount=[1.0, 0.0])
 
     descend(impala(agent, ImpalaConfig(baseline_cost=0.5)), batch, rate=0.1)
@@ -459,7 +495,7 @@ def test_the_baseline_moves_towards_its_target():
 CLONING_ONLY = ImpalaConfig(baseline_cost=0.0, entropy_cost=0.0, value_cloning_cost=0.5)
 
 
-def cloning_gradients(is_replay: bool, config: ImpalaConfig):
+def cloning_gradients(is_replay: bool, config: ImpalaConfig) -> tuple[np.ndarray, np.ndarray]:
     """Of policy and baseline [T + 1, 3], [T + 1] where only cloning has something to say."""
     logits = np.array([[0.0, 0.0, 0.0]] * 3)
     behaviour = [[0.0, 0.0, 0.0], [2.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
@@ -473,7 +509,7 @@ def cloning_gradients(is_replay: bool, config: ImpalaConfig):
     return by_name[id(agent.policy)][:, 0].numpy(), by_name[id(agent.baseline)][:, 0].numpy()
 
 
-def test_replayed_rows_are_pulled_to_what_was_done_and_said_then():
+def test_replayed_rows_are_pulled_to_what_was_done_and_said_then() -> None:
     by_policy, by_baseline = cloning_gradients(True, CLONING_ONLY)
 
     mu = np.exp([2.0, 0.0, 0.0]) / np.exp([2.0, 0.0, 0.0]).sum()
@@ -482,20 +518,22 @@ def test_replayed_rows_are_pulled_to_what_was_done_and_said_then():
     assert by_baseline.tolist() == [0.5 * 2 * (0.0 - 3.0), 0.0, 0.0]
 
 
-def test_fresh_rows_get_no_cloning_gradient():
+def test_fresh_rows_get_no_cloning_gradient() -> None:
     by_policy, by_baseline = cloning_gradients(False, CLONING_ONLY)
     assert not by_policy.any() and not by_baseline.any()
 
 
 @pytest.mark.parametrize("cost", ["policy_cloning_cost", "value_cloning_cost"])
-def test_a_cloning_cost_of_zero_turns_that_term_off(cost):
+def test_a_cloning_cost_of_zero_turns_that_term_off(cost: str) -> None:
     config = dataclasses.replace(CLONING_ONLY, **{cost: 0.0})
     by_policy, by_baseline = cloning_gradients(True, config)
     assert by_policy.any() == (cost != "policy_cloning_cost")
     assert by_baseline.any() == (cost != "value_cloning_cost")
 
 
-def values_learned(agent, batch, name="impala", **objective) -> np.ndarray:
+def values_learned(
+    agent: TableAgent, batch: Batch, name: str = "impala", **objective: Any
+) -> np.ndarray:
     """The targets of the baseline, read off its gradient: V - vs. [T]; 0 on seams."""
     config = Config(objective=ObjectiveConfig(**{"discount": 0.9, **objective}))
     one = dataclasses.replace(getattr(config, name), baseline_cost=1.0)
@@ -508,7 +546,7 @@ def values_learned(agent, batch, name="impala", **objective) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", OF_POLICIES)
-def test_on_policy_the_targets_are_n_step_returns(name):
+def test_on_policy_the_targets_are_n_step_returns(name: str) -> None:
     rewards, values = [0.0, 1.0, -2.0, 4.0], [0.5, -0.5, 1.5, 3.0]
     agent, batch = one_environment(reward=rewards, baseline=values)
 
@@ -520,7 +558,7 @@ def test_on_policy_the_targets_are_n_step_returns(name):
     np.testing.assert_allclose(targets, [first, second, third], rtol=1e-5)
 
 
-def test_on_policy_nothing_is_clipped_and_policies_do_not_differ():
+def test_on_policy_nothing_is_clipped_and_policies_do_not_differ() -> None:
     """Even if the learner rounds otherwise than the actor did."""
     logits = np.random.default_rng(0).normal(size=[5, NUM_ACTIONS])
     agent, batch = one_environment(reward=np.ones(5), policy=logits, action=[0, 1, 2, 1, 0])
@@ -536,7 +574,7 @@ def test_on_policy_nothing_is_clipped_and_policies_do_not_differ():
 
 
 @pytest.mark.parametrize("name", OF_POLICIES)
-def test_a_time_limit_bootstraps_from_the_last_observation_of_its_episode(name):
+def test_a_time_limit_bootstraps_from_the_last_observation_of_its_episode(name: str) -> None:
     """Row 2 is LAST with a value of 7, row 3 the next episode's first with a value of 100."""
     step_types = [MID, MID, LAST, FIRST, MID]
     values = [0.5, 0.5, 7.0, 100.0, 0.5]
@@ -556,7 +594,7 @@ def test_a_time_limit_bootstraps_from_the_last_observation_of_its_episode(name):
     ids=["termination", "life lost"],
 )
 @pytest.mark.parametrize("name", OF_POLICIES)
-def test_a_discount_of_zero_blocks_the_bootstrap(name, step_types):
+def test_a_discount_of_zero_blocks_the_bootstrap(name: str, step_types: Sequence[StepType]) -> None:
     agent, batch = one_environment(
         baseline=[0.5, 0.5, 7.0, 100.0, 0.5],
         step_types=step_types,
@@ -569,7 +607,7 @@ def test_a_discount_of_zero_blocks_the_bootstrap(name, step_types):
     np.testing.assert_allclose(targets[:2], [1.0 + 0.9 * 1.0, 1.0], rtol=1e-5)
 
 
-def test_an_advantage_below_zero_teaches_the_policy_nothing_if_clipped_to_positive():
+def test_an_advantage_below_zero_teaches_the_policy_nothing_if_clipped_to_positive() -> None:
     """Of two steps, one with an advantage of 2 and one of -2, only the first is learned."""
     agent, batch = one_environment(
         reward=[0.0, 2.0, -2.0], discount=[0.0, 0.0, 0.0], action=[0, 1, 1]
@@ -591,7 +629,9 @@ def test_an_advantage_below_zero_teaches_the_policy_nothing_if_clipped_to_positi
     [("none", 4.0), ("abs_one", 1.0), ("soft_asymmetric", 5.0 * np.tanh(0.8))],
 )
 @pytest.mark.parametrize("name", OF_POLICIES)
-def test_rewards_are_scaled_then_clipped_by_the_learner(name, clipping, expected):
+def test_rewards_are_scaled_then_clipped_by_the_learner(
+    name: str, clipping: str, expected: float
+) -> None:
     agent, batch = one_environment(reward=[0.0, 8.0])
 
     targets = values_learned(agent, batch, name, reward_clipping=clipping, reward_scale=0.5)
@@ -599,7 +639,7 @@ def test_rewards_are_scaled_then_clipped_by_the_learner(name, clipping, expected
     assert targets == pytest.approx([expected], rel=1e-5)
 
 
-def test_losses_are_summed_so_twice_the_batch_is_twice_the_gradient():
+def test_losses_are_summed_so_twice_the_batch_is_twice_the_gradient() -> None:
     single, arrays = table_agent(), make_arrays()
     double = TableAgent(
         np.concatenate([single.policy] * 2, axis=1), np.concatenate([single.baseline] * 2, axis=1)
@@ -618,7 +658,13 @@ def test_losses_are_summed_so_twice_the_batch_is_twice_the_gradient():
 # ---------------------------------------------------------------------------- actor-critic
 
 
-def generalised_advantages(values, rewards, discounts, ends, lambda_):
+def generalised_advantages(
+    values: np.ndarray,
+    rewards: np.ndarray,
+    discounts: np.ndarray,
+    ends: Sequence[int],
+    lambda_: float,
+) -> np.ndarray:
     """Schulman et al. 2016, equation 16, of one environment: a sum per step. [T]."""
     steps = range(len(rewards))
     deltas = rewards + discounts * values[1:] - values[:-1]
@@ -634,7 +680,7 @@ def generalised_advantages(values, rewards, discounts, ends, lambda_):
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.7, 1.0])
-def test_actor_critic_learns_from_generalised_advantages(lambda_):
+def test_actor_critic_learns_from_generalised_advantages(lambda_: float) -> None:
     """Of what was really done, however much likelier or rarer it has become."""
     agent, arrays = table_agent(), make_arrays()
     config = ActorCriticConfig(gae_lambda=lambda_, entropy_cost=0.2, baseline_cost=0.3)
@@ -678,7 +724,7 @@ def test_actor_critic_learns_from_generalised_advantages(lambda_):
     )
 
 
-def test_on_policy_impala_and_actor_critic_are_one():
+def test_on_policy_impala_and_actor_critic_are_one() -> None:
     """V-trace where rho is 1: the same loss and the same gradients."""
     agent, arrays = table_agent(), make_arrays()
     arrays["policy"] = np.concatenate([arrays["policy"][:1], agent.policy.numpy()[:-1]])
@@ -696,7 +742,7 @@ def test_on_policy_impala_and_actor_critic_are_one():
 
 
 @pytest.mark.parametrize("agent_name", ["feed_forward", "lstm", "two_lstms"])
-def test_the_critic_leaves_the_policy_as_it_is_to_the_last_bit(agent_name):
+def test_the_critic_leaves_the_policy_as_it_is_to_the_last_bit(agent_name: str) -> None:
     agent = AGENTS[agent_name]()
     algorithm, batch = make("critic", agent), make_batch(make_arrays(), agent)
     timestep, core_state = batch.unroll.timestep, batch.unroll.core_state
@@ -712,7 +758,7 @@ def test_the_critic_leaves_the_policy_as_it_is_to_the_last_bit(agent_name):
     assert tf.reduce_sum(algorithm.loss(batch).loss) < loss
 
 
-def test_a_baseline_of_its_own_shares_nothing_with_the_policy():
+def test_a_baseline_of_its_own_shares_nothing_with_the_policy() -> None:
     agent = network_agent("lstm", separate_baseline=True)
     shared = network_agent("lstm")
     own = {id(v) for v in agent.baseline_variables}
@@ -733,7 +779,7 @@ def test_a_baseline_of_its_own_shares_nothing_with_the_policy():
 # ---------------------------------------------------------------------------- structured actions
 
 
-def test_structured_actions_are_learned_as_their_flat_product_would_be():
+def test_structured_actions_are_learned_as_their_flat_product_would_be() -> None:
     """V-trace and every term of IMPALA's loss: 2 x 3 choices are as one choice of 6."""
     rng = np.random.default_rng(3)
     size = [2, 3]

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing.connection import Connection
 
 import grpc
 import messages
@@ -87,7 +88,7 @@ def _exchanging(actor: Actor, seconds: float = WAIT) -> Iterator[Callable[[], in
 # Slow, endless, silent and deaf.
 
 
-def test_messages_that_come_byte_by_byte_or_stop_in_the_middle_hold_up_nobody():
+def test_messages_that_come_byte_by_byte_or_stop_in_the_middle_hold_up_nobody() -> None:
     with (
         Learner() as learner,
         Actor(learner.address, "slow", 2) as slow,
@@ -109,7 +110,7 @@ def test_messages_that_come_byte_by_byte_or_stop_in_the_middle_hold_up_nobody():
         learner.server.check()
 
 
-def test_endless_streams_are_answered_and_counted_and_hold_up_nobody():
+def test_endless_streams_are_answered_and_counted_and_hold_up_nobody() -> None:
     with (
         Learner() as learner,
         Actor(learner.address, "empty", 2) as empty,
@@ -147,7 +148,7 @@ def test_endless_streams_are_answered_and_counted_and_hold_up_nobody():
         assert totals.received == 2 * (good.sequence + 1)
 
 
-def test_who_reads_no_receipts_is_not_read_any_further():
+def test_who_reads_no_receipts_is_not_read_any_further() -> None:
     with (
         Learner() as learner,
         Actor(learner.address, "deaf", 2) as deaf,
@@ -169,7 +170,7 @@ def test_who_reads_no_receipts_is_not_read_any_further():
         )
 
 
-def test_a_thousand_silent_connections_and_streams_keep_nobody_out():
+def test_a_thousand_silent_connections_and_streams_keep_nobody_out() -> None:
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     num_silent = min(1_000, (most_files - 500) // 2)  # both ends are in this process
@@ -198,7 +199,7 @@ def test_a_thousand_silent_connections_and_streams_keep_nobody_out():
         learner.server.check()
 
 
-def test_requests_over_the_size_limit_are_refused_by_every_method():
+def test_requests_over_the_size_limit_are_refused_by_every_method() -> None:
     limit = messages.service().max_message_bytes
     with serving() as address, grpc.insecure_channel(address) as channel:
         for method in METHODS:
@@ -207,7 +208,7 @@ def test_requests_over_the_size_limit_are_refused_by_every_method():
             assert seen == "RESOURCE_EXHAUSTED", method
 
 
-def test_an_authority_that_is_taken_out_no_longer_opens_anything(tmp_path):
+def test_an_authority_that_is_taken_out_no_longer_opens_anything(tmp_path: pathlib.Path) -> None:
     old, new = trustme.CA(), trustme.CA()
     files = certificate(old, tmp_path, "localhost")
     files["tls_client_ca"] = write(tmp_path / "ca.crt", old.cert_pem.bytes())
@@ -226,7 +227,9 @@ def test_an_authority_that_is_taken_out_no_longer_opens_anything(tmp_path):
 # What strangers may not use up.
 
 
-def test_joins_without_credentials_use_up_nobodys_joins(tmp_path, monkeypatch):
+def test_joins_without_credentials_use_up_nobodys_joins(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server_module, "_MAX_JOINS_PER_MINUTE", 3)
     tokens = token_file(tmp_path / "tokens", "actor")
     with serving(token_file=tokens) as address, grpc.insecure_channel(address) as channel:
@@ -242,27 +245,29 @@ def test_joins_without_credentials_use_up_nobodys_joins(tmp_path, monkeypatch):
         assert join(TOKENS["actor"]) == OK
 
 
-def test_who_has_no_credentials_is_refused_before_anything_is_read(tmp_path):
+def test_who_has_no_credentials_is_refused_before_anything_is_read(tmp_path: pathlib.Path) -> None:
     tokens = token_file(tmp_path / "tokens", "actor")
     with serving(token_file=tokens) as address, Raw(address) as raw:
         for method in METHODS:
             raw.hear(HEADERS, raw.call(f"/impala.v1.Learner/{method}"))
 
 
-def test_a_call_that_never_says_what_it_wants_is_ended(monkeypatch):
+def test_a_call_that_never_says_what_it_wants_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls_module, "_REQUEST_SECONDS", 0.1)
     with serving() as address, Raw(address) as raw:
         for method in UNARY:
             raw.hear(HEADERS, raw.call(f"/impala.v1.Learner/{method}"))
 
 
-def test_a_connection_that_never_speaks_is_closed(monkeypatch):
+def test_a_connection_that_never_speaks_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "_HANDSHAKE_SECONDS", 0.5)
     with serving() as address, connect(address) as silent, silent.makefile("rb") as answers:
         answers.read()  # to its end
 
 
-def test_what_cannot_be_read_is_said_to_be_so_and_fills_no_log(caplog):
+def test_what_cannot_be_read_is_said_to_be_so_and_fills_no_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with serving() as address, grpc.insecure_channel(address) as channel:
         for method in METHODS:
             call = channel.stream_stream(f"/impala.v1.Learner/{method}")
@@ -271,7 +276,7 @@ def test_what_cannot_be_read_is_said_to_be_so_and_fills_no_log(caplog):
     assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
-def test_a_watcher_that_reads_nothing_does_not_keep_the_learner_from_stopping():
+def test_a_watcher_that_reads_nothing_does_not_keep_the_learner_from_stopping() -> None:
     with Learner() as learner, Raw(learner.address, window=0) as raw:
         stream = raw.call("/grpc.health.v1.Health/Watch")
         raw.say(stream, framed(b""), END_STREAM)
@@ -368,7 +373,7 @@ def _read(data: bytes) -> pb.Unrolls | None:
 class _Fuzzer:
     """Numbers a good message as it should be and then changes a few bytes at random."""
 
-    def __init__(self, good: pb.Unrolls, seed: int):
+    def __init__(self, good: pb.Unrolls, seed: int) -> None:
         self._good = good
         self._rng = random.Random(seed)
         self._next = 1
@@ -409,7 +414,7 @@ def _settle(accounts: Accounts, arrival: Arrival) -> None:
 
 
 @pytest.mark.slow
-def test_fuzzed_messages_are_decoded_or_refused_and_nothing_else():
+def test_fuzzed_messages_are_decoded_or_refused_and_nothing_else() -> None:
     accounts, ingest = Accounts(), Ingest(capacity=64)
     service = messages.service(accounts, ingest)
     service.publish(_parameters())
@@ -449,7 +454,7 @@ def test_fuzzed_messages_are_decoded_or_refused_and_nothing_else():
     assert totals.received == totals.learned
 
 
-def _serve(log: pathlib.Path, connection) -> None:
+def _serve(log: pathlib.Path, connection: Connection) -> None:
     """A learner that learns nothing, until it is told to stop; then it says what it counted."""
     logging.basicConfig(filename=log)
     process.tune_malloc()
@@ -493,7 +498,9 @@ def _resident_bytes(pid: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_live_learner_neither_crashes_nor_grows_nor_stops_serving_under_fuzzed_messages(tmp_path):
+def test_a_live_learner_neither_crashes_nor_grows_nor_stops_serving_under_fuzzed_messages(
+    tmp_path: pathlib.Path,
+) -> None:
     ours, theirs = multiprocessing.Pipe()
     log = tmp_path / "log"
     spawn = multiprocessing.get_context("spawn")

@@ -1,5 +1,7 @@
 """Bandits: what arms pay, what regret is, and strategies whose regret is known."""
 
+from typing import Literal
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -23,7 +25,9 @@ EPISODES = 4000
         ("DependentHard", 10.0, 5.99, 4.08),
     ],
 )
-def test_known_strategies_have_their_known_regret(problem, random, ucb1, thompson) -> None:
+def test_known_strategies_have_their_known_regret(
+    problem: str, random: float, ucb1: float, thompson: float
+) -> None:
     for strategy, expected in (
         (bandits.random, random),
         (bandits.ucb1, ucb1),
@@ -126,7 +130,9 @@ def test_bandits_are_gymnasium_environments() -> None:
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "own"])
-def test_an_agent_sees_what_it_did_and_what_that_gave(vectorization) -> None:
+def test_an_agent_sees_what_it_did_and_what_that_gave(
+    vectorization: Literal["sync", "own"],
+) -> None:
     config = EnvironmentConfig(
         id="Bandit/DependentEasy-v0",
         kwargs='{"pulls": 3}',
@@ -160,7 +166,9 @@ def test_an_agent_sees_what_it_did_and_what_that_gave(vectorization) -> None:
     [('{"problem": "Dependent"}', "there are Independent"), ('{"pulls": 0}', "pulls is 0")],
 )
 @pytest.mark.parametrize("vectorization", ["sync", "own"])
-def test_impossible_bandits_are_refused(kwargs, message, vectorization) -> None:
+def test_impossible_bandits_are_refused(
+    kwargs: str, message: str, vectorization: Literal["sync", "own"]
+) -> None:
     config = EnvironmentConfig(
         id="Bandit/Independent-v0", kwargs=kwargs, vectorization=vectorization
     )

@@ -6,6 +6,7 @@ import logging
 import math
 import pathlib
 import stat
+from typing import Any
 
 import grpc
 import messages
@@ -53,7 +54,7 @@ def _submit(service: LearnerService, message: pb.Unrolls) -> pb.Receipt:
 # Frames.
 
 
-def test_frames_that_nobody_can_have_played_end_no_run_and_shrink_no_reservoir():
+def test_frames_that_nobody_can_have_played_end_no_run_and_shrink_no_reservoir() -> None:
     """Given a replay of 200 unrolls, one message claims 100,000 frames for each of its steps."""
     ingest = Ingest(capacity=10**6)
     service = messages.service(ingest=ingest)
@@ -89,7 +90,7 @@ def test_frames_that_nobody_can_have_played_end_no_run_and_shrink_no_reservoir()
         mix.close()
 
 
-def test_an_unroll_that_cannot_fit_into_replay_is_refused_at_the_start():
+def test_an_unroll_that_cannot_fit_into_replay_is_refused_at_the_start() -> None:
     config = Config(
         environment=EnvironmentConfig(id="CartPole-v1", repeat=RepeatConfig(most=5)),
         mix=MixConfig(replayed=8),
@@ -102,7 +103,7 @@ def test_an_unroll_that_cannot_fit_into_replay_is_refused_at_the_start():
         validate(Config(environment=EnvironmentConfig(id="CartPole-v1", repeat=huge)))
 
 
-def test_frames_of_a_step_are_what_the_task_can_play():
+def test_frames_of_a_step_are_what_the_task_can_play() -> None:
     environment = EnvironmentConfig(
         id="ALE/Pong-v5", atari=AtariConfig(frame_skip=3), repeat=RepeatConfig(most=7)
     )
@@ -116,7 +117,9 @@ def test_frames_of_a_step_are_what_the_task_can_play():
 # Versions.
 
 
-def test_versions_of_the_learners_before_are_taken_up_to_what_they_can_have_published(tmp_path):
+def test_versions_of_the_learners_before_are_taken_up_to_what_they_can_have_published(
+    tmp_path: pathlib.Path,
+) -> None:
     path = tmp_path / "incarnations.json"
     first = Incarnations(path, own=1)
     first.reserve(0)
@@ -133,7 +136,7 @@ def test_versions_of_the_learners_before_are_taken_up_to_what_they_can_have_publ
     assert Incarnations(path, own=3).earlier == {1: 2001, 2: 1900}
 
 
-def test_of_a_hundred_and_more_learners_the_oldest_is_forgotten(tmp_path):
+def test_of_a_hundred_and_more_learners_the_oldest_is_forgotten(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "incarnations.json"
     for own in range(1, 151):
         Incarnations(path, own).reserve(own)
@@ -145,7 +148,9 @@ def test_of_a_hundred_and_more_learners_the_oldest_is_forgotten(tmp_path):
     ["", "{", "null", "[1, 2]", '[["a", 1]]', "[[1]]", "[[1, -1]]", f"[[1, {2**64}]]", "\x00" * 9]
     + ["[[1e999, 1]]", "[[1, -1e999]]", "[" * 100_000],
 )
-def test_a_damaged_list_of_learners_is_an_empty_one(tmp_path, caplog, contents):
+def test_a_damaged_list_of_learners_is_an_empty_one(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, contents: str
+) -> None:
     path = tmp_path / "incarnations.json"
     path.write_text(contents)
     with caplog.at_level(logging.WARNING):
@@ -157,7 +162,9 @@ def test_a_damaged_list_of_learners_is_an_empty_one(tmp_path, caplog, contents):
     assert json.loads(path.read_text()) == [[7, 1000]]
 
 
-def test_a_list_that_cannot_be_written_ends_no_run(tmp_path: pathlib.Path, caplog):
+def test_a_list_that_cannot_be_written_ends_no_run(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     incarnations = Incarnations(gone / "incarnations.json", own=7)
@@ -166,7 +173,7 @@ def test_a_list_that_cannot_be_written_ends_no_run(tmp_path: pathlib.Path, caplo
     assert "cannot be written (No such file or directory)" in caplog.text
 
 
-def test_a_version_that_no_learner_published_is_refused_and_blames_nobody():
+def test_a_version_that_no_learner_published_is_refused_and_blames_nobody() -> None:
     accounts = Accounts()
     service = messages.service(accounts=accounts)
     fingerprint = service.join(messages.join_request()).fingerprint
@@ -195,7 +202,7 @@ def test_a_version_that_no_learner_published_is_refused_and_blames_nobody():
 class _Learner:
     """A service that can crash: its next life has the key, and the accounts of a checkpoint."""
 
-    def __init__(self, key: bytes = b"k" * 32, max_ledgers: int = 10_000):
+    def __init__(self, key: bytes = b"k" * 32, max_ledgers: int = 10_000) -> None:
         self.key = key
         self.max_ledgers = max_ledgers
         self.accounts = Accounts(max_ledgers)
@@ -213,7 +220,7 @@ class _Learner:
         self.accounts.restore(json.loads(json.dumps(state)))
         self.start()
 
-    def join(self, receipt: pb.Receipt | None = None, **kw) -> str:
+    def join(self, receipt: pb.Receipt | None = None, **kw: Any) -> str:
         """An actor joins with what it kept of a receipt; the fingerprint."""
         kept = {}
         if receipt is not None:
@@ -222,7 +229,7 @@ class _Learner:
             kept["proof"] = receipt.proof
         return self.service.join(messages.join_request(**{**kept, **kw})).fingerprint
 
-    def send(self, sequence: int, fingerprint: str, **kw) -> pb.Receipt:
+    def send(self, sequence: int, fingerprint: str, **kw: Any) -> pb.Receipt:
         return _submit(self.service, messages.message(sequence, fingerprint=fingerprint, **kw))
 
     @property
@@ -230,7 +237,7 @@ class _Learner:
         return dict(self.accounts.totals().dropped)
 
 
-def test_what_a_crash_lost_is_counted_when_it_is_proven():
+def test_what_a_crash_lost_is_counted_when_it_is_proven() -> None:
     learner = _Learner()
     fingerprint = learner.join()
     learner.send(1, fingerprint)
@@ -246,7 +253,7 @@ def test_what_a_crash_lost_is_counted_when_it_is_proven():
 
 @pytest.mark.parametrize("unrolls", ABSURD)
 @pytest.mark.parametrize("sequence", [1, 2**63, 2**64 - 1])
-def test_a_claim_without_proof_is_neither_counted_nor_refused(sequence, unrolls):
+def test_a_claim_without_proof_is_neither_counted_nor_refused(sequence: int, unrolls: int) -> None:
     """Given an actor with a receipt for 4 unrolls, which the learner lost when it crashed."""
     learner = _Learner()
     state = learner.accounts.state()
@@ -265,7 +272,7 @@ def test_a_claim_without_proof_is_neither_counted_nor_refused(sequence, unrolls)
     assert learner.accounts.totals()[:3] == (0, 0, {})
 
 
-def test_a_proof_is_good_for_one_actor_one_incarnation_and_the_two_numbers_alone():
+def test_a_proof_is_good_for_one_actor_one_incarnation_and_the_two_numbers_alone() -> None:
     learner = _Learner()
     state = learner.accounts.state()
     fingerprint = learner.join()
@@ -294,7 +301,7 @@ def test_a_proof_is_good_for_one_actor_one_incarnation_and_the_two_numbers_alone
     assert learner.dropped == {LEARNER_CRASH: 2}
 
 
-def test_an_actor_goes_on_with_a_run_that_was_started_over():
+def test_an_actor_goes_on_with_a_run_that_was_started_over() -> None:
     """Given receipts for 2 messages, and a learner with --fresh: another key, no accounts."""
     before, after = _Learner(), _Learner(b"o" * 32)
     fingerprint = before.join()
@@ -304,7 +311,7 @@ def test_an_actor_goes_on_with_a_run_that_was_started_over():
     assert after.accounts.totals()[:3] == (2, 0, {})
 
 
-def test_an_actor_of_protocol_1_2_goes_on_as_before():
+def test_an_actor_of_protocol_1_2_goes_on_as_before() -> None:
     """It sends no proof: what a crash lost is not counted, and everything else is."""
     learner = _Learner()
     fingerprint = learner.join()
@@ -317,7 +324,7 @@ def test_an_actor_of_protocol_1_2_goes_on_as_before():
     assert learner.accounts.totals()[:3] == (2, 0, {})
 
 
-def test_a_rejection_whose_receipt_was_lost_is_not_counted_as_lost_in_a_crash():
+def test_a_rejection_whose_receipt_was_lost_is_not_counted_as_lost_in_a_crash() -> None:
     """Given a message with a version that is not published yet, and that is when it comes again."""
     learner = _Learner()
     learner.service.publish(Parameters(messages.LEARNER, 0, 0.0, 0, []))
@@ -344,7 +351,7 @@ def _crowd(learner: _Learner, incarnations: range) -> None:
         learner.join(incarnation=incarnation)
 
 
-def test_a_learner_has_lost_nothing_that_it_acknowledged_itself():
+def test_a_learner_has_lost_nothing_that_it_acknowledged_itself() -> None:
     """Given a receipt, and so many joins that the learner forgot who got it."""
     learner = _Learner(max_ledgers=20)
     receipt = learner.send(1, learner.join())
@@ -356,7 +363,9 @@ def test_a_learner_has_lost_nothing_that_it_acknowledged_itself():
 
 
 @pytest.mark.parametrize("is_in_checkpoint", [False, True])
-def test_what_a_crash_lost_is_counted_once_even_of_whom_the_learner_forgot(is_in_checkpoint):
+def test_what_a_crash_lost_is_counted_once_even_of_whom_the_learner_forgot(
+    is_in_checkpoint: bool,
+) -> None:
     """Given a learner that crashed with 2 unrolls of a's first incarnation in its queue."""
     learner = _Learner(max_ledgers=20)
     state = learner.accounts.state()
@@ -373,7 +382,7 @@ def test_what_a_crash_lost_is_counted_once_even_of_whom_the_learner_forgot(is_in
         assert learner.dropped == {LEARNER_CRASH: 2}
 
 
-def test_no_name_pushes_another_one_out():
+def test_no_name_pushes_another_one_out() -> None:
     """Given b, idle, and a superseded incarnation of c; then a joins a hundred times."""
     learner = _Learner(max_ledgers=20)
     fingerprint = learner.join(actor="b", incarnation=7)
@@ -390,7 +399,7 @@ def test_no_name_pushes_another_one_out():
     assert learner.accounts.totals()[:3] == (4, 2, {})
 
 
-def test_who_has_not_joined_gets_no_proof():
+def test_who_has_not_joined_gets_no_proof() -> None:
     learner = _Learner()
     fingerprint = learner.join()
     learner.send(1, fingerprint)
@@ -400,7 +409,9 @@ def test_who_has_not_joined_gets_no_proof():
     assert (receipt.acknowledged_unrolls, receipt.proof) == (0, b"")
 
 
-def test_the_key_is_kept_and_readable_by_its_owner_alone(tmp_path, caplog):
+def test_the_key_is_kept_and_readable_by_its_owner_alone(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "receipt.key"
     with caplog.at_level(logging.WARNING):
         key = load_key(path)
@@ -421,7 +432,7 @@ def test_the_key_is_kept_and_readable_by_its_owner_alone(tmp_path, caplog):
 # Whose stream it is.
 
 
-def test_a_stream_is_of_one_actor_and_harms_nobody_else():
+def test_a_stream_is_of_one_actor_and_harms_nobody_else() -> None:
     """Given two actors that have joined, one sends messages in the name of the other."""
     accounts = Accounts()
     service = messages.service(accounts)
@@ -457,7 +468,9 @@ def test_a_stream_is_of_one_actor_and_harms_nobody_else():
 # Numbers that an earlier version could be made to save.
 
 
-def test_absurd_numbers_of_a_checkpoint_are_shown_and_saved_as_the_largest_there_can_be(tmp_path):
+def test_absurd_numbers_of_a_checkpoint_are_shown_and_saved_as_the_largest_there_can_be(
+    tmp_path: pathlib.Path,
+) -> None:
     accounts = Accounts()
     accounts.join("a", 1, 0, 0)
     state = accounts.state()
@@ -482,13 +495,13 @@ def test_absurd_numbers_of_a_checkpoint_are_shown_and_saved_as_the_largest_there
 @pytest.mark.parametrize(
     "change", [{"learned": -1}, {"learned": math.nan}, {"dropped": {"x": 0.5}}]
 )
-def test_what_is_no_count_is_no_checkpoint(change):
+def test_what_is_no_count_is_no_checkpoint(change: dict[str, object]) -> None:
     state = Accounts().state()
     with pytest.raises(ValueError, match="is no count"):
         Accounts().restore({**state, **change})
 
 
-def test_a_whole_run_believes_nothing_that_it_cannot_know(tmp_path):
+def test_a_whole_run_believes_nothing_that_it_cannot_know(tmp_path: pathlib.Path) -> None:
     """Absurd joins and frames, a stop, a checkpoint with absurd numbers in it, another start."""
     logdir = tmp_path / "run"
     with services.learner(logdir, "127.0.0.1:0") as process:

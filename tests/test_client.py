@@ -303,7 +303,9 @@ def test_an_unknown_actor_joins_again_and_sends_again(learner: FakeLearner) -> N
     assert len(learner.joins) == 3
 
 
-def test_a_rejected_message_is_logged_and_forgotten(learner: FakeLearner, caplog) -> None:
+def test_a_rejected_message_is_logged_and_forgotten(
+    learner: FakeLearner, caplog: pytest.LogCaptureFixture
+) -> None:
     learner.answer = lambda message: learner.receipt(
         message, pb.STATUS_REJECTED, reason=pb.REASON_NOT_FINITE, detail="reward holds nan"
     )

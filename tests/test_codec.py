@@ -3,6 +3,7 @@
 import collections
 import hashlib
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import hypothesis
@@ -12,6 +13,7 @@ import tree
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from impala.types import Nest
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -38,7 +40,7 @@ Arrays = hnp.arrays(
 )
 
 
-def _relaid(array, layout):
+def _relaid(array: np.ndarray, layout: str) -> np.ndarray:
     """The same values in another memory layout, often not a contiguous one."""
     if layout == "fortran":
         return np.asfortranarray(array)
@@ -65,14 +67,14 @@ Nests = st.recursive(
 )
 
 
-def _round_trip(array):
+def _round_trip(array: np.ndarray) -> np.ndarray:
     (decoded,) = codec.decode(codec.encode([array]), codec.specs([array]))
     return decoded
 
 
 @hypothesis.given(Nests)
 @hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
-def test_any_nest_comes_back_as_it_was(nest):
+def test_any_nest_comes_back_as_it_was(nest: Nest) -> None:
     leaves = tree.flatten(nest)
     decoded = codec.decode(codec.encode(leaves), codec.specs(nest))
     again = tree.unflatten_as(nest, decoded)
@@ -85,7 +87,7 @@ def test_any_nest_comes_back_as_it_was(nest):
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_every_dtype_has_a_number_of_its_own_and_comes_back_at_its_limits(name):
+def test_every_dtype_has_a_number_of_its_own_and_comes_back_at_its_limits(name: str) -> None:
     dtype = np.dtype(name)
     if dtype.kind == "b":
         array = np.array([False, True])
@@ -99,12 +101,12 @@ def test_every_dtype_has_a_number_of_its_own_and_comes_back_at_its_limits(name):
     assert codec.numpy_dtype(codec.wire_dtype(dtype)) == dtype
 
 
-def test_the_enum_has_no_dtype_that_the_codec_does_not_know():
+def test_the_enum_has_no_dtype_that_the_codec_does_not_know() -> None:
     known = {codec.wire_dtype(np.dtype(name)) for name in DTYPES}
     assert known == set(pb.DType.values()) - {pb.DTYPE_UNSPECIFIED}
 
 
-def test_bytes_are_little_endian_in_c_order_with_one_byte_per_bool():
+def test_bytes_are_little_endian_in_c_order_with_one_byte_per_bool() -> None:
     matrix = np.array([[1, 2], [3, 4]], ">u2")
     (straight, turned, flags) = codec.encode([matrix, matrix.T, np.array([True, False])])
     assert straight == b"\x01\x00\x02\x00\x03\x00\x04\x00"
@@ -112,7 +114,7 @@ def test_bytes_are_little_endian_in_c_order_with_one_byte_per_bool():
     assert flags == b"\x01\x00"
 
 
-def test_scalars_and_empty_arrays_keep_their_shapes():
+def test_scalars_and_empty_arrays_keep_their_shapes() -> None:
     for array in (np.float32(2.5), np.array(7), np.zeros((0,)), np.zeros((3, 0, 2), np.int8)):
         decoded = _round_trip(array)
         assert decoded.shape == array.shape
@@ -120,13 +122,13 @@ def test_scalars_and_empty_arrays_keep_their_shapes():
     assert codec.encode([np.zeros((0, 5))]) == [b""]
 
 
-def test_nothing_is_a_nest_too():
+def test_nothing_is_a_nest_too() -> None:
     assert codec.specs(()) == []
     assert codec.encode([]) == []
     assert codec.decode([], []) == []
 
 
-def test_decoded_arrays_are_read_only_views_of_the_bytes():
+def test_decoded_arrays_are_read_only_views_of_the_bytes() -> None:
     array = np.arange(1000, dtype=np.float32).reshape(10, 100)
     tensor = codec.encode([array])[0]
     (decoded,) = codec.decode([tensor], codec.specs([array]))
@@ -135,14 +137,14 @@ def test_decoded_arrays_are_read_only_views_of_the_bytes():
         decoded[0, 0] = 1.0
 
 
-def test_encoding_takes_a_copy_so_that_the_actor_may_write_on():
+def test_encoding_takes_a_copy_so_that_the_actor_may_write_on() -> None:
     array = np.zeros(4, np.uint8)
     (tensor,) = codec.encode([array])
     array[:] = 9
     assert tensor == bytes(4)
 
 
-def test_specs_name_leaves_by_their_paths_in_the_order_in_which_they_travel():
+def test_specs_name_leaves_by_their_paths_in_the_order_in_which_they_travel() -> None:
     nest = Pair(
         left={"b": np.zeros((2, 3), np.float32), "a": (np.zeros(4, bool), np.int64(1))},
         right=[np.zeros((), np.uint16)],
@@ -157,7 +159,7 @@ def test_specs_name_leaves_by_their_paths_in_the_order_in_which_they_travel():
     assert len(codec.encode(tree.flatten(nest))) == len(found)
 
 
-def test_anything_with_shape_and_dtype_is_a_leaf():
+def test_anything_with_shape_and_dtype_is_a_leaf() -> None:
     class Described:  # as a spec or a variable is
         shape = (2,)
         dtype = np.float64
@@ -186,7 +188,7 @@ def test_anything_with_shape_and_dtype_is_a_leaf():
         (np.zeros(1, np.longdouble), str(np.dtype(np.longdouble))),
     ],
 )
-def test_dtypes_that_cannot_travel_are_refused_by_name(array, name):
+def test_dtypes_that_cannot_travel_are_refused_by_name(array: np.ndarray, name: str) -> None:
     with pytest.raises(codec.CodecError, match=r"'observation/camera'.*use one of bool") as refused:
         codec.specs({"observation": {"camera": array}})
     assert name in str(refused.value)
@@ -196,7 +198,7 @@ def test_dtypes_that_cannot_travel_are_refused_by_name(array, name):
 
 
 @pytest.mark.parametrize("leaf", [None, 1.5, "text"])
-def test_leaves_that_are_no_arrays_have_no_spec(leaf):
+def test_leaves_that_are_no_arrays_have_no_spec(leaf: object) -> None:
     with pytest.raises(codec.CodecError, match=f"'x' is {leaf!r}.*{type(leaf).__name__}"):
         codec.specs({"x": leaf})
 
@@ -211,12 +213,12 @@ SPECS = [
 GOOD = [bytes(24), bytes(8), b""]
 
 
-def test_the_good_message_that_the_bad_ones_are_made_of_is_good():
+def test_the_good_message_that_the_bad_ones_are_made_of_is_good() -> None:
     assert [array.shape for array in codec.decode(GOOD, SPECS)] == [(3, 2), (), (0, 4)]
 
 
 @pytest.mark.parametrize("tensors", [[], GOOD[:2], [*GOOD, b""]])
-def test_too_few_and_too_many_tensors_are_refused(tensors):
+def test_too_few_and_too_many_tensors_are_refused(tensors: list[bytes]) -> None:
     expected = f"there are {len(tensors)} tensors, expected 3: observation, reward, nothing"
     with pytest.raises(codec.CodecError, match=expected):
         codec.decode(tensors, SPECS)
@@ -233,7 +235,9 @@ def test_too_few_and_too_many_tensors_are_refused(tensors):
         (2, 1, "'nothing' has 1 bytes, expected 0 for int8 of shape (0, 4)"),
     ],
 )
-def test_truncated_and_oversized_tensors_are_refused_with_both_sizes(index, size, expected):
+def test_truncated_and_oversized_tensors_are_refused_with_both_sizes(
+    index: int, size: int, expected: str
+) -> None:
     tensors = list(GOOD)
     tensors[index] = bytes(size)
     with pytest.raises(codec.CodecError) as refused:
@@ -241,7 +245,7 @@ def test_truncated_and_oversized_tensors_are_refused_with_both_sizes(index, size
     assert expected in str(refused.value)
 
 
-def test_sizes_do_not_overflow():
+def test_sizes_do_not_overflow() -> None:
     # 2^64 bytes: 0, if anyone counted in 64 bits.
     spec = pb.TensorSpec(name="huge", dtype=pb.DTYPE_INT8, shape=[2**31, 2**31, 4])
     with pytest.raises(codec.CodecError, match=f"'huge' has 0 bytes, expected {2**64}"):
@@ -249,7 +253,7 @@ def test_sizes_do_not_overflow():
 
 
 @pytest.mark.parametrize("number", [0, 99])
-def test_unknown_dtypes_of_specs_are_refused(number):
+def test_unknown_dtypes_of_specs_are_refused(number: int) -> None:
     spec = pb.TensorSpec(name="odd", dtype=number, shape=[1])
     with pytest.raises(codec.CodecError, match=f"'odd': DType {number} is unknown.*1 to 12"):
         codec.decode([bytes(4)], [spec])
@@ -257,7 +261,7 @@ def test_unknown_dtypes_of_specs_are_refused(number):
 
 @hypothesis.given(st.lists(st.binary(max_size=30), max_size=5))
 @hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
-def test_random_bytes_are_decoded_or_refused_and_nothing_else(tensors):
+def test_random_bytes_are_decoded_or_refused_and_nothing_else(tensors: list[bytes]) -> None:
     fits = [len(tensor) for tensor in tensors] == [24, 8, 0]
     if fits:
         assert len(codec.decode(tensors, SPECS)) == 3
@@ -269,7 +273,7 @@ def test_random_bytes_are_decoded_or_refused_and_nothing_else(tensors):
 # The environment axis.
 
 
-def test_environments_come_after_time_and_before_core_state():
+def test_environments_come_after_time_and_before_core_state() -> None:
     unroll = [
         pb.TensorSpec(name="observation", dtype=pb.DTYPE_UINT8, shape=[21, 84, 84]),
         pb.TensorSpec(name="reward", dtype=pb.DTYPE_FLOAT32, shape=[21]),
@@ -287,7 +291,7 @@ def test_environments_come_after_time_and_before_core_state():
     assert [list(spec.shape) for spec in feed_forward] == [[21, 1, 84, 84], [21, 1]]
 
 
-def test_unrolls_of_several_environments_travel_by_their_own_spec():
+def test_unrolls_of_several_environments_travel_by_their_own_spec() -> None:
     # Given one environment's spec, what E environments wrote together comes back.
     rows, num_envs = 3, 4
     one = [
@@ -306,11 +310,13 @@ def test_unrolls_of_several_environments_travel_by_their_own_spec():
 # The fingerprint.
 
 
-def _spec(name="x", dtype=pb.DTYPE_INT8, shape=(2, 3)):
+def _spec(
+    name: str = "x", dtype: pb.DType = pb.DTYPE_INT8, shape: Sequence[int] = (2, 3)
+) -> pb.TensorSpec:
     return pb.TensorSpec(name=name, dtype=dtype, shape=shape)
 
 
-def test_the_fingerprint_is_the_hash_of_the_documented_bytes():
+def test_the_fingerprint_is_the_hash_of_the_documented_bytes() -> None:
     documented = (
         struct.pack("<I", 9) + b"impala.v1"
         + struct.pack("<I", 1) + struct.pack("<I", 1) + b"x" + struct.pack("<IIII", 2, 2, 2, 3)
@@ -324,7 +330,7 @@ def test_the_fingerprint_is_the_hash_of_the_documented_bytes():
     assert found == "b4d8cf87b2d3a3f9415ceb9936a0f62d34fca5058de872068781a90f25f5882a"
 
 
-def test_the_fingerprint_changes_when_anything_changes():
+def test_the_fingerprint_changes_when_anything_changes() -> None:
     variants = {
         "as it is": ([_spec()], [_spec("w")], "{}"),
         "name": ([_spec("y")], [_spec("w")], "{}"),
@@ -348,7 +354,7 @@ def test_the_fingerprint_changes_when_anything_changes():
     assert len(prints) == len(variants), [names for names in prints.values() if len(names) > 1]
 
 
-def test_the_fingerprint_survives_the_wire():
+def test_the_fingerprint_survives_the_wire() -> None:
     specs = codec.specs({"a": np.zeros((2, 0)), "b": np.int16(1)})
     sent = pb.JoinReply(unroll_specs=specs, parameter_specs=specs, config="{}")
     came = pb.JoinReply.FromString(sent.SerializeToString())
@@ -360,7 +366,7 @@ def test_the_fingerprint_survives_the_wire():
 # The protocol's version.
 
 
-def test_minor_versions_may_differ_and_majors_may_not():
+def test_minor_versions_may_differ_and_majors_may_not() -> None:
     major, minor = codec.PROTOCOL_VERSION.major, codec.PROTOCOL_VERSION.minor
     assert (major, minor) == (1, 3)
     assert codec.compatible(codec.PROTOCOL_VERSION)

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from impala.runtime import credentials
-from impala.runtime.credentials import Denied, Names, SecurityError
+from impala.runtime.credentials import Denied, Names, Role, SecurityError
 
 A, B, ANY = (f"{name}-token-0123456789" for name in ("first", "second", "any"))
 
@@ -78,14 +78,16 @@ def test_a_name_is_reserved_whatever_the_role() -> None:
         ("actor pong-a-*", "The token in line 2 of the token file has 8 characters"),
     ],
 )
-def test_names_that_cannot_be_read_are_refused_without_telling_the_token(line, told) -> None:
+def test_names_that_cannot_be_read_are_refused_without_telling_the_token(
+    line: str, told: str
+) -> None:
     with pytest.raises(SecurityError, match=told) as error:
         credentials.read_tokens(f"# names\n{line}\n".encode())
     assert A not in str(error.value)
 
 
 @pytest.mark.parametrize("line", [A, f"actor {A}", f"  actor   {A} ", f"actor {A} pong-a-*"])
-def test_an_actor_shows_the_token_of_its_first_line(line) -> None:
+def test_an_actor_shows_the_token_of_its_first_line(line: str) -> None:
     assert credentials.first_token(f"# mine\n\n{line}\nactor {B}\n".encode()) == A
 
 
@@ -111,7 +113,9 @@ DOMAIN = "cluster.local"
         ("actor", None, []),
     ],
 )
-def test_a_certificate_is_for_a_role_and_maybe_a_name_of_the_trust_domain(uri, role, allowed):
+def test_a_certificate_is_for_a_role_and_maybe_a_name_of_the_trust_domain(
+    uri: str, role: Role | None, allowed: list[str]
+) -> None:
     grants = credentials.certificate_grants(["localhost", uri], DOMAIN)
     assert [grant.role for grant in grants] == ([role] if role else [])
     may = []
@@ -134,6 +138,6 @@ def test_names_and_certificates_are_revoked_by_line() -> None:
 
 
 @pytest.mark.parametrize("contents", [b"\xff\xfe", b"ok\na\x00b\n", b"x" * 201])
-def test_a_file_of_revoked_names_that_is_none_is_refused(contents) -> None:
+def test_a_file_of_revoked_names_that_is_none_is_refused(contents: bytes) -> None:
     with pytest.raises(SecurityError, match="file of revoked names"):
         credentials.read_revocations(contents)

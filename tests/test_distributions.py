@@ -13,6 +13,7 @@ import tree
 
 from impala.agents import distributions
 from impala.environments.spaces import choices
+from impala.types import Nest
 
 spaces = gym.spaces
 
@@ -72,7 +73,7 @@ def whole_space(space: gym.Space) -> tuple[list, np.ndarray]:
     raise AssertionError(f"List the actions of {space} here.")
 
 
-def cells(space: gym.Space, actions) -> np.ndarray:
+def cells(space: gym.Space, actions: Nest) -> np.ndarray:
     """Numbers the regions of an action space: choices and, before tanh, widths of 0.7."""
     match space:
         case spaces.Dict():
@@ -97,12 +98,15 @@ def _combine(numbers: list[np.ndarray]) -> np.ndarray:
     return combined
 
 
-def stack(actions: list):
+def stack(actions: list) -> Nest:
     return tree.map_structure(lambda *leaves: np.stack(leaves), *actions)
 
 
+Case = tuple[gym.Space, distributions.Distribution]
+
+
 @pytest.fixture(params=CASES, scope="class")
-def case(request):
+def case(request: pytest.FixtureRequest) -> Case:
     space = CASES[request.param]
     return space, distributions.for_space(space)
 
@@ -127,14 +131,14 @@ def masks(space: gym.Space) -> list[list[np.ndarray]]:
 
 
 class TestContract:
-    def test_probabilities_sum_to_one(self, case):
+    def test_probabilities_sum_to_one(self, case: Case) -> None:
         space, distribution = case
         actions, weights = whole_space(space)
         log_probs = distribution.log_prob(draw(distribution, 1), stack(actions))
         assert log_probs.shape == (len(actions),)
         np.testing.assert_allclose(np.sum(weights * np.exp(log_probs)), 1.0, atol=2e-3)
 
-    def test_entropy_is_the_expected_surprise(self, case):
+    def test_entropy_is_the_expected_surprise(self, case: Case) -> None:
         space, distribution = case
         actions, weights = whole_space(space)
         parameters = draw(distribution, 1)
@@ -142,7 +146,7 @@ class TestContract:
         expected = -np.sum(weights * np.exp(log_probs) * log_probs)
         np.testing.assert_allclose(distribution.entropy(parameters), [expected], atol=2e-2)
 
-    def test_kl_is_the_expected_log_ratio(self, case):
+    def test_kl_is_the_expected_log_ratio(self, case: Case) -> None:
         space, distribution = case
         actions, weights = whole_space(space)
         p, q = draw(distribution, 1, seed=1), draw(distribution, 1, seed=2)
@@ -152,7 +156,9 @@ class TestContract:
         np.testing.assert_allclose(distribution.kl(p, q), [expected], atol=2e-2, rtol=1e-2)
 
     @pytest.mark.parametrize("which", range(3))
-    def test_masked_choices_are_impossible_and_the_rest_is_as_enumerated(self, case, which):
+    def test_masked_choices_are_impossible_and_the_rest_is_as_enumerated(
+        self, case: Case, which: int
+    ) -> None:
         space, distribution = case
         parts = masks(space)[which]
         allowed = np.concatenate([*parts, np.zeros(0, np.int8)])[np.newaxis]
@@ -175,12 +181,12 @@ class TestContract:
         assert log_probs.numpy().min() > -100.0
         assert distribution.log_prob(p, distribution.mode(p)).numpy() > -100.0
 
-    def test_kl_of_a_policy_to_itself_is_zero(self, case):
+    def test_kl_of_a_policy_to_itself_is_zero(self, case: Case) -> None:
         _, distribution = case
         parameters = draw(distribution, 4)
         np.testing.assert_allclose(distribution.kl(parameters, parameters), [0.0] * 4, atol=1e-6)
 
-    def test_sampling_frequencies_are_the_probabilities(self, case):
+    def test_sampling_frequencies_are_the_probabilities(self, case: Case) -> None:
         space, distribution = case
         actions, weights = whole_space(space)
         parameters = draw(distribution, 1)
@@ -199,7 +205,7 @@ class TestContract:
         freedom = np.count_nonzero(likely)
         assert statistic < freedom + 5 * np.sqrt(2 * freedom)
 
-    def test_samples_are_actions_of_the_space(self, case):
+    def test_samples_are_actions_of_the_space(self, case: Case) -> None:
         space, distribution = case
         samples, log_probs = distribution.sample_and_log_prob(draw(distribution, 50), SEED)
         for i in range(50):
@@ -209,11 +215,11 @@ class TestContract:
             log_probs, distribution.log_prob(draw(distribution, 50), samples), rtol=1e-3, atol=1e-3
         )
 
-    def test_the_seed_decides_and_rows_differ(self, case):
+    def test_the_seed_decides_and_rows_differ(self, case: Case) -> None:
         space, distribution = case
         parameters = draw(distribution, 1) * tf.ones([64, 1])
 
-        def draws(seed):
+        def draws(seed: tf.Tensor) -> np.ndarray:
             return cells(
                 space,
                 tree.map_structure(
@@ -226,7 +232,7 @@ class TestContract:
             assert (draws(SEED) != draws(SEED + 1)).any()
             assert len(set(draws(SEED))) > 1
 
-    def test_the_mode_of_a_certain_policy_is_what_it_samples(self, case):
+    def test_the_mode_of_a_certain_policy_is_what_it_samples(self, case: Case) -> None:
         space, distribution = case
         parameters = 1000.0 * draw(distribution, 20)
         mode = distribution.mode(parameters)
@@ -240,7 +246,7 @@ class TestContract:
                 tree.map_structure(lambda leaf, i=i: np.asarray(leaf.numpy()[i]), mode)
             )
 
-    def test_extreme_parameters_give_finite_numbers_and_gradients(self, case):
+    def test_extreme_parameters_give_finite_numbers_and_gradients(self, case: Case) -> None:
         space, distribution = case
         action = tree.map_structure(lambda leaf: leaf[np.newaxis], stack([space.sample()]))
         signs = np.where(np.arange(distribution.num_parameters) % 2, 1.0, -1.0)
@@ -260,7 +266,7 @@ class TestContract:
                 assert np.isfinite(tape.gradient(value, p)).all()
 
     @pytest.mark.parametrize("leading", [(), (3,), (4, 3), (2, 1, 3)])
-    def test_any_leading_dimensions(self, case, leading):
+    def test_any_leading_dimensions(self, case: Case, leading: tuple[int, ...]) -> None:
         space, distribution = case
         parameters = draw(distribution, *leading)
         actions, log_probs = distribution.sample_and_log_prob(parameters, SEED)
@@ -278,10 +284,12 @@ class TestContract:
             assert value.dtype == tf.float32
 
     @pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
-    def test_compiled_it_says_the_same(self, case, jit_compile):
+    def test_compiled_it_says_the_same(self, case: Case, jit_compile: bool) -> None:
         _, distribution = case
 
-        def everything(p, q, actions):
+        def everything(
+            p: tf.Tensor, q: tf.Tensor, actions: Nest
+        ) -> tuple[Nest, tf.Tensor, tf.Tensor, tf.Tensor]:
             return (
                 distribution.mode(p),
                 distribution.log_prob(p, actions),
@@ -299,12 +307,12 @@ class TestContract:
         np.testing.assert_allclose(log_probs, eager[1], rtol=2e-3, atol=1e-3)
 
 
-def test_the_most_likely_choice_is_the_mode():
+def test_the_most_likely_choice_is_the_mode() -> None:
     logits = tf.constant([[0.1, 2.0, -1.0], [3.0, 2.0, -1.0]])
     np.testing.assert_array_equal(distributions.Categorical(3, start=4).mode(logits), [5, 4])
 
 
-def test_a_forbidden_choice_is_never_made_and_costs_nothing():
+def test_a_forbidden_choice_is_never_made_and_costs_nothing() -> None:
     """-1e9 on a logit is how a choice is forbidden; the rest must stay finite beside it."""
     distribution = distributions.Categorical(3)
     logits = tf.constant([[0.0, -1e9, 0.0]])
@@ -314,7 +322,7 @@ def test_a_forbidden_choice_is_never_made_and_costs_nothing():
     np.testing.assert_allclose(distribution.kl(logits, tf.zeros([1, 3])), [np.log(1.5)], rtol=1e-6)
 
 
-def test_an_action_outside_the_space_moves_nothing():
+def test_an_action_outside_the_space_moves_nothing() -> None:
     logits = tf.constant([[1.0, 2.0]])
     with tf.GradientTape() as tape:
         tape.watch(logits)
@@ -324,7 +332,7 @@ def test_an_action_outside_the_space_moves_nothing():
 
 
 class TestTanhNormal:
-    def test_the_edge_of_the_box_is_finite_with_finite_gradients(self):
+    def test_the_edge_of_the_box_is_finite_with_finite_gradients(self) -> None:
         for low, high in [(-1.0, 1.0), (0.0, 1000.0), (-0.1, 1e-6)]:
             distribution = distributions.for_space(spaces.Box(low, high, (1,), np.float32))
             parameters = tf.constant([[0.3, 0.1], [0.3, 0.1]])
@@ -336,19 +344,19 @@ class TestTanhNormal:
             assert np.isfinite(gradient).all()
             assert gradient[0, 0] < 0 < gradient[1, 0]  # The mean moves towards the edge taken.
 
-    def test_parameters_of_zero_are_a_standard_normal_squashed(self):
+    def test_parameters_of_zero_are_a_standard_normal_squashed(self) -> None:
         distribution = distributions.for_space(spaces.Box(-1, 1, (1,), np.float32))
         log_prob = distribution.log_prob(tf.zeros([1, 2]), tf.zeros([1, 1]))
         np.testing.assert_allclose(log_prob, [-0.5 * np.log(2 * np.pi)], rtol=1e-6)
 
-    def test_the_mode_is_the_squashed_mean(self):
+    def test_the_mode_is_the_squashed_mean(self) -> None:
         distribution = distributions.for_space(spaces.Box(-1, 3, (2,), np.float32))
         mode = distribution.mode(tf.constant([[0.0, 0.5, 9.0, -9.0]]))
         np.testing.assert_allclose(mode, [[1.0, 1 + 2 * np.tanh(0.5)]], rtol=1e-6)
 
     @pytest.mark.parametrize("mean", [-3.0, 0.0, 1.0, 4.0])
     @pytest.mark.parametrize("unbounded", [-2.0, 0.0, 2.0, 9.0])
-    def test_entropy_is_right_to_a_hundredth_of_a_nat(self, mean, unbounded):
+    def test_entropy_is_right_to_a_hundredth_of_a_nat(self, mean: float, unbounded: float) -> None:
         """Against a fine sum over the Gaussian, which no clipping at the edge blurs."""
         distribution = distributions.for_space(spaces.Box(-1, 1, (1,), np.float32))
         std = np.exp(-5 + 6 / (1 + np.exp(-(unbounded + np.log(5)))))
@@ -361,7 +369,7 @@ class TestTanhNormal:
         entropy = distribution.entropy(tf.constant([[mean, unbounded]], tf.float32))
         np.testing.assert_allclose(entropy, [expected], atol=1e-2)
 
-    def test_a_sample_has_a_gradient_to_the_parameters(self):
+    def test_a_sample_has_a_gradient_to_the_parameters(self) -> None:
         distribution = distributions.for_space(spaces.Box(-1, 1, (1,), np.float32))
         parameters = tf.zeros([8, 2])
         with tf.GradientTape() as tape:
@@ -381,6 +389,6 @@ class TestTanhNormal:
         (spaces.Tuple((spaces.Discrete(2), spaces.Text(3))), "No action distribution for Text"),
     ],
 )
-def test_other_spaces_are_refused_with_the_fix(space, message):
+def test_other_spaces_are_refused_with_the_fix(space: gym.Space, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         distributions.for_space(space)

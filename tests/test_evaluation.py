@@ -24,7 +24,7 @@ class Scripted(Environment):
     observation_space = gym.spaces.Box(0, 1000, (), np.int32)
     action_space = gym.spaces.Discrete(5)
 
-    def __init__(self, lengths: Sequence[Sequence[int]]):
+    def __init__(self, lengths: Sequence[Sequence[int]]) -> None:
         self.num_envs = len(lengths)
         self.actions: list[np.ndarray] = []
         self._lengths = [itertools.cycle(own) for own in lengths]

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import pathlib
+from typing import IO, Any
 
 import gymnasium as gym
 import numpy as np
@@ -25,7 +26,7 @@ from impala.finite import NotFiniteError
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Checkpoint
 from impala.schedule import phases, tasks
-from impala.types import Batch, StepType
+from impala.types import Batch, StepType, Unroll
 from learner.data.mix import Origin, Prepared, Provenance
 from learner.data.replay import Replay
 from learner.data.storage import Memory
@@ -44,7 +45,7 @@ ALGORITHMS = ("impala", "actor_critic", "critic", "q_learning", "sac")
 HUGE = np.float32(3e38)
 
 
-def config_of(algorithm: str, optimiser: str = "adam", **kwargs) -> Config:
+def config_of(algorithm: str, optimiser: str = "adam", **kwargs: Any) -> Config:
     values = {"policy": "epsilon_greedy"} if algorithm == "q_learning" else {}
     return Config(
         agent=dataclasses.replace(SMALL, **values),
@@ -55,7 +56,7 @@ def config_of(algorithm: str, optimiser: str = "adam", **kwargs) -> Config:
     )
 
 
-def make(algorithm: str = "impala", optimiser: str = "adam", **kwargs) -> Learner:
+def make(algorithm: str = "impala", optimiser: str = "adam", **kwargs: Any) -> Learner:
     config = config_of(algorithm, optimiser, **kwargs)
     agent = build.agent(config.agent, *spaces_of(config), seed=1)
     return Learner(build.algorithm(config.algorithm, config, agent), config, phases.make(config)[0])
@@ -67,7 +68,7 @@ def spaces_of(config: Config) -> tuple[gym.Space, gym.Space]:
     return OBSERVATIONS, BOX if config.algorithm == "sac" else CHOICES
 
 
-def spec_of(learner: Learner):
+def spec_of(learner: Learner) -> Unroll:
     return build.unroll_spec(learner._algorithm.agent, *spaces_of(learner.config), T)
 
 
@@ -662,7 +663,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_file_gets_its_room_back(
 ) -> None:
     """Else the next checkpoint has no room, and that ends the run."""
 
-    def savez(file, **_: np.ndarray) -> None:
+    def savez(file: IO[bytes], **_: np.ndarray) -> None:
         file.write(b"half of it")
         raise OSError(28, "No space left on device")
 

@@ -1,6 +1,7 @@
 """Who is who, on a live port: namesakes, names bound to credentials, quarantine, revocation."""
 
 import contextlib
+import pathlib
 import time
 from collections.abc import Iterator
 
@@ -110,7 +111,9 @@ def test_of_two_processes_by_one_name_the_older_ends_and_never_disturbs_the_newe
 # Quarantine.
 
 
-def test_an_actor_that_was_quarantined_comes_back_and_loses_one_message(caplog) -> None:
+def test_an_actor_that_was_quarantined_comes_back_and_loses_one_message(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Given an actor with a spell of NaN rewards, which gives up after 0.1 s without a learner."""
     with _Served() as served, _actor(served, "b") as other:
         refused = []
@@ -220,7 +223,7 @@ def _evaluation(actor: str) -> pb.Evaluation:
     )
 
 
-def test_nobody_with_a_good_token_can_take_anothers_name(tmp_path) -> None:
+def test_nobody_with_a_good_token_can_take_anothers_name(tmp_path: pathlib.Path) -> None:
     """Given an actor whose name a token is for, and callers with the other good tokens."""
     tokens = write(tmp_path / "tokens", LINES)
     mine = write(tmp_path / "mine", f"actor {PONG} pong-a,pong-a-*\n")
@@ -277,7 +280,9 @@ def test_nobody_with_a_good_token_can_take_anothers_name(tmp_path) -> None:
         assert (member.joins, member.unrolls, member.rejected) == (1, 4, 0)
 
 
-def test_an_actor_by_a_name_that_is_not_its_own_ends_with_what_its_token_is_for(tmp_path) -> None:
+def test_an_actor_by_a_name_that_is_not_its_own_ends_with_what_its_token_is_for(
+    tmp_path: pathlib.Path,
+) -> None:
     tokens = write(tmp_path / "tokens", LINES)
     mine = write(tmp_path / "mine", f"actor {PONG} pong-a-*\n")
     with (
@@ -288,7 +293,7 @@ def test_an_actor_by_a_name_that_is_not_its_own_ends_with_what_its_token_is_for(
         pass
 
 
-def test_a_certificate_is_for_its_name_and_its_trust_domain(tmp_path) -> None:
+def test_a_certificate_is_for_its_name_and_its_trust_domain(tmp_path: pathlib.Path) -> None:
     ca = trustme.CA()
     authority = write(tmp_path / "ca.crt", ca.cert_pem.bytes())
     files = {**certificate(ca, tmp_path, "localhost"), "tls_client_ca": authority}
@@ -318,7 +323,9 @@ def test_a_certificate_is_for_its_name_and_its_trust_domain(tmp_path) -> None:
 # Revocation.
 
 
-def test_one_actor_is_revoked_while_the_rest_goes_on(tmp_path, caplog) -> None:
+def test_one_actor_is_revoked_while_the_rest_goes_on(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Given actors that share a token, of which one is to go, and comes back once it may."""
     tokens = write(tmp_path / "tokens", f"actor {PONG}\n")
     revoked = write(tmp_path / "revoked", "# nobody\n")
@@ -355,7 +362,7 @@ def test_one_actor_is_revoked_while_the_rest_goes_on(tmp_path, caplog) -> None:
         assert (served.accounts.totals().received, served.accounts.totals().rejected) == (6, {})
 
 
-def test_a_certificate_is_revoked_whatever_it_is_used_for(tmp_path) -> None:
+def test_a_certificate_is_revoked_whatever_it_is_used_for(tmp_path: pathlib.Path) -> None:
     ca = trustme.CA()
     authority = write(tmp_path / "ca.crt", ca.cert_pem.bytes())
     uri = "spiffe://cluster.local/impala/actor/x"

@@ -3,6 +3,8 @@
 import asyncio
 import re
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import gymnasium as gym
 import messages
@@ -20,19 +22,19 @@ from protos.impala.v1 import learner_pb2 as pb
 T = messages.UNROLL_LENGTH
 
 
-def _validator(**kw) -> Validator:
+def _validator(**kw: Any) -> Validator:
     return Validator(messages.spec(), "print", messages.MAX_ENVS, messages.bounds(**kw))
 
 
-def _check(message: pb.Unrolls, newest_version: int | None = 3, **kw) -> Arrival | Rejection:
+def _check(message: pb.Unrolls, newest_version: int | None = 3, **kw: Any) -> Arrival | Rejection:
     return _validator(**kw).check(message, newest_version)
 
 
-def _good(**kw) -> pb.Unrolls:
+def _good(**kw: Any) -> pb.Unrolls:
     return messages.message(**{"fingerprint": "print", **kw})
 
 
-def test_a_good_message_becomes_views_of_its_bytes():
+def test_a_good_message_becomes_views_of_its_bytes() -> None:
     sent = messages.unroll(num_envs=3)
     arrival = _check(_good(num_envs=3, arrays=sent, sequence=9, parameter_version=2))
     assert isinstance(arrival, Arrival)
@@ -53,7 +55,7 @@ def test_a_good_message_becomes_views_of_its_bytes():
     assert (arrival.elapsed_seconds, arrival.waited_seconds) == (0.5, 0.25)
 
 
-def _with(path: str, value, at=(1, 1)) -> pb.Unrolls:
+def _with(path: str, value: float, at: tuple[int, ...] = (1, 1)) -> pb.Unrolls:
     """A good message but for one number in one leaf."""
     arrays = messages.unroll()
     leaves = {"/".join(map(str, name)): leaf for name, leaf in tree.flatten_with_path(arrays)}
@@ -61,7 +63,7 @@ def _with(path: str, value, at=(1, 1)) -> pb.Unrolls:
     return _good(arrays=arrays)
 
 
-def _episode(**kw) -> pb.Unrolls:
+def _episode(**kw: Any) -> pb.Unrolls:
     return _good(episodes=[pb.Episode(**kw)])
 
 
@@ -71,7 +73,7 @@ def _bool_byte(value: int) -> pb.Unrolls:
     return message
 
 
-def _tensor(change) -> pb.Unrolls:
+def _tensor(change: Callable[[bytes], bytes]) -> pb.Unrolls:
     message = _good()
     message.tensors[1] = change(message.tensors[1])
     return message
@@ -152,7 +154,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_message_is_refused_with_what_is_wrong(name):
+def test_a_bad_message_is_refused_with_what_is_wrong(name: str) -> None:
     message, reason, detail = BAD[name]
     rejection = _check(message)
     assert isinstance(rejection, Rejection), rejection
@@ -161,7 +163,7 @@ def test_a_bad_message_is_refused_with_what_is_wrong(name):
     assert len(rejection.detail) < 400
 
 
-def test_what_looks_odd_but_is_right_passes():
+def test_what_looks_odd_but_is_right_passes() -> None:
     first = messages.unroll()
     first.timestep.step_type[0, 1] = StepType.FIRST  # an episode begins in row 0
     last = messages.unroll()
@@ -183,13 +185,13 @@ def test_what_looks_odd_but_is_right_passes():
         assert isinstance(_check(message), Arrival)
 
 
-def test_bounds_of_actions_fit_the_action():
+def test_bounds_of_actions_fit_the_action() -> None:
     with pytest.raises(ValueError, match="2 action leaves, but the action has 1"):
         _validator(actions=[None, None])
     assert isinstance(_check(_with("output/action", 99), actions=[None]), Arrival)
 
 
-def test_versions_of_learners_that_never_were_are_refused():
+def test_versions_of_learners_that_never_were_are_refused() -> None:
     rejection = _check(_good(learner_incarnation=5), newest_version=None)
     assert isinstance(rejection, Rejection)
     assert rejection.reason == pb.REASON_VERSION
@@ -197,7 +199,7 @@ def test_versions_of_learners_that_never_were_are_refused():
     assert isinstance(_check(_good(parameter_version=3), newest_version=3), Arrival)
 
 
-def test_limits_and_frames_are_those_of_the_configuration_and_the_task():
+def test_limits_and_frames_are_those_of_the_configuration_and_the_task() -> None:
     limits = LimitsConfig(reward=1e9, baseline=1.0)
     large = _with("timestep/reward", 1e9)
     assert isinstance(_check(large, limits=limits), Arrival)
@@ -226,7 +228,7 @@ _HALF_BOUNDED = gym.spaces.Box(
         (gym.spaces.Dict({"a": gym.spaces.Discrete(2), "b": gym.spaces.Discrete(1)}), 0, 2),
     ],
 )
-def test_actions_are_those_of_the_action_space(space, good, bad):
+def test_actions_are_those_of_the_action_space(space: gym.Space, good: object, bad: object) -> None:
     for bounds in message_bounds(Config(), [], space).actions:
         for action, is_good in ((good, True), (bad, False)):
             array = np.asarray(action, np.float64)
@@ -234,7 +236,7 @@ def test_actions_are_those_of_the_action_space(space, good, bad):
             assert inside == is_good
 
 
-def test_whole_numbers_to_see_are_limited_where_they_can_be_large():
+def test_whole_numbers_to_see_are_limited_where_they_can_be_large() -> None:
     limits = LimitsConfig(observation=1000.0)
     limit = {
         kind: limit_of("timestep/observation", np.dtype(kind), limits)
@@ -247,7 +249,7 @@ def test_whole_numbers_to_see_are_limited_where_they_can_be_large():
     assert limit["float16"].beyond(np.array([], np.float16)) is None
 
 
-def test_the_largest_good_message_fits_the_limit_of_its_size():
+def test_the_largest_good_message_fits_the_limit_of_its_size() -> None:
     envs = messages.MAX_ENVS
     episode = pb.Episode(episode_return=1, length=1, frames=4, info={"l" * 20: 1.0, "t" * 20: 2.0})
     message = _good(num_envs=envs, arrays=messages.unroll(envs), episodes=[episode] * T * envs)
@@ -281,8 +283,8 @@ def _numbers(ingest: Ingest) -> list[int]:
     return numbers
 
 
-def test_when_it_is_full_those_who_come_wait_in_order():
-    async def story():
+def test_when_it_is_full_those_who_come_wait_in_order() -> None:
+    async def story() -> None:
         ingest = Ingest(capacity=4)
         await _put(ingest, 1, 3)
         assert (ingest.depth, ingest.capacity) == (3, 4)
@@ -299,8 +301,8 @@ def test_when_it_is_full_those_who_come_wait_in_order():
     asyncio.run(story())
 
 
-def test_a_message_larger_than_the_queue_passes_when_it_is_empty():
-    async def story():
+def test_a_message_larger_than_the_queue_passes_when_it_is_empty() -> None:
+    async def story() -> None:
         ingest = Ingest(capacity=2)
         await _put(ingest, 1, 5)
         waiting = asyncio.create_task(_put(ingest, 2, 5))
@@ -313,8 +315,8 @@ def test_a_message_larger_than_the_queue_passes_when_it_is_empty():
     asyncio.run(story())
 
 
-def test_one_who_gives_up_waiting_leaves_no_trace():
-    async def story():
+def test_one_who_gives_up_waiting_leaves_no_trace() -> None:
+    async def story() -> None:
         ingest = Ingest(capacity=2)
         await _put(ingest, 1, 2)
         gone, patient = (asyncio.create_task(_put(ingest, n, 2)) for n in (2, 3))
@@ -328,8 +330,8 @@ def test_one_who_gives_up_waiting_leaves_no_trace():
     asyncio.run(story())
 
 
-def test_close_wakes_everyone_and_keeps_what_is_queued():
-    async def story():
+def test_close_wakes_everyone_and_keeps_what_is_queued() -> None:
+    async def story() -> None:
         ingest = Ingest(capacity=2)
         await _put(ingest, 1, 2)
         waiting = [asyncio.create_task(_put(ingest, n, 1)) for n in (2, 3)]
@@ -342,7 +344,7 @@ def test_close_wakes_everyone_and_keeps_what_is_queued():
     asyncio.run(story())
 
 
-def test_close_wakes_a_thread_that_waits_for_a_message():
+def test_close_wakes_a_thread_that_waits_for_a_message() -> None:
     ingest = Ingest(capacity=2)
     answers = []
     thread = threading.Thread(target=lambda: answers.append(ingest.get(timeout=60.0)))
@@ -352,19 +354,19 @@ def test_close_wakes_a_thread_that_waits_for_a_message():
     assert answers == [None]
 
 
-def test_many_senders_and_a_thread_that_takes_lose_nothing():
+def test_many_senders_and_a_thread_that_takes_lose_nothing() -> None:
     ingest = Ingest(capacity=3)
     taken = []
 
-    def take():
+    def take() -> None:
         while (arrival := ingest.get(timeout=10.0)) is not None:
             taken.append(arrival.sequence)
 
-    async def send(sender: int):
+    async def send(sender: int) -> None:
         for i in range(50):
             await _put(ingest, 100 * sender + i, 1 + i % 4)
 
-    async def story():
+    async def story() -> None:
         await asyncio.gather(*map(send, range(1, 6)))
 
     thread = threading.Thread(target=take)
@@ -377,7 +379,7 @@ def test_many_senders_and_a_thread_that_takes_lose_nothing():
         assert [n for n in taken if n // 100 == sender] == [100 * sender + i for i in range(50)]
 
 
-def test_the_names_in_messages_are_those_of_the_spec_that_travels():
+def test_the_names_in_messages_are_those_of_the_spec_that_travels() -> None:
     names = [spec.name for spec in codec.specs(messages.spec()._replace(core_state=()))]
     assert "timestep/observation/image" in names
     short = _tensor(lambda x: b"")

@@ -4,6 +4,7 @@ import json
 import logging
 import pathlib
 import random
+from typing import IO
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_a_torn_line_does_not_swallow_the_next(
 class _FullDisk:
     """A file that takes three bytes of a line, then none, until there is room again."""
 
-    def __init__(self, file):
+    def __init__(self, file: IO[str]) -> None:
         self._file = file
         self.full = True
 

@@ -53,7 +53,7 @@ def _batch(seed: int = 0) -> Batch:
     )
 
 
-def learn(learner: Learner, batch: Batch, **counts) -> Update:
+def learn(learner: Learner, batch: Batch, **counts: int) -> Update:
     """One update, counted."""
     update = learner.update(batch)
     assert isinstance(update, Update)

@@ -43,7 +43,7 @@ def counting_network() -> NetworkOutput:
 
 
 class TestAlign:
-    def test_what_led_to_row_1_stands_beside_what_was_seen_in_row_0(self):
+    def test_what_led_to_row_1_stands_beside_what_was_seen_in_row_0(self) -> None:
         steps = losses.align(counting_batch(), counting_network(), PLAIN)
 
         endless = 0  # The first environment has no seam.
@@ -58,7 +58,7 @@ class TestAlign:
         assert steps.discounts[:, endless].numpy().tolist() == [101, 102, 103, 104]
         assert steps.is_replay.numpy().tolist() == [False, True]
 
-    def test_only_the_step_from_the_last_row_to_the_first_row_is_masked(self):
+    def test_only_the_step_from_the_last_row_to_the_first_row_is_masked(self) -> None:
         steps = losses.align(counting_batch(), counting_network(), PLAIN)
 
         assert steps.mask.dtype == tf.float32
@@ -66,7 +66,7 @@ class TestAlign:
         assert steps.rewards[:, 1].numpy().tolist() == [1, 2, 0, 4]
         assert steps.discounts[:, 1].numpy().tolist() == [101, 102, 0, 104]
 
-    def test_the_objective_changes_rewards_and_discounts(self):
+    def test_the_objective_changes_rewards_and_discounts(self) -> None:
         objective = ObjectiveConfig(discount=0.5, reward_scale=0.5, reward_clipping="abs_one")
 
         steps = losses.align(counting_batch(), counting_network(), objective)
@@ -74,7 +74,7 @@ class TestAlign:
         assert steps.rewards.numpy().tolist() == [[0.5, 0.5], [1, 1], [1, 0], [1, 1]]
         assert steps.discounts[:, 0].numpy().tolist() == [50.5, 51, 51.5, 52]
 
-    def test_an_episode_that_begins_in_row_0_loses_no_step(self):
+    def test_an_episode_that_begins_in_row_0_loses_no_step(self) -> None:
         batch = counting_batch()
         step_type = tf.constant([[FIRST] * B] + [[MID] * B] * T, tf.int8)
         timestep = batch.unroll.timestep._replace(step_type=step_type)
@@ -84,14 +84,14 @@ class TestAlign:
 
         assert mask.numpy().sum() == T * B
 
-    def test_a_network_output_of_other_rows_is_refused(self):
+    def test_a_network_output_of_other_rows_is_refused(self) -> None:
         network_output = counting_network()
         short = NetworkOutput(network_output.policy[:-1], network_output.baseline[:-1])
 
         with pytest.raises(ValueError, match=r"rows are \(5, 2\), the network's \(4, 2\)"):
             losses.align(counting_batch(), short, PLAIN)
 
-    def test_one_row_is_no_step(self):
+    def test_one_row_is_no_step(self) -> None:
         batch = counting_batch()
         timestep = tf.nest.map_structure(lambda leaf: leaf[:1], batch.unroll.timestep)
         batch = batch._replace(unroll=batch.unroll._replace(timestep=timestep))
@@ -100,7 +100,7 @@ class TestAlign:
             losses.align(batch, counting_network(), PLAIN)
 
 
-def log_softmax(logits):
+def log_softmax(logits: np.ndarray) -> np.ndarray:
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
@@ -109,10 +109,10 @@ class TestTerms:
     ACTIONS = np.array([2, 0])
     ADVANTAGES = np.array([1.5, -0.7], np.float32)
 
-    def log_probs(self, logits):
+    def log_probs(self, logits: tf.Tensor) -> tf.Tensor:
         return tf.gather(tf.nn.log_softmax(logits), self.ACTIONS, batch_dims=1)
 
-    def test_policy_gradient_is_advantage_times_pi_minus_the_action(self):
+    def test_policy_gradient_is_advantage_times_pi_minus_the_action(self) -> None:
         logits, advantages = tf.constant(self.LOGITS), tf.constant(self.ADVANTAGES)
         with tf.GradientTape() as tape:
             tape.watch([logits, advantages])
@@ -126,7 +126,7 @@ class TestTerms:
         np.testing.assert_allclose(by_logits, expected, rtol=1e-5, atol=1e-6)
         assert by_advantages is None
 
-    def test_baseline_moves_the_value_and_not_the_target(self):
+    def test_baseline_moves_the_value_and_not_the_target(self) -> None:
         values, targets = tf.constant([1.0, -2.0]), tf.constant([4.0, -2.5])
         with tf.GradientTape() as tape:
             tape.watch([values, targets])
@@ -137,7 +137,7 @@ class TestTerms:
         assert by_values.numpy().tolist() == [-3.0, 0.5]  # Down this slope V nears the target.
         assert by_targets is None
 
-    def test_entropy_has_the_gradient_of_minus_h(self):
+    def test_entropy_has_the_gradient_of_minus_h(self) -> None:
         logits = tf.constant(self.LOGITS)
         with tf.GradientTape() as tape:
             tape.watch(logits)
@@ -155,15 +155,15 @@ class TestTerms:
 class TestClipRewards:
     REWARDS = np.array([-20.0, -1.0, -0.5, 0.0, 0.5, 1.0, 20.0], np.float32)
 
-    def test_none_leaves_rewards_alone(self):
+    def test_none_leaves_rewards_alone(self) -> None:
         np.testing.assert_array_equal(losses.clip_rewards(self.REWARDS, "none"), self.REWARDS)
 
-    def test_abs_one_clips_to_one(self):
+    def test_abs_one_clips_to_one(self) -> None:
         clipped = losses.clip_rewards(self.REWARDS, "abs_one")
 
         assert clipped.numpy().tolist() == [-1.0, -1.0, -0.5, 0.0, 0.5, 1.0, 1.0]
 
-    def test_soft_asymmetric_takes_losses_less_to_heart_than_gains(self):
+    def test_soft_asymmetric_takes_losses_less_to_heart_than_gains(self) -> None:
         clipped = losses.clip_rewards(self.REWARDS, "soft_asymmetric").numpy()
 
         expected = [(0.3 if r < 0 else 1.0) * 5.0 * math.tanh(r / 5.0) for r in self.REWARDS]
@@ -171,12 +171,12 @@ class TestClipRewards:
         assert clipped[-1] == pytest.approx(5.0, abs=0.01)
         assert clipped[0] == pytest.approx(-1.5, abs=0.01)
 
-    def test_rewards_are_scaled_before_they_are_clipped(self):
+    def test_rewards_are_scaled_before_they_are_clipped(self) -> None:
         clipped = losses.clip_rewards(self.REWARDS, "abs_one", scale=0.1)
 
         np.testing.assert_allclose(clipped, [-1.0, -0.1, -0.05, 0.0, 0.05, 0.1, 1.0], rtol=1e-6)
 
-    def test_another_mode_is_refused(self):
+    def test_another_mode_is_refused(self) -> None:
         with pytest.raises(ValueError, match="'hard'; choose none, abs_one or soft_asymmetric"):
             losses.clip_rewards(self.REWARDS, "hard")
 
@@ -184,16 +184,16 @@ class TestClipRewards:
 class TestMasked:
     MASK = tf.constant([[1.0, 0.0], [1.0, 1.0]])
 
-    def test_nothing_passes_a_mask_of_zero_not_even_nan(self):
+    def test_nothing_passes_a_mask_of_zero_not_even_nan(self) -> None:
         terms = tf.constant([[1.0, math.nan], [2.0, 6.0]])
 
         assert losses.masked(terms, self.MASK).numpy().tolist() == [[1.0, 0.0], [2.0, 6.0]]
         assert losses.masked_mean(terms, self.MASK).numpy() == 3.0
 
-    def test_the_mean_of_nothing_is_zero(self):
+    def test_the_mean_of_nothing_is_zero(self) -> None:
         assert losses.masked_mean(tf.ones([2, 2]), tf.zeros([2, 2])).numpy() == 0.0
 
-    def test_explained_variance_is_one_minus_what_is_left(self):
+    def test_explained_variance_is_one_minus_what_is_left(self) -> None:
         rng = np.random.default_rng(0)
         values, targets = rng.normal(size=(2, 6, 4)).astype(np.float32)
         mask = (rng.uniform(size=(6, 4)) < 0.7).astype(np.float32)
@@ -205,7 +205,7 @@ class TestMasked:
         expected = 1.0 - np.var(targets[kept] - values[kept]) / np.var(targets[kept])
         assert explained.numpy() == pytest.approx(expected, rel=1e-4)
 
-    def test_explained_variance_of_targets_that_do_not_vary_is_zero(self):
+    def test_explained_variance_of_targets_that_do_not_vary_is_zero(self) -> None:
         values = tf.constant([[1.0, 2.0], [3.0, 4.0]])
 
         assert losses.explained_variance(values, tf.ones([2, 2]), tf.ones([2, 2])).numpy() == 0.0

@@ -4,6 +4,7 @@ import collections
 import random
 import resource
 import threading
+from collections.abc import Iterator
 
 import grpc
 import messages
@@ -41,7 +42,7 @@ def _spoil(actor: Actor, rng: random.Random) -> tuple[pb.Unrolls, int]:
     return rng.choice(kinds)(actor, rng)
 
 
-def _random_tensors(actor, rng):
+def _random_tensors(actor: Actor, rng: random.Random) -> tuple[pb.Unrolls, tuple[pb.Reason, ...]]:
     message = actor.next()
     sizes = [len(tensor) for tensor in message.tensors]
     # All bits set in floats are NaN, so that at least one of the checks must bite.
@@ -51,27 +52,27 @@ def _random_tensors(actor, rng):
     return message, (pb.REASON_NOT_FINITE, pb.REASON_RANGE)
 
 
-def _truncated(actor, rng):
+def _truncated(actor: Actor, rng: random.Random) -> tuple[pb.Unrolls, pb.Reason]:
     message = actor.next()
     i = rng.randrange(len(message.tensors))
     message.tensors[i] = message.tensors[i][: rng.randrange(len(message.tensors[i]))]
     return message, pb.REASON_TENSOR_SIZE
 
 
-def _oversized(actor, rng):
+def _oversized(actor: Actor, rng: random.Random) -> tuple[pb.Unrolls, pb.Reason]:
     message = actor.next()
     i = rng.randrange(len(message.tensors))
     message.tensors[i] += bytes(rng.randint(1, 700_000))
     return message, pb.REASON_TENSOR_SIZE
 
 
-def _wrong_dtype(actor, rng):
+def _wrong_dtype(actor: Actor, rng: random.Random) -> tuple[pb.Unrolls, pb.Reason]:
     arrays = messages.unroll()
     wide = tree.map_structure(lambda x: x.astype(np.float64), arrays)
     return actor.next(arrays=wide), pb.REASON_TENSOR_SIZE
 
 
-def _wrong_count(actor, rng):
+def _wrong_count(actor: Actor, rng: random.Random) -> tuple[pb.Unrolls, pb.Reason]:
     message = actor.next()
     if rng.random() < 0.5:
         del message.tensors[rng.randrange(len(message.tensors)) :]
@@ -80,29 +81,29 @@ def _wrong_count(actor, rng):
     return message, pb.REASON_TENSOR_COUNT
 
 
-def _wrong_num_envs(actor, rng):
+def _wrong_num_envs(actor: Actor, rng: random.Random) -> tuple[pb.Unrolls, pb.Reason]:
     message = actor.next()  # with two environments
     message.num_envs = rng.choice([0, 1, 3, messages.MAX_ENVS + 1, 2**31, 2**32 - 1])
     return message, pb.REASON_NUM_ENVS
 
 
-def _wrong_fingerprint(actor, rng):
+def _wrong_fingerprint(actor: Actor, rng: random.Random) -> tuple[pb.Unrolls, pb.Reason]:
     return actor.next(fingerprint="x" * rng.randint(0, 1000)), pb.REASON_FINGERPRINT
 
 
-def _leaf(actor, path, value):
+def _leaf(actor: Actor, path: str, value: float) -> pb.Unrolls:
     arrays = messages.unroll()
     leaves = {"/".join(map(str, name)): leaf for name, leaf in tree.flatten_with_path(arrays)}
     leaves[path].flat[-1] = value
     return actor.next(arrays=arrays)
 
 
-def _not_finite(actor, rng):
+def _not_finite(actor: Actor, rng: random.Random) -> tuple[pb.Unrolls, pb.Reason]:
     value = rng.choice([float("nan"), float("inf"), float("-inf")])
     return _leaf(actor, rng.choice(FLOATS), value), pb.REASON_NOT_FINITE
 
 
-def _out_of_range(actor, rng):
+def _out_of_range(actor: Actor, rng: random.Random) -> tuple[pb.Unrolls, pb.Reason]:
     path, value = rng.choice(
         [
             ("timestep/step_type", rng.choice([0, 3, -1, 100])),
@@ -113,7 +114,7 @@ def _out_of_range(actor, rng):
     return _leaf(actor, path, value), pb.REASON_RANGE
 
 
-def _bad_episode(actor, rng):
+def _bad_episode(actor: Actor, rng: random.Random) -> tuple[pb.Unrolls, pb.Reason]:
     episodes = rng.choice(
         [
             [pb.Episode(episode_return=float("nan"))],
@@ -125,17 +126,17 @@ def _bad_episode(actor, rng):
     return actor.next(episodes=episodes), pb.REASON_RANGE
 
 
-def _future_version(actor, rng):
+def _future_version(actor: Actor, rng: random.Random) -> tuple[pb.Unrolls, pb.Reason]:
     version = rng.choice([1, 2**40, 2**64 - 1])
     return actor.next(parameter_version=version), pb.REASON_VERSION
 
 
-def _unknown_actor(actor, rng):
+def _unknown_actor(actor: Actor, rng: random.Random) -> tuple[pb.Unrolls, pb.Reason]:
     kw = rng.choice([{"actor": "nobody"}, {"incarnation": 12345}, {"actor": "x" * 10_000}])
     return actor.message(actor.sequence + 1, **kw), pb.REASON_UNKNOWN_ACTOR
 
 
-def _skipped(actor, rng):
+def _skipped(actor: Actor, rng: random.Random) -> tuple[pb.Unrolls, pb.Reason]:
     sequence = rng.choice([0, actor.sequence + 2, actor.sequence + 1000, 2**64 - 1])
     return actor.message(sequence), pb.REASON_SEQUENCE
 
@@ -146,7 +147,7 @@ def _attack(learner: Learner, number: int, count: int, counted: collections.Coun
     with Actor(learner.address, f"bad-{number}", 1000 + number) as actor:
         expected: collections.deque = collections.deque()
 
-        def spoilt():
+        def spoilt() -> Iterator[pb.Unrolls]:
             for i in range(count):
                 if i % 10 == 9 and actor.sequence:  # a replayed sequence number of a good message
                     message, reason = actor.message(rng.randint(1, actor.sequence)), None
@@ -170,7 +171,7 @@ def _attack(learner: Learner, number: int, count: int, counted: collections.Coun
         assert not expected
 
 
-def test_ten_thousand_malformed_messages_are_each_answered_and_counted():
+def test_ten_thousand_malformed_messages_are_each_answered_and_counted() -> None:
     with Learner() as learner, Actor(learner.address, "good", 1) as good:
         counted: list[collections.Counter] = [collections.Counter() for _ in range(STREAMS)]
         errors: list[BaseException] = []
@@ -186,7 +187,7 @@ def test_ten_thousand_malformed_messages_are_each_answered_and_counted():
         for thread in attackers:
             thread.start()
 
-        def good_messages():
+        def good_messages() -> Iterator[pb.Unrolls]:
             while any(thread.is_alive() for thread in attackers) and good.sequence < MALFORMED:
                 yield good.next()
 
@@ -216,7 +217,7 @@ def test_ten_thousand_malformed_messages_are_each_answered_and_counted():
     assert after - before < 100 * 1024  # KiB; some 250 MB came in
 
 
-def test_what_grpc_itself_cannot_read_is_refused_and_the_others_go_on():
+def test_what_grpc_itself_cannot_read_is_refused_and_the_others_go_on() -> None:
     """Random bytes and messages over the size limit never reach the service."""
     with Learner() as learner, Actor(learner.address, "good", 1) as good:
         limit = messages.service().max_message_bytes

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -17,9 +18,20 @@ RMSPROP = OptimiserConfig(name="rmsprop", decay=0.9, momentum=0.5, epsilon=0.01)
 ADAM = OptimiserConfig(name="adam", beta1=0.8, beta2=0.95, epsilon=1e-3)
 CONFIGS = [RMSPROP, ADAM]
 
+Arrays = Sequence[np.ndarray]
+Update = Callable[[Sequence[tf.Tensor], tf.Tensor], None]  # gradients and the rate
 
-def rmsprop(values, gradients_of_steps, rates, decay, momentum, epsilon):
+
+def rmsprop(
+    values: Arrays,
+    gradients_of_steps: Sequence[Arrays],
+    rates: Sequence[float],
+    decay: float,
+    momentum: float,
+    epsilon: float,
+) -> Arrays:
     """TensorFlow 1's RMSProp: mean square from one, epsilon under the root, no Nesterov."""
+    values = [*values]
     mean_squares = [np.ones_like(value) for value in values]
     moments = [np.zeros_like(value) for value in values]
     for gradients, rate in zip(gradients_of_steps, rates, strict=True):
@@ -30,8 +42,16 @@ def rmsprop(values, gradients_of_steps, rates, decay, momentum, epsilon):
     return values
 
 
-def adam(values, gradients_of_steps, rates, beta1, beta2, epsilon):
+def adam(
+    values: Arrays,
+    gradients_of_steps: Sequence[Arrays],
+    rates: Sequence[float],
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+) -> Arrays:
     """Algorithm 1 of Kingma and Ba, line by line."""
+    values = [*values]
     ms = [np.zeros_like(value) for value in values]
     vs = [np.zeros_like(value) for value in values]
     for t, (gradients, rate) in enumerate(zip(gradients_of_steps, rates, strict=True), start=1):
@@ -43,13 +63,15 @@ def adam(values, gradients_of_steps, rates, beta1, beta2, epsilon):
     return values
 
 
-def reference(config, values, gradients, rates):
+def reference(
+    config: OptimiserConfig, values: Arrays, gradients: Sequence[Arrays], rates: Sequence[float]
+) -> Arrays:
     if config.name == "rmsprop":
         return rmsprop(values, gradients, rates, config.decay, config.momentum, config.epsilon)
     return adam(values, gradients, rates, config.beta1, config.beta2, config.epsilon)
 
 
-def draw(seed=0):
+def draw(seed: int = 0) -> tuple[Arrays, list[Arrays], list[float]]:
     """First values, and for each step gradients (some large, some tiny, some 0) and a rate."""
     rng = np.random.default_rng(seed)
     values = [rng.normal(size=shape) for shape in SHAPES]
@@ -58,35 +80,39 @@ def draw(seed=0):
     return values, gradients, [0.1, 0.08, 0.06, 0.04, 0.02]
 
 
-def to_tensors(arrays):
+def to_tensors(arrays: Arrays) -> list[tf.Tensor]:
     return [tf.constant(array, tf.float32) for array in arrays]
 
 
-def make_variables(values):
+def make_variables(values: Arrays) -> list[tf.Variable]:
     return [tf.Variable(value, name=f"v{i}") for i, value in enumerate(to_tensors(values))]
 
 
-def graph(function):
-    return tf.function(function, autograph=False)
+def graph(function: Update) -> Update:
+    compiled: Update = tf.function(function, autograph=False)
+    return compiled
 
 
-def xla(function):
-    return tf.function(function, autograph=False, jit_compile=True)
+def xla(function: Update) -> Update:
+    compiled: Update = tf.function(function, autograph=False, jit_compile=True)
+    return compiled
 
 
-def eager(function):
+def eager(function: Update) -> Update:
     return function
 
 
 @pytest.mark.parametrize("compiled", [eager, graph, xla])
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
-def test_several_steps_are_those_of_the_paper(config, compiled):
+def test_several_steps_are_those_of_the_paper(
+    config: OptimiserConfig, compiled: Callable[[Update], Update]
+) -> None:
     values, gradients, rates = draw()
     variables = make_variables(values)
     optimiser = optimisers.make(config, variables)
 
     @compiled
-    def update(gradients, rate):
+    def update(gradients: Sequence[tf.Tensor], rate: tf.Tensor) -> None:
         optimiser.apply(gradients, variables, rate)
 
     for gradients_now, rate in zip(gradients, rates, strict=True):
@@ -98,7 +124,7 @@ def test_several_steps_are_those_of_the_paper(config, compiled):
         np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_first_step_of_rmsprop_is_small_because_the_mean_square_starts_at_one():
+def test_the_first_step_of_rmsprop_is_small_because_the_mean_square_starts_at_one() -> None:
     """Given a gradient of 0.1, a start at zero would step 7 times as far."""
     (variable,) = make_variables([np.float32(0)])
     optimiser = optimisers.RMSProp([variable], decay=0.99, momentum=0.0, epsilon=1e-6)
@@ -109,7 +135,7 @@ def test_the_first_step_of_rmsprop_is_small_because_the_mean_square_starts_at_on
     assert variable.numpy() == pytest.approx(-expected, rel=1e-5)
 
 
-def test_rmsprop_keeps_epsilon_inside_the_root_and_adam_outside():
+def test_rmsprop_keeps_epsilon_inside_the_root_and_adam_outside() -> None:
     """With a gradient of 0.01 and an epsilon of 1, the place of epsilon is all there is."""
     g = 0.01
     (a,) = make_variables([np.float32(0)])
@@ -125,7 +151,7 @@ def test_rmsprop_keeps_epsilon_inside_the_root_and_adam_outside():
     assert b.numpy() == pytest.approx(-g / (g + 1.0), rel=1e-4)
 
 
-def test_adam_is_sonnets():
+def test_adam_is_sonnets() -> None:
     values, gradients, _ = draw(seed=1)
     ours, theirs = make_variables(values), make_variables(values)
     optimiser = optimisers.make(ADAM, ours)
@@ -140,7 +166,7 @@ def test_adam_is_sonnets():
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
-def test_an_optimiser_goes_on_where_its_variables_were_saved(config):
+def test_an_optimiser_goes_on_where_its_variables_were_saved(config: OptimiserConfig) -> None:
     """Given three steps and a copy of slots and values, two more steps are the same in the copy."""
     values, gradients, rates = draw()
     variables = make_variables(values)
@@ -162,7 +188,7 @@ def test_an_optimiser_goes_on_where_its_variables_were_saved(config):
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
-def test_the_optimisers_variables_are_its_slots_alone(config):
+def test_the_optimisers_variables_are_its_slots_alone(config: OptimiserConfig) -> None:
     variables = make_variables(draw()[0])
     optimiser = optimisers.make(config, variables)
 
@@ -173,7 +199,7 @@ def test_the_optimisers_variables_are_its_slots_alone(config):
     assert not any(slot.trainable for slot in optimiser.variables)
 
 
-def test_a_variable_without_a_gradient_or_out_of_order_is_named():
+def test_a_variable_without_a_gradient_or_out_of_order_is_named() -> None:
     variables = make_variables(draw()[0])
     gradients = to_tensors(draw()[1][0])
     optimiser = optimisers.make(RMSPROP, variables)
@@ -188,7 +214,7 @@ def test_a_variable_without_a_gradient_or_out_of_order_is_named():
         optimisers.make(dataclasses.replace(RMSPROP, name="sgd"), variables)
 
 
-def test_clipping_scales_all_gradients_by_one_factor_and_tells_the_norm_before():
+def test_clipping_scales_all_gradients_by_one_factor_and_tells_the_norm_before() -> None:
     gradients = [tf.constant([3.0, 0.0]), tf.constant([[4.0]])]
 
     clipped, norm = optimisers.clip_by_global_norm(gradients, 2.5)
@@ -198,7 +224,7 @@ def test_clipping_scales_all_gradients_by_one_factor_and_tells_the_norm_before()
     np.testing.assert_allclose(clipped[1].numpy(), [[2.0]], rtol=1e-6)
 
 
-def test_clipping_leaves_small_gradients_alone():
+def test_clipping_leaves_small_gradients_alone() -> None:
     gradients = [tf.constant([3.0, 0.0]), tf.constant([[4.0]])]
 
     clipped, norm = optimisers.clip_by_global_norm(gradients, 40.0)
@@ -209,14 +235,14 @@ def test_clipping_leaves_small_gradients_alone():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_gradient_that_is_not_finite_shows_in_the_norm(bad):
+def test_a_gradient_that_is_not_finite_shows_in_the_norm(bad: float) -> None:
     _, norm = optimisers.clip_by_global_norm([tf.constant([1.0, bad]), tf.constant(1.0)], 40.0)
 
     assert not np.isfinite(norm.numpy())
 
 
 @pytest.mark.parametrize("size", [1e15, 1e18, 1e25, 3e38])
-def test_clipping_of_large_gradients_against_float64(size):
+def test_clipping_of_large_gradients_against_float64(size: float) -> None:
     rng = np.random.default_rng(0)
     gradients = [np.float32(size * rng.uniform(-1.0, 1.0, shape)) for shape in SHAPES]
     exact = [gradient.astype(np.float64) for gradient in gradients]
@@ -230,13 +256,13 @@ def test_clipping_of_large_gradients_against_float64(size):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_large_gradient_that_is_not_finite_shows_in_the_norm(bad):
+def test_a_large_gradient_that_is_not_finite_shows_in_the_norm(bad: float) -> None:
     gradients = [tf.constant([3e38, bad]), tf.constant(1.0)]
     _, norm = optimisers.clip_large_by_global_norm(gradients, 40.0)
     assert not np.isfinite(norm.numpy())
 
 
-def test_the_learning_rate_decays_to_zero_over_the_run_and_stays_there():
+def test_the_learning_rate_decays_to_zero_over_the_run_and_stays_there() -> None:
     config = OptimiserConfig(learning_rate=0.8, decay_to_zero=True)
 
     rates = [optimisers.learning_rate(config, progress) for progress in (0.0, 0.25, 1.0, 1.1)]
@@ -244,7 +270,7 @@ def test_the_learning_rate_decays_to_zero_over_the_run_and_stays_there():
     assert rates == pytest.approx([0.8, 0.6, 0.0, 0.0])
 
 
-def test_the_learning_rate_is_constant_if_it_does_not_decay():
+def test_the_learning_rate_is_constant_if_it_does_not_decay() -> None:
     config = OptimiserConfig(learning_rate=0.8, decay_to_zero=False)
 
     assert [optimisers.learning_rate(config, p) for p in (0.0, 0.5, 1.0)] == [0.8] * 3

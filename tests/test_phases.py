@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from impala import build
+from impala.agents.agent import Agent
 from impala.config import rules, values
 from impala.config.presets import PRESETS
 from impala.config.schema import AgentConfig, Config, MixConfig
@@ -62,11 +63,11 @@ def test_what_learns_on_policy_alone_takes_no_replay() -> None:
         rules.validate(config)
 
 
-def _learner(config: Config, agent, phase: Phase, counters: Counters) -> Learner:
+def _learner(config: Config, agent: Agent, phase: Phase, counters: Counters) -> Learner:
     return Learner(build.algorithm(phase.algorithm, config, agent), config, phase, counters)
 
 
-def _agent(config: AgentConfig):
+def _agent(config: AgentConfig) -> Agent:
     catch = PRESETS["catch"][1].environment
     environment = build.environment(catch, num_envs=1)
     environment.close()
@@ -83,7 +84,7 @@ def test_a_learner_of_a_phase_anneals_over_it_and_goes_on_counting() -> None:
     assert (learner.counters.updates, learner.counters.frames) == (7, 700)
 
 
-def _saved(agent) -> Checkpoint:
+def _saved(agent: Agent) -> Checkpoint:
     named = checkpoint.named("agent", agent.variables)
     values = {name: variable.numpy() for name, variable in named.items()}
     return Checkpoint(Config(), Counters(frames=90), values, {})

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ class _Clock:
         return self.now
 
 
-def _quarantine(**settings) -> tuple[Quarantine, _Clock]:
+def _quarantine(**settings: Any) -> tuple[Quarantine, _Clock]:
     clock = _Clock()
     return Quarantine(QuarantineConfig(**settings), clock), clock
 
@@ -28,7 +29,9 @@ def _blame(quarantine: Quarantine, actor: str, times: int = 3) -> None:
         quarantine.blame(actor, f"range: {i} is too large")
 
 
-def test_the_third_blame_within_the_window_is_a_quarantine_that_ends(caplog) -> None:
+def test_the_third_blame_within_the_window_is_a_quarantine_that_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     quarantine, clock = _quarantine()
     assert quarantine.standing("a") == Standing(0, 0.0, "")
     _blame(quarantine, "a", times=2)

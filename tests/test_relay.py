@@ -12,6 +12,8 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from multiprocessing.connection import Connection
+from typing import Self
 
 import grpc
 import messages
@@ -139,7 +141,7 @@ def test_whose_an_address_is(address: str, host: str) -> None:
 class _Behind:
     """What a learner would be: a Unix socket behind a process in front."""
 
-    def __init__(self, limits: Limits):
+    def __init__(self, limits: Limits) -> None:
         self.door = GuardedDoor("127.0.0.1:0", None, is_encrypted=False, limits=limits)
         listen, _ = self.door.bind()
         self._listener = socket.socket(socket.AF_UNIX)
@@ -148,10 +150,10 @@ class _Behind:
         self._listener.settimeout(WAIT)
         self.address, _ = self.door.open(listen, None)
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self._listener.close()
         self.door.close()
 
@@ -176,7 +178,7 @@ def behind() -> Iterator[_Behind]:
         yield served
 
 
-def test_bytes_pass_unchanged_both_ways_at_once(behind) -> None:
+def test_bytes_pass_unchanged_both_ways_at_once(behind: _Behind) -> None:
     client, taken, peer = behind.pair()
     behind.door.admitted(peer)
     sent = {each: random.Random(each).randbytes(5_000_000) for each in (0, 1)}
@@ -200,7 +202,7 @@ def test_bytes_pass_unchanged_both_ways_at_once(behind) -> None:
     assert heard == sent
 
 
-def test_a_peer_is_known_by_its_true_address(behind) -> None:
+def test_a_peer_is_known_by_its_true_address(behind: _Behind) -> None:
     client, taken, peer = behind.pair()
     with client, taken:
         assert behind.door.host(peer) == ELSEWHERE
@@ -209,7 +211,7 @@ def test_a_peer_is_known_by_its_true_address(behind) -> None:
     assert behind.door.host("unix-abstract:another/1/10.0.0.1/5") != "10.0.0.1"
 
 
-def test_who_reads_nothing_holds_up_the_sender_and_fills_no_memory(behind) -> None:
+def test_who_reads_nothing_holds_up_the_sender_and_fills_no_memory(behind: _Behind) -> None:
     client, taken, _ = behind.pair()
     with client, taken:
         taken.setblocking(False)
@@ -223,7 +225,7 @@ def test_who_reads_nothing_holds_up_the_sender_and_fills_no_memory(behind) -> No
         assert client.recv(1 << 16)
 
 
-def test_the_end_of_one_side_is_the_end_of_the_other_after_all_was_sent(behind) -> None:
+def test_the_end_of_one_side_is_the_end_of_the_other_after_all_was_sent(behind: _Behind) -> None:
     client, taken, _ = behind.pair()
     with client:
         with taken:
@@ -236,7 +238,7 @@ def test_the_end_of_one_side_is_the_end_of_the_other_after_all_was_sent(behind) 
         assert taken.recv(1) == b""
 
 
-def test_what_is_not_grpc_is_not_passed_on(behind) -> None:
+def test_what_is_not_grpc_is_not_passed_on(behind: _Behind) -> None:
     for said in (b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nXX", b"\x16\x03\x01"):
         with connect(behind.address) as stranger:
             stranger.sendall(said)
@@ -320,7 +322,7 @@ def test_one_host_cannot_have_all_connections() -> None:
 # With a learner.
 
 
-def test_calls_go_through_it_as_without_it(tmp_path) -> None:
+def test_calls_go_through_it_as_without_it(tmp_path: pathlib.Path) -> None:
     """Certificates are checked end to end, so that roles are known behind it."""
     ca = trustme.CA()
     files = certificate(ca, tmp_path, "localhost")
@@ -356,7 +358,9 @@ def test_a_thousand_silent_connections_do_not_reach_the_learner() -> None:
 
 
 @pytest.mark.parametrize("attack", ["unknown method", "no token", "taken back", "probes"])
-def test_a_caller_that_is_refused_often_is_slowed_down_and_others_are_not(attack, tmp_path) -> None:
+def test_a_caller_that_is_refused_often_is_slowed_down_and_others_are_not(
+    attack: str, tmp_path: pathlib.Path
+) -> None:
     tokens = token_file(tmp_path / "tokens", "actor", "reader")
     service = messages.service()
     server = Server(service, "127.0.0.1:0", ServerSecurity(token_file=tokens), guarded=True)
@@ -459,7 +463,7 @@ def test_the_health_port_goes_through_it_as_well() -> None:
 # Its end, and that of the learner.
 
 
-def test_it_is_started_again_when_it_dies(caplog) -> None:
+def test_it_is_started_again_when_it_dies(caplog: pytest.LogCaptureFixture) -> None:
     with Learner(guarded=True) as learner:
         with Actor(learner.address, "a", 1):
             learner.server._door._process.kill()
@@ -468,7 +472,9 @@ def test_it_is_started_again_when_it_dies(caplog) -> None:
             learner.server.check()
 
 
-def test_it_is_started_again_however_often_it_dies(monkeypatch, caplog) -> None:
+def test_it_is_started_again_however_often_it_dies(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """And however often it cannot be started: training goes on meanwhile."""
     monkeypatch.setattr(door_module, "_MAX_PAUSE", 0.01)
     monkeypatch.setattr(door_module, "_MIN_PAUSE", 0.01)
@@ -491,7 +497,9 @@ def test_it_is_started_again_however_often_it_dies(monkeypatch, caplog) -> None:
             learner.server.check()
 
 
-def test_pauses_grow_and_do_not_hold_up_the_end(monkeypatch, caplog) -> None:
+def test_pauses_grow_and_do_not_hold_up_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(door_module, "_MIN_PAUSE", 1000.0)
     monkeypatch.setattr(door_module, "_MAX_PAUSE", 3000.0)
     with _Behind(Limits(connections=9)) as behind:
@@ -507,7 +515,9 @@ def test_pauses_grow_and_do_not_hold_up_the_end(monkeypatch, caplog) -> None:
         services.wait_for("its pause", lambda: "starting it in 1000.0 s" in caplog.text, WAIT)
 
 
-def test_one_that_is_started_while_the_door_closes_ends_as_well(monkeypatch) -> None:
+def test_one_that_is_started_while_the_door_closes_ends_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(door_module, "_MIN_PAUSE", 0.0)
     starts, go_on, start = threading.Event(), threading.Event(), GuardedDoor._start
     with _Behind(Limits(connections=9)) as behind:
@@ -529,7 +539,7 @@ def test_one_that_is_started_while_the_door_closes_ends_as_well(monkeypatch) -> 
         assert behind.door._process.poll() == 0
 
 
-def test_signals_to_all_processes_leave_it_to_the_learner_when_it_ends(behind) -> None:
+def test_signals_to_all_processes_leave_it_to_the_learner_when_it_ends(behind: _Behind) -> None:
     client, taken, _ = behind.pair()
     with client, taken:
         for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -540,7 +550,9 @@ def test_signals_to_all_processes_leave_it_to_the_learner_when_it_ends(behind) -
     assert behind.door._process.poll() == 0
 
 
-def test_without_a_file_for_the_way_to_the_learner_only_that_connection_ends(behind) -> None:
+def test_without_a_file_for_the_way_to_the_learner_only_that_connection_ends(
+    behind: _Behind,
+) -> None:
     old, old_taken, _ = behind.pair()
     pid = behind.door._process.pid
 
@@ -566,7 +578,9 @@ def test_without_a_file_for_the_way_to_the_learner_only_that_connection_ends(beh
         pass
 
 
-def test_temporary_files_may_be_deep(monkeypatch, tmp_path) -> None:
+def test_temporary_files_may_be_deep(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
@@ -574,7 +588,7 @@ def test_temporary_files_may_be_deep(monkeypatch, tmp_path) -> None:
         pass
 
 
-def _serve(connection) -> None:
+def _serve(connection: Connection) -> None:
     server = Server(messages.service(), "127.0.0.1:0", guarded=True)
     address = server.start()
     connection.send((address, server._door._process.pid, str(server._door._directory)))
@@ -612,7 +626,7 @@ def test_stopping_leaves_nothing_behind() -> None:
 # File descriptors.
 
 
-def _train_with_few_files(connection) -> None:
+def _train_with_few_files(connection: Connection) -> None:
     """A learner that may open 240 files and opens as many of them as training may need."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (240, 240))
     server = Server(messages.service(), "127.0.0.1:0", guarded=True)
@@ -650,7 +664,7 @@ def test_strangers_cannot_use_up_the_files_that_training_needs() -> None:
         learner.join()
 
 
-def test_hardly_any_files_are_an_error_that_says_so(monkeypatch) -> None:
+def test_hardly_any_files_are_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (60, 60))
     with pytest.raises(OSError, match="may open 60 files"):
         Server(messages.service(), "127.0.0.1:0", guarded=True).start()

@@ -1,5 +1,7 @@
 """Held actions: what is played, summed, discounted and counted, and who says how long."""
 
+from typing import Any
+
 import gymnasium as gym
 import hold
 import numpy as np
@@ -9,21 +11,25 @@ import tensorflow as tf
 from impala import build, environments
 from impala.config.schema import AgentConfig, EnvironmentConfig, RepeatConfig
 from impala.environments.repeat import ActionRepeat
-from impala.types import StepType
+from impala.types import EnvironmentStep, StepType
+
+Step = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
 
 
-class Counting(gym.Env):
+class Counting(gym.Env[np.ndarray, int]):
     """Frame i of an episode of seven pays 10 i and is seen as i."""
 
     observation_space = gym.spaces.Box(0, 100, (1,), np.float32)
     action_space = gym.spaces.Discrete(5)
 
-    def reset(self, *, seed=None, options=None):
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         self.frame = 0
         self.actions: list[int] = []
         return np.zeros(1, np.float32), {}
 
-    def step(self, action):
+    def step(self, action: int) -> Step:
         self.actions.append(int(action))
         self.frame += 1
         observation = np.full(1, self.frame, np.float32)
@@ -71,7 +77,7 @@ def test_the_agent_is_told_frames_and_discounts() -> None:
     environment = environments.make(config, 2)
     environment.reset(0)
 
-    def step(*repeats: int):
+    def step(*repeats: int) -> EnvironmentStep:
         action = {"action": np.zeros(2, np.int64), "repeat": np.array(repeats)}
         environment.send(action)
         return environment.recv()
@@ -130,7 +136,7 @@ def test_a_held_action_ends_where_it_becomes_forbidden() -> None:
 class Lives(Counting):
     """Loses a life in its second frame."""
 
-    def step(self, action):
+    def step(self, action: int) -> Step:
         *step, info = super().step(action)
         return *step, {**info, "discount": float(self.frame != 2)}
 
@@ -164,7 +170,7 @@ def test_a_mask_is_obeyed_beside_what_happened_before(history: bool) -> None:
 class Over(hold.Masked):
     """Forbids everything when the episode is over."""
 
-    def _observation(self):
+    def _observation(self) -> dict[str, Any]:
         observation = super()._observation()
         if self._count == 10:
             observation["action_mask"] = np.zeros(3, np.int8)
@@ -191,7 +197,7 @@ def test_games_that_cannot_repeat_say_so(id: str) -> None:
 
 def test_a_mask_that_forbids_everything_is_refused() -> None:
     class Hopeless(hold.Masked):
-        def _observation(self):
+        def _observation(self) -> dict[str, Any]:
             return {"observation": 0, "action_mask": np.zeros(3, np.int8)}
 
     gym.register("Hopeless-v0", entry_point=Hopeless)

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from typing import Any
 
 import hypothesis.stateful
 import messages
@@ -45,7 +46,9 @@ def unrolls(first: int, count: int) -> Unroll:
     )
 
 
-def make(store: Store | None = None, rule: Rule = "reservoir", capacity: int = 10, **kwargs):
+def make(
+    store: Store | None = None, rule: Rule = "reservoir", capacity: int = 10, **kwargs: Any
+) -> Replay:
     return Replay(
         messages.spec(), store or Memory(), rule, capacity_frames=capacity * FRAMES, **kwargs
     )

@@ -56,7 +56,9 @@ WAIT = 30.0
         (TOKENS["reader"], only(READER, "PERMISSION_DENIED")),
     ],
 )
-def test_a_token_opens_what_its_role_may_do(tmp_path, token, expected) -> None:
+def test_a_token_opens_what_its_role_may_do(
+    tmp_path: pathlib.Path, token: str, expected: dict[str, str]
+) -> None:
     tokens = token_file(tmp_path / "tokens", *TOKENS)
     with serving(token_file=tokens) as address, grpc.insecure_channel(address) as channel:
         assert calls(channel, token) == expected
@@ -67,7 +69,9 @@ def test_without_credentials_a_local_learner_lets_everyone_in() -> None:
         assert calls(channel) == only([*ACTOR, *EVALUATOR, *READER], "")
 
 
-def test_tokens_are_replaced_one_after_another_and_revoked_ones_end_streams(tmp_path) -> None:
+def test_tokens_are_replaced_one_after_another_and_revoked_ones_end_streams(
+    tmp_path: pathlib.Path,
+) -> None:
     tokens = tmp_path / "tokens"
     token_file(tokens, "actor")
     old, new = TOKENS["actor"], TOKENS["actor"] + "-new"
@@ -101,7 +105,9 @@ def test_tokens_are_replaced_one_after_another_and_revoked_ones_end_streams(tmp_
         assert calls(channel, old) == only((), "UNAUTHENTICATED")
 
 
-def test_nonsense_in_a_token_file_that_changes_leaves_the_old_ones(tmp_path, caplog) -> None:
+def test_nonsense_in_a_token_file_that_changes_leaves_the_old_ones(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tokens = token_file(tmp_path / "tokens", "actor")
     gate = Gate(ServerSecurity(token_file=tokens))
     for text in ("boss a-very-long-token-indeed\n", "", "actor short\n", b"\xff\xfe"):
@@ -122,7 +128,7 @@ def ca() -> trustme.CA:
     return trustme.CA()
 
 
-def test_a_certificate_opens_what_its_role_may_do(tmp_path, ca) -> None:
+def test_a_certificate_opens_what_its_role_may_do(tmp_path: pathlib.Path, ca: trustme.CA) -> None:
     files = certificate(ca, tmp_path, "localhost")
     files["tls_client_ca"] = write(tmp_path / "ca.crt", ca.cert_pem.bytes())
     clients = {
@@ -157,7 +163,9 @@ def _made(tmp_path: pathlib.Path) -> pathlib.Path:
     return pathlib.Path("foreign")
 
 
-def test_a_certificate_and_a_token_must_both_allow_it(tmp_path, ca) -> None:
+def test_a_certificate_and_a_token_must_both_allow_it(
+    tmp_path: pathlib.Path, ca: trustme.CA
+) -> None:
     files = certificate(ca, tmp_path, "localhost")
     files["tls_client_ca"] = write(tmp_path / "ca.crt", ca.cert_pem.bytes())
     files["token_file"] = token_file(tmp_path / "tokens", *TOKENS)
@@ -170,7 +178,7 @@ def test_a_certificate_and_a_token_must_both_allow_it(tmp_path, ca) -> None:
         )
 
 
-def test_new_certificates_are_taken_without_dropping_streams(tmp_path) -> None:
+def test_new_certificates_are_taken_without_dropping_streams(tmp_path: pathlib.Path) -> None:
     old, new = trustme.CA(), trustme.CA()
     files = certificate(old, tmp_path, "localhost")
     with serving(**files) as address, secure_channel(address, old) as channel:
@@ -205,7 +213,9 @@ def client(address: str, files: ClientSecurity) -> Iterator[LearnerClient]:
         yield made
 
 
-def test_an_actor_shows_its_credentials_and_takes_new_ones(tmp_path, ca) -> None:
+def test_an_actor_shows_its_credentials_and_takes_new_ones(
+    tmp_path: pathlib.Path, ca: trustme.CA
+) -> None:
     """After a rotation of both sides it comes back by itself."""
     authority = write(tmp_path / "ca.crt", ca.cert_pem.bytes())
     server_files = certificate(ca, tmp_path, "localhost")
@@ -230,7 +240,7 @@ def test_an_actor_shows_its_credentials_and_takes_new_ones(tmp_path, ca) -> None
         assert actor.parameters().version == 3
 
 
-def test_an_actor_without_the_right_token_is_refused_in_words(tmp_path) -> None:
+def test_an_actor_without_the_right_token_is_refused_in_words(tmp_path: pathlib.Path) -> None:
     tokens = token_file(tmp_path / "tokens", "evaluator")
     files = ClientSecurity(token_file=token_file(tmp_path / "mine", "evaluator"))
     with (
@@ -263,7 +273,7 @@ def test_what_is_local(listen: str, local: bool) -> None:
     assert addresses.is_local(listen) == local
 
 
-def test_beyond_this_host_credentials_are_needed(tmp_path, ca) -> None:
+def test_beyond_this_host_credentials_are_needed(tmp_path: pathlib.Path, ca: trustme.CA) -> None:
     pair = certificate(ca, tmp_path, "localhost")
     tokens = token_file(tmp_path / "tokens", "actor")
     authority = write(tmp_path / "ca.crt", ca.cert_pem.bytes())
@@ -284,7 +294,7 @@ def test_beyond_this_host_credentials_are_needed(tmp_path, ca) -> None:
         good.check(listen)
 
 
-def test_files_that_do_not_fit_are_named(tmp_path, ca) -> None:
+def test_files_that_do_not_fit_are_named(tmp_path: pathlib.Path, ca: trustme.CA) -> None:
     pair = certificate(ca, tmp_path, "localhost")
     (tmp_path / "other").mkdir()
     other = certificate(ca, tmp_path / "other", "localhost")
@@ -315,13 +325,15 @@ def test_files_that_do_not_fit_are_named(tmp_path, ca) -> None:
         ("king 0123456789abcdef\n", "Line 1 of the token file begins with no role"),
     ],
 )
-def test_token_files_are_checked_without_telling_what_is_in_them(text, message) -> None:
+def test_token_files_are_checked_without_telling_what_is_in_them(text: str, message: str) -> None:
     with pytest.raises(SecurityError, match=message) as error:
         credentials.read_tokens(text.encode())
     assert "0123456789abcdef" not in str(error.value)
 
 
-def test_every_token_is_compared_in_constant_time(tmp_path, monkeypatch) -> None:
+def test_every_token_is_compared_in_constant_time(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compared = []
     genuine = credentials.hmac.compare_digest
     monkeypatch.setattr(
@@ -334,7 +346,7 @@ def test_every_token_is_compared_in_constant_time(tmp_path, monkeypatch) -> None
 
 
 def test_a_revocation_is_read_as_soon_as_its_file_can_be_read(
-    tmp_path, monkeypatch, caplog
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Given a disk that fails for a while, just after the file has changed."""
     revoked = write(tmp_path / "revoked", "")
@@ -361,7 +373,7 @@ def test_a_revocation_is_read_as_soon_as_its_file_can_be_read(
 # Limits, health, silence.
 
 
-def test_one_host_may_join_and_stream_only_so_often(monkeypatch) -> None:
+def test_one_host_may_join_and_stream_only_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "_MAX_JOINS_PER_MINUTE", 3)
     monkeypatch.setattr(server_module, "_MAX_STREAMS", 2)
     with serving() as address, grpc.insecure_channel(address) as channel:
@@ -386,7 +398,7 @@ def test_one_host_may_join_and_stream_only_so_often(monkeypatch) -> None:
         assert status(lambda: list(stub.StreamUnrolls(iter([]), timeout=WAIT))) == OK
 
 
-def test_health_has_a_plain_port_of_its_own(tmp_path, ca) -> None:
+def test_health_has_a_plain_port_of_its_own(tmp_path: pathlib.Path, ca: trustme.CA) -> None:
     service = messages.service()
     files = ServerSecurity(
         **certificate(ca, tmp_path, "localhost"),
@@ -405,7 +417,7 @@ def test_health_has_a_plain_port_of_its_own(tmp_path, ca) -> None:
         server.stop(0.0)
 
 
-def test_no_secret_is_logged(tmp_path, caplog) -> None:
+def test_no_secret_is_logged(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     tokens = token_file(tmp_path / "tokens", *TOKENS)
     with caplog.at_level(logging.DEBUG), serving(token_file=tokens) as address:
         with grpc.insecure_channel(address) as channel:

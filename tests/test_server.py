@@ -1,6 +1,9 @@
 """The gRPC server: addresses, back-pressure, health, and an end without losses."""
 
+import pathlib
 import threading
+from collections.abc import Iterator
+from typing import Any, Self
 
 import grpc
 import messages
@@ -23,20 +26,20 @@ WAIT = 30.0  # seconds that nothing here should ever take
 class _Served:
     """A server on a free port of loopback, and a client of it."""
 
-    def __init__(self, service: LearnerService, listen: str = "127.0.0.1:0"):
+    def __init__(self, service: LearnerService, listen: str = "127.0.0.1:0") -> None:
         self.server = Server(service, listen)
         self.address = self.server.start()
         self.channel = grpc.insecure_channel(self.address)
         self.stub = learner_pb2_grpc.LearnerStub(self.channel)
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.channel.close()
         self.server.stop(grace=0.0)
 
-    def join(self, **kw) -> str:
+    def join(self, **kw: Any) -> str:
         return self.stub.Join(messages.join_request(**kw), timeout=WAIT).fingerprint
 
 
@@ -45,7 +48,7 @@ def _parameters() -> Parameters:
 
 
 @pytest.mark.parametrize("kind", ["port", "socket"])
-def test_an_actor_joins_streams_and_pulls(kind, tmp_path):
+def test_an_actor_joins_streams_and_pulls(kind: str, tmp_path: pathlib.Path) -> None:
     accounts, ingest = Accounts(), Ingest(capacity=64)
     service = messages.service(accounts, ingest)
     service.publish(_parameters())
@@ -117,7 +120,9 @@ def test_the_status_names_the_fleet_and_what_it_sent() -> None:
     assert all(0.0 <= seconds < WAIT for _, seconds in observed)
 
 
-def test_errors_of_the_service_become_statuses_and_nothing_kills_the_server(monkeypatch):
+def test_errors_of_the_service_become_statuses_and_nothing_kills_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     service = messages.service()
     with _Served(service) as served:
         version = pb.ProtocolVersion(major=2)
@@ -139,7 +144,7 @@ def test_errors_of_the_service_become_statuses_and_nothing_kills_the_server(monk
         assert served.join()
 
 
-def test_a_receipt_that_waits_is_back_pressure():
+def test_a_receipt_that_waits_is_back_pressure() -> None:
     """Given room for one message of two, the third is not taken before the first leaves."""
     accounts, ingest = Accounts(), Ingest(capacity=4)
     with _Served(messages.service(accounts, ingest)) as served:
@@ -161,7 +166,7 @@ def _health(served: _Served, name: str) -> str:
     return health_pb2.HealthCheckResponse.ServingStatus.Name(status)
 
 
-def test_a_learner_that_hangs_is_no_longer_alive(monkeypatch) -> None:
+def test_a_learner_that_hangs_is_no_longer_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_HANGS_SECONDS", 0.5)
     monkeypatch.setattr(server, "_LOOK_SECONDS", 0.05)
     with _Served(messages.service()) as served:
@@ -174,7 +179,7 @@ def test_a_learner_that_hangs_is_no_longer_alive(monkeypatch) -> None:
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_it_is_healthy_while_it_serves_and_says_so_when_it_stops():
+def test_it_is_healthy_while_it_serves_and_says_so_when_it_stops() -> None:
     with _Served(messages.service()) as served:
         assert [_health(served, name) for name in ("", SERVICE_NAME)] == ["SERVING", "SERVING"]
         watch = health_pb2_grpc.HealthStub(served.channel).Watch(
@@ -186,13 +191,13 @@ def test_it_is_healthy_while_it_serves_and_says_so_when_it_stops():
         served.server.check()  # it was stopped: nothing is wrong
 
 
-def test_stop_ends_idle_streams_and_those_that_wait_for_room_without_waiting_for_them():
+def test_stop_ends_idle_streams_and_those_that_wait_for_room_without_waiting_for_them() -> None:
     accounts, ingest = Accounts(), Ingest(capacity=2)
     with _Served(messages.service(accounts, ingest)) as served:
         fingerprint = served.join()
         hold = threading.Event()
 
-        def actor(count: int):
+        def actor(count: int) -> Iterator[pb.Unrolls]:
             yield from (messages.message(i + 1, fingerprint=fingerprint) for i in range(count))
             hold.wait(WAIT)
 
@@ -212,7 +217,7 @@ def test_stop_ends_idle_streams_and_those_that_wait_for_room_without_waiting_for
         assert accounts.totals().received == 2
 
 
-def test_an_actor_that_vanishes_in_the_middle_takes_nobody_along():
+def test_an_actor_that_vanishes_in_the_middle_takes_nobody_along() -> None:
     accounts, ingest = Accounts(), Ingest(capacity=2)
     with _Served(messages.service(accounts, ingest)) as served:
         fingerprint = served.join()
@@ -230,7 +235,7 @@ def test_an_actor_that_vanishes_in_the_middle_takes_nobody_along():
         served.server.check()
 
 
-def test_an_address_that_cannot_be_had_is_named(tmp_path):
+def test_an_address_that_cannot_be_had_is_named(tmp_path: pathlib.Path) -> None:
     with _Served(messages.service()) as served:
         second = Server(messages.service(), served.address)
         with pytest.raises(OSError, match=f"Cannot listen on '{served.address}'"):
@@ -239,7 +244,7 @@ def test_an_address_that_cannot_be_had_is_named(tmp_path):
         Server(messages.service(), f"unix:{tmp_path}/{'x' * 120}").start()
 
 
-def test_a_server_that_dies_is_reported_to_its_owner():
+def test_a_server_that_dies_is_reported_to_its_owner() -> None:
     with _Served(messages.service()) as served:
         served.server._loop.call_soon_threadsafe(
             served.server._stopping.set_exception, MemoryError("no memory")

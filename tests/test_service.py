@@ -1,6 +1,7 @@
 """What the service answers, without gRPC."""
 
 import asyncio
+from typing import Any
 
 import messages
 import numpy as np
@@ -29,7 +30,7 @@ def _submit(service: LearnerService, message: pb.Unrolls) -> pb.Receipt:
     return asyncio.run(service.submit(message))
 
 
-def _joined(**kw) -> tuple[LearnerService, str]:
+def _joined(**kw: Any) -> tuple[LearnerService, str]:
     """A service that actor `a` has joined, and the fingerprint it was told."""
     service = messages.service(**kw)
     return service, service.join(messages.join_request()).fingerprint
@@ -40,7 +41,7 @@ def _get(service: LearnerService, incarnation: int, newer_than: int) -> pb.GetPa
     return pb.GetParametersReply.FromString(service.get_parameters(request))
 
 
-def test_join_tells_an_actor_all_that_it_needs():
+def test_join_tells_an_actor_all_that_it_needs() -> None:
     service = messages.service()
     reply = service.join(messages.join_request("a"))
     assert (reply.protocol.major, reply.learner_incarnation, reply.seed) == (1, messages.LEARNER, 5)
@@ -59,7 +60,7 @@ def test_join_tells_an_actor_all_that_it_needs():
     assert service.join(messages.join_request("a")).actor_index == 0
 
 
-def test_an_evaluator_joins_without_taking_a_place_in_the_fleet():
+def test_an_evaluator_joins_without_taking_a_place_in_the_fleet() -> None:
     service = messages.service()
     reply = service.join(messages.join_request("e", role=pb.ROLE_EVALUATOR))
     assert reply.fingerprint
@@ -68,7 +69,7 @@ def test_an_evaluator_joins_without_taking_a_place_in_the_fleet():
     assert receipt.reason == pb.REASON_UNKNOWN_ACTOR
 
 
-def test_another_major_version_is_refused_naming_both_and_a_minor_one_is_not():
+def test_another_major_version_is_refused_naming_both_and_a_minor_one_is_not() -> None:
     service = messages.service()
     with pytest.raises(IncompatibleProtocol, match=r"actor speaks protocol 2\.7, the learner 1\.3"):
         service.join(messages.join_request(protocol=pb.ProtocolVersion(major=2, minor=7)))
@@ -87,17 +88,17 @@ def test_another_major_version_is_refused_naming_both_and_a_minor_one_is_not():
         ({"role": pb.ROLE_UNSPECIFIED}, "ROLE_ACTOR or ROLE_EVALUATOR"),
     ],
 )
-def test_an_impossible_join_is_refused(field, says):
+def test_an_impossible_join_is_refused(field: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         messages.service().join(messages.join_request(**field))
 
 
-def test_receipts_say_what_became_of_a_message():
+def test_receipts_say_what_became_of_a_message() -> None:
     accounts, ingest = Accounts(), Ingest(capacity=64)
     service, fingerprint = _joined(accounts=accounts, ingest=ingest)
     service.publish(_parameters(version=3))
 
-    def receipt(sequence: int, **kw) -> tuple[int, int]:
+    def receipt(sequence: int, **kw: Any) -> tuple[int, int]:
         answer = _submit(service, messages.message(sequence, fingerprint=fingerprint, **kw))
         assert answer.sequence == sequence
         assert (answer.learner_incarnation, answer.newest_version) == (messages.LEARNER, 3)
@@ -118,7 +119,7 @@ def test_receipts_say_what_became_of_a_message():
     assert [ingest.get(0.0).sequence for _ in range(3)] == [1, 3, 4]
 
 
-def test_another_incarnation_of_the_same_name_takes_over():
+def test_another_incarnation_of_the_same_name_takes_over() -> None:
     service, fingerprint = _joined()
     service.join(messages.join_request("a", incarnation=2))
     old = _submit(service, messages.message(incarnation=1, fingerprint=fingerprint))
@@ -133,7 +134,7 @@ def test_another_incarnation_of_the_same_name_takes_over():
     assert member.joins == 2  # what was refused is no join
 
 
-def test_after_a_crash_a_half_learned_message_comes_in_from_where_it_was():
+def test_after_a_crash_a_half_learned_message_comes_in_from_where_it_was() -> None:
     accounts = Accounts()
     service, fingerprint = _joined(accounts=accounts)
     message = messages.message(num_envs=4, fingerprint=fingerprint)
@@ -148,8 +149,8 @@ def test_after_a_crash_a_half_learned_message_comes_in_from_where_it_was():
     assert restored.totals().received == 4
 
 
-def test_a_full_ingest_keeps_the_receipt_and_a_cancelled_one_counts_nothing():
-    async def story():
+def test_a_full_ingest_keeps_the_receipt_and_a_cancelled_one_counts_nothing() -> None:
+    async def story() -> None:
         accounts, ingest = Accounts(), Ingest(capacity=2)
         service, fingerprint = _joined(accounts=accounts, ingest=ingest)
         await service.submit(messages.message(1, fingerprint=fingerprint))
@@ -173,7 +174,7 @@ def test_a_full_ingest_keeps_the_receipt_and_a_cancelled_one_counts_nothing():
     asyncio.run(story())
 
 
-def test_parameters_come_when_they_are_newer_or_of_another_learner():
+def test_parameters_come_when_they_are_newer_or_of_another_learner() -> None:
     service = messages.service()
     assert not _get(service, 0, 0).HasField("parameters")  # nothing is published yet
     service.publish(_parameters(version=0))
@@ -187,7 +188,9 @@ def test_parameters_come_when_they_are_newer_or_of_another_learner():
     assert _get(service, 1, 10).parameters.version == 2
 
 
-def test_parameters_are_serialised_once_and_only_if_someone_asks(monkeypatch):
+def test_parameters_are_serialised_once_and_only_if_someone_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls = []
     encode = service_module.codec.encode
     monkeypatch.setattr(
@@ -202,8 +205,8 @@ def test_parameters_are_serialised_once_and_only_if_someone_asks(monkeypatch):
     assert all(reply is replies[0] for reply in replies)
 
 
-def test_when_training_has_finished_everyone_hears_and_parameters_stay():
-    async def story():
+def test_when_training_has_finished_everyone_hears_and_parameters_stay() -> None:
+    async def story() -> None:
         ingest = Ingest(capacity=2)
         service, fingerprint = _joined(ingest=ingest)
         service.publish(_parameters(version=7))
@@ -223,7 +226,7 @@ def test_when_training_has_finished_everyone_hears_and_parameters_stay():
     asyncio.run(story())
 
 
-def test_a_learner_that_stops_takes_no_message_and_says_so():
+def test_a_learner_that_stops_takes_no_message_and_says_so() -> None:
     ingest = Ingest(capacity=2)
     service, fingerprint = _joined(ingest=ingest)
     ingest.close()
@@ -231,7 +234,7 @@ def test_a_learner_that_stops_takes_no_message_and_says_so():
         _submit(service, messages.message(1, fingerprint=fingerprint))
 
 
-def test_evaluations_are_kept_for_the_learner_and_checked():
+def test_evaluations_are_kept_for_the_learner_and_checked() -> None:
     service = messages.service()
     service.publish(_parameters(version=2)._replace(frames=99))
     service.publish(_parameters(version=3))
@@ -272,7 +275,7 @@ def test_evaluations_are_kept_for_the_learner_and_checked():
     assert service.evaluations.get_nowait().parameter_version == 1000
 
 
-def test_no_report_takes_the_evaluations_before_a_restart_back():
+def test_no_report_takes_the_evaluations_before_a_restart_back() -> None:
     """Given a run of 9,000 frames, resumed at 1,000; a report says that it was resumed at 0."""
     history = continual.History(Config())
     task = next(iter(make(Config().environment, Config().tasks))).name
@@ -295,7 +298,7 @@ def test_no_report_takes_the_evaluations_before_a_restart_back():
     assert history.run().curves[task].frames.tolist() == [500, 900, 1000]
 
 
-def test_a_report_is_not_looked_at_while_too_many_wait():
+def test_a_report_is_not_looked_at_while_too_many_wait() -> None:
     service = messages.service()
     report = pb.Evaluation(
         actor="e", learner_incarnation=messages.LEARNER, episodes=[pb.Episode(length=1)]
@@ -309,12 +312,12 @@ def test_a_report_is_not_looked_at_while_too_many_wait():
     service.report_evaluation(report)
 
 
-def _with(evaluation: pb.Evaluation, **kw) -> pb.Evaluation:
+def _with(evaluation: pb.Evaluation, **kw: Any) -> pb.Evaluation:
     fields = {field.name: value for field, value in evaluation.ListFields()}
     return pb.Evaluation(**{**fields, **kw})
 
 
-def test_receipts_say_which_task_is_next():
+def test_receipts_say_which_task_is_next() -> None:
     config = Config(tasks=TasksConfig(environments=("a", "b"), frames=(100, 100)))
     service = messages.service(config=config)
     hello = service.join(messages.join_request())
@@ -329,12 +332,12 @@ def test_receipts_say_which_task_is_next():
     assert "task is 2, the run has 2" in receipt.detail
 
 
-def test_messages_that_grpc_cannot_carry_are_refused_at_the_start():
+def test_messages_that_grpc_cannot_carry_are_refused_at_the_start() -> None:
     with pytest.raises(ValueError, match=r"lower learner\.max_envs_per_message"):
         messages.service(max_envs=10**6)
 
 
-def test_faults_of_environments_reach_the_status_once_each_and_printable():
+def test_faults_of_environments_reach_the_status_once_each_and_printable() -> None:
     service, fingerprint = _joined()
     crashed = pb.EnvironmentFault(environment=4, kind=pb.FAULT_KIND_CRASHED, detail="OSError: 5")
     hung = pb.EnvironmentFault(environment=1, kind=pb.FAULT_KIND_HUNG, detail="\x1b[2J" + "x" * 500)
@@ -349,7 +352,7 @@ def test_faults_of_environments_reach_the_status_once_each_and_printable():
     assert member.last_fault == "environment 1 hung: ?[2J" + "x" * 196
 
 
-def test_more_faults_than_environments_are_refused():
+def test_more_faults_than_environments_are_refused() -> None:
     service, fingerprint = _joined()
     fault = pb.EnvironmentFault(environment=0, kind=pb.FAULT_KIND_HUNG)
     receipt = _submit(
@@ -361,7 +364,7 @@ def test_more_faults_than_environments_are_refused():
     assert member.environment_faults == 0
 
 
-def test_only_contents_that_no_honest_actor_sends_are_blamed():
+def test_only_contents_that_no_honest_actor_sends_are_blamed() -> None:
     """What a restart of either side causes, or another version of it, is nobody's fault."""
     quarantine = Quarantine(QuarantineConfig())
     service, fingerprint = _joined(quarantine=quarantine)
@@ -392,7 +395,7 @@ def test_only_contents_that_no_honest_actor_sends_are_blamed():
 
 
 @pytest.mark.parametrize("value", [np.nan, 3e38])
-def test_nobody_is_blamed_for_what_its_network_computed_before_it_was_judged(value):
+def test_nobody_is_blamed_for_what_its_network_computed_before_it_was_judged(value: float) -> None:
     quarantine, refused = Quarantine(QuarantineConfig()), RefusedOutputs()
     service, fingerprint = _joined(quarantine=quarantine, refused_outputs=refused)
     for i, name in enumerate(("policy", "baseline")):

@@ -60,7 +60,9 @@ def test_what_is_no_address_is_refused_by_everything_that_listens(address: str) 
         assert error.value.errno is None  # said as a usage error, without a traceback
 
 
-def test_a_command_line_with_a_wrong_address_is_answered_at_once(capsys) -> None:
+def test_a_command_line_with_a_wrong_address_is_answered_at_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Before TensorFlow is loaded, and before a fleet is started."""
     for words in (
         ["learner", "catch", "--listen", "localhost:99999"],
@@ -121,7 +123,9 @@ def metrics() -> Iterator[Exporter]:
         yield served
 
 
-def test_scrapes_go_on_beside_silent_connections_which_cost_no_threads(metrics) -> None:
+def test_scrapes_go_on_beside_silent_connections_which_cost_no_threads(
+    metrics: exporter.Exporter,
+) -> None:
     threads = threading.active_count()
     with ExitStack() as open_ones:
         for _ in range(1000):
@@ -132,7 +136,7 @@ def test_scrapes_go_on_beside_silent_connections_which_cost_no_threads(metrics) 
         assert len(metrics._connections) <= exporter._MAX_CONNECTIONS
 
 
-def test_a_thousand_connections_at_once_take_few_files(metrics) -> None:
+def test_a_thousand_connections_at_once_take_few_files(metrics: exporter.Exporter) -> None:
     """They wait in the kernel until the event loop takes them in, some in each turn."""
     begun, go_on, files = threading.Event(), threading.Event(), []
 
@@ -156,7 +160,9 @@ def test_a_thousand_connections_at_once_take_few_files(metrics) -> None:
     assert max(files) - before <= door._METRICS_FILES
 
 
-def test_who_says_nothing_or_too_much_is_hung_up_on(metrics, monkeypatch) -> None:
+def test_who_says_nothing_or_too_much_is_hung_up_on(
+    metrics: exporter.Exporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(exporter, "_SECONDS", 0.2)
     with _connect(metrics.address) as silent:
         assert silent.recv(1) == b""
@@ -170,7 +176,7 @@ def test_who_says_nothing_or_too_much_is_hung_up_on(metrics, monkeypatch) -> Non
     assert "answer 42.0" in _scrape(metrics.address)
 
 
-def test_only_metrics_are_served(metrics) -> None:
+def test_only_metrics_are_served(metrics: exporter.Exporter) -> None:
     for request, answer in (
         (b"GET /metrics?x=1 HTTP/1.0\r\n\r\n", b"HTTP/1.1 200 OK"),
         (b"GET /etc/passwd HTTP/1.1\r\n\r\n", b"HTTP/1.1 404 Not Found"),
@@ -182,7 +188,7 @@ def test_only_metrics_are_served(metrics) -> None:
             assert answers.read().startswith(answer)
 
 
-def test_all_who_ask_at_once_get_one_page(monkeypatch) -> None:
+def test_all_who_ask_at_once_get_one_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often metrics are asked for, they are written out for a small share of the time."""
     registry = prometheus.CollectorRegistry()
     served = Exporter("127.0.0.1:0", registry)
@@ -229,7 +235,9 @@ def test_watches_are_few_and_checks_go_on() -> None:
         assert seen == OK
 
 
-def test_hosts_that_ask_for_nothing_more_are_forgotten_and_a_busy_one_is_not(monkeypatch) -> None:
+def test_hosts_that_ask_for_nothing_more_are_forgotten_and_a_busy_one_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(call_limits, "_MAX_HOSTS", 10)
     quick = call_limits.Rate(at_once=2, per_second=1e9)  # is forgiven at once
     for i in range(1000):
@@ -241,7 +249,7 @@ def test_hosts_that_ask_for_nothing_more_are_forgotten_and_a_busy_one_is_not(mon
     assert not slow.take("host-0")
 
 
-def test_a_watch_ends_and_may_begin_again(monkeypatch) -> None:
+def test_a_watch_ends_and_may_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "_WATCH_SECONDS", 0.1)
     with Learner() as learner, grpc.insecure_channel(learner.address) as channel:
         for _ in range(probes._MAX_WATCHES_OF_HOST + 1):

@@ -1,6 +1,7 @@
 """Several tasks for one agent: their names, spaces and turns, and what masked actions do."""
 
 import dataclasses
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -19,7 +20,7 @@ from impala.types import EnvironmentStep, StepType, TimeStep
 SMALL, LARGE = "Catch", 'Catch{"rows": 6, "columns": 9}'
 
 
-def config(total_frames: int = 1000, **of_tasks) -> Config:
+def config(total_frames: int = 1000, **of_tasks: Any) -> Config:
     return Config(
         environment=EnvironmentConfig(id="Catch", kwargs='{"rows": 4}'),
         tasks=TasksConfig(**of_tasks),
@@ -48,7 +49,7 @@ def test_keyword_arguments_behind_an_id_are_put_over_the_environments() -> None:
     ("environments", "message"),
     [(("Catch{rows",), r"'Catch\{rows'.*no JSON.*ID\{"), (("A", "B", "A"), "names A twice")],
 )
-def test_names_that_make_no_sense_are_refused(environments, message) -> None:
+def test_names_that_make_no_sense_are_refused(environments: tuple[str, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tasks.make(EnvironmentConfig(), TasksConfig(environments=environments))
 
@@ -106,7 +107,7 @@ class Sums(Environment):
     def reset(self, seed: int) -> TimeStep:
         return first_timestep(self._seen(), self.num_envs)
 
-    def send(self, action) -> None:
+    def send(self, action: np.ndarray) -> None:
         assert (action < self.action_space.n).all()
         self._sums += action
 
@@ -118,7 +119,7 @@ class Sums(Environment):
         timestep = next_timestep(self._seen(), np.zeros(self.num_envs), ended, never, first)
         return EnvironmentStep(timestep, np.ones(self.num_envs, np.int32), {})
 
-    def render(self):
+    def render(self) -> None:
         raise NotImplementedError
 
     def close(self) -> None:
@@ -129,7 +130,7 @@ class Sums(Environment):
         return (1 + self._sums.reshape(-1, *[1] * (ones.ndim - 1))).astype(np.uint8) * ones
 
 
-def spaces_of(*environments: Environment):
+def spaces_of(*environments: Environment) -> list[tuple[gym.Space, gym.Space]]:
     return [(each.observation_space, each.action_space) for each in environments]
 
 
@@ -197,7 +198,9 @@ BOX = gym.spaces.Box(0, 1, (3,), np.float32)
         ),
     ],
 )
-def test_what_cannot_be_joined_is_refused_with_the_reason(one, other, message) -> None:
+def test_what_cannot_be_joined_is_refused_with_the_reason(
+    one: tuple[gym.Space, gym.Space], other: tuple[gym.Space, gym.Space], message: str
+) -> None:
     with pytest.raises(
         ValueError, match=rf"first and second cannot be tasks of one run.*{message}"
     ):

@@ -1,6 +1,8 @@
 """Q-learning and soft actor-critic: against sums written out in NumPy, and what moves what."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -9,8 +11,11 @@ import tensorflow as tf
 import tree
 
 from impala import build
+from impala.agents.agent import Agent
 from impala.agents.distributions import EpsilonGreedy
-from impala.algorithms import losses
+from impala.algorithms import Algorithm, losses
+from impala.algorithms.base import LossOutput
+from impala.algorithms.sac import Sac
 from impala.config import schema as configs
 from impala.config.schema import (
     AgentConfig,
@@ -29,7 +34,12 @@ VALUES = AgentConfig(hidden_sizes=(8,), policy="epsilon_greedy")
 DISCOUNT = 0.9
 
 
-def make(action_space, config: AgentConfig, settings, **objective):
+def make(
+    action_space: gym.Space,
+    config: AgentConfig,
+    settings: QLearningConfig | SacConfig,
+    **objective: Any,
+) -> tuple[Algorithm, Batch]:
     """An algorithm, an agent's, and a batch in which episodes end in every way."""
     agent = build.agent(config, OBSERVATIONS, action_space, seed=1)
     whole = configs.Config(
@@ -41,7 +51,7 @@ def make(action_space, config: AgentConfig, settings, **objective):
     return build.algorithm(name, whole, agent), make_batch(agent, action_space)
 
 
-def make_batch(agent, action_space, seed=0) -> Batch:
+def make_batch(agent: Agent, action_space: gym.Space, seed: int = 0) -> Batch:
     rng = np.random.default_rng(seed)
     spec = build.unroll_spec(agent, OBSERVATIONS, action_space, T)
     unroll = tree.map_structure(
@@ -73,11 +83,13 @@ def is_seam(batch: Batch, t: int, b: int) -> bool:
     return bool(batch.unroll.timestep.step_type[t + 1, b] == StepType.FIRST)
 
 
-def loss_of(algorithm, batch):
+def loss_of(algorithm: Algorithm, batch: Batch) -> LossOutput:
     return algorithm.loss(tree.map_structure(tf.convert_to_tensor, batch))
 
 
-def gradients(algorithm, batch, variables):
+def gradients(
+    algorithm: Algorithm, batch: Batch, variables: Sequence[tf.Variable]
+) -> list[np.ndarray]:
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(loss_of(algorithm, batch).loss)
     return [
@@ -110,7 +122,7 @@ def expected_targets(batch: Batch, state_values: np.ndarray, n: int) -> np.ndarr
 
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 3, 50])
-def test_the_loss_is_hubers_of_the_n_step_error(n, double) -> None:
+def test_the_loss_is_hubers_of_the_n_step_error(n: int, double: bool) -> None:
     settings = QLearningConfig(steps=n, double=double, huber_delta=0.7)
     algorithm, batch = make(CHOICES, VALUES, settings)
     rng = np.random.default_rng(3)
@@ -190,7 +202,7 @@ def test_a_mask_that_allows_nothing_restricts_nothing(n: int, double: bool) -> N
     assert (np.abs(nothing.loss) < 100.0).all()
 
 
-def epsilon_greedy(**kwargs) -> EpsilonGreedy:
+def epsilon_greedy(**kwargs: Any) -> EpsilonGreedy:
     kwargs = {"anneal": 0.5, "finals": (0.1, 0.5), "weights": (0.25, 0.75), **kwargs}
     return EpsilonGreedy(4, **kwargs)
 
@@ -223,7 +235,7 @@ def test_epsilon_greedy_against_enumeration() -> None:
     p = tf.concat([masked, [[0.3], [0.3]]], axis=-1)
     q = tf.concat([masked, [[0.6], [0.6]]], axis=-1)
 
-    def probabilities(epsilon):
+    def probabilities(epsilon: float) -> np.ndarray:
         rows = epsilon * allowed / allowed.sum(-1, keepdims=True)
         rows[0, 1] += 1.0 - epsilon
         rows[1, 2] += 1.0 - epsilon
@@ -256,7 +268,7 @@ def test_epsilon_greedy_against_enumeration() -> None:
         (CHOICES, EpsilonConfig(finals=(0.1,), weights=(0.0,)), "agent.epsilon"),
     ],
 )
-def test_impossible_exploration_is_refused(space, epsilon, message) -> None:
+def test_impossible_exploration_is_refused(space: gym.Space, epsilon: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build.agent(dataclasses.replace(VALUES, epsilon=epsilon), OBSERVATIONS, space)
 
@@ -269,7 +281,7 @@ def test_who_says_no_values_cannot_learn_them() -> None:
 # ---------------------------------------------------------------------------- SAC
 
 
-def make_sac(**settings):
+def make_sac(**settings: Any) -> tuple[Sac, Batch]:
     algorithm, batch = make(BOX, AgentConfig(hidden_sizes=(8,)), SacConfig(**settings))
     rng = np.random.default_rng(5)
     for variable in algorithm.trainable_variables:
@@ -277,7 +289,7 @@ def make_sac(**settings):
     return algorithm, batch
 
 
-def sac_terms(algorithm, batch):
+def sac_terms(algorithm: Sac, batch: Batch) -> Any:
     """Rewards, targets and so on, written out; gradients may flow wherever they can."""
     timestep, policy = batch.unroll.timestep, algorithm.agent.distribution
     output, _ = algorithm.agent.unroll(timestep, batch.unroll.core_state)
@@ -360,12 +372,14 @@ def test_target_critics_follow_a_little_each_update() -> None:
         (BOX, AgentConfig(core="lstm", lstm_size=4), "feed_forward"),
     ],
 )
-def test_what_sac_cannot_learn_is_refused(space, config, message) -> None:
+def test_what_sac_cannot_learn_is_refused(
+    space: gym.Space, config: AgentConfig, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         make(space, config, SacConfig())
 
 
-def fresh_of(kind: str):
+def fresh_of(kind: str) -> tuple[Algorithm, Batch]:
     if kind == "sac":
         return make(BOX, AgentConfig(hidden_sizes=(8,)), SacConfig())
     return make(CHOICES, VALUES, QLearningConfig(target_updates=2))
@@ -373,12 +387,12 @@ def fresh_of(kind: str):
 
 @pytest.mark.parametrize("kind", ["q_learning", "sac"])
 @pytest.mark.parametrize("jit_compile", [False, True])
-def test_compiled_updates_are_eager_ones(kind, jit_compile) -> None:
+def test_compiled_updates_are_eager_ones(kind: str, jit_compile: bool) -> None:
     results = []
     for compiled in (False, True):
         algorithm, batch = fresh_of(kind)
 
-        def update(batch, algorithm=algorithm):
+        def update(batch: Batch, algorithm: Algorithm = algorithm) -> None:
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(algorithm.loss(batch).loss)
             for variable, gradient in zip(
@@ -402,7 +416,7 @@ def test_compiled_updates_are_eager_ones(kind, jit_compile) -> None:
 
 
 @pytest.mark.parametrize("kind", ["q_learning", "sac"])
-def test_a_checkpoint_of_its_variables_says_everything(kind) -> None:
+def test_a_checkpoint_of_its_variables_says_everything(kind: str) -> None:
     algorithm, batch = fresh_of(kind)
     for _ in range(3):
         for variable in algorithm.learned_variables:

@@ -38,7 +38,7 @@ LEARNER = 7
 class Sink(File):
     """Keeps rows; does what it is told with each before."""
 
-    def __init__(self, before: Callable[[dict[str, float]], None] = lambda row: None):
+    def __init__(self, before: Callable[[dict[str, float]], None] = lambda row: None) -> None:
         self.rows: list[dict[str, float]] = []
         self.histograms: list[Histograms] = []
         self.before = before
@@ -279,7 +279,7 @@ def test_rows_of_files_become_rare_and_hold_all_that_happened() -> None:
 class Disk(Sink):
     """What rows and histograms of a preset would take up."""
 
-    def __init__(self, row_bytes: int, histogram_bytes: int):
+    def __init__(self, row_bytes: int, histogram_bytes: int) -> None:
         super().__init__()
         self._row_bytes, self._histogram_bytes = row_bytes, histogram_bytes
 
