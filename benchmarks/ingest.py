@@ -28,9 +28,11 @@ from learner.front.accounts import Accounts
 from learner.front.bounds import message_bounds
 from learner.front.info_names import InfoNames
 from learner.front.quarantine import Quarantine
+from learner.front.receipts import ReceiptProofs
+from learner.front.records import Records
 from learner.front.roster import Roster
 from learner.front.server import SERVICE_NAME, Server
-from learner.front.service import LearnerService
+from learner.front.service import LearnerService, Lineage, Terms
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
@@ -65,22 +67,19 @@ def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Ra
     agent = build.agent(config.agent, *spaces)
     accounts, ingest = Accounts(), Ingest(config.learner.queue_unrolls)
     incarnation = secrets.randbits(62) + 1
-    service = LearnerService(
+    terms = Terms(
         build.unroll_spec(agent, *spaces, config.learner.unroll_length),
         codec.specs(agent.variables),
         "{}",
-        accounts,
-        Roster(),
-        ingest,
-        tasks.Schedule(config),
-        Quarantine(config.quarantine),
-        incarnation=incarnation,
         seed=0,
         max_envs_per_message=config.learner.max_envs_per_message,
         max_in_flight=_IN_FLIGHT,
-        info_names=InfoNames(config.limits.info_names),
         bounds=message_bounds(config, played, spaces[1]),
     )
+    quarantine, info_names = Quarantine(config.quarantine), InfoNames(config.limits.info_names)
+    records = Records(accounts, Roster(), quarantine, info_names)
+    lineage = Lineage(incarnation, {}, ReceiptProofs(secrets.token_bytes(), incarnation))
+    service = LearnerService(terms, lineage, records, ingest, tasks.Schedule(config))
     service.publish(Parameters(incarnation, 0, 0.0, 0, [v.numpy() for v in agent.variables]))
     mix = Mix(ingest, config.mix)
     server = Server(service, "127.0.0.1:0")

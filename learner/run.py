@@ -38,10 +38,11 @@ from learner.front.incarnations import Incarnations
 from learner.front.info_names import InfoNames
 from learner.front.quarantine import Quarantine
 from learner.front.receipts import ReceiptProofs, load_key
+from learner.front.records import Records
 from learner.front.refused_outputs import RefusedOutputs
 from learner.front.roster import Roster
 from learner.front.server import Server
-from learner.front.service import LearnerService
+from learner.front.service import LearnerService, Lineage, Terms
 from learner.telemetry.console import Console
 from learner.telemetry.evaluations import Evaluations
 from learner.telemetry.files import JsonLines, TensorBoard
@@ -172,29 +173,25 @@ class _Run:
             for_actors["evaluator"]["every_frames"] = max(1, tasks.total_frames(config) // 50)
         self._incarnations = Incarnations(logdir / "incarnations.json", self._incarnation)
         self._ingest = Ingest(config.learner.queue_unrolls)
-        self._roster = Roster()
-        self._info_names = InfoNames(config.limits.info_names)
-        self._quarantine = Quarantine(config.quarantine)
-        refused_outputs = RefusedOutputs()
-        self._service = LearnerService(
+        self._records = Records(
+            self._accounts,
+            Roster(),
+            Quarantine(config.quarantine),
+            InfoNames(config.limits.info_names),
+            refused_outputs := RefusedOutputs(),
+        )
+        terms = Terms(
             unroll_spec,
             codec.specs(agent.variables),
             json.dumps(for_actors, sort_keys=True),
-            self._accounts,
-            self._roster,
-            self._ingest,
-            schedule,
-            self._quarantine,
-            incarnation=self._incarnation,
             seed=config.seed,
             max_envs_per_message=config.learner.max_envs_per_message,
             max_in_flight=config.learner.max_in_flight,
-            info_names=self._info_names,
             bounds=message_bounds(config, self._tasks, spaces[1]),
-            earlier=self._incarnations.earlier,
-            proofs=ReceiptProofs(load_key(logdir / "receipt.key"), self._incarnation),
-            refused_outputs=refused_outputs,
         )
+        proofs = ReceiptProofs(load_key(logdir / "receipt.key"), self._incarnation)
+        lineage = Lineage(self._incarnation, self._incarnations.earlier, proofs)
+        self._service = LearnerService(terms, lineage, self._records, self._ingest, schedule)
         self._mix = Mix(
             self._ingest, config.mix, self._replay, version=self._learner.counters.updates
         )
@@ -203,7 +200,7 @@ class _Run:
             logdir,
             self._mix,
             self._replay,
-            blame=self._quarantine.blame,
+            blame=self._records.quarantine.blame,
             refused_outputs=refused_outputs,
         )
         self._server: Server | None = None
@@ -217,10 +214,7 @@ class _Run:
             live=[Console(tasks.total_frames(config), to_log=rows_to_log)],
             files=[TensorBoard(logdir), JsonLines(logdir)],
         )
-        self._gauges = Gauges(
-            *(self._accounts, self._roster, self._quarantine, self._ingest, self._replay),
-            *(self._info_names, self._writer, self._guard),
-        )
+        self._gauges = Gauges(self._records, self._ingest, self._replay, self._writer, self._guard)
         self._saved_counters = self._learner.counters
         self._due = checkpoint.Due(config.learner.checkpoint_seconds, checkpoint.exists(logdir))
         if empty_replay and self._replay_added:
@@ -438,10 +432,10 @@ class _Run:
                 progress=self._progress(),
                 frames=counters.frames,
                 values=self._learner.agent_values(),
-            )
+            ),
+            skipped_updates=self._guard.skipped_updates,
+            rollbacks=self._guard.rollbacks,
         )
-        self._service.skipped_updates = self._guard.skipped_updates
-        self._service.rollbacks = self._guard.rollbacks
 
     def _save_if_due(self) -> None:
         """Also while nothing comes in; but then not the same thing twice."""

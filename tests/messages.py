@@ -1,6 +1,7 @@
 """A small spec, good messages that fit it, and a learner service around them: shared by tests."""
 
 import json
+import secrets
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,11 @@ from learner.front.accounts import Accounts
 from learner.front.bounds import Bounds, MessageBounds
 from learner.front.info_names import InfoNames
 from learner.front.quarantine import Quarantine
+from learner.front.receipts import ReceiptProofs
+from learner.front.records import Records
+from learner.front.refused_outputs import RefusedOutputs
 from learner.front.roster import Roster
-from learner.front.service import LearnerService
+from learner.front.service import LearnerService, Lineage, Terms
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -119,28 +123,30 @@ def service(
     max_envs: int = MAX_ENVS,
     config: Config | None = None,
     quarantine: Quarantine | None = None,
-    **kw: Any,
+    refused_outputs: RefusedOutputs | None = None,
+    proofs: ReceiptProofs | None = None,
 ) -> LearnerService:
     """A service for the small spec; actors are only quarantined if a quarantine is given."""
     schedule = Schedule(config or Config())
-    return LearnerService(
+    terms = Terms(
         unroll_spec or spec(),
         codec.specs([ArraySpec((2, 3), np.dtype(np.float32))]),
         json.dumps({"environment": {"id": "Small"}}),
-        accounts or Accounts(),
-        Roster(),
-        ingest or Ingest(capacity=64),
-        schedule,
-        quarantine or Quarantine(QuarantineConfig(blames=0)),
-        incarnation=LEARNER,
         seed=5,
         max_envs_per_message=max_envs,
         max_in_flight=2,
-        info_names=InfoNames(8),
         bounds=bounds(num_tasks=schedule.num_tasks),
-        earlier={EARLIER: 1000},
-        **kw,
     )
+    records = Records(
+        accounts or Accounts(),
+        Roster(),
+        quarantine or Quarantine(QuarantineConfig(blames=0)),
+        InfoNames(8),
+        refused_outputs,
+    )
+    proofs = proofs or ReceiptProofs(secrets.token_bytes(), LEARNER)
+    lineage = Lineage(LEARNER, {EARLIER: 1000}, proofs)
+    return LearnerService(terms, lineage, records, ingest or Ingest(capacity=64), schedule)
 
 
 def join_request(actor: str = "a", incarnation: int = 1, **kw: Any) -> pb.JoinRequest:

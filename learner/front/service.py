@@ -7,7 +7,6 @@ any thread.
 import contextlib
 import functools
 import queue
-import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -27,13 +26,12 @@ from learner.data.ingest import (
     Validator,
     wire_specs,
 )
-from learner.front.accounts import Accounts, Admission
+from learner.front.accounts import Admission
 from learner.front.bounds import MessageBounds
-from learner.front.info_names import InfoNames
-from learner.front.quarantine import Quarantine
 from learner.front.receipts import ReceiptProofs
-from learner.front.refused_outputs import RefusedOutput, RefusedOutputs
-from learner.front.roster import Member, Roster
+from learner.front.records import Records
+from learner.front.refused_outputs import RefusedOutput
+from learner.front.roster import Member
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -75,90 +73,75 @@ class EvaluationReport(NamedTuple):
     episodes: list[Episode]
 
 
+class Terms(NamedTuple):
+    """What holds for everyone who joins a run."""
+
+    unroll_spec: Unroll  # a nest of ArraySpec of one environment, as for `Validator`
+    parameter_specs: Sequence[pb.TensorSpec]  # of `Parameters.values`, in order
+    config_json: str  # what actors need of the configuration
+    seed: int  # the run's
+    max_envs_per_message: int  # largest E
+    max_in_flight: int  # messages without a receipt that an actor may have
+    bounds: MessageBounds  # of the numbers in a message, as for `Validator`
+
+
+class Lineage(NamedTuple):
+    """A learner, and the learners that its run had before."""
+
+    incarnation: int  # drawn at random when the learner starts, not 0
+    earlier: Mapping[int, int]  # incarnation -> the highest version that it can have published
+    proofs: ReceiptProofs  # of receipts, which only learners of this run recognise
+
+
 class LearnerService:
     """What actors ask of a learner."""
 
     def __init__(
-        self,
-        unroll_spec: Unroll,
-        parameter_specs: Sequence[pb.TensorSpec],
-        config_json: str,
-        accounts: Accounts,
-        roster: Roster,
-        ingest: Ingest,
-        schedule: Schedule,
-        quarantine: Quarantine,
-        *,
-        incarnation: int,
-        seed: int,
-        max_envs_per_message: int,
-        max_in_flight: int,
-        info_names: InfoNames,
-        bounds: MessageBounds,
-        earlier: Mapping[int, int] | None = None,
-        proofs: ReceiptProofs | None = None,
-        refused_outputs: RefusedOutputs | None = None,
+        self, terms: Terms, lineage: Lineage, records: Records, ingest: Ingest, schedule: Schedule
     ):
         """Says hello with a spec; parameters come by `publish`.
 
         Args:
-          unroll_spec: a nest of ArraySpec of one environment, as for `Validator`.
-          parameter_specs: of `Parameters.values`, in order, from `codec.specs`.
-          config_json: what actors need of the configuration.
-          accounts: counts what comes in.
-          roster: takes note of who sends it.
+          terms: what holds for everyone who joins.
+          lineage: this learner, and those that the run had before.
+          records: take note of what comes in, and of who sends it.
           ingest: takes what comes in.
           schedule: says which task is to be played; nobody else uses it.
-          quarantine: is told of contents that no honest actor sends, and says who is refused.
-          incarnation: of this learner, drawn at random, not 0.
-          seed: the run's.
-          max_envs_per_message: largest E.
-          max_in_flight: messages without a receipt that an actor may have.
-          info_names: says which numbers of episodes' info are recorded.
-          bounds: as for `Validator`.
-          earlier: incarnations of the learners that this run had before, and the highest version of
-            the parameters that each can have published.
-          proofs: of receipts, which the learners of a run recognise; nobody else does if None.
-          refused_outputs: is told of what actors' networks computed and is refused, instead of the
-            quarantine; the quarantine if None.
+
+        Raises:
+          ValueError: a message of that size is more than gRPC takes.
         """
-        self._accounts = accounts
-        self._roster = roster
+        self._lineage = lineage
+        self._records = records
         self._ingest = ingest
         self._schedule = schedule
-        self._info_names = info_names
-        self._quarantine = quarantine
-        self._incarnation = incarnation
         self._finished = False
-        self._newest_version = 0
         self._first_frames = 0  # of the first parameters that were published
-        self._earlier = dict(earlier or {})
-        self._proofs = proofs or ReceiptProofs(secrets.token_bytes(), incarnation)
-        self._refused_outputs = refused_outputs
-        self.has_evaluators = False  # whether one has ever joined
-        self.skipped_updates = self.rollbacks = 0  # for RunStatus, as the guard counts them
         self._published: _Published | None = None
+        self.has_evaluators = False  # whether one has ever joined
         self.evaluations: queue.Queue[EvaluationReport] = queue.Queue(_MAX_EVALUATIONS)
-        unroll_specs, num_core_state_specs = wire_specs(unroll_spec)
-        fingerprint = codec.fingerprint(unroll_specs, parameter_specs, config_json)
-        self._validator = Validator(unroll_spec, fingerprint, max_envs_per_message, bounds)
+        unroll_specs, num_core_state_specs = wire_specs(terms.unroll_spec)
+        fingerprint = codec.fingerprint(unroll_specs, terms.parameter_specs, terms.config_json)
+        self._validator = Validator(
+            terms.unroll_spec, fingerprint, terms.max_envs_per_message, terms.bounds
+        )
         if self.max_message_bytes > 2**31 - 1:
             raise ValueError(
-                f"A message with {max_envs_per_message} environments may have "
+                f"A message with {terms.max_envs_per_message} environments may have "
                 f"{self.max_message_bytes} bytes, gRPC takes at most {2**31 - 1}: lower "
                 "learner.max_envs_per_message or learner.unroll_length."
             )
         self._welcome = pb.JoinReply(
             protocol=codec.PROTOCOL_VERSION,
-            learner_incarnation=incarnation,
-            seed=seed,
-            config=config_json,
+            learner_incarnation=lineage.incarnation,
+            seed=terms.seed,
+            config=terms.config_json,
             fingerprint=fingerprint,
-            unroll_length=unroll_spec.timestep.reward.shape[0] - 1,
+            unroll_length=terms.unroll_spec.timestep.reward.shape[0] - 1,
             unroll_specs=unroll_specs,
             num_core_state_specs=num_core_state_specs,
-            parameter_specs=parameter_specs,
-            max_unrolls_in_flight=max_in_flight,
+            parameter_specs=terms.parameter_specs,
+            max_unrolls_in_flight=terms.max_in_flight,
             max_message_bytes=self._validator.max_message_bytes,
         )
 
@@ -188,7 +171,7 @@ class LearnerService:
         if request.role not in (pb.ROLE_ACTOR, pb.ROLE_EVALUATOR):
             raise InvalidRequest(f"role is {request.role}: say ROLE_ACTOR or ROLE_EVALUATOR.")
         if (quarantined := self._quarantined(request.actor)) is not None:
-            self._roster.refused(request.actor, quarantined)
+            self._records.roster.refused(request.actor, quarantined)
             raise Quarantined(quarantined)
         reply = pb.JoinReply()
         reply.CopyFrom(self._welcome)
@@ -196,15 +179,15 @@ class LearnerService:
         reply.task = self._task()
         if request.role == pb.ROLE_EVALUATOR:
             self.has_evaluators = True
-            self._roster.joined(request.actor, "evaluator")
+            self._records.roster.joined(request.actor, "evaluator")
         else:
-            reply.actor_index = self._accounts.join(
+            reply.actor_index = self._records.accounts.join(
                 request.actor,
                 request.incarnation,
                 request.acknowledged_sequence,
                 request.acknowledged_unrolls if self._can_be_lost(request) else 0,
             )
-            self._roster.joined(request.actor, "actor")
+            self._records.roster.joined(request.actor, "actor")
         return reply
 
     async def submit(self, message: pb.Unrolls) -> pb.Receipt:
@@ -218,7 +201,7 @@ class LearnerService:
         Raises:
           Unavailable: the learner is stopping and has not taken the message.
         """
-        if not self._accounts.may_send(message.actor, message.incarnation):
+        if not self._records.accounts.may_send(message.actor, message.incarnation):
             return self._reject(message, _unknown(message))
         if (quarantined := self._quarantined(message.actor)) is not None:
             return self._reject(message, Rejection(pb.REASON_QUARANTINED, quarantined))
@@ -227,7 +210,7 @@ class LearnerService:
             return self._reject(message, checked)
         try:
             async with self._ingest.room(message.num_envs):
-                admission = self._accounts.receive(
+                admission = self._records.accounts.receive(
                     message.actor,
                     message.incarnation,
                     message.sequence,
@@ -251,8 +234,8 @@ class LearnerService:
         async def submit(message: pb.Unrolls) -> pb.Receipt:
             nonlocal sender
             named = message.actor, message.incarnation
-            if sender is None and self._accounts.may_send(*named):
-                self._roster.began(message.actor)
+            if sender is None and self._records.accounts.may_send(*named):
+                self._records.roster.began(message.actor)
                 sender = named
             if sender is not None and sender != named:
                 return self._reject_another(message, sender[0])
@@ -262,16 +245,16 @@ class LearnerService:
             yield submit
         finally:
             if sender is not None:
-                self._roster.ended(sender[0])
+                self._records.roster.ended(sender[0])
 
     def refused(self, actor: str, why: str) -> None:
         """Takes note, for the status, that an actor by that name was turned away."""
-        self._roster.refused(actor, why)
+        self._records.roster.refused(actor, why)
 
     def blame(self, actor: str, why: str) -> None:
         """Takes note that an actor, known by a message before, sent what no honest actor sends."""
-        self._quarantine.blame(actor, why)
-        self._roster.refused(actor, why)
+        self._records.quarantine.blame(actor, why)
+        self._records.roster.refused(actor, why)
 
     def get_parameters(self, request: pb.GetParametersRequest) -> bytes:
         """The newest parameters, if they are not those that the caller holds.
@@ -311,7 +294,7 @@ class LearnerService:
             )
         published = self._published
         most = published.parameters.frames if published else _MAX_FRAMES
-        is_own = request.learner_incarnation == self._incarnation
+        is_own = request.learner_incarnation == self._lineage.incarnation
         least = self._first_frames if is_own else 0  # the first report of a learner tells where...
         if not least <= request.frames <= most:  # ...the run resumed: what was later is gone
             raise InvalidRequest(
@@ -326,7 +309,7 @@ class LearnerService:
                 parameter_version=request.parameter_version,
                 frames=request.frames,
                 episodes=[
-                    self._info_names.keep(episode)
+                    self._records.info_names.keep(episode)
                     for episode in self._validator.episodes(
                         request.episodes, MOST_EVALUATION_EPISODES, request.task
                     )
@@ -338,14 +321,14 @@ class LearnerService:
             self.evaluations.put_nowait(report)
         except queue.Full:
             raise _too_many_evaluations() from None
-        self._roster.reported(report.actor, report.parameter_version)
+        self._records.roster.reported(report.actor, report.parameter_version)
         return pb.EvaluationReceipt()
 
     def get_status(self) -> pb.RunStatus:
         """How the run and its fleet are doing, for people."""
-        published, totals = self._published, self._accounts.totals()
+        published, totals = self._published, self._records.accounts.totals()
         return pb.RunStatus(
-            learner_incarnation=self._incarnation,
+            learner_incarnation=self._lineage.incarnation,
             parameter_version=self._newest_version,
             frames=published.parameters.frames if published else 0,
             progress=published.parameters.progress if published else 0.0,
@@ -357,14 +340,21 @@ class LearnerService:
             dropped=totals.dropped,
             rejected=totals.rejected,
             duplicates=totals.duplicates,
-            skipped_updates=self.skipped_updates,
-            rollbacks=self.rollbacks,
-            members=[self._member(member) for member in self._roster.members()],
-            dropped_info_names=self._info_names.dropped,
+            skipped_updates=published.skipped_updates if published else 0,
+            rollbacks=published.rollbacks if published else 0,
+            members=[self._member(member) for member in self._records.roster.members()],
+            dropped_info_names=self._records.info_names.dropped,
         )
 
-    def publish(self, parameters: Parameters) -> None:
-        """Lets actors have parameters, whose arrays must not change any more.
+    def publish(
+        self, parameters: Parameters, *, skipped_updates: int = 0, rollbacks: int = 0
+    ) -> None:
+        """Lets actors have parameters.
+
+        Args:
+          parameters: their arrays must not change any more.
+          skipped_updates: of the learner so far, for its status.
+          rollbacks: of the learner so far, for its status.
 
         Raises:
           NotFiniteError: a number in them is NaN or infinite.
@@ -375,30 +365,29 @@ class LearnerService:
         )
         if self._published is None:
             self._first_frames = parameters.frames
-        self._published = _Published(parameters, self._finished)
-        self._newest_version = parameters.version
+        self._published = _Published(parameters, self._finished, skipped_updates, rollbacks)
 
     def finish(self) -> None:
         """Tells everyone that training has ended and takes nothing more; parameters stay."""
         self._finished = True
         if self._published is not None:
-            self._published = _Published(self._published.parameters, finished=True)
+            self._published = self._published.finished()
         self._ingest.close()
 
     def _admit(self, message: pb.Unrolls, arrival: Arrival, admission: Admission) -> pb.Receipt:
         if admission.verdict == "accepted":
-            recorded = [self._info_names.keep(episode) for episode in arrival.episodes]
+            recorded = [self._records.info_names.keep(episode) for episode in arrival.episodes]
             self._ingest.put(arrival._replace(offset=admission.offset, episodes=recorded))
             frames = int(arrival.unroll.frames.sum())
             self._schedule.played(arrival.task, frames)
-            self._roster.sent(
+            self._records.roster.sent(
                 message.actor,
                 unrolls=message.num_envs,
                 frames=frames,
                 version=message.parameter_version,
                 size=sum(leaf.nbytes for leaf in tree.flatten(arrival.unroll)),
             )
-            self._roster.failed(message.actor, arrival.faults)
+            self._records.roster.failed(message.actor, arrival.faults)
             return self._receipt(message, pb.STATUS_ACCEPTED)
         if admission.verdict == "duplicate":
             return self._receipt(message, pb.STATUS_DUPLICATE)
@@ -412,16 +401,17 @@ class LearnerService:
 
     def _reject(self, message: pb.Unrolls, rejection: Rejection) -> pb.Receipt:
         name = pb.Reason.Name(rejection.reason).removeprefix("REASON_").lower()
-        self._accounts.rejected(name, message.actor, message.incarnation, message.sequence)
-        self._roster.rejected(message.actor, f"{name}: {rejection.detail}")
-        if rejection.of_network and self._refused_outputs is not None:
-            is_ours = message.learner_incarnation == self._incarnation
+        self._records.accounts.rejected(name, message.actor, message.incarnation, message.sequence)
+        self._records.roster.rejected(message.actor, f"{name}: {rejection.detail}")
+        refused_outputs = self._records.refused_outputs
+        if rejection.of_network and refused_outputs is not None:
+            is_ours = message.learner_incarnation == self._lineage.incarnation
             version = message.parameter_version if is_ours else 0
-            self._refused_outputs.add(
+            refused_outputs.add(
                 RefusedOutput(message.actor, f"{name}: {rejection.detail}", version)
             )
         elif rejection.reason in _BLAMED:
-            self._quarantine.blame(message.actor, f"{name}: {rejection.detail}")
+            self._records.quarantine.blame(message.actor, f"{name}: {rejection.detail}")
         receipt = self._receipt(message, pb.STATUS_REJECTED, rejection.reason)
         receipt.detail = rejection.detail
         return receipt
@@ -432,8 +422,8 @@ class LearnerService:
             f"The stream is of {sender}, the message of {message.actor[:80]!r} with incarnation "
             f"{message.incarnation}: open a stream for each."
         )
-        self._accounts.rejected("unknown_actor")
-        self._roster.rejected(sender, f"unknown_actor: {detail}")
+        self._records.accounts.rejected("unknown_actor")
+        self._records.roster.rejected(sender, f"unknown_actor: {detail}")
         receipt = self._receipt(message, pb.STATUS_REJECTED, pb.REASON_UNKNOWN_ACTOR)
         receipt.detail = detail
         return receipt
@@ -448,21 +438,21 @@ class LearnerService:
             sequence=message.sequence,
             status=status,
             reason=reason,
-            learner_incarnation=self._incarnation,
+            learner_incarnation=self._lineage.incarnation,
             newest_version=self._newest_version,
             task=self._task(),
         )
         if reason != pb.REASON_UNKNOWN_ACTOR:
             whose = message.actor, message.incarnation, message.sequence
-            unrolls = self._accounts.acknowledged(*whose)
+            unrolls = self._records.accounts.acknowledged(*whose)
             if unrolls is not None:
                 receipt.acknowledged_unrolls = unrolls
-                receipt.proof = self._proofs.make(*whose, unrolls)
+                receipt.proof = self._lineage.proofs.make(*whose, unrolls)
         return receipt
 
     def _can_be_lost(self, request: pb.JoinRequest) -> bool:
         """Whether a receipt of an earlier learner said what the actor claims that it said."""
-        return self._proofs.of_earlier_learner(
+        return self._lineage.proofs.of_earlier_learner(
             request.proof,
             request.actor,
             request.incarnation,
@@ -472,13 +462,17 @@ class LearnerService:
 
     def _newest_of(self, incarnation: int) -> int | None:
         """The last version that a learner of this run can have published; None if it is no such."""
-        if incarnation == self._incarnation:
+        if incarnation == self._lineage.incarnation:
             return self._newest_version
-        return self._earlier.get(incarnation)
+        return self._lineage.earlier.get(incarnation)
+
+    @property
+    def _newest_version(self) -> int:
+        return self._published.parameters.version if self._published else 0
 
     def _quarantined(self, actor: str) -> str | None:
         """Why an actor is refused, if it is."""
-        standing = self._quarantine.standing(actor)
+        standing = self._records.quarantine.standing(actor)
         if not standing.seconds_left:
             return None
         return (
@@ -487,7 +481,7 @@ class LearnerService:
         )
 
     def _member(self, member: Member) -> pb.Member:
-        standing = self._quarantine.standing(member.name)
+        standing = self._records.quarantine.standing(member.name)
         message = pb.Member(**{**member._asdict(), "role": _ROLES[member.role]})
         message.blamed = standing.blamed
         message.quarantined_seconds = standing.seconds_left
@@ -503,9 +497,17 @@ class LearnerService:
 class _Published:
     """Parameters, and the reply that carries them, made when the first actor asks."""
 
-    def __init__(self, parameters: Parameters, finished: bool):
+    def __init__(
+        self, parameters: Parameters, finished: bool, skipped_updates: int, rollbacks: int
+    ):
         self.parameters = parameters
         self._finished = finished
+        self.skipped_updates = skipped_updates
+        self.rollbacks = rollbacks
+
+    def finished(self) -> "_Published":
+        """The same parameters, with word that training has ended."""
+        return _Published(self.parameters, True, self.skipped_updates, self.rollbacks)
 
     def is_held(self, request: pb.GetParametersRequest) -> bool:
         """Whether the caller has nothing to gain; another learner's parameters never count."""

@@ -3,10 +3,7 @@
 from impala.logdir.rows import Row
 from learner.data.ingest import Ingest
 from learner.data.replay import Replay
-from learner.front.accounts import Accounts
-from learner.front.info_names import InfoNames
-from learner.front.quarantine import Quarantine
-from learner.front.roster import Roster
+from learner.front.records import Records
 from learner.telemetry.writer import Writer
 from learner.update.guard import Guard
 
@@ -15,37 +12,27 @@ class Gauges:
     """Reads the parts."""
 
     def __init__(
-        self,
-        accounts: Accounts,
-        roster: Roster,
-        quarantine: Quarantine,
-        ingest: Ingest,
-        replay: Replay | None,
-        info_names: InfoNames,
-        writer: Writer,
-        guard: Guard,
+        self, records: Records, ingest: Ingest, replay: Replay | None, writer: Writer, guard: Guard
     ):
         """Keeps the parts."""
-        self._accounts = accounts
-        self._roster = roster
-        self._quarantine = quarantine
+        self._records = records
         self._ingest = ingest
         self._replay = replay
-        self._info_names = info_names
         self._writer = writer
         self._guard = guard
 
     def read(self) -> Row:
         """Returns how they stand now."""
-        totals = self._accounts.totals()
-        active, silent = self._roster.actors()
+        records = self._records
+        totals = records.accounts.totals()
+        active, silent = records.roster.actors()
         found: Row = {
             "actor/active": active,
             "actor/silent": silent,
-            "actor/quarantined": self._quarantine.count(),
-            "actor/joins": self._roster.joins,
-            **{f"actor/environment_faults/{kind}": n for kind, n in self._roster.faults.items()},
-            "ingest/bytes": self._roster.received_bytes,
+            "actor/quarantined": records.quarantine.count(),
+            "actor/joins": records.roster.joins,
+            **{f"actor/environment_faults/{kind}": n for kind, n in records.roster.faults.items()},
+            "ingest/bytes": records.roster.received_bytes,
             "ingest/capacity": self._ingest.capacity,
             "ingest/depth": self._ingest.depth,
             "unrolls/received": totals.received,
@@ -55,7 +42,7 @@ class Gauges:
             "guard/skipped_updates": self._guard.skipped_updates,
             "guard/culprits": self._guard.culprits,
             "guard/rollbacks": self._guard.rollbacks,
-            "info_names/dropped": self._info_names.dropped,
+            "info_names/dropped": records.info_names.dropped,
             "telemetry/dropped": self._writer.dropped,
             **{f"unrolls/dropped/{reason}": n for reason, n in totals.dropped.items()},
             **{f"messages/rejected/{reason}": n for reason, n in totals.rejected.items()},
