@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-# Up to this many steps the recursion is laid out step by step, which saves the cost of a loop;
+# Up to this many steps the recursion is unrolled in the graph, which saves the cost of a loop;
 # beyond it, building the graph would take too long.
 _MAX_UNROLLED_STEPS = 128
 
 
 class VTraceReturns(NamedTuple):
-    """What to learn from T steps; no gradient flows through either."""
+    """Value targets and advantages of T steps; no gradient flows through either."""
 
-    vs: tf.Tensor  # [T, B, ...] v_s, what V(x_s) should become
+    vs: tf.Tensor  # [T, B, ...] v_s, the target of V(x_s)
     pg_advantages: tf.Tensor  # [T, B, ...] rho_s (r_s + gamma_s v_{s+1} - V(x_s))
 
 
@@ -33,27 +33,27 @@ def from_importance_weights(
     clip_c_threshold: float | None = 1.0,
     lambda_: float = 1.0,
 ) -> VTraceReturns:
-    """Value targets and advantages of a target policy pi, from what a behaviour policy mu did.
+    """Returns value targets and advantages of target policy pi from data of behaviour policy mu.
 
-    All tensors have one dtype, float32 or float64. In eager mode, in a `tf.function` (T and B may
-    be unknown) and compiled by XLA.
+    All tensors have the same dtype, float32 or float64. Works in eager mode, in a `tf.function` (T
+    and B may be unknown) and compiled by XLA.
 
     Args:
-      log_rhos: [T, B, ...] log(pi(a_t | x_t) / mu(a_t | x_t)). -inf cuts the trace: nothing from
-        step t onwards flows back beyond V(x_t), and the step itself teaches nothing.
+      log_rhos: [T, B, ...] log(pi(a_t | x_t) / mu(a_t | x_t)). -inf cuts the trace at step t:
+        earlier targets bootstrap from V(x_t), and the step itself has no temporal difference.
       discounts: [T, B, ...] gamma times the environment's discount; 0 where an episode terminated.
       rewards: [T, B, ...] r_t.
       values: [T, B, ...] V(x_t).
       bootstrap_value: [B, ...] V(x_T).
-      clip_rho_threshold: rho-bar, at which weights of the temporal differences are clipped; it
-        decides whose value function is learned, mu's (near 0) or pi's (None: no clipping).
-      clip_pg_rho_threshold: at which the weights of the advantages are clipped; None: not.
-      clip_c_threshold: c-bar, at which the weights of the trace are clipped; it decides how fast
-        is learned, not what. None: no clipping.
-      lambda_: 0 to 1, multiplies the weights of the trace: less looks less far ahead.
+      clip_rho_threshold: rho-bar, clips the weights of the temporal differences; it determines the
+        fixed point, between the value function of mu (near 0) and that of pi (None: no clipping).
+      clip_pg_rho_threshold: clips the weights of the advantages. None: no clipping.
+      clip_c_threshold: c-bar, clips the weights of the trace; it influences the speed of
+        convergence, not the fixed point. None: no clipping.
+      lambda_: 0 to 1, multiplies the weights of the trace.
 
     Returns:
-      Targets and advantages, [T, B, ...] each. The advantage of the last step looks ahead to
+      Targets and advantages, [T, B, ...] each. The advantage of the last step bootstraps from
       `bootstrap_value`.
 
     Raises:

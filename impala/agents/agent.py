@@ -21,9 +21,9 @@ class Agent(snt.Module):
 
     Args:
       torso: observations [N, ...] to features [N, F].
-      core: what remembers between torso and heads; None for a feed-forward agent.
+      core: recurrent part between torso and heads; None for a feed-forward agent.
       distribution: of the action.
-      frame_stack: what the torso sees through; None to see single frames.
+      frame_stack: stacks frames for the torso; None for single frames.
       baseline_torso: the baseline's own; None to share torso and core with the policy.
       baseline_core: the baseline's own, behind its own torso.
       masks_actions: whether observations have an `action_mask` [..., num_choices], obeyed by
@@ -56,13 +56,13 @@ class Agent(snt.Module):
 
     @property
     def baseline_variables(self) -> Sequence[tf.Variable]:
-        """What serves the baseline alone: the policy does not depend on it."""
+        """Returns the variables that only the baseline depends on."""
         parts = (self._baseline_torso, self._baseline_core, self._baseline_head)
         return [v for part in parts if part is not None for v in part.trainable_variables]
 
     @property
     def policy_variables(self) -> Sequence[tf.Variable]:
-        """What the policy depends on: everything else that is trained."""
+        """Returns all other trained variables, on which the policy depends."""
         of_baseline = {id(variable) for variable in self.baseline_variables}
         return [v for v in self.trainable_variables if id(v) not in of_baseline]
 
@@ -72,18 +72,18 @@ class Agent(snt.Module):
         return self._torso.vector_size
 
     def observation_vector(self, observation: Nest) -> tf.Tensor:
-        """Observations [N, ...], flat, with choices as one-hot: [N, F]."""
+        """Flattens observations [N, ...] to [N, F], discrete values as one-hot."""
         return self._torso.vector(observation)
 
     def initial_state(self, batch_size: int | tf.Tensor) -> Nest:
-        """The core state [B, ...] before the first time step, which must be FIRST."""
+        """Returns the core state [B, ...] before the first time step, which must be FIRST."""
         parts = (self._frame_stack, self._core, self._baseline_core)
         return tuple(part.initial_state(batch_size) for part in parts if part is not None)
 
     def step(
         self, timestep: TimeStep, core_state: Nest, seed: tf.Tensor
     ) -> tuple[AgentOutput, Nest]:
-        """Acts once: an unroll of one row, and a sample.
+        """Acts once: applies the network to one row and samples an action.
 
         Args:
           timestep: [B, ...].
@@ -105,7 +105,7 @@ class Agent(snt.Module):
         return AgentOutput(self.distribution.mode(policy), policy, output.baseline), core_state
 
     def unroll(self, timestep: TimeStep, core_state: Nest) -> tuple[NetworkOutput, Nest]:
-        """What the network says of T rows.
+        """Applies the network to T rows.
 
         Args:
           timestep: [T, B, ...].

@@ -1,4 +1,4 @@
-"""Action distributions: what a policy's parameters mean, one flat float32 vector for any action.
+"""Action distributions, parametrised by one flat float32 vector for any action space.
 
 A `Distribution` knows the shape of the action and of its parameters, and holds neither: parameters
 come from the network and travel in `AgentOutput.policy`, so that the learner can ask what the
@@ -57,7 +57,7 @@ class Distribution(abc.ABC):
 
     @abc.abstractmethod
     def mode(self, parameters: tf.Tensor) -> Nest:
-        """The action to take when nothing is to be explored. [..., *shape]."""
+        """Returns the greedy action. [..., *shape]."""
 
     @abc.abstractmethod
     def log_prob(self, parameters: tf.Tensor, action: Nest) -> tf.Tensor:
@@ -123,7 +123,7 @@ class Categorical(Distribution):
 
 
 class EpsilonGreedy(Distribution, tf.Module):
-    """The most valuable of n actions, or, with probability epsilon, any that is allowed.
+    """Epsilon-greedy over n Q-values: the best action, or with probability epsilon a random one.
 
     The network says n action values; the parameters are these and epsilon. Every environment has an
     epsilon of its own, which goes from 1 to one of several final values: Mnih et al. 2016, arXiv
@@ -214,7 +214,7 @@ class EpsilonGreedy(Distribution, tf.Module):
 
 
 class TanhNormal(Distribution):
-    """A point of a box: a Gaussian per dimension, squashed by tanh into the box.
+    """Points of a box: a Gaussian per dimension, squashed by tanh into the box.
 
     The parameters are D means and then D numbers from which the log-std follows, smoothly bounded
     to (-5, 1) and 0 at 0. Beyond a standard deviation of e the squashed density only piles up at
@@ -271,7 +271,7 @@ class TanhNormal(Distribution):
         return tf.reduce_sum(gaussian + expected + self._log_half_width(), axis=-1)
 
     def kl(self, p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
-        """That of the Gaussians: squashing both alike leaves it as it is."""
+        """Returns the KL of the Gaussians, which the common squashing does not change."""
         p_mean, p_log_std = self._gaussian(p)
         q_mean, q_log_std = self._gaussian(q)
         log_ratio = p_log_std - q_log_std
@@ -307,7 +307,7 @@ class TanhNormal(Distribution):
 
 
 class Joint(Distribution):
-    """Independent parts of one action: parameters lie side by side, log-probs and the like add up.
+    """Independent parts of one action: parameters are concatenated, log-probabilities etc. summed.
 
     Args:
       components: the distribution of each part.

@@ -1,8 +1,8 @@
-"""What is learned at each step: the one shift by one, the seam mask, and the terms of the losses.
+"""Loss terms per step, the alignment of actions with observations, and the seam mask.
 
 Rewards are scaled and clipped, and discounts multiplied by gamma, where they are aligned. Terms are
-pure functions of [T, B] tensors, unweighted and unmasked; an `Algorithm` chooses, weighs and masks
-them. To be minimised, every one of them.
+pure functions of [T, B] tensors, unweighted and unmasked; an `Algorithm` selects, weights and masks
+them. All are minimised.
 """
 
 import math
@@ -17,7 +17,7 @@ from impala.types import Batch, Nest, NetworkOutput, StepType
 
 
 class Aligned(NamedTuple):
-    """A batch as T steps: in step t the agent saw row t, acted, and row t + 1 came of it.
+    """A batch as T steps: in step t the agent observed row t and acted; row t + 1 is the result.
 
     On seams (mask 0) rewards, discounts and behaviour are 0; actions there mean nothing.
     """
@@ -35,7 +35,7 @@ class Aligned(NamedTuple):
 
 
 def align(batch: Batch, network_output: NetworkOutput, objective: ObjectiveConfig) -> Aligned:
-    """Shifts what led to a row (action, mu) and what came with it beside what the network said.
+    """Aligns actions, behaviour policy, rewards and discounts of row t + 1 with outputs of row t.
 
     Args:
       batch: [T + 1, B, ...], T >= 1.
@@ -70,7 +70,7 @@ def align(batch: Batch, network_output: NetworkOutput, objective: ObjectiveConfi
 
 
 def lambda_returns(steps: Aligned, lambda_: float = 1.0) -> tf.Tensor:
-    """Returns of the policy that acted, bootstrapped from the values: V-trace where rho = 1.
+    """Returns the behaviour policy's bootstrapped returns: V-trace with rho = 1.
 
     n-step returns up to the end of the unroll if lambda is 1, TD(lambda) returns if it is less;
     less the values they are the generalised advantages of Schulman et al. 2016, arXiv 1506.02438.
@@ -88,11 +88,10 @@ def lambda_returns(steps: Aligned, lambda_: float = 1.0) -> tf.Tensor:
 
 
 def n_step_targets(steps: Aligned, state_values: tf.Tensor, n: int) -> tf.Tensor:
-    """Up to n discounted rewards and the value of the state behind them. Without a gradient.
+    """Returns n-step targets: up to n discounted rewards and the value after them.
 
-    There are fewer at the end of the unroll, and where an episode ends: then the sum does, with the
-    value of its last state if it was cut short by a time limit, and with nothing if it was over.
-    [T, B].
+    There are fewer at the end of the unroll and of an episode. After a termination nothing is
+    added, at a time limit the value of the last state. Without a gradient. [T, B].
 
     Args:
       steps: [T, B].
@@ -111,31 +110,31 @@ def n_step_targets(steps: Aligned, state_values: tf.Tensor, n: int) -> tf.Tensor
 
 
 def huber(predictions: tf.Tensor, targets: tf.Tensor, delta: float) -> tf.Tensor:
-    """0.5 error^2, but linear from an error of `delta` on; moves no target. [T, B]."""
+    """Returns the Huber loss, linear beyond an error of `delta`. No gradient to targets. [T, B]."""
     error = tf.abs(tf.stop_gradient(targets) - predictions)
     inner = tf.minimum(error, delta)
     return 0.5 * tf.square(inner) + delta * (error - inner)
 
 
 def policy_gradient(log_probs: tf.Tensor, advantages: tf.Tensor) -> tf.Tensor:
-    """-A log pi(a): raises the probability of actions with an advantage above 0. [T, B]."""
+    """Returns the policy-gradient loss -A log pi(a). No gradient to advantages. [T, B]."""
     return -log_probs * tf.stop_gradient(advantages)
 
 
 def baseline(values: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    """0.5 (target - V)^2: moves V towards its target, never the target. [T, B]."""
+    """Returns 0.5 (target - V)^2. No gradient to targets. [T, B]."""
     return 0.5 * tf.square(tf.stop_gradient(targets) - values)
 
 
 def entropy(entropies: tf.Tensor) -> tf.Tensor:
-    """-H(pi): minimising it raises the entropy. [T, B]."""
+    """Returns -H(pi); minimising it raises the entropy. [T, B]."""
     return -entropies
 
 
 def annealed(
     start: float, end: float, progress: tf.Tensor | float, over: float
 ) -> tf.Tensor | float:
-    """A number that changes linearly from `start` to `end` over the first part of a phase.
+    """Returns a number that changes linearly from `start` to `end` over the first part of a phase.
 
     Args:
       start: at the beginning.
@@ -149,7 +148,7 @@ def annealed(
 
 
 def policy_cloning(kls: tf.Tensor, is_replay: tf.Tensor) -> tf.Tensor:
-    """KL(mu || pi) of replayed rows, else 0: keeps pi near what was done then. [T, B].
+    """Returns KL(mu || pi) of replayed rows, else 0: keeps pi close to the recorded mu. [T, B].
 
     Rolnick et al. 2018, arXiv 1811.11682, section 3.
 
@@ -163,7 +162,7 @@ def policy_cloning(kls: tf.Tensor, is_replay: tf.Tensor) -> tf.Tensor:
 def value_cloning(
     values: tf.Tensor, behaviour_values: tf.Tensor, is_replay: tf.Tensor
 ) -> tf.Tensor:
-    """(V - V then)^2 of replayed rows, else 0: keeps V near what was said then. [T, B].
+    """Returns (V - V_mu)^2 of replayed rows, else 0: keeps V close to the recorded value. [T, B].
 
     Rolnick et al. 2018, arXiv 1811.11682, section 3: a plain square, without the half of
     `baseline`.
@@ -172,7 +171,7 @@ def value_cloning(
 
 
 def clip_rewards(rewards: tf.Tensor, mode: str, scale: float = 1.0) -> tf.Tensor:
-    """Scales rewards, then squeezes them; any shape.
+    """Scales rewards, then clips them; any shape.
 
     Args:
       rewards: raw, of the environment.
@@ -197,17 +196,17 @@ def clip_rewards(rewards: tf.Tensor, mode: str, scale: float = 1.0) -> tf.Tensor
 
 
 def masked(terms: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-    """`terms` where the mask is 1, and 0 where it is 0, whatever stood there. [T, B]."""
+    """Returns `terms` where the mask is 1, else 0, also where a term is not finite. [T, B]."""
     return tf.where(mask > 0.0, terms, 0.0)  # A product would keep NaN: 0 * inf.
 
 
 def masked_mean(terms: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-    """The mean of `terms` over the rows where the mask is 1; 0 if there are none. Scalar."""
+    """Returns the mean of `terms` over the rows where the mask is 1; 0 if there are none."""
     return tf.math.divide_no_nan(tf.reduce_sum(masked(terms, mask)), tf.reduce_sum(mask))
 
 
 def explained_variance(values: tf.Tensor, targets: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-    """1 - Var(target - V) / Var(target): 1 is a perfect baseline, 0 one no better than a constant.
+    """Returns 1 - Var(target - V) / Var(target): 1 for a perfect baseline, 0 for a constant.
 
     Over the rows where the mask is 1; 0 where the targets do not vary. Scalar.
     """
