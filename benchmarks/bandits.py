@@ -15,6 +15,7 @@ import numpy as np
 from impala import evaluation
 from impala.environments.bandit import BanditVector
 from impala.logdir.player import Player
+from impala.runtime import process
 from impala.types import EnvironmentStep, StepType
 
 matplotlib.use("Agg")
@@ -90,8 +91,10 @@ def play(strategy: Strategy, problem: str, pulls: int, episodes: int, seed: int 
 
 def play_agent(logdir: pathlib.Path, episodes: int, seed: int = 0) -> tuple[str, Played]:
     """One episode of a trained agent in each of as many bandits, and which problem that was."""
-    with contextlib.closing(Player(logdir, num_envs=episodes)) as player:
-        steps = evaluation.play(player.environment, player.agent, greedy=False, seed=seed)
+    process.hide_gpus()  # a learner may be using them
+    player = Player(logdir)
+    with contextlib.closing(player.environment(episodes)) as environment:
+        steps = evaluation.play(environment, player.agent, greedy=False, seed=seed)
         played = _one_episode(steps)
         id, _, _ = player.task.partition("{")
         return id.removeprefix("Bandit/").removesuffix("-v0"), played

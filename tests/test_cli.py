@@ -148,7 +148,9 @@ def test_the_printed_configuration_feeds_back_in(
         ("train", "catch,cartpole"),
         ("evaluate", "LOGDIR"),
         ("evaluate /absent", "/absent has no checkpoint"),
+        ("evaluate /absent --checkpoint 7", "'7' of /absent is not there"),
         ("record /absent", "/absent has no checkpoint"),
+        ("record . --checkpoint /none", "'/none' of . is not there"),
         ("record /absent --output film.avi", "it must end in .gif or .mp4"),
     ],
 )

@@ -181,14 +181,10 @@ def test_a_critic_explains_what_a_policy_will_earn(tmp_path: pathlib.Path) -> No
     ):
         trained = services.run(*common, *flags, seconds=600.0)
         assert trained.returncode == 0, trained.stdout + trained.stderr
-    with (
-        contextlib.closing(Player(first)) as policy,
-        contextlib.closing(Player(then)) as critic,
+    for before, after in zip(
+        *(Player(logdir).agent.policy_variables for logdir in (first, then)), strict=True
     ):
-        for before, after in zip(
-            policy.agent.policy_variables, critic.agent.policy_variables, strict=True
-        ):
-            np.testing.assert_array_equal(before.numpy(), after.numpy(), strict=True)
+        np.testing.assert_array_equal(before.numpy(), after.numpy(), strict=True)
     before, after = (_explained_variance(then, trained=trained) for trained in (False, True))
     print(f"\nexplained variance against Monte Carlo returns: {before:.3f}, then {after:.3f}")
     assert before < 0.1
@@ -200,8 +196,9 @@ def _explained_variance(logdir: pathlib.Path, trained: bool, steps: int = 2000) 
 
     What would have come after a time limit nobody knows: those episodes do not count.
     """
-    with contextlib.closing(Player(logdir, num_envs=32)) as player:
-        objective, agent, environment = player.config.objective, player.agent, player.environment
+    player = Player(logdir)
+    with contextlib.closing(player.environment(32)) as environment:
+        objective, agent = player.config.objective, player.agent
         if not trained:
             other = build.agent(
                 player.config.agent, environment.observation_space, environment.action_space

@@ -4,31 +4,19 @@ import contextlib
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from tyro.conf import Positional, arg
-
-from impala.config import values
+from impala.commands.playing import PlayerFlags, environment_of, open_player
 from impala.config.schema import Range
-from impala.runtime import process
-from impala.runtime.logs import log_to_stderr
 from impala.runtime.printable import printable
-
-if TYPE_CHECKING:
-    from impala.logdir.player import Player
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Evaluate:
+class Evaluate(PlayerFlags):
     """Plays episodes with a checkpoint's agent and tells their returns."""
 
-    logdir: Positional[Annotated[pathlib.Path, arg(metavar="LOGDIR")]]
-    """Log directory of a run that has written a checkpoint."""
     episodes: Annotated[int, Range(1)] = 100
     """Episodes to play."""
-    task: int = 0
-    """Which of the run's tasks to play, counted from 0."""
     greedy: bool = False
     """The most likely action instead of a sampled one."""
     num_envs: Annotated[int, Range(1, 4096)] = 32
@@ -46,15 +34,12 @@ def evaluate(command: Evaluate) -> int:
     import rich.text
 
     num_envs = min(command.num_envs, command.episodes)
-    with open_player(command.logdir, command.task, num_envs, render_mode=None) as player:
-        from impala import evaluation
+    player = open_player(command)
+    from impala import evaluation
 
+    with contextlib.closing(environment_of(player, num_envs)) as environment:
         episodes = evaluation.play_episodes(
-            player.environment,
-            player.agent,
-            command.episodes,
-            command.greedy,
-            command.seed,
+            environment, player.agent, command.episodes, command.greedy, command.seed
         )
     summary = evaluation.summary(episodes)
     print(
@@ -91,20 +76,3 @@ def evaluate(command: Evaluate) -> int:
         command.json.parent.mkdir(parents=True, exist_ok=True)
         command.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return 0
-
-
-@contextlib.contextmanager
-def open_player(
-    logdir: pathlib.Path, task: int, num_envs: int, render_mode: str | None
-) -> Iterator["Player"]:
-    """Who plays for `evaluate` and `record`."""
-    log_to_stderr()
-    process.load_tensorflow(use_gpus=False)
-    from impala.logdir.player import Player
-
-    try:
-        player = Player(logdir, task, num_envs, render_mode)
-    except ValueError as error:
-        raise values.OptionError(str(error)) from error
-    with contextlib.closing(player):
-        yield player

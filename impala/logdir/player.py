@@ -1,46 +1,50 @@
-"""The agent and an environment of a log directory's newest checkpoint: who can be watched."""
+"""The agent of a checkpoint and its environments: what `evaluate`, `record` and the like share."""
 
 import pathlib
 
 from impala import build
+from impala.environments import Environment
 from impala.logdir import checkpoint
-from impala.runtime import process
 from impala.schedule import tasks
 
 
 class Player:
-    """An agent with frozen weights, and environments to play in.
+    """An agent with frozen weights, which can make the environments that it was trained in.
 
     Args:
       logdir: of a run that has written a checkpoint.
-      task: which of its tasks, counted from 0.
-      num_envs: environments that step together.
-      render_mode: of environment 0.
+      which: of its checkpoints, as for `checkpoint.choose`.
+      task: which of the run's tasks to play, counted from 0.
 
     Raises:
-      ValueError: there is no checkpoint, or no such task.
+      ValueError: there is no such checkpoint, or no such task.
     """
 
-    def __init__(
-        self, logdir: pathlib.Path, task: int = 0, num_envs: int = 1, render_mode: str | None = None
-    ) -> None:
-        saved = checkpoint.load(logdir)
-        process.hide_gpus()  # a learner may be using them
+    def __init__(self, logdir: pathlib.Path, which: str = "newest", task: int = 0) -> None:
+        saved = checkpoint.choose(logdir, which)
         self.config = saved.config
         self.counters = saved.counters
         of_run = tasks.make(saved.config.environment, saved.config.tasks)
         if not 0 <= task < len(of_run):
             names = ", ".join(f"{i} is {each.name}" for i, each in enumerate(of_run))
             raise ValueError(f"task is {task}; of this run's tasks {names}.")
-        self.task = of_run[task].name
-        spaces = build.spaces(of_run)
-        self.environment = build.environment(
-            of_run[task].environment, num_envs, render_mode=render_mode, joint=spaces
-        )
-        self.agent = build.agent(saved.config.agent, *spaces)
+        self._task = of_run[task]
+        self.task = self._task.name
+        self.spaces = saved.spaces or build.spaces(of_run)
+        self.agent = build.agent(saved.config.agent, *self.spaces)
         for variable, value in zip(self.agent.variables, saved.agent_values, strict=True):
             variable.assign(value)
 
-    def close(self) -> None:
-        """Closes the environments."""
-        self.environment.close()
+    def environment(self, num_envs: int = 1, render_mode: str | None = None) -> Environment:
+        """Makes environments of the task, as the agent sees and plays them; the caller closes them.
+
+        Args:
+          num_envs: environments that step together.
+          render_mode: of environment 0.
+
+        Raises:
+          ValueError: they cannot be made, for instance because a package is missing.
+        """
+        return build.environment(
+            self._task.environment, num_envs, render_mode=render_mode, joint=self.spaces
+        )
