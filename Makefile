@@ -29,7 +29,7 @@ lock = $(BIN)/uv pip compile --quiet --generate-hashes --no-header --python-vers
 TEST := $(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos train test test-slow soak abuse image-test check bench lock clean
+.PHONY: help setup protos train test test-slow soak abuse image-test check dist bench lock clean
 
 ## setup: make .venv with everything that the lock files pin, and the impala command
 setup: $(STAMP) protos
@@ -91,6 +91,13 @@ check: $(STAMP)
 		{ echo "$$stub is stale: run make protos and commit it." >&2; exit 1; }; done
 	$(TEST) $(ARGS)
 
+## dist: build the source distribution, and the wheel from it, in dist/
+dist: setup
+	rm -rf dist
+	$(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("dist")'
+	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation \
+		--wheel-dir dist dist/*.tar.gz
+
 ## bench: measure this machine: roofline, training, ingest, codec and V-trace
 bench: setup
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -103,7 +110,7 @@ lock: $(STAMP)
 
 ## clean: delete .venv, build outputs and caches; runs/ stays
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 ## help: explain the targets

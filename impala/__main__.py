@@ -4,6 +4,7 @@ import signal
 import sys
 from types import FrameType
 
+from impala.runtime import installation
 from impala.runtime.signals import is_ignored
 
 
@@ -16,9 +17,13 @@ def main() -> int:
         if not is_ignored(number):
             signal.signal(number, _leave)
     try:
+        installation.check()
         from impala.commands import main as cli
 
         return cli.main()
+    except installation.ModuleTaken as error:
+        print(f"impala: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # while the interpreter ends
         return 128 + signal.SIGINT

@@ -14,7 +14,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -46,6 +45,7 @@ from impala.commands import main as cli
 from impala.commands import train
 from impala.commands.parsing import parse
 from impala.runtime.credentials import certificate_grants
+from impala.runtime.installation import MODULES, VERSION
 from impala.runtime.security import ServerSecurity
 from learner.front.server import LIVENESS, SERVICE_NAME
 
@@ -348,8 +348,8 @@ def house_complaints(objects: Sequence[Object]) -> list[str]:
             if name not in container.get("resources", {}).get(kind, {}):
                 found.append(f"{pod.name} has no {kind} of {name}")
         image, _, tag = container["image"].partition(":")
-        if (image, tag) not in ((target, image_version()) for target in IMAGES):
-            found.append(f"{pod.name} runs {container['image']}, not version {image_version()}")
+        if (image, tag) not in ((target, VERSION) for target in IMAGES):
+            found.append(f"{pod.name} runs {container['image']}, not version {VERSION}")
         mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
         for name, value in image_environment().items():
             if value.startswith("/tmp") and "/tmp" not in mounts:
@@ -731,20 +731,12 @@ def image_environment() -> dict[str, str]:
 
 
 @functools.cache
-def image_version() -> str:
-    return str(_project()["version"])
-
-
-def _project() -> Object:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-
-
 def containerfile_complaints(text: str) -> list[str]:
     """What a linter does not know of: versions, users, ports and sources."""
     found = []
     (version,) = re.findall(r"^ARG VERSION=(\S+)$", text, re.MULTILINE)
-    if version != image_version():
-        found.append(f"VERSION is {version}, the project has {image_version()}")
+    if version != VERSION:
+        found.append(f"VERSION is {version}, the project has {VERSION}")
     users = re.findall(r"^USER (\S+)$", text, re.MULTILINE)
     pods = pods_of(render(DEPLOY / "base"))
     wanted = {
@@ -982,10 +974,8 @@ def test_the_containerfile_passes() -> None:
 
 
 def test_the_images_hold_every_package() -> None:
-    included = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    packages = included["tool"]["setuptools"]["packages"]["find"]["include"]
-    for package in packages:
-        assert f"\nCOPY {package.rstrip('*')} " in containerfile()
+    for package in MODULES:
+        assert f"\nCOPY {package} " in containerfile()
 
 
 def test_the_pages_know_every_alert_and_no_metric_that_is_not_there() -> None:

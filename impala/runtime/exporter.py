@@ -12,7 +12,7 @@ import time
 
 import prometheus_client as prometheus
 
-from impala.runtime import listen
+from impala.runtime import installation, listen
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 """Buckets of histograms of durations."""
@@ -43,7 +43,8 @@ class Exporter:
           OSError: it cannot be bound.
         """
         build = prometheus.Info("impala_build", "Versions of what runs.", registry=registry)
-        build.info({name: importlib.metadata.version(name) for name in ("impala", "tensorflow")})
+        tensorflow = importlib.metadata.version("tensorflow")
+        build.info({"impala": installation.VERSION, "tensorflow": tensorflow})
         sockets = listen.bind("Metrics", address)
         self.address = listen.bound(address, sockets)
         self._registry = registry
