@@ -5,6 +5,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -217,3 +218,33 @@ def test_children_of_a_killed_supervisor_are_told_to_end(tmp_path: pathlib.Path)
 
     _until(lambda: _gone(child))
     assert (tmp_path / "log").read_text().split()[1:] == ["up", "told"]
+
+
+def test_lines_of_a_program_are_given_to_its_output_before_its_exit_is() -> None:
+    lines: list[str] = []
+    code = "import sys; print('one'); print('two', file=sys.stderr); print('three', end='')"
+    with Supervisor() as supervisor:
+        supervisor.start(Program("talker", _python(code), output=lines.append))
+        assert list(supervisor.watch()) == [Exit("talker", 0, None)]
+        assert sorted(lines) == ["one", "three", "two"]
+
+
+def test_beside_the_main_thread_it_stops_when_it_is_asked_to() -> None:
+    asked, up = threading.Event(), threading.Event()
+    exits: list[Exit] = []
+
+    def supervise() -> None:
+        with Supervisor(asked=asked) as supervisor:
+            program = Program("polite", _python(_POLITE), output=lambda line: up.set())
+            supervisor.start(program)
+            exits.extend(supervisor.watch())
+            assert supervisor.why == "asked to stop"
+
+    handler = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=supervise)
+    thread.start()
+    assert up.wait(20.0)
+    assert signal.getsignal(signal.SIGINT) is handler
+    asked.set()
+    thread.join(20.0)
+    assert exits == [Exit("polite", 0, None)]

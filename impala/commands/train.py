@@ -5,7 +5,8 @@ import logging
 import pathlib
 import signal
 import tempfile
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 from impala.commands.flags import IMPALA, STOPPED, NumActors, RunFlags, logdir_of, print_config
 from impala.config import layers, values
@@ -13,7 +14,7 @@ from impala.runtime import process
 from impala.runtime.logs import log_to_stderr
 from impala.runtime.supervisor import Program, Supervisor
 
-_GRACE_SECONDS = 60.0  # the learner's last checkpoint may take a while
+GRACE_SECONDS = 60.0  # the learner's last checkpoint may take a while
 
 
 _AGAIN_SECONDS = 30.0  # before actors that ended by themselves are started again
@@ -36,12 +37,33 @@ class Train(RunFlags):
     """Show the first actor's first environment in a window."""
 
 
+class Ended(NamedTuple):
+    """How a run ended."""
+
+    status: int  # the exit status of `impala train`
+    why: str
+
+
 def train(command: Train) -> int:
-    """Supervises `impala learner` and `impala actor`, which talk over a local socket."""
+    """Trains until the run ends. Returns the exit status."""
     if command.print_config:
         return print_config(command)
     process.outlive_readers()
     log_to_stderr(command.log_format)
+    return run(command, Supervisor(grace_seconds=GRACE_SECONDS)).status
+
+
+def run(command: Train, context: Supervisor, output: Callable[[str], None] | None = None) -> Ended:
+    """Supervises `impala learner` and `impala actor`, which talk over a local socket.
+
+    Args:
+      command: what to train.
+      context: of the processes.
+      output: given each line that the learner writes; None: it writes to this process's output.
+
+    Raises:
+      OptionError: the log directory cannot be used.
+    """
     log = logging.getLogger("impala.train")
     logdir = logdir_of(command)
     actors_log = logdir / "actors.log"
@@ -53,7 +75,7 @@ def train(command: Train) -> int:
         raise values.OptionError(str(error)) from error
     with (
         tempfile.TemporaryDirectory(prefix="impala-") as directory,
-        Supervisor(grace_seconds=_GRACE_SECONDS) as supervisor,
+        context as supervisor,
     ):
         socket = pathlib.Path(directory, "learner")
         fresh = ["--fresh"] if command.fresh else []
@@ -68,6 +90,7 @@ def train(command: Train) -> int:
                     *["--log-format", command.log_format, "--stopped-status", str(STOPPED)],
                 ],
                 environ=layers.to_environment(command.settings),
+                output=output,
             )
         )
         programs = _actor_programs(command, socket, actors_log)
@@ -99,7 +122,7 @@ def train(command: Train) -> int:
     hint = " The same command goes on with the run." if status == STOPPED else ""
     level = logging.INFO if status in (0, STOPPED) else logging.ERROR
     log.log(level, "Ended with status %d: %s.%s", status, supervisor.why, hint)
-    return status
+    return Ended(status, supervisor.why)
 
 
 def _actor_programs(command: Train, socket: pathlib.Path, log: pathlib.Path) -> dict[str, Program]:

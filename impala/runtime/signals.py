@@ -7,6 +7,7 @@ person insists, with a second SIGINT a second or more after the first.
 
 import itertools
 import signal
+import threading
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -23,19 +24,25 @@ def is_ignored(number: signal.Signals) -> bool:
 
 
 class EndRequest:
-    """A context, for the main thread, in which the signals above are remembered and end nothing.
+    """A context in which the signals above are remembered and end nothing.
 
+    They come to the main thread only; in another one nothing is changed and nothing is noticed.
     Its handler only assigns, so that it may interrupt anything, also itself: a lock (such as that
     of a `threading.Event`) would wait for ever for the thread that it has interrupted.
     """
 
-    def __init__(self, on_first: Callable[[], None] | None = None):
+    def __init__(
+        self, on_first: Callable[[], None] | None = None, *, passes_on: bool = False
+    ) -> None:
         """Installs nothing yet.
 
         Args:
           on_first: called in the signal handler, by the first signal only.
+          passes_on: for a process that goes on: behind the context signals have the effect that
+            they had before it, and so has the first that came, as if it had come only then.
         """
         self._on_first = on_first
+        self._passes_on = passes_on
         self._handlers: dict[signal.Signals, Any] = {}
         self._count = itertools.count()
         self._interrupted_at: float | None = None
@@ -66,6 +73,8 @@ class EndRequest:
         return "no signal received" if self.received is None else f"{self.received.name} received"
 
     def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            return self
         for number in NUMBERS:
             if not is_ignored(number):
                 self._handlers[number] = signal.signal(number, self._on_signal)
@@ -74,7 +83,10 @@ class EndRequest:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._handlers.items():
             # Who has been asked ends now: what still comes shall not spoil the exit status.
-            signal.signal(number, signal.SIG_IGN if self.is_set() else handler)
+            ends = self.is_set() and not self._passes_on
+            signal.signal(number, signal.SIG_IGN if ends else handler)
+        if self.received is not None and self._passes_on:
+            signal.raise_signal(self.received)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:

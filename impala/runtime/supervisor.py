@@ -13,16 +13,18 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Self
 
 from impala.runtime.signals import INSIST_SECONDS, EndRequest
 
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
+_READ_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -38,6 +40,8 @@ class Program:
     """Start it again, after a pause, when it fails; exit status 0 is final."""
     log: pathlib.Path | None = None
     """File that its output and errors are appended to; None: it shares the supervisor's."""
+    output: Callable[[str], None] | None = None
+    """Given each line of its output and errors instead, in a thread."""
     environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Environment variables added to the supervisor's own."""
     after: pathlib.Path | None = None
@@ -56,8 +60,8 @@ class Supervisor:
     """A context in which child processes run; on leaving it, none of them is alive.
 
     Inside it, the first SIGTERM, SIGINT or SIGHUP is `stop()`, and however many come, they are no
-    more than that; only a second SIGINT, a second or more after the first one, is `kill()`. For the
-    main thread.
+    more than that; only a second SIGINT, a second or more after the first one, is `kill()`. Outside
+    the main thread no signal is seen.
     """
 
     def __init__(
@@ -66,6 +70,8 @@ class Supervisor:
         backoff_seconds: float = 1.0,
         max_backoff_seconds: float = 30.0,
         max_failures: int = 5,
+        request: EndRequest | None = None,
+        asked: threading.Event | None = None,
     ):
         """Starts nothing yet.
 
@@ -75,6 +81,8 @@ class Supervisor:
           max_backoff_seconds: longest pause; a child that has run for this long is healthy, and
             its next failure is the first of a row again.
           max_failures: failures in a row after which a program stays down.
+          request: what takes the signals; None: one that ends nothing.
+          asked: if it is set, that is `stop()`.
         """
         self._grace_seconds = grace_seconds
         self._backoff_seconds = backoff_seconds
@@ -82,7 +90,8 @@ class Supervisor:
         self._max_failures = max_failures
         self._children: dict[str, _Child] = {}
         self._kill_at: float | None = None  # set: stopping
-        self._request = EndRequest()
+        self._request = request or EndRequest()
+        self._asked = asked
         self._hinted = False
         self.why = ""
         """What made it stop, in words: the first cause. Empty while it has not been stopped."""
@@ -150,6 +159,7 @@ class Supervisor:
         for child in self._children.values():
             if child.process is not None:
                 child.process.wait()
+                child.read_all()
         self._request.__exit__()
 
     @property
@@ -166,6 +176,8 @@ class Supervisor:
         request = self._request
         if request.is_set():
             self.stop(request.cause)
+        if self._asked is not None and self._asked.is_set():
+            self.stop("asked to stop")
         if request.is_interrupted and not self._hinted:
             self._hinted = True
             _log.info(
@@ -214,6 +226,7 @@ class _Child:
         self.failures = 0  # in a row
         self.start_at = 0.0
         self.started_at = 0.0
+        self.reader: threading.Thread | None = None
 
     def start_if_due(self) -> None:
         after = self.program.after
@@ -223,13 +236,26 @@ class _Child:
             return
         self.started_at = time.monotonic()
         self.process = _popen(self.program)
+        if self.program.output is not None:
+            assert self.process.stdout is not None
+            self.reader = threading.Thread(
+                target=_read_lines, args=(self.process.stdout, self.program.output), daemon=True
+            )
+            self.reader.start()
 
     def poll(self) -> int | None:
         """Returns the exit status if the process has ended since it was last asked."""
         if self.process is None or (code := self.process.poll()) is None:
             return None
         self.process = None
+        self.read_all()
         return code if code >= 0 else 128 - code
+
+    def read_all(self) -> None:
+        """Waits until the last line of a process that has ended was given to `output`."""
+        if self.reader is not None:
+            self.reader.join(_READ_SECONDS)  # not for children of its own that still write
+            self.reader = None
 
     def send(self, number: signal.Signals) -> None:
         if self.process is None or self.process.poll() is not None:
@@ -238,6 +264,12 @@ class _Child:
             os.killpg(self.process.pid, number)
         else:
             self.process.send_signal(number)
+
+
+def _read_lines(stream: IO[bytes], output: Callable[[str], None]) -> None:
+    with stream:
+        for line in stream:
+            output(line.decode(errors="replace").rstrip("\n"))
 
 
 def _popen(program: Program) -> subprocess.Popen[bytes]:
@@ -249,9 +281,11 @@ def _popen(program: Program) -> subprocess.Popen[bytes]:
             stderr=subprocess.STDOUT if output is not None else None,
             env={**os.environ, **program.environ},
             start_new_session=True,
-            preexec_fn=_die_with_parent(),  # for processes without threads
+            preexec_fn=_die_with_parent(),
         )
 
+    if program.output is not None:
+        return popen(subprocess.PIPE)
     if program.log is None:
         return popen(None)
     program.log.parent.mkdir(parents=True, exist_ok=True)
