@@ -8,7 +8,8 @@ import math
 import pathlib
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -158,12 +159,13 @@ class _Run:
         self._agent = agent
         self._accounts = Accounts(max_in_flight=config.learner.max_in_flight)
         unroll_spec = build.unroll_spec(agent, *spaces, config.learner.unroll_length)
+        self._unknown: Mapping[str, Any] = {}  # settings of a newer version, in the checkpoint
         self._learner, self._replay_added = self._resume(initial)
         if empty_replay:
             directory.move_replay_aside()
         self._replay = _open_replay(config, unroll_spec, directory, self._replay_added)
         self._check_replay(empty_replay)
-        directory.write("config.yaml", values.to_yaml(config))
+        directory.write("config.yaml", values.to_yaml(config, self._unknown))
 
         for_actors = {
             name: values.to_dict(getattr(config, name))
@@ -390,6 +392,7 @@ class _Run:
         if initial is not None:
             _log.info("Going on with the run in %s: --init-from is for new ones.", self._logdir)
         saved = checkpoint.load(self._logdir)
+        self._unknown = saved.unknown
         learner = self._learner_at(saved.counters)
         learner.restore(saved)
         try:
@@ -454,6 +457,7 @@ class _Run:
             self._replay_added,
             self._learner.phase.algorithm,
             self._spaces,
+            self._unknown,
         )
         path = checkpoint.save(self._logdir, saved, self._config.learner.checkpoints_kept)
         self._due.saved()

@@ -17,6 +17,18 @@ class Range:
     high: float = float("inf")
 
 
+@dataclasses.dataclass(frozen=True)
+class Operational:
+    """Marks a setting, or a section, that changes neither what is played nor what is learned.
+
+    A version that does not know such a setting of a newer one goes on without it. Every other
+    setting matters: away from its default, a version that does not know it refuses to go on.
+    """
+
+
+OPERATIONAL = Operational()
+
+
 MOST_EVALUATION_EPISODES = 1000  # in one report, whose returns are filed
 
 
@@ -326,9 +338,9 @@ class ReplayConfig:
     """Environment frames it may hold."""
     capacity_bytes: Count = 0
     """Compressed bytes it may hold; 0 is no limit."""
-    storage: Literal["disk", "memory"] = "disk"
+    storage: Annotated[Literal["disk", "memory"], OPERATIONAL] = "disk"
     """disk: in the log directory, and still there after a crash; memory: lost with the process."""
-    on_damage: Literal["empty", "refuse"] = "empty"
+    on_damage: Annotated[Literal["empty", "refuse"], OPERATIONAL] = "empty"
     """What to do about a damaged replay on disk. empty: move it aside and go on with an empty one;
     refuse: end, until it is restored or --empty-replay gives it up. One that is missing, or holds
     less than the checkpoint counts, is refused in either case: somebody moved or replaced it."""
@@ -342,23 +354,23 @@ class LearnerConfig:
     """Agent steps per unroll (T)."""
     queue_unrolls: Positive = 64
     """Capacity of the queue of fresh unrolls; when it is full, receipts wait (back-pressure)."""
-    max_envs_per_message: Positive = 512
+    max_envs_per_message: Annotated[Positive, OPERATIONAL] = 512
     """Largest number of environments whose unrolls one message may hold (E)."""
     max_in_flight: Positive = 2
     """Messages that an actor may have sent without a receipt."""
-    checkpoint_seconds: Annotated[float, Range(1.0)] = 300.0
+    checkpoint_seconds: Annotated[float, Range(1.0), OPERATIONAL] = 300.0
     """Seconds between checkpoints; one is also written at most 30 s after a run's first update, at
     the end and when a learner is stopped."""
-    checkpoints_kept: Positive = 3
+    checkpoints_kept: Annotated[Positive, OPERATIONAL] = 3
     """Checkpoints kept; the oldest are deleted."""
-    log_seconds: Annotated[float, Range(0.1)] = 5.0
+    log_seconds: Annotated[float, Range(0.1), OPERATIONAL] = 5.0
     """Seconds between rows of telemetry."""
-    jit_compile: bool = False
+    jit_compile: Annotated[bool, OPERATIONAL] = False
     """Compile the update with XLA: worth trying on a GPU, slower on a CPU."""
     bfloat16: bool = False
     """Compute the update's convolutions and matrix products in bfloat16 if the CPU has instructions
     for it (AVX-512 BF16 or AMX): faster, with less precision."""
-    threads: Count = 0
+    threads: Annotated[Count, OPERATIONAL] = 0
     """TensorFlow threads of the update; 0 means all cores this process may use."""
 
 
@@ -460,10 +472,10 @@ class Config:
     mix: MixConfig = MixConfig()
     replay: ReplayConfig = ReplayConfig()
     learner: LearnerConfig = LearnerConfig()
-    limits: LimitsConfig = LimitsConfig()
-    actor: ActorConfig = ActorConfig()
-    guard: GuardConfig = GuardConfig()
-    quarantine: QuarantineConfig = QuarantineConfig()
+    limits: Annotated[LimitsConfig, OPERATIONAL] = LimitsConfig()
+    actor: Annotated[ActorConfig, OPERATIONAL] = ActorConfig()
+    guard: Annotated[GuardConfig, OPERATIONAL] = GuardConfig()
+    quarantine: Annotated[QuarantineConfig, OPERATIONAL] = QuarantineConfig()
     total_frames: Positive = 25_000_000
     """Environment frames after which training ends, unless tasks.frames says otherwise."""
     seed: Count = 0

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from impala.config.schema import Range
+from impala.config.schema import OPERATIONAL, Range
 
 T = TypeVar("T")
 
@@ -60,9 +60,82 @@ def overlay(config: T, data: Any, source: str = "") -> T:
         raise OptionError(f"{source}{error}") from None
 
 
-def to_yaml(config: Any) -> str:
-    """Writes a configuration as YAML that `--config` reads back."""
-    return yaml.safe_dump(to_dict(config), sort_keys=False)
+def from_stored(cls: type[T], data: Any) -> tuple[T, dict[str, Any]]:
+    """Turns plain data that a program wrote, maybe of another version, into nested dataclasses.
+
+    Args:
+      cls: a dataclass whose fields all have defaults; what `data` leaves out keeps them.
+      data: field name -> value, nested.
+
+    Returns:
+      What this version knows, and nested like `data` the rest: names that it does not know, and
+      values that its settings cannot have.
+
+    Raises:
+      OptionError: `data`, or what should be a section, is no mapping.
+    """
+    return _known(cls(), data, path="")
+
+
+def with_rest(known: Mapping[str, Any], rest: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns plain data with what it lacks of `rest`, which `from_stored` has returned."""
+    merged = dict(known)
+    for name, value in rest.items():
+        if name not in known:
+            merged[name] = value
+        elif isinstance(known[name], Mapping) and isinstance(value, Mapping):
+            merged[name] = with_rest(known[name], value)
+    return merged
+
+
+def leaves(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Lists nested plain data by dotted path, as `flatten` does for dataclasses."""
+    flat: dict[str, Any] = {}
+    for name, value in data.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}.{path}": leaf for path, leaf in leaves(value).items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def settings_that_matter(config: Any) -> dict[str, Any]:
+    """Lists the settings that are not at their default and change what is played or learned.
+
+    These are all but those that are marked `OPERATIONAL`: dotted path -> value.
+    """
+    return {
+        path: value
+        for path, value in changed(config).items()
+        if not is_operational(type(config), path)
+    }
+
+
+def changed(config: Any) -> dict[str, Any]:
+    """Lists the settings that are not at their default: dotted path -> value."""
+    defaults = flatten(type(config)())
+    return {path: value for path, value in flatten(config).items() if value != defaults[path]}
+
+
+def is_operational(cls: type, path: str) -> bool:
+    """Whether a setting, or a section that it stands in, is marked `OPERATIONAL`."""
+    name, _, rest = path.partition(".")
+    hint = typing.get_type_hints(cls, include_extras=True)[name]
+    if typing.get_origin(hint) is typing.Annotated:
+        hint, *marks = typing.get_args(hint)
+        if OPERATIONAL in marks:
+            return True
+    return bool(rest) and is_operational(hint, rest)
+
+
+def to_yaml(config: Any, unknown: Mapping[str, Any] | None = None) -> str:
+    """Returns a configuration as YAML, which `--config` reads back.
+
+    Args:
+      config: nested dataclasses.
+      unknown: settings of a newer version, which only that one reads back.
+    """
+    return yaml.safe_dump(with_rest(to_dict(config), unknown or {}), sort_keys=False)
 
 
 def flatten(config: Any) -> dict[str, Any]:
@@ -156,6 +229,27 @@ def _overlay(config: Any, data: Any, path: str, root: Any) -> Any:
         else:
             changes[name] = _value(hints[name], value, where)
     return dataclasses.replace(config, **changes)
+
+
+def _known(config: Any, data: Any, path: str) -> tuple[Any, dict[str, Any]]:
+    """`from_stored` of a section."""
+    if not isinstance(data, Mapping):
+        raise OptionError(f"{path or 'The configuration'} holds settings by name, not {data!r}.")
+    rest: dict[str, Any] = {}
+    for name, value in data.items():
+        where = f"{path}.{name}" if path else str(name)
+        current = getattr(config, name, None)
+        if dataclasses.is_dataclass(current):
+            section, rest_of_section = _known(current, value, where)
+            config = dataclasses.replace(config, **{name: section})
+            if rest_of_section:
+                rest[name] = rest_of_section
+        else:
+            try:
+                config = _overlay(config, {name: value}, path, config)
+            except OptionError:
+                rest[name] = value
+    return config, rest
 
 
 def _value(hint: Any, value: Any, path: str) -> Any:

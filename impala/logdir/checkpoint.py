@@ -10,6 +10,10 @@ update names of their own.
 
 Beside them, `LOGDIR/best` and `LOGDIR/milestones` have checkpoints of the agent alone, in the same
 form: to be played, not to go on from.
+
+`state.json` carries the version of its schema. Versions of impala with the same major open each
+other's checkpoints: settings that a version does not know are kept and written again, and refused
+only if they change what is played or learned, which the version that set them has noted in `needs`.
 """
 
 import hashlib
@@ -22,6 +26,7 @@ import pathlib
 import re
 import shutil
 import time
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -33,10 +38,14 @@ from impala.config.schema import Config
 from impala.environments import spaces
 from impala.environments.spaces import Spaces
 from impala.logdir.directory import StorageError
+from impala.runtime.installation import VERSION
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+
+SCHEMA = 1, 0
+"""Major and minor version of what this code writes; before there was none."""
 
 _FILES = ("state.json", "variables.npz")
 _MANIFEST = "MANIFEST"
@@ -48,6 +57,10 @@ _FIRST_SECONDS = 30.0
 
 class CheckpointError(ValueError):
     """A checkpoint is missing, or does not fit the run."""
+
+
+class IncompatibleCheckpoint(CheckpointError):
+    """A checkpoint is intact, but of a version of impala that has to be used to open it."""
 
 
 class Counters(NamedTuple):
@@ -70,6 +83,7 @@ class Checkpoint(NamedTuple):
     replay_added: int = 0  # unrolls ever added to replay, which lies beside the checkpoints
     algorithm: str = "impala"  # whose variables and optimiser these are
     spaces: Spaces | None = None  # that the agent was made for; None: not stored then
+    unknown: Mapping[str, Any] = types.MappingProxyType({})  # settings of a newer version, nested
 
     @property
     def agent_values(self) -> list[np.ndarray]:
@@ -190,7 +204,8 @@ def load(
       is_fit: whether an intact checkpoint shall be taken; if not, it is passed over too.
 
     Raises:
-      CheckpointError: there is none.
+      CheckpointError: there is none, or the newest intact one is of a version of impala that has
+        to be used to open it.
     """
     root = directory / "checkpoints"
     paths = _saved(root)
@@ -198,6 +213,8 @@ def load(
     for path in reversed(paths):
         try:
             loaded = _read(path)
+        except IncompatibleCheckpoint:
+            raise
         except Exception as error:  # of any kind: earlier versions wrote no digests
             damaged.append(f"{path.name} ({_in_one_line(error)})")
             continue
@@ -230,7 +247,8 @@ def choose(directory: pathlib.Path, text: str = "newest") -> Checkpoint:
       text: newest; best; the number of updates of any that is there; or a checkpoint's path.
 
     Raises:
-      CheckpointError: there is none of that name, which says what there is, or it is damaged.
+      CheckpointError: there is none of that name, which says what there is, or it is damaged or
+        of a version of impala that has to be used to open it.
     """
     if text == "newest":
         return load(directory)
@@ -247,6 +265,8 @@ def choose(directory: pathlib.Path, text: str = "newest") -> Checkpoint:
     for path in paths:
         try:
             return _read(path)
+        except IncompatibleCheckpoint:
+            raise
         except Exception as error:  # of any kind, as in `load`
             damaged.append(f"{path} ({_in_one_line(error)})")
     why = f"damaged: {'; '.join(damaged)}" if damaged else "not there"
@@ -327,12 +347,16 @@ def _own_name(name: str) -> str:
 
 def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:
     """The files of a checkpoint."""
+    major, minor = SCHEMA
     state = {
+        "schema": {"major": major, "minor": minor},
+        "version": VERSION,
         "counters": checkpoint.counters._asdict(),
         "accounts": checkpoint.accounts,
         "replay_added": checkpoint.replay_added,
         "algorithm": checkpoint.algorithm,
-        "config": values.to_dict(checkpoint.config),
+        "config": values.with_rest(values.to_dict(checkpoint.config), checkpoint.unknown),
+        "needs": sorted(values.settings_that_matter(checkpoint.config)),
         "spaces": checkpoint.spaces and [spaces.to_dict(space) for space in checkpoint.spaces],
     }
     arrays = io.BytesIO()
@@ -353,22 +377,54 @@ def _read(path: pathlib.Path) -> Checkpoint:
     if not is_old and (path / _MANIFEST).read_bytes() != _manifest(contents):
         raise ValueError(f"its files differ from its {_MANIFEST}")
     state = json.loads(contents["state.json"].decode())
+    config, unknown = _config(path, state)
     with np.load(io.BytesIO(contents["variables.npz"]), allow_pickle=False) as arrays:
         variables = {name: arrays[name] for name in arrays.files}
     finite.check(variables, "it is of no use")
     _check_numbers("accounts", state["accounts"])
     loaded = Checkpoint(
-        config=values.from_dict(Config, state["config"]),
+        config=config,
         counters=_counters(state["counters"]),
         variables=variables,
         accounts=state["accounts"],
         replay_added=_count("replay_added", state["replay_added"]),
         algorithm=state["algorithm"],
         spaces=_spaces(state.get("spaces")),
+        unknown=unknown,
     )
+    if unknown:
+        _log.warning(
+            "Checkpoint %s was written by impala %s, of whose settings impala %s does not know %s. "
+            "They change nothing of what is learned, and are kept.",
+            *(path, state["version"], VERSION, ", ".join(values.leaves(unknown))),
+        )
     if is_old:
         _log.warning("Checkpoint %s is of an earlier version, without digests: not checked.", path)
     return loaded
+
+
+def _config(path: pathlib.Path, state: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
+    """The settings of a checkpoint, and apart from them those that this version does not know."""
+    if "schema" not in state:  # written by an earlier version: its settings are among ours
+        return values.from_dict(Config, state["config"]), {}
+    major, minor = state["schema"]["major"], state["schema"]["minor"]
+    sides = (
+        f"{path} was written by impala {state['version']} with schema {major}.{minor}, this is "
+        f"impala {VERSION} with schema {SCHEMA[0]}.{SCHEMA[1]}"
+    )
+    ways = f"Open it with impala {state['version']}, or start over with --fresh."
+    if major != SCHEMA[0]:
+        raise IncompatibleCheckpoint(f"{sides}, another major version. {ways}")
+    config, unknown = values.from_stored(Config, state["config"])
+    for setting, value in values.leaves(unknown).items():
+        if setting in state["needs"]:
+            raise IncompatibleCheckpoint(
+                f"{sides}, which does not know {setting} = {value!r}, and that changes what is "
+                f"played or learned. {ways}"
+            )
+        if setting in values.flatten(config) and not values.is_operational(Config, setting):
+            raise ValueError(f"{setting} is {value!r}")
+    return config, unknown
 
 
 def _spaces(state: Sequence[Mapping[str, Any]] | None) -> Spaces | None:

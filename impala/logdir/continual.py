@@ -125,7 +125,8 @@ def read(logdir: pathlib.Path) -> Run:
         raise NoEvaluations(
             f"{logdir} has no evaluations. Train with several tasks, or with --evaluate yes."
         )
-    history = History(values.overlay(Config(), layers.read_yaml(logdir / "config.yaml")))
+    config, _ = values.from_stored(Config, layers.read_yaml(logdir / "config.yaml"))
+    history = History(config)
     for report in reports:
         history.add(report)
     return history.run()

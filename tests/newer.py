@@ -1,0 +1,87 @@
+"""The next minor version of impala, made up: it has settings that this one does not know.
+
+`python newer.py write LOGDIR JSON` saves a checkpoint with the settings of JSON;
+`read LOGDIR` prints the newest checkpoint's settings as JSON, and what it does not know of them.
+"""
+
+import dataclasses
+import json
+import pathlib
+import sys
+from typing import Annotated, Any
+
+from impala.config import schema
+
+OPERATIONAL = schema.OPERATIONAL
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentConfig(schema.AgentConfig):
+    """With one more setting of what is learned."""
+
+    layer_norm: bool = False
+    """Normalise each layer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerConfig(schema.LearnerConfig):
+    """With one more setting that is only operational."""
+
+    tidy_seconds: Annotated[float, OPERATIONAL] = 60.0
+    """Seconds between two tidyings."""
+    log_seconds: Annotated[float, OPERATIONAL] = 5.0
+    """As before, but of any length."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CuriosityConfig:
+    """A section that is new altogether."""
+
+    cost: float = 0.0
+    """Weight of it; 0 is off."""
+    sizes: tuple[int, ...] = ()
+    """Widths of its layers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(schema.Config):
+    """The configuration of that version."""
+
+    agent: AgentConfig = AgentConfig()
+    learner: LearnerConfig = LearnerConfig()
+    curiosity: CuriosityConfig = CuriosityConfig()
+
+
+def become() -> None:
+    """Makes this process one of that version. Nothing else of impala may be imported before."""
+    for new in (AgentConfig, LearnerConfig, Config):
+        setattr(schema, new.__name__, new)
+    from impala.logdir import checkpoint
+
+    checkpoint.SCHEMA = 1, 1
+    checkpoint.VERSION = "9.9"
+
+
+def write(logdir: pathlib.Path, settings: str) -> None:
+    """Saves a checkpoint of Catch with these settings."""
+    from impala.config import values
+    from impala.logdir import checkpoint
+
+    config = values.overlay(Config(), {"environment": {"id": "Catch"}, "seed": 7})
+    config = values.overlay(config, json.loads(settings))
+    counters = checkpoint.Counters(updates=1)
+    checkpoint.save(logdir, checkpoint.Checkpoint(config, counters, {}, {}), keep=3)
+
+
+def read(logdir: pathlib.Path) -> None:
+    """Prints what the newest checkpoint says."""
+    from impala.config import values
+    from impala.logdir import checkpoint
+
+    saved: Any = checkpoint.load(logdir)
+    print(json.dumps({"config": values.to_dict(saved.config), "unknown": dict(saved.unknown)}))
+
+
+if __name__ == "__main__":
+    become()
+    {"write": write, "read": read}[sys.argv[1]](pathlib.Path(sys.argv[2]), *sys.argv[3:])
