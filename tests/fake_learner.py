@@ -58,6 +58,7 @@ class FakeLearner(pb_grpc.LearnerServicer):
         self.messages: list[pb.Unrolls] = []
         self.pulls: list[pb.GetParametersRequest] = []
         self.evaluations: list[pb.Evaluation] = []
+        self.status = pb.RunStatus()
 
         self._server = grpc.server(
             futures.ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)]
@@ -158,3 +159,10 @@ class FakeLearner(pb_grpc.LearnerServicer):
     ) -> pb.EvaluationReceipt:
         self._hear(self.evaluations, request)
         return pb.EvaluationReceipt()
+
+    def GetStatus(
+        self, request: pb.GetStatusRequest, context: grpc.ServicerContext
+    ) -> pb.RunStatus:
+        if self.refusal:
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, self.refusal)
+        return self.status

@@ -54,13 +54,14 @@ MAY_IMPORT: dict[str, set[str]] = {
 COMPOSITION_ROOTS = ("impala.__main__", "impala.commands")
 # gRPC stays at the edge of a service.
 MAY_IMPORT_GRPC = (
-    *("actors.client", "learner.front.calls", "learner.front.probes", "learner.front.server"),
+    *("actors.channel", "actors.client"),
+    *("learner.front.calls", "learner.front.probes", "learner.front.server"),
     "protos.impala.v1.learner_pb2_grpc",
 )
 GRPC = ("grpc", "grpc_health", "protos.impala.v1.learner_pb2_grpc")
 # What environments need starts in an instant and works beside any framework.
 WITHOUT_TENSORFLOW = (
-    *("actors.client", "actors.status"),
+    *("actors.channel", "actors.client", "actors.session", "actors.status"),
     *("impala.config.schema", "impala.environments", "impala.types"),
 )
 TENSORFLOW = ("sonnet", "tensorflow")

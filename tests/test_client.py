@@ -1,5 +1,6 @@
 """The client against a real gRPC learner that comes, goes, refuses, rejects and finishes."""
 
+import contextlib
 import logging
 import threading
 import time
@@ -11,10 +12,12 @@ from fake_learner import FakeLearner
 from scripted import Counter, Script, check_episodes, check_group
 
 from actors.actor import Actor
+from actors.channel import StatusClient
 from actors.client import (
     LearnerAway,
     LearnerChanged,
     LearnerClient,
+    LearnerError,
     LearnerRefused,
     RunFinished,
     Stopped,
@@ -267,8 +270,8 @@ def test_what_the_last_receipt_said_is_given_back_when_joining(learner: FakeLear
         for sequence, (_, unrolls_acknowledged) in answers.items():
             client.send(unrolls())
             assert client.drain(20)
-            claim = client._acknowledged_sequence, client._acknowledged_unrolls, client._proof
-            assert claim == (sequence, unrolls_acknowledged, b"of %d" % sequence)
+            acknowledged = client._session.outbox.acknowledged
+            assert acknowledged == (sequence, unrolls_acknowledged, b"of %d" % sequence)
         learner.answer = lambda message: learner.receipt(message, pb.STATUS_REJECTED, reason=1)
         client.send(unrolls())  # the learner does not know the actor: it joins again
         learner.wait_for(lambda: len(learner.joins) > 1)
@@ -428,6 +431,28 @@ def test_stop_ends_every_wait(learner: FakeLearner) -> None:
         learner.receipts.set()
         assert client.drain(20)
     assert len(learner.messages) == 2
+
+
+def test_the_status_can_be_asked_again_after_the_learner_was_away() -> None:
+    def frames() -> int | None:
+        with contextlib.suppress(LearnerError):
+            return client.get().frames
+        return None
+
+    with FakeLearner() as first:
+        client = StatusClient(first.address)
+        assert client.get().frames == 0
+    with client:
+        for _ in range(2):
+            with pytest.raises(LearnerError, match=first.address) as raised:
+                client.get()
+            assert not isinstance(raised.value, LearnerRefused)  # a later attempt may succeed
+        with FakeLearner(port=first.port) as second:
+            second.status.frames = 9
+            wait_until(lambda: frames() == 9)
+            second.refusal = "a reader may not ask here"
+            with pytest.raises(LearnerRefused, match="a reader may not ask here"):
+                client.get()
 
 
 def test_names_and_incarnations_differ() -> None:

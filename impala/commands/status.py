@@ -34,7 +34,8 @@ def status(command: Status) -> int:
     from google.protobuf import json_format
 
     from actors import status as view
-    from actors.client import LearnerError, StatusClient
+    from actors.channel import StatusClient
+    from actors.session import LearnerError
 
     try:
         with StatusClient(command.learner, command.security) as client:

@@ -29,7 +29,8 @@ from chaos import poison, unruly
 from chaos.proxy import Proxy
 from chaos.witness import Ledger, Witness
 
-from actors.client import LearnerError, StatusClient
+from actors.channel import StatusClient
+from actors.session import LearnerError
 from impala.logdir import checkpoint
 from protos.impala.v1 import learner_pb2 as pb
 

@@ -1,0 +1,132 @@
+"""The gRPC channel to the learner: certificates, tokens, options; and a client for its status.
+
+Certificates and tokens are read again when their files change.
+"""
+
+from typing import Self
+
+import grpc
+
+from actors.session import Failure, LearnerError, LearnerRefused
+from impala.runtime.credentials import first_token
+from impala.runtime.security import ClientSecurity, Watched
+from protos.impala.v1 import learner_pb2 as pb
+from protos.impala.v1 import learner_pb2_grpc as pb_grpc
+
+NO_SECURITY = ClientSecurity()
+_STATUS_SECONDS = 10.0
+
+_OPTIONS: list[tuple[str, int | str]] = [
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_send_message_length", -1),  # JoinReply.max_message_bytes is checked before
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),  # the backoff that counts is the session's
+    ("grpc.min_reconnect_backoff_ms", 5_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+
+
+def failure(error: grpc.RpcError) -> Failure:
+    """Returns why a call failed."""
+    return Failure(error.code().name, error.details() or "")
+
+
+class LearnerChannel:
+    """A channel to the learner, which connects when it is used first.
+
+    Args:
+      learner: host:port or unix:PATH.
+      security: what is shown to the learner, and asked of it.
+
+    Raises:
+      SecurityError: the files of `security` cannot be used.
+    """
+
+    def __init__(self, learner: str, security: ClientSecurity) -> None:
+        security.check()
+        self._learner = learner
+        self._security = security
+        ca, cert, key = security.tls_ca, security.tls_cert, security.tls_key
+        self._files = Watched([path for path in (ca, cert, key) if path is not None], list)
+        self._token: Watched[str] | None = None
+        if security.token_file is not None:
+            self._token = Watched([security.token_file], lambda contents: first_token(*contents))
+        self._dial()
+
+    def renew(self) -> None:
+        """Dials again if there are other certificates than when was dialled last."""
+        if self._files.get() is not self._dialled:
+            old = self._channel
+            self._dial()
+            old.close()  # last: other threads may not call through a closed channel
+
+    def metadata(self) -> list[tuple[str, str]]:
+        """What every call carries: a token, as its file has it then.
+
+        Not by an interceptor: one that makes a call while its channel is closed crashes gRPC.
+        """
+        if self._token is None:
+            return []
+        return [("authorization", f"Bearer {self._token.get()}")]
+
+    def close(self) -> None:
+        """Ends the calls in progress."""
+        self._channel.close()
+
+    def _dial(self) -> None:
+        security = self._security
+        self._dialled = self._files.get()
+        options = list(_OPTIONS)
+        if security.tls_server_name:
+            options.append(("grpc.ssl_target_name_override", security.tls_server_name))
+        if security.is_encrypted:
+            rest = list(self._dialled)
+            ca = rest.pop(0) if security.tls_ca is not None else None
+            cert, key = rest if rest else (None, None)
+            credentials = grpc.ssl_channel_credentials(ca, key, cert)
+            self._channel = grpc.secure_channel(self._learner, credentials, options=options)
+        else:
+            self._channel = grpc.insecure_channel(self._learner, options=options)
+        self.stub = pb_grpc.LearnerStub(self._channel)
+
+
+class StatusClient:
+    """Asks a learner how its run is doing, as often as wanted. Use it as a context manager.
+
+    Args:
+      learner: host:port or unix:PATH.
+      security: what is shown to the learner (a reader's credentials), and asked of it.
+
+    Raises:
+      SecurityError: the files of `security` cannot be used.
+    """
+
+    def __init__(self, learner: str, security: ClientSecurity = NO_SECURITY) -> None:
+        self._learner = learner
+        self._channel = LearnerChannel(learner, security)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()
+
+    def get(self) -> pb.RunStatus:
+        """Returns the status now.
+
+        Raises:
+          LearnerRefused: another attempt would be answered alike.
+          LearnerError: there is no answer; a later attempt may get one.
+        """
+        self._channel.renew()
+        try:
+            return self._channel.stub.GetStatus(
+                pb.GetStatusRequest(), timeout=_STATUS_SECONDS, metadata=self._channel.metadata()
+            )
+        except grpc.RpcError as error:
+            why = failure(error)
+            kind = LearnerRefused if why.is_refusal else LearnerError
+            raise kind(f"no status of the learner at {self._learner}: {why}") from None

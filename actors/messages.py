@@ -1,0 +1,77 @@
+"""What an actor tells the learner, as messages of the wire."""
+
+from collections.abc import Sequence
+
+import tree
+
+from impala.types import ActorUnrolls, EnvironmentFault, Episode, Parameters
+from protos import codec
+from protos.impala.v1 import learner_pb2 as pb
+
+_FAULT_KINDS: dict[str, "pb.FaultKind"] = {
+    "crashed": pb.FAULT_KIND_CRASHED,
+    "hung": pb.FAULT_KIND_HUNG,
+}
+_MAX_FAULT_DETAIL = 200  # characters, as learner.proto says
+
+
+def unrolls(name: str, incarnation: int, fingerprint: str, unrolls: ActorUnrolls) -> pb.Unrolls:
+    """Returns the message of a group's unrolls, without number and times; its tensors are copies.
+
+    Args:
+      name: of the actor.
+      incarnation: of the actor.
+      fingerprint: of what the learner asked for.
+      unrolls: with arrays [T + 1, E, ...] and core state [E, ...].
+    """
+    unroll = unrolls.unroll
+    leaves = tree.flatten((unroll.timestep, unroll.output, unroll.core_state))
+    return pb.Unrolls(
+        actor=name,
+        incarnation=incarnation,
+        fingerprint=fingerprint,
+        learner_incarnation=unrolls.incarnation,
+        parameter_version=int(unroll.parameter_version),
+        num_envs=len(unroll.frames),
+        frames=unroll.frames.tolist(),
+        task=unrolls.task,
+        tensors=codec.encode(leaves),
+        episodes=_episodes(unrolls.episodes),
+        # The learner takes no more than environments; the newest say most.
+        environment_faults=[_fault(fault) for fault in unrolls.faults[-len(unroll.frames) :]],
+    )
+
+
+def evaluation(
+    name: str, incarnation: int, task: int, parameters: Parameters, episodes: Sequence[Episode]
+) -> pb.Evaluation:
+    """Returns the message that says what frozen parameters achieved in a task."""
+    return pb.Evaluation(
+        actor=name,
+        incarnation=incarnation,
+        learner_incarnation=parameters.incarnation,
+        parameter_version=parameters.version,
+        frames=parameters.frames,
+        task=task,
+        episodes=_episodes(episodes),
+    )
+
+
+def _episodes(episodes: Sequence[Episode]) -> list[pb.Episode]:
+    return [
+        pb.Episode(
+            episode_return=episode.episode_return,
+            length=episode.length,
+            frames=episode.frames,
+            info=dict(episode.info),
+        )
+        for episode in episodes
+    ]
+
+
+def _fault(fault: EnvironmentFault) -> pb.EnvironmentFault:
+    return pb.EnvironmentFault(
+        environment=fault.environment,
+        kind=_FAULT_KINDS[fault.kind],
+        detail=fault.detail[:_MAX_FAULT_DETAIL],
+    )

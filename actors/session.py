@@ -1,0 +1,457 @@
+"""An actor's session with the learner, as state without threads, gRPC, clock or metrics.
+
+What happens is told by a call, with the time: a join was answered, a receipt came, the connection
+was lost, unrolls are ready. What to do next is returned: a message to send, a question to ask, how
+long to wait before the next join. `actors.client` makes the calls, one at a time, and does what
+they return. The rules are those of docs/wire-protocol.md.
+"""
+
+import collections
+import dataclasses
+from typing import NamedTuple
+
+from impala.types import Parameters
+from protos import codec
+from protos.impala.v1 import learner_pb2 as pb
+
+FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 0.1, 10.0
+
+# gRPC statuses after which another attempt would be answered alike.
+_REFUSALS = {
+    "FAILED_PRECONDITION",
+    "INVALID_ARGUMENT",
+    "PERMISSION_DENIED",
+    "UNAUTHENTICATED",
+    "UNIMPLEMENTED",
+}
+# Rejections after which the learner has to be joined again before anything else is sent. A
+# quarantined actor hears at its join for how long.
+_REASONS_TO_JOIN = {pb.REASON_FINGERPRINT, pb.REASON_QUARANTINED, pb.REASON_SEQUENCE}
+_TAKEN = {pb.STATUS_ACCEPTED, pb.STATUS_DUPLICATE}
+_STATUSES = {number: name.removeprefix("STATUS_").lower() for name, number in pb.Status.items()}
+
+
+class LearnerError(Exception):
+    """The learner cannot be worked with; the message says why."""
+
+
+class LearnerRefused(LearnerError):
+    """It refused a call, with its own message."""
+
+
+class LearnerChanged(LearnerError):
+    """Another run answers at the same address, or the same run with other limits."""
+
+
+class LearnerAway(LearnerError):
+    """It did not come back within `reconnect_timeout`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """Why a call failed."""
+
+    code: str  # the name of a gRPC status
+    details: str
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.details}"
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether another attempt would be answered alike."""
+        return self.code in _REFUSALS
+
+
+@dataclasses.dataclass(frozen=True)
+class Receipted:
+    """What a receipt said of a message."""
+
+    status: str  # accepted, duplicate, rejected, finished or, from a newer learner, unknown
+    num_unrolls: int
+    seconds: float  # from message to receipt
+    warning: str  # for the log; empty: nothing to say
+
+
+@dataclasses.dataclass(frozen=True)
+class Retry:
+    """How to go on when the connection was lost."""
+
+    seconds: float  # until the next join, at most
+    warning: str  # for the log, once for each absence; empty: nothing to say
+
+
+@dataclasses.dataclass(frozen=True)
+class Pull:
+    """A question for parameters newer than those held."""
+
+    connection: int  # over which it is asked
+    request: pb.GetParametersRequest
+
+
+class Acknowledged(NamedTuple):
+    """How far the receipts of this incarnation went, for the next join."""
+
+    sequence: int = 0
+    unrolls: int = 0  # accepted up to that message
+    proof: bytes = b""  # of both, by the learner that gave the receipt
+
+
+class Outbox:
+    """Messages without a receipt, in the order of their numbers 1, 2, 3, ..."""
+
+    def __init__(self) -> None:
+        self.acknowledged = Acknowledged()
+        self._sequence = 0  # of the newest message
+        self._messages: collections.deque[tuple[pb.Unrolls, float]] = collections.deque()
+        self._num_sent = 0  # of the messages, from the left, over the present connection
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def append(self, message: pb.Unrolls, now: float) -> None:
+        """Gives the message its number and queues it."""
+        self._sequence += 1
+        message.sequence = self._sequence
+        self._messages.append((message, now))
+
+    def rewind(self) -> None:
+        """Has all messages sent once more: the connection is a new one."""
+        self._num_sent = 0
+
+    def next(self, most: int) -> pb.Unrolls | None:
+        """The next message to send; None if there is none, or `most` are without a receipt."""
+        if self._num_sent == min(most, len(self._messages)):
+            return None
+        message, _ = self._messages[self._num_sent]
+        self._num_sent += 1
+        return message
+
+    def numbers(self) -> list[int]:
+        """The numbers of the messages."""
+        return [message.sequence for message, _ in self._messages]
+
+    def acknowledge(self, receipt: pb.Receipt) -> tuple[pb.Unrolls, float] | None:
+        """Removes the message of a receipt, and returns it with the time at which it was made.
+
+        None, and nothing is changed, if the receipt is not for the oldest message that was sent.
+        """
+        if not self._num_sent or receipt.sequence != self._messages[0][0].sequence:
+            return None
+        message, made = self._messages.popleft()
+        self._num_sent -= 1
+        unrolls = self.acknowledged.unrolls
+        if receipt.proof:
+            unrolls = receipt.acknowledged_unrolls
+        elif receipt.status in _TAKEN:  # a learner that proves nothing leaves counting to us
+            unrolls += message.num_envs
+        self.acknowledged = Acknowledged(receipt.sequence, unrolls, receipt.proof)
+        return message, made
+
+    def largest(self) -> int:
+        """Bytes of the largest message."""
+        return max((message.ByteSize() for message, _ in self._messages), default=0)
+
+    def clear(self) -> None:
+        """Forgets all messages."""
+        self._messages.clear()
+        self._num_sent = 0
+
+
+class _Absence:
+    """How long the learner has been away, and how long to wait before it is asked again.
+
+    Args:
+      learner: its address, for messages to people.
+      timeout: seconds after which to give up; None is never.
+      now: when it was not there yet.
+    """
+
+    def __init__(self, learner: str, timeout: float | None, now: float) -> None:
+        self._learner = learner
+        self._timeout = timeout
+        self._since = now
+        self._joined: float | None = None  # None while it is away
+        self._is_told = False
+        self._backoff = FIRST_BACKOFF_SECONDS
+
+    def end(self, now: float) -> None:
+        """Notes that the learner was joined."""
+        self._joined = now
+        self._is_told = False
+
+    def go_on(self, now: float, is_there: bool) -> float:
+        """Notes that it is away, or is there but has to be asked again; seconds until then.
+
+        Raises:
+          LearnerAway: it has been away for too long.
+        """
+        if self._joined is not None:
+            if now - self._joined > self._backoff:  # that connection was a good one
+                self._backoff = FIRST_BACKOFF_SECONDS
+            self._since, self._joined = now, None
+        if is_there:
+            self._since = now
+        waited = now - self._since
+        if self._timeout is not None and waited > self._timeout:
+            raise LearnerAway(
+                f"no learner at {self._learner} for {waited:.1f} s, "
+                f"over the reconnect timeout of {self._timeout:g} s"
+            )
+        seconds = self._backoff
+        self._backoff = min(2 * seconds, LONGEST_BACKOFF_SECONDS)
+        return seconds
+
+    def tell(self) -> bool:
+        """Whether this absence has not been told of yet; it has now."""
+        is_told, self._is_told = self._is_told, True
+        return not is_told
+
+
+class Session:
+    """What an actor and the learner owe each other, over any number of connections.
+
+    Connections are counted by their joins, 1, 2, ...; what comes late from an earlier one is told
+    apart by its number. The present connection ends by `lost`, or earlier because of what the
+    learner said: `is_connected` is then false, and the caller closes its side and calls `lost`.
+
+    Args:
+      learner: its address, for messages to people.
+      name: unique in the fleet, 1 to 200 characters.
+      incarnation: random, not 0.
+      role: whether unrolls will be sent.
+      reconnect_timeout: seconds without a learner after which to give up; None is never.
+      now: as for all other methods, in seconds by any clock that never goes back.
+    """
+
+    def __init__(
+        self,
+        learner: str,
+        *,
+        name: str,
+        incarnation: int,
+        role: "pb.Role" = pb.ROLE_ACTOR,
+        reconnect_timeout: float | None = None,
+        now: float,
+    ) -> None:
+        self.reply: pb.JoinReply | None = None  # of the last join
+        self.connection = 0  # number of the last join
+        self.finished = False  # training has ended
+        self.task = 0  # to be played next
+        self.parameters: Parameters | None = None  # the newest
+        self.outbox = Outbox()
+        self._learner = learner
+        self._name = name
+        self._incarnation = incarnation
+        self._role = role
+        self._absence = _Absence(learner, reconnect_timeout, now)
+        self._is_connected = False
+        self._learner_incarnation = 0  # as the learner last said
+        self.wants_parameters = False
+        self._rejected: collections.Counter[int] = collections.Counter()  # by reason
+        self._last_message = now
+
+    # Connections.
+
+    def join_request(self) -> pb.JoinRequest:
+        """What to ask the learner first."""
+        sequence, unrolls, proof = self.outbox.acknowledged
+        return pb.JoinRequest(
+            protocol=codec.PROTOCOL_VERSION,
+            actor=self._name,
+            incarnation=self._incarnation,
+            role=self._role,
+            acknowledged_sequence=sequence,
+            acknowledged_unrolls=unrolls,
+            proof=proof,
+        )
+
+    def joined(self, reply: pb.JoinReply, now: float) -> None:
+        """Begins a connection: what has no receipt is to be sent again, in order.
+
+        Raises:
+          LearnerChanged: the actor was built for something else.
+        """
+        if reply.finished:
+            self._finish()
+            return
+        self._check_same(reply)
+        self.reply = reply
+        self.connection += 1
+        self.task = reply.task
+        self.outbox.rewind()
+        self._is_connected = True
+        self._learner_incarnation = reply.learner_incarnation
+        self._absence.end(now)
+
+    def is_connected(self, connection: int) -> bool:
+        """Whether this connection is the present one and goes on."""
+        return self._is_connected and connection == self.connection
+
+    def lost(self, failure: Failure | None, now: float) -> Retry:
+        """Notes that a join failed, or how the connection ended; None: in order.
+
+        Raises:
+          LearnerRefused: another attempt would be answered alike.
+          LearnerAway: the learner has been away for too long.
+        """
+        self._is_connected = False
+        # It wants to be asked later: this actor is quarantined, or others have asked too often.
+        is_there = failure is not None and failure.code == "RESOURCE_EXHAUSTED"
+        warning = ""
+        if failure is not None:
+            self.raise_if_refused(failure)
+            if self._absence.tell():
+                what = "waits for" if self.reply is None or is_there else "lost"
+                warning = f"{self._name} {what} the learner at {self._learner}: {failure}"
+        return Retry(self._absence.go_on(now, is_there), warning)
+
+    def raise_if_refused(self, failure: Failure) -> None:
+        """Raises `LearnerRefused` if another attempt would be answered alike."""
+        if failure.is_refusal:
+            raise LearnerRefused(f"the learner at {self._learner} refused {self._name}: {failure}")
+
+    # Unrolls and their receipts.
+
+    def has_room(self) -> bool:
+        """Whether one more message may be without a receipt."""
+        return len(self.outbox) < self._most_in_flight()
+
+    def append(self, message: pb.Unrolls, now: float, waited: float) -> None:
+        """Queues a message that is complete but for its number and times.
+
+        Args:
+          message: is not copied.
+          now: when it was made.
+          waited: seconds since the message before that the actor stood still.
+        """
+        message.elapsed_seconds = now - self._last_message
+        message.waited_seconds = waited
+        self._last_message = now
+        self.outbox.append(message, now)
+
+    def next_message(self, connection: int) -> pb.Unrolls | None:
+        """The next message to send over this connection; None if there is none at the moment."""
+        if not self.is_connected(connection):
+            return None
+        return self.outbox.next(self._most_in_flight())
+
+    def receive(self, receipt: pb.Receipt, now: float) -> Receipted | None:
+        """Accounts for a receipt; None if its message stays without one.
+
+        Raises:
+          LearnerError: there is no such message.
+        """
+        if self.finished:  # a pull has said first that training has ended
+            return None
+        if receipt.reason == pb.REASON_UNKNOWN_ACTOR:
+            self._is_connected = False
+            return None
+        found = self.outbox.acknowledge(receipt)
+        if found is None:
+            raise LearnerError(
+                f"the learner at {self._learner} sent a receipt for message {receipt.sequence}; "
+                f"those without one are {self.outbox.numbers()}"
+            )
+        message, made = found
+        self.task = receipt.task
+        self._learner_incarnation = receipt.learner_incarnation
+        warning = ""
+        if receipt.status == pb.STATUS_FINISHED:
+            self._finish()
+        elif receipt.status not in _TAKEN:
+            warning = self._rejection(receipt)
+            if receipt.reason in _REASONS_TO_JOIN:
+                self._is_connected = False
+            if receipt.reason == pb.REASON_VERSION:
+                self.wants_parameters = True
+        status = _STATUSES.get(receipt.status, "unknown")  # of a newer minor version
+        return Receipted(status, message.num_envs, now - made, warning)
+
+    # Parameters.
+
+    def want_parameters(self) -> None:
+        """Has newer parameters pulled, if there are any."""
+        self.wants_parameters = True
+
+    def must_pull(self) -> bool:
+        """Whether to pull now, rather than after a while."""
+        held = self.parameters
+        return (
+            self.wants_parameters or held is None or held.incarnation != self._learner_incarnation
+        )
+
+    def pull(self) -> Pull:
+        """What to ask for newer parameters."""
+        self.wants_parameters = False
+        held = self.parameters
+        request = pb.GetParametersRequest(
+            learner_incarnation=0 if held is None else held.incarnation,
+            newer_than=0 if held is None else held.version,
+        )
+        return Pull(self.connection, request)
+
+    def pulled(self, pull: Pull, reply: pb.GetParametersReply) -> bool:
+        """Takes an answer; whether it held parameters that this session can use.
+
+        Raises:
+          CodecError: they are not as the learner said when it was joined.
+        """
+        if self.reply is None or pull.connection != self.connection:
+            return False  # it is of the learner before
+        newest = reply.parameters if reply.HasField("parameters") else None
+        if newest is not None:
+            if newest.learner_incarnation != self.reply.learner_incarnation:
+                # Another learner, whose specs are not known before it is joined.
+                self._learner_incarnation = newest.learner_incarnation
+                self._is_connected = False
+                return False
+            self.parameters = Parameters(
+                incarnation=newest.learner_incarnation,
+                version=newest.version,
+                progress=newest.progress,
+                frames=newest.frames,
+                values=codec.decode(newest.tensors, self.reply.parameter_specs),
+            )
+        if reply.finished:
+            self._finish()
+        return newest is not None
+
+    def _most_in_flight(self) -> int:
+        """Messages that may be without a receipt."""
+        return 0 if self.reply is None else max(1, self.reply.max_unrolls_in_flight)
+
+    def _finish(self) -> None:
+        self.finished = True
+        self.outbox.clear()
+        self._is_connected = False
+
+    def _check_same(self, reply: pb.JoinReply) -> None:
+        """Raises `LearnerChanged` if the actor, or a message of it, was made for another reply."""
+        before = self.reply
+        if before is None:
+            return
+        if before.fingerprint != reply.fingerprint:
+            raise LearnerChanged(
+                f"the learner at {self._learner} came back with another environment, agent or "
+                f"unroll length: this actor was built for fingerprint {before.fingerprint}, the "
+                f"learner now has {reply.fingerprint}; start the actor again"
+            )
+        if (largest := self.outbox.largest()) > reply.max_message_bytes:
+            raise LearnerChanged(
+                f"the learner at {self._learner} came back and takes {reply.max_message_bytes} "
+                f"bytes, a message of this actor without a receipt has {largest}: start the actor "
+                "again, with fewer environments per group"
+            )
+
+    def _rejection(self, receipt: pb.Receipt) -> str:
+        """What to say of a rejected message: the first, second, fourth, eighth, ... of a reason."""
+        self._rejected[receipt.reason] += 1
+        count = self._rejected[receipt.reason]
+        if count & (count - 1):
+            return ""
+        reason = pb.Reason.Name(receipt.reason) if receipt.reason in pb.Reason.values() else "?"
+        return (
+            f"{self._name}: message {receipt.sequence} was rejected ({reason}, number {count}): "
+            f"{receipt.detail}"
+        )
