@@ -5,11 +5,12 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from impala.runtime.process import IMPALA
 from impala.runtime.supervisor import Program, Supervisor
 
 _log = logging.getLogger(__name__)
 
-_ACTOR = (sys.executable, "-m", "impala", "actor")
+_ACTOR = (*IMPALA, "actor")
 
 
 def run_fleet(

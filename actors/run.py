@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import logging
+import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from impala.config.schema import (
 )
 from impala.runtime import process
 from impala.runtime.exporter import Exporter
+from impala.runtime.failures import Failure, note
 from impala.runtime.security import ClientSecurity
 from impala.runtime.signals import EndRequest
 from impala.types import Parameters
@@ -45,6 +47,7 @@ def run_actor(
     role: Literal["actor", "evaluator"] = "actor",
     security: ClientSecurity = _NO_SECURITY,
     metrics_listen: str | None = None,
+    failures: pathlib.Path | None = None,
     threads: int = 1,
 ) -> int:
     """Acts for the learner until training has finished, or SIGTERM, SIGINT or SIGHUP comes.
@@ -61,6 +64,7 @@ def run_actor(
         parameters.
       security: what is shown to the learner, and asked of it.
       metrics_listen: HOST:PORT where Prometheus metrics are served.
+      failures: file to which a line is added for each failure of an environment.
       threads: of TensorFlow's operations.
 
     Returns:
@@ -101,10 +105,11 @@ def run_actor(
                     signals.stops(client.stop)
                     built = _Built(client.join(), incarnation)
                     waiting = False
-                    if role == "actor":
-                        _act(client, built, num_envs, render)
-                    else:
-                        _evaluate(client, built)
+                    with _noted(failures) as noting:
+                        if role == "actor":
+                            _act(client, built, num_envs, render, noting)
+                        else:
+                            _evaluate(client, built)
                 except wire.RunFinished:
                     signals.stops(None)
                     if when_finished == "exit":
@@ -221,7 +226,29 @@ def _check_specs(what: str, ours: Sequence[Any], theirs: Sequence[Any]) -> None:
             )
 
 
-def _act(client: Any, built: _Built, num_envs: int | None, render: bool) -> None:
+@contextlib.contextmanager
+def _noted(path: pathlib.Path | None) -> Iterator[Callable[[Failure], None]]:
+    """Gives what notes a failure, and notes the one that ends what is done in here."""
+    from impala.environments.failure import EnvironmentFailed
+
+    def noting(failure: Failure) -> None:
+        if path is not None:
+            note(path, failure)
+
+    try:
+        yield noting
+    except EnvironmentFailed as error:
+        noting(Failure(error.error, error.where))
+        raise
+
+
+def _act(
+    client: Any,
+    built: _Built,
+    num_envs: int | None,
+    render: bool,
+    noting: Callable[[Failure], None],
+) -> None:
     from actors.actor import Actor
     from actors.hang import HangWatch
     from actors.memory import MemoryLimit
@@ -254,6 +281,8 @@ def _act(client: Any, built: _Built, num_envs: int | None, render: bool) -> None
         while True:
             with hang.watched():
                 of_one_group = next(unrolls)
+            for fault in of_one_group.faults:
+                noting(Failure(fault.detail.partition(", ")[2], fault.where))
             client.send(of_one_group)  # waits for the learner for as long as it has to
             memory.check()
 

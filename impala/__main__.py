@@ -1,5 +1,7 @@
 """`python -m impala` is the `impala` command."""
 
+import contextlib
+import os
 import signal
 import sys
 from types import FrameType
@@ -13,6 +15,7 @@ def main() -> int:
 
     A command that has more to do when a signal comes, such as a checkpoint, handles it itself.
     """
+    _put_working_directory_last()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if not is_ignored(number):
             signal.signal(number, _leave)
@@ -27,6 +30,19 @@ def main() -> int:
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # while the interpreter ends
         return 128 + signal.SIGINT
+
+
+def _put_working_directory_last() -> None:
+    """Has modules imported from the working directory only if they are nowhere else.
+
+    A user's environment is found there; a user's `actors.py` or `types.py` hides nothing.
+    """
+    with contextlib.suppress(OSError):  # it has been deleted
+        here = os.getcwd()
+        if not sys.flags.safe_path and sys.path[:1] in ([""], [here]):  # by python -m or -c
+            del sys.path[0]
+        if here not in sys.path:
+            sys.path.append(here)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

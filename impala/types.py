@@ -45,6 +45,7 @@ class EnvironmentFault(NamedTuple):
     environment: int  # its index among the actor's
     kind: Literal["crashed", "hung"]  # it ended or raised; it did not answer in time
     detail: str  # for people, such as the exception's last line
+    where: str = ""  # FILE:LINE, in FUNCTION of the environment's code; stays on the actor's host
 
 
 class EnvironmentStep(NamedTuple):

@@ -24,6 +24,7 @@ from impala.config import layers, values
 from impala.config.presets import PRESETS
 from impala.config.schema import Config
 from impala.logdir import video
+from impala.runtime.failures import Failure, note
 
 
 @pytest.fixture(autouse=True)
@@ -217,6 +218,9 @@ if role == "learner":
         sys.exit(int(os.environ["LEARNER_STATUS"]))
 else:
     print("acting", *words, flush=True)
+    if os.environ.get("FAILURES"):
+        with open(words[words.index("--failures") + 1], "a") as file:
+            file.write(os.environ["FAILURES"])
     (here / "actor.up").touch()
     if os.environ["ACTOR_STATUS"]:
         sys.exit(int(os.environ["ACTOR_STATUS"]))
@@ -242,7 +246,7 @@ def _train(
 import signal, sys
 from impala.commands import main as cli, train
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # unless the tests themselves run under nohup
-train.IMPALA = (sys.executable, "-S", {str(tmp_path / "pretender.py")!r})
+train.process.IMPALA = (sys.executable, "-S", {str(tmp_path / "pretender.py")!r})
 sys.exit(cli.main(sys.argv[1:]))
 """
     environ = {
@@ -397,6 +401,31 @@ def test_failing_actors_are_started_again(tmp_path: pathlib.Path) -> None:
     assert "The actors ended with status 3" in errors
     assert acting.read_text().count("acting") == 2
     assert process.returncode == 75
+
+
+def test_what_environments_raise_is_shown_once_and_a_loop_of_it_says_so(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given actors whose environments raise the same exception twelve times, and another one once...
+    gear = Failure("KeyError: 'gear'", "/home/me/game.py:7, in step")
+    for failure in (*[gear] * 11, Failure("OSError: no server", ""), gear):
+        note(tmp_path / "failures", failure)
+    monkeypatch.setenv("FAILURES", (tmp_path / "failures").read_text())
+    process = _train(tmp_path, actor="3")
+    assert process.stderr is not None
+    errors = []
+    while "The actors ended with status 3" not in "".join(errors):
+        errors.append(process.stderr.readline())
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    # ... then each is on the screen once, before the actors' end, and the loop as well.
+    said = [line.split(": ", 1)[1] for line in errors if "failed" in line or "failing" in line]
+    assert said == [
+        "An environment has failed: KeyError: 'gear' (/home/me/game.py:7, in step).\n",
+        "Environments keep failing, 10 times so far: "
+        "KeyError: 'gear' (/home/me/game.py:7, in step).\n",
+        "An environment has failed: OSError: no server.\n",
+    ]
 
 
 # A checkpoint is evaluated and watched.

@@ -138,7 +138,10 @@ def test_one_that_crashes_is_replaced_and_the_others_count_on(tmp_path: pathlib.
         for i, (crash, detail) in enumerate(crashes):
             witness.until(i, lambda step_type: step_type != LAST)
             step = witness.step(fails=[i], **{f"e{i}": crash})
-            assert step.faults == [EnvironmentFault(10 + i, "crashed", f"fault 1, {detail}")]
+            (fault,) = step.faults
+            expected = EnvironmentFault(10 + i, "crashed", f"fault 1, {detail}", fault.where)
+            assert fault == expected
+            assert fault.where.endswith(", in step") == (crash == Do.RAISE)
             assert not witness.step(begins=[i]).faults
         for _ in range(20):
             assert not witness.step().faults

@@ -1,6 +1,7 @@
 """`impala actor`: one actor in this process, or several in their own."""
 
 import dataclasses
+import pathlib
 import sys
 from typing import Annotated, Literal
 
@@ -39,6 +40,9 @@ class Actor:
     metrics_listen: str | None = None
     """HOST:PORT where Prometheus metrics are served; of several processes each has a port of its
     own, this one and those after it."""
+    failures: pathlib.Path | None = None
+    """File to which a line is added for each failure of an environment: what was raised, and where.
+    `impala train` shows what comes there."""
     log_format: LogFormat = "text"
     """text for people, or json: an object in each line."""
     security: ClientSecurity = dataclasses.field(default_factory=ClientSecurity)
@@ -73,6 +77,7 @@ def actor(command: Actor) -> int:
             role=command.role,
             security=command.security,
             metrics_listen=next_port(command.metrics_listen, index),
+            failures=command.failures,
         )
     except SecurityError as error:
         raise values.OptionError(str(error)) from error

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import sys
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -16,7 +15,6 @@ from impala.config.schema import Config, Range
 from impala.runtime.credentials import SecurityError
 from impala.runtime.logs import LogFormat
 
-IMPALA = (sys.executable, "-m", "impala")
 ADDRESS = "127.0.0.1:50051"
 STOPPED = os.EX_TEMPFAIL  # exit status of a run that was stopped: the same command goes on
 WhenFinished = Literal["exit", "idle"]

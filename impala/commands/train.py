@@ -8,9 +8,10 @@ import tempfile
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from impala.commands.flags import IMPALA, STOPPED, NumActors, RunFlags, logdir_of, print_config
+from impala.commands.flags import STOPPED, NumActors, RunFlags, logdir_of, print_config
 from impala.config import layers, values
 from impala.runtime import process
+from impala.runtime.failures import Shown
 from impala.runtime.logs import log_to_stderr
 from impala.runtime.supervisor import Program, Supervisor
 
@@ -78,6 +79,7 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
         context as supervisor,
     ):
         socket = pathlib.Path(directory, "learner")
+        failures = Shown(pathlib.Path(directory, "failures"))
         fresh = ["--fresh"] if command.fresh else []
         empty_replay = ["--empty-replay"] if command.empty_replay else []
         init_from = ["--init-from", str(command.init_from)] if command.init_from else []
@@ -85,7 +87,14 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
             Program(
                 name="learner",
                 command=[
-                    *[*IMPALA, "learner", command.preset, *fresh, *empty_replay, *init_from],
+                    *[
+                        *process.IMPALA,
+                        "learner",
+                        command.preset,
+                        *fresh,
+                        *empty_replay,
+                        *init_from,
+                    ],
                     *["--logdir", str(logdir), "--listen", f"unix:{socket}"],
                     *["--log-format", command.log_format, "--stopped-status", str(STOPPED)],
                 ],
@@ -93,12 +102,12 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
                 output=output,
             )
         )
-        programs = _actor_programs(command, socket, actors_log)
+        programs = _actor_programs(command, socket, actors_log, failures.path)
         for program in programs.values():
             supervisor.start(program)
         log.info("Training in %s; the actors write to %s.", logdir, actors_log)
         learner_status, status = STOPPED, 0
-        for end in supervisor.watch():
+        for end in supervisor.watch(failures.show):
             if end.name == "learner":
                 learner_status = end.status
                 finished = "training finished", f"the learner ended with status {end.status}"
@@ -111,7 +120,10 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
             elif end.status == 0:  # asked to by somebody, unless the learner has finished too
                 supervisor.start(programs[end.name], delay_seconds=_AGAIN_SECONDS)
             elif end.name == "actors" and not supervisor.stopping:
-                log.error("The actors keep failing (see %s): stopping the run.", actors_log)
+                why = failures.last or "no environment has said why"
+                log.error(
+                    "The actors keep failing: %s (see %s). Stopping the run.", why, actors_log
+                )
                 status = 1
                 supervisor.stop("the actors keep failing")
             elif not supervisor.stopping:
@@ -125,10 +137,12 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
     return Ended(status, supervisor.why)
 
 
-def _actor_programs(command: Train, socket: pathlib.Path, log: pathlib.Path) -> dict[str, Program]:
+def _actor_programs(
+    command: Train, socket: pathlib.Path, log: pathlib.Path, failures: pathlib.Path
+) -> dict[str, Program]:
     """Names the processes that train starts beside the learner."""
     flags = {"actors": ["--num-actors", str(command.num_actors), "--name", "actor"]}
-    log_format = ["--log-format", command.log_format]
+    common = ["--log-format", command.log_format, "--failures", str(failures)]
     if command.render:
         flags["actors"].append("--render")
     several = len(command.settings.tasks.environments) > 1
@@ -137,7 +151,7 @@ def _actor_programs(command: Train, socket: pathlib.Path, log: pathlib.Path) -> 
     return {
         name: Program(
             name=name,
-            command=[*IMPALA, "actor", "--learner", f"unix:{socket}", *words, *log_format],
+            command=[*process.IMPALA, "actor", "--learner", f"unix:{socket}", *words, *common],
             restart=True,
             log=log,
             # A fresh start first moves aside everything that the log directory holds.

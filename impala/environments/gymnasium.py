@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from impala.config.schema import RepeatConfig
 from impala.environments import base
+from impala.environments.failure import EnvironmentFailed, where_raised
 from impala.environments.processes import Processes
 from impala.environments.repeat import ActionRepeat
 from impala.types import EnvironmentStep, Nest, TimeStep
@@ -159,8 +160,9 @@ class Numbered(gym.Wrapper):
         except Exception as error:
             raise self._failed(error) from error
 
-    def _failed(self, error: Exception) -> RuntimeError:
-        return RuntimeError(f"{self._name}: {type(error).__name__}: {error}")
+    def _failed(self, error: Exception) -> EnvironmentFailed:
+        what = f"{type(error).__name__}: {error}"
+        return EnvironmentFailed(f"{self._name}: {what}", what, where_raised(error))
 
 
 def parse_kwargs(text: str) -> dict[str, Any]:

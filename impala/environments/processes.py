@@ -20,15 +20,17 @@ import resource
 import signal
 import socket
 import struct
+import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 
 from impala.environments import base
+from impala.environments.failure import EnvironmentFailed, where_raised
 from impala.types import EnvironmentFault, EnvironmentStep, Nest, TimeStep
 
 _log = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ _HEALTHY_SECONDS = 60.0  # a process that has lived for this long is restarted a
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0  # before the second restart, and at most
 _MAX_DETAIL = 200  # characters
 _MAX_ANSWER = 1 << 20  # bytes
+_SAFE_PATH, _OURS = "PYTHONSAFEPATH", "impala"  # any value is a yes; this one was not the user's
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 _COMMAND = struct.Struct("<cBq")  # what, the half of the observations to write to, seed
@@ -104,7 +107,7 @@ class Processes(base.Environment):
         """As `Environment.reset`; the processes are started here.
 
         Raises:
-          RuntimeError: if one of them fails ten times in a row.
+          EnvironmentFailed: if one of them fails ten times in a row.
         """
         self._seed = seed
         self._is_first = np.ones(self.num_envs, np.bool_)  # where the step under way begins one
@@ -127,7 +130,7 @@ class Processes(base.Environment):
         """As `Environment.recv`.
 
         Raises:
-          RuntimeError: if one of them fails ten times in a row.
+          EnvironmentFailed: if one of them fails ten times in a row.
         """
         infos = self._collect()
         memory, first = self._memory, self._is_first
@@ -197,16 +200,20 @@ class Processes(base.Environment):
         worker.restart(half, int(entropy.generate_state(1)[0] >> 1))
 
     def _report(self, i: int, failure: "_Failed") -> None:
-        """Logs a failure and notes it for the next step; RuntimeError if there are too many."""
+        """Logs a failure and notes it for the next step; raises one if there are too many."""
         index, worker = self._first + i, self._workers[i]
         more = f"\n{failure.traceback}" if failure.traceback else ""
         detail = f"fault {worker.faults}, {failure.detail}"
         what = f"environment {index} of {self._name} {failure.kind}: {detail}"
         _log.warning("%s; starting it again%s", what, more)
-        self._faults.append(EnvironmentFault(index, failure.kind, detail[:_MAX_DETAIL]))
+        self._faults.append(
+            EnvironmentFault(index, failure.kind, detail[:_MAX_DETAIL], failure.where)
+        )
         if worker.failures >= _MAX_FAILURES:
-            raise RuntimeError(
-                f"{what}. It failed {worker.failures} times in a row without a step between them."
+            raise EnvironmentFailed(
+                f"{what}. It failed {worker.failures} times in a row without a step between them.",
+                f"{failure.detail}, {worker.failures} times in a row",
+                failure.where,
             )
 
     def _observation(self, half: int) -> Nest:
@@ -265,9 +272,9 @@ class _Memory:
 class _Failed(Exception):
     """An environment does not go on."""
 
-    def __init__(self, kind: Kind, detail: str, traceback: str = "") -> None:
+    def __init__(self, kind: Kind, detail: str, traceback: str = "", where: str = "") -> None:
         super().__init__(detail)
-        self.kind, self.detail, self.traceback = kind, detail, traceback
+        self.kind, self.detail, self.traceback, self.where = kind, detail, traceback, where
 
 
 class _Task(NamedTuple):
@@ -309,7 +316,8 @@ class _Worker:
             self._process = context.Process(
                 target=_serve, args=(self._task, self._buffer, theirs), daemon=True
             )
-            self._process.start()
+            with _safe_path():
+                self._process.start()
         self.starts += 1
         self._started_at = time.monotonic()
         self._is_starting = True
@@ -415,7 +423,7 @@ class _Worker:
         except ValueError:
             raise _Failed("crashed", "its answer is not JSON") from None
         if what != b"k":
-            raise _Failed("crashed", said["detail"], said["traceback"])
+            raise _Failed("crashed", said["detail"], said["traceback"], said["where"])
         info: dict[str, float] = said
         return info
 
@@ -438,6 +446,22 @@ class _Worker:
             time.sleep(0.1)
 
 
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    """Lets the fork server, if it is started in here, take no modules from the working directory.
+
+    It runs `python -c`, which looks there first. Its children get the path of this process.
+    """
+    if sys.flags.safe_path:
+        yield
+        return
+    os.environ[_SAFE_PATH] = _OURS
+    try:
+        yield
+    finally:
+        del os.environ[_SAFE_PATH]
+
+
 def _merged(infos: list[dict[str, float]]) -> dict[str, np.ndarray]:
     """Infos by name: float64 [E], NaN where not given."""
     merged: dict[str, np.ndarray] = {}
@@ -454,6 +478,8 @@ def _merged(infos: list[dict[str, float]]) -> dict[str, np.ndarray]:
 
 def _serve(task: _Task, buffer: Any, channel: socket.socket) -> None:
     """Plays one environment until the channel closes."""
+    if os.environ.get(_SAFE_PATH) == _OURS:
+        del os.environ[_SAFE_PATH]  # what the environment starts is its own affair
     os.setsid()  # so that it can be killed together with what it starts
     _die_with_parent()
     faulthandler.enable()
@@ -469,7 +495,11 @@ def _serve(task: _Task, buffer: Any, channel: socket.socket) -> None:
     except BaseException as error:
         last = traceback.format_exception_only(error)[-1].strip()
         said = json.dumps(
-            {"detail": last[:_MAX_DETAIL], "traceback": traceback.format_exc()[-20_000:]}
+            {
+                "detail": last[:_MAX_DETAIL],
+                "traceback": traceback.format_exc()[-20_000:],
+                "where": where_raised(error)[-_MAX_DETAIL:],
+            }
         ).encode()
         with contextlib.suppress(OSError):
             channel.sendall(_ANSWER.pack(b"e", len(said)) + said)

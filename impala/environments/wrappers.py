@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 
 from impala.environments import base
+from impala.environments.failure import EnvironmentFailed, where_raised
 from impala.environments.spaces import ACTION_MASK, choices, has_action_mask, is_wrapped
 from impala.types import EnvironmentStep, Nest, StepType, TimeStep
 
@@ -36,7 +37,8 @@ class Checked(base.Environment):
         """As `Environment.reset`.
 
         Raises:
-          RuntimeError: if called again, or the environment fails or gives unusable values.
+          RuntimeError: if called again.
+          EnvironmentFailed: if the environment fails or gives unusable values.
         """
         self._expect("new", "reset comes once, before the first send")
         timestep = self._guarded(lambda: self._environment.reset(seed))
@@ -60,8 +62,8 @@ class Checked(base.Environment):
         """As `Environment.recv`.
 
         Raises:
-          RuntimeError: without a `send` before, or if the environment fails or gives unusable
-            values.
+          RuntimeError: without a `send` before.
+          EnvironmentFailed: if the environment fails or gives unusable values.
         """
         self._expect("stepping", "recv comes after send")
         self._steps += 1
@@ -88,8 +90,13 @@ class Checked(base.Environment):
             return call()
         except Exception as error:
             self._state = "broken"
-            raise RuntimeError(
-                f"{self._name} failed at step {self._steps}: {type(error).__name__}: {error}"
+            what, where = f"{type(error).__name__}: {error}", where_raised(error)
+            if isinstance(error, EnvironmentFailed):
+                what, where = error.error, error.where
+            raise EnvironmentFailed(
+                f"{self._name} failed at step {self._steps}: {type(error).__name__}: {error}",
+                what,
+                where,
             ) from error
 
     def _check_action(self, name: str, space: gym.Space, action: Any) -> np.ndarray:

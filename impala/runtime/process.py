@@ -26,6 +26,10 @@ _MALLOC_OPTIONS = {
     _M_TOP_PAD: 64 << 20,
 }
 
+IMPALA = (sys.executable, "-P", "-m", "impala")
+"""Starts the `impala` command as a child. -P: it does not import from the working directory first,
+where a user's modules may be called like ours."""
+
 
 def tune_malloc() -> None:
     """Makes large messages cheap to allocate. Without glibc it does nothing."""

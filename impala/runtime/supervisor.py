@@ -112,8 +112,12 @@ class Supervisor:
         self._children[program.name] = child
         child.start_if_due()
 
-    def watch(self) -> Iterator[Exit]:
-        """Yields each exit as it is seen, until nothing runs and nothing waits for its start."""
+    def watch(self, meanwhile: Callable[[], None] = lambda: None) -> Iterator[Exit]:
+        """Yields each exit as it is seen, until nothing runs and nothing waits for its start.
+
+        Args:
+          meanwhile: called several times a second, and before each exit is yielded.
+        """
         while self._children:
             self._obey_signals()
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
@@ -125,7 +129,9 @@ class Supervisor:
                 child.start_if_due()
                 status = child.poll()
                 if status is not None:
+                    meanwhile()
                     yield self._ended(child, status)
+            meanwhile()
             time.sleep(_POLL_SECONDS)
 
     def stop(self, why: str) -> None:

@@ -1,0 +1,63 @@
+"""Failures of environments, from the processes in which they happen to the screen of who watches.
+
+Actors add a line for each to a file; `impala train` shows what comes there, each failure once.
+"""
+
+import json
+import logging
+import pathlib
+from typing import NamedTuple
+
+_log = logging.getLogger("impala.train")
+
+
+class Failure(NamedTuple):
+    """What an environment has raised."""
+
+    error: str  # type and text, such as KeyError: 'gear'
+    where: str  # FILE:LINE, in FUNCTION; empty if it is not known
+
+
+def note(path: pathlib.Path, failure: Failure) -> None:
+    """Adds a failure to a file, which several processes may do at once."""
+    with open(path, "ab", buffering=0) as file:
+        file.write(json.dumps(failure).encode() + b"\n")
+
+
+class Shown:
+    """Logs the failures that come to a file: each once, and again the 10th, 100th, ... time.
+
+    Failures are the same if type and place are.
+
+    Args:
+      path: of the file, which need not be there yet.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self._read = 0  # bytes
+        self._counts: dict[tuple[str, str], int] = {}
+        self.last = ""
+        """What came last, in words; empty if nothing has come."""
+
+    def show(self) -> None:
+        """Logs what has come since the last call."""
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self._read)
+                lines = file.read().splitlines(keepends=True)
+        except FileNotFoundError:
+            return
+        for line in lines:
+            if line.endswith(b"\n"):  # or it is being written
+                self._read += len(line)
+                self._show(Failure(*json.loads(line)))
+
+    def _show(self, failure: Failure) -> None:
+        key = failure.error.partition(":")[0], failure.where
+        count = self._counts[key] = self._counts.get(key, 0) + 1
+        self.last = failure.error + (f" ({failure.where})" if failure.where else "")
+        if count == 1:
+            _log.error("An environment has failed: %s.", self.last)
+        elif str(count).strip("0") == "1":
+            _log.error("Environments keep failing, %d times so far: %s.", count, self.last)

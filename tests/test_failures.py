@@ -1,0 +1,111 @@
+"""What an environment raises is named with its place in the user's file, and reaches the screen."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from contextlib import closing
+from typing import Literal
+
+import faulty
+import gymnasium as gym
+import numpy as np
+import pytest
+from faulty import Do
+
+from impala import environments
+from impala.config.schema import EnvironmentConfig
+from impala.environments import catch
+from impala.environments.failure import EnvironmentFailed, where_raised
+from impala.environments.wrappers import Checked
+
+ROOT = pathlib.Path(__file__).parent.parent
+RAISES = next(
+    number
+    for number, line in enumerate(pathlib.Path(faulty.__file__).read_text().splitlines(), 1)
+    if 'KeyError("gear")' in line
+)
+IN_STEP = f"{faulty.__file__}:{RAISES}, in step"
+
+
+def make(vectorization: Literal["sync", "async"]) -> environments.Environment:
+    config = EnvironmentConfig(id=faulty.ID, vectorization=vectorization)
+    return environments.make(config, 2)
+
+
+def test_the_place_is_the_last_frame_of_the_users_file() -> None:
+    with closing(make("sync")) as environment:
+        environment.reset(0)
+        environment.send(np.array([Do.COUNT, Do.RAISE]))
+        with pytest.raises(EnvironmentFailed, match="environment 1 of faulty") as caught:
+            environment.recv()
+    assert (caught.value.error, caught.value.where) == ("KeyError: 'gear'", IN_STEP)
+
+
+def test_a_process_of_its_own_tells_it_with_the_fault() -> None:
+    with closing(make("async")) as environment:
+        environment.reset(0)
+        environment.send(np.array([Do.COUNT, Do.RAISE]))
+        (fault,) = environment.recv().faults
+    assert (fault.detail, fault.where) == ("fault 1, KeyError: 'gear'", IN_STEP)
+
+
+def test_a_value_that_cannot_be_used_has_no_place() -> None:
+    with closing(catch.Catch(2)) as inner:
+        inner.observation_space = gym.spaces.Box(0, 1, (3, 3), np.uint8)
+        environment = Checked(inner, "Catch")
+        with pytest.raises(EnvironmentFailed) as caught:
+            environment.reset(0)
+    shapes = "(2, 10, 5), expected (2, 3, 3)"
+    assert caught.value.error == f"ValueError: observation for Catch has shape {shapes}"
+    assert caught.value.where == ""
+
+
+def test_what_libraries_raise_is_placed_where_the_user_has_called_them() -> None:
+    with pytest.raises(AssertionError) as caught:
+        np.testing.assert_array_equal(0, 1)
+    assert where_raised(caught.value).startswith(f"{__file__}:")
+
+
+_GAME = """
+import gymnasium as gym
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Game(CartPoleEnv):
+    def step(self, action):
+        self.steps = getattr(self, "steps", 0) + 1
+        if self.steps % 100 == 0:
+            self.shift()
+        return super().step(action)
+
+    def shift(self):
+        return {}["gear"]
+
+gym.register("Game-v0", Game, max_episode_steps=100)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("vectorization", "status"), [("sync", 1), ("async", 0)])
+def test_training_shows_it_once(tmp_path: pathlib.Path, vectorization: str, status: int) -> None:
+    # Given an environment that raises at every hundredth step ...
+    (tmp_path / "game.py").write_text(_GAME)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-P", "-m", "impala", "train", "cartpole"),
+            *("--environment.id", "game:Game-v0", "--environment.vectorization", vectorization),
+            *("--total-frames", "5000", "--actor.num-envs", "2", "--logdir", tmp_path / "run"),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    # ... then the screen has it once, and says that it goes on.
+    place = re.escape(f"KeyError: 'gear' ({tmp_path / 'game.py'}:13, in shift)")
+    assert len(re.findall(f"An environment has failed: {place}", done.stderr)) == 1, done.stderr
+    keep = "The actors keep failing" if status else "Environments keep failing, 10 times so far"
+    assert re.search(f"{keep}.*{place}", done.stderr)
+    assert done.returncode == status, done.stderr
