@@ -34,9 +34,13 @@ class RunFlags:
     print_config: bool = False
     """Print the settings in force as YAML, for --config, and do nothing else."""
     logdir: pathlib.Path | None = None
-    """Where checkpoints and telemetry go, and where a run is resumed from. None: runs/PRESET."""
+    """Where checkpoints and telemetry go, and where a run is resumed from. None:
+    runs/PRESET-ENVIRONMENT-seedN."""
     fresh: bool = False
     """Start over: an earlier run in the log directory is moved aside."""
+    change_settings: bool = False
+    """Go on with the run in the log directory although its environment, seed, algorithm, network or
+    objective was another one. Other settings may change without this flag."""
     empty_replay: bool = False
     """Go on with an empty replay: an earlier one in the log directory is moved aside."""
     init_from: pathlib.Path | None = None
@@ -64,11 +68,6 @@ def next_port(listen: str | None, index: int) -> str | None:
     """The address of one process of several: each has its own port, unless any will do."""
     host, _, port = (listen or "").rpartition(":")
     return f"{host}:{int(port) + index}" if port.isdecimal() and int(port) else listen
-
-
-def logdir_of(command: RunFlags) -> pathlib.Path:
-    """Returns the log directory of a run: what was given, or runs/PRESET."""
-    return command.logdir or pathlib.Path("runs", command.preset)
 
 
 def print_config(command: RunFlags) -> int:

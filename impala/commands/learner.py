@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Annotated
 
-from impala.commands.flags import ADDRESS, RunFlags, WhenFinished, logdir_of, plainly, print_config
+from impala.commands.flags import ADDRESS, RunFlags, WhenFinished, plainly, print_config
 from impala.config import values
 from impala.config.schema import Range
 from impala.runtime import process
@@ -34,10 +34,20 @@ def learner(command: Learner) -> int:
     """Runs `learner.run.run_learner`."""
     if command.print_config:
         return print_config(command)
+    from impala.commands import preflight
+
     with plainly():
         command.security.check(
             command.listen, health=command.health_listen, metrics=command.metrics_listen
         )
+        preflight.check_free(
+            {
+                "The learner": command.listen,
+                "Health": command.health_listen,
+                "Metrics": command.metrics_listen,
+            }
+        )
+    logdir = preflight.log_directory(command)
     process.outlive_readers()
     log_to_stderr(command.log_format)
     process.load_tensorflow(use_gpus=True)
@@ -48,7 +58,7 @@ def learner(command: Learner) -> int:
     try:
         return run_learner(
             command.settings,
-            logdir=logdir_of(command),
+            logdir=logdir,
             listen=command.listen,
             fresh=command.fresh,
             empty_replay=command.empty_replay,

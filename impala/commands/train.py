@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from impala.commands.flags import STOPPED, NumActors, RunFlags, logdir_of, print_config
-from impala.config import layers, values
+from impala.commands.flags import STOPPED, NumActors, RunFlags, print_config
+from impala.config import layers
 from impala.runtime import process
 from impala.runtime.failures import Shown
 from impala.runtime.logs import log_to_stderr
@@ -63,17 +63,13 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
       output: given each line that the learner writes; None: it writes to this process's output.
 
     Raises:
-      OptionError: the log directory cannot be used.
+      OptionError: the run cannot start; `preflight.log_directory` says why.
     """
-    log = logging.getLogger("impala.train")
-    logdir = logdir_of(command)
-    actors_log = logdir / "actors.log"
-    from impala.logdir import directory as log_directory
+    from impala.commands import preflight
 
-    try:
-        log_directory.make(logdir)
-    except log_directory.LogDirectoryError as error:
-        raise values.OptionError(str(error)) from error
+    log = logging.getLogger("impala.train")
+    logdir = preflight.log_directory(command)
+    actors_log = logdir / "actors.log"
     with (
         tempfile.TemporaryDirectory(prefix="impala-") as directory,
         context as supervisor,
@@ -81,20 +77,15 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
         socket = pathlib.Path(directory, "learner")
         failures = Shown(pathlib.Path(directory, "failures"))
         fresh = ["--fresh"] if command.fresh else []
+        change_settings = ["--change-settings"] if command.change_settings else []
         empty_replay = ["--empty-replay"] if command.empty_replay else []
         init_from = ["--init-from", str(command.init_from)] if command.init_from else []
         supervisor.start(
             Program(
                 name="learner",
                 command=[
-                    *[
-                        *process.IMPALA,
-                        "learner",
-                        command.preset,
-                        *fresh,
-                        *empty_replay,
-                        *init_from,
-                    ],
+                    *[*process.IMPALA, "learner", command.preset, *fresh, *change_settings],
+                    *[*empty_replay, *init_from],
                     *["--logdir", str(logdir), "--listen", f"unix:{socket}"],
                     *["--log-format", command.log_format, "--stopped-status", str(STOPPED)],
                 ],

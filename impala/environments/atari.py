@@ -47,7 +47,7 @@ class Atari(base.Environment):
         render_mode: str | None = None,
     ) -> None:
         self._config = config
-        self._game = _game(id)
+        self._game = game(id)
         # ALE's defaults clip rewards, fire on reset and stack frames, so none is left to it.
         self._vector = AtariVectorEnv(
             self._game,
@@ -178,8 +178,12 @@ class _Screen:
         return self._ale.getScreenRGB()
 
 
-def _game(id: str) -> str:
-    """The ROM's name of a Gymnasium id: ALE/MsPacman-v5 is ms_pacman."""
+def game(id: str) -> str:
+    """Returns the ROM's name of a Gymnasium id: ALE/MsPacman-v5 is ms_pacman.
+
+    Raises:
+      ValueError: there is no such game.
+    """
     if id not in gym.registry:
         games = [name for name in gym.registry if name.startswith("ALE/")]
         nearest = ", ".join(difflib.get_close_matches(id, games, cutoff=0.5)) or "ALE/Pong-v5"

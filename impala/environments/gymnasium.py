@@ -165,6 +165,16 @@ class Numbered(gym.Wrapper):
         return EnvironmentFailed(f"{self._name}: {what}", what, where_raised(error))
 
 
+def check_registered(id: str) -> None:
+    """Checks that Gymnasium knows an id, without making an environment.
+
+    Raises:
+      ValueError: it does not; names the nearest.
+    """
+    with _explained(id, {}) as name:
+        gym.spec(name)
+
+
 def parse_kwargs(text: str) -> dict[str, Any]:
     """Keyword arguments from a JSON object.
 

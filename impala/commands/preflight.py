@@ -1,0 +1,75 @@
+"""What can be refused before a run starts: in one line, and before TensorFlow is loaded.
+
+Import this only when a run starts: it loads Gymnasium, which help does without.
+"""
+
+import pathlib
+import time
+from collections.abc import Mapping
+
+from impala import environments
+from impala.commands.flags import RunFlags
+from impala.config import values
+from impala.logdir import checkpoint, identity
+from impala.logdir.directory import LogDirectory, LogDirectoryError
+from impala.runtime import listen
+from impala.schedule import tasks
+
+_LINGER_SECONDS = 1.0  # that the ports of a learner may be held after it was killed
+
+
+def log_directory(command: RunFlags) -> pathlib.Path:
+    """Refuses a run that cannot start, and returns its log directory, which exists then.
+
+    Raises:
+      OptionError: there is no such environment; the log directory cannot be written, is another
+        learner's, or holds another experiment; or there is nothing to initialise from.
+    """
+    settings = command.settings
+    try:
+        for task in tasks.make(settings.environment, settings.tasks):
+            environments.check(task.environment.id)
+        logdir = command.logdir or _default(command)
+        with LogDirectory(logdir):
+            if not (command.fresh or command.change_settings):
+                identity.check(logdir, settings)
+        if command.init_from is not None:
+            checkpoint.load(command.init_from)
+    except (LogDirectoryError, ValueError) as error:
+        raise values.OptionError(str(error)) from error
+    return logdir
+
+
+def _default(command: RunFlags) -> pathlib.Path:
+    """The log directory if none is given; a run that an earlier version began goes on in its."""
+    new = identity.default(command.preset, command.settings)
+    old = pathlib.Path("runs", command.preset)
+    if new.exists() or not identity.is_run(old):
+        return new
+    return new if identity.differences(old, command.settings) else old
+
+
+def check_free(addresses: Mapping[str, str | None]) -> None:
+    """Refuses addresses that are taken.
+
+    Args:
+      addresses: what is served -> HOST:PORT, unix:PATH (not looked at), or None: it is not served.
+
+    Raises:
+      OSError: one cannot be bound; the message says which and why.
+    """
+    deadline = time.monotonic() + _LINGER_SECONDS
+    for what, address in addresses.items():
+        if address is not None and listen.socket_path(address) is None:
+            _check_free(what, address, deadline)
+
+
+def _check_free(what: str, address: str, deadline: float) -> None:
+    try:
+        for bound in listen.bind(what, address):
+            bound.close()
+    except OSError:
+        if time.monotonic() >= deadline:
+            raise
+        time.sleep(0.1)
+        _check_free(what, address, deadline)

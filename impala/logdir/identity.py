@@ -1,0 +1,117 @@
+"""Which experiment a log directory holds: its default name, and no other experiment over it.
+
+A run may be continued for longer, with another learning rate or with other services. With another
+environment, seed, algorithm or network it would be another experiment, whose telemetry and
+checkpoints must not be mixed with those of the first.
+"""
+
+import pathlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from impala.config import layers, values
+from impala.config.schema import Config
+from impala.logdir import checkpoint
+from impala.logdir.directory import LogDirectoryError
+
+_EXPERIMENT = (
+    *("environment", "tasks.environments", "tasks.order", "seed", "algorithm", "phases"),
+    *("agent", "objective", "optimiser.name"),
+)
+_OPERATIONAL = ("environment.vectorization",)  # how fast it is played, not what
+_MOST_NAMED = 4  # differences in a message
+_MOST_CHARACTERS = 40  # of each part of a name
+
+
+def default(preset: str, config: Config) -> pathlib.Path:
+    """Returns the log directory of a run for which none was given: runs/PRESET-ENVIRONMENT-seedN.
+
+    The environment is named without its namespace, such as Pong-v5; several tasks are named by
+    their number.
+    """
+    played = config.tasks.environments or (config.environment.id,)
+    environment = _word(played[0]) if len(played) == 1 else f"{len(played)}-tasks"
+    return pathlib.Path("runs", f"{_word(preset)}-{environment}-seed{config.seed}")
+
+
+def is_run(logdir: pathlib.Path) -> bool:
+    """Whether a log directory has a run to go on with: one that has written a checkpoint.
+
+    Raises:
+      CheckpointError: its checkpoints cannot be listed.
+    """
+    return checkpoint.exists(logdir)
+
+
+def differences(logdir: pathlib.Path, config: Config) -> list[str]:
+    """Describes how an experiment differs from that of a run, such as "seed: 0 -> 1".
+
+    Settings that the run does not know, as it was begun by another version, are left out.
+
+    Args:
+      logdir: of a run.
+      config: of the experiment.
+
+    Raises:
+      CheckpointError: neither config.yaml nor a checkpoint can be read.
+    """
+    before, after = _stored(logdir), dict(_flatten(values.to_dict(config)))
+    return [
+        f"{path}: {_shown(before[path])} -> {_shown(value)}"
+        for path, value in after.items()
+        if _is_of_experiment(path) and path in before and before[path] != value
+    ]
+
+
+def check(logdir: pathlib.Path, config: Config) -> None:
+    """Refuses to go on with a run of another experiment.
+
+    Raises:
+      LogDirectoryError: names the settings that differ, and the ways on.
+      CheckpointError: as `differences`.
+    """
+    if not is_run(logdir) or not (found := differences(logdir, config)):
+        return
+    more = f", and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    raise LogDirectoryError(
+        f"{logdir} holds another experiment ({'; '.join(found[:_MOST_NAMED])}{more}). Give this "
+        "one another --logdir, start over with --fresh (the other one is moved aside), or go on "
+        "with the changed settings with --change-settings."
+    )
+
+
+def _stored(logdir: pathlib.Path) -> dict[str, Any]:
+    """The settings of a run by their paths, as they were last started with."""
+    try:
+        data = layers.read_yaml(logdir / "config.yaml")
+    except values.OptionError:
+        data = {}
+    if not (isinstance(data, dict) and data):
+        data = values.to_dict(checkpoint.load(logdir).config)
+    return dict(_flatten(data))
+
+
+def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in data.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _is_of_experiment(path: str) -> bool:
+    def is_within(roots: tuple[str, ...]) -> bool:
+        return any(path == root or path.startswith(f"{root}.") for root in roots)
+
+    return is_within(_EXPERIMENT) and not is_within(_OPERATIONAL)
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+
+
+def _word(name: str) -> str:
+    """The last part of a name, in characters that are harmless in every shell and file system."""
+    last = re.split(r"[/:]", name.partition("{")[0])[-1]
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip(".-")[:_MOST_CHARACTERS] or "run"
