@@ -14,13 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from impala.config.schema import (
-    ActorConfig,
-    AgentConfig,
-    EnvironmentConfig,
-    EvaluatorConfig,
-    TasksConfig,
-)
+from impala.components import Allowed
 from impala.runtime import process
 from impala.runtime.exporter import Exporter
 from impala.runtime.failures import Failure, note
@@ -31,6 +25,7 @@ from impala.types import Parameters
 _log = logging.getLogger(__name__)
 
 _NO_SECURITY = ClientSecurity()
+_NOTHING = Allowed()
 _DRAIN_SECONDS = 5.0
 _IDLE_SECONDS = 5.0
 
@@ -45,6 +40,7 @@ def run_actor(
     when_finished: Literal["exit", "idle"] = "exit",
     reconnect_timeout: float | None = None,
     role: Literal["actor", "evaluator"] = "actor",
+    allow: Allowed = _NOTHING,
     security: ClientSecurity = _NO_SECURITY,
     metrics_listen: str | None = None,
     failures: pathlib.Path | None = None,
@@ -62,6 +58,7 @@ def run_actor(
       reconnect_timeout: seconds without a learner after which to give up; None is never.
       role: an actor streams unrolls; an evaluator plays whole episodes of every task with frozen
         parameters.
+      allow: what may be imported if the learner names it, beside installed entry points.
       security: what is shown to the learner, and asked of it.
       metrics_listen: HOST:PORT where Prometheus metrics are served.
       failures: file to which a line is added for each failure of an environment.
@@ -103,7 +100,7 @@ def run_actor(
             ) as client:
                 try:
                     signals.stops(client.stop)
-                    built = _Built(client.join(), incarnation)
+                    built = _Built(client.join(), incarnation, allow)
                     waiting = False
                     with _noted(failures) as noting:
                         if role == "actor":
@@ -168,21 +165,25 @@ class _Signals(EndRequest):
 class _Built:
     """What a JoinReply asks for: the agent, and environments as they are needed."""
 
-    def __init__(self, reply: Any, incarnation: int):
+    def __init__(self, reply: Any, incarnation: int, allow: Allowed):
+        from actors.client import LearnerError
         from impala import build
-        from impala.config.values import from_dict
+        from impala.config import parts
+        from impala.config.values import OptionError
         from impala.schedule import tasks
 
-        config = json.loads(reply.config)
-        environment = from_dict(EnvironmentConfig, config["environment"])
-        self.tasks = tasks.make(environment, from_dict(TasksConfig, config["tasks"]))
-        self.actor = from_dict(ActorConfig, config["actor"])
-        self.evaluator = from_dict(EvaluatorConfig, config["evaluator"])
+        try:
+            config = parts.from_dict(json.loads(reply.config), allow)
+        except OptionError as error:
+            raise LearnerError(str(error)) from error
+        self.tasks = tasks.make(config.environment, config.tasks)
+        self.actor = config.actor
+        self.evaluator = config.evaluator
         entropy = [reply.seed, reply.actor_index, incarnation]
         self.seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
         self.unroll_length: int = reply.unroll_length
         self._spaces = build.spaces(self.tasks)
-        self.agent = build.agent(from_dict(AgentConfig, config["agent"]), *self._spaces)
+        self.agent = build.agent(config.agent, *self._spaces, own=parts.found(config))
         self._check(reply, build.unroll_spec(self.agent, *self._spaces, self.unroll_length))
 
     def environment(self, task: int, num_envs: int, first: int = 0, render: bool = False) -> Any:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 import tree
 
-from impala.agents import distributions, networks
+from impala import components
+from impala.agents import distributions
 from impala.agents.agent import Agent
-from impala.algorithms import ALGORITHMS, Algorithm
-from impala.config.schema import ActorConfig, AgentConfig, AlgorithmName, Config, EnvironmentConfig
+from impala.agents.cores import Core
+from impala.agents.observation import Features, FrameStack
+from impala.algorithms.base import Algorithm
+from impala.components import ALGORITHM, CORE, TORSO, Allowed, Kind
+from impala.config import parts
+from impala.config.parts import Found, Own
+from impala.config.schema import ActorConfig, AgentConfig, Config, EnvironmentConfig
 from impala.environments.spaces import ACTION_MASK, Spaces, has_action_mask
 from impala.schedule.tasks import Task
 from impala.types import AgentOutput, ArraySpec, Nest, StepType, TimeStep, Unroll
@@ -22,6 +29,7 @@ if TYPE_CHECKING:
     from impala.environments import Environment
 
 _ACTOR = ActorConfig()
+_NONE: Own = {}
 
 
 def environment(
@@ -65,9 +73,20 @@ def spaces(tasks: Sequence[Task]) -> Spaces:
 
 
 def agent(
-    config: AgentConfig, observation_space: gym.Space, action_space: gym.Space, seed: int = 0
+    config: AgentConfig,
+    observation_space: gym.Space,
+    action_space: gym.Space,
+    seed: int = 0,
+    own: Own = _NONE,
 ) -> Agent:
-    """An agent with its variables made; the same seed makes the same first weights.
+    """Returns an agent with its variables made.
+
+    Args:
+      config: of the agent.
+      observation_space: of one environment.
+      action_space: of one environment.
+      seed: the same seed makes the same first weights.
+      own: the parts of one's own that the configuration names: `impala.config.parts.found`.
 
     Raises:
       ValueError: if the configuration and the spaces do not go together.
@@ -75,7 +94,7 @@ def agent(
     single_observation_space = observation_space
     frame_stack = None
     if config.frame_stack > 1:
-        frame_stack = networks.FrameStack(config.frame_stack, observation_space)
+        frame_stack = FrameStack(config.frame_stack, observation_space)
         observation_space = frame_stack.observation_space
     # Sonnet's initialisers draw from the global generator; everything drawn later is stateless.
     tf.random.set_seed(seed)
@@ -90,39 +109,60 @@ def agent(
         _check_action_mask(observation_space, distribution.num_choices)
     separate = config.separate_baseline
     built = Agent(
-        torso=_torso(config, observation_space),
-        core=_core(config),
+        torso=_features(config, observation_space, own),
+        core=_core(config, own),
         distribution=distribution,
         frame_stack=frame_stack,
-        baseline_torso=_torso(config, observation_space, "baseline_") if separate else None,
-        baseline_core=_core(config, "baseline_") if separate else None,
+        baseline_torso=_features(config, observation_space, own, "baseline_") if separate else None,
+        baseline_core=_core(config, own, "baseline_") if separate else None,
         masks_actions=masks_actions,
     )
     built.greedy_step(_zeros(single_observation_space), built.initial_state(1))
     return built
 
 
-def _torso(config: AgentConfig, observation_space: gym.Space, prefix: str = "") -> networks.Torso:
+def part(kind: Kind, name: str, settings: Any, own: Own) -> Found:
+    """Returns the class of a part and what it is made with.
+
+    Args:
+      kind: of the part.
+      name: as the configuration names it.
+      settings: of the part, if it is built in.
+      own: the parts of one's own that the configuration names.
+
+    Raises:
+      ValueError: it is neither built in nor among `own`.
+    """
+    if name in kind.built_in:
+        return Found(components.find(name, kind, Allowed()), settings)
+    if (found := own.get((kind, name))) is None:
+        raise ValueError(
+            f"The {kind.word} {name} is not built in: make the configuration with "
+            "impala.config.parts.compose, and pass its parts."
+        )
+    return found
+
+
+def _features(
+    config: AgentConfig, observation_space: gym.Space, own: Own, prefix: str = ""
+) -> Features:
     """A torso whose variables' names begin with a prefix: no two of an agent are called alike."""
-    name = f"{prefix}{config.torso}"
-    match config.torso:
-        case "mlp":
-            network = networks.MLP(config.hidden_sizes, name=name)
-        case "small":
-            network = networks.Small(name=name)
-        case "strided":
-            network = networks.Strided(name=name)
-        case "shallow":
-            network = networks.Shallow(name=name)
-        case "deep":
-            network = networks.DeepResidual(name=name)
-    return networks.Torso(network, observation_space, config.standardise_images)
+    found = part(TORSO, config.torso, config, own)
+    torso = found.component(found.settings, name=f"{prefix}{_module_name(config.torso)}")
+    return Features(torso, observation_space, config.standardise_images)
 
 
-def _core(config: AgentConfig, prefix: str = "") -> networks.LSTM | None:
-    if config.core == "feed_forward":
+def _core(config: AgentConfig, own: Own, prefix: str = "") -> Core | None:
+    if not CORE.built_in.get(config.core, config.core):
         return None
-    return networks.LSTM(config.lstm_size, name=f"{prefix}{config.core}")
+    found = part(CORE, config.core, config, own)
+    core: Core = found.component(found.settings, name=f"{prefix}{_module_name(config.core)}")
+    return core
+
+
+def _module_name(name: str) -> str:
+    """The name of a part as that of a module, which must be an identifier."""
+    return re.sub(r"\W", "_", name.rpartition(":")[2])
 
 
 def _check_action_mask(observation_space: gym.Space, num_choices: int) -> None:
@@ -135,9 +175,11 @@ def _check_action_mask(observation_space: gym.Space, num_choices: int) -> None:
         )
 
 
-def algorithm(name: AlgorithmName, config: Config, agent: Agent) -> Algorithm:
+def algorithm(name: str, config: Config, agent: Agent) -> Algorithm:
     """What is learned, with its settings."""
-    return ALGORITHMS[name](agent, config.objective, getattr(config, name))
+    found = part(ALGORITHM, name, getattr(config, name, None), parts.found(config))
+    made: Algorithm = found.component(agent, config.objective, found.settings)
+    return made
 
 
 def unroll_spec(

@@ -126,7 +126,7 @@ def check_name(setting: str, name: str, kind: Kind) -> str:
     one_of = f"one of {', '.join(names)}" if names else f"an entry point of the group {GROUP}"
     raise ComponentError(
         f"{setting} is {name!r}; it must be {one_of}.{hint} A {kind.word} of your own is "
-        "named as MODULE:CLASS."
+        "named as MODULE:ATTRIBUTE."
     )
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 import tree
 
 from impala import build
-from impala.config import values
+from impala.config import parts, values
 from impala.config.schema import Config, LearnerConfig
 from impala.finite import NotFiniteError
 from impala.logdir import checkpoint
@@ -151,7 +151,7 @@ class _Run:
             schedule = tasks.Schedule(config)
             self._phases = phases.make(config)
             self._spaces = spaces = build.spaces(self._tasks)
-            agent = build.agent(config.agent, *spaces, seed=config.seed)
+            agent = build.agent(config.agent, *spaces, seed=config.seed, own=parts.found(config))
             for phase in self._phases:  # a later one shall not fail hours from now
                 build.algorithm(phase.algorithm, config, agent)
         except ValueError as error:
@@ -170,7 +170,7 @@ class _Run:
         for_actors = {
             name: values.to_dict(getattr(config, name))
             for name in ("environment", "tasks", "agent", "actor", "evaluator")
-        }
+        } | parts.for_actors(config)
         if not config.evaluator.every_frames:
             for_actors["evaluator"]["every_frames"] = max(1, tasks.total_frames(config) // 50)
         self._incarnations = Incarnations(logdir / "incarnations.json", self._incarnation)

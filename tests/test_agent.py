@@ -12,7 +12,7 @@ import tensorflow as tf
 import tree
 
 from impala import build
-from impala.agents import networks
+from impala.agents import cores, observation, torsos
 from impala.agents.agent import Agent
 from impala.config.schema import AgentConfig
 from impala.types import ArraySpec, Nest, StepType, TimeStep
@@ -276,7 +276,7 @@ class TestFrameStack:
     def test_is_the_last_frames_of_the_episode(
         self, space: gym.Space, size: int, jit_compile: bool
     ) -> None:
-        frame_stack = networks.FrameStack(size, space)
+        frame_stack = observation.FrameStack(size, space)
         stack = tf.function(frame_stack, jit_compile=jit_compile)
         timestep = experience(space, rows=12)
         is_first = timestep.step_type == StepType.FIRST
@@ -298,7 +298,7 @@ class TestFrameStack:
                 np.testing.assert_array_equal(stacked[t, b], np.concatenate(frames, axis=-1))
 
     def test_leaves_alone_what_wrappers_added(self) -> None:
-        frame_stack = networks.FrameStack(2, wrapped(PIXELS))
+        frame_stack = observation.FrameStack(2, wrapped(PIXELS))
         assert frame_stack.observation_space["observation"].shape == (20, 20, 2)
         assert frame_stack.observation_space["last_action"] == wrapped(PIXELS)["last_action"]
         timestep = experience(wrapped(PIXELS))
@@ -316,11 +316,11 @@ class TestFrameStack:
 
 
 def test_lstm_is_the_textbook_one() -> None:
-    lstm = networks.LSTM(5)
+    lstm = cores.LSTM(AgentConfig(lstm_size=5))
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(T, B, 3)).astype(np.float32)
     is_first = rng.random((T, B)) < 0.3
-    state = networks.LSTMState(*rng.normal(size=(2, B, 5)).astype(np.float32))
+    state = cores.LSTMState(*rng.normal(size=(2, B, 5)).astype(np.float32))
     outputs, final_state = lstm(tf.constant(inputs), tf.constant(is_first), state)
 
     from_hidden, bias, from_input = (variable.numpy() for variable in lstm.variables)
@@ -344,7 +344,7 @@ class TestTorso:
     """With a network of no layers the features are the inputs."""
 
     def features(self, space: gym.Space, *observations: Nest) -> np.ndarray:
-        torso = networks.Torso(networks.MLP([]), space)
+        torso = observation.Features(torsos.MLP(AgentConfig(hidden_sizes=())), space)
         stacked = tree.map_structure(lambda *leaves: tf.stack(leaves), *observations)
         return torso(stacked).numpy()
 
@@ -415,13 +415,11 @@ class TestTorso:
     def images(self, space: gym.Space, *observations: np.ndarray, **options: Any) -> np.ndarray:
         """What an image network is shown."""
 
-        class Shown:
-            smallest = 1
-
+        class Shown(torsos.Torso):
             def __call__(self, images: tf.Tensor) -> tf.Tensor:
                 return images
 
-        return networks.Torso(Shown(), space, **options)(tf.stack(observations)).numpy()
+        return observation.Features(Shown(), space, **options)(tf.stack(observations)).numpy()
 
     def test_each_image_is_standardised(self) -> None:
         space = spaces.Box(0, 255, (20, 20, 4), np.uint8)

@@ -17,8 +17,9 @@ import tensorflow as tf
 from impala import build
 from impala.agents import distributions
 from impala.agents.agent import Agent
-from impala.algorithms import ActorCritic, Algorithm, Impala
-from impala.algorithms.base import LossOutput
+from impala.algorithms.actor_critic import ActorCritic
+from impala.algorithms.base import Algorithm, LossOutput
+from impala.algorithms.impala import Impala
 from impala.config.schema import (
     ActorCriticConfig,
     AgentConfig,

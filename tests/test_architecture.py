@@ -3,12 +3,11 @@
 import ast
 import pathlib
 import re
-import typing
 from collections.abc import Iterator, Mapping
 
 import pytest
 
-from impala.config.schema import AlgorithmName
+from impala.components import ALGORITHM
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -188,11 +187,11 @@ def test_the_modules_named_here_exist() -> None:
         ({"impala.types": "import tensorflow as tf"}, "impala.types needs tensorflow"),
         (
             {
-                "impala.environments.atari": "from impala.agents import networks",
-                "impala.agents.networks.__init__": "from impala.agents.networks.torsos import MLP",
-                "impala.agents.networks.torsos": "import sonnet as snt",
+                "impala.environments.atari": "from impala.agents import observation",
+                "impala.agents.observation": "from impala.agents.torsos import MLP",
+                "impala.agents.torsos": "import sonnet as snt",
             },
-            "impala.environments.atari needs sonnet, by way of impala.agents.networks.torsos",
+            "impala.environments.atari needs sonnet, by way of impala.agents.torsos",
         ),
     ],
 )
@@ -221,7 +220,7 @@ ENVIRONMENTS = ("ale", "atari", "bandit", "cartpole", "catch", "pong")
 
 def names_told(source: str) -> set[str]:
     """The words of a source that name an algorithm or an environment."""
-    algorithms = {name for name in typing.get_args(AlgorithmName) if name != "impala"}
+    algorithms = {name for name in ALGORITHM.built_in if name != "impala"}
     classes = {name.replace("_", "") for name in algorithms}
     words = {word.lower() for word in re.findall(r"[A-Za-z_]+", source)}
     return words & {*algorithms, *classes, *ENVIRONMENTS}

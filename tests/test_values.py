@@ -13,8 +13,8 @@ import tree
 from impala import build
 from impala.agents.agent import Agent
 from impala.agents.distributions import EpsilonGreedy
-from impala.algorithms import Algorithm, losses
-from impala.algorithms.base import LossOutput
+from impala.algorithms import losses
+from impala.algorithms.base import Algorithm, LossOutput
 from impala.algorithms.sac import Sac
 from impala.config import schema as configs
 from impala.config.schema import (

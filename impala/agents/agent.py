@@ -6,8 +6,9 @@ import sonnet as snt
 import tensorflow as tf
 import tree
 
+from impala.agents.cores import Core
 from impala.agents.distributions import Distribution
-from impala.agents.networks import LSTM, FrameStack, Torso
+from impala.agents.observation import Features, FrameStack
 from impala.environments.spaces import ACTION_MASK
 from impala.types import AgentOutput, Nest, NetworkOutput, StepType, TimeStep
 
@@ -32,12 +33,12 @@ class Agent(snt.Module):
 
     def __init__(
         self,
-        torso: Torso,
-        core: LSTM | None,
+        torso: Features,
+        core: Core | None,
         distribution: Distribution,
         frame_stack: FrameStack | None = None,
-        baseline_torso: Torso | None = None,
-        baseline_core: LSTM | None = None,
+        baseline_torso: Features | None = None,
+        baseline_core: Core | None = None,
         masks_actions: bool = False,
         name: str | None = None,
     ) -> None:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from impala.algorithms import losses
 from impala.algorithms.base import Algorithm, LossOutput
+from impala.config import demands
 from impala.config.schema import ActorCriticConfig
 from impala.types import Batch
 
@@ -15,6 +16,7 @@ from impala.types import Batch
 class ActorCritic(Algorithm):
     """Learns policy and baseline; nothing corrects for policy lag, which must be small."""
 
+    demands = demands.ACTOR_CRITIC
     _config: ActorCriticConfig
 
     def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:

@@ -2,12 +2,13 @@
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import sonnet as snt
 import tensorflow as tf
 
 from impala.agents.agent import Agent
+from impala.config.demands import Demands
 from impala.config.schema import ObjectiveConfig
 from impala.types import Batch
 
@@ -21,17 +22,25 @@ class LossOutput(NamedTuple):
 
 
 class Algorithm(snt.Module, abc.ABC):
-    """Turns a batch into a loss; owns whatever is trained but never sent to actors."""
+    """Turns a batch into a loss; owns whatever is trained but never sent to actors.
+
+    A class of one's own may have settings: a nested frozen dataclass `Settings`, written like those
+    in `impala.config.schema`.
+    """
+
+    demands: ClassVar[Demands] = Demands()
+    """What the rest of a run must be like."""
 
     def __init__(
         self, agent: Agent, objective: ObjectiveConfig, config: Any, name: str | None = None
     ) -> None:
-        """An algorithm that moves nothing yet.
+        """Initialises the algorithm.
 
         Args:
           agent: what acts.
           objective: what it shall maximise.
-          config: the algorithm's own settings, which `impala.config.schema` has under its name.
+          config: the algorithm's own settings: an instance of its class `Settings`, None if it has
+            none; built-in algorithms get what `impala.config.schema` has under their name.
           name: of the module.
         """
         super().__init__(name=name)

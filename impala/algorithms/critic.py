@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from impala.algorithms import losses
 from impala.algorithms.base import Algorithm, LossOutput
+from impala.config import demands
 from impala.config.schema import CriticConfig
 from impala.types import Batch
 
@@ -16,6 +17,7 @@ from impala.types import Batch
 class Critic(Algorithm):
     """Learns the variables that serve the baseline alone: its head, and its torso if it has one."""
 
+    demands = demands.CRITIC
     _config: CriticConfig
 
     @property

@@ -10,6 +10,7 @@ import tensorflow as tf
 import vtrace
 from impala.algorithms import losses
 from impala.algorithms.base import Algorithm, LossOutput
+from impala.config import demands
 from impala.config.schema import ImpalaConfig
 from impala.types import Batch
 
@@ -17,6 +18,7 @@ from impala.types import Batch
 class Impala(Algorithm):
     """Learns policy and baseline from unrolls of a policy that may be some updates older."""
 
+    demands = demands.IMPALA
     _config: ImpalaConfig
 
     def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:

@@ -13,6 +13,7 @@ from impala.agents.agent import Agent
 from impala.agents.distributions import EpsilonGreedy
 from impala.algorithms import losses
 from impala.algorithms.base import Algorithm, LossOutput
+from impala.config import demands
 from impala.config.schema import ObjectiveConfig, QLearningConfig
 from impala.types import Batch
 
@@ -24,6 +25,7 @@ class QLearning(Algorithm):
       ValueError: the agent's policy is not epsilon-greedy.
     """
 
+    demands = demands.Q_LEARNING
     _config: QLearningConfig
 
     def __init__(

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 import sonnet as snt
 import tensorflow as tf
 
-from impala.agents import networks
+from impala.agents import torsos
 from impala.agents.agent import Agent
 from impala.agents.distributions import TanhNormal
 from impala.algorithms import losses
 from impala.algorithms.base import Algorithm, LossOutput
-from impala.config.schema import ObjectiveConfig, SacConfig
+from impala.config import demands
+from impala.config.schema import AgentConfig, ObjectiveConfig, SacConfig
 from impala.types import Batch, Nest
 
 
@@ -30,9 +31,10 @@ class Critics(snt.Module):
     def __init__(self, agent: Agent, hidden_sizes: Sequence[int], name: str | None = None) -> None:
         super().__init__(name=name)
         self._observe = agent.observation_vector
+        settings = AgentConfig(hidden_sizes=tuple(hidden_sizes))
         self._networks = [
             snt.Sequential(
-                [networks.MLP(hidden_sizes, name=f"critic_{i}"), snt.Linear(1, name=f"value_{i}")]
+                [torsos.MLP(settings, name=f"critic_{i}"), snt.Linear(1, name=f"value_{i}")]
             )
             for i in range(2)
         ]
@@ -54,6 +56,7 @@ class Sac(Algorithm):
       ValueError: the action is not a box, or the agent has a memory.
     """
 
+    demands = demands.SAC
     _config: SacConfig
 
     def __init__(

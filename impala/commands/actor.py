@@ -6,6 +6,7 @@ import sys
 from typing import Annotated, Literal
 
 from impala.commands.flags import ADDRESS, NumActors, WhenFinished, next_port, plainly
+from impala.components import Allowed
 from impala.config import values
 from impala.config.schema import Range
 from impala.runtime import process
@@ -45,6 +46,9 @@ class Actor:
     `impala train` shows what comes there."""
     log_format: LogFormat = "text"
     """text for people, or json: an object in each line."""
+    allow: tuple[str, ...] = ()
+    """What this process may import if the learner names it, beside installed entry points of the
+    group impala.components: each MODULE, for all that is in it, or MODULE:ATTRIBUTE."""
     security: ClientSecurity = dataclasses.field(default_factory=ClientSecurity)
 
 
@@ -75,6 +79,7 @@ def actor(command: Actor) -> int:
             when_finished=command.when_finished,
             reconnect_timeout=command.reconnect_timeout or None,
             role=command.role,
+            allow=Allowed(command.allow),
             security=command.security,
             metrics_listen=next_port(command.metrics_listen, index),
             failures=command.failures,
@@ -98,5 +103,6 @@ def _flags(command: Actor) -> list[str]:
         if name in ("num_actors", "index") or value == defaults[name]:
             continue
         flag = "--" + name.replace("_", "-")
-        flags += [flag] if value is True else [flag, str(value)]
+        words = value if isinstance(value, tuple) else (value,)
+        flags += [flag] if value is True else [flag, *map(str, words)]
     return flags

@@ -27,7 +27,8 @@ class RunFlags:
     """Flags of the commands that start a run."""
 
     preset: Positional[Annotated[str, arg(metavar="{" + ",".join(PRESETS) + "}")]]
-    """What the settings below start from: see impala presets."""
+    """What the settings below start from: see impala presets; or one of your own, as
+    MODULE:ATTRIBUTE."""
     config: pathlib.Path | None = None
     """YAML file of settings, put over the preset. Over it come environment variables such as
     IMPALA_OPTIMISER__LEARNING_RATE=3e-4, and over them the flags."""

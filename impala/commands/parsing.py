@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import itertools
 import os
 import pathlib
 import typing
@@ -11,11 +12,13 @@ from typing import Any, Literal, TypeVar
 import tyro
 
 from impala.commands.flags import RunFlags
-from impala.config import layers, rules, values
+from impala.config import layers, parts, rules, values
 from impala.config.presets import PRESETS
 from impala.config.schema import Config
 
 T = TypeVar("T")
+
+_SEVERAL = ("phases", "telemetry.sinks")  # of the settings that name parts
 
 
 def parse(name: str, command_type: type[T], argv: list[str]) -> T:
@@ -26,29 +29,63 @@ def parse(name: str, command_type: type[T], argv: list[str]) -> T:
       SystemExit: 2 after tyro has explained a missing or unreadable value, 0 after help.
     """
     default: Any = tyro.MISSING_NONPROP
+    settings = Config()
     if issubclass(command_type, RunFlags):
-        preset, file = _layers(command_type, argv)
-        settings = layers.layered(preset, file, os.environ) if preset else Config()
+        # Parts of one's own may import TensorFlow, which is to say little of what it finds.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        names = _names(argv)
+        preset, file = _layers(command_type, argv, names)
+        if preset:
+            settings = layers.layered(preset, file, os.environ, names)
         default = command_type(preset=tyro.MISSING, settings=settings)
     command, unknown = _tyro(name, command_type, argv, default)
     if unknown:
-        raise values.OptionError(_unknown(name, command_type, unknown[0]))
+        raise values.OptionError(_unknown(name, command_type, unknown[0], settings))
     values.check_ranges(command)
     if isinstance(command, RunFlags):
         rules.validate(command.settings)
     return command
 
 
-def _layers(command_type: type[RunFlags], argv: list[str]) -> tuple[str, pathlib.Path | None]:
+def _names(argv: list[str]) -> dict[str, Any]:
+    """Returns the settings on a command line that name parts, nested, before others are known."""
+    named: dict[str, Any] = {}
+    for path in parts.NAMES:
+        if not (words := _words(argv, path)):
+            continue
+        *sections, last = path.split(".")
+        place = named
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = words if path in _SEVERAL else words[0]
+    return named
+
+
+def _words(argv: list[str], path: str) -> list[str]:
+    """Returns the words behind a setting's flag, the last one if it is given several times."""
+    found: list[str] = []
+    for i, word in enumerate(argv):
+        flag, _, value = word.partition("=")
+        if flag.startswith("--") and flag[2:].replace("-", "_") == path:
+            behind = itertools.takewhile(lambda word: not word.startswith("-"), argv[i + 1 :])
+            found = [value] if value else list(behind)
+    return found
+
+
+def _layers(
+    command_type: type[RunFlags], argv: list[str], names: dict[str, Any]
+) -> tuple[str, pathlib.Path | None]:
     """Finds out which preset and file the defaults come from, before the defaults are known."""
-    default = command_type(preset=tyro.MISSING)
+    named = parts.compose(values.overlay(Config(), names))
+    default = command_type(preset=tyro.MISSING, settings=named)
     without_help = [word for word in argv if word not in ("-h", "--help")]
     silence = io.StringIO()
     try:
         with contextlib.redirect_stderr(silence), contextlib.redirect_stdout(silence):
             command, _ = _tyro("", command_type, without_help, default)
     except SystemExit:  # something is wrong or missing; the parse in earnest will say what
-        return next((word for word in argv if word in PRESETS), ""), None
+        files = [pathlib.Path(word) for word in _words(argv, "config")[:1]]
+        return next((word for word in argv if word in PRESETS), ""), next(iter(files), None)
     return command.preset, command.config
 
 
@@ -64,14 +101,14 @@ def _tyro(name: str, command_type: type[T], argv: list[str], default: Any) -> tu
     )
 
 
-def _unknown(name: str, command_type: type, word: str) -> str:
+def _unknown(name: str, command_type: type, word: str, settings: Config) -> str:
     """Words the error about something on the command line that has no meaning."""
     if not word.startswith("-"):
         return f"{name} can make nothing of {word!r}. See impala {name} --help."
     paths = [field.name for field in dataclasses.fields(command_type)]
     if "settings" in paths:
         paths = [path for path in paths if path not in ("preset", "settings")]
-        paths += values.flatten(Config())
+        paths += values.flatten(settings)
     flags = [path.replace("_", "-") for path in paths]
     hint = values.nearest(word.split("=")[0].lstrip("-").replace("_", "-"), flags)
     hint = hint.replace("'", "'--", 1) or f"See impala {name} --help."

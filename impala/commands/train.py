@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from impala.commands.flags import STOPPED, NumActors, RunFlags, print_config
-from impala.config import layers
+from impala.config import layers, parts
 from impala.runtime import process
 from impala.runtime.failures import Shown
 from impala.runtime.logs import log_to_stderr
@@ -139,6 +139,8 @@ def _actor_programs(
     several = len(command.settings.tasks.environments) > 1
     if command.evaluate == "yes" or (command.evaluate == "auto" and several):
         flags["evaluator"] = ["--role", "evaluator", "--name", "evaluator"]
+    if foreign := parts.allowed(command.settings, of_actors=True).names:
+        common += ["--allow", *foreign]
     return {
         name: Program(
             name=name,

@@ -5,45 +5,105 @@ import difflib
 import json
 import pathlib
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import yaml
 
+from impala.components import Allowed, ComponentError, Kind, check_name, load
+from impala.config import parts
 from impala.config.presets import PRESETS
 from impala.config.schema import Config
-from impala.config.values import OptionError, choice, flatten, overlay
+from impala.config.values import OptionError, flatten, overlay, to_dict
 
 ENVIRONMENT_PREFIX = "IMPALA_"
+
+_DEFAULTS = Config()
+_VARIABLES = "Environment variables: "  # what is wrong with one of them begins with this
 
 
 # The layers.
 
 
-def layered(preset: str, file: pathlib.Path | None, environ: Mapping[str, str]) -> Config:
+def layered(
+    preset: str,
+    file: pathlib.Path | None,
+    environ: Mapping[str, str],
+    names: Mapping[str, Any] = MappingProxyType({}),
+) -> Config:
     """Returns the preset with a YAML file and, over it, environment variables put on it.
+
+    Args:
+      preset: name of one, or module:attribute.
+      file: of settings.
+      environ: environment variables.
+      names: settings that name parts of one's own and come from the layers above, nested.
 
     Raises:
       OptionError: of any layer; the message begins with the layer's name.
     """
-    config = PRESETS[choice("The preset", preset, PRESETS)][1]
-    if file is not None:
-        config = overlay(config, read_yaml(file), f"{file}: ")
-    return overlay(config, from_environment(environ), "Environment variables: ")
+    base = find_preset(preset)[1]
+    data = read_yaml(file) if file is not None else {}
+    # Which parts there are decides which settings there are, so all names come first.
+    named = [overlay(Config(), parts.naming(to_dict(base)))]
+    for naming, source in (
+        (parts.naming(data), f"{file}: "),
+        (_naming_variables(environ), _VARIABLES),
+        (names, ""),
+    ):
+        named.append(overlay(named[-1], naming, source))
+    # A layer may have settings of a part that a layer above it has replaced.
+    config = overlay(parts.class_of(*named)(), to_dict(base))
+    config = overlay(config, data, f"{file}: ")
+    config = overlay(config, from_environment(environ, config), _VARIABLES)
+    return parts.compose(overlay(config, names))
 
 
-def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+def find_preset(name: str) -> tuple[str, Config]:
+    """Returns what a preset is in a line, and its configuration.
+
+    Args:
+      name: of a built-in preset, of an entry point, or module:attribute; the attribute is a
+        `Config`, or a line and a `Config`.
+
+    Raises:
+      OptionError: there is no such preset.
+    """
+    if name in PRESETS:
+        return PRESETS[name]
+    try:
+        check_name("The preset", name, Kind("preset", "", dict.fromkeys(PRESETS, "")))
+        found = load(name, Allowed((name,)))
+    except ComponentError as error:
+        raise OptionError(str(error)) from None
+    match found:
+        case Config():
+            return "", found
+        case (str(line), Config() as config):
+            return line, config
+    raise OptionError(
+        f"{name} is no preset: it must be a Config (from impala.config.schema import Config), or "
+        f"a line and a Config, not {type(found).__name__}."
+    )
+
+
+def from_environment(environ: Mapping[str, str], config: Config = _DEFAULTS) -> dict[str, Any]:
     """Collects variables such as IMPALA_OPTIMISER__LEARNING_RATE=3e-4 into nested settings.
 
     Lists are JSON, or numbers between commas or spaces. Variables that begin with IMPALA_ but have
     no "__" are other people's (Kubernetes makes IMPALA_LEARNER_PORT for a service of that name),
     except those that differ from ours only in underscores or hardly at all.
 
+    Args:
+      environ: environment variables.
+      config: of the class that says which settings there are.
+
     Raises:
       OptionError: a variable names no setting; says which is nearest.
     """
-    ours = {variable(path): path for path in flatten(Config())}
+    defaults = flatten(config)
+    ours = {variable(path): path for path in defaults}
     squeezed = {name.replace("__", "_"): name for name in ours}
-    defaults = flatten(Config())
     settings: dict[str, Any] = {}
     for name, text in environ.items():
         if not name.startswith(ENVIRONMENT_PREFIX):
@@ -89,6 +149,12 @@ def read_yaml(file: pathlib.Path) -> Any:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise OptionError(f"{file} is not YAML: {' '.join(str(error).split())}.") from None
     return {} if data is None else data
+
+
+def _naming_variables(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Collects those variables that name parts."""
+    ours = {variable(path) for path in parts.NAMES}
+    return from_environment({name: text for name, text in environ.items() if name in ours})
 
 
 def _read_text(text: str, like: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import json
 
+from impala.config import demands
 from impala.config.schema import Config
 from impala.config.values import OptionError, overlay, to_dict
 from impala.schedule import phases, tasks
@@ -38,23 +39,10 @@ def validate(config: Config) -> Config:
             "lower the second."
         )
     try:
-        algorithms = [phase.algorithm for phase in phases.make(config)]
+        phases.make(config)
     except ValueError as error:
         raise OptionError(str(error)) from error
-    is_greedy = config.agent.policy == "epsilon_greedy"
-    unfit = {"impala", "actor_critic", "sac"} if is_greedy else {"q_learning"}
-    if found := sorted(unfit & {*algorithms}):
-        raise OptionError(
-            f"agent.policy is {config.agent.policy}, which {found[0]} cannot learn: set it to "
-            f"{'stochastic' if is_greedy else 'epsilon_greedy'}, or choose another algorithm."
-        )
-    # While a critic learns first of all, the policy that replay holds is the one there is.
-    on_policy = {"actor_critic"} & {*algorithms} | {"critic"} & {*algorithms[1:]}
-    if on_policy and config.mix.replayed:
-        raise OptionError(
-            f"mix.replayed is {config.mix.replayed}, but {on_policy.pop()} does not correct for "
-            "what an older policy did. Set mix.replayed to 0, or learn with impala."
-        )
+    demands.check(config)
     if config.mix.batch_size == 0:
         raise OptionError(
             "mix.learn_from_fresh is false and mix.replayed is 0: there is nothing to learn from. "

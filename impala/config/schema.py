@@ -6,7 +6,9 @@ declared with `Range` and checked by `impala.config.values`.
 """
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from impala.components import ALGORITHM, CORE, OPTIMISER, SINK, TORSO
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +50,6 @@ Scale = Annotated[float, Range(1e-12)]
 
 
 Limit = Annotated[float, Range(1e-12, 1e30)]
-
-
-AlgorithmName = Literal["impala", "actor_critic", "critic", "q_learning", "sac"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,14 +153,15 @@ class EpsilonConfig:
 class AgentConfig:
     """The network: [frame stack] -> torso -> [core] -> policy and baseline heads."""
 
-    torso: Literal["mlp", "small", "strided", "shallow", "deep"] = "mlp"
+    torso: Annotated[str, TORSO] = "mlp"
     """mlp; small: one convolution, for images as small as MinAtar's; strided: four, for small ones;
-    shallow: two; deep: the residual network. The last two are those of Espeholt et al. 2018."""
+    shallow: two; deep: the residual network; or MODULE:CLASS. shallow and deep are those of
+    Espeholt et al. 2018."""
     hidden_sizes: tuple[Positive, ...] = (64, 64)
     """Widths of the mlp torso's layers, in units. shallow and deep end in one layer of 256,
     small in one of 128."""
-    core: Literal["feed_forward", "lstm"] = "feed_forward"
-    """Recurrent part between torso and heads."""
+    core: Annotated[str, CORE] = "feed_forward"
+    """Recurrent part between torso and heads: feed_forward (none), lstm, or MODULE:CLASS."""
     lstm_size: Positive = 256
     """Units of the LSTM core."""
     frame_stack: Positive = 1
@@ -285,8 +285,8 @@ class SacConfig:
 class OptimiserConfig:
     """The optimiser."""
 
-    name: Literal["rmsprop", "adam"] = "rmsprop"
-    """Which optimiser."""
+    name: Annotated[str, OPTIMISER] = "rmsprop"
+    """rmsprop, adam, or MODULE:CLASS."""
     learning_rate: Scale = 6e-4
     """Step size at the start of the run, or of a phase."""
     decay_to_zero: bool = True
@@ -450,6 +450,15 @@ class ActorConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class TelemetryConfig:
+    """Where rows of telemetry go."""
+
+    sinks: tuple[Annotated[str, SINK], ...] = ()
+    """Sinks of your own, each as MODULE:CLASS, which get every row beside the console, TensorBoard
+    and metrics.jsonl."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """All settings of a run."""
 
@@ -458,8 +467,9 @@ class Config:
     evaluator: EvaluatorConfig = EvaluatorConfig()
     agent: AgentConfig = AgentConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
-    algorithm: AlgorithmName = "impala"
-    """The algorithm; its settings are in the section of the same name."""
+    algorithm: Annotated[str, ALGORITHM] = "impala"
+    """impala, actor_critic, critic, q_learning, sac, or MODULE:CLASS. Its settings are in the
+    section of the same name, in snake case."""
     phases: tuple[str, ...] = ()
     """Algorithms one after another, each but the last with its number of environment frames, as in
     critic:500000 impala. Empty: algorithm, for the whole run."""
@@ -476,7 +486,10 @@ class Config:
     actor: Annotated[ActorConfig, OPERATIONAL] = ActorConfig()
     guard: Annotated[GuardConfig, OPERATIONAL] = GuardConfig()
     quarantine: Annotated[QuarantineConfig, OPERATIONAL] = QuarantineConfig()
+    telemetry: Annotated[TelemetryConfig, OPERATIONAL] = TelemetryConfig()
     total_frames: Positive = 25_000_000
     """Environment frames after which training ends, unless tasks.frames says otherwise."""
     seed: Count = 0
     """Seed of the network's first weights and, with index and incarnation, of every actor."""
+
+    own: ClassVar[tuple[Any, ...]] = ()  # `impala.config.parts.Part`s, of a class made for them

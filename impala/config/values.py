@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
+from impala.components import ComponentError, Kind, check_name
 from impala.config.schema import OPERATIONAL, Range
 
 T = TypeVar("T")
@@ -215,7 +216,8 @@ def _overlay(config: Any, data: Any, path: str, root: Any) -> Any:
             f"{path or 'The configuration'} holds settings by name, not {data!r}. "
             f"It has: {', '.join(field.name for field in dataclasses.fields(config))}."
         )
-    hints = typing.get_type_hints(type(config), include_extras=True)
+    all_hints = typing.get_type_hints(type(config), include_extras=True)
+    hints = {field.name: all_hints[field.name] for field in dataclasses.fields(config)}
     changes = {}
     for name, value in data.items():
         where = f"{path}.{name}" if path else str(name)
@@ -260,6 +262,8 @@ def _value(hint: Any, value: Any, path: str) -> Any:
         for mark in marks:
             if isinstance(mark, Range):
                 _check_range(path, value, mark)
+            if isinstance(mark, Kind):
+                _check_name(path, value, mark)
         return value
     if typing.get_origin(hint) is Literal:
         return choice(path, value, typing.get_args(hint))
@@ -280,7 +284,19 @@ def _value(hint: Any, value: Any, path: str) -> Any:
         bool: "true or false",
         str: "text",
     }
+    if hint not in names:
+        raise OptionError(
+            f"{path} is declared as {hint}; a setting is an int, float, bool, str, Literal, or a "
+            "tuple of these."
+        )
     raise OptionError(f"{path} is {value!r}; it must be {names[hint]}.")
+
+
+def _check_name(path: str, value: str, kind: Kind) -> None:
+    try:
+        check_name(path, value, kind)
+    except ComponentError as error:
+        raise OptionError(str(error)) from None
 
 
 def _check_range(path: str, value: float, limits: Range) -> None:

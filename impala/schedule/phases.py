@@ -1,22 +1,46 @@
 """The phases of a run: which algorithm learns, and from when to when."""
 
-import typing
+import re
 from typing import NamedTuple
 
-from impala.config.schema import AlgorithmName, Config
+from impala.components import ALGORITHM, ComponentError, check_name
+from impala.config.schema import Config
 from impala.schedule import tasks
 
 
 class Phase(NamedTuple):
     """A stretch of a run in which one algorithm learns. What is annealed is annealed over it."""
 
-    algorithm: AlgorithmName
+    algorithm: str
     start: int  # environment frames of the run
     end: int
 
     def progress(self, frames: int) -> float:
         """Share of the phase done, 0 to 1, when the run has learned from so many frames."""
         return min(1.0, max(0, frames - self.start) / (self.end - self.start))
+
+
+class Word(NamedTuple):
+    """A phase as the user wrote it."""
+
+    text: str
+    algorithm: str
+    frames: str  # "" if it says none
+
+
+def words(config: Config) -> list[Word]:
+    """Returns the phases of a configuration as they are written; one if it names none."""
+    texts = [text for entry in config.phases for text in entry.split(",")]
+    return [_word(text) for text in texts] or [Word(config.algorithm, config.algorithm, "")]
+
+
+def _word(text: str) -> Word:
+    name, colon, rest = text.partition(":")
+    # MODULE:CLASS:FRAMES; an attribute does not begin with a digit.
+    if name not in ALGORITHM.built_in and re.match(r"[^\W\d]", rest):
+        attribute, _, frames = rest.partition(":")
+        return Word(text, f"{name}{colon}{attribute}", frames)
+    return Word(text, name, rest)
 
 
 def make(config: Config) -> list[Phase]:
@@ -27,22 +51,24 @@ def make(config: Config) -> list[Phase]:
         nothing is left for it.
     """
     total = tasks.total_frames(config)
-    words = [word for entry in config.phases for word in entry.split(",")] or [config.algorithm]
+    of_run = words(config)
+    text = " ".join(word.text for word in of_run)
     made: list[Phase] = []
-    for i, word in enumerate(words):
-        name, _, frames = word.partition(":")
-        if name not in (known := typing.get_args(AlgorithmName)):
+    for i, word in enumerate(of_run):
+        try:
+            check_name("The algorithm", word.algorithm, ALGORITHM)
+        except ComponentError:
             raise ValueError(
-                f"phases has {word!r}, but there is no algorithm {name!r}; there are "
-                f"{', '.join(known)}."
-            )
+                f"phases has {word.text!r}, but there is no algorithm {word.algorithm!r}; there "
+                f"are {', '.join(ALGORITHM.built_in)}, and those of your own, as MODULE:CLASS."
+            ) from None
         start = made[-1].end if made else 0
-        end = total if i == len(words) - 1 and not frames else start + _frames(word, frames)
-        made.append(Phase(typing.cast(AlgorithmName, name), start, end))
+        end = total if i == len(of_run) - 1 and not word.frames else start + _frames(word)
+        made.append(Phase(word.algorithm, start, end))
     last = made[-1]
     if last.end != total or last.start >= total:
         raise ValueError(
-            f"phases is {' '.join(words)} and the run has {total:,} frames: the last phase takes "
+            f"phases is {text} and the run has {total:,} frames: the last phase takes "
             "what the others leave, so give it no number, and leave it some."
         )
     return made
@@ -53,13 +79,14 @@ def current(phases: list[Phase], frames: int) -> Phase:
     return next((phase for phase in phases if frames < phase.end), phases[-1])
 
 
-def _frames(word: str, text: str) -> int:
+def _frames(word: Word) -> int:
     try:
-        frames = float(text)
+        frames = float(word.frames)
     except ValueError:
         frames = 0.0
     if not frames.is_integer() or frames < 1:
         raise ValueError(
-            f"phases has {word!r}; every phase but the last is ALGORITHM:FRAMES, as critic:500000."
+            f"phases has {word.text!r}; every phase but the last is ALGORITHM:FRAMES, as "
+            "critic:500000."
         )
     return int(frames)

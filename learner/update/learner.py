@@ -10,6 +10,7 @@ import tensorflow as tf
 import tree
 
 from impala.algorithms.base import Algorithm, LossOutput
+from impala.config import parts
 from impala.config.schema import Config
 from impala.finite import is_finite
 from impala.logdir import checkpoint
@@ -61,7 +62,9 @@ class Learner:
         self.config = config
         self.phase = phase
         self._algorithm = algorithm
-        self._optimiser = optimisers.make(config.optimiser, algorithm.learned_variables)
+        self._optimiser = optimisers.make(
+            config.optimiser, algorithm.learned_variables, parts.found(config)
+        )
         compiled = functools.partial(
             tf.function, jit_compile=config.learner.jit_compile, autograph=False
         )

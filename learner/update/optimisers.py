@@ -6,16 +6,22 @@ a chain of separate operations would pass over the parameters' memory a dozen ti
 
 import abc
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import sonnet as snt
 import tensorflow as tf
 
+from impala import build
+from impala.components import OPTIMISER
+from impala.config.parts import Own
 from impala.config.schema import OptimiserConfig
 
 Clip = Callable[[Sequence[tf.Tensor], float], tuple[list[tf.Tensor], tf.Tensor]]
 
 # Squares of what is multiplied by it have a sum within float32.
 _TINY = 2.0**-80
+
+_NONE: Own = {}
 
 
 def learning_rate(config: OptimiserConfig, progress: float) -> float:
@@ -115,7 +121,29 @@ def adam_update(
 
 
 class Optimiser(snt.Module, abc.ABC):
-    """Remembers, per variable, what a rule needs; `variables` are these slots and nothing else."""
+    """Turns gradients into steps.
+
+    It makes what it has to remember of each variable, its slots, in the constructor; `variables`
+    are these slots and nothing else, so that checkpoints hold them. The learner clips the gradients
+    before, and says the learning rate of each step. An update whose result is not finite is taken
+    back, slots and all, so `apply` must keep all it remembers in variables of TensorFlow.
+
+    A class of one's own may have settings: a nested frozen dataclass `Settings`, written like those
+    in `impala.config.schema`.
+    """
+
+    def __init__(
+        self, variables: Sequence[tf.Variable], settings: Any = None, name: str | None = None
+    ) -> None:
+        """Makes the slots at their first values.
+
+        Args:
+          variables: that gradients move.
+          settings: an instance of the class's own `Settings`; None if it has none. Built-in
+            optimisers get `OptimiserConfig`.
+          name: of the module.
+        """
+        super().__init__(name=name)
 
     @abc.abstractmethod
     def apply(
@@ -145,13 +173,12 @@ class RMSProp(Optimiser):
     def __init__(
         self,
         variables: Sequence[tf.Variable],
-        decay: float,
-        momentum: float,
-        epsilon: float,
+        settings: OptimiserConfig,
         name: str | None = None,
     ) -> None:
-        super().__init__(name=name)
-        self._decay, self._momentum, self._epsilon = decay, momentum, epsilon
+        super().__init__(variables, settings, name=name)
+        self._decay, self._momentum = settings.decay, settings.momentum
+        self._epsilon = settings.epsilon
         self._mean_squares = [_slot("mean_square", v, 1.0) for v in variables]
         self._moments = [_slot("moment", v, 0.0) for v in variables]
 
@@ -183,13 +210,12 @@ class Adam(Optimiser):
     def __init__(
         self,
         variables: Sequence[tf.Variable],
-        beta1: float,
-        beta2: float,
-        epsilon: float,
+        settings: OptimiserConfig,
         name: str | None = None,
     ) -> None:
-        super().__init__(name=name)
-        self._beta1, self._beta2, self._epsilon = beta1, beta2, epsilon
+        super().__init__(variables, settings, name=name)
+        self._beta1, self._beta2 = settings.beta1, settings.beta2
+        self._epsilon = settings.epsilon
         self._first_moments = [_slot("first_moment", v, 0.0) for v in variables]
         self._second_moments = [_slot("second_moment", v, 0.0) for v in variables]
         self._steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps")
@@ -218,18 +244,20 @@ class Adam(Optimiser):
             )
 
 
-def make(config: OptimiserConfig, variables: Sequence[tf.Variable]) -> Optimiser:
-    """The optimiser of a configuration, its slots at their first values.
+def make(config: OptimiserConfig, variables: Sequence[tf.Variable], own: Own = _NONE) -> Optimiser:
+    """Returns the optimiser of a configuration, its slots at their first values.
+
+    Args:
+      config: names it.
+      variables: that gradients move.
+      own: the parts of one's own that the configuration names: `impala.config.parts.found`.
 
     Raises:
       ValueError: if there is no optimiser of that name.
     """
-    match config.name:
-        case "rmsprop":
-            return RMSProp(variables, config.decay, config.momentum, config.epsilon)
-        case "adam":
-            return Adam(variables, config.beta1, config.beta2, config.epsilon)
-    raise ValueError(f"No optimiser {config.name!r}; choose rmsprop or adam.")
+    found = build.part(OPTIMISER, config.name, config, own)
+    made: Optimiser = found.component(variables, found.settings)
+    return made
 
 
 def _slot(name: str, variable: tf.Variable, value: float) -> tf.Variable:

@@ -1,174 +1,54 @@
-"""The parts of an agent's network: torsos (before time), cores (in time), the frame stack.
-
-Torsos are those of Espeholt et al. 2018, arXiv 1802.01561, figure 3, smaller ones and an MLP; they
-map observations [N, ...] to features [N, F]. What has a state has one signature: (inputs
-[T, B, ...], is_first [T, B], state) -> (outputs [T, B, ...], state), and starts anew where
-is_first.
-"""
+"""What a torso is shown of a nested observation: an image, a vector, a stack of frames."""
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeGuard
+from typing import TypeGuard
 
 import gymnasium as gym
 import numpy as np
 import sonnet as snt
 import tensorflow as tf
 
+from impala.agents.torsos import Torso
 from impala.environments import spaces
 from impala.environments.spaces import is_wrapped, main_space
 from impala.types import Nest
 
 
-class MLP(snt.Module):
-    """Linear layers with ReLU after each. [N, F] to [N, hidden_sizes[-1]]."""
+class Features(snt.Module):
+    """Maps observations as they travel, nest and all, to features [N, F] float32, with a torso.
 
-    def __init__(self, hidden_sizes: Sequence[int], name: str | None = None) -> None:
-        super().__init__(name=name)
-        self._layers = [
-            snt.Linear(size, w_init=_he(), name=f"linear_{i}")
-            for i, size in enumerate(hidden_sizes)
-        ]
-
-    def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
-        for layer in self._layers:
-            inputs = tf.nn.relu(layer(inputs))
-        return inputs
-
-
-class Shallow(snt.Module):
-    """Two convolutions and a linear layer of 256. [N, H, W, C] to [N, 256]."""
-
-    smallest = 20  # pixels; less leaves the second convolution nothing to look at
-
-    def __init__(self, name: str | None = None) -> None:
-        super().__init__(name=name)
-        self._convolutions = [
-            snt.Conv2D(16, kernel_shape=8, stride=4, padding="VALID", w_init=_he(), name="conv_0"),
-            snt.Conv2D(32, kernel_shape=4, stride=2, padding="VALID", w_init=_he(), name="conv_1"),
-        ]
-        self._linear = snt.Linear(256, w_init=_he())
-
-    def __call__(self, images: tf.Tensor) -> tf.Tensor:
-        for convolution in self._convolutions:
-            images = tf.nn.relu(convolution(images))
-        return tf.nn.relu(self._linear(snt.flatten(images)))
-
-
-class Small(snt.Module):
-    """A convolution and a linear layer of 128. [N, H, W, C] to [N, 128].
-
-    For images of 10x10, as in MinAtar: Young and Tian 2019, arXiv 1903.03176.
-    """
-
-    smallest = 3
-
-    def __init__(self, name: str | None = None) -> None:
-        super().__init__(name=name)
-        self._convolution = snt.Conv2D(
-            16, kernel_shape=3, padding="VALID", w_init=_he(), name="conv"
-        )
-        self._linear = snt.Linear(128, w_init=_he())
-
-    def __call__(self, images: tf.Tensor) -> tf.Tensor:
-        images = tf.nn.relu(self._convolution(images))
-        return tf.nn.relu(self._linear(snt.flatten(images)))
-
-
-class Strided(snt.Module):
-    """Four convolutions that each halve an image: [N, H, W, C] to [N, F]; 288 features of 47x47."""
-
-    smallest = 1
-
-    def __init__(self, name: str | None = None) -> None:
-        super().__init__(name=name)
-        self._convolutions = [
-            snt.Conv2D(32, kernel_shape=3, stride=2, w_init=_he(), name=f"conv_{i}")
-            for i in range(4)
-        ]
-
-    def __call__(self, images: tf.Tensor) -> tf.Tensor:
-        for convolution in self._convolutions:
-            images = tf.nn.elu(convolution(images))
-        return snt.flatten(images)
-
-
-class DeepResidual(snt.Module):
-    """Three sections of residual blocks and a linear layer of 256. [N, H, W, C] to [N, 256]."""
-
-    smallest = 1
-
-    def __init__(self, name: str | None = None) -> None:
-        super().__init__(name=name)
-        self._sections = [
-            _Section(channels, name=f"section_{i}") for i, channels in enumerate((16, 32, 32))
-        ]
-        self._linear = snt.Linear(256, w_init=_he())
-
-    def __call__(self, images: tf.Tensor) -> tf.Tensor:
-        for section in self._sections:
-            images = section(images)
-        return tf.nn.relu(self._linear(snt.flatten(tf.nn.relu(images))))
-
-
-class _Section(snt.Module):
-    """Halves the image, then two residual blocks."""
-
-    def __init__(self, channels: int, name: str | None = None) -> None:
-        super().__init__(name=name)
-        self._convolution = snt.Conv2D(channels, kernel_shape=3, w_init=_he(), name="conv")
-        self._blocks = [
-            [
-                snt.Conv2D(channels, kernel_shape=3, w_init=_he(), name=f"block_{i}_conv_{j}")
-                for j in range(2)
-            ]
-            for i in range(2)
-        ]
-
-    def __call__(self, images: tf.Tensor) -> tf.Tensor:
-        images = tf.nn.max_pool2d(self._convolution(images), ksize=3, strides=2, padding="SAME")
-        for block in self._blocks:
-            shortcut = images
-            for convolution in block:
-                images = convolution(tf.nn.relu(images))
-            images += shortcut
-        return images
-
-
-class Torso(snt.Module):
-    """Observations as they travel, nest and all, to features [N, F] float32.
-
-    What the wrappers added (last action, last reward, time in the episode) goes past the network
+    What the wrappers added (last action, last reward, time in the episode) goes past the torso
     and stands behind its features.
 
     Args:
-      network: sees the rest; an `MLP` as one vector, the others as an image.
+      torso: sees the rest, as its `sees` says.
       observation_space: of one environment, after the frame stack.
       standardise_images: shift and scale each image of unsigned integers to mean 0 and variance 1.
 
     Raises:
-      ValueError: if the network cannot see such observations.
+      ValueError: if the torso cannot see such observations.
     """
 
     def __init__(
         self,
-        network: MLP | Small | Strided | Shallow | DeepResidual,
+        torso: Torso,
         observation_space: gym.Space,
         standardise_images: bool = True,
         name: str | None = None,
     ) -> None:
         super().__init__(name=name)
-        self._network = network
+        self._torso = torso
         self._space = observation_space
         self._standardise_images = standardise_images
         self._main_space = main_space(observation_space)
-        if not isinstance(network, MLP):
-            _check_image(self._main_space, network)
+        if torso.sees == "image":
+            _check_image(self._main_space, torso)
 
     def __call__(self, observation: Nest) -> tf.Tensor:
         if not is_wrapped(self._space):
-            return self._network(self._network_input(observation))
-        features = self._network(self._network_input(observation["observation"]))
+            return self._torso(self._inputs(observation))
+        features = self._torso(self._inputs(observation["observation"]))
         return tf.concat([features, *self._added(observation)], axis=-1)
 
     def vector(self, observation: Nest) -> tf.Tensor:
@@ -193,8 +73,10 @@ class Torso(snt.Module):
             if key in spaces.SEEN
         ]
 
-    def _network_input(self, observation: Nest) -> tf.Tensor:
-        if isinstance(self._network, MLP):
+    def _inputs(self, observation: Nest) -> Nest:
+        if self._torso.sees == "observation":
+            return observation
+        if self._torso.sees == "vector":
             return as_vector(self._main_space, observation)
         images = _as_float(self._main_space, observation)
         if images.shape.rank == 3:
@@ -202,44 +84,6 @@ class Torso(snt.Module):
         if self._standardise_images and _is_unsigned(self._main_space):
             images = tf.image.per_image_standardization(images)
         return images
-
-
-class LSTMState(NamedTuple):
-    """What an LSTM remembers."""
-
-    hidden: tf.Tensor  # [B, size] float32
-    cell: tf.Tensor  # [B, size] float32
-
-
-class LSTM(snt.Module):
-    """A long short-term memory, Hochreiter and Schmidhuber 1997, with a forget bias of 1."""
-
-    def __init__(self, size: int, name: str | None = None) -> None:
-        super().__init__(name=name)
-        self._size = size
-        self._from_input = snt.Linear(4 * size, name="from_input")
-        self._from_hidden = snt.Linear(4 * size, with_bias=False, name="from_hidden")
-
-    def initial_state(self, batch_size: int | tf.Tensor) -> LSTMState:
-        zeros = tf.zeros([batch_size, self._size])
-        return LSTMState(zeros, zeros)
-
-    def __call__(
-        self, inputs: tf.Tensor, is_first: tf.Tensor, state: LSTMState
-    ) -> tuple[tf.Tensor, LSTMState]:
-        """The number of rows T must be known when the graph is made: it is unrolled."""
-        hidden, cell = state
-        goes_on = ~is_first[..., tf.newaxis]
-        from_inputs = snt.BatchApply(self._from_input)(inputs)  # All rows at once: 4 large gates.
-        outputs = []
-        for from_input, keep in zip(tf.unstack(from_inputs), tf.unstack(goes_on), strict=True):
-            hidden, cell = tf.where(keep, hidden, 0.0), tf.where(keep, cell, 0.0)
-            gates = from_input + self._from_hidden(hidden)
-            new, enter, forget, leave = tf.split(gates, 4, axis=-1)
-            cell = tf.sigmoid(forget + 1.0) * cell + tf.sigmoid(enter) * tf.tanh(new)
-            hidden = tf.sigmoid(leave) * tf.tanh(cell)
-            outputs.append(hidden)
-        return tf.stack(outputs), LSTMState(hidden, cell)
 
 
 class FrameStack(snt.Module):
@@ -343,11 +187,6 @@ def as_vector(space: gym.Space, value: Nest) -> tf.Tensor:
     )
 
 
-def _he() -> snt.initializers.Initializer:
-    """First weights that keep the variance through ReLUs: He et al. 2015, arXiv 1502.01852."""
-    return snt.initializers.VarianceScaling(scale=2.0)
-
-
 def _last_reward(space: gym.Space, value: tf.Tensor) -> tf.Tensor:
     """sign(r) log(1 + |r|): large rewards do not drown the rest, and still differ."""
     reward = as_vector(space, value)
@@ -378,8 +217,8 @@ def _is_unsigned(space: gym.Space) -> TypeGuard[gym.spaces.Box]:
     return isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.unsignedinteger)
 
 
-def _check_image(space: gym.Space, network: Small | Strided | Shallow | DeepResidual) -> None:
-    name, smallest = type(network).__name__, network.smallest
+def _check_image(space: gym.Space, torso: Torso) -> None:
+    name, smallest = type(torso).__name__, torso.smallest
     if not isinstance(space, gym.spaces.Box) or len(space.shape) not in (2, 3):
         raise ValueError(
             f"The {name} torso sees images [height, width] or [height, width, channels], not "

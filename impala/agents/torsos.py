@@ -1,0 +1,161 @@
+"""Torsos, the part of a network before time: MLP, convolutions, and the base class of one's own.
+
+Those of images are of Espeholt et al. 2018, arXiv 1802.01561, figure 3, and smaller ones.
+"""
+
+import abc
+from typing import Any, ClassVar, Literal
+
+import sonnet as snt
+import tensorflow as tf
+
+from impala.config.schema import AgentConfig
+
+
+class Torso(snt.Module, abc.ABC):
+    """Maps observations of N environments to features [N, F].
+
+    A class of one's own may have settings: a nested frozen dataclass `Settings`, written like those
+    in `impala.config.schema`. What wrappers add to an observation (last action, last reward, time
+    in the episode) does not go through a torso, but stands behind its features.
+    """
+
+    sees: ClassVar[Literal["vector", "image", "observation"]] = "image"
+    """What the torso is called with. vector: the observation of any space as [N, D] float32,
+    choices as one-hot. image: [N, H, W, C] float32. observation: a nest of tensors [N, ...], just
+    as the environment gave it."""
+    smallest: ClassVar[int] = 1
+    """Pixels that an image must have in both directions."""
+
+    def __init__(self, settings: Any = None, name: str | None = None) -> None:
+        """Initialises the torso; variables are made in the first call.
+
+        Args:
+          settings: an instance of the class's own `Settings`; None if it has none. Built-in torsos
+            get `AgentConfig`.
+          name: of the module, which the names of its variables begin with. Pass it on: two torsos
+            of an agent must not be called alike.
+        """
+        super().__init__(name=name)
+
+    @abc.abstractmethod
+    def __call__(self, inputs: Any) -> tf.Tensor:
+        """Returns features [N, F] float32 of what the torso `sees`."""
+
+
+class MLP(Torso):
+    """Linear layers with ReLU after each. [N, F] to [N, hidden_sizes[-1]]."""
+
+    sees = "vector"
+
+    def __init__(self, settings: AgentConfig, name: str | None = None) -> None:
+        super().__init__(settings, name=name)
+        self._layers = [
+            snt.Linear(size, w_init=_he(), name=f"linear_{i}")
+            for i, size in enumerate(settings.hidden_sizes)
+        ]
+
+    def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
+        for layer in self._layers:
+            inputs = tf.nn.relu(layer(inputs))
+        return inputs
+
+
+class Shallow(Torso):
+    """Two convolutions and a linear layer of 256. [N, H, W, C] to [N, 256]."""
+
+    smallest = 20  # pixels; less leaves the second convolution nothing to look at
+
+    def __init__(self, settings: AgentConfig | None = None, name: str | None = None) -> None:
+        super().__init__(settings, name=name)
+        self._convolutions = [
+            snt.Conv2D(16, kernel_shape=8, stride=4, padding="VALID", w_init=_he(), name="conv_0"),
+            snt.Conv2D(32, kernel_shape=4, stride=2, padding="VALID", w_init=_he(), name="conv_1"),
+        ]
+        self._linear = snt.Linear(256, w_init=_he())
+
+    def __call__(self, images: tf.Tensor) -> tf.Tensor:
+        for convolution in self._convolutions:
+            images = tf.nn.relu(convolution(images))
+        return tf.nn.relu(self._linear(snt.flatten(images)))
+
+
+class Small(Torso):
+    """A convolution and a linear layer of 128. [N, H, W, C] to [N, 128].
+
+    For images of 10x10, as in MinAtar: Young and Tian 2019, arXiv 1903.03176.
+    """
+
+    smallest = 3
+
+    def __init__(self, settings: AgentConfig | None = None, name: str | None = None) -> None:
+        super().__init__(settings, name=name)
+        self._convolution = snt.Conv2D(
+            16, kernel_shape=3, padding="VALID", w_init=_he(), name="conv"
+        )
+        self._linear = snt.Linear(128, w_init=_he())
+
+    def __call__(self, images: tf.Tensor) -> tf.Tensor:
+        images = tf.nn.relu(self._convolution(images))
+        return tf.nn.relu(self._linear(snt.flatten(images)))
+
+
+class Strided(Torso):
+    """Four convolutions that each halve an image: [N, H, W, C] to [N, F]; 288 features of 47x47."""
+
+    def __init__(self, settings: AgentConfig | None = None, name: str | None = None) -> None:
+        super().__init__(settings, name=name)
+        self._convolutions = [
+            snt.Conv2D(32, kernel_shape=3, stride=2, w_init=_he(), name=f"conv_{i}")
+            for i in range(4)
+        ]
+
+    def __call__(self, images: tf.Tensor) -> tf.Tensor:
+        for convolution in self._convolutions:
+            images = tf.nn.elu(convolution(images))
+        return snt.flatten(images)
+
+
+class DeepResidual(Torso):
+    """Three sections of residual blocks and a linear layer of 256. [N, H, W, C] to [N, 256]."""
+
+    def __init__(self, settings: AgentConfig | None = None, name: str | None = None) -> None:
+        super().__init__(settings, name=name)
+        self._sections = [
+            _Section(channels, name=f"section_{i}") for i, channels in enumerate((16, 32, 32))
+        ]
+        self._linear = snt.Linear(256, w_init=_he())
+
+    def __call__(self, images: tf.Tensor) -> tf.Tensor:
+        for section in self._sections:
+            images = section(images)
+        return tf.nn.relu(self._linear(snt.flatten(tf.nn.relu(images))))
+
+
+class _Section(snt.Module):
+    """Halves the image, then two residual blocks."""
+
+    def __init__(self, channels: int, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self._convolution = snt.Conv2D(channels, kernel_shape=3, w_init=_he(), name="conv")
+        self._blocks = [
+            [
+                snt.Conv2D(channels, kernel_shape=3, w_init=_he(), name=f"block_{i}_conv_{j}")
+                for j in range(2)
+            ]
+            for i in range(2)
+        ]
+
+    def __call__(self, images: tf.Tensor) -> tf.Tensor:
+        images = tf.nn.max_pool2d(self._convolution(images), ksize=3, strides=2, padding="SAME")
+        for block in self._blocks:
+            shortcut = images
+            for convolution in block:
+                images = convolution(tf.nn.relu(images))
+            images += shortcut
+        return images
+
+
+def _he() -> snt.initializers.Initializer:
+    """First weights that keep the variance through ReLUs: He et al. 2015, arXiv 1502.01852."""
+    return snt.initializers.VarianceScaling(scale=2.0)

@@ -1,0 +1,88 @@
+"""What algorithms demand of the rest of a run, checked before anything is made.
+
+An algorithm declares its demands as the class attribute `demands`. Those of built-in algorithms
+stand here, so that they are known before TensorFlow is loaded.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from impala.components import ALGORITHM
+from impala.config.schema import Config
+from impala.config.values import OptionError
+from impala.schedule import phases
+
+
+@dataclasses.dataclass(frozen=True)
+class Demands:
+    """What an algorithm needs in order to learn; the defaults demand nothing but a policy."""
+
+    policies: tuple[str, ...] = ("stochastic",)
+    """Values of agent.policy that it can learn."""
+    on_policy: bool = False
+    """It does not correct for what another policy did: no replay."""
+    changes_policy: bool = True
+    """It moves the policy. If no algorithm so far does, the policy in replay is the current one."""
+    feed_forward: bool = False
+    """It sees one observation at a time: no core and no frame stack."""
+
+
+IMPALA = Demands()
+ACTOR_CRITIC = Demands(on_policy=True)
+CRITIC = Demands(policies=("stochastic", "epsilon_greedy"), on_policy=True, changes_policy=False)
+Q_LEARNING = Demands(policies=("epsilon_greedy",))
+SAC = Demands(feed_forward=True)
+
+_BUILT_IN = {
+    "impala": IMPALA,
+    "actor_critic": ACTOR_CRITIC,
+    "critic": CRITIC,
+    "q_learning": Q_LEARNING,
+    "sac": SAC,
+}
+
+
+def check(config: Config) -> None:
+    """Checks that a run is what the algorithms of its phases demand.
+
+    Raises:
+      OptionError: it is not; names the setting, the algorithm and what would fit.
+    """
+    names = [word.algorithm for word in phases.words(config)]
+    made = [(name, _of(config, name)) for name in names]
+    for name, demands in made:
+        if config.agent.policy not in demands.policies:
+            raise OptionError(
+                f"agent.policy is {config.agent.policy}, which {name} cannot learn: set it to "
+                f"{' or '.join(demands.policies)}, or choose another algorithm."
+            )
+        if demands.feed_forward:
+            _check_feed_forward(config, name)
+    for i, (name, demands) in enumerate(made):
+        changed = any(earlier.changes_policy for _, earlier in made[: i + 1])
+        if config.mix.replayed and demands.on_policy and changed:
+            raise OptionError(
+                f"mix.replayed is {config.mix.replayed}, but {name} does not correct for what an "
+                "older policy did. Set mix.replayed to 0, or learn with impala."
+            )
+
+
+def _of(config: Config, name: str) -> Demands:
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]
+    own: Sequence[Demands] = [
+        part.component.demands for part in config.own if (part.kind, part.name) == (ALGORITHM, name)
+    ]
+    return own[0] if own else Demands()
+
+
+def _check_feed_forward(config: Config, name: str) -> None:
+    for setting, value, needed in (
+        ("core", config.agent.core, "feed_forward"),
+        ("frame_stack", config.agent.frame_stack, 1),
+    ):
+        if value != needed:
+            raise OptionError(
+                f"agent.{setting} is {value}, but {name} sees one observation at a time: set it to "
+                f"{needed}, or choose another algorithm."
+            )

@@ -1,0 +1,213 @@
+"""Parts of one's own that a configuration names: found, with a section for the settings of each.
+
+`Config` has the sections of everything that is built in. A configuration that names parts of one's
+own is of a class made for it, `Config` with one more section for each of these parts that has
+settings; whatever works on dataclasses (flags, `--help`, YAML, environment variables, checkpoints)
+works on it as on `Config`.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from impala import components
+from impala.components import (
+    ALGORITHM,
+    CORE,
+    ENVIRONMENT,
+    OPTIMISER,
+    SINK,
+    TORSO,
+    Allowed,
+    ComponentError,
+    Kind,
+)
+from impala.config import values
+from impala.config.schema import Config
+from impala.schedule import phases, tasks
+
+# The settings that name parts with settings of their own.
+NAMES = ("agent.torso", "agent.core", "algorithm", "phases", "optimiser.name", "telemetry.sinks")
+# What an actor makes; the rest is the learner's.
+_OF_ACTORS = (TORSO, CORE)
+
+
+class Part(NamedTuple):
+    """A part of one's own that a configuration names."""
+
+    kind: Kind
+    name: str
+    section: str  # of its settings
+    component: type[Any]
+
+
+class Found(NamedTuple):
+    """A part that can be made."""
+
+    component: type[Any]
+    settings: Any  # an instance of its class `Settings`; None if it has none
+
+
+Own = Mapping[tuple[Kind, str], Found]
+
+
+def names(config: Config) -> Iterator[tuple[Kind, str]]:
+    """Lists the parts that a configuration names, built-in ones included, environments left out."""
+    yield TORSO, config.agent.torso
+    yield CORE, config.agent.core
+    for word in phases.words(config):
+        yield ALGORITHM, word.algorithm
+    yield OPTIMISER, config.optimiser.name
+    for name in config.telemetry.sinks:
+        yield SINK, name
+
+
+def allowed(config: Config, *, of_actors: bool = False) -> Allowed:
+    """Returns what a process has to be allowed to import for a configuration.
+
+    Args:
+      config: what a person typed, or started in Python.
+      of_actors: whether the process is an actor, which makes only some of the parts.
+    """
+    played = {task.environment.id for task in tasks.make(config.environment, config.tasks)}
+    named = [(ENVIRONMENT, id) for id in sorted(played) if ":" in id]
+    named += [(kind, name) for kind, name in names(config) if not of_actors or kind in _OF_ACTORS]
+    foreign = [name for kind, name in named if name not in kind.built_in and ":" in name]
+    return Allowed(tuple(dict.fromkeys(foreign)))
+
+
+def compose(config: Config, allow: Allowed | None = None, **settings: Any) -> Config:
+    """Returns a configuration with a section for each part of one's own that it names.
+
+    Args:
+      config: may have such sections already; those of parts that it does not name are left out.
+      allow: what may be imported; None: what the configuration names, for code and command lines
+        that a person wrote.
+      **settings: section -> settings, instances of the parts' classes `Settings`.
+
+    Raises:
+      OptionError: a part is not found, not allowed or of another kind, or its settings or their
+        section cannot be used.
+    """
+    cls = class_of(config, allow=allow)
+    known = {field.name for field in dataclasses.fields(cls)}
+    if unknown := sorted(settings.keys() - known):
+        raise values.OptionError(
+            f"The configuration names no part whose settings are the section {unknown[0]!r}; "
+            f"it has {', '.join(part.section for part in cls.own) or 'none'}."
+        )
+    sections = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    kept = {name: value for name, value in sections.items() if name in known}
+    return cls(**{**kept, **settings})
+
+
+def from_dict(data: Mapping[str, Any], allow: Allowed) -> Config:
+    """Turns plain data, as JSON or YAML reads it, into a configuration with the sections of parts.
+
+    Args:
+      data: section -> name -> value; what is left out keeps its default.
+      allow: what may be imported.
+
+    Raises:
+      OptionError: an unknown name, a value of another type or outside its range, or as `compose`.
+    """
+    cls = class_of(values.from_dict(Config, naming(data)), allow=allow)
+    return values.from_dict(cls, data)
+
+
+def for_actors(config: Config) -> dict[str, dict[str, Any]]:
+    """Returns the settings of the parts that actors make, as plain data: section -> name -> value.
+
+    Together with the sections `agent`, `environment`, ... they are what `from_dict` reads.
+    """
+    return {
+        part.section: values.to_dict(getattr(config, part.section))
+        for part in config.own
+        if part.kind in _OF_ACTORS and hasattr(part.component, "Settings")
+    }
+
+
+def found(config: Config) -> Own:
+    """Returns the parts of one's own that a composed configuration names, with their settings."""
+    return {
+        (part.kind, part.name): Found(part.component, getattr(config, part.section, None))
+        for part in config.own
+    }
+
+
+def naming(data: Any) -> dict[str, Any]:
+    """Returns the part of nested plain data that names parts."""
+    kept: dict[str, Any] = {}
+    for path in NAMES:
+        section, _, name = path.rpartition(".")
+        holder = data.get(section) if section and isinstance(data, Mapping) else data
+        if isinstance(holder, Mapping) and name in holder:
+            (kept.setdefault(section, {}) if section else kept)[name] = holder[name]
+    return kept
+
+
+def class_of(*configs: Config, allow: Allowed | None = None) -> type[Config]:
+    """Returns the class of configurations with a section for each part that these name.
+
+    Args:
+      *configs: of any such class.
+      allow: as for `compose`.
+
+    Raises:
+      OptionError: as `compose`.
+    """
+    parts: dict[tuple[Kind, str], Part] = {}
+    try:
+        for config in configs:
+            permitted = allowed(config) if allow is None else allow
+            for kind, name in names(config):
+                if name not in kind.built_in and (kind, name) not in parts:
+                    component = components.find(name, kind, permitted)
+                    section = components.section_of(name, component)
+                    parts[kind, name] = Part(kind, name, section, component)
+        return _class_of(tuple(parts.values()))
+    except ValueError as error:
+        raise values.OptionError(str(error)) from error
+
+
+@functools.cache
+def _class_of(parts: tuple[Part, ...]) -> type[Config]:
+    if not parts:
+        return Config
+    taken = {field.name: "a section that is built in" for field in dataclasses.fields(Config)}
+    sections = []
+    for part in parts:
+        if (settings := getattr(part.component, "Settings", None)) is None:
+            continue
+        if part.section in taken:
+            raise ComponentError(
+                f"The settings of {part.name} would be the section {part.section!r}, which is "
+                f"{taken[part.section]}. Rename the class, or name it by an entry point."
+            )
+        taken[part.section] = f"that of {part.name}"
+        sections.append((part.section, settings, dataclasses.field(default=_default(part))))
+    return dataclasses.make_dataclass(
+        "Config",
+        sections,
+        bases=(Config,),
+        frozen=True,
+        namespace={"__doc__": Config.__doc__, "own": parts, "__module__": Config.__module__},
+    )
+
+
+def _default(part: Part) -> Any:
+    settings = part.component.Settings
+    what = f"{part.name} has a class Settings that"
+    if not (inspect.isclass(settings) and dataclasses.is_dataclass(settings)):
+        raise ComponentError(f"{what} is no dataclass: put @dataclasses.dataclass(frozen=True).")
+    if lacking := [
+        field.name
+        for field in dataclasses.fields(settings)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]:
+        raise ComponentError(f"{what} has no default for {lacking[0]}: give every field one.")
+    if settings.__hash__ is None:
+        raise ComponentError(f"{what} can be changed: put @dataclasses.dataclass(frozen=True).")
+    return values.overlay(settings(), values.to_dict(settings()), f"{what} has a bad default: ")
