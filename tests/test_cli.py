@@ -1,5 +1,6 @@
 """The command line: what it understands, what it says of what it does not, and what it starts."""
 
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -17,14 +18,17 @@ import PIL.ImageSequence
 import pytest
 import yaml
 
+from impala.commands import foreign
 from impala.commands import main as cli
 from impala.commands.actor import Actor, _flags
 from impala.commands.parsing import parse
 from impala.config import layers, values
 from impala.config.presets import PRESETS
 from impala.config.schema import Config
-from impala.logdir import video
+from impala.logdir import checkpoint, video
+from impala.runtime import installation
 from impala.runtime.failures import Failure, note
+from protos import codec
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +138,7 @@ def test_the_printed_configuration_feeds_back_in(
         ("train cacht", "'cacht'; it must be one of catch, cartpole"),
         ("train cacht", "Did you mean 'catch'?"),
         ("train catch --optimiser.lerning-rate 1", "Did you mean '--optimiser.learning-rate'?"),
-        ("train catch --learning-rate=1", "no flag --learning-rate. Did you mean '--optimiser."),
+        ("train catch --learning-rate=1", "no --learning-rate; ours is --optimiser.learning-rate."),
         ("train catch --num-actor 3", "Did you mean '--num-actors'?"),
         ("actor --leaner here:1", "Did you mean '--learner'?"),
         ("train catch two", "can make nothing of 'two'"),
@@ -163,6 +167,76 @@ def test_mistakes_are_named_in_a_line_and_end_with_status_2(
 
     assert message in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("train catch --lr 1e-3", "impala train has no --lr; ours is --optimiser.learning-rate."),
+        ("learner --gamma 0.9", "impala learner has no --gamma; ours is --objective.discount."),
+        ("train --env CartPole-v1", "impala train has no --env; ours is --environment.id."),
+        ("train catch --ent_coef=0.1", "ours is --impala.entropy-cost (another algorithm's is"),
+        ("train catch --total-timesteps 1e6", "ours is --total-frames (environment frames)."),
+        ("train catch --resume", "no --resume; a run goes on by itself: repeat its command"),
+        ("train catch --num-workers 4", "ours is --num-actors."),
+        ("learner catch --num-workers 4", "actors are processes of their own: impala actor"),
+        ("train catch --device cuda", "a GPU is used if TensorFlow finds one"),
+        (
+            "evaluate run --deterministic",
+            "impala evaluate has no --deterministic; ours is --greedy.",
+        ),
+    ],
+)
+def test_flags_of_other_libraries_are_answered_with_ours(
+    line: str, answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(*line.split()) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert answer in error
+
+
+@pytest.mark.parametrize("command", ["train", "learner", "actor", "evaluate", "record"])
+def test_what_is_said_of_flags_of_other_libraries_is_true(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(command, "--help") == 0
+    ours = set(re.findall(r"--[a-z0-9.-]+", capsys.readouterr().out))
+    known = foreign.known(command)
+    assert not {f"--{name}" for name in known} & ours  # else ours could not be used
+    named = {answer.split()[0] for answer in known.values() if answer.startswith("--")}
+    assert named
+    assert named <= ours
+
+
+def test_whole_numbers_may_be_written_as_powers_of_ten(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = _printed_config(
+        capsys,
+        *["train", "catch", "--total-frames", "1e6", "--seed", "2"],
+        *["--tasks.environments", "a", "b", "--tasks.frames", "1.5e3", "2_000"],
+    )
+    assert (config.total_frames, config.seed, config.tasks.frames) == (1_000_000, 2, (1500, 2000))
+    assert _run("train", "catch", "--total-frames", "1.5") == 2
+    assert "'1.5' is no whole number" in capsys.readouterr().err
+
+
+def test_the_versions_that_matter_are_told_without_tensorflow() -> None:
+    script = """
+import sys
+from impala.commands import main as cli
+assert cli.main(["--version"]) == 0
+assert not {"tensorflow", "sonnet", "grpc"} & sys.modules.keys()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    protocol = codec.PROTOCOL_VERSION
+    assert done.stdout.splitlines() == [
+        f"impala {installation.VERSION}",
+        f"protocol {protocol.major}.{protocol.minor}",
+        f"checkpoint schema {checkpoint.SCHEMA[0]}.{checkpoint.SCHEMA[1]}",
+        f"TensorFlow {importlib.metadata.version('tensorflow')}",
+    ]
 
 
 def test_a_misspelt_variable_stops_a_run(

@@ -13,8 +13,10 @@ import rich.console
 import services
 from callers import WAIT, Actor, Learner
 
+from actors import channel, session
 from actors import status as view
 from impala.commands import main as cli
+from impala.commands.status import watch
 from impala.types import Parameters
 from learner.front.server import Server
 from protos.impala.v1 import learner_pb2 as pb
@@ -98,6 +100,54 @@ def test_the_command_prints_a_table_or_json(
     assert cli.main(["status", address, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["parameter_version"], told["members"][0]["name"]) == ("3", "host-7")
+
+
+def _lines(table: rich.console.Group) -> list[str]:
+    console = rich.console.Console(file=io.StringIO(), width=160)
+    console.print(table)
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+def test_watching_survives_a_learner_that_goes_away_and_comes_back() -> None:
+    first = Server(messages.service(), "127.0.0.1:0")
+    address = first.start()
+    with channel.StatusClient(address) as client:
+        tables = watch("here", client.get)
+        assert _lines(next(tables))[0].startswith("here: 0.0% done")
+        first.stop(0.0)
+        for _ in range(2):
+            away = _lines(next(tables))
+            assert away[0].startswith("No answer for ")
+            assert "no status of the learner" in away[0]
+            assert any(line.startswith("here: 0.0% done") for line in away)  # as it was
+        again = Server(messages.service(), address)
+        again.start()
+        try:
+            services.wait_for("an answer", lambda: _lines(next(tables))[0].startswith("here: "))
+        finally:
+            again.stop(0.0)
+
+
+def test_watching_ends_when_the_learner_refuses() -> None:
+    answers = iter([pb.RunStatus(), session.LearnerRefused("the token is unknown")])
+
+    def get() -> pb.RunStatus:
+        if isinstance(answer := next(answers), Exception):
+            raise answer
+        return answer
+
+    tables = watch("here", get)
+    next(tables)
+    with pytest.raises(session.LearnerRefused):
+        next(tables)
+
+
+def test_ctrl_c_ends_watching_with_status_0(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("impala.commands.status.time.sleep", interrupted)
+    assert cli.main(["status", address, "--watch", "2"]) == 0
 
 
 def test_an_actor_whose_connection_ends_is_not_active_at_once() -> None:

@@ -4,6 +4,7 @@ A composition root: it imports from everywhere and nothing imports it. What a co
 imported when it runs, so that help and typos are answered without loading TensorFlow.
 """
 
+import importlib.metadata
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from impala.commands.replay_update import ReplayUpdate, replay_update
 from impala.commands.status import Status, status
 from impala.commands.train import Train, train
 from impala.config import values
+from impala.runtime import installation
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,6 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(_help())
         return 0 if argv else 2
+    if argv[0] == "--version":
+        print(_version())
+        return 0
     try:
         name = values.choice("The command", argv[0], COMMANDS)
         command_type, run = COMMANDS[name]
@@ -51,6 +56,22 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], int]]] = {
 """Name -> (its flags, the function that runs it)."""
 
 
+def _version() -> str:
+    """Names what two services, or a service and a checkpoint, may disagree about."""
+    from impala.logdir import checkpoint
+    from protos import codec
+
+    protocol = codec.PROTOCOL_VERSION
+    return "\n".join(
+        [
+            f"impala {installation.VERSION}",
+            f"protocol {protocol.major}.{protocol.minor}",
+            f"checkpoint schema {'.'.join(map(str, checkpoint.SCHEMA))}",
+            f"TensorFlow {importlib.metadata.version('tensorflow')}",
+        ]
+    )
+
+
 def _help() -> str:
     width = max(map(len, COMMANDS))
     lines = [
@@ -65,7 +86,8 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "impala COMMAND --help explains a command and its settings.",
+            "impala COMMAND --help explains a command and its settings; impala --version names the",
+            "versions of program, protocol, checkpoints and TensorFlow.",
             "",
             f"Exit status: 0 done, 1 failed, 2 wrong usage, {STOPPED} training stopped before its",
             "end (the same command goes on with the run), 128 + N ended by signal N.",

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 
 import tyro
 
+from impala.commands import foreign
 from impala.commands.flags import RunFlags
 from impala.config import layers, parts, rules, values
 from impala.config.presets import PRESETS
@@ -28,6 +29,7 @@ def parse(name: str, command_type: type[T], argv: list[str]) -> T:
       OptionError: a misspelt flag, or an impossible value in any layer.
       SystemExit: 2 after tyro has explained a missing or unreadable value, 0 after help.
     """
+    foreign.check(name, argv)
     default: Any = tyro.MISSING_NONPROP
     settings = Config()
     if issubclass(command_type, RunFlags):
@@ -116,8 +118,25 @@ def _unknown(name: str, command_type: type, word: str, settings: Config) -> str:
 
 
 def _registry() -> tyro.constructors.ConstructorRegistry:
-    """Returns tyro's rules with ours for choices: a wrong one is told the nearest right one."""
+    """Returns tyro's rules with two of ours.
+
+    A wrong choice is told the nearest right one; a whole number may be written 1e6.
+    """
     registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def whole_numbers(
+        info: tyro.constructors.PrimitiveTypeInfo,
+    ) -> tyro.constructors.PrimitiveConstructorSpec[int] | None:
+        if info.type is not int:
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="INT",
+            instance_from_str=lambda words: values.whole_number(words[0]),
+            is_instance=lambda value: type(value) is int,
+            str_from_instance=lambda value: [str(value)],
+        )
 
     @registry.primitive_rule
     def choices(

@@ -3,7 +3,8 @@
 import dataclasses
 import sys
 import time
-from typing import Annotated
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
@@ -13,6 +14,11 @@ from impala.config.schema import Range
 from impala.runtime.credentials import SecurityError
 from impala.runtime.security import ClientSecurity
 
+if TYPE_CHECKING:
+    import rich.console
+
+    from protos.impala.v1 import learner_pb2 as pb
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Status:
@@ -21,7 +27,7 @@ class Status:
     learner: Positional[Annotated[str, arg(metavar="HOST:PORT")]] = ADDRESS
     """The learner's address, or unix:PATH."""
     watch: Annotated[float, Range(0.0)] = 0.0
-    """Show it again every so many seconds, until Ctrl-C; 0: once."""
+    """Show it again every so many seconds until Ctrl-C, also while the learner is away; 0: once."""
     json: bool = False
     """Print it as JSON, once; counts are strings, as protobuf writes 64-bit integers."""
     security: ClientSecurity = dataclasses.field(default_factory=ClientSecurity)
@@ -33,7 +39,6 @@ def status(command: Status) -> int:
     import rich.live
     from google.protobuf import json_format
 
-    from actors import status as view
     from actors.channel import StatusClient
     from actors.session import LearnerError
 
@@ -48,14 +53,14 @@ def status(command: Status) -> int:
                     )
                 )
                 return 0
-            table = view.render(command.learner, client.get())
+            tables = watch(command.learner, client.get)
             if not command.watch:
-                rich.console.Console().print(table)
+                rich.console.Console().print(next(tables))
                 return 0
-            with rich.live.Live(table, auto_refresh=False, screen=True) as live:
+            with rich.live.Live(next(tables), auto_refresh=False, screen=True) as live:
                 while True:
                     time.sleep(command.watch)
-                    live.update(view.render(command.learner, client.get()), refresh=True)
+                    live.update(next(tables), refresh=True)
     except SecurityError as error:
         raise values.OptionError(str(error)) from error
     except LearnerError as error:
@@ -63,3 +68,36 @@ def status(command: Status) -> int:
         return 1
     except KeyboardInterrupt:
         return 0
+
+
+def watch(learner: str, get: "Callable[[], pb.RunStatus]") -> "Iterator[rich.console.Group]":
+    """Makes tables of a learner's status; while it is away, of its last one.
+
+    Args:
+      learner: its address.
+      get: asks it for its status; raises LearnerError without an answer.
+
+    Yields:
+      A table, whenever the next one is asked for.
+
+    Raises:
+      LearnerRefused: it refuses to answer.
+      LearnerError: it did not answer the first time.
+    """
+    import rich.console
+    import rich.text
+
+    from actors import status as view
+    from actors.session import LearnerError, LearnerRefused
+
+    last, answered = get(), time.monotonic()
+    note = ""
+    while True:
+        table = view.render(learner, last)
+        yield rich.console.Group(rich.text.Text(note, style="bold"), table) if note else table
+        try:
+            last, answered, note = get(), time.monotonic(), ""
+        except LearnerRefused:
+            raise
+        except LearnerError as error:
+            note = f"No answer for {time.monotonic() - answered:.0f} s: {error}"

@@ -183,6 +183,21 @@ def choice(name: str, value: str, choices: Iterable[str]) -> str:
     raise OptionError(f"{sentence} {nearest(str(value), choices)}".strip())
 
 
+def whole_number(text: str) -> int:
+    """Reads a whole number, which may be written as 1e6 or 1_000_000.
+
+    Raises:
+      ValueError: it is none.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        number = _number(int, text)
+    if number is None:
+        raise ValueError(f"{text!r} is no whole number.")
+    return int(number)
+
+
 def check_ranges(command: Any) -> None:
     """Checks a dataclass that plain data does not hold, such as a command with its paths.
 
