@@ -19,6 +19,9 @@ from typing import Any
 GROUP = "impala.components"  # of entry points
 
 
+_ATTRIBUTE = re.compile(r"[^\W\d][\w.]*")  # an id that is registered has a - or a /
+
+
 class ComponentError(ValueError):
     """A name stands for no part of the kind that is wanted, or may not be imported here."""
 
@@ -184,6 +187,30 @@ def load(name: str, allowed: Allowed) -> Any:
         raise ComponentError(f"{name}: {module} has no attribute {attribute!r}.{hint}") from None
     except Exception as error:
         raise _broken(module, error) from error
+
+
+def load_environment(id: str, allowed: Allowed) -> Any | None:
+    """Imports what the id of an environment names.
+
+    Args:
+      id: built in, registered with Gymnasium, MODULE:ID (which the module registers), MODULE:NAME,
+        or the name of an entry point.
+      allowed: what may be imported for the last three.
+
+    Returns:
+      The class or function, or None if the id is that of a registered or built-in environment.
+
+    Raises:
+      ComponentError: as `load`.
+    """
+    module, colon, name = id.rpartition(":")
+    if not colon:
+        return load(id, allowed) if id in {entry.name for entry in _entry_points()} else None
+    if _ATTRIBUTE.fullmatch(name):
+        return load(id, allowed)
+    allowed.check(id)
+    load(module, Allowed((module,)))
+    return None
 
 
 def section_of(name: str, component: type) -> str:

@@ -394,7 +394,7 @@ class TestGymnasium:
             environments.make(EnvironmentConfig(id="Unpacked-v0"), 1)
 
     def test_a_module_that_is_not_there_is_named(self) -> None:
-        with pytest.raises(ValueError, match="No module named 'nowhere_at_all'"):
+        with pytest.raises(ValueError, match="there is no module 'nowhere_at_all'"):
             environments.make(EnvironmentConfig(id="nowhere_at_all:Game-v0"), 1)
 
     @pytest.mark.parametrize(

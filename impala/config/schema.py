@@ -90,17 +90,35 @@ class RepeatConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class NormaliseConfig:
+    """How the floating-point numbers of an observation are shifted and scaled. Empty: not at all.
+
+    The numbers are fixed, as all processes and the exported policy must see the same observations;
+    impala.environments.measure finds them by random play.
+    """
+
+    mean: tuple[float, ...] = ()
+    """What is subtracted: one number for each of the observation's, in order, or one for all."""
+    deviation: tuple[Scale, ...] = ()
+    """What the difference is divided by: standard deviations, as many as means."""
+    clip: Scale = 10.0
+    """Largest absolute value of the result."""
+
+
+@dataclasses.dataclass(frozen=True)
 class EnvironmentConfig:
     """What the agent plays."""
 
     id: str = "ALE/Pong-v5"
-    """ALE/<Game>-v5, Catch, or any registered Gymnasium id (module:id imports the module first)."""
+    """ALE/<Game>-v5, Catch, any registered Gymnasium id (module:id imports the module first), or
+    your own, as module:attribute (docs/your-environment.md)."""
     kwargs: str = "{}"
-    """Keyword arguments of gymnasium.make as a JSON object."""
+    """Keyword arguments of the environment, or of gymnasium.make, as a JSON object."""
     vectorization: Literal["sync", "async", "own"] = "sync"
     """Gymnasium environments: sync, in the actor's process; async, a process for each; own, the
     vector environment registered under the id (bandits have one). ALE has its own threads."""
     repeat: RepeatConfig = RepeatConfig()
+    normalise: NormaliseConfig = NormaliseConfig()
     last_action: bool = False
     """Add the last action to the observation."""
     last_reward: bool = False

@@ -1,14 +1,25 @@
-"""What the agent plays: ALE, MinAtar, any Gymnasium environment, Catch, bandits.
+"""What the agent plays: ALE, MinAtar, any Gymnasium environment, Catch, bandits, and your own.
 
 No TensorFlow in here.
 """
 
+import contextlib
+import dataclasses
+import functools
 import importlib.metadata
+from typing import Any
 
-from impala.config.schema import ActorConfig, EnvironmentConfig, RepeatConfig
-from impala.environments import bandit, catch, gymnasium, minatar
+from impala.config.schema import (
+    ActorConfig,
+    EnvironmentConfig,
+    NormaliseConfig,
+    RepeatConfig,
+)
+from impala.environments import bandit, catch, gymnasium, minatar, normalise, sources
 from impala.environments.base import Environment
+from impala.environments.failure import EnvironmentFailed
 from impala.environments.joint import Joint, join
+from impala.environments.processes import Processes
 from impala.environments.wrappers import Checked, WithHistory
 
 _ACTOR = ActorConfig()
@@ -16,7 +27,7 @@ _ACTOR = ActorConfig()
 bandit.register()
 minatar.register()
 
-__all__ = ["Environment", "Joint", "check", "join", "make"]
+__all__ = ["Environment", "EnvironmentFailed", "Joint", "check", "join", "make", "measure"]
 
 
 def check(id: str) -> None:
@@ -35,22 +46,27 @@ def check(id: str) -> None:
 
         atari.game(id)
     else:
-        gymnasium.check_registered(id)
+        sources.check_registered(id)
 
 
 def make(
     config: EnvironmentConfig,
     num_envs: int,
     *,
+    settings: Any = None,
     actor: ActorConfig = _ACTOR,
     first: int = 0,
     render_mode: str | None = None,
 ) -> Environment:
-    """E environments, with the wrappers that the configuration asks for.
+    """Returns E environments, with the wrappers that the configuration asks for.
+
+    What `config.id` names is imported: whether it may be has been decided before, where the
+    configuration came in.
 
     Args:
       config: what is played.
       num_envs: E, at least 1.
+      settings: of an environment of one's own that has a class `Settings`; None: its defaults.
       actor: whose they are: threads, and what is expected of environments in own processes.
       first: index of environment 0 among the actor's, for messages.
       render_mode: None; rgb_array, for `render`; or human, for a window. Of environment 0.
@@ -61,8 +77,14 @@ def make(
     if num_envs < 1:
         raise ValueError(f"num_envs is {num_envs}; it must be at least 1.")
     environment: Environment = Checked(
-        _make(config, num_envs, actor, first, render_mode), config.id, first
+        _make(config, num_envs, settings, actor, first, render_mode), config.id, first
     )
+    try:
+        if config.normalise != NormaliseConfig():
+            environment = normalise.Normalised(environment, config.normalise)
+    except ValueError:
+        environment.close()
+        raise
     if config.last_action or config.last_reward or config.time_in_episode:
         environment = WithHistory(
             environment,
@@ -73,14 +95,36 @@ def make(
     return environment
 
 
+def measure(
+    config: EnvironmentConfig, steps: int, seed: int = 0, settings: Any = None
+) -> NormaliseConfig:
+    """Returns settings with which an environment's observations have mean 0 and variance 1.
+
+    Mean and deviation are those of random play; put them into `environment.normalise`.
+
+    Args:
+      config: what is played; its `normalise` is left out.
+      steps: of random play.
+      seed: of the environment and the actions.
+      settings: as for `make`.
+
+    Raises:
+      ValueError: as `make`, or if its observations have no floating-point numbers.
+    """
+    plain = dataclasses.replace(config, normalise=NormaliseConfig())
+    with contextlib.closing(make(plain, 1, settings=settings)) as environment:
+        return normalise.measure(environment, steps, seed)
+
+
 def _make(
     config: EnvironmentConfig,
     num_envs: int,
+    settings: Any,
     actor: ActorConfig,
     first: int,
     render_mode: str | None,
 ) -> Environment:
-    kwargs = gymnasium.parse_kwargs(config.kwargs)
+    kwargs = sources.parse_kwargs(config.kwargs)
     if config.repeat != RepeatConfig() and (config.id == "Catch" or config.id.startswith("ALE/")):
         raise ValueError(
             f"environment.repeat is for Gymnasium environments, not {config.id}. ALE games skip "
@@ -99,22 +143,40 @@ def _make(
             )
         threads = actor.env_threads
         return Atari(config.id, config.atari, num_envs, threads=threads, render_mode=render_mode)
+    takes_vector = config.vectorization == "own" and render_mode is None
+    source = sources.find(config.id, kwargs, settings, takes_vector=takes_vector)
+    if source.kind == "single":
+        return _make_single(source, config, num_envs, actor, first, render_mode)
+    if config.repeat != RepeatConfig() or config.vectorization == "async":
+        reason = "be repeated" if config.repeat != RepeatConfig() else "have a process each"
+        raise ValueError(
+            f"The environments of {config.id} step together, so they cannot {reason}: leave out "
+            "environment.repeat, and set environment.vectorization to sync or own."
+        )
+    if source.kind == "environment":
+        return source.environment(num_envs, render_mode)
+    make_vector = functools.partial(source.vector, render_mode=render_mode)
+    return gymnasium.vector(make_vector, num_envs, config.id)
+
+
+def _make_single(
+    source: sources.Source,
+    config: EnvironmentConfig,
+    num_envs: int,
+    actor: ActorConfig,
+    first: int,
+    render_mode: str | None,
+) -> Environment:
+    make_one = functools.partial(source.single, config.repeat)
     if config.vectorization == "async" and render_mode is None:
-        return gymnasium.processes(
-            config.id,
-            kwargs,
+        return Processes(
+            make_one,
             num_envs,
-            repeat=config.repeat,
+            name=config.id,
             seconds=actor.environment_seconds,
             max_bytes=actor.max_environment_bytes,
             first=first,
         )
-    return gymnasium.Gymnasium(
-        config.id,
-        kwargs,
-        num_envs,
-        vectorization="own" if config.vectorization == "own" else "sync",
-        repeat=config.repeat,
-        render_mode=render_mode,
-        first=first,
+    return gymnasium.in_turn(
+        lambda is_first: make_one(render_mode if is_first else None), num_envs, config.id, first
     )

@@ -1,110 +1,39 @@
-"""Any Gymnasium environment: through Gymnasium's vector environments, or a process each."""
+"""Adapters of Gymnasium: single environments that step in turn, and vector environments."""
 
-import contextlib
-import difflib
-import functools
-import importlib
-import json
-from collections.abc import Iterator
-from typing import Any, Literal, SupportsFloat
+from collections.abc import Callable, Sequence
+from typing import Any, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from impala.config.schema import RepeatConfig
 from impala.environments import base
 from impala.environments.failure import EnvironmentFailed, where_raised
-from impala.environments.processes import Processes
-from impala.environments.repeat import ActionRepeat
 from impala.types import EnvironmentStep, Nest, TimeStep
 
-_NO_REPEAT = RepeatConfig()
 
-
-def processes(
-    id: str,
-    kwargs: dict[str, Any],
-    num_envs: int,
-    *,
-    repeat: RepeatConfig = _NO_REPEAT,
-    seconds: float = 60.0,
-    max_bytes: int = 0,
-    first: int = 0,
-) -> Processes:
-    """E copies of a registered environment, each in a process of its own.
-
-    Args:
-      id: as for `Gymnasium`; what only this process registered must be given as module:id.
-      kwargs: keyword arguments of gymnasium.make.
-      num_envs: E.
-      repeat: how often an action is played.
-      seconds: as for `Processes`.
-      max_bytes: as for `Processes`.
-      first: as for `Processes`.
-
-    Raises:
-      ValueError: if Gymnasium cannot make it, or its spaces have no fixed size.
-    """
-    make = functools.partial(_make_one, id, kwargs, repeat)
-    return Processes(make, num_envs, name=id, seconds=seconds, max_bytes=max_bytes, first=first)
-
-
-class Gymnasium(base.Environment):
-    """E copies of a registered environment.
+class NextStep(base.Environment):
+    """A vector environment that begins an episode in the step after the end of the one before.
 
     A step is one frame, unless the environment's info says how many `frames` it played; its
     `discount`, if it has one, is what a step that does not terminate is discounted by. The other
     numbers of its info are passed on, NaN for the environments that did not give them.
 
     Args:
-      id: a registered id; module:id imports the module, which registers it, first.
-      kwargs: keyword arguments of gymnasium.make.
-      num_envs: E.
-      vectorization: sync steps them in turn, in `recv`; own takes the vector environment that is
-        registered under the id.
-      repeat: how often an action is played.
-      render_mode: of environment 0, and then sync; the others show nothing.
-      first: index of environment 0 among the actor's, for messages.
-
-    Raises:
-      ValueError: if Gymnasium cannot make it, or its spaces have no fixed size.
+      vector: the vector environment, with autoreset mode NEXT_STEP.
     """
 
-    def __init__(
-        self,
-        id: str,
-        kwargs: dict[str, Any],
-        num_envs: int,
-        *,
-        vectorization: Literal["sync", "own"] = "sync",
-        repeat: RepeatConfig = _NO_REPEAT,
-        render_mode: str | None = None,
-        first: int = 0,
-    ) -> None:
-        def make(i: int) -> gym.Env:
-            with_render = {"render_mode": render_mode} if render_mode and i == 0 else {}
-            environment = _make_one(id, {**kwargs, **with_render}, repeat)
-            return Numbered(environment, f"environment {first + i} of {id}")
-
-        self._vector: VectorEnv
-        if vectorization == "own" and render_mode is None:
-            self._vector = _make_own(id, kwargs, num_envs, repeat)
-        else:
-            self._vector = SyncVectorEnv(
-                [functools.partial(make, i) for i in range(num_envs)],
-                copy=False,
-                autoreset_mode=AutoresetMode.NEXT_STEP,
-            )
-        self.num_envs = num_envs
-        self.observation_space = self._vector.single_observation_space
-        self.action_space = self._vector.single_action_space
+    def __init__(self, vector: VectorEnv) -> None:
+        self._vector = vector
+        self.num_envs = vector.num_envs
+        self.observation_space = vector.single_observation_space
+        self.action_space = vector.single_action_space
 
     def reset(self, seed: int) -> TimeStep:
         seeds = [int(s) for s in base.seeds(seed, self.num_envs)]
-        is_own = not isinstance(self._vector, SyncVectorEnv)
+        is_ours = isinstance(self._vector, SyncVectorEnv)
         # Vector environments of others need take no more than one seed.
-        observation, _ = self._vector.reset(seed=seeds[0] if is_own else seeds)  # type: ignore[arg-type]
+        observation, _ = self._vector.reset(seed=seeds if is_ours else seeds[0])  # type: ignore[arg-type]
         self._ended = np.zeros(self.num_envs, np.bool_)
         return base.first_timestep(observation, self.num_envs)
 
@@ -119,15 +48,162 @@ class Gymnasium(base.Environment):
         )
 
     def render(self) -> np.ndarray:
-        picture = None
-        if isinstance(self._vector, SyncVectorEnv) and self._vector.render_mode is not None:
-            picture = self._vector.envs[0].render()
-        if not isinstance(picture, np.ndarray):
-            raise ValueError("nothing to render: give render_mode rgb_array")
-        return picture
+        return _first_picture(self._vector)
 
     def close(self) -> None:
         self._vector.close()
+
+
+class OneByOne(base.Environment):
+    """E vector environments of one environment each: for those that do not reset in the next step.
+
+    With SAME_STEP, a vector environment resets in the step that ends an episode, so that its next
+    step already needs an action for the first observation of the next episode. The agent has not
+    seen that observation: it has to see LAST first, and then FIRST. For one row, an environment
+    whose episode has ended has to wait while the others step, and the environments of a vector
+    environment cannot wait for each other. So each is on its own here: it is not stepped for the
+    row of FIRST, which shows the observation that SAME_STEP gave with the end, or that a reset
+    gives with DISABLED. Rows are exactly those of NEXT_STEP.
+
+    Args:
+      vectors: E vector environments, each of one environment, with autoreset mode SAME_STEP or
+        DISABLED.
+    """
+
+    def __init__(self, vectors: Sequence[VectorEnv]) -> None:
+        self._vectors = vectors
+        self.num_envs = len(vectors)
+        self.observation_space = vectors[0].single_observation_space
+        self.action_space = vectors[0].single_action_space
+        self._resets_itself = autoreset_mode(vectors[0]) == AutoresetMode.SAME_STEP
+
+    def reset(self, seed: int) -> TimeStep:
+        seeds = base.seeds(seed, self.num_envs)
+        first = [
+            vector.reset(seed=int(own))[0] for vector, own in zip(self._vectors, seeds, strict=True)
+        ]
+        self._next_first: list[Nest] = [None] * self.num_envs  # what SAME_STEP gave with the end
+        self._ended = np.zeros(self.num_envs, np.bool_)
+        return base.first_timestep(self._joined(first), self.num_envs)
+
+    def send(self, action: Nest) -> None:
+        self._action = action
+
+    def recv(self) -> EnvironmentStep:
+        first = self._ended
+        rewards, terminated, truncated = np.zeros((3, self.num_envs))
+        observations: list[Nest] = []
+        infos: list[dict[str, np.ndarray]] = []
+        for i, vector in enumerate(self._vectors):
+            if first[i]:
+                shown = self._next_first[i] if self._resets_itself else vector.reset()[0]
+                observations.append(shown)
+                infos.append({})
+                continue
+            action = base.map_leaves(
+                lambda name, space, leaf, i=i: leaf[i : i + 1],
+                "action",
+                self.action_space,
+                self._action,
+            )
+            observation, reward, ends, cut_off, info = vector.step(action)
+            rewards[i], terminated[i], truncated[i] = reward[0], ends[0], cut_off[0]
+            if (ends[0] or cut_off[0]) and self._resets_itself:
+                self._next_first[i] = _copied(self.observation_space, observation)
+                observation, info = self._final(info), info.get("final_info", {})
+            observations.append(observation)
+            infos.append(_numbers(info))
+        self._ended = (terminated + truncated) > 0.0
+        return base.environment_step(
+            self._joined(observations),
+            rewards,
+            terminated > 0.0,
+            truncated > 0.0,
+            first,
+            _merged(infos),
+        )
+
+    def render(self) -> np.ndarray:
+        return _first_picture(self._vectors[0])
+
+    def close(self) -> None:
+        for vector in self._vectors:
+            vector.close()
+
+    def _final(self, infos: dict[str, Any]) -> Nest:
+        """The last observation of an episode, [1, ...], in whichever form it was given."""
+        if "final_obs" not in infos:
+            raise ValueError(
+                "its autoreset mode is SAME_STEP, but the infos of a step that ends an episode "
+                f"have no final_obs; they have {sorted(infos)}"
+            )
+        final = infos["final_obs"]
+        if isinstance(final, np.ndarray) and final.dtype == object:  # as Gymnasium collects them
+            final = final[0]
+
+            def one(name: str, space: gym.Space, leaf: Any) -> np.ndarray:
+                return np.asarray(leaf, space.dtype)[np.newaxis]
+
+            return base.map_leaves(one, "final_obs", self.observation_space, final)
+        return final
+
+    def _joined(self, observations: Sequence[Nest]) -> Nest:
+        def join(name: str, space: gym.Space, *leaves: np.ndarray) -> np.ndarray:
+            return np.concatenate(leaves)
+
+        return base.map_leaves(join, "observation", self.observation_space, *observations)
+
+
+def in_turn(make: Callable[[bool], gym.Env], num_envs: int, name: str, first: int) -> NextStep:
+    """Returns E environments that step one after another, in `recv`.
+
+    Args:
+      make: makes one; its argument is whether it is environment 0.
+      num_envs: E.
+      name: of the environment, for messages.
+      first: index of environment 0 among the actor's, for messages.
+    """
+    makers = [
+        lambda i=i: Numbered(make(i == 0), f"environment {first + i} of {name}")
+        for i in range(num_envs)
+    ]
+    return NextStep(SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP))
+
+
+def vector(make: Callable[[int], VectorEnv], num_envs: int, name: str) -> base.Environment:
+    """Returns E environments of a vector environment, whatever its autoreset mode.
+
+    Args:
+      make: makes a vector environment of so many environments.
+      num_envs: E.
+      name: of the environment, for messages.
+
+    Raises:
+      ValueError: it does not say when it resets.
+    """
+    made = make(num_envs)
+    match autoreset_mode(made):
+        case AutoresetMode.NEXT_STEP:
+            return NextStep(made)
+        case AutoresetMode.SAME_STEP | AutoresetMode.DISABLED:
+            made.close()
+            return OneByOne([make(1) for _ in range(num_envs)])
+    mode = made.metadata.get("autoreset_mode")
+    made.close()
+    raise ValueError(
+        f"{name} has the autoreset mode {mode}: have its constructor set "
+        'self.metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP}, if it '
+        "begins an episode in the step after the end of the one before, or else SAME_STEP."
+    )
+
+
+def autoreset_mode(vector: VectorEnv) -> AutoresetMode | None:
+    """Returns when a vector environment resets; None if it does not say so."""
+    mode = vector.metadata.get("autoreset_mode")
+    try:
+        return mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
+    except ValueError:
+        return None
 
 
 class Numbered(gym.Wrapper):
@@ -165,83 +241,6 @@ class Numbered(gym.Wrapper):
         return EnvironmentFailed(f"{self._name}: {what}", what, where_raised(error))
 
 
-def check_registered(id: str) -> None:
-    """Checks that Gymnasium knows an id, without making an environment.
-
-    Raises:
-      ValueError: it does not; names the nearest.
-    """
-    with _explained(id, {}) as name:
-        gym.spec(name)
-
-
-def parse_kwargs(text: str) -> dict[str, Any]:
-    """Keyword arguments from a JSON object.
-
-    Raises:
-      ValueError: if it is not one.
-    """
-    try:
-        kwargs = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"environment.kwargs is {text!r}, which is not JSON: {error}.") from error
-    if not isinstance(kwargs, dict):
-        raise ValueError(
-            f'environment.kwargs is {text!r}; it must be a JSON object, such as {{"gravity": 9.8}}.'
-        )
-    return kwargs
-
-
-def _make_one(id: str, kwargs: dict[str, Any], repeat: RepeatConfig) -> gym.Env:
-    with _explained(id, kwargs) as name:
-        environment: gym.Env = gym.make(name, **kwargs)
-    try:
-        for what in ("observation", "action"):
-            base.map_leaves(lambda *_: None, what, getattr(environment, f"{what}_space"))
-    except ValueError as error:
-        environment.close()
-        raise ValueError(f"{id}: {error}") from error
-    return environment if repeat == _NO_REPEAT else ActionRepeat(environment, repeat)
-
-
-def _make_own(id: str, kwargs: dict[str, Any], num_envs: int, repeat: RepeatConfig) -> VectorEnv:
-    with _explained(id, kwargs) as name:
-        if gym.spec(name).vector_entry_point is None:
-            raise ValueError(
-                f"environment.vectorization is own, but {id} has no vector environment. Use sync "
-                "or async."
-            )
-        vector = gym.make_vec(name, num_envs, vectorization_mode="vector_entry_point", **kwargs)
-    mode = vector.metadata.get("autoreset_mode")
-    if mode != AutoresetMode.NEXT_STEP or repeat != _NO_REPEAT:
-        vector.close()
-        reason = "cannot repeat actions" if repeat != _NO_REPEAT else f"has the autoreset {mode}"
-        raise ValueError(
-            f"environment.vectorization is own, but that of {id} {reason}. Use sync or async."
-        )
-    return vector
-
-
-@contextlib.contextmanager
-def _explained(id: str, kwargs: dict[str, Any]) -> Iterator[str]:
-    """Imports what an id says; turns what goes wrong with an environment into a ValueError."""
-    module, _, name = id.rpartition(":")
-    try:
-        if module:
-            importlib.import_module(module)
-        yield name
-    except (ImportError, gym.error.DependencyNotInstalled) as error:
-        raise ValueError(f"environment.id is {id!r}, which cannot be imported: {error}.") from error
-    except (gym.error.UnregisteredEnv, gym.error.NameNotFound) as error:
-        nearest = difflib.get_close_matches(name, gym.registry, cutoff=0.5)
-        advice = f"Nearest: {', '.join(nearest)}." if nearest else "Use module:id for your own."
-        raise ValueError(
-            f"environment.id is {id!r}, which is not registered with Gymnasium. {advice}"
-        ) from error
-    except (TypeError, gym.error.Error) as error:
-        raise ValueError(f"environment.kwargs is {kwargs}; {id} refuses it: {error}") from error
-
-
 def _numbers(infos: dict[str, Any]) -> dict[str, np.ndarray]:
     """The numeric scalars of a vector environment's infos: float64 [E], NaN where not given."""
     return {
@@ -252,3 +251,34 @@ def _numbers(infos: dict[str, Any]) -> dict[str, np.ndarray]:
         and values.ndim == 1
         and values.dtype.kind in "biuf"
     }
+
+
+def _merged(infos: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Infos of E environments, each [1], by name: float64 [E], NaN where not given."""
+    names = {name: None for info in infos for name in info}
+    missing = np.array([np.nan])
+    return {name: np.concatenate([info.get(name, missing) for info in infos]) for name in names}
+
+
+def _copied(space: gym.Space, observation: Nest) -> Nest:
+    return base.map_leaves(lambda name, leaf, x: np.array(x), "observation", space, observation)
+
+
+def _first_picture(vector: VectorEnv) -> np.ndarray:
+    """What environment 0 shows.
+
+    Raises:
+      ValueError: it shows nothing.
+    """
+    if isinstance(vector, SyncVectorEnv):
+        shown: Any = vector.envs[0].render() if vector.render_mode is not None else None
+    else:
+        shown = vector.render()
+    if isinstance(shown, tuple | list) or (isinstance(shown, np.ndarray) and shown.ndim == 4):
+        shown = shown[0]  # one picture for each environment
+    if not isinstance(shown, np.ndarray):
+        raise ValueError(
+            "nothing to render: give render_mode rgb_array, and have render return uint8 [height, "
+            "width, 3]"
+        )
+    return shown

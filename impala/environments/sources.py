@@ -1,0 +1,236 @@
+"""From an id to what makes an environment: registered with Gymnasium, or named module:attribute.
+
+An attribute is called with keyword arguments: those of `environment.kwargs`; `settings`, if it has
+a class `Settings`; `num_envs`, unless it makes one environment; `render_mode`, if the environment
+is to be looked at.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import functools
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import gymnasium as gym
+from gymnasium.vector import VectorEnv
+
+from impala import components
+from impala.components import Allowed
+from impala.config.schema import RepeatConfig
+from impala.environments import base
+from impala.environments.failure import where_raised
+from impala.environments.repeat import ActionRepeat
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Makes environments of one kind; it can be pickled."""
+
+    id: str
+    kind: Literal["single", "vector", "environment"]
+    """A gymnasium.Env, a gymnasium.vector.VectorEnv, or an `impala.environments.Environment`."""
+    call: Callable[..., Any]
+    kwargs: dict[str, Any]
+
+    def single(self, repeat: RepeatConfig, render_mode: str | None = None) -> gym.Env:
+        """Makes one environment, whose actions are repeated.
+
+        Raises:
+          ValueError: it cannot be made so.
+        """
+        made: gym.Env = self._made(gym.Env, render_mode)
+        return made if repeat == RepeatConfig() else ActionRepeat(made, repeat)
+
+    def vector(self, num_envs: int, render_mode: str | None = None) -> VectorEnv:
+        """Makes a vector environment.
+
+        Raises:
+          ValueError: it cannot be made so.
+        """
+        made: VectorEnv = self._made(VectorEnv, render_mode, num_envs)
+        return made
+
+    def environment(self, num_envs: int, render_mode: str | None = None) -> base.Environment:
+        """Makes an `Environment`.
+
+        Raises:
+          ValueError: it cannot be made so.
+        """
+        made: base.Environment = self._made(base.Environment, render_mode, num_envs)
+        return made
+
+    def _made(self, kind: type[Any], render_mode: str | None, num_envs: int | None = None) -> Any:
+        kwargs = dict(self.kwargs)
+        if num_envs is not None:
+            kwargs["num_envs"] = num_envs
+        shown = {} if render_mode is None else {"render_mode": render_mode}
+        self._check_call(kwargs, shown)
+        try:
+            made = self.call(**kwargs, **shown)
+        except Exception as error:
+            if isinstance(self.call, functools.partial) and isinstance(error, ValueError):
+                raise  # it is explained already
+            place = f" ({where})" if (where := where_raised(error)) else ""
+            raise ValueError(
+                f"Making {self.id} raises {type(error).__name__}: {error}{place}."
+            ) from error
+        if not isinstance(made, kind):
+            raise ValueError(
+                f"{self.id} gives a {type(made).__name__}; it must be a class or a function that "
+                f"gives a {kind.__module__.split('.')[0]} {kind.__name__}."
+            )
+        try:
+            self._check(made, num_envs)
+        except ValueError:
+            made.close()
+            raise
+        return made
+
+    def _check_call(self, kwargs: dict[str, Any], shown: dict[str, Any]) -> None:
+        """Checks that the arguments are ones that it takes."""
+        try:
+            signature = inspect.signature(self.call)
+        except ValueError:  # it is written in C
+            return
+        for arguments, refusal in (
+            (kwargs, f"cannot be made with {', '.join(kwargs) or 'no arguments'}"),
+            ({**kwargs, **shown}, "cannot be shown, since it cannot be made with render_mode"),
+        ):
+            try:
+                signature.bind(**arguments)
+            except TypeError as error:
+                raise ValueError(
+                    f"{self.id} {refusal}: {error}. It takes {signature}; environment.kwargs is "
+                    f"{json.dumps(self.kwargs, default=str)}."
+                ) from None
+
+    def _check(self, made: Any, num_envs: int | None) -> None:
+        """Checks what an environment of one's own says of itself."""
+        prefix = "single_" if self.kind == "vector" else ""
+        for what in ("observation", "action"):
+            space = getattr(made, f"{prefix}{what}_space", None)
+            if not isinstance(space, gym.Space):
+                raise ValueError(
+                    f"{self.id} has no {prefix}{what}_space: have its constructor set it, to a "
+                    "space of Gymnasium."
+                )
+            try:
+                base.map_leaves(lambda *_: None, what, space)
+            except ValueError as error:
+                raise ValueError(f"{self.id}: {error}") from None
+        if num_envs is not None and getattr(made, "num_envs", None) != num_envs:
+            raise ValueError(
+                f"{self.id} was made with num_envs {num_envs}, but its num_envs is "
+                f"{getattr(made, 'num_envs', 'not set')}: have its constructor set it."
+            )
+
+
+def find(id: str, kwargs: dict[str, Any], settings: Any, *, takes_vector: bool) -> Source:
+    """Finds what makes the environments of an id.
+
+    Args:
+      id: a registered one, module:id, module:attribute, or the name of an entry point. What it
+        names is imported: whether that is allowed has been decided where the id came in.
+      kwargs: keyword arguments.
+      settings: an instance of the attribute's class `Settings`; None: its defaults.
+      takes_vector: whether a registered vector environment is wanted instead of a single one.
+
+    Raises:
+      ValueError: there is no such environment, or it is of no kind that can be played.
+    """
+    with _explained(id):
+        attribute = components.load_environment(id, Allowed((id,)))
+        if attribute is None:
+            return _registered(id, kwargs, takes_vector)
+    if hasattr(attribute, "Settings"):
+        kwargs = {**kwargs, "settings": attribute.Settings() if settings is None else settings}
+    if not callable(attribute):
+        raise ValueError(
+            f"{id} is a {type(attribute).__name__}; it must be a subclass of gymnasium.Env, "
+            "gymnasium.vector.VectorEnv or impala.environments.Environment, or a function that "
+            "gives a gymnasium.Env."
+        )
+    kind: Literal["single", "vector", "environment"] = "single"
+    if inspect.isclass(attribute):
+        if issubclass(attribute, base.Environment):
+            kind = "environment"
+        elif issubclass(attribute, VectorEnv):
+            kind = "vector"
+    return Source(id, kind, attribute, kwargs)
+
+
+def check_registered(id: str) -> None:
+    """Checks that Gymnasium knows an id, without making an environment.
+
+    Raises:
+      ValueError: it does not; names the nearest.
+    """
+    with _explained(id):
+        gym.spec(id)
+
+
+def parse_kwargs(text: str) -> dict[str, Any]:
+    """Keyword arguments from a JSON object.
+
+    Raises:
+      ValueError: if it is not one.
+    """
+    try:
+        kwargs = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"environment.kwargs is {text!r}, which is not JSON: {error}.") from error
+    if not isinstance(kwargs, dict):
+        raise ValueError(
+            f'environment.kwargs is {text!r}; it must be a JSON object, such as {{"gravity": 9.8}}.'
+        )
+    return kwargs
+
+
+def _registered(id: str, kwargs: dict[str, Any], takes_vector: bool) -> Source:
+    name = id.rpartition(":")[2]
+    spec = gym.spec(name)
+    if takes_vector and spec.vector_entry_point is None:
+        raise ValueError(
+            f"environment.vectorization is own, but {id} has no vector environment. Use sync or "
+            "async."
+        )
+    if takes_vector or spec.entry_point is None:
+        return Source(id, "vector", functools.partial(_make_vector, id), kwargs)
+    return Source(id, "single", functools.partial(_make_single, id), kwargs)
+
+
+def _make_single(id: str, **kwargs: Any) -> gym.Env:
+    with _explained(id, kwargs):
+        components.load_environment(id, Allowed((id,)))  # a process of its own has not done it yet
+        return gym.make(id.rpartition(":")[2], **kwargs)
+
+
+def _make_vector(id: str, num_envs: int, **kwargs: Any) -> VectorEnv:
+    name = id.rpartition(":")[2]
+    with _explained(id, kwargs):
+        return gym.make_vec(name, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+
+
+@contextlib.contextmanager
+def _explained(id: str, kwargs: dict[str, Any] | None = None) -> Iterator[None]:
+    """Turns what goes wrong with an environment into a ValueError."""
+    try:
+        yield
+    except (ImportError, gym.error.DependencyNotInstalled) as error:
+        raise ValueError(f"environment.id is {id!r}, which cannot be imported: {error}.") from error
+    except (gym.error.UnregisteredEnv, gym.error.NameNotFound) as error:
+        near = difflib.get_close_matches(id.rpartition(":")[2], gym.registry, cutoff=0.5)
+        advice = f"Nearest: {', '.join(near)}." if near else "Use module:attribute for your own."
+        raise ValueError(
+            f"environment.id is {id!r}, which is not registered with Gymnasium. {advice}"
+        ) from error
+    except (TypeError, gym.error.Error) as error:
+        if kwargs is None:
+            raise
+        place = f" ({where})" if (where := where_raised(error)) else ""
+        raise ValueError(
+            f"environment.kwargs is {kwargs}; {id} refuses it: {error}{place}"
+        ) from error

@@ -1,0 +1,214 @@
+"""Environments of each kind that one can bring, all of which count: see counting.py.
+
+They are named as own:ATTRIBUTE; none of them is registered.
+"""
+
+import dataclasses
+import queue
+import threading
+from typing import Any
+
+import counting
+import gymnasium as gym
+import numpy as np
+from counting import CountingEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from impala.environments.base import (
+    Environment,
+    environment_step,
+    first_timestep,
+    seeds,
+)
+from impala.types import EnvironmentStep, Nest, TimeStep
+
+
+def made(**kwargs: Any) -> gym.Env:
+    """A function that returns an environment."""
+    return gym.wrappers.TransformReward(CountingEnv(), lambda reward: reward * kwargs["scale"])
+
+
+class Looked(CountingEnv):
+    """An environment that can be looked at, with settings."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Settings:
+        """How it counts."""
+
+        scale: float = 1.0
+        """What rewards are multiplied by."""
+
+    def __init__(self, settings: Settings, render_mode: str | None = None) -> None:
+        super().__init__()
+        self._scale = settings.scale
+        self.render_mode = render_mode
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        observation, reward, *rest = super().step(action)
+        return observation, self._scale * reward, *rest
+
+    def render(self) -> Any:
+        return np.full((4, 6, 3), self._step, np.uint8)
+
+
+class Nested(CountingEnv):
+    """Its observation is a nest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = gym.spaces.Dict(
+            {
+                "count": self.observation_space,
+                "pair": gym.spaces.Tuple([gym.spaces.Discrete(9)] * 2),
+            }
+        )
+
+    def _observation(self) -> Any:
+        return {"count": super()._observation(), "pair": (self._step, self._episode % 9)}
+
+
+class NextStep(SyncVectorEnv):
+    def __init__(self, num_envs: int, env: type[gym.Env] = CountingEnv) -> None:
+        super().__init__([env] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
+
+
+class SameStep(SyncVectorEnv):
+    def __init__(self, num_envs: int, env: type[gym.Env] = CountingEnv) -> None:
+        super().__init__([env] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+class Disabled(SyncVectorEnv):
+    def __init__(self, num_envs: int, env: type[gym.Env] = CountingEnv) -> None:
+        super().__init__([env] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+
+
+class NestedNextStep(NextStep):
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs, Nested)
+
+
+class NestedSameStep(SameStep):
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs, Nested)
+
+
+class Simulator(VectorEnv):
+    """Counts for all environments at once; the last observations are a batch, as simulators do it.
+
+    It is told when to reset by `mode`, and gives nothing to look at.
+    """
+
+    def __init__(self, num_envs: int, mode: str = "SameStep") -> None:
+        self.metadata = {"autoreset_mode": mode}
+        self.num_envs = num_envs
+        self.single_observation_space = gym.spaces.Box(0, 2**31 - 1, (3,), np.int32)
+        self.single_action_space = gym.spaces.Discrete(3)
+        self.observation_space = gym.vector.utils.batch_space(
+            self.single_observation_space, num_envs
+        )
+        self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
+
+    def reset(
+        self, *, seed: Any = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        assert isinstance(seed, int)
+        self._state = np.zeros((self.num_envs, 3), np.int32)
+        self._state[:, 0] = seed
+        return self._state.copy(), {}
+
+    def step(
+        self, actions: Any
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        assert actions.shape == (self.num_envs,)
+        state = self._state
+        state[:, 2] += 1
+        rows = [(int(seed), int(episode)) for seed, episode, _ in state]
+        done = state[:, 2] == [counting.episode_length(*row) for row in rows]
+        cut_off = np.array([counting.ends_by_time_limit(*row) for row in rows])
+        reward = state[:, 2].astype(np.float64)
+        final = state.copy()
+        state[done, 1] += 1
+        state[done, 2] = 0
+        numbers = {"frames": 1 + final[:, 2] % 3, "episode": final[:, 1].astype(np.float64)}
+        given = {f"_{name}": np.ones(self.num_envs, np.bool_) for name in numbers}
+        infos = {**numbers, **given}
+        if done.any():
+            infos |= {"final_obs": final, "_final_obs": done, "final_info": dict(infos)}
+        return state.copy(), reward, done & ~cut_off, done & cut_off, infos
+
+
+class Threads(Environment):
+    """Environments that each step in a thread of their own, as soon as an action is sent."""
+
+    def __init__(self, num_envs: int, scale: float = 1.0) -> None:
+        self.num_envs = num_envs
+        self._scale = scale
+        self._envs = [CountingEnv() for _ in range(num_envs)]
+        self.observation_space = self._envs[0].observation_space
+        self.action_space = self._envs[0].action_space
+        self._actions: list[queue.Queue[Any]] = [queue.Queue() for _ in range(num_envs)]
+        self._answers: list[queue.Queue[Any]] = [queue.Queue() for _ in range(num_envs)]
+        self._threads = [threading.Thread(target=self._play, args=(i,)) for i in range(num_envs)]
+        for thread in self._threads:
+            thread.start()
+
+    def reset(self, seed: int) -> TimeStep:
+        first = [
+            env.reset(seed=int(s))
+            for env, s in zip(self._envs, seeds(seed, self.num_envs), strict=True)
+        ]
+        self._ended = np.zeros(self.num_envs, np.bool_)
+        return first_timestep(np.stack([observation for observation, _ in first]), self.num_envs)
+
+    def send(self, action: Nest) -> None:
+        for i, ended in enumerate(self._ended):
+            self._actions[i].put("reset" if ended else action[i])
+
+    def recv(self) -> EnvironmentStep:
+        answers = [answer.get() for answer in self._answers]
+        observation, reward, terminated, truncated = map(
+            np.stack, zip(*[a[:4] for a in answers], strict=True)
+        )
+        info = {
+            name: np.array([a[4].get(name, np.nan) for a in answers])
+            for name in ("frames", "episode")
+        }
+        first, self._ended = self._ended, terminated | truncated
+        return environment_step(
+            observation, self._scale * reward, terminated, truncated, first, info
+        )
+
+    def render(self) -> np.ndarray:
+        raise ValueError("nothing to render: threads have no window")
+
+    def close(self) -> None:
+        for i, thread in enumerate(self._threads):
+            self._actions[i].put(None)
+            thread.join()
+
+    def _play(self, i: int) -> None:
+        while (action := self._actions[i].get()) is not None:
+            if isinstance(action, str):
+                observation, info = self._envs[i].reset()
+                self._answers[i].put((observation, 0.0, False, False, info))
+            else:
+                self._answers[i].put(self._envs[i].step(action))
+
+
+class WithoutSpaces(gym.Env):
+    pass
+
+
+class Alone(Threads):
+    """Forgets how many environments it was to make."""
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(1)
+
+
+class Raises(gym.Env):
+    def __init__(self) -> None:
+        raise KeyError("map")
+
+
+NUMBER = 7

@@ -1,0 +1,166 @@
+"""Environments that a user brings, named module:attribute: each kind plays the same rows."""
+
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import own
+import pytest
+from test_environments import column, leaves, play, same
+
+from impala import environments
+from impala.config.schema import EnvironmentConfig, NormaliseConfig, RepeatConfig
+from impala.environments.base import Environment
+from impala.types import EnvironmentStep, StepType
+
+
+def make(name: str, num_envs: int = 3, **settings: Any) -> Environment:
+    return environments.make(EnvironmentConfig(id=f"own:{name}", **settings), num_envs)
+
+
+def rows(name: str, num_steps: int = 60, **settings: Any) -> list[EnvironmentStep]:
+    with closing(make(name, **settings)) as environment:
+        return play(environment, num_steps)
+
+
+def assert_same(one: list[EnvironmentStep], other: list[EnvironmentStep]) -> None:
+    """Observations, rewards, discounts, step types, frames and infos of episode ends."""
+    assert same(one, other)
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a.frames, b.frames)
+        ends = a.timestep.step_type == StepType.LAST
+        if ends.any():
+            np.testing.assert_array_equal(a.info["episode"][ends], b.info["episode"][ends])
+
+
+def test_every_kind_plays_the_rows_of_one_environment_after_another() -> None:
+    # Given counting environments, whose episodes end by termination and by time limits in turn ...
+    with closing(environments.make(EnvironmentConfig(id="counting:CountingEnv"), 3)) as environment:
+        expected = play(environment, 60)
+    ends = column(expected, "discount")[column(expected, "step_type") == StepType.LAST]
+    assert set(ends) == {0.0, 1.0}
+    # ... then each kind of vector environment gives the same rows, with the same seeds.
+    for name in ("NextStep", "SameStep", "Disabled", "Threads"):
+        assert_same(rows(name), expected)
+    assert_same(rows("Nested", vectorization="async"), rows("Nested"))
+
+
+def test_a_nested_observation_goes_through_both_autoreset_modes() -> None:
+    steps = rows("NestedNextStep")
+    assert_same(rows("NestedSameStep"), steps)
+    last = [s.timestep for s in steps if (s.timestep.step_type == StepType.LAST).any()]
+    for timestep in last:  # the real last observation, not the one after the reset
+        ended = timestep.step_type == StepType.LAST
+        np.testing.assert_array_equal(
+            timestep.observation["pair"][0][ended], timestep.reward[ended]
+        )
+
+
+def test_a_simulator_that_gives_last_observations_as_a_batch_is_read_alike() -> None:
+    assert_same(rows("Simulator"), rows("SameStep"))
+
+
+def test_a_vector_environment_that_does_not_say_when_it_resets_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"own:Simulator has the autoreset mode Never: have its"):
+        make("Simulator", kwargs='{"mode": "Never"}')
+
+
+def test_keyword_arguments_and_settings_reach_the_constructor() -> None:
+    reward = column(rows("Threads"), "reward")
+    for name, settings in (
+        ("Threads", {"kwargs": '{"scale": 3}'}),
+        ("made", {"kwargs": '{"scale": 3}'}),
+    ):
+        np.testing.assert_array_equal(column(rows(name, **settings), "reward"), 3 * reward)
+    config = EnvironmentConfig(id="own:Looked")
+    triple = own.Looked.Settings(scale=3.0)
+    with closing(environments.make(config, 3, settings=triple)) as environment:
+        np.testing.assert_array_equal(column(play(environment, 60), "reward"), 3 * reward)
+    np.testing.assert_array_equal(column(rows("Looked"), "reward"), reward)
+
+
+def test_actions_of_a_single_environment_can_be_repeated() -> None:
+    steps = rows("Looked", repeat=RepeatConfig(most=2))
+    assert max(step.frames.max() for step in steps) > 3
+
+
+def test_an_environment_that_shows_itself_can_be_looked_at() -> None:
+    config = EnvironmentConfig(id="own:Looked")
+    with closing(environments.make(config, 1, render_mode="rgb_array")) as environment:
+        environment.reset(0)
+        assert environment.render().shape == (4, 6, 3)
+
+
+@pytest.mark.parametrize(
+    ("id", "settings", "says"),
+    [
+        ("own:Nowhere", {}, "own has no attribute 'Nowhere'"),
+        ("own:NUMBER", {}, "own:NUMBER is a int; it must be a subclass of gymnasium.Env"),
+        ("own:Raises", {}, r"Making own:Raises raises KeyError: 'map' \(.*own.py:\d+, in __init__"),
+        ("own:WithoutSpaces", {}, "has no observation_space: have its constructor set it"),
+        ("own:Alone", {}, "made with num_envs 3, but its num_envs is 1"),
+        ("own:Threads", {"vectorization": "async"}, "cannot have a process each"),
+        ("own:SameStep", {"repeat": RepeatConfig(most=2)}, "cannot be repeated"),
+        ("own:Threads", {"kwargs": '{"scal": 3}'}, "unexpected keyword argument 'scal'.*It takes"),
+        ("own:dataclasses", {}, "own:dataclasses is a module"),
+        ("own:play-v0", {}, "'own:play-v0', which is not registered"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_in_a_line(
+    id: str, settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says) as caught:
+        environments.make(EnvironmentConfig(id=id, **settings), 3)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["Threads", "SameStep", "Nested"])
+def test_what_cannot_be_looked_at_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="cannot be shown, since it cannot be made with render_"):
+        environments.make(EnvironmentConfig(id=f"own:{name}"), 1, render_mode="rgb_array")
+
+
+class TestNormalised:
+    def test_measured_numbers_give_mean_0_and_variance_1(self) -> None:
+        # Given the statistics of random play ...
+        config = EnvironmentConfig(id="Pendulum-v1")
+        normalise = environments.measure(config, 3000, seed=3)
+        assert normalise == environments.measure(config, 3000, seed=3)
+        assert normalise.mean != environments.measure(config, 3000, seed=4).mean
+        # ... then observations of other games have about mean 0 and variance 1,
+        config = EnvironmentConfig(id="Pendulum-v1", normalise=normalise)
+        with closing(environments.make(config, 4)) as environment:
+            steps = play(environment, 800)
+            space = environment.observation_space
+        seen = column(steps, "observation").reshape(-1, 3)
+        np.testing.assert_allclose(seen.mean(axis=0), 0.0, atol=0.4)
+        np.testing.assert_allclose(seen.std(axis=0), 1.0, atol=0.2)
+        assert all(space.contains(row) for row in seen)
+
+    def test_it_is_the_formula_and_leaves_everything_else_alone(self) -> None:
+        plain = EnvironmentConfig(id="CartPole-v1", last_reward=True)
+        normalise = NormaliseConfig(mean=(1.0, 2.0, 3.0, 4.0), deviation=(0.5,), clip=8.0)
+        normal = EnvironmentConfig(id="CartPole-v1", last_reward=True, normalise=normalise)
+        with (
+            closing(environments.make(plain, 2)) as one,
+            closing(environments.make(normal, 2)) as two,
+        ):
+            for before, after in zip(play(one, 40), play(two, 40), strict=True):
+                raw = before.timestep.observation["observation"].astype(np.float64)
+                expected = np.clip((raw - [1, 2, 3, 4]) / 0.5, -8, 8).astype(np.float32)
+                np.testing.assert_array_equal(after.timestep.observation["observation"], expected)
+                rest = [*leaves(after.timestep._replace(observation=()))]
+                for a, b in zip(
+                    leaves(before.timestep._replace(observation=())), rest, strict=True
+                ):
+                    np.testing.assert_array_equal(a, b)
+
+    @pytest.mark.parametrize(
+        ("id", "mean", "numbers"), [("CartPole-v1", (1.0, 2.0), 4), ("Catch", (0.0,), 0)]
+    )
+    def test_statistics_that_do_not_fit_are_refused(
+        self, id: str, mean: tuple[float, ...], numbers: int
+    ) -> None:
+        normalise = NormaliseConfig(mean=mean, deviation=(1.0,))
+        with pytest.raises(ValueError, match=f"has {len(mean)} means .* {numbers} floating"):
+            environments.make(EnvironmentConfig(id=id, normalise=normalise), 1)
