@@ -24,15 +24,12 @@ from impala.schedule import tasks
 from impala.types import Parameters
 from learner.data.ingest import Ingest
 from learner.data.mix import Mix
-from learner.front.accounts import Accounts
 from learner.front.bounds import message_bounds
-from learner.front.info_names import InfoNames
-from learner.front.quarantine import Quarantine
 from learner.front.receipts import ReceiptProofs
 from learner.front.records import Records
-from learner.front.roster import Roster
 from learner.front.server import SERVICE_NAME, Server
-from learner.front.service import LearnerService, Lineage, Terms
+from learner.front.service import LearnerService, Lineage
+from learner.front.terms import Terms
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
@@ -65,7 +62,7 @@ def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Ra
     played = tasks.make(config.environment, config.tasks)
     spaces = build.spaces(played)
     agent = build.agent(config.agent, *spaces)
-    accounts, ingest = Accounts(), Ingest(config.learner.queue_unrolls)
+    ingest = Ingest(config.learner.queue_unrolls)
     incarnation = secrets.randbits(62) + 1
     terms = Terms(
         build.unroll_spec(agent, *spaces, config.learner.unroll_length),
@@ -76,8 +73,7 @@ def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Ra
         max_in_flight=_IN_FLIGHT,
         bounds=message_bounds(config, played, spaces[1]),
     )
-    quarantine, info_names = Quarantine(config.quarantine), InfoNames(config.limits.info_names)
-    records = Records(accounts, Roster(), quarantine, info_names)
+    records = Records.begin(config)
     lineage = Lineage(incarnation, {}, ReceiptProofs(secrets.token_bytes(), incarnation))
     service = LearnerService(terms, lineage, records, ingest, tasks.Schedule(config))
     service.publish(Parameters(incarnation, 0, 0.0, 0, [v.numpy() for v in agent.variables]))
@@ -90,7 +86,7 @@ def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Ra
         while not stop.is_set():
             prepared = mix.get(timeout=0.2)
             for part in prepared.provenance if prepared else ():
-                accounts.settle(*part)
+                records.accounts.settle(*part)
 
     consumer = threading.Thread(target=consume)
     consumer.start()

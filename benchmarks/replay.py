@@ -95,13 +95,13 @@ def measure(config: configs.Config, seconds: float) -> Cost:
                 )
                 rates[replaying].append(_updates(learner, mix, seconds / _ROUNDS / 2))
                 mix.close()
-        summary = replay.summary()
+        contents = replay.contents()
     rows = config.learner.unroll_length + 1
     raw = sum(np.asarray(leaf).nbytes for leaf in tree.flatten(unrolls[0]))
     return Cost(
         float(np.mean(rates[False])),
         float(np.mean(rates[True])),
-        summary.bytes / summary.unrolls / rows,
+        contents.bytes / contents.unrolls / rows,
         raw / unrolls[0].frames.shape[0] / rows,
         add_seconds,
         sample_seconds,

@@ -218,7 +218,7 @@ def _load_replay(logdir: pathlib.Path, intact: Original, log: list[str], goes_on
         move_aside = (lambda: directory.move_replay_aside("damaged")) if goes_on else None
         store = Disk(directory.replay, intact.identity, move_aside, counted)
         replay = Replay(messages.spec(), store, "reservoir", capacity_frames=10**12)
-        if replay.summary().added < counted:  # as learner.run compares them
+        if replay.contents().added < counted:  # as learner.data.opening compares them
             return "refused"
         numbers = replay.numbers().tolist()
         if not numbers:

@@ -19,7 +19,8 @@ from learner.front.receipts import ReceiptProofs
 from learner.front.records import Records
 from learner.front.refused_outputs import RefusedOutputs
 from learner.front.roster import Roster
-from learner.front.service import LearnerService, Lineage, Terms
+from learner.front.service import LearnerService, Lineage
+from learner.front.terms import Terms
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -142,7 +143,7 @@ def service(
         Roster(),
         quarantine or Quarantine(QuarantineConfig(blames=0)),
         InfoNames(8),
-        refused_outputs,
+        refused_outputs or RefusedOutputs(),
     )
     proofs = proofs or ReceiptProofs(secrets.token_bytes(), LEARNER)
     lineage = Lineage(LEARNER, {EARLIER: 1000}, proofs)

@@ -85,7 +85,7 @@ def test_frames_that_nobody_can_have_played_end_no_run_and_shrink_no_reservoir()
             assert send(UNROLLS + number, frames) == (pb.STATUS_REJECTED, 0)
         assert send(UNROLLS + 3, FRAMES)[0] == pb.STATUS_ACCEPTED  # the batch thread lives
         assert len(replay) >= held - 1
-        assert replay.summary().frames <= UNROLLS * FRAMES
+        assert replay.contents().frames <= UNROLLS * FRAMES
     finally:
         mix.close()
 

@@ -72,7 +72,7 @@ def test_an_update_counts_and_moves_the_agent() -> None:
     # The learning rate of an update is that of the frames before it: linear down to zero.
     full = CONFIG.optimiser.learning_rate
     assert (first.learning_rate, second.learning_rate) == pytest.approx((full, 0.6 * full))
-    assert learner.progress == 0.8
+    assert learner.phase_progress == 0.8
     assert all(np.isfinite(value) for value in second.metrics.values())
     assert {"loss/total", "gradient_norm", "policy/entropy"} <= second.metrics.keys()
     moved = [np.any(a != b) for a, b in zip(before, learner.agent_values(), strict=True)]

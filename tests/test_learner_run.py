@@ -1,132 +1,176 @@
-"""The wiring of a learner, without actors: when checkpoints are written, and of what."""
+"""The training loop and what consumes its steps, without actors or a server."""
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import tree
 
+from impala import build
 from impala.config.schema import AgentConfig, Config, LearnerConfig
 from impala.logdir import checkpoint
-from impala.logdir.directory import LogDirectory
+from impala.schedule import tasks
 from impala.types import Batch, StepType
-from learner.data.mix import Origin, Prepared
-from learner.run import _Run
+from learner.data.mix import Origin, Prepared, Provenance
+from learner.front.records import Records
+from learner.update.checkpoints import Checkpoints, resume
+from learner.update.guard import Guard
+from learner.update.phases import Phases
+from learner.update.training import Step, Training
 
 T, B = 4, 2
+CONFIG = Config(
+    environment=dataclasses.replace(Config().environment, id="Catch"),
+    agent=AgentConfig(hidden_sizes=(8,)),
+    learner=LearnerConfig(unroll_length=T, checkpoint_seconds=300.0),
+    phases=("critic:1000", "actor_critic"),  # a critic's run that an actor-critic will take over
+    total_frames=10_000,
+)
 
 
-class Stop:
-    """In the place of signals: the end is asked for after so many looks."""
+class Batches:
+    """In the place of a mix: gives what it is told to, and then nothing."""
 
-    cause = "a test"
+    def __init__(self) -> None:
+        self.ready: list[Prepared] = []
 
-    def __init__(self, looks: int) -> None:
-        self.looks = looks
+    def get(self, timeout: float) -> Prepared | None:
+        return self.ready.pop(0) if self.ready else None
 
-    def is_set(self) -> bool:
-        self.looks -= 1
-        return self.looks < 0
-
-
-class NoServer:
-    """In the place of a server that nobody has called."""
-
-    def check(self) -> None:
+    def shift_version(self, updates: int) -> None:
         pass
 
-    def stop(self, _grace_seconds: float) -> None:
-        pass
 
-    def refusals(self) -> dict[str, int]:
-        return {}
+class Scene:
+    """A run's training loop and its checkpoints, by a clock that only moves when it is told to."""
+
+    def __init__(self, logdir: pathlib.Path) -> None:
+        self.logdir = logdir
+        self.seconds = 0.0
+        self.batches = Batches()
+        spaces = build.spaces(tasks.make(CONFIG.environment, CONFIG.tasks))
+        self.agent = build.agent(CONFIG.agent, *spaces)
+        self.spec = build.unroll_spec(self.agent, *spaces, T)
+        phases, records = Phases(CONFIG, self.agent), Records.begin(CONFIG)
+        resumed = resume(logdir, phases, records.accounts, initial=None)
+        self.guard = Guard(
+            *(CONFIG.guard, logdir, self.batches, None),  # type: ignore[arg-type]
+            blame=records.quarantine.blame,
+            refused_outputs=records.refused_outputs,
+        )
+        self.training = Training(phases, resumed.learner, self.batches, self.guard)  # type: ignore[arg-type]
+        due = checkpoint.Due(300.0, has_one=False, clock=lambda: self.seconds)
+        self.checkpoints = Checkpoints(logdir, resumed, spaces, records.accounts, None, due)
+
+    def prepared(self, frames: int = B * T, is_replay: bool = False) -> Prepared:
+        """A good batch, after which so many frames count."""
+        unroll = tree.map_structure(
+            lambda leaf: np.zeros((T + 1, B, *leaf.shape[1:]), leaf.dtype),
+            self.spec._replace(core_state=()),
+        )
+        unroll.timestep.step_type[:] = StepType.MID
+        unroll.timestep.reward[:] = 1.0
+        unroll = unroll._replace(
+            frames=np.full(B, T, np.int32), parameter_version=np.zeros(B, np.int64)
+        )
+        batch = Batch(unroll, np.full(B, is_replay))
+        return Prepared(batch, [Origin("a", None)] * B, [], B, frames, frames, [])
+
+    def steps(self, count: int, consume: Callable[[Step], None]) -> list[Step]:
+        """Lets the loop make so many steps, or fewer if the run ends."""
+        made: list[Step] = []
+        for step in self.training.steps(until=lambda: len(made) == count):
+            consume(step)
+            made.append(step)
+        return made
+
+    def spoil(self) -> None:
+        for variable in self.agent.baseline_variables:
+            variable.assign(np.full(variable.shape, 1e30, np.float32))
+
+    def saved(self) -> list[pathlib.Path]:
+        return checkpoint._saved(self.logdir / "checkpoints")
 
 
 @pytest.fixture
-def run(tmp_path: pathlib.Path) -> Iterator[_Run]:
-    """A critic's run that an actor-critic will take over."""
-    config = Config(
-        environment=dataclasses.replace(Config().environment, id="Catch"),
-        agent=AgentConfig(hidden_sizes=(8,)),
-        learner=LearnerConfig(unroll_length=T, checkpoint_seconds=300.0),
-        phases=("critic:1000", "actor_critic"),
-        total_frames=10_000,
-    )
-    with LogDirectory(tmp_path / "run", fresh=False) as directory:
-        made = _Run(config, directory, Stop(3), False, None, None, rows_to_log=True)  # type: ignore[arg-type]
-        made._server = NoServer()  # type: ignore[assignment]
-        yield made
-        made.close()
+def scene(tmp_path: pathlib.Path) -> Scene:
+    return Scene(tmp_path / "run")
 
 
-def good_batch(run: _Run) -> Batch:
-    spec = run._service._validator._spec
-    unroll = tree.map_structure(
-        lambda leaf: np.zeros((T + 1, B, *leaf.shape[1:]), leaf.dtype), spec._replace(core_state=())
-    )
-    unroll.timestep.step_type[:] = StepType.MID
-    unroll.timestep.reward[:] = 1.0
-    unroll = unroll._replace(
-        frames=np.full(B, T, np.int32), parameter_version=np.zeros(B, np.int64)
-    )
-    return Batch(unroll, np.zeros(B, np.bool_))
+def test_the_loop_tells_what_each_step_has_brought_and_ends_with_the_run(scene: Scene) -> None:
+    """Given a batch, a message that only goes to replay, and a batch with the run's last frames."""
+    warm_up = Prepared(None, [], [Provenance("a", 1, 1, B, None)], B, B * T, B * T, [])
+    seen: list[tuple[int, int]] = []
 
+    def consume(step: Step) -> None:
+        seen.append((step.learner.counters.updates, step.learner.counters.frames))
 
-def learn(run: _Run) -> None:
-    batch = good_batch(run)
-    prepared = Prepared(batch, [Origin("a", None)] * B, [], B, B * T, B * T, [])
-    _, update = run._guard.learn(run._learner, prepared)
-    run._learner.count(unrolls=B, frames=B * T, steps=B * T, seconds=1.0)
-    if update is not None:
-        run._due.updated()
-
-
-def spoil(run: _Run) -> None:
-    for variable in run._agent.baseline_variables:
-        variable.assign(np.full(variable.shape, 1e30, np.float32))
+    scene.batches.ready = [scene.prepared(), warm_up]
+    learned, remembered, nothing = scene.steps(3, consume)
+    assert seen == [(1, B * T), (1, 2 * B * T), (1, 2 * B * T)]  # each was consumed at once
+    assert learned.update is not None and remembered.update is None and nothing.prepared is None
+    assert [step.is_new for step in (learned, remembered, nothing)] == [True, True, False]
+    assert list(remembered.provenance) == warm_up.provenance and not nothing.provenance
+    assert not any(step.begins_phase for step in (learned, remembered, nothing))
+    scene.batches.ready = [scene.prepared(frames=1000), scene.prepared(frames=10_000)]
+    second, last = scene.steps(9, consume)
+    assert second.begins_phase and second.learner.phase.algorithm == "actor_critic"
+    assert not last.begins_phase and last.learner is second.learner
+    assert scene.training.is_finished
+    assert scene.steps(9, consume) == []
 
 
 def test_the_first_checkpoint_is_not_kept_waiting_by_actors_that_send_nothing_more(
-    run: _Run,
+    scene: Scene,
 ) -> None:
-    seconds = [0.0]
-    run._due = checkpoint.Due(300.0, has_one=False, clock=lambda: seconds[0])
-    run._mix.get = lambda timeout: None  # type: ignore[method-assign]
-    seconds[0] = 301.0
-    assert list(run.updates()) == []
-    assert not checkpoint.exists(run._logdir)  # nothing was learned
-    seconds[0] = 0.0
-    learn(run)
-    seconds[0] = 30.0
-    run._stop.looks = 3  # type: ignore[attr-defined]
-    assert list(run.updates()) == []
-    assert checkpoint.load(run._logdir).counters.updates == 1
+    scene.seconds = 301.0
+    scene.steps(3, scene.checkpoints.take)
+    assert not checkpoint.exists(scene.logdir)  # nothing was learned
+    scene.seconds = 0.0
+    scene.batches.ready = [scene.prepared()]
+    scene.steps(1, scene.checkpoints.take)
+    scene.seconds = 30.0
+    scene.steps(3, scene.checkpoints.take)
+    assert checkpoint.load(scene.logdir).counters.updates == 1
     # It is not written over and over, which would push the ones before it out.
-    seconds[0] = 1000.0
-    run._stop.looks = 3  # type: ignore[attr-defined]
-    assert list(run.updates()) == []
-    assert len(checkpoint._saved(run._logdir / "checkpoints")) == 1
+    scene.seconds = 1000.0
+    scene.steps(3, scene.checkpoints.take)
+    assert len(scene.saved()) == 1
 
 
 def test_variables_in_doubt_are_neither_saved_at_an_end_nor_handed_to_the_next_phase(
-    run: _Run,
+    scene: Scene,
 ) -> None:
-    learn(run)
-    run._save()
-    good = run._learner.agent_values()
-    last_good = run._learner.last_good
+    scene.batches.ready = [scene.prepared()]
+    scene.steps(1, scene.checkpoints.take)
+    scene.checkpoints.save(scene.training.learner)
+    good = scene.training.learner.agent_values()
+    last_good = scene.training.learner.last_good
     assert last_good is not None
-    for end in (run._next_phase, lambda: run.end("exit")):
-        spoil(run)
-        learn(run)
-        assert run._guard.in_doubt
+
+    def end_the_phase() -> None:
+        # What counts is fresh and only goes to replay: it is not lost with the batch.
+        scene.batches.ready = [scene.prepared(frames=1000, is_replay=True)]
+        (step,) = scene.steps(1, scene.checkpoints.take)
+        assert step.update is None and step.begins_phase and not step.in_doubt
+
+    def end_the_run() -> None:
+        assert scene.training.settle()
+        scene.checkpoints.save(scene.training.learner)
+
+    for end in (end_the_phase, end_the_run):
+        scene.spoil()
+        scene.batches.ready = [scene.prepared()]
+        scene.seconds += 1000.0  # a checkpoint would be due
+        (step,) = scene.steps(1, scene.checkpoints.take)
+        assert step.update is None and step.in_doubt
         end()
-        saved = checkpoint.load(run._logdir)
+        saved = checkpoint.load(scene.logdir)
         for value, expected in zip(saved.agent_values, good, strict=True):
             np.testing.assert_array_equal(value, expected)
-        assert saved.counters == run._learner.counters
+        assert saved.counters == scene.training.learner.counters
         # The next algorithm's variables are tried on what the one before has learned from.
-        assert run._learner.last_good is last_good
-    assert len(checkpoint._saved(run._logdir / "checkpoints")) == 3
+        assert scene.training.learner.last_good is last_good
+    assert len(scene.saved()) == 3

@@ -78,9 +78,9 @@ def test_a_learner_of_a_phase_anneals_over_it_and_goes_on_counting() -> None:
     config = _config("critic:400", "impala")
     phase = phases.make(config)[1]
     learner = _learner(config, _agent(AgentConfig()), phase, Counters(updates=7, frames=400))
-    assert learner.progress == 0.0
+    assert learner.phase_progress == 0.0
     learner.count(unrolls=1, frames=300, steps=300, seconds=1.0)
-    assert learner.progress == 0.5
+    assert learner.phase_progress == 0.5
     assert (learner.counters.updates, learner.counters.frames) == (7, 700)
 
 

@@ -127,7 +127,7 @@ def test_what_was_removed_is_never_drawn_again_not_even_after_a_crash(
     assert replay.remove([poison.number]) == 0
     left = [number for number in before if number != poison.number]
     assert replay.numbers().tolist() == left
-    assert replay.summary().frames == 9 * FRAMES
+    assert replay.contents().frames == 9 * FRAMES
     # ... and the process is killed, then it is gone, and the others are whole.
     store.close()
     replay = make(Disk(tmp_path, "test"), rule, capacity=10)
@@ -166,22 +166,22 @@ def test_fifo_keeps_the_newest() -> None:
 def test_capacity_in_bytes_is_of_what_is_stored() -> None:
     replay = make(capacity=1000)
     replay.add(unrolls(0, 50), slice(None), ACTOR)
-    size = replay.summary().bytes // 50
+    size = replay.contents().bytes // 50
     replay = make(capacity=1000, capacity_bytes=20 * size)
     replay.add(unrolls(0, 50), slice(None), ACTOR)
-    summary = replay.summary()
-    assert 15 <= summary.unrolls <= 25
-    assert summary.bytes <= 20 * size
-    assert summary.frames == summary.unrolls * FRAMES
+    contents = replay.contents()
+    assert 15 <= contents.unrolls <= 25
+    assert contents.bytes <= 20 * size
+    assert contents.frames == contents.unrolls * FRAMES
 
 
-def test_the_summary_tells_the_share_of_history() -> None:
+def test_the_contents_tell_the_share_of_history() -> None:
     replay = make(capacity=10)
-    assert replay.summary().share_of_history == 0.0
+    assert replay.contents().share_of_history == 0.0
     replay.add(unrolls(0, 40), slice(None), ACTOR)
-    summary = replay.summary()
-    assert (summary.unrolls, summary.frames, summary.added) == (10, 10 * FRAMES, 40)
-    assert summary.share_of_history == 0.25
+    contents = replay.contents()
+    assert (contents.unrolls, contents.frames, contents.added) == (10, 10 * FRAMES, 40)
+    assert contents.share_of_history == 0.25
 
 
 CAPACITY, TIMES, BINS = 300, 20, 20
@@ -234,7 +234,7 @@ def test_a_reservoir_stays_uniform_over_crashes(tmp_path: pathlib.Path) -> None:
             replay.add(block, slice(None), ACTOR)
             store.close()  # without a commit, as a crash does it
         replay = make(Disk(path, "test"), capacity=CAPACITY, seed=seed)
-        added = replay.summary().added
+        added = replay.contents().added
         assert TIMES * CAPACITY <= added < TIMES * (CAPACITY + 100)  # some crashes took 100
         held.append(replay.numbers())
         replay.close()
@@ -363,11 +363,11 @@ class Story(hypothesis.stateful.RuleBasedStateMachine):
         self.replay = make(self.store, self.rule, self.capacity)
 
     def seen(self) -> tuple[list[int], int]:
-        return self.replay.numbers().tolist(), self.replay.summary().added
+        return self.replay.numbers().tolist(), self.replay.contents().added
 
     @hypothesis.stateful.rule(count=st.integers(1, 9))
     def add(self, count: int) -> None:
-        self.replay.add(unrolls(self.replay.summary().added, count), slice(None), ACTOR)
+        self.replay.add(unrolls(self.replay.contents().added, count), slice(None), ACTOR)
 
     @hypothesis.stateful.rule(count=st.integers(1, 9))
     def sample(self, count: int) -> None:
@@ -401,7 +401,7 @@ class Story(hypothesis.stateful.RuleBasedStateMachine):
         numbers, added = self.seen()
         assert len(numbers) == len(set(numbers)) == min(added, self.capacity)
         assert all(0 <= number < added for number in numbers)
-        assert self.replay.summary().frames == len(numbers) * FRAMES
+        assert self.replay.contents().frames == len(numbers) * FRAMES
         assert self.replay.is_full == (added > self.capacity)
         if self.rule == "fifo":
             assert numbers == list(range(max(0, added - self.capacity), added))
@@ -433,11 +433,11 @@ def add_for_ever(logdir: pathlib.Path, rule: Rule) -> None:
 
     replay = make(Disk(logdir / "replay", "test"), rule, capacity=50)
     print("ready", flush=True)
-    for updates in itertools.count(replay.summary().added):
-        replay.add(unrolls(replay.summary().added, 3), slice(None), ACTOR)
+    for updates in itertools.count(replay.contents().added):
+        replay.add(unrolls(replay.contents().added, 3), slice(None), ACTOR)
         if updates % 5 == 0:
             replay.commit()
-            added = replay.summary().added
+            added = replay.contents().added
             counters = checkpoint.Counters(updates=added)
             saved = checkpoint.Checkpoint(PRESETS["catch"][1], counters, {}, {}, added)
             checkpoint.save(logdir, saved, keep=2)
@@ -460,14 +460,14 @@ def test_a_killed_learner_comes_back_with_its_replay(tmp_path: pathlib.Path, rul
         kills += 1
 
         replay = make(Disk(tmp_path / "replay", "test"), rule, capacity=50)
-        summary = replay.summary()
+        contents = replay.contents()
         if checkpoint.exists(tmp_path):
-            assert summary.added >= checkpoint.load(tmp_path).replay_added
-        assert summary.added >= added
-        assert summary.unrolls == min(50, summary.added)
-        if summary.unrolls:
-            batch = drawn(replay, summary.unrolls)  # all of it, each once
+            assert contents.added >= checkpoint.load(tmp_path).replay_added
+        assert contents.added >= added
+        assert contents.unrolls == min(50, contents.added)
+        if contents.unrolls:
+            batch = drawn(replay, contents.unrolls)  # all of it, each once
             assert_whole(batch)
             assert sorted(batch.parameter_version) == replay.numbers().tolist()
-        added = summary.added
+        added = contents.added
         replay.close()

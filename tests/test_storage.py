@@ -100,7 +100,7 @@ def test_damage_that_is_found_at_the_start(
 
     replay = healing(directory)
     assert len(replay) == 0 and not replay.is_full
-    assert replay.summary().added >= COUNT  # so that it is not taken for one that was lost
+    assert replay.contents().added >= COUNT  # so that it is not taken for one that was lost
     assert len(aside(directory)) == 1
     assert "is damaged" in caplog.text and "Going on with an empty one" in caplog.text
     replay.add(test_replay.unrolls(0, 3), slice(None), "honest")

@@ -107,7 +107,7 @@ def test_a_sink_that_blocks_does_not_hold_training_up(
             writer.put(interval(number))
         assert not writer.drain(0.01)
         assert 430 <= writer.dropped <= 500
-        assert sum("rows are joined" in line for line in caplog.messages) == 1
+        assert sum("rows are merged" in line for line in caplog.messages) == 1
         release.set()
         assert writer.drain(30.0)
         assert len(stuck.rows) == 500 - writer.dropped
@@ -199,9 +199,9 @@ def test_after_the_last_row_of_a_run_only_the_exporter_goes_on(tmp_path: pathlib
 # Files.
 
 
-def test_intervals_joined_are_as_if_gathered_at_once() -> None:
+def test_intervals_merged_are_as_if_gathered_at_once() -> None:
     whole = Interval(Counters(), 0.0)
-    joined: Interval | None = None
+    merged: Interval | None = None
     for number in range(5):
         part = Interval(Counters(frames=100 * number), float(number))
         for each in (whole, part):
@@ -213,12 +213,12 @@ def test_intervals_joined_are_as_if_gathered_at_once() -> None:
             each.levels({"level": number})
             each.episodes("episode/Catch", [Episode(float(number), 9, 9, {"lives": 1.0})])
             each.end(Counters(frames=100 * (number + 1)), number + 1.0)
-        if joined is None:
-            joined = part
+        if merged is None:
+            merged = part
         else:
-            joined.join(part)
-    assert joined is not None
-    (row, histograms), (expected, all_at_once) = joined.row(), whole.row()
+            merged.merge(part)
+    assert merged is not None
+    (row, histograms), (expected, all_at_once) = merged.row(), whole.row()
     assert row == pytest.approx(expected)
     assert row["speed/frames_per_second"] == 100.0
     assert {name: np.sort(values).tolist() for name, values in histograms.items()} == {
@@ -235,7 +235,7 @@ def test_a_sample_of_very_many_numbers_is_bounded_and_still_right() -> None:
     for part in np.array_split(numbers[250_000:], 100):
         other.add(part)
     sample.add(np.array([np.nan, np.inf]))
-    sample.join(other)
+    sample.merge(other)
     found = sample.scalars()
     assert sample.values().size < 40_000
     assert found["mean"] == pytest.approx(numbers.mean(), rel=1e-9)
@@ -319,15 +319,15 @@ def test_evaluations_are_filed_and_told_of_outside_of_training(tmp_path: pathlib
     with writing(tmp_path, live=[console]) as writer:
         writer._reports.put(report(0, value=0.0, version=1))
         writer._reports.put(report(50, value=20.0))
-        services.wait_for("both", lambda: writer._evaluations.played(LEARNER, 3) == {"Catch"})
-        assert writer._evaluations.played(LEARNER, 1) == set()  # of other parameters since
+        services.wait_for("both", lambda: not writer._evaluations.missing(LEARNER, 3))
+        assert writer._evaluations.missing(LEARNER, 1) == {"Catch"}  # other parameters since
         writer.put(interval(0))
         assert writer.drain(30.0)
         (row,) = console.rows
         assert row["evaluation/Catch/return"] == 10.0
         assert row["evaluation/Catch/info/lives"] == 2.0
         assert (row["task/Catch/now"], row["task/Catch/best"]) == (20.0, 20.0)
-        assert writer._evaluations.standing["Catch"].now == 20.0
+        assert writer._evaluations.summaries["Catch"].now == 20.0
     assert continual.read(tmp_path).curves["Catch"].returns.tolist() == [0.0, 20.0]
 
 

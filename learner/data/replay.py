@@ -27,7 +27,7 @@ _LEVEL = 1  # of zstd: a hundredth of the size of pixel frames, in microseconds 
 _COMMIT_EVERY = 1000  # unrolls added; what a crash can lose
 
 
-class Summary(NamedTuple):
+class Contents(NamedTuple):
     """What a replay holds."""
 
     unrolls: int
@@ -198,11 +198,11 @@ class Replay:
         """Whether it has had to evict or refuse an unroll."""
         return self._state.threshold < math.inf
 
-    def summary(self) -> Summary:
+    def contents(self) -> Contents:
         """What it holds now."""
         with self._lock:
             added = self._state.added
-            return Summary(
+            return Contents(
                 unrolls=len(self._held),
                 frames=self._frames,
                 bytes=self._bytes,

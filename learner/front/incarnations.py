@@ -27,7 +27,7 @@ class Incarnations:
 
     def __init__(self, path: pathlib.Path, own: int) -> None:
         self._path = path
-        self._own = own
+        self.own = own
         self._reserved = -1
         self.earlier = self._read()
         """Incarnation -> the highest version that it can have published."""
@@ -37,7 +37,7 @@ class Incarnations:
         if version <= self._reserved:
             return
         self._reserved = version + _BLOCK
-        kept = [*self.earlier.items(), (self._own, self._reserved)][-_KEPT:]
+        kept = [*self.earlier.items(), (self.own, self._reserved)][-_KEPT:]
         partial = self._path.with_name(f"{self._path.name}.partial")
         try:
             with open(partial, "w", encoding="utf-8") as file:
@@ -69,5 +69,5 @@ class Incarnations:
                 error,
             )
             return {}
-        earlier.pop(self._own, None)
+        earlier.pop(self.own, None)
         return dict(list(earlier.items())[-_KEPT:])

@@ -1,7 +1,8 @@
 """What a learner records about those who call it."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+from impala.config.schema import Config
 from learner.front.accounts import Accounts
 from learner.front.info_names import InfoNames
 from learner.front.quarantine import Quarantine
@@ -16,5 +17,15 @@ class Records(NamedTuple):
     roster: Roster  # who takes part, and how each of them is doing
     quarantine: Quarantine  # who sent contents that no honest actor sends, and is refused
     info_names: InfoNames  # which numbers of episodes' info are recorded
-    # Messages refused for what the actor's network computed; blamed on actors at once if None.
-    refused_outputs: RefusedOutputs | None = None
+    refused_outputs: RefusedOutputs  # messages refused for what the actor's network computed
+
+    @classmethod
+    def begin(cls, config: Config) -> Self:
+        """Returns the records of a learner that nobody has called."""
+        return cls(
+            Accounts(max_in_flight=config.learner.max_in_flight),
+            Roster(),
+            Quarantine(config.quarantine),
+            InfoNames(config.limits.info_names),
+            RefusedOutputs(),
+        )

@@ -7,7 +7,7 @@ any thread.
 import contextlib
 import functools
 import queue
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import tree
@@ -16,7 +16,7 @@ from impala import finite
 from impala.config.schema import MOST_EVALUATION_EPISODES
 from impala.runtime.credentials import Role
 from impala.schedule.tasks import Schedule
-from impala.types import Episode, Parameters, Unroll
+from impala.types import Episode, Parameters
 from learner.data.ingest import (
     Arrival,
     Ingest,
@@ -27,11 +27,11 @@ from learner.data.ingest import (
     wire_specs,
 )
 from learner.front.accounts import Admission
-from learner.front.bounds import MessageBounds
 from learner.front.receipts import ReceiptProofs
 from learner.front.records import Records
 from learner.front.refused_outputs import RefusedOutput
 from learner.front.roster import Member
+from learner.front.terms import Terms
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -71,18 +71,6 @@ class EvaluationReport(NamedTuple):
     parameter_version: int
     frames: int  # environment frames learned from when they were published
     episodes: list[Episode]
-
-
-class Terms(NamedTuple):
-    """What holds for everyone who joins a run."""
-
-    unroll_spec: Unroll  # a nest of ArraySpec of one environment, as for `Validator`
-    parameter_specs: Sequence[pb.TensorSpec]  # of `Parameters.values`, in order
-    config_json: str  # what actors need of the configuration
-    seed: int  # the run's
-    max_envs_per_message: int  # largest E
-    max_in_flight: int  # messages without a receipt that an actor may have
-    bounds: MessageBounds  # of the numbers in a message, as for `Validator`
 
 
 class Lineage(NamedTuple):
@@ -403,11 +391,10 @@ class LearnerService:
         name = pb.Reason.Name(rejection.reason).removeprefix("REASON_").lower()
         self._records.accounts.rejected(name, message.actor, message.incarnation, message.sequence)
         self._records.roster.rejected(message.actor, f"{name}: {rejection.detail}")
-        refused_outputs = self._records.refused_outputs
-        if rejection.of_network and refused_outputs is not None:
+        if rejection.of_network:
             is_ours = message.learner_incarnation == self._lineage.incarnation
             version = message.parameter_version if is_ours else 0
-            refused_outputs.add(
+            self._records.refused_outputs.add(
                 RefusedOutput(message.actor, f"{name}: {rejection.detail}", version)
             )
         elif rejection.reason in _BLAMED:

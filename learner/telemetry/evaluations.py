@@ -1,4 +1,4 @@
-"""What evaluators reported of a run: filed as JSON lines, and how each task stands."""
+"""What evaluators reported of a run: filed as JSON lines, and summarised by task."""
 
 import logging
 import pathlib
@@ -19,7 +19,7 @@ _BYTES_PER_SECOND = 2e6 / 86400  # ...and from then on
 class Evaluations:
     """The evaluations of a run, those before a restart included. `continual` reads them.
 
-    All but `played` and `standing` is of one thread.
+    All but `missing` and `summaries` is of one thread.
     """
 
     def __init__(self, logdir: pathlib.Path, config: Config, tasks: Sequence[str], learner: int):
@@ -45,13 +45,13 @@ class Evaluations:
         self._newest: dict[str, tuple[int, int]] = {}  # task -> incarnation, version
         self.dropped = 0
         """Reports that were not filed: of an unknown learner, or too many."""
-        self.standing: dict[str, continual.TaskSummary] = continual.summary(self._history.run())
-        """How each task stood when a row was last told."""
+        self.summaries: dict[str, continual.TaskSummary] = continual.summary(self._history.run())
+        """Of each task that was evaluated, as of the last row."""
 
-    def played(self, learner: int, version: int) -> set[str]:
-        """Returns the tasks that were played last with these parameters. Thread-safe."""
+    def missing(self, learner: int, version: int) -> set[str]:
+        """Returns the tasks that were not played last with these parameters. Thread-safe."""
         newest = dict(self._newest)
-        return {task for task, played in newest.items() if played == (learner, version)}
+        return {task for task in self._tasks if newest.get(task) != (learner, version)}
 
     def add(self, report: EvaluationReport) -> None:
         """Files a report.
@@ -85,15 +85,21 @@ class Evaluations:
             self._newest[task] = (report.learner_incarnation, report.parameter_version)
 
     def tell(self, interval: Interval) -> None:
-        """Adds what was reported since the last call, and how tasks stand."""
+        """Adds what was reported since the last call, and the summary of each task."""
         reports, self._new = self._new, []
         if reports:
-            self.standing = continual.summary(self._history.run())
+            self.summaries = continual.summary(self._history.run())
         for report in reports:
             interval.episodes(f"evaluation/{self._tasks[report.task]}", report.episodes)
-        for task, standing in self.standing.items():
-            interval.levels({f"task/{task}/{name}": n for name, n in standing._asdict().items()})
+        for task, summary in self.summaries.items():
+            interval.levels({f"task/{task}/{name}": n for name, n in summary._asdict().items()})
         interval.levels({"evaluations/dropped": self.dropped})
+
+    def log(self) -> None:
+        """Writes the summaries to the log."""
+        for task, summary in self.summaries.items():
+            numbers = ", ".join(f"{name} {n:.2f}" for name, n in summary._asdict().items())
+            _log.info("%s: %s.", task, numbers)
 
     def close(self) -> None:
         """Closes the file."""

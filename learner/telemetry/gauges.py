@@ -1,32 +1,49 @@
 """What a row of telemetry says of the parts of a learner as they stand: totals and levels."""
 
+from impala.logdir.checkpoint import Counters
 from impala.logdir.rows import Row
 from learner.data.ingest import Ingest
 from learner.data.replay import Replay
 from learner.front.records import Records
+from learner.front.server import Server
 from learner.telemetry.writer import Writer
+from learner.update.checkpoints import Checkpoints
 from learner.update.guard import Guard
+from learner.update.phases import Phases
 
 
 class Gauges:
     """Reads the parts."""
 
     def __init__(
-        self, records: Records, ingest: Ingest, replay: Replay | None, writer: Writer, guard: Guard
+        self,
+        phases: Phases,
+        records: Records,
+        server: Server,
+        ingest: Ingest,
+        replay: Replay | None,
+        guard: Guard,
+        checkpoints: Checkpoints,
+        writer: Writer,
     ):
         """Keeps the parts."""
+        self._phases = phases
         self._records = records
+        self._server = server
         self._ingest = ingest
         self._replay = replay
-        self._writer = writer
         self._guard = guard
+        self._checkpoints = checkpoints
+        self._writer = writer
 
-    def read(self) -> Row:
-        """Returns how they stand now."""
+    def read(self, counters: Counters) -> Row:
+        """Returns how the parts of a run that is so far stand now."""
         records = self._records
         totals = records.accounts.totals()
         active, silent = records.roster.actors()
         found: Row = {
+            "progress": self._phases.progress(counters),
+            "checkpoint/age_seconds": self._checkpoints.age_seconds,
             "actor/active": active,
             "actor/silent": silent,
             "actor/quarantined": records.quarantine.count(),
@@ -45,9 +62,10 @@ class Gauges:
             "info_names/dropped": records.info_names.dropped,
             "telemetry/dropped": self._writer.dropped,
             **{f"unrolls/dropped/{reason}": n for reason, n in totals.dropped.items()},
+            **{f"refused/{reason}": n for reason, n in self._server.refusals().items()},
             **{f"messages/rejected/{reason}": n for reason, n in totals.rejected.items()},
         }
         if self._replay is not None:
-            summary = self._replay.summary()._asdict()
-            found |= {f"replay/{name}": value for name, value in summary.items()}
+            contents = self._replay.contents()._asdict()
+            found |= {f"replay/{name}": value for name, value in contents.items()}
         return found

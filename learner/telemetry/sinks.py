@@ -24,7 +24,7 @@ class Sink(abc.ABC):
     "evaluation/TASK/return".
 
     All methods are called in one thread beside training, so a slow sink delays rows, and rows that
-    wait too long are joined, but never training. A sink that `telemetry.sinks` names gets a row
+    wait too long are merged, but never training. A sink that `telemetry.sinks` names gets a row
     every `learner.log_seconds` while the run lasts. If it raises, the error is logged with its
     traceback, the sink gets nothing more, and the run goes on: handle what may pass by itself, for
     instance a lost connection.

@@ -41,7 +41,7 @@ class Sample:
         if len(self._new) >= _MOST_NEW:
             self._settle()
 
-    def join(self, later: "Sample") -> None:
+    def merge(self, later: "Sample") -> None:
         """Adds the numbers of another sample."""
         self._settle()
         later._settle()
@@ -100,7 +100,9 @@ def _share(values: np.ndarray, share: float) -> np.ndarray:
 
 
 class Interval:
-    """What was gathered in a stretch of a run. Joined to the one before, it is as if gathered once.
+    """What was gathered in a stretch of a run.
+
+    Two that are merged are as one over both stretches.
 
     Frames are environment frames (repeats counted), steps are agent decisions; both are counted
     when they have been learned from.
@@ -171,13 +173,13 @@ class Interval:
         """Sets where the run stands at its end."""
         self._counters, self._until = counters, now
 
-    def join(self, later: "Interval") -> None:
-        """Goes on to the end of the interval after this one."""
+    def merge(self, later: "Interval") -> None:
+        """Adds the interval after this one, up to whose end this one then goes."""
         for name, (total, weight) in later._means.items():
             before, weights = self._means.get(name, (0.0, 0))
             self._means[name] = (before + total, weights + weight)
         for name, sample in later._samples.items():
-            self._samples.setdefault(name, Sample()).join(sample)
+            self._samples.setdefault(name, Sample()).merge(sample)
         self._newest |= later._newest
         self._waited += later._waited
         self._levels = dict(later._levels)

@@ -112,7 +112,7 @@ class Files:
         if self._interval is None:
             self._interval = interval
         else:
-            self._interval.join(interval)
+            self._interval.merge(interval)
         if is_last or self._schedule.due(interval, self._interval.seconds):
             row, histograms = self._interval.row()
             if not self._schedule.takes_histograms(interval):
@@ -142,7 +142,7 @@ class _Item(NamedTuple):
 class Writer:
     """A thread that owns the sinks.
 
-    Rows wait in a bounded queue; one for which there is no room waits before it and is joined with
+    Rows wait in a bounded queue; one for which there is no room waits before it and is merged with
     those that follow. An error of a sink is logged once, and the sink gets the next row all the
     same. A thread that dies is started again.
     """
@@ -162,7 +162,7 @@ class Writer:
           reports: of evaluators, as they come in.
           exporter: gets every row, also after the last one of the run.
           live: get every row of the run.
-          files: get rows over longer intervals, joined exactly.
+          files: get rows over longer intervals, merged exactly.
         """
         self._evaluations = evaluations
         self._reports = reports
@@ -190,9 +190,9 @@ class Writer:
             self._waiting = _Item(interval, is_last)
         else:
             if not self.dropped:
-                _log.warning("Telemetry cannot be written as fast as it comes: rows are joined.")
+                _log.warning("Telemetry cannot be written as fast as it comes: rows are merged.")
             self.dropped += 1
-            self._waiting.interval.join(interval)
+            self._waiting.interval.merge(interval)
             self._waiting = self._waiting._replace(is_last=self._waiting.is_last or is_last)
         self._hand_over()
 

@@ -38,7 +38,7 @@ class Refusal(NamedTuple):
     """Why nothing was learned from a batch, and nothing has moved."""
 
     learning_rate: float
-    progress: float
+    phase_progress: float
     loss: np.float32
     not_finite: Sequence[str]  # the loss, gradients, new values; sorted as the learner has them
     digests: Mapping[str, str]  # of the gradient of each variable, by its name
@@ -81,7 +81,7 @@ class Learner:
         self.counters = counters
 
     @property
-    def progress(self) -> float:
+    def phase_progress(self) -> float:
         """Share of the phase done, 0 to 1."""
         return self.phase.progress(self.counters.frames)
 
@@ -95,7 +95,7 @@ class Learner:
           batch: arrays [T + 1, B, ...].
           weights: [B] float32, of the unrolls' losses; all 1 if there are none.
         """
-        learning_rate = optimisers.learning_rate(self.config.optimiser, self.progress)
+        learning_rate = optimisers.learning_rate(self.config.optimiser, self.phase_progress)
         if weights is None:
             weights = np.ones(batch.is_replay.shape, np.float32)
         # TensorFlow keeps a constant of every Python float that it has ever seen, so not of those.
@@ -103,7 +103,7 @@ class Learner:
             batch,
             weights,
             tf.constant(np.float32(learning_rate)),
-            tf.constant(np.float32(self.progress)),
+            tf.constant(np.float32(self.phase_progress)),
         )
         spoilt: list[str] = []
         for update in (self._update, self._update_by_large):
@@ -282,7 +282,7 @@ class Learner:
         self, batch: Batch, weights: np.ndarray, learning_rate: float, spoilt: Sequence[str]
     ) -> Refusal:
         loss, gradients = self._differentiate(
-            batch, weights, tf.constant(np.float32(self.progress))
+            batch, weights, tf.constant(np.float32(self.phase_progress))
         )
         learned = self._algorithm.learned_variables
         by_name = {v.name: g.numpy() for v, g in zip(learned, gradients, strict=True)}
@@ -296,7 +296,7 @@ class Learner:
         ]
         return Refusal(
             learning_rate,
-            self.progress,
+            self.phase_progress,
             loss.numpy(),
             not_finite or ["the sum of the new values"],
             {name: hashlib.sha256(value.tobytes()).hexdigest() for name, value in by_name.items()},
@@ -327,7 +327,7 @@ class Learner:
             self._judge(
                 columns(batch, [unroll]),
                 tf.constant(np.float32(limit)),
-                tf.constant(np.float32(self.progress)),
+                tf.constant(np.float32(self.phase_progress)),
             )
         )
 

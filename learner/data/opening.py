@@ -1,0 +1,63 @@
+"""Opens the replay of a run, and compares it with what the checkpoint counts."""
+
+import functools
+import logging
+
+from impala.config.schema import Config
+from impala.logdir.directory import LogDirectory, StorageError
+from impala.types import Unroll
+from learner.data.ingest import wire_specs
+from learner.data.replay import Replay
+from learner.data.storage import Disk, Memory, Store
+from protos import codec
+
+_log = logging.getLogger(__name__)
+
+
+def open_replay(
+    config: Config, unroll_spec: Unroll, directory: LogDirectory, counted: int, may_be_lost: bool
+) -> Replay | None:
+    """Opens the replay, if the mix has a use for it.
+
+    Args:
+      config: of the run.
+      unroll_spec: a nest of ArraySpec of one environment.
+      directory: holds the replay, if it is on disk.
+      counted: unrolls that the checkpoint counts as added to it. After a crash it may hold more.
+      may_be_lost: whether fewer may be found: a person has asked for an empty replay.
+
+    Raises:
+      StorageError: it is missing or damaged, or does not fit the run.
+    """
+    if not config.mix.replayed:
+        return None
+    replay = Replay(
+        unroll_spec,
+        _store(config, unroll_spec, directory, counted),
+        config.replay.rule,
+        capacity_frames=config.replay.capacity_frames,
+        capacity_bytes=config.replay.capacity_bytes or None,
+        seed=config.seed,
+    )
+    added = replay.contents().added
+    _log.info("Replay holds %s of %s unrolls.", f"{len(replay):,}", f"{added:,}")
+    if added < counted:
+        found = f"The checkpoint counts {counted:,} unrolls added to replay, found are {added:,}."
+        if not may_be_lost and config.replay.storage == "disk":
+            replay.close()
+            raise StorageError(
+                f"{found} Restore {directory.replay}, or go on with an empty one with "
+                "--empty-replay."
+            )
+        _log.warning("%s Going on with those.", found)
+    return replay
+
+
+def _store(config: Config, unroll_spec: Unroll, directory: LogDirectory, counted: int) -> Store:
+    if config.replay.storage != "disk":
+        return Memory()
+    specs, _ = wire_specs(unroll_spec)
+    identity = f"rule {config.replay.rule}, unrolls {codec.fingerprint(specs, (), '')}"
+    move_aside = functools.partial(directory.move_replay_aside, "damaged")
+    goes_on = config.replay.on_damage == "empty"
+    return Disk(directory.replay, identity, move_aside if goes_on else None, counted)

@@ -1,0 +1,85 @@
+"""Makes rows of telemetry of the training loop's steps."""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import tree
+
+from impala.logdir.checkpoint import Counters
+from impala.types import Batch, StepType
+from learner.data.ingest import Arrival
+from learner.telemetry.gauges import Gauges
+from learner.telemetry.telemetry import Telemetry
+from learner.telemetry.writer import Writer
+from learner.update.learner import Update
+from learner.update.training import Step
+
+
+class Reporter:
+    """Gathers what each step has brought, and hands a row to the writer every so often."""
+
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        gauges: Gauges,
+        writer: Writer,
+        tasks: Sequence[str],
+        seconds: float,
+    ):
+        """Begins the first row when the first step comes.
+
+        Args:
+          telemetry: gathers, also what other threads add.
+          gauges: read when a row ends.
+          writer: gets the rows.
+          tasks: their names, in order.
+          seconds: between rows.
+        """
+        self._telemetry = telemetry
+        self._gauges = gauges
+        self._writer = writer
+        self._tasks = tasks
+        self._seconds = seconds
+
+    def take(self, step: Step) -> None:
+        """Gathers what a step has brought, and ends the row if it is due."""
+        self._telemetry.waited(step.waited_seconds)
+        if step.prepared is not None:
+            if step.update is not None and step.prepared.batch is not None:
+                self._telemetry.sample("learner/update_seconds", step.update_seconds)
+                before = step.learner.counters.updates - 1  # the version that the batch moved
+                self._learned(step.prepared.batch, step.update, before)
+            for arrival in step.prepared.arrivals:
+                self._arrived(arrival)
+        self.end_row_if_due(step.learner.counters)
+
+    def end_row_if_due(self, counters: Counters) -> None:
+        """Ends the row of a run that is so far, unless it is younger than the time between rows."""
+        if self._telemetry.due(self._seconds):
+            self.end_row(counters)
+
+    def end_row(self, counters: Counters, is_last: bool = False) -> None:
+        """Ends the row of a run that is so far; another one begins."""
+        interval = self._telemetry.end(counters, self._gauges.read(counters))
+        self._writer.put(interval, is_last)
+
+    def _learned(self, batch: Batch, update: Update, before: int) -> None:
+        telemetry, unroll = self._telemetry, batch.unroll
+        for name, value in update.metrics.items():
+            telemetry.mean(name, value)
+        telemetry.mean("learning_rate", update.learning_rate)
+        # After a restart, actors may still act with a version ahead of the checkpoint's.
+        lags = np.maximum(0, before - unroll.parameter_version)
+        telemetry.policy_lag(lags, batch.is_replay)
+        is_step = unroll.timestep.step_type[1:] != StepType.FIRST
+        fresh = is_step & ~batch.is_replay
+        telemetry.newest("action", tree.map_structure(lambda x: x[1:][fresh], unroll.output.action))
+        for name, values in update.histograms.items():
+            telemetry.newest(name, values[is_step])
+
+    def _arrived(self, arrival: Arrival) -> None:
+        telemetry = self._telemetry
+        telemetry.episodes(self._tasks[arrival.task], arrival.episodes)
+        telemetry.actor(arrival.elapsed_seconds, arrival.waited_seconds)
+        telemetry.sample("ingest/seconds", time.monotonic() - arrival.received)

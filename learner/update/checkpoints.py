@@ -1,0 +1,140 @@
+"""A learner's checkpoints: a run goes on from the newest, and saves the next when it is due."""
+
+import logging
+import pathlib
+import types
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from impala.config import values
+from impala.environments.spaces import Spaces
+from impala.logdir import checkpoint
+from impala.logdir.checkpoint import Checkpoint, CheckpointError, Counters
+from learner.data.replay import Replay
+from learner.front.accounts import Accounts
+from learner.update.learner import Learner
+from learner.update.phases import Phases
+from learner.update.training import Step
+
+_log = logging.getLogger(__name__)
+
+
+class Resumed(NamedTuple):
+    """What a run goes on from."""
+
+    learner: Learner
+    replay_added: int = 0  # unrolls ever added to replay, as the checkpoint counts them
+    unknown: Mapping[str, Any] = types.MappingProxyType({})  # settings of a newer version, nested
+
+
+def resume(
+    logdir: pathlib.Path, phases: Phases, accounts: Accounts, initial: Checkpoint | None
+) -> Resumed:
+    """Makes the learner of a run, which goes on from its newest checkpoint if it has one.
+
+    Args:
+      logdir: of the run.
+      phases: of the run, which make the learner.
+      accounts: of the run, restored if there is a checkpoint.
+      initial: of another run, from whose agent a new run takes what fits.
+
+    Raises:
+      CheckpointError: no checkpoint can be read or fits the run, or nothing of `initial` fits.
+    """
+    checkpoint.remove_leftovers(logdir)
+    if not checkpoint.exists(logdir):
+        if initial is not None:
+            for line in checkpoint.initialise(phases.agent.variables, initial):
+                _log.info("%s", line)
+        return Resumed(phases.learner_at(Counters()))
+    if initial is not None:
+        _log.info("Going on with the run in %s: --init-from is for new ones.", logdir)
+    saved = checkpoint.load(logdir)
+    learner = phases.learner_at(saved.counters)
+    learner.restore(saved)
+    try:
+        accounts.restore(saved.accounts)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"The accounts in the checkpoint of {logdir} make no sense ({error!r}). "
+            "Another version of impala may have written it; start over with --fresh."
+        ) from error
+    _log.info("Resumed %s at %s.", logdir, saved.counters)
+    for change in values.differences(saved.config, phases.config):
+        _log.info("Changed since that checkpoint: %s.", change)
+    return Resumed(learner, saved.replay_added, saved.unknown)
+
+
+class Checkpoints:
+    """Saves a run, replay first: a checkpoint counts no unroll that replay may have lost."""
+
+    def __init__(
+        self,
+        logdir: pathlib.Path,
+        resumed: Resumed,
+        spaces: Spaces,
+        accounts: Accounts,
+        replay: Replay | None,
+        due: checkpoint.Due,
+    ):
+        """Starts waiting for the next checkpoint to become due.
+
+        Args:
+          logdir: of the run.
+          resumed: what the run has gone on from.
+          spaces: that the agent was made for, saved with the variables.
+          accounts: saved with the variables.
+          replay: what it holds is written before each checkpoint. If there is none, what was
+            counted in it before remains.
+          due: when the next checkpoint is to be written.
+        """
+        self._logdir = logdir
+        self._spaces = spaces
+        self._accounts = accounts
+        self._replay = replay
+        self._replay_added = resumed.replay_added
+        self._unknown = resumed.unknown
+        self._due = due
+        self._saved = resumed.learner.counters
+
+    @property
+    def age_seconds(self) -> float:
+        """Time since the last checkpoint, or since the start."""
+        return self._due.age
+
+    def take(self, step: Step) -> None:
+        """Saves if it is due, also while nothing comes in; but then not the same thing twice.
+
+        Raises:
+          StorageError: the checkpoint or the replay cannot be written.
+        """
+        if step.update is not None:
+            self._due.updated()
+        is_due = self._due.reached and step.learner.counters != self._saved
+        # A checkpoint holds the variables of its own phase, so a new phase begins with one.
+        if (step.begins_phase or is_due) and not step.in_doubt:
+            self.save(step.learner)
+
+    def save(self, learner: Learner) -> None:
+        """Saves now.
+
+        Raises:
+          StorageError: the checkpoint or the replay cannot be written.
+          NotFiniteError: a variable is not finite.
+        """
+        if self._replay is not None:
+            self._replay_added = self._replay.commit()
+        saved = Checkpoint(
+            learner.config,
+            learner.counters,
+            learner.variables(),
+            self._accounts.state(),
+            self._replay_added,
+            learner.phase.algorithm,
+            self._spaces,
+            self._unknown,
+        )
+        path = checkpoint.save(self._logdir, saved, learner.config.learner.checkpoints_kept)
+        self._due.saved()
+        self._saved = saved.counters
+        _log.info("Checkpoint %s at %s frames.", path, f"{saved.counters.frames:,}")

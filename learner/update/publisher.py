@@ -1,0 +1,58 @@
+"""Publishes parameters to actors and evaluators, after each step that has changed them."""
+
+from impala.types import Parameters
+from learner.front.incarnations import Incarnations
+from learner.front.service import LearnerService
+from learner.update.guard import Guard
+from learner.update.learner import Learner
+from learner.update.phases import Phases
+from learner.update.training import Step
+
+
+class Publisher:
+    """Hands a learner's parameters to the service."""
+
+    def __init__(
+        self, service: LearnerService, incarnations: Incarnations, phases: Phases, guard: Guard
+    ):
+        """Publishes nothing yet.
+
+        Args:
+          service: what actors ask for parameters.
+          incarnations: are told of each version first, so that later learners know of it.
+          phases: of the run, which say how far it is.
+          guard: counts what the status reports beside the parameters.
+        """
+        self._service = service
+        self._incarnations = incarnations
+        self._phases = phases
+        self._guard = guard
+
+    def take(self, step: Step) -> None:
+        """Publishes if there is anything new.
+
+        Raises:
+          NotFiniteError: a parameter is not finite.
+        """
+        if step.is_new:
+            self.publish(step.learner)
+
+    def publish(self, learner: Learner) -> None:
+        """Publishes copies of the agent's variables.
+
+        Raises:
+          NotFiniteError: a parameter is not finite.
+        """
+        counters = learner.counters
+        self._incarnations.reserve(counters.updates)
+        self._service.publish(
+            Parameters(
+                incarnation=self._incarnations.own,
+                version=counters.updates,
+                progress=self._phases.progress(counters),
+                frames=counters.frames,
+                values=learner.agent_values(),
+            ),
+            skipped_updates=self._guard.skipped_updates,
+            rollbacks=self._guard.rollbacks,
+        )

@@ -1,0 +1,124 @@
+"""The training loop: a stream of steps, which telemetry, checkpoints and others consume."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from learner.data.mix import Mix, Prepared, Provenance
+from learner.update.guard import Guard
+from learner.update.learner import Learner, Update
+from learner.update.phases import Phases
+
+_log = logging.getLogger(__name__)
+
+_BATCH_SECONDS = 0.5  # that a step waits for a batch
+
+
+class Step(NamedTuple):
+    """What one turn of the training loop has brought."""
+
+    learner: Learner  # after it, of the phase that comes next
+    prepared: Prepared | None  # what is accounted for; None if nothing came in time
+    update: Update | None  # None if nothing was learned
+    waited_seconds: float  # for `prepared`
+    update_seconds: float  # 0.0 if nothing came in time
+    begins_phase: bool  # the learner is new: this step has ended a phase
+    is_new: bool  # counters or variables differ from those of the step before
+    in_doubt: bool  # the variables may be bad, and are not to be saved
+
+    @property
+    def provenance(self) -> Sequence[Provenance]:
+        """The unrolls that are accounted for, learned from or not."""
+        return () if self.prepared is None else self.prepared.provenance
+
+
+class Training:
+    """Learns from one batch after another, phase after phase."""
+
+    def __init__(self, phases: Phases, learner: Learner, mix: Mix, guard: Guard):
+        """Ready for the first step.
+
+        Args:
+          phases: make the learner of each phase after the first.
+          learner: of the phase that comes first.
+          mix: gives batches.
+          guard: has the learner learn from what is good of them.
+        """
+        self._phases = phases
+        self._mix = mix
+        self._guard = guard
+        self.learner = learner
+        """Of the current phase."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run's last phase has ended."""
+        return self._phases.are_over(self.learner.counters)
+
+    def steps(self, until: Callable[[], bool]) -> Iterator[Step]:
+        """Learns until the run is finished. Nothing happens between two steps.
+
+        Args:
+          until: asked before each step; ends the stream if it returns True.
+
+        Yields:
+          What each turn has brought, at the latest every so often without a batch.
+
+        Raises:
+          NotFiniteError: variables, loss or gradients are not finite, and going back to a
+            checkpoint does not help.
+          StorageError: replay cannot be written or read.
+        """
+        last = time.monotonic()  # when the batch before had come
+        while not (until() or self.is_finished):
+            began = time.monotonic()
+            prepared = self._mix.get(timeout=_BATCH_SECONDS)
+            came = time.monotonic()
+            update, update_seconds, begins_phase = None, 0.0, False
+            is_new = self._guard.judge_outputs(self.learner)
+            if prepared is not None:
+                is_new = True
+                prepared, update = self._guard.learn(self.learner, prepared)
+                update_seconds = time.monotonic() - came
+                self._count(prepared, came - last)
+                last = came
+                begins_phase = self._begin_next_phase()
+            yield Step(
+                learner=self.learner,
+                prepared=prepared,
+                update=update,
+                waited_seconds=came - began,
+                update_seconds=update_seconds,
+                begins_phase=begins_phase,
+                is_new=is_new,
+                in_doubt=self._guard.in_doubt,
+            )
+
+    def settle(self) -> bool:
+        """Has variables in doubt go back to a checkpoint, before the run ends.
+
+        Returns:
+          Whether the variables may be saved.
+        """
+        return self._guard.settle(self.learner)
+
+    def _count(self, prepared: Prepared, seconds: float) -> None:
+        self.learner.count(
+            unrolls=prepared.unrolls,
+            frames=prepared.frames,
+            steps=prepared.steps,
+            seconds=seconds,
+        )
+
+    def _begin_next_phase(self) -> bool:
+        """Goes on with the next algorithm if it is time: the agent stays, the rest is new."""
+        before = self.learner
+        if before.phase_progress < 1.0 or self.is_finished:
+            return False
+        self._guard.settle(before)
+        self.learner = self._phases.learner_at(before.counters)
+        self.learner.last_good = before.last_good
+        frames, algorithm = self.learner.counters.frames, self.learner.phase.algorithm
+        _log.info("From %s frames on: %s.", f"{frames:,}", algorithm)
+        return True
