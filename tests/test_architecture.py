@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *(*_LIBRARY, "impala.logdir"),
         *("learner.data", "learner.front", "learner.update"),
     },
-    "learner.front": {*_LIBRARY, "learner.data", "protos"},
+    "learner.front": {*_LIBRARY, "impala.logdir", "learner.data", "protos"},
     "learner.data": {*_LIBRARY, "impala.logdir", "learner.front", "protos"},
     "learner.update": {*_LIBRARY, "impala.logdir", "learner.data", "learner.front"},
     "learner": {

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Literal, Self
 
+from impala.logdir import atomic
+
 _log = logging.getLogger(__name__)
 
 _OF_DISKS = (errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS)
@@ -123,9 +125,7 @@ class LogDirectory:
           LogDirectoryError: it cannot be written.
         """
         with opening(self.path):
-            partial = self.path / f".{name}.partial"
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(self.path / name)
+            atomic.write(self.path / name, text.encode())
 
     @property
     def replay(self) -> pathlib.Path:

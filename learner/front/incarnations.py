@@ -7,8 +7,9 @@ ahead in blocks, so that the file is written once in a while and is right after 
 
 import json
 import logging
-import os
 import pathlib
+
+from impala.logdir import atomic
 
 _log = logging.getLogger(__name__)
 
@@ -38,13 +39,8 @@ class Incarnations:
             return
         self._reserved = version + _BLOCK
         kept = [*self.earlier.items(), (self.own, self._reserved)][-_KEPT:]
-        partial = self._path.with_name(f"{self._path.name}.partial")
         try:
-            with open(partial, "w", encoding="utf-8") as file:
-                json.dump(kept, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, self._path)
+            atomic.write(self._path, json.dumps(kept).encode())
         except OSError as error:  # such as a full disk: nothing that a run would have to end for
             _log.warning(
                 "%s cannot be written (%s). Unrolls that are under way when this learner is "

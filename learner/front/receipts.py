@@ -10,10 +10,11 @@ proofs.
 import hashlib
 import hmac
 import logging
-import os
 import pathlib
 import secrets
 import struct
+
+from impala.logdir import atomic
 
 _log = logging.getLogger(__name__)
 
@@ -80,14 +81,8 @@ def load_key(path: pathlib.Path) -> bytes:
         found,
     )
     key = secrets.token_bytes(_KEY_BYTES)
-    partial = path.with_name(f"{path.name}.partial")
     try:
-        partial.unlink(missing_ok=True)
-        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(key)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        atomic.write(path, key, mode=0o600)
     except OSError as error:
         _log.warning("%s cannot be written (%s).", path, error.strerror)
     return key

@@ -22,6 +22,7 @@ import tree
 from impala import build
 from impala.config import values
 from impala.config.schema import Config
+from impala.logdir import atomic
 from impala.logdir.checkpoint import Counters
 from impala.runtime import process
 from impala.schedule import phases, tasks
@@ -53,7 +54,8 @@ class BadUpdates:
     def __init__(self, directory: pathlib.Path):
         self.directory = directory
         for partial in directory.glob("*.partial"):  # from a crash
-            _unlink(partial)
+            with contextlib.suppress(OSError):
+                partial.unlink()
         skipped = [path.stem.endswith(_SKIPPED) for path in directory.glob("*.npz")]
         self._left = {kind: _MOST_FILES - skipped.count(kind) for kind in (False, True)}
 
@@ -71,14 +73,11 @@ class BadUpdates:
         for i in range(1, _MOST_FILES):
             if path.exists():  # another batch of the same update
                 path = self.directory / f"{name}-{i}{kind}.npz"
-        partial = path.with_suffix(".partial")
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            with open(partial, "wb") as file:
+            with atomic.replacing(path) as file:
                 np.savez(file, **_arrays(learner, prepared, refusal))  # type: ignore[arg-type]
-            partial.rename(path)
         except OSError as error:
-            _unlink(partial)  # a full disk needs the room
             self._left = dict.fromkeys(self._left, 0)
             _log.warning("No bad update can be written to %s (%s).", path, error)
             return None
@@ -167,11 +166,6 @@ def _arrays(learner: Learner, prepared: Prepared, refusal: Refusal) -> dict[str,
         "said": np.frombuffer(json.dumps(said).encode(), np.uint8),
     }
     return {**arrays, "digest": np.frombuffer(_digest(arrays), np.uint8)}
-
-
-def _unlink(path: pathlib.Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink()
 
 
 def _read(path: pathlib.Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -1,0 +1,53 @@
+"""Files written atomically: all of the new content, or all of the old."""
+
+import os
+import pathlib
+import stat
+
+import pytest
+
+from impala.logdir import atomic
+
+
+def test_a_file_changes_at_the_end_of_the_block_and_only_if_it_ends_well(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = tmp_path / "state.json"
+    atomic.write(path, b"old")
+    with atomic.replacing(path) as file:
+        file.write(b"new and longer")
+        file.flush()
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new and longer"
+    with pytest.raises(RuntimeError), atomic.replacing(path) as file:
+        file.write(b"half")
+        raise RuntimeError
+    assert path.read_bytes() == b"new and longer"
+    assert os.listdir(tmp_path) == ["state.json"]
+
+
+def test_what_a_crash_left_is_not_in_the_way_and_nobody_else_may_read_a_secret(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = tmp_path / "key"
+    path.with_name("key.partial").write_bytes(b"readable by all, and longer than the new one")
+    atomic.write(path, b"secret", mode=0o600)
+    assert path.read_bytes() == b"secret"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["key"]
+
+
+def test_a_disk_that_refuses_leaves_the_file_as_it_was(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "state.json"
+    atomic.write(path, b"old")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        atomic.write(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["state.json"]
