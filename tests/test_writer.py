@@ -26,6 +26,7 @@ from learner.telemetry import writer as writer_module
 from learner.telemetry.console import Console
 from learner.telemetry.evaluations import Evaluations
 from learner.telemetry.files import File, JsonLines, TensorBoard
+from learner.telemetry.own_sinks import OwnSink
 from learner.telemetry.prometheus import Prometheus
 from learner.telemetry.sinks import Histograms
 from learner.telemetry.telemetry import Interval, Sample
@@ -55,7 +56,6 @@ class Sink(File):
         self.bytes += 10
 
     def write_histograms(self, histograms: Histograms, frames: float) -> None:
-        assert frames == self.rows[-1]["frames"]
         self.histograms.append(histograms)
 
     def close(self) -> None:
@@ -68,10 +68,11 @@ def writing(
     live: Sequence[sinks.Sink] = (),
     files: Sequence[File] = (),
     exporter: sinks.Sink | None = None,
+    own: Sequence[OwnSink] = (),
 ) -> Iterator[Writer]:
     (logdir / "config.yaml").write_text(values.to_yaml(CONFIG))
     evaluations = Evaluations(logdir, CONFIG, ["Catch"], LEARNER)
-    writer = Writer(evaluations, queue.Queue(64), exporter, live, files)
+    writer = Writer(evaluations, queue.Queue(64), exporter, live, files, own)
     try:
         yield writer
     finally:
@@ -167,6 +168,30 @@ def test_a_sink_that_fails_is_told_of_once_and_tried_again(
     errors = [line for line in caplog.messages if "Sink fails" in line]
     assert len(errors) == 4  # two kinds of errors, of two sinks
     assert "OSError" in errors[0] and "No space left" in errors[0]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("lost the connection"), SystemExit(1)])
+def test_a_sink_of_ones_own_that_raises_is_dropped_and_nothing_else_changes(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    def fail(row: dict[str, float]) -> None:
+        if row["updates"] == 3:
+            raise error
+
+    broken, good, console = Sink(fail), Sink(lambda row: row.clear()), Sink()
+    own = [OwnSink("acme:Board", broken), OwnSink("acme:Other", good)]
+    with writing(tmp_path, live=[console], own=own) as writer:
+        for number in range(6):
+            writer.put(interval(number))
+            assert writer.drain(30.0)
+            assert writer.sinks_dropped == int(number >= 2)
+    assert [row["updates"] for row in console.rows] == [1, 2, 3, 4, 5, 6]
+    assert [row["updates"] for row in broken.rows] == [1, 2]
+    assert len(good.rows) == 6 and len(good.histograms) == 6
+    assert (broken.is_closed, good.is_closed) == (False, True)
+    (record,) = [each for each in caplog.records if each.levelname == "ERROR"]
+    assert "acme:Board raised" in record.message
+    assert record.exc_info is not None and record.exc_info[1] is error
 
 
 def test_a_thread_that_dies_is_noticed_and_started_again(

@@ -61,6 +61,7 @@ class Gauges:
             "guard/rollbacks": self._guard.rollbacks,
             "info_names/dropped": records.info_names.dropped,
             "telemetry/dropped": self._writer.dropped,
+            "telemetry/sinks_dropped": self._writer.sinks_dropped,
             **{f"unrolls/dropped/{reason}": n for reason, n in totals.dropped.items()},
             **{f"refused/{reason}": n for reason, n in self._server.refusals().items()},
             **{f"messages/rejected/{reason}": n for reason, n in totals.rejected.items()},

@@ -94,6 +94,12 @@ SCALARS = (
         "Rows that could not be written as fast as they came.",
     ),
     Scalar(
+        "impala_telemetry_sinks_dropped_total",
+        "counter",
+        "telemetry/sinks_dropped",
+        "Sinks of one's own that raised an error, and get no more rows.",
+    ),
+    Scalar(
         "impala_evaluations_dropped_total",
         "counter",
         "evaluations/dropped",

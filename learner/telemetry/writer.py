@@ -15,6 +15,7 @@ from impala.logdir.rows import Row
 from learner.front.service import EvaluationReport
 from learner.telemetry.evaluations import Evaluations
 from learner.telemetry.files import File
+from learner.telemetry.own_sinks import OwnSink
 from learner.telemetry.sinks import Histograms, Sink
 from learner.telemetry.telemetry import Interval
 
@@ -154,6 +155,7 @@ class Writer:
         exporter: Sink | None,
         live: Sequence[Sink],
         files: Sequence[File],
+        own: Sequence[OwnSink] = (),
     ):
         """Starts the thread.
 
@@ -163,11 +165,13 @@ class Writer:
           exporter: gets every row, also after the last one of the run.
           live: get every row of the run.
           files: get rows over longer intervals, merged exactly.
+          own: sinks of one's own, which get what `live` gets.
         """
         self._evaluations = evaluations
         self._reports = reports
         self._exporter = [exporter] if exporter is not None else []
-        self._live = live
+        self._live = [*live, *own]
+        self._own = own
         self._attempt = Attempts()
         self._files = Files(files, self._attempt)
         self._queue: queue.Queue[_Item] = queue.Queue(_QUEUED)
@@ -177,6 +181,11 @@ class Writer:
         self.dropped = 0
         """Rows for which there was no room, so that they became a part of the next one."""
         self._start()
+
+    @property
+    def sinks_dropped(self) -> int:
+        """Sinks of one's own that have raised, and get nothing more."""
+        return sum(sink.is_dropped for sink in self._own)
 
     def put(self, interval: Interval, is_last: bool = False) -> None:
         """Hands a row over, without waiting.

@@ -1,0 +1,50 @@
+"""Sinks of one's own: one that fails is dropped, and the run goes on."""
+
+import logging
+from collections.abc import Callable
+
+from impala.logdir.rows import Row
+from learner.telemetry.sinks import Histograms, Sink
+
+_log = logging.getLogger(__name__)
+
+
+class OwnSink(Sink):
+    """A sink that is not of this package, until it raises for the first time."""
+
+    def __init__(self, name: str, sink: Sink):
+        """Hands on what comes to another sink.
+
+        Args:
+          name: by which the configuration names it, for the log.
+          sink: of one's own.
+        """
+        self._name = name
+        self._sink = sink
+        self.is_dropped = False
+        """Whether it has raised, and gets nothing more."""
+
+    def write(self, row: Row) -> None:
+        """Hands a copy on, which the sink may change."""
+        self._unless_dropped(lambda: self._sink.write(dict(row)))
+
+    def write_histograms(self, histograms: Histograms, frames: float) -> None:
+        """Hands copies on, which the sink may change."""
+        copies = {name: values.copy() for name, values in histograms.items()}
+        self._unless_dropped(lambda: self._sink.write_histograms(copies, frames))
+
+    def close(self) -> None:
+        """Closes the sink, unless it has raised."""
+        self._unless_dropped(self._sink.close)
+
+    def _unless_dropped(self, do: Callable[[], None]) -> None:
+        if self.is_dropped:
+            return
+        try:
+            do()
+        except BaseException as error:  # SystemExit too, which would end the writer's thread
+            self.is_dropped = True
+            _log.exception(
+                "The sink %s raised %s and gets nothing more; the run goes on.",
+                *(self._name, type(error).__name__),
+            )
