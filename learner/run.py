@@ -28,6 +28,7 @@ from learner.front.records import Records
 from learner.front.server import Server
 from learner.front.service import LearnerService, Lineage
 from learner.front.terms import terms
+from learner.telemetry import own_sinks
 from learner.telemetry.console import Console
 from learner.telemetry.evaluations import Evaluations
 from learner.telemetry.files import JsonLines, TensorBoard
@@ -143,6 +144,7 @@ def run_learner(
                 Prometheus(metrics_listen) if metrics_listen is not None else None,
                 live=[Console(tasks.total_frames(config), to_log=rows_to_log)],
                 files=[TensorBoard(logdir), JsonLines(logdir)],
+                own=own_sinks.make(config, logdir),
             )
             at_the_end.callback(writer.close)
 

@@ -1,5 +1,7 @@
 """The writer beside training: what blocks, fails or comes in floods neither ends nor delays it."""
 
+import ast
+import dataclasses
 import json
 import logging
 import pathlib
@@ -13,14 +15,14 @@ import pytest
 import services
 import tensorflow as tf
 
-from impala.config import values
-from impala.config.schema import Config, EnvironmentConfig
+from impala.config import parts, values
+from impala.config.schema import Config, EnvironmentConfig, TelemetryConfig
 from impala.logdir import continual, rows
 from impala.logdir.checkpoint import Counters
 from impala.types import Episode
 from learner.front.service import EvaluationReport
 from learner.telemetry import evaluations as evaluations_module
-from learner.telemetry import sinks
+from learner.telemetry import own_sinks, sinks
 from learner.telemetry import telemetry as telemetry_module
 from learner.telemetry import writer as writer_module
 from learner.telemetry.console import Console
@@ -192,6 +194,56 @@ def test_a_sink_of_ones_own_that_raises_is_dropped_and_nothing_else_changes(
     (record,) = [each for each in caplog.records if each.levelname == "ERROR"]
     assert "acme:Board raised" in record.message
     assert record.exc_info is not None and record.exc_info[1] is error
+
+
+class Board(sinks.Sink):
+    """As a user would write it: rows of one group, into a file of the log directory."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Settings:
+        """What of a row is written."""
+
+        group: str = "loss"
+        """Names before the first slash."""
+
+    def __init__(self, logdir: pathlib.Path, settings: Settings) -> None:
+        if not settings.group:
+            raise ValueError("group is empty")
+        self._file = open(logdir / "board.txt", "a")  # noqa: SIM115
+        self._group = settings.group
+
+    def write(self, row: dict[str, float]) -> None:
+        named = {name: value for name, value in row.items() if name.split("/")[0] == self._group}
+        self._file.write(f"{named}\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def board_config(group: str) -> Config:
+    telemetry = TelemetryConfig(sinks=("test_writer:Board",))
+    config = Config(environment=CONFIG.environment, telemetry=telemetry)
+    return parts.compose(config, board=Board.Settings(group))
+
+
+def test_a_sink_that_the_configuration_names_gets_rows_and_its_settings(
+    tmp_path: pathlib.Path,
+) -> None:
+    with writing(tmp_path, own=own_sinks.make(board_config("lag"), tmp_path)) as writer:
+        writer.put(interval(0))
+        writer.put(interval(1), is_last=True)
+        assert writer.drain(30.0)
+    lines = (tmp_path / "board.txt").read_text().splitlines()
+    assert [sorted(ast.literal_eval(line)) for line in lines] == [
+        ["lag/max", "lag/mean", "lag/p10", "lag/p50", "lag/p90"]
+    ] * 2
+
+
+def test_a_sink_that_cannot_be_opened_is_refused_in_one_line(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(values.OptionError) as refused:
+        own_sinks.make(board_config(""), tmp_path)
+    assert str(refused.value).startswith("The sink test_writer:Board cannot be opened: ValueError")
+    assert "group is empty" in str(refused.value) and "test_writer.py:" in str(refused.value)
 
 
 def test_a_thread_that_dies_is_noticed_and_started_again(

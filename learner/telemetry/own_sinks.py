@@ -1,8 +1,13 @@
 """Sinks of one's own: one that fails is dropped, and the run goes on."""
 
 import logging
+import pathlib
+import traceback
 from collections.abc import Callable
 
+from impala.components import SINK
+from impala.config import parts, values
+from impala.config.schema import Config
 from impala.logdir.rows import Row
 from learner.telemetry.sinks import Histograms, Sink
 
@@ -48,3 +53,29 @@ class OwnSink(Sink):
                 "The sink %s raised %s and gets nothing more; the run goes on.",
                 *(self._name, type(error).__name__),
             )
+
+
+def make(config: Config, logdir: pathlib.Path) -> list[OwnSink]:
+    """Returns the sinks that `telemetry.sinks` names, opened.
+
+    Args:
+      config: of the run, composed with the parts that it names.
+      logdir: of the run.
+
+    Raises:
+      OptionError: the constructor of one of them raises.
+    """
+    own = parts.found(config)
+    made = []
+    for name in config.telemetry.sinks:
+        component, settings = own[SINK, name]
+        try:
+            sink = component(logdir, settings)
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            raise values.OptionError(
+                f"The sink {name} cannot be opened: {type(error).__name__}: "
+                f"{' '.join(str(error).split())} ({frame.filename}:{frame.lineno})."
+            ) from error
+        made.append(OwnSink(name, sink))
+    return made
