@@ -2,11 +2,14 @@
 
 import json
 import pathlib
+from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from benchmarks.continual import report, tiers
+from impala.commands import main as cli
 from impala.config import values
 from impala.config.schema import Config, EnvironmentConfig, TasksConfig
 from impala.logdir import continual, plot
@@ -22,7 +25,7 @@ RETURNS = {"a": [0.0, 8.0, 2.0, 10.0, 5.0], "b": [-1.0, 1.0, 4.0, 3.0, 4.0]}
 
 
 def write(logdir: pathlib.Path, lines: list[tuple]) -> pathlib.Path:
-    logdir.mkdir(exist_ok=True)
+    logdir.mkdir(parents=True, exist_ok=True)
     (logdir / "config.yaml").write_text(values.to_yaml(CONFIG))
     with open(logdir / "evaluations.jsonl", "w") as file:
         for task, frames, returns, *learner in lines:
@@ -128,6 +131,102 @@ def test_without_evaluations_returns_in_training_are_drawn(tmp_path: pathlib.Pat
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     plot.draw([tmp_path], tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 5_000
+
+
+def _trained(logdir: pathlib.Path, id: str, returns: list[float], **changes: Any) -> pathlib.Path:
+    """A run with rows of telemetry, a second and a hundred frames apart."""
+    logdir.mkdir(parents=True)
+    config = values.overlay(Config(), {"environment": {"id": id}, **changes})
+    (logdir / "config.yaml").write_text(values.to_yaml(config))
+    rows = [
+        {"frames": 100 * i, "seconds": i, f"episode/{id}/return_recent": value}
+        for i, value in enumerate(returns)
+    ]
+    (logdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return logdir
+
+
+def _legends(figure: Figure) -> list[str]:
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def test_seeds_are_drawn_as_their_mean_in_a_band(tmp_path: pathlib.Path) -> None:
+    one = _trained(tmp_path / "one-seed0", "Catch", [0.0, 1.0, 2.0], seed=0)
+    two = _trained(tmp_path / "one-seed7", "Catch", [0.0, 3.0, 8.0, 9.0], seed=7)
+    # Another learning rate is another experiment; how often it is logged changes nothing.
+    fast = _trained(tmp_path / "fast", "Catch", [5.0, 5.0], optimiser={"learning_rate": 1.0})
+    third = _trained(
+        tmp_path / "one-seed3", "Catch", [0.0, 2.0, 5.0], seed=3, learner={"log_seconds": 9.0}
+    )
+    figure = plot.figure([one, two, fast, third])
+
+    assert _legends(figure) == ["one (3 runs: mean, smallest to largest)", "fast"]
+    over_frames, over_time = figure.axes
+    for axes, end in ((over_frames, 200.0), (over_time, 2 / 60)):
+        mean, alone = axes.get_lines()
+        assert mean.get_xdata()[-1] == pytest.approx(end)  # as far as every seed has come
+        assert mean.get_ydata()[-1] == pytest.approx((2 + 8 + 5) / 3)
+        assert alone.get_ydata().tolist() == [5.0, 5.0]
+        (band,) = axes.collections
+        assert band.get_datalim(axes.transData).y1 == pytest.approx(8.0)
+    assert over_frames.get_xlabel() == "environment frames"
+    assert over_time.get_xlabel() == "minutes of training"
+
+
+def test_each_environment_has_a_panel(tmp_path: pathlib.Path) -> None:
+    catch = _trained(tmp_path / "catch", "Catch", [0.0, 1.0])
+    pole = _trained(tmp_path / "pole", "CartPole-v1", [0.0, 500.0])
+    figure = plot.figure([catch, pole])
+    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    assert titles == ["Catch", "CartPole-v1"]
+    assert [len(axes.get_lines()) for axes in figure.axes] == [1, 1, 1, 1]
+    assert _legends(figure) == ["catch", "pole"]
+
+
+def test_a_run_that_went_back_is_drawn_with_what_came_last(tmp_path: pathlib.Path) -> None:
+    logdir = _trained(tmp_path / "run", "Catch", [0.0, 1.0, 2.0])
+    with open(logdir / "metrics.jsonl", "a") as file:
+        row = {"frames": 100, "seconds": 1, "episode/Catch/return_recent": 7.0}
+        file.write(json.dumps(row) + "\n")
+    line = plot.figure([logdir]).axes[0].get_lines()[0]
+    assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([0, 100], [0, 7])
+
+
+def test_nothing_in_a_figure_covers_anything_else(tmp_path: pathlib.Path) -> None:
+    long = story(tmp_path / "sequential-with-a-name-that-is-far-too-long-for-any-table-seed-1")
+    short = story(tmp_path / "clear")
+    other = values.overlay(CONFIG, {"mix": {"replayed": 8}})
+    (short / "config.yaml").write_text(values.to_yaml(other))
+    figure = plot.figure([long, short])
+    figure.canvas.draw()
+    (below,) = (axes for axes in figure.axes if axes.tables)
+    panels = [axes for axes in figure.axes if axes is not below]
+    boxes = [panel.get_tightbbox() for panel in panels]
+    boxes += [legend.get_window_extent() for sub in figure.subfigs for legend in sub.legends]
+    boxes.append(below.get_window_extent())
+    assert len(boxes) == 4
+    for i, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[:i])
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+    (table,) = below.tables
+    assert len(table.get_celld()) == 3 * 5
+    for cell in table.get_celld().values():
+        assert cell.get_text().get_window_extent().width <= cell.get_window_extent().width
+
+
+def test_plot_says_what_is_missing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["plot"]) == 2
+    needs = "impala: plot needs the log directories of runs: impala plot LOGDIR [LOGDIR ...]. "
+    assert capsys.readouterr().err == needs + "runs has none.\n"
+    story(tmp_path / "runs" / "b")
+    story(tmp_path / "runs" / "a")
+    assert cli.main(["plot"]) == 2
+    assert capsys.readouterr().err == needs + "There are: runs/a, runs/b.\n"
+    assert cli.main(["plot", "runs/a", "runs/c"]) == 2
+    assert "There is no log directory runs/c." in capsys.readouterr().err
 
 
 def test_what_cannot_be_drawn_is_refused(tmp_path: pathlib.Path) -> None:

@@ -47,7 +47,8 @@ def write(directory: pathlib.Path, tier: Tier, seeds: Sequence[int]) -> None:
     (directory / "table.md").write_text(table, encoding="utf-8")
     print(table)
     whole = [name for name in names if not name.startswith("separate")]
-    plot.draw([logdir(directory, name, seeds[0]) for name in whole], directory / "figure.png")
+    logdirs = [logdir(directory, name, seed) for name in whole for seed in seeds]
+    plot.draw(logdirs, directory / "figure.png")
 
 
 def scores(

@@ -8,19 +8,27 @@ from tyro.conf import Positional, arg
 
 from impala.config import values
 
+_MOST_NAMED = 10  # log directories in a message
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plot:
     """Draws the curves of runs, and what was forgotten between tasks."""
 
-    logdirs: Positional[Annotated[tuple[pathlib.Path, ...], arg(metavar="LOGDIR [LOGDIR ...]")]]
-    """Log directories of runs."""
+    logdirs: Positional[
+        Annotated[tuple[pathlib.Path, ...], arg(metavar="LOGDIR [LOGDIR ...]")]
+    ] = ()
+    """Log directories of runs. Those that differ in nothing but the seed become one curve."""
     output: pathlib.Path = pathlib.Path("plot.png")
     """A file whose ending says what it is: .png, .svg, .pdf."""
 
 
 def plot(command: Plot) -> int:
     """Draws a figure."""
+    if not command.logdirs:
+        raise values.OptionError(
+            f"plot needs the log directories of runs: impala plot LOGDIR [LOGDIR ...]. {_runs()}"
+        )
     from impala.logdir import plot
 
     try:
@@ -29,3 +37,10 @@ def plot(command: Plot) -> int:
         raise values.OptionError(str(error)) from error
     print(command.output)
     return 0
+
+
+def _runs() -> str:
+    """Names the log directories that a person may have meant."""
+    there = sorted(str(file.parent) for file in pathlib.Path("runs").glob("*/config.yaml"))
+    more = f", and {len(there) - _MOST_NAMED} more" if len(there) > _MOST_NAMED else ""
+    return f"There are: {', '.join(there[:_MOST_NAMED])}{more}." if there else "runs has none."

@@ -7,7 +7,6 @@ checkpoints must not be mixed with those of the first.
 
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from impala.config import layers, values
@@ -56,7 +55,7 @@ def differences(logdir: pathlib.Path, config: Config) -> list[str]:
     Raises:
       CheckpointError: neither config.yaml nor a checkpoint can be read.
     """
-    before, after = _stored(logdir), dict(_flatten(values.to_dict(config)))
+    before, after = _stored(logdir), values.leaves(values.to_dict(config))
     return [
         f"{path}: {_shown(before[path])} -> {_shown(value)}"
         for path, value in after.items()
@@ -89,15 +88,7 @@ def _stored(logdir: pathlib.Path) -> dict[str, Any]:
         data = {}
     if not (isinstance(data, dict) and data):
         data = values.to_dict(checkpoint.load(logdir).config)
-    return dict(_flatten(data))
-
-
-def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in data.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+    return values.leaves(data)
 
 
 def _is_of_experiment(path: str) -> bool:

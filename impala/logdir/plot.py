@@ -1,137 +1,332 @@
-"""Draws the curves of one or several runs, with what was forgotten: `impala plot`."""
+"""Draws the curves of runs, with what was forgotten between tasks: `impala plot`.
+
+Runs that differ in nothing but the seed are drawn as one curve: their mean, in a band from the
+smallest to the largest. Each task has a panel, the legend stands below the panels, and runs of
+several tasks have a table under it.
+"""
 
 import pathlib
-from collections.abc import Sequence
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
 
+from impala.config import layers, values
+from impala.config.schema import Config
 from impala.logdir import continual, rows
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter
+from matplotlib.transforms import Bbox
 
 _COLOURS = plt.get_cmap("tab10").colors  # type: ignore[attr-defined]
+_WIDTH, _PANEL_HEIGHT, _LINE_HEIGHT = 9.0, 2.4, 0.24  # inches
+_MOST_CHARACTERS = 44  # of a name in the table
+_GRID = 500  # points of a mean curve
+
+
+class Curve(NamedTuple):
+    """How a number went."""
+
+    x: np.ndarray  # [N] ascending
+    y: np.ndarray  # [N]
+
+
+class Run(NamedTuple):
+    """What a log directory has to show."""
+
+    logdir: pathlib.Path
+    experiment: Any  # equal for runs that differ in their seed alone
+    evaluated: continual.Run | None  # None: it has no evaluations
+
+
+Curves = Mapping[str, Sequence[Curve]]  # of a task -> a curve of each seed that has played it
 
 
 def draw(logdirs: Sequence[pathlib.Path], output: pathlib.Path) -> None:
     """Writes a figure of all runs as PNG, SVG or whatever else the name's ending says.
 
-    Runs with evaluations get a panel per task, shaded where it was trained, and a table of areas
-    and forgetting; if one of them has none, the returns in training are drawn instead.
+    Raises:
+      ValueError: as `figure`, or there is no such kind of figure.
+    """
+    check(output)
+    drawn = figure(logdirs)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    drawn.savefig(output, dpi=100)
+    plt.close(drawn)
+
+
+def figure(logdirs: Sequence[pathlib.Path]) -> Figure:
+    """Draws all runs: the returns of evaluations or, if a run has none, of training.
 
     Raises:
-      ValueError: if a log directory has neither, or there is no such kind of figure.
+      ValueError: a log directory has neither.
     """
-    figure = plt.figure()
-    known = figure.canvas.get_supported_filetypes()
-    plt.close(figure)
+    groups = _groups([_read(logdir) for logdir in logdirs])
+    if all(run.evaluated is not None for group in groups.values() for run in group):
+        return _evaluations(groups)
+    return _training(groups)
+
+
+def check(output: pathlib.Path) -> None:
+    """Checks that a figure can be written under a name with such an ending.
+
+    Raises:
+      ValueError: it cannot; names the endings that it may have.
+    """
+    known = plt.figure().canvas.get_supported_filetypes()
+    plt.close()
     if output.suffix[1:] not in known:
         raise ValueError(f"No figure can be written to {output}; use one of .{', .'.join(known)}.")
-    names = _names(logdirs)
+
+
+def _read(logdir: pathlib.Path) -> Run:
+    if not logdir.is_dir():
+        raise ValueError(f"There is no log directory {logdir}.")
     try:
-        runs = {name: continual.read(logdir) for name, logdir in zip(names, logdirs, strict=True)}
-    except continual.NoEvaluations:
-        figure = _training(names, logdirs)
+        stored = layers.read_yaml(logdir / "config.yaml")
+        config, unknown = values.from_stored(Config, stored)
+    except values.OptionError:
+        experiment: Any = logdir.resolve()  # of which nothing is known: by itself
     else:
-        figure = _evaluations(runs)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output, dpi=100)
-    plt.close(figure)
+        settings = values.settings_that_matter(config) | values.leaves(unknown)
+        settings.pop("seed", None)
+        experiment = sorted(settings.items(), key=str)
+    try:
+        return Run(logdir, experiment, continual.read(logdir))
+    except continual.NoEvaluations:
+        return Run(logdir, experiment, None)
 
 
-def _names(logdirs: Sequence[pathlib.Path]) -> list[str]:
-    """The directories' own names, or their paths if two have the same."""
-    paths = [logdir.resolve() for logdir in logdirs]
-    short = [path.name for path in paths]
+def _groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs of the same experiment, under the name that they have in common."""
+    found: list[list[Run]] = []
+    for run in runs:
+        for group in found:
+            if group[0].experiment == run.experiment:
+                group.append(run)
+                break
+        else:
+            found.append([run])
+    names = [_name(group) for group in found]
+    return {
+        name if names.count(name) == 1 else str(group[0].logdir.resolve()): group
+        for name, group in zip(names, found, strict=True)
+    }
+
+
+def _name(group: Sequence[Run]) -> str:
+    names = [run.logdir.resolve().name for run in group]
+    if len(names) == 1:
+        return names[0]
+    without_seed = {re.sub(r"[-_.]?seed[-_.=]?\d+", "", name) for name in names}
+    name = without_seed.pop() if len(without_seed) == 1 else f"{names[0]}, ..."
+    return f"{name} ({len(group)} runs: mean, smallest to largest)"
+
+
+def _training(groups: Mapping[str, Sequence[Run]]) -> Figure:
+    """Mean return of the last 100 episodes in training, over frames and over time."""
+    over_frames: dict[str, dict[str, list[Curve]]] = {}
+    over_time: dict[str, dict[str, list[Curve]]] = {}
+    for name, group in groups.items():
+        for run in group:
+            of_run = rows.read(run.logdir)
+            tasks = dict.fromkeys(task for row in of_run for task in rows.recent_returns(row))
+            if not tasks:
+                raise ValueError(f"{run.logdir} has no episode yet, in training or evaluation.")
+            for task in tasks:
+                of_task = [row for row in of_run if task in rows.recent_returns(row)]
+                returns = np.array([rows.recent_returns(row)[task] for row in of_task])
+                for curves, key in ((over_frames, "frames"), (over_time, "seconds")):
+                    curve = _ascending(np.array([row[key] for row in of_task]), returns)
+                    curves.setdefault(task, {}).setdefault(name, []).append(curve)
+    colours = _colours(groups)
+    figure, axes = plt.subplots(
+        len(over_frames),
+        2,
+        figsize=(_WIDTH + 1.0, _height(len(over_frames), groups)),
+        sharey="row",
+        squeeze=False,
+        layout="constrained",
+    )
+    longest = max(curve.x[-1] for c in over_time.values() for g in c.values() for curve in g)
+    seconds, unit = (3600.0, "hours") if longest > 10_800 else (60.0, "minutes")
+    for (left, right), task in zip(axes, over_frames, strict=True):
+        _draw(left, over_frames[task], colours)
+        _draw(right, over_time[task], colours, scale=1.0 / seconds)
+        left.set(ylabel="return, mean of\nthe last 100 episodes")
+        left.set_title(_wrapped(task, 50), fontsize="medium")
+        left.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes[-1, 0].set(xlabel="environment frames")
+    axes[-1, 1].set(xlabel=f"{unit} of training")
+    _legend(figure, colours)
+    return figure
+
+
+def _evaluations(groups: Mapping[str, Sequence[Run]]) -> Figure:
+    """Return in evaluations, over frames, and what was forgotten if there are several tasks."""
+    evaluated = {
+        name: [run.evaluated for run in group if run.evaluated is not None]
+        for name, group in groups.items()
+    }
+    runs = [run for group in evaluated.values() for run in group]
+    tasks = list(dict.fromkeys(task for run in runs for task in run.curves))
+    colours = _colours(groups)
+    table = _table(evaluated, tasks) if any(len(run.tasks) > 1 for run in runs) else []
+    panels_height = _height(len(tasks), groups)
+    table_height = _LINE_HEIGHT * (len(table) + 1)
+    figure = plt.figure(
+        figsize=(_WIDTH, panels_height + (table_height if table else 0.0)), layout="constrained"
+    )
+    if table:
+        parts = figure.subfigures(2, 1, squeeze=False, height_ratios=(panels_height, table_height))
+        above, below = parts[:, 0]
+        _show(below.subplots(), table)
+    else:
+        above = figure
+    axes = above.subplots(len(tasks), squeeze=False, sharex=True)[:, 0]
+    sequential = next((run for run in runs if len(run.tasks) > 1 and run.blocks), None)
+    for letter, panel, task in zip(_letters(tasks), axes, tasks, strict=True):
+        if sequential is not None:
+            _shade(panel, sequential, task)
+        curves = {
+            name: [
+                _ascending(run.curves[task].frames, run.curves[task].returns)
+                for run in group
+                if task in run.curves
+            ]
+            for name, group in evaluated.items()
+        }
+        _draw(panel, {name: found for name, found in curves.items() if found}, colours)
+        panel.set(ylabel="return, mean\nof an evaluation")
+        panel.set_title(_wrapped(f"{letter}: {task}" if table else task, 90), fontsize="medium")
+        panel.xaxis.set_major_formatter(EngFormatter(sep=""))
+    shaded = "" if sequential is None else "; shaded: this task is trained"
+    axes[-1].set(xlabel=f"environment frames of training{shaded}")
+    _legend(above, colours)
+    return figure
+
+
+def _draw(
+    panel: Axes,
+    groups: Curves,
+    colours: Mapping[str, Any],
+    scale: float = 1.0,
+) -> None:
+    """Draws a curve of each group: a run's own, or the mean of several in a band."""
+    for name, curves in groups.items():
+        if len(curves) == 1:
+            panel.plot(curves[0].x * scale, curves[0].y, color=colours[name])
+            continue
+        # Only as far as every seed has come: a mean over others would jump where one ends.
+        start, end = max(c.x[0] for c in curves), min(c.x[-1] for c in curves)
+        grid = np.linspace(start, max(start, end), _GRID)
+        all_seeds = np.array([np.interp(grid, curve.x, curve.y) for curve in curves])
+        panel.plot(grid * scale, all_seeds.mean(axis=0), color=colours[name])
+        low, high = all_seeds.min(axis=0), all_seeds.max(axis=0)
+        panel.fill_between(grid * scale, low, high, color=colours[name], alpha=0.2, linewidth=0)
+
+
+def _ascending(x: np.ndarray, y: np.ndarray) -> Curve:
+    """A curve of which the last part counts where a run went back to a checkpoint."""
+    later = np.minimum.accumulate(x[::-1])[::-1]  # the smallest that is still to come
+    kept = np.append(x[:-1] < later[1:], True)
+    return Curve(x[kept].astype(np.float64), y[kept].astype(np.float64))
+
+
+def _shade(panel: Axes, run: continual.Run, task: str) -> None:
+    """Marks where a task was trained."""
+    for block in run.blocks:
+        if run.tasks[block.task] == task and block.end > block.start:
+            panel.axvspan(block.start, block.end, color="0.9", linewidth=0)
+
+
+def _table(
+    groups: Mapping[str, Sequence[continual.Run]], tasks: Sequence[str]
+) -> list[tuple[str, ...]]:
+    """Areas and forgetting, means over seeds; the first row says what stands in the columns."""
+
+    def mean(of_runs: Sequence[float | None]) -> str:
+        known = [value for value in of_runs if value is not None]
+        return f"{np.mean(known):.2f}" if known else ""
+
+    def area(run: continual.Run, task: str) -> float | None:
+        return run.curves[task].area(_end(run)) if task in run.curves else None
+
+    head = ("run", *(f"{what} {x}" for what in ("area", "forgetting") for x in _letters(tasks)))
     return [
-        name if short.count(name) == 1 else str(path)
-        for name, path in zip(short, paths, strict=True)
+        head,
+        *(
+            (
+                _shortened(name),
+                *(mean([area(run, task) for run in group]) for task in tasks),
+                *(mean([continual.forgetting(run).get(task) for run in group]) for task in tasks),
+            )
+            for name, group in groups.items()
+        ),
     ]
 
 
-def _training(labels: Sequence[str], logdirs: Sequence[pathlib.Path]) -> Figure:
-    """Mean return of the last 100 episodes in training, over frames and over time."""
-    figure, (over_frames, over_time) = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
-    for label, logdir in zip(labels, logdirs, strict=True):
-        of_run = rows.read(logdir)
-        tasks = dict.fromkeys(task for row in of_run for task in rows.recent_returns(row))
-        if not tasks:
-            raise ValueError(f"{logdir} has no episode yet, in training or evaluation.")
-        for task in sorted(tasks):
-            of_task = [row for row in of_run if task in rows.recent_returns(row)]
-            returns = [rows.recent_returns(row)[task] for row in of_task]
-            of_both = label if len(tasks) == 1 else f"{label}: {task}"
-            over_frames.plot([row["frames"] / 1e6 for row in of_task], returns, label=of_both)
-            over_time.plot([row["seconds"] / 60 for row in of_task], returns)
-    over_frames.set(xlabel="million frames", ylabel="return, mean of the last 100 episodes")
-    over_time.set(xlabel="minutes of training")
-    over_frames.legend()
-    figure.tight_layout()
-    return figure
-
-
-def _evaluations(runs: dict[str, continual.Run]) -> Figure:
-    tasks = list(dict.fromkeys(task for run in runs.values() for task in run.curves))
-    height = 2.2 * len(tasks) + 0.8 + 0.3 * len(runs)
-    figure, axes = plt.subplots(
-        len(tasks) + 1,
-        figsize=(9, height),
-        squeeze=False,
-        height_ratios=[2.2] * len(tasks) + [0.8 + 0.3 * len(runs)],
-    )
-    *panels, below = axes[:, 0]
-    for number, (panel, task) in enumerate(zip(panels, tasks, strict=True)):
-        _shade(panel, next((run for run in runs.values() if run.blocks), None), task)
-        for colour, (name, run) in enumerate(runs.items()):
-            if task in run.curves:
-                curve = run.curves[task]
-                panel.plot(
-                    curve.frames / 1e6,
-                    curve.returns,
-                    label=name,
-                    color=_COLOURS[colour % len(_COLOURS)],
-                )
-        panel.set(ylabel="return", title=task)
-        if number == 0:
-            panel.legend()
-    panels[-1].set(xlabel="million frames of training; shaded: trained")
-    below.axis("off")
-    table = below.table(
-        cellText=[
-            [
-                name,
-                *[
-                    _cell(run.curves[task].area(_end(run))) if task in run.curves else ""
-                    for task in tasks
-                ],
-                *[_cell(continual.forgetting(run).get(task)) for task in tasks],
-            ]
-            for name, run in runs.items()
-        ],
-        colLabels=["run", *[f"area, {t}" for t in tasks], *[f"forgetting, {t}" for t in tasks]],
+def _show(axes: Axes, table: Sequence[tuple[str, ...]]) -> None:
+    """Shows a table whose columns are as wide as what stands in them."""
+    axes.axis("off")
+    head, *body = table
+    widths = [max(len(row[column]) + 2 for row in table) for column in range(len(head))]
+    shown = axes.table(
+        cellText=[list(row) for row in body],
+        colLabels=list(head),
+        colWidths=[width / sum(widths) for width in widths],
         loc="center",
+        cellLoc="right",
+        bbox=Bbox.unit(),
     )
-    table.auto_set_font_size(False)
-    table.set_fontsize(8)
-    figure.tight_layout()
-    return figure
+    shown.auto_set_font_size(False)
+    # A character is about 0.6 of the font's size wide, of which 72 are an inch.
+    shown.set_fontsize(min(9.0, _WIDTH * 72.0 / (0.6 * sum(widths))))
+    for (_, column), cell in shown.get_celld().items():
+        cell.set_linewidth(0.5)
+        if column == 0:
+            cell.set_text_props(ha="left")
 
 
-def _shade(panel: Axes, run: continual.Run | None, task: str) -> None:
-    """Marks where a task was trained."""
-    if run is None or len(run.tasks) == 1:
-        return
-    for block in run.blocks:
-        if run.tasks[block.task] == task:
-            panel.axvspan(block.start / 1e6, block.end / 1e6, color="0.9")
+def _legend(figure: Any, colours: Mapping[str, Any]) -> None:
+    """Puts the names of the curves below the panels, where they cover none."""
+    lines = [Line2D([], [], color=colour) for colour in colours.values()]
+    columns = max(1, int(100 / (8 + max(map(len, colours)))))
+    figure.legend(lines, list(colours), loc="outside lower center", ncols=columns, frameon=False)
+
+
+def _colours(groups: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(groups)}
+
+
+def _height(panels: int, groups: Mapping[str, Any]) -> float:
+    return panels * _PANEL_HEIGHT + 0.6 + _LINE_HEIGHT * len(groups)
+
+
+def _letters(tasks: Sequence[str]) -> list[str]:
+    """What tasks are called in a table: A, B, ..., and numbers from the 27th on."""
+    return [chr(ord("A") + i) if i < 26 else str(i + 1) for i in range(len(tasks))]
+
+
+def _wrapped(text: str, width: int) -> str:
+    return "\n".join(textwrap.wrap(text, width))
+
+
+def _shortened(name: str) -> str:
+    name = re.sub(r" \((\d+) runs: .*\)", r" (\1 runs)", name)
+    if len(name) <= _MOST_CHARACTERS:
+        return name
+    half = _MOST_CHARACTERS // 2 - 1
+    return f"{name[:half]}...{name[-half:]}"
 
 
 def _end(run: continual.Run) -> float:
     return float(max(np.max(curve.frames) for curve in run.curves.values())) or 1.0
-
-
-def _cell(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
