@@ -5,7 +5,6 @@ The composition root of the actor's side: configuration becomes objects here and
 
 import contextlib
 import itertools
-import json
 import logging
 import pathlib
 import time
@@ -16,6 +15,7 @@ import numpy as np
 
 from impala.components import Allowed
 from impala.runtime import process
+from impala.runtime.credentials import Role
 from impala.runtime.exporter import Exporter
 from impala.runtime.failures import Failure, note
 from impala.runtime.security import ClientSecurity
@@ -100,7 +100,7 @@ def run_actor(
             ) as client:
                 try:
                     signals.stops(client.stop)
-                    built = _Built(client.join(), incarnation, allow)
+                    built = _Built(client.join(), incarnation, role, allow)
                     waiting = False
                     with _noted(failures) as noting:
                         if role == "actor":
@@ -165,20 +165,13 @@ class _Signals(EndRequest):
 class _Built:
     """What a JoinReply asks for: the agent, and environments as they are needed."""
 
-    def __init__(self, reply: Any, incarnation: int, allow: Allowed):
-        from actors.client import LearnerError
+    def __init__(self, reply: Any, incarnation: int, role: Role, allow: Allowed):
+        from actors import settings
         from impala import build
         from impala.config import parts
-        from impala.config.values import OptionError
-        from impala.schedule import tasks
 
-        try:
-            config = parts.from_dict(json.loads(reply.config), allow)
-        except OptionError as error:
-            raise LearnerError(str(error)) from error
-        self.tasks = tasks.make(config.environment, config.tasks)
-        self.actor = config.actor
-        self.evaluator = config.evaluator
+        self.tasks, config = settings.read(reply, role, allow)
+        self.actor, self.evaluator = config.actor, config.evaluator
         entropy = [reply.seed, reply.actor_index, incarnation]
         self.seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
         self.unroll_length: int = reply.unroll_length

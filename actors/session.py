@@ -10,6 +10,7 @@ import collections
 import dataclasses
 from typing import NamedTuple
 
+from impala.runtime.installation import VERSION
 from impala.types import Parameters
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
@@ -264,6 +265,7 @@ class Session:
             acknowledged_sequence=sequence,
             acknowledged_unrolls=unrolls,
             proof=proof,
+            version=f"impala {VERSION}",
         )
 
     def joined(self, reply: pb.JoinReply, now: float) -> None:

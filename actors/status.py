@@ -30,7 +30,7 @@ def render(learner: str, status: pb.RunStatus) -> rich.console.Group:
         *_about_the_run(learner, status),
         f"{active} of {len(actors)} actors active, {speed:,.0f} frames/s together",
     ]
-    notes = [note for member in status.members for note in _notes(member)]
+    notes = [note for member in status.members for note in _notes(member, status)]
     text = rich.text.Text
     return rich.console.Group(*map(text, lines), _table(status), *map(text, notes))
 
@@ -87,7 +87,7 @@ def _table(status: pb.RunStatus) -> rich.table.Table:
     return table
 
 
-def _notes(member: pb.Member) -> list[str]:
+def _notes(member: pb.Member, status: pb.RunStatus) -> list[str]:
     """What there is to say of a member beyond the table."""
     name = printable(member.name)
     notes = []
@@ -96,6 +96,11 @@ def _notes(member: pb.Member) -> list[str]:
     if member.last_rejection:
         why = printable(member.last_rejection, _MAX_DETAIL)
         notes.append(f"{name} was last rejected for {why}")
+    if member.version != status.version:
+        theirs, ours = (
+            printable(side.version) or "an earlier version" for side in (member, status)
+        )
+        notes.append(f"{name} runs {theirs}, the learner {ours}")
     if member.last_fault:
         fault = printable(member.last_fault, _MAX_DETAIL)
         notes.append(f"{name}'s last environment fault: {fault}")

@@ -24,6 +24,7 @@ from impala.schedule import tasks
 from impala.types import Parameters
 from learner.data.ingest import Ingest
 from learner.data.mix import Mix
+from learner.front import settings
 from learner.front.bounds import message_bounds
 from learner.front.receipts import ReceiptProofs
 from learner.front.records import Records
@@ -67,7 +68,8 @@ def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Ra
     terms = Terms(
         build.unroll_spec(agent, *spaces, config.learner.unroll_length),
         codec.specs(agent.variables),
-        "{}",
+        settings.message(config, played),
+        settings.agreed(config, played),
         seed=0,
         max_envs_per_message=config.learner.max_envs_per_message,
         max_in_flight=_IN_FLIGHT,
@@ -162,7 +164,7 @@ def _send(config: configs.Config, address: str, index: int, seconds: float) -> R
     incarnation = secrets.randbits(62) + 1
     hello = stub.Join(
         pb.JoinRequest(
-            protocol=pb.ProtocolVersion(major=1),
+            protocol=codec.PROTOCOL_VERSION,
             actor=f"synthetic-{index}",
             incarnation=incarnation,
             role=pb.ROLE_ACTOR,

@@ -16,7 +16,7 @@ import tree
 
 from protos.impala.v1 import learner_pb2 as pb
 
-PROTOCOL_VERSION = pb.ProtocolVersion(major=1, minor=3)
+PROTOCOL_VERSION = pb.ProtocolVersion(major=2, minor=0)
 """What this code speaks."""
 
 _WIRE_DTYPES: dict[str, "pb.DType"] = {
@@ -182,14 +182,14 @@ def _decode(tensor: bytes, spec: pb.TensorSpec) -> np.ndarray:
 
 
 def fingerprint(
-    unroll_specs: Sequence[pb.TensorSpec], parameter_specs: Sequence[pb.TensorSpec], config: str
+    unroll_specs: Sequence[pb.TensorSpec], parameter_specs: Sequence[pb.TensorSpec], settings: str
 ) -> str:
     """SHA-256, in hexadecimal, of all that both sides must agree on.
 
     Protobuf promises no canonical bytes, so these are laid out by hand. A number is four bytes,
     little endian; a string is the number of its UTF-8 bytes and the bytes. Hashed are: the string
     "impala.v1"; for `unroll_specs` and then for `parameter_specs` how many there are and for each
-    its name, the number of its DType, its rank and its dimensions; the string `config`.
+    its name, the number of its DType, its rank and its dimensions; the string `settings`.
     """
     digest = hashlib.sha256(_string("impala.v1"))
     for specs in (unroll_specs, parameter_specs):
@@ -197,7 +197,7 @@ def fingerprint(
         for spec in specs:
             digest.update(_string(spec.name))
             digest.update(_numbers(spec.dtype, len(spec.shape), *spec.shape))
-    digest.update(_string(config))
+    digest.update(_string(settings))
     return digest.hexdigest()
 
 

@@ -27,7 +27,7 @@ class FakeLearner(pb_grpc.LearnerServicer):
         *,
         incarnation: int = 5,
         fingerprint: str = "print",
-        config: str = "{}",
+        settings: pb.ActorSettings | None = None,
         unroll_length: int = 4,
         unroll_specs: Sequence[pb.TensorSpec] = (),
         parameters: Sequence[np.ndarray] = (np.zeros(1, np.float32),),
@@ -37,7 +37,7 @@ class FakeLearner(pb_grpc.LearnerServicer):
     ) -> None:
         self.incarnation = incarnation
         self.fingerprint = fingerprint
-        self.config = config
+        self.settings = settings or pb.ActorSettings()
         self.unroll_length = unroll_length
         self.unroll_specs = unroll_specs
         self.parameters = list(parameters)
@@ -115,7 +115,7 @@ class FakeLearner(pb_grpc.LearnerServicer):
             learner_incarnation=self.incarnation,
             actor_index=3,
             seed=1,
-            config=self.config,
+            settings=self.settings,
             fingerprint=self.fingerprint,
             unroll_length=self.unroll_length,
             unroll_specs=self.unroll_specs,

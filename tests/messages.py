@@ -1,6 +1,5 @@
 """A small spec, good messages that fit it, and a learner service around them: shared by tests."""
 
-import json
 import secrets
 from typing import Any
 
@@ -29,6 +28,11 @@ MAX_ENVS = 8
 LEARNER = 77  # the learner's incarnation
 EARLIER = 55  # of a learner of the same run that came as far as version 1,000
 FRAMES_PER_STEP = 6
+SETTINGS = pb.ActorSettings(
+    tasks=[
+        pb.ActorSettings.Task(name="Small", environment=pb.ActorSettings.Environment(id="Small"))
+    ]
+)
 
 
 def spec(
@@ -132,7 +136,8 @@ def service(
     terms = Terms(
         unroll_spec or spec(),
         codec.specs([ArraySpec((2, 3), np.dtype(np.float32))]),
-        json.dumps({"environment": {"id": "Small"}}),
+        SETTINGS,
+        "{}",
         seed=5,
         max_envs_per_message=max_envs,
         max_in_flight=2,
@@ -152,5 +157,5 @@ def service(
 
 def join_request(actor: str = "a", incarnation: int = 1, **kw: Any) -> pb.JoinRequest:
     """How an actor of the right protocol introduces itself."""
-    fields = {"protocol": pb.ProtocolVersion(major=1), "role": pb.ROLE_ACTOR}
+    fields = {"protocol": pb.ProtocolVersion(major=2), "role": pb.ROLE_ACTOR}
     return pb.JoinRequest(**{"actor": actor, "incarnation": incarnation, **fields, **kw})

@@ -345,8 +345,8 @@ def test_the_fingerprint_changes_when_anything_changes() -> None:
         "all are parameter specs": ([], [_spec(), _spec("w")], "{}"),
         "parameter name": ([_spec()], [_spec("v")], "{}"),
         "parameter shape": ([_spec()], [_spec("w", shape=(6,))], "{}"),
-        "config": ([_spec()], [_spec("w")], '{"seed": 1}'),
-        "white space in config": ([_spec()], [_spec("w")], "{ }"),
+        "settings": ([_spec()], [_spec("w")], '{"seed": 1}'),
+        "white space in settings": ([_spec()], [_spec("w")], "{ }"),
     }
     prints = collections.defaultdict(list)
     for name, arguments in variants.items():
@@ -356,11 +356,11 @@ def test_the_fingerprint_changes_when_anything_changes() -> None:
 
 def test_the_fingerprint_survives_the_wire() -> None:
     specs = codec.specs({"a": np.zeros((2, 0)), "b": np.int16(1)})
-    sent = pb.JoinReply(unroll_specs=specs, parameter_specs=specs, config="{}")
+    sent = pb.JoinReply(unroll_specs=specs, parameter_specs=specs)
     came = pb.JoinReply.FromString(sent.SerializeToString())
-    assert codec.fingerprint(
-        came.unroll_specs, came.parameter_specs, came.config
-    ) == codec.fingerprint(specs, specs, "{}")
+    assert codec.fingerprint(came.unroll_specs, came.parameter_specs, "{}") == codec.fingerprint(
+        specs, specs, "{}"
+    )
 
 
 # The protocol's version.
@@ -368,8 +368,9 @@ def test_the_fingerprint_survives_the_wire() -> None:
 
 def test_minor_versions_may_differ_and_majors_may_not() -> None:
     major, minor = codec.PROTOCOL_VERSION.major, codec.PROTOCOL_VERSION.minor
-    assert (major, minor) == (1, 3)
+    assert (major, minor) == (2, 0)
     assert codec.compatible(codec.PROTOCOL_VERSION)
     assert codec.compatible(pb.ProtocolVersion(major=major, minor=minor + 7))
     assert not codec.compatible(pb.ProtocolVersion(major=major + 1, minor=minor))
+    assert not codec.compatible(pb.ProtocolVersion(major=major - 1, minor=3))
     assert not codec.compatible(pb.ProtocolVersion())  # who says nothing speaks version 0

@@ -1,7 +1,6 @@
 """An actor process as a user starts it, against the fake learner: it acts, drains and ends."""
 
 import contextlib
-import json
 import signal
 import subprocess
 import sys
@@ -14,11 +13,12 @@ from impala import build
 from impala.config.schema import (
     ActorConfig,
     AgentConfig,
+    Config,
     EnvironmentConfig,
     EvaluatorConfig,
-    TasksConfig,
 )
-from impala.config.values import to_dict
+from impala.schedule import tasks
+from learner.front import settings
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -34,15 +34,10 @@ def learner() -> Iterator[FakeLearner]:
     with contextlib.closing(build.environment(environment, 1)) as catch:
         spaces = catch.observation_space, catch.action_space
     built = build.agent(agent, *spaces)
-    sections = {
-        "environment": environment,
-        "tasks": TasksConfig(),
-        "agent": agent,
-        "actor": actor,
-        "evaluator": EvaluatorConfig(every_frames=100, episodes=3),
-    }
+    evaluator = EvaluatorConfig(every_frames=100, episodes=3)
+    config = Config(environment=environment, agent=agent, actor=actor, evaluator=evaluator)
     with FakeLearner(
-        config=json.dumps({name: to_dict(section) for name, section in sections.items()}),
+        settings=settings.message(config, tasks.make(config.environment, config.tasks)),
         unroll_length=UNROLL_LENGTH,
         unroll_specs=codec.specs(build.unroll_spec(built, *spaces, UNROLL_LENGTH)),
         parameters=[variable.numpy() for variable in built.variables],
@@ -99,9 +94,7 @@ def test_it_ends_when_training_has_finished(learner: FakeLearner) -> None:
 
 
 def test_it_ends_and_says_where_when_an_environment_hangs(learner: FakeLearner) -> None:
-    config = json.loads(learner.config)
-    config["actor"]["hang_seconds"] = 20.0  # more than it takes to trace the agent
-    learner.config = json.dumps(config)
+    learner.settings.actor.hang_seconds = 20.0  # more than it takes to trace the agent
     hanging = (
         "import time; from impala.environments.catch import Catch; "
         "Catch.recv = lambda self: time.sleep(1000); "
@@ -117,9 +110,7 @@ def test_it_ends_and_says_where_when_an_environment_hangs(learner: FakeLearner) 
 def test_waiting_for_the_first_parameters_is_no_environment_that_hangs(
     learner: FakeLearner,
 ) -> None:
-    config = json.loads(learner.config)
-    config["actor"]["hang_seconds"] = 1.0
-    learner.config = json.dumps(config)
+    learner.settings.actor.hang_seconds = 1.0
     learner.replies.clear()
     actor = start(learner)
     learner.wait_for(lambda: len(learner.pulls) == 1, seconds=60)
@@ -133,9 +124,7 @@ def test_waiting_for_the_first_parameters_is_no_environment_that_hangs(
 
 def test_beyond_its_limit_of_memory_it_starts_anew_under_its_name(learner: FakeLearner) -> None:
     def allow(memory: int) -> None:
-        config = json.loads(learner.config)
-        config["actor"]["max_memory_bytes"] = memory
-        learner.config = json.dumps(config)
+        learner.settings.actor.max_memory_bytes = memory
 
     allow(1)
     patient = "import actors.memory as memory; memory._SETTLED_SECONDS = 0.0; "

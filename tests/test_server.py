@@ -125,11 +125,11 @@ def test_errors_of_the_service_become_statuses_and_nothing_kills_the_server(
 ) -> None:
     service = messages.service()
     with _Served(service) as served:
-        version = pb.ProtocolVersion(major=2)
+        version = pb.ProtocolVersion(major=3)
         with pytest.raises(grpc.RpcError) as error:
             served.stub.Join(messages.join_request(protocol=version), timeout=WAIT)
         assert error.value.code() == grpc.StatusCode.FAILED_PRECONDITION
-        assert "2.0, the learner 1.3" in error.value.details()
+        assert "speaks protocol 3.0" in error.value.details()
         with pytest.raises(grpc.RpcError) as error:
             served.join(actor="")
         assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT

@@ -44,8 +44,8 @@ def _get(service: LearnerService, incarnation: int, newer_than: int) -> pb.GetPa
 def test_join_tells_an_actor_all_that_it_needs() -> None:
     service = messages.service()
     reply = service.join(messages.join_request("a"))
-    assert (reply.protocol.major, reply.learner_incarnation, reply.seed) == (1, messages.LEARNER, 5)
-    assert reply.config == '{"environment": {"id": "Small"}}'
+    assert (reply.protocol.major, reply.learner_incarnation, reply.seed) == (2, messages.LEARNER, 5)
+    assert reply.settings == messages.SETTINGS
     assert reply.unroll_length == messages.UNROLL_LENGTH
     names = [spec.name for spec in reply.unroll_specs]
     assert names[:2] == ["timestep/observation/flag", "timestep/observation/image"]
@@ -71,10 +71,18 @@ def test_an_evaluator_joins_without_taking_a_place_in_the_fleet() -> None:
 
 def test_another_major_version_is_refused_naming_both_and_a_minor_one_is_not() -> None:
     service = messages.service()
-    with pytest.raises(IncompatibleProtocol, match=r"actor speaks protocol 2\.7, the learner 1\.3"):
-        service.join(messages.join_request(protocol=pb.ProtocolVersion(major=2, minor=7)))
+    for major, minor, version, program in (
+        (3, 7, "impala 9.9\n", r"impala 9\.9\\n"),
+        (1, 3, "", "of an earlier version"),
+    ):
+        protocol = pb.ProtocolVersion(major=major, minor=minor)
+        sides = (
+            rf"actor \({program}\) speaks protocol {major}\.{minor}, the learner \(impala .*2\.0"
+        )
+        with pytest.raises(IncompatibleProtocol, match=rf"{sides}.*run the same major version"):
+            service.join(messages.join_request(protocol=protocol, version=version))
     assert service.join(
-        messages.join_request(protocol=pb.ProtocolVersion(major=1, minor=9))
+        messages.join_request(protocol=pb.ProtocolVersion(major=2, minor=9))
     ).fingerprint
 
 

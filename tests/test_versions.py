@@ -3,22 +3,36 @@
 tests/stored/ holds what earlier versions wrote; `newer` is a next version, made up.
 """
 
+import copy
 import json
 import logging
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 from typing import Any
 
+import messages
 import pytest
+from google.protobuf import text_format
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
 
+from actors import settings as told
+from actors.session import LearnerError
+from impala.components import Allowed
 from impala.config import values
+from impala.config.presets import PRESETS
 from impala.config.schema import Config
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import CheckpointError
 from impala.runtime.installation import VERSION
+from impala.schedule import tasks
+from learner.front import settings
+from protos import codec
+from protos.impala.v1 import learner_pb2 as pb
 
 TESTS = pathlib.Path(__file__).parent
 STORED = TESTS / "stored"
@@ -36,7 +50,7 @@ OPERATIONAL = {
     *("limits.info_names", "limits.frames_per_step", "limits.reward", "limits.observation"),
     *("limits.policy_parameter", "limits.baseline"),
     *("quarantine.blames", "quarantine.window_seconds", "quarantine.seconds"),
-    *("replay.storage", "replay.on_damage"),
+    *("replay.storage", "replay.on_damage", "telemetry.sinks"),
 }
 
 
@@ -163,3 +177,207 @@ def test_what_a_version_would_not_have_written_is_damage(
     caplog.set_level(logging.WARNING)
     assert checkpoint.load(tmp_path).config == saved.config
     assert "agent.lstm_size is -1" in caplog.text and "Going back to" in caplog.text
+
+
+# ------------------------------------------------------------------------------------- wire
+
+PAGE = (TESTS.parent / "docs" / "wire-protocol.md").read_text(encoding="utf-8")
+UNKNOWN = b"\xa0\x06\x2a"  # field 100, which is none of ours, is 42
+
+
+def reply_of(config: Config, version: str = "impala 9.9", minor: int = 1) -> pb.JoinReply:
+    """What a learner of a newer minor version answers, as far as this one can say it."""
+    return pb.JoinReply(
+        protocol=pb.ProtocolVersion(major=codec.PROTOCOL_VERSION.major, minor=minor),
+        version=version,
+        settings=settings.message(config, tasks.make(config.environment, config.tasks)),
+    )
+
+
+def described(descriptor: Descriptor, path: str = "") -> dict[str, str]:
+    """Every field of a message, by the path that the page gives it, with its type."""
+    types: dict[str, str] = {}
+    for field in descriptor.fields:
+        where = f"{path}{field.name}"
+        if where == "tasks":
+            types |= {"tasks[].name": "string"}
+            types |= described(pb.ActorSettings.Environment.DESCRIPTOR, "environment.")
+        elif field.name == "parts":
+            types[where] = "map<string, string>"
+        elif field.message_type is not None:
+            types |= described(field.message_type, f"{where}.")
+        else:
+            kinds = {field.TYPE_STRING: "string", field.TYPE_BOOL: "bool"}
+            kinds |= {field.TYPE_UINT64: "uint64", field.TYPE_DOUBLE: "double"}
+            name = field.enum_type.name if field.enum_type else kinds[field.type]
+            types[where] = f"repeated {name}" if field.is_repeated else name
+            assert field.is_repeated or field.has_presence, where  # absent differs from 0
+    return types
+
+
+def test_page_message_and_configuration_have_the_same_settings() -> None:
+    page = PAGE[PAGE.index("### Settings") : PAGE.index("## Tasks")]
+    rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \| (?:`(.*?)`)? \| \S.* \|$", page, re.M)
+    assert {path: kind for path, kind, _ in rows} == described(pb.ActorSettings.DESCRIPTOR)
+
+    sections = ("environment", "agent", "actor", "evaluator")
+    configured = {
+        path: ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        for path, value in values.flatten(Config()).items()
+        if path.partition(".")[0] in sections
+    }
+    paged = {path: default for path, _, default in rows if path.partition(".")[0] in sections}
+    assert {path: re.sub(r"\.0$", "", value).lower() for path, value in configured.items()} == {
+        path: default.lower() for path, default in paged.items()
+    }
+
+
+def test_the_page_shows_what_is_sent_for_catch() -> None:
+    example = re.search(r"^```\nsettings \{\n.*?^```$", PAGE, re.M | re.S)
+    assert example is not None
+    shown = text_format.Parse(example[0].strip("`"), pb.JoinReply())
+    assert shown.settings == reply_of(PRESETS["catch"][1]).settings
+
+
+@pytest.mark.parametrize(
+    "path", sorted(STORED.glob("protocol-*/*.binpb")), ids=lambda path: path.name
+)
+def test_recorded_messages_of_every_minor_version_say_what_they_said(path: pathlib.Path) -> None:
+    cls: type[Message] = getattr(pb, path.stem)
+    read = cls.FromString(path.read_bytes())
+    assert read == text_format.Parse(path.with_suffix(".txtpb").read_text(), cls())
+    assert cls.FromString(read.SerializeToString()) == read
+
+
+@pytest.mark.parametrize("folder", sorted(STORED.glob("protocol-*")), ids=lambda path: path.name)
+def test_a_learner_takes_what_actors_of_every_minor_version_sent(folder: pathlib.Path) -> None:
+    service = messages.service()
+    request = pb.JoinRequest.FromString((folder / "JoinRequest.binpb").read_bytes())
+    reply = service.join(request)
+    assert reply.actor_index == 0
+    sent = pb.Unrolls.FromString((folder / "Unrolls.binpb").read_bytes())
+    assert sent.fingerprint == reply.fingerprint  # nothing that is new has changed it
+    (member,) = service.get_status().members
+    assert member.version == request.version
+
+
+def test_an_actor_reads_what_the_learner_of_2_0_told() -> None:
+    recorded = (STORED / "protocol-2.0" / "JoinReply.binpb").read_bytes()
+    read = told.read(pb.JoinReply.FromString(recorded), "evaluator", Allowed())
+    played, config = read
+    assert [task.name for task in played] == ["ALE/Pong-v5", 'ALE/Pong-v5{"difficulty":1}']
+    environment = played[1].environment
+    assert json.loads(environment.kwargs) == {"difficulty": 1}
+    assert environment.last_action and environment.atari.actions == (0, 2, 3)
+    assert values.changed(config.agent) == {
+        "torso": "shallow",
+        "core": "lstm",
+        "frame_stack": 4,
+        "policy": "epsilon_greedy",
+    }
+    assert values.changed(config.actor) == {"num_envs": 64}
+    assert values.changed(config.evaluator) == {"every_frames": 500_000, "greedy": True}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_a_learner_tells_is_what_its_actors_read(preset: str) -> None:
+    config = PRESETS[preset][1]
+    played, read = told.read(reply_of(config), "evaluator", Allowed())
+    assert played == tasks.make(config.environment, config.tasks)
+    assert read.agent == config.agent and read.actor == config.actor
+    assert read.evaluator.episodes == config.evaluator.episodes
+
+
+def test_an_actor_goes_on_without_what_it_does_not_know() -> None:
+    config = PRESETS["minatar-q"][1]
+    plain = reply_of(config)
+    newer = copy.deepcopy(plain)
+    for message in (
+        *(newer, newer.settings, newer.settings.agent, newer.settings.agent.epsilon),
+        *(newer.settings.actor, newer.settings.evaluator),
+        *(newer.settings.tasks[0], newer.settings.tasks[0].environment),
+    ):
+        message.MergeFromString(UNKNOWN)
+    came = pb.JoinReply.FromString(newer.SerializeToString())
+    assert told.read(came, "actor", Allowed()) == told.read(plain, "actor", Allowed())
+    assert came.SerializeToString() == newer.SerializeToString()  # nothing was lost on the way
+
+
+@pytest.mark.parametrize("need", ["agent.layer_norm", "environment.atari.crop", "my_torso.width"])
+def test_an_actor_refuses_what_it_does_not_know_and_changes_what_is_played(need: str) -> None:
+    reply = reply_of(PRESETS["catch"][1])
+    reply.settings.needs.append(need)
+    sides = rf"impala 9\.9 with protocol 2\.1, this actor is impala {VERSION} with protocol 2\.0"
+    with pytest.raises(
+        LearnerError, match=rf"{sides}.* {need}.*run the learner's version"
+    ) as error:
+        told.read(reply, "actor", Allowed())
+    assert "\n" not in str(error.value)
+
+
+def test_what_only_evaluators_need_is_refused_by_evaluators_only() -> None:
+    reply = reply_of(PRESETS["catch"][1])
+    reply.settings.needs.append("evaluator.temperature")
+    assert told.read(reply, "actor", Allowed())[0][0].name == "Catch"
+    with pytest.raises(LearnerError, match=r"evaluator\.temperature"):
+        told.read(reply, "evaluator", Allowed())
+
+
+def test_a_value_of_a_newer_version_is_refused_by_name() -> None:
+    reply = reply_of(PRESETS["catch"][1])
+    reply.settings.agent.policy = 7  # type: ignore[assignment]
+    with pytest.raises(LearnerError, match=r"agent\.policy is number 7; .*POLICY_EPSILON_GREEDY"):
+        told.read(reply, "actor", Allowed())
+    reply = reply_of(PRESETS["catch"][1])
+    reply.settings.tasks[0].environment.atari.height = 1000
+    with pytest.raises(LearnerError, match=r"environment\.atari\.height = 1000"):
+        told.read(reply, "actor", Allowed())
+
+
+def test_a_value_that_is_only_operational_gives_way_to_the_default(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reply = reply_of(PRESETS["catch"][1])
+    reply.settings.actor.hang_seconds = 1e-3
+    assert told.read(reply, "actor", Allowed())[1].actor == Config().actor
+    assert "actor.hang_seconds = 0.001" in caplog.text
+
+
+def test_what_an_older_learner_does_not_say_stands_at_its_default() -> None:
+    config = PRESETS["catch"][1]
+    reply = reply_of(config, minor=0)
+    reply.settings.agent.ClearField("standardise_images")
+    reply.settings.agent.policy = pb.ActorSettings.POLICY_UNSPECIFIED
+    reply.settings.ClearField("actor")
+    reply.settings.tasks[0].environment.ClearField("atari")
+    played, read = told.read(reply, "actor", Allowed())
+    assert played == tasks.make(config.environment, config.tasks)
+    assert read.agent == config.agent and read.actor == Config().actor
+
+
+@pytest.mark.parametrize("major", [1, 3])
+def test_an_actor_refuses_a_learner_of_another_major_version(major: int) -> None:
+    reply = reply_of(PRESETS["catch"][1])
+    reply.protocol.major = major
+    with pytest.raises(
+        LearnerError, match=rf"protocol {major}\.1, this actor .* 2\.0: run the same"
+    ):
+        told.read(reply, "actor", Allowed())
+
+
+def test_settings_at_their_default_leave_the_fingerprint_as_it_is() -> None:
+    """So that actors go on with a learner that was replaced by a newer version."""
+    config = PRESETS["catch"][1]
+    agreed = json.loads(settings.agreed(config, tasks.make(config.environment, config.tasks)))
+    assert agreed == {
+        "tasks": [["Catch", {"id": "Catch"}]],
+        "agent": {},
+        "actor": {},
+        "evaluator": {"every_frames": 8000},
+    }
+
+
+def test_a_setting_that_cannot_travel_is_refused_by_name() -> None:
+    config = values.from_dict(Config, {"environment": {"atari": {"noop_max": 2**64}}})
+    with pytest.raises(ValueError, match=r"environment\.atari\.noop_max is 18446744073709551616"):
+        reply_of(config)

@@ -32,12 +32,14 @@ class Member(NamedTuple):
     last_rejection: str  # why, for people
     environment_faults: int  # environments of it that crashed or hung
     last_fault: str  # which and why, for people
+    version: str  # of its program, as its last join said
 
 
 @dataclasses.dataclass
 class _Entry:
     role: Role
     seen: float
+    version: str = ""
     joins: int = 0
     unrolls: int = 0
     frames: int = 0
@@ -76,10 +78,12 @@ class Roster:
         self.joins = 0
         self.faults = {"crashed": 0, "hung": 0}  # of actors' environments, by kind
 
-    def joined(self, name: str, role: Role) -> None:
-        """Takes note of a join."""
+    def joined(self, name: str, role: Role, version: str = "") -> None:
+        """Takes note of a join, and of the version of the program that joined."""
         with self._lock:
-            self._seen(name, role).joins += 1
+            entry = self._seen(name, role)
+            entry.joins += 1
+            entry.version = version
             self.joins += 1
 
     def sent(self, name: str, *, unrolls: int, frames: int, version: int, size: int) -> None:
@@ -147,7 +151,8 @@ class Roster:
                     now - entry.seen,
                     now - entry.seen <= _SILENT_SECONDS and not entry.left,
                     *(entry.rejected, entry.last_rejection),
-                    *(entry.environment_faults, entry.last_fault),
+                    entry.environment_faults,
+                    *(entry.last_fault, entry.version),
                 )
                 for name, entry in sorted(self._entries.items())
             ]

@@ -15,6 +15,8 @@ import tree
 from impala import finite
 from impala.config.schema import MOST_EVALUATION_EPISODES
 from impala.runtime.credentials import Role
+from impala.runtime.installation import VERSION
+from impala.runtime.printable import printable
 from impala.schedule.tasks import Schedule
 from impala.types import Episode, Parameters
 from learner.data.ingest import (
@@ -36,6 +38,7 @@ from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
 _MAX_NAME = 200  # characters of an actor's name
+_MAX_VERSION = 40  # characters of a program's version that are kept
 _MAX_EVALUATIONS = 64  # that may wait to be written
 _MAX_FRAMES = 2**53  # of parameters; every whole number up to here is a float64
 # Nothing that an honest actor does leads to these: not a restart, nor another version of the spec.
@@ -109,7 +112,7 @@ class LearnerService:
         self.has_evaluators = False  # whether one has ever joined
         self.evaluations: queue.Queue[EvaluationReport] = queue.Queue(_MAX_EVALUATIONS)
         unroll_specs, num_core_state_specs = wire_specs(terms.unroll_spec)
-        fingerprint = codec.fingerprint(unroll_specs, terms.parameter_specs, terms.config_json)
+        fingerprint = codec.fingerprint(unroll_specs, terms.parameter_specs, terms.agreed)
         self._validator = Validator(
             terms.unroll_spec, fingerprint, terms.max_envs_per_message, terms.bounds
         )
@@ -123,7 +126,8 @@ class LearnerService:
             protocol=codec.PROTOCOL_VERSION,
             learner_incarnation=lineage.incarnation,
             seed=terms.seed,
-            config=terms.config_json,
+            settings=terms.settings,
+            version=f"impala {VERSION}",
             fingerprint=fingerprint,
             unroll_length=terms.unroll_spec.timestep.reward.shape[0] - 1,
             unroll_specs=unroll_specs,
@@ -148,10 +152,12 @@ class LearnerService:
           Superseded: another incarnation has taken the actor's name since this one joined.
         """
         if not codec.compatible(request.protocol):
-            ours = codec.PROTOCOL_VERSION
+            ours, theirs = codec.PROTOCOL_VERSION, request.protocol
+            program = printable(request.version, _MAX_VERSION) or "of an earlier version"
             raise IncompatibleProtocol(
-                f"The actor speaks protocol {request.protocol.major}.{request.protocol.minor}, "
-                f"the learner {ours.major}.{ours.minor}: run the same major version on both sides."
+                f"The actor ({program}) speaks "
+                f"protocol {theirs.major}.{theirs.minor}, the learner (impala {VERSION}) "
+                f"{ours.major}.{ours.minor}: run the same major version on both sides."
             )
         _check_name(request.actor)
         if request.incarnation == 0:
@@ -165,9 +171,10 @@ class LearnerService:
         reply.CopyFrom(self._welcome)
         reply.finished = self._finished
         reply.task = self._task()
+        version = request.version[:_MAX_VERSION]
         if request.role == pb.ROLE_EVALUATOR:
             self.has_evaluators = True
-            self._records.roster.joined(request.actor, "evaluator")
+            self._records.roster.joined(request.actor, "evaluator", version)
         else:
             reply.actor_index = self._records.accounts.join(
                 request.actor,
@@ -175,7 +182,7 @@ class LearnerService:
                 request.acknowledged_sequence,
                 request.acknowledged_unrolls if self._can_be_lost(request) else 0,
             )
-            self._records.roster.joined(request.actor, "actor")
+            self._records.roster.joined(request.actor, "actor", version)
         return reply
 
     async def submit(self, message: pb.Unrolls) -> pb.Receipt:
@@ -332,6 +339,7 @@ class LearnerService:
             rollbacks=published.rollbacks if published else 0,
             members=[self._member(member) for member in self._records.roster.members()],
             dropped_info_names=self._records.info_names.dropped,
+            version=f"impala {VERSION}",
         )
 
     def publish(

@@ -1,16 +1,15 @@
 """What a learner agrees with everyone who joins: shapes, settings, sizes, bounds."""
 
-import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import gymnasium as gym
 
 from impala.agents.agent import Agent
-from impala.config import parts, values
 from impala.config.schema import Config
 from impala.schedule import tasks
 from impala.types import Unroll
+from learner.front import settings
 from learner.front.bounds import MessageBounds, message_bounds
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
@@ -21,7 +20,8 @@ class Terms(NamedTuple):
 
     unroll_spec: Unroll  # a nest of ArraySpec of one environment, as for `Validator`
     parameter_specs: Sequence[pb.TensorSpec]  # of `Parameters.values`, in order
-    config_json: str  # what actors need of the configuration
+    settings: pb.ActorSettings  # what actors need of the configuration
+    agreed: str  # of these, what must be the same for experience to be taken
     seed: int  # the run's
     max_envs_per_message: int  # largest E
     max_in_flight: int  # messages without a receipt that an actor may have
@@ -43,23 +43,17 @@ def terms(
       unroll_spec: a nest of ArraySpec of one environment.
       played: the run's tasks.
       action_space: through which all of them are played.
+
+    Raises:
+      OptionError: a setting is too large to be sent.
     """
     return Terms(
         unroll_spec,
         codec.specs(agent.variables),
-        _config_json(config),
+        settings.message(config, played),
+        settings.agreed(config, played),
         seed=config.seed,
         max_envs_per_message=config.learner.max_envs_per_message,
         max_in_flight=config.learner.max_in_flight,
         bounds=message_bounds(config, played, action_space),
     )
-
-
-def _config_json(config: Config) -> str:
-    told = {
-        name: values.to_dict(getattr(config, name))
-        for name in ("environment", "tasks", "agent", "actor", "evaluator")
-    } | parts.for_actors(config)
-    if not config.evaluator.every_frames:
-        told["evaluator"]["every_frames"] = max(1, tasks.total_frames(config) // 50)
-    return json.dumps(told, sort_keys=True)

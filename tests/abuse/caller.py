@@ -180,7 +180,7 @@ class Caller:
             case 3:
                 request.role = rng.choice([0, 2, 3, 2**31 - 1])
             case 4:
-                request.protocol.major = rng.choice([0, 2, 2**32 - 1])
+                request.protocol.major = rng.choice([0, 1, 3, 2**32 - 1])
 
     def _foreign_name(self) -> str:
         return self._rng.choice([*self._others, *_NAMES])

@@ -111,7 +111,7 @@ class TensorSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol", "actor", "incarnation", "role", "acknowledged_sequence", "acknowledged_unrolls", "proof")
+    __slots__ = ("protocol", "actor", "incarnation", "role", "acknowledged_sequence", "acknowledged_unrolls", "proof", "version")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +119,7 @@ class JoinRequest(_message.Message):
     ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_UNROLLS_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     protocol: ProtocolVersion
     actor: str
     incarnation: int
@@ -126,15 +127,15 @@ class JoinRequest(_message.Message):
     acknowledged_sequence: int
     acknowledged_unrolls: int
     proof: bytes
-    def __init__(self, protocol: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., acknowledged_sequence: _Optional[int] = ..., acknowledged_unrolls: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
+    version: str
+    def __init__(self, protocol: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., acknowledged_sequence: _Optional[int] = ..., acknowledged_unrolls: _Optional[int] = ..., proof: _Optional[bytes] = ..., version: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("protocol", "learner_incarnation", "actor_index", "seed", "config", "fingerprint", "unroll_length", "unroll_specs", "num_core_state_specs", "parameter_specs", "max_unrolls_in_flight", "max_message_bytes", "finished", "task")
+    __slots__ = ("protocol", "learner_incarnation", "actor_index", "seed", "fingerprint", "unroll_length", "unroll_specs", "num_core_state_specs", "parameter_specs", "max_unrolls_in_flight", "max_message_bytes", "finished", "task", "settings", "version")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     LEARNER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ACTOR_INDEX_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
-    CONFIG_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     UNROLL_LENGTH_FIELD_NUMBER: _ClassVar[int]
     UNROLL_SPECS_FIELD_NUMBER: _ClassVar[int]
@@ -144,11 +145,12 @@ class JoinReply(_message.Message):
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     protocol: ProtocolVersion
     learner_incarnation: int
     actor_index: int
     seed: int
-    config: str
     fingerprint: str
     unroll_length: int
     unroll_specs: _containers.RepeatedCompositeFieldContainer[TensorSpec]
@@ -158,7 +160,173 @@ class JoinReply(_message.Message):
     max_message_bytes: int
     finished: bool
     task: int
-    def __init__(self, protocol: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., learner_incarnation: _Optional[int] = ..., actor_index: _Optional[int] = ..., seed: _Optional[int] = ..., config: _Optional[str] = ..., fingerprint: _Optional[str] = ..., unroll_length: _Optional[int] = ..., unroll_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., num_core_state_specs: _Optional[int] = ..., parameter_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., max_unrolls_in_flight: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., finished: _Optional[bool] = ..., task: _Optional[int] = ...) -> None: ...
+    settings: ActorSettings
+    version: str
+    def __init__(self, protocol: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., learner_incarnation: _Optional[int] = ..., actor_index: _Optional[int] = ..., seed: _Optional[int] = ..., fingerprint: _Optional[str] = ..., unroll_length: _Optional[int] = ..., unroll_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., num_core_state_specs: _Optional[int] = ..., parameter_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., max_unrolls_in_flight: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., finished: _Optional[bool] = ..., task: _Optional[int] = ..., settings: _Optional[_Union[ActorSettings, _Mapping]] = ..., version: _Optional[str] = ...) -> None: ...
+
+class ActorSettings(_message.Message):
+    __slots__ = ("tasks", "agent", "actor", "evaluator", "parts", "needs")
+    class Vectorization(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        VECTORIZATION_UNSPECIFIED: _ClassVar[ActorSettings.Vectorization]
+        VECTORIZATION_SYNC: _ClassVar[ActorSettings.Vectorization]
+        VECTORIZATION_ASYNC: _ClassVar[ActorSettings.Vectorization]
+        VECTORIZATION_OWN: _ClassVar[ActorSettings.Vectorization]
+    VECTORIZATION_UNSPECIFIED: ActorSettings.Vectorization
+    VECTORIZATION_SYNC: ActorSettings.Vectorization
+    VECTORIZATION_ASYNC: ActorSettings.Vectorization
+    VECTORIZATION_OWN: ActorSettings.Vectorization
+    class Policy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        POLICY_UNSPECIFIED: _ClassVar[ActorSettings.Policy]
+        POLICY_STOCHASTIC: _ClassVar[ActorSettings.Policy]
+        POLICY_EPSILON_GREEDY: _ClassVar[ActorSettings.Policy]
+    POLICY_UNSPECIFIED: ActorSettings.Policy
+    POLICY_STOCHASTIC: ActorSettings.Policy
+    POLICY_EPSILON_GREEDY: ActorSettings.Policy
+    class PartsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class Task(_message.Message):
+        __slots__ = ("name", "environment")
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+        name: str
+        environment: ActorSettings.Environment
+        def __init__(self, name: _Optional[str] = ..., environment: _Optional[_Union[ActorSettings.Environment, _Mapping]] = ...) -> None: ...
+    class Environment(_message.Message):
+        __slots__ = ("id", "kwargs", "vectorization", "repeat", "last_action", "last_reward", "time_in_episode", "atari", "normalise")
+        ID_FIELD_NUMBER: _ClassVar[int]
+        KWARGS_FIELD_NUMBER: _ClassVar[int]
+        VECTORIZATION_FIELD_NUMBER: _ClassVar[int]
+        REPEAT_FIELD_NUMBER: _ClassVar[int]
+        LAST_ACTION_FIELD_NUMBER: _ClassVar[int]
+        LAST_REWARD_FIELD_NUMBER: _ClassVar[int]
+        TIME_IN_EPISODE_FIELD_NUMBER: _ClassVar[int]
+        ATARI_FIELD_NUMBER: _ClassVar[int]
+        NORMALISE_FIELD_NUMBER: _ClassVar[int]
+        id: str
+        kwargs: str
+        vectorization: ActorSettings.Vectorization
+        repeat: ActorSettings.Repeat
+        last_action: bool
+        last_reward: bool
+        time_in_episode: bool
+        atari: ActorSettings.Atari
+        normalise: ActorSettings.Normalise
+        def __init__(self, id: _Optional[str] = ..., kwargs: _Optional[str] = ..., vectorization: _Optional[_Union[ActorSettings.Vectorization, str]] = ..., repeat: _Optional[_Union[ActorSettings.Repeat, _Mapping]] = ..., last_action: _Optional[bool] = ..., last_reward: _Optional[bool] = ..., time_in_episode: _Optional[bool] = ..., atari: _Optional[_Union[ActorSettings.Atari, _Mapping]] = ..., normalise: _Optional[_Union[ActorSettings.Normalise, _Mapping]] = ...) -> None: ...
+    class Normalise(_message.Message):
+        __slots__ = ("mean", "deviation", "clip")
+        MEAN_FIELD_NUMBER: _ClassVar[int]
+        DEVIATION_FIELD_NUMBER: _ClassVar[int]
+        CLIP_FIELD_NUMBER: _ClassVar[int]
+        mean: _containers.RepeatedScalarFieldContainer[float]
+        deviation: _containers.RepeatedScalarFieldContainer[float]
+        clip: float
+        def __init__(self, mean: _Optional[_Iterable[float]] = ..., deviation: _Optional[_Iterable[float]] = ..., clip: _Optional[float] = ...) -> None: ...
+    class Repeat(_message.Message):
+        __slots__ = ("most", "learned", "discount")
+        MOST_FIELD_NUMBER: _ClassVar[int]
+        LEARNED_FIELD_NUMBER: _ClassVar[int]
+        DISCOUNT_FIELD_NUMBER: _ClassVar[int]
+        most: int
+        learned: bool
+        discount: float
+        def __init__(self, most: _Optional[int] = ..., learned: _Optional[bool] = ..., discount: _Optional[float] = ...) -> None: ...
+    class Atari(_message.Message):
+        __slots__ = ("frame_skip", "sticky_actions", "full_action_set", "actions", "height", "width", "noop_max", "life_loss_ends", "max_frames_per_episode")
+        FRAME_SKIP_FIELD_NUMBER: _ClassVar[int]
+        STICKY_ACTIONS_FIELD_NUMBER: _ClassVar[int]
+        FULL_ACTION_SET_FIELD_NUMBER: _ClassVar[int]
+        ACTIONS_FIELD_NUMBER: _ClassVar[int]
+        HEIGHT_FIELD_NUMBER: _ClassVar[int]
+        WIDTH_FIELD_NUMBER: _ClassVar[int]
+        NOOP_MAX_FIELD_NUMBER: _ClassVar[int]
+        LIFE_LOSS_ENDS_FIELD_NUMBER: _ClassVar[int]
+        MAX_FRAMES_PER_EPISODE_FIELD_NUMBER: _ClassVar[int]
+        frame_skip: int
+        sticky_actions: float
+        full_action_set: bool
+        actions: _containers.RepeatedScalarFieldContainer[int]
+        height: int
+        width: int
+        noop_max: int
+        life_loss_ends: bool
+        max_frames_per_episode: int
+        def __init__(self, frame_skip: _Optional[int] = ..., sticky_actions: _Optional[float] = ..., full_action_set: _Optional[bool] = ..., actions: _Optional[_Iterable[int]] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., noop_max: _Optional[int] = ..., life_loss_ends: _Optional[bool] = ..., max_frames_per_episode: _Optional[int] = ...) -> None: ...
+    class Agent(_message.Message):
+        __slots__ = ("torso", "hidden_sizes", "core", "lstm_size", "frame_stack", "standardise_images", "policy", "epsilon", "separate_baseline")
+        TORSO_FIELD_NUMBER: _ClassVar[int]
+        HIDDEN_SIZES_FIELD_NUMBER: _ClassVar[int]
+        CORE_FIELD_NUMBER: _ClassVar[int]
+        LSTM_SIZE_FIELD_NUMBER: _ClassVar[int]
+        FRAME_STACK_FIELD_NUMBER: _ClassVar[int]
+        STANDARDISE_IMAGES_FIELD_NUMBER: _ClassVar[int]
+        POLICY_FIELD_NUMBER: _ClassVar[int]
+        EPSILON_FIELD_NUMBER: _ClassVar[int]
+        SEPARATE_BASELINE_FIELD_NUMBER: _ClassVar[int]
+        torso: str
+        hidden_sizes: _containers.RepeatedScalarFieldContainer[int]
+        core: str
+        lstm_size: int
+        frame_stack: int
+        standardise_images: bool
+        policy: ActorSettings.Policy
+        epsilon: ActorSettings.Epsilon
+        separate_baseline: bool
+        def __init__(self, torso: _Optional[str] = ..., hidden_sizes: _Optional[_Iterable[int]] = ..., core: _Optional[str] = ..., lstm_size: _Optional[int] = ..., frame_stack: _Optional[int] = ..., standardise_images: _Optional[bool] = ..., policy: _Optional[_Union[ActorSettings.Policy, str]] = ..., epsilon: _Optional[_Union[ActorSettings.Epsilon, _Mapping]] = ..., separate_baseline: _Optional[bool] = ...) -> None: ...
+    class Epsilon(_message.Message):
+        __slots__ = ("anneal", "finals", "weights")
+        ANNEAL_FIELD_NUMBER: _ClassVar[int]
+        FINALS_FIELD_NUMBER: _ClassVar[int]
+        WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+        anneal: float
+        finals: _containers.RepeatedScalarFieldContainer[float]
+        weights: _containers.RepeatedScalarFieldContainer[float]
+        def __init__(self, anneal: _Optional[float] = ..., finals: _Optional[_Iterable[float]] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
+    class Actor(_message.Message):
+        __slots__ = ("num_envs", "num_groups", "env_threads", "hang_seconds", "environment_seconds", "max_environment_bytes", "max_memory_bytes")
+        NUM_ENVS_FIELD_NUMBER: _ClassVar[int]
+        NUM_GROUPS_FIELD_NUMBER: _ClassVar[int]
+        ENV_THREADS_FIELD_NUMBER: _ClassVar[int]
+        HANG_SECONDS_FIELD_NUMBER: _ClassVar[int]
+        ENVIRONMENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+        MAX_ENVIRONMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+        MAX_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+        num_envs: int
+        num_groups: int
+        env_threads: int
+        hang_seconds: float
+        environment_seconds: float
+        max_environment_bytes: int
+        max_memory_bytes: int
+        def __init__(self, num_envs: _Optional[int] = ..., num_groups: _Optional[int] = ..., env_threads: _Optional[int] = ..., hang_seconds: _Optional[float] = ..., environment_seconds: _Optional[float] = ..., max_environment_bytes: _Optional[int] = ..., max_memory_bytes: _Optional[int] = ...) -> None: ...
+    class Evaluator(_message.Message):
+        __slots__ = ("every_frames", "episodes", "greedy")
+        EVERY_FRAMES_FIELD_NUMBER: _ClassVar[int]
+        EPISODES_FIELD_NUMBER: _ClassVar[int]
+        GREEDY_FIELD_NUMBER: _ClassVar[int]
+        every_frames: int
+        episodes: int
+        greedy: bool
+        def __init__(self, every_frames: _Optional[int] = ..., episodes: _Optional[int] = ..., greedy: _Optional[bool] = ...) -> None: ...
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    EVALUATOR_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedCompositeFieldContainer[ActorSettings.Task]
+    agent: ActorSettings.Agent
+    actor: ActorSettings.Actor
+    evaluator: ActorSettings.Evaluator
+    parts: _containers.ScalarMap[str, str]
+    needs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tasks: _Optional[_Iterable[_Union[ActorSettings.Task, _Mapping]]] = ..., agent: _Optional[_Union[ActorSettings.Agent, _Mapping]] = ..., actor: _Optional[_Union[ActorSettings.Actor, _Mapping]] = ..., evaluator: _Optional[_Union[ActorSettings.Evaluator, _Mapping]] = ..., parts: _Optional[_Mapping[str, str]] = ..., needs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Episode(_message.Message):
     __slots__ = ("episode_return", "length", "frames", "info")
@@ -300,7 +468,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("learner_incarnation", "parameter_version", "frames", "progress", "finished", "queued", "queue_capacity", "received", "learned", "dropped", "rejected", "duplicates", "members", "skipped_updates", "rollbacks", "refused", "dropped_info_names")
+    __slots__ = ("learner_incarnation", "parameter_version", "frames", "progress", "finished", "queued", "queue_capacity", "received", "learned", "dropped", "rejected", "duplicates", "members", "skipped_updates", "rollbacks", "refused", "dropped_info_names", "version")
     class DroppedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -339,6 +507,7 @@ class RunStatus(_message.Message):
     ROLLBACKS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     DROPPED_INFO_NAMES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     learner_incarnation: int
     parameter_version: int
     frames: int
@@ -356,10 +525,11 @@ class RunStatus(_message.Message):
     rollbacks: int
     refused: _containers.ScalarMap[str, int]
     dropped_info_names: int
-    def __init__(self, learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., frames: _Optional[int] = ..., progress: _Optional[float] = ..., finished: _Optional[bool] = ..., queued: _Optional[int] = ..., queue_capacity: _Optional[int] = ..., received: _Optional[int] = ..., learned: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., duplicates: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., skipped_updates: _Optional[int] = ..., rollbacks: _Optional[int] = ..., refused: _Optional[_Mapping[str, int]] = ..., dropped_info_names: _Optional[int] = ...) -> None: ...
+    version: str
+    def __init__(self, learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., frames: _Optional[int] = ..., progress: _Optional[float] = ..., finished: _Optional[bool] = ..., queued: _Optional[int] = ..., queue_capacity: _Optional[int] = ..., received: _Optional[int] = ..., learned: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., duplicates: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., skipped_updates: _Optional[int] = ..., rollbacks: _Optional[int] = ..., refused: _Optional[_Mapping[str, int]] = ..., dropped_info_names: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("name", "role", "joins", "unrolls", "frames", "frames_per_second", "parameter_version", "silent_seconds", "active", "rejected", "last_rejection", "blamed", "quarantined_seconds", "environment_faults", "last_fault")
+    __slots__ = ("name", "role", "joins", "unrolls", "frames", "frames_per_second", "parameter_version", "silent_seconds", "active", "rejected", "last_rejection", "blamed", "quarantined_seconds", "environment_faults", "last_fault", "version")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     JOINS_FIELD_NUMBER: _ClassVar[int]
@@ -375,6 +545,7 @@ class Member(_message.Message):
     QUARANTINED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_FAULTS_FIELD_NUMBER: _ClassVar[int]
     LAST_FAULT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     name: str
     role: Role
     joins: int
@@ -390,4 +561,5 @@ class Member(_message.Message):
     quarantined_seconds: float
     environment_faults: int
     last_fault: str
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., joins: _Optional[int] = ..., unrolls: _Optional[int] = ..., frames: _Optional[int] = ..., frames_per_second: _Optional[float] = ..., parameter_version: _Optional[int] = ..., silent_seconds: _Optional[float] = ..., active: _Optional[bool] = ..., rejected: _Optional[int] = ..., last_rejection: _Optional[str] = ..., blamed: _Optional[int] = ..., quarantined_seconds: _Optional[float] = ..., environment_faults: _Optional[int] = ..., last_fault: _Optional[str] = ...) -> None: ...
+    version: str
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., joins: _Optional[int] = ..., unrolls: _Optional[int] = ..., frames: _Optional[int] = ..., frames_per_second: _Optional[float] = ..., parameter_version: _Optional[int] = ..., silent_seconds: _Optional[float] = ..., active: _Optional[bool] = ..., rejected: _Optional[int] = ..., last_rejection: _Optional[str] = ..., blamed: _Optional[int] = ..., quarantined_seconds: _Optional[float] = ..., environment_faults: _Optional[int] = ..., last_fault: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...

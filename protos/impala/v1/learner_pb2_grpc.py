@@ -94,7 +94,7 @@ class LearnerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """How the run and its fleet are doing, for people. Since protocol 1.2.
+        """How the run and its fleet are doing, for people.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,98 @@
+"""What a learner has told an actor to play, as this version's configuration."""
+
+import json
+import logging
+from typing import Any
+
+from actors.session import LearnerError
+from impala.components import Allowed
+from impala.config import parts, values
+from impala.config.schema import Config
+from impala.runtime.credentials import Role
+from impala.runtime.installation import VERSION
+from impala.schedule.tasks import Task
+from protos import codec, settings
+from protos.impala.v1 import learner_pb2 as pb
+
+_log = logging.getLogger(__name__)
+
+_FIX = "run the learner's version of impala here, or do without this setting there"
+
+
+def read(reply: pb.JoinReply, role: Role, allow: Allowed) -> tuple[list[Task], Config]:
+    """Returns the tasks and the settings that a learner, maybe of another version, has told.
+
+    What it does not say stands at its default, and what it says that this version does not know is
+    left out, unless it changes what is played.
+
+    Args:
+      reply: the learner's.
+      role: an actor does not heed settings that only evaluators need.
+      allow: what may be imported if the learner names it.
+
+    Returns:
+      The tasks, and a configuration of which only `agent`, `actor`, `evaluator` and the sections of
+      parts of one's own are meant.
+
+    Raises:
+      LearnerError: the learner speaks another protocol, names something that is not here or may not
+        be imported, or has set something that changes what is played and that is not known here.
+    """
+    if not codec.compatible(reply.protocol):
+        raise LearnerError(
+            f"{_sides(reply)}: run the same major version of the protocol on both sides"
+        )
+    told = reply.settings
+    if not told.tasks:
+        raise LearnerError(f"{_sides(reply)}; it names no task that could be played")
+    try:
+        data = {
+            "agent": settings.plain(told.agent, "agent"),
+            "actor": settings.plain(told.actor, "actor"),
+            "evaluator": settings.plain(told.evaluator, "evaluator"),
+            **{section: json.loads(text) for section, text in told.parts.items()},
+        }
+        named, _ = values.from_stored(Config, parts.naming(data))
+        config = _known(parts.class_of(named, allow=allow)(), data, reply)
+        tasks = []
+        for task in told.tasks:
+            environment = {"environment": settings.plain(task.environment, "environment")}
+            tasks.append(Task(task.name, _known(Config(), environment, reply).environment))
+    except settings.SettingsError as error:
+        raise LearnerError(f"{_sides(reply)}; {error}: {_FIX}") from None
+    except (values.OptionError, json.JSONDecodeError) as error:
+        raise LearnerError(f"{_sides(reply)}: {error}") from None
+    known = values.flatten(config)
+    for path in told.needs:
+        if path not in known and (role == "evaluator" or not path.startswith("evaluator.")):
+            raise LearnerError(
+                f"{_sides(reply)}, which does not know {path}, and that changes what is played: "
+                f"{_FIX}"
+            )
+    return tasks, config
+
+
+def _known(config: Config, data: dict[str, Any], reply: pb.JoinReply) -> Config:
+    """Returns the configuration with what it knows of plain data put over it.
+
+    A value that it cannot take is refused, except of settings that are only operational: these
+    stand at their default.
+    """
+    read, rest = values.from_stored(type(config), data)
+    known = values.flatten(read)
+    for path, value in values.leaves(rest).items():
+        if path in known:
+            what = f"{_sides(reply)}, which cannot take {path} = {value!r}"
+            if not values.is_operational(type(read), path):
+                raise LearnerError(f"{what}: {_FIX}")
+            _log.warning("%s: it stands at its default", what)
+    return read
+
+
+def _sides(reply: pb.JoinReply) -> str:
+    ours, theirs = codec.PROTOCOL_VERSION, reply.protocol
+    return (
+        f"the learner is {reply.version or 'of an unknown version'} with protocol "
+        f"{theirs.major}.{theirs.minor}, this actor is impala {VERSION} with protocol "
+        f"{ours.major}.{ours.minor}"
+    )

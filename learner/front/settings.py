@@ -1,0 +1,70 @@
+"""What a learner tells actors of its configuration: the message ActorSettings.
+
+The message has the settings of everything that actors make. `agreed` is the text by which a learner
+that comes back knows whether the actors of the one before still play what it wants: it leaves out
+what is at its default, so that a new version of the program, with settings more, changes nothing.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from impala.config import parts, values
+from impala.config.schema import Config, EvaluatorConfig
+from impala.schedule import tasks
+from impala.schedule.tasks import Task
+from protos import settings
+from protos.impala.v1 import learner_pb2 as pb
+
+
+def message(config: Config, played: Sequence[Task]) -> pb.ActorSettings:
+    """Returns what actors are told.
+
+    Args:
+      config: of the run.
+      played: its tasks.
+
+    Raises:
+      OptionError: a value is too large to travel.
+    """
+    of_parts = parts.for_actors(config)
+    sections: list[tuple[str, Any]] = [("environment", task.environment) for task in played]
+    sections += [(name, getattr(config, name)) for name in ("agent", "evaluator", *of_parts)]
+    needs = {
+        f"{section}.{path}"
+        for section, of_section in sections
+        for path in values.settings_that_matter(of_section)
+    }
+    told = pb.ActorSettings(
+        needs=sorted(needs),
+        parts={section: json.dumps(of_part) for section, of_part in of_parts.items()},
+    )
+    try:
+        for task in played:
+            of_task = told.tasks.add(name=task.name)
+            settings.fill(of_task.environment, values.to_dict(task.environment), "environment")
+        settings.fill(told.agent, values.to_dict(config.agent), "agent")
+        settings.fill(told.actor, values.to_dict(config.actor), "actor")
+        settings.fill(told.evaluator, values.to_dict(_evaluator(config)), "evaluator")
+    except settings.SettingsError as error:
+        raise values.OptionError(str(error)) from error
+    return told
+
+
+def agreed(config: Config, played: Sequence[Task]) -> str:
+    """Returns the settings of `message` that are not at their default, as one line of JSON."""
+    told = {
+        "tasks": [(task.name, values.changed(task.environment)) for task in played],
+        "agent": values.changed(config.agent),
+        "actor": values.changed(config.actor),
+        "evaluator": values.changed(_evaluator(config)),
+    }
+    told |= {name: values.changed(getattr(config, name)) for name in parts.for_actors(config)}
+    return json.dumps(told, sort_keys=True)
+
+
+def _evaluator(config: Config) -> EvaluatorConfig:
+    """The evaluator's settings, with the frames that stand for 0."""
+    every_frames = config.evaluator.every_frames or max(1, tasks.total_frames(config) // 50)
+    return dataclasses.replace(config.evaluator, every_frames=every_frames)

@@ -1,0 +1,102 @@
+"""Writes what this version stores and sends into tests/stored/, for the versions after it.
+
+`PYTHONPATH=tests .venv/bin/python -m keep` is run once for each minor version, before it is
+released. tests/test_versions.py reads all that was kept, of every version.
+"""
+
+import asyncio
+import contextlib
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import messages
+import numpy as np
+from google.protobuf import text_format
+from google.protobuf.message import Message
+
+from impala.config import values
+from impala.config.schema import Config
+from impala.logdir import checkpoint
+from impala.schedule import tasks
+from impala.types import Parameters
+from learner.front import settings
+from protos import codec
+from protos.impala.v1 import learner_pb2 as pb
+
+STORED = pathlib.Path(__file__).parent / "stored"
+RUN = (
+    *("--total-frames", "2000", "--num-actors", "1", "--agent.hidden-sizes", "8"),
+    *("--actor.num-envs", "8", "--mix.fresh", "8", "--learner.unroll-length", "10"),
+    *("--learner.checkpoints-kept", "1", "--seed", "3", "--evaluate", "no"),
+)
+SETTINGS = {
+    "environment": {"id": "ALE/Pong-v5", "last_action": True, "atari": {"actions": [0, 2, 3]}},
+    "tasks": {"environments": ["ALE/Pong-v5", 'ALE/Pong-v5{"difficulty":1}']},
+    "agent": {"torso": "shallow", "core": "lstm", "frame_stack": 4, "policy": "epsilon_greedy"},
+    "actor": {"num_envs": 64},
+    "evaluator": {"greedy": True},
+}
+
+
+def exchanged() -> dict[str, Message]:
+    """A join, a message of unrolls and their receipt, as an actor and a learner of now say them."""
+    config = values.from_dict(Config, SETTINGS)
+    request = messages.join_request(
+        "host-7-0",
+        81,
+        protocol=codec.PROTOCOL_VERSION,
+        acknowledged_sequence=2,
+        acknowledged_unrolls=4,
+        proof=b"proof",
+        version="impala 0.1.0",
+    )
+    service = messages.service()
+    service.publish(Parameters(messages.LEARNER, 3, 0.5, 100, [np.zeros((2, 3), np.float32)]))
+    reply = service.join(request)
+    reply.version = "impala 0.1.0"
+    played = tasks.make(config.environment, config.tasks)
+    reply.settings.CopyFrom(settings.message(config, played))
+    reply.settings.parts["my_torso"] = '{"width": 64}'
+    unrolls = messages.message(3, actor="host-7-0", incarnation=81, fingerprint=reply.fingerprint)
+    unrolls.environment_faults.add(environment=1, kind=pb.FAULT_KIND_HUNG, detail="hung")
+    receipt = asyncio.run(service.submit(unrolls))
+    receipt.proof = b"proof"  # which is made with a key drawn at random
+    return {"JoinRequest": request, "JoinReply": reply, "Unrolls": unrolls, "Receipt": receipt}
+
+
+def keep_messages(folder: pathlib.Path) -> None:
+    """Writes each message as bytes and as text."""
+    folder.mkdir(parents=True)
+    for name, message in exchanged().items():
+        (folder / f"{name}.binpb").write_bytes(message.SerializeToString())
+        (folder / f"{name}.txtpb").write_text(text_format.MessageToString(message))
+
+
+def keep_run(folder: pathlib.Path) -> None:
+    """Trains Catch for a few updates and writes its configuration and checkpoint."""
+    with tempfile.TemporaryDirectory() as name:
+        logdir = pathlib.Path(name, "run")
+        command = [sys.executable, "-m", "impala", "train", "catch", "--logdir", str(logdir), *RUN]
+        subprocess.run(command, check=True)
+        folder.mkdir(parents=True)
+        shutil.copy(logdir / "config.yaml", folder)
+        shutil.copytree(logdir / "checkpoints", folder / "checkpoints")
+
+
+def main() -> None:
+    """Writes what is not there yet."""
+    version = codec.PROTOCOL_VERSION
+    for what, folder in (
+        (keep_messages, STORED / f"protocol-{version.major}.{version.minor}"),
+        (keep_run, STORED / f"run-{checkpoint.SCHEMA[0]}.{checkpoint.SCHEMA[1]}"),
+    ):
+        with contextlib.suppress(FileExistsError):
+            what(folder)
+            print(f"kept {folder}")
+
+
+if __name__ == "__main__":
+    main()
