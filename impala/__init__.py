@@ -1,1 +1,71 @@
-"""What actors and learner share. Importing this package imports nothing."""
+"""IMPALA as a service: train agents, and act with what they learned.
+
+    import impala
+
+    impala.train("catch", "runs/catch")
+    policy = impala.load("runs/catch")
+
+What is offered here is imported when it is first used: importing this package imports nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import vtrace as vtrace
+    from impala.commands.library import Trained as Trained
+    from impala.commands.library import TrainingError as TrainingError
+    from impala.commands.library import load as load
+    from impala.commands.library import preset as preset
+    from impala.commands.library import train as train
+    from impala.config.presets import PRESETS as PRESETS
+    from impala.config.schema import ActorConfig as ActorConfig
+    from impala.config.schema import ActorCriticConfig as ActorCriticConfig
+    from impala.config.schema import AgentConfig as AgentConfig
+    from impala.config.schema import AtariConfig as AtariConfig
+    from impala.config.schema import Config as Config
+    from impala.config.schema import CriticConfig as CriticConfig
+    from impala.config.schema import EnvironmentConfig as EnvironmentConfig
+    from impala.config.schema import EpsilonConfig as EpsilonConfig
+    from impala.config.schema import EvaluatorConfig as EvaluatorConfig
+    from impala.config.schema import GuardConfig as GuardConfig
+    from impala.config.schema import ImpalaConfig as ImpalaConfig
+    from impala.config.schema import LearnerConfig as LearnerConfig
+    from impala.config.schema import LimitsConfig as LimitsConfig
+    from impala.config.schema import MixConfig as MixConfig
+    from impala.config.schema import NormaliseConfig as NormaliseConfig
+    from impala.config.schema import ObjectiveConfig as ObjectiveConfig
+    from impala.config.schema import OptimiserConfig as OptimiserConfig
+    from impala.config.schema import PolicyGradientConfig as PolicyGradientConfig
+    from impala.config.schema import QLearningConfig as QLearningConfig
+    from impala.config.schema import QuarantineConfig as QuarantineConfig
+    from impala.config.schema import RepeatConfig as RepeatConfig
+    from impala.config.schema import ReplayConfig as ReplayConfig
+    from impala.config.schema import SacConfig as SacConfig
+    from impala.config.schema import TasksConfig as TasksConfig
+    from impala.config.schema import TelemetryConfig as TelemetryConfig
+    from impala.environments.base import Environment as Environment
+    from impala.logdir.policy import Policy as Policy
+
+_SCHEMA = "impala.config.schema"  # of which every class whose name ends in Config is offered
+_PLACES = {
+    **dict.fromkeys(
+        ("Trained", "TrainingError", "load", "preset", "train"), "impala.commands.library"
+    ),
+    "Environment": "impala.environments.base",
+    "PRESETS": "impala.config.presets",
+    "Policy": "impala.logdir.policy",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "vtrace":
+        return importlib.import_module("vtrace")
+    if name in _PLACES or name.endswith("Config"):
+        return getattr(importlib.import_module(_PLACES.get(name, _SCHEMA)), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    configs = [name for name in dir(importlib.import_module(_SCHEMA)) if name.endswith("Config")]
+    return sorted([*globals(), *_PLACES, *configs, "vtrace"])

@@ -1,4 +1,4 @@
-"""Plays whole episodes with frozen weights: for `impala evaluate`, `record` and evaluators.
+"""Acts and plays whole episodes with frozen weights: for `impala evaluate` and its like.
 
 A fixed quota of episodes per environment keeps the sample fair: the first N episodes to finish
 among environments that step together would be the short ones.
@@ -40,6 +40,36 @@ class Summary(NamedTuple):
     info: dict[str, float]  # means of the environment's numeric info at episode ends
 
 
+class Acting:
+    """Acts with frozen weights, step after step, and keeps what the agent remembers between them.
+
+    Args:
+      agent: acts; its weights are read at each step and never written.
+      greedy: the mode of the policy instead of a sample.
+      seed: of the sampled actions.
+      num_envs: E.
+    """
+
+    def __init__(self, agent: Agent, greedy: bool, seed: int, num_envs: int) -> None:
+        self._act = _compiled(agent, greedy)
+        self._core_state = agent.initial_state(num_envs)
+        self._seed = seed % 2**31
+        self._count = 0  # of draws
+
+    def __call__(self, timestep: TimeStep) -> Nest:
+        """Returns the actions [E, ...] at a time step [E, ...], which is copied."""
+        # A copy: TensorFlow may look at the memory that the environment is about to write again.
+        copy = tree.map_structure(lambda x: tf.constant(np.array(x)), timestep)
+        seed = tf.constant([self._seed, self._count], tf.int32)
+        action, self._core_state = self._act(copy, self._core_state, seed)
+        self.skip()
+        return tree.map_structure(lambda x: x.numpy(), action)
+
+    def skip(self) -> None:
+        """Leaves out a draw, as if it had acted."""
+        self._count = (self._count + 1) % 2**31
+
+
 def play(
     environment: Environment, agent: Agent, greedy: bool, seed: int
 ) -> Iterator[EnvironmentStep]:
@@ -47,22 +77,17 @@ def play(
 
     Args:
       environment: E environments that were not reset yet; its arrays are valid for one step.
-      agent: acts; its weights are read at each step and never written.
-      greedy: the mode of the policy instead of a sample.
+      agent: as for `Acting`.
+      greedy: as for `Acting`.
       seed: of the environments and the sampled actions.
     """
+    act = Acting(agent, greedy, seed, environment.num_envs)
     timestep = environment.reset(seed)
-    act = _compiled(agent, greedy)
-    core_state = agent.initial_state(environment.num_envs)
     yield EnvironmentStep(timestep, np.zeros(environment.num_envs, np.int32), {})
-    count = 0
     while True:
-        # A copy: TensorFlow may look at the memory that the environment is about to write again.
-        copy = tree.map_structure(lambda x: tf.constant(np.array(x)), timestep)
-        action, core_state = act(copy, core_state, tf.constant([seed % 2**31, count], tf.int32))
-        environment.send(tree.map_structure(lambda x: x.numpy(), action))
+        environment.send(act(timestep))
         step = environment.recv()
-        timestep, count = step.timestep, (count + 1) % 2**31
+        timestep = step.timestep
         yield step
 
 

@@ -43,6 +43,7 @@ class Ended(NamedTuple):
 
     status: int  # the exit status of `impala train`
     why: str
+    logdir: pathlib.Path
 
 
 def train(command: Train) -> int:
@@ -97,7 +98,7 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
         for program in programs.values():
             supervisor.start(program)
         log.info("Training in %s; the actors write to %s.", logdir, actors_log)
-        learner_status, status = STOPPED, 0
+        learner_status, status, cause = STOPPED, 0, ""
         for end in supervisor.watch(failures.show):
             if end.name == "learner":
                 learner_status = end.status
@@ -115,7 +116,7 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
                 log.error(
                     "The actors keep failing: %s (see %s). Stopping the run.", why, actors_log
                 )
-                status = 1
+                status, cause = 1, f"the actors keep failing: {why} (see {actors_log})"
                 supervisor.stop("the actors keep failing")
             elif not supervisor.stopping:
                 log.error("The %s keeps failing (see %s): going on.", end.name, actors_log)
@@ -125,7 +126,7 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
     hint = " The same command goes on with the run." if status == STOPPED else ""
     level = logging.INFO if status in (0, STOPPED) else logging.ERROR
     log.log(level, "Ended with status %d: %s.%s", status, supervisor.why, hint)
-    return Ended(status, supervisor.why)
+    return Ended(status, cause or supervisor.why, logdir)
 
 
 def _actor_programs(

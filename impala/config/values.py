@@ -28,7 +28,7 @@ class OptionError(ValueError):
 
 def to_dict(config: Any) -> dict[str, Any]:
     """Turns nested dataclasses into nested dicts of numbers, strings, booleans and lists."""
-    return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
+    return {field.name: plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
 
 
 def from_dict(cls: type[T], data: Mapping[str, Any]) -> T:
@@ -217,11 +217,12 @@ def describe(limits: Range) -> str:
     return f"from {limits.low:g} to {limits.high:g}"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Turns a setting or a section into plain data, such as YAML holds."""
     if dataclasses.is_dataclass(value):
         return to_dict(value)
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value
 
 

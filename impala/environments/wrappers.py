@@ -1,5 +1,6 @@
 """Environments around environments: what refuses nonsense, and what adds to the observation."""
 
+from collections.abc import Collection
 from typing import Any
 
 import gymnasium as gym
@@ -166,14 +167,62 @@ class Checked(base.Environment):
             )
 
 
-class WithHistory(base.Environment):
-    """Puts the observation in a dict, beside what happened just before it.
+class History:
+    """What happened just before an observation, in E environments, for agents that see it.
 
-    `observation` is the environment's own; so is the `action_mask`, if it has one. At the start of
-    an episode:
+    At the start of an episode:
     `last_action` is "none": for choices one more number, one below the smallest; else zeros;
     `last_reward` (float32, raw) is 0;
     `time_in_episode` (int32, agent steps) is 0.
+
+    Args:
+      action_space: of one environment.
+      num_envs: E.
+      parts: which of the three.
+    """
+
+    def __init__(self, action_space: gym.Space, num_envs: int, parts: Collection[str]) -> None:
+        spaces = {
+            "last_action": _with_none(action_space),
+            "last_reward": gym.spaces.Box(-np.inf, np.inf, (), np.float32),
+            "time_in_episode": gym.spaces.Box(0, 2**31 - 1, (), np.int32),
+        }
+        self.spaces = {name: space for name, space in spaces.items() if name in parts}
+        self._action_space = action_space
+        self._no_action = base.map_leaves(
+            lambda _, space: _none(space, num_envs), "last_action", action_space
+        )
+        self._time = np.zeros(num_envs, np.int32)
+
+    def before(self, first: np.ndarray, action: Nest | None, reward: np.ndarray) -> dict[str, Nest]:
+        """Returns what happened before the next observation, and counts it.
+
+        Args:
+          first: [E] bool, where an episode begins with it.
+          action: [E, ...] that led to it; None if there was none yet.
+          reward: [E] float32 that came with it.
+        """
+        self._time = np.where(first, 0, self._time + 1).astype(np.int32)
+        happened = {
+            "last_action": self._last(first, action) if "last_action" in self.spaces else None,
+            "last_reward": np.where(first, 0.0, reward).astype(np.float32),
+            "time_in_episode": self._time,
+        }
+        return {name: happened[name] for name in self.spaces}
+
+    def _last(self, first: np.ndarray, action: Nest | None) -> Nest:
+        def last(name: str, space: gym.Space, action: np.ndarray, none: np.ndarray) -> np.ndarray:
+            is_first = first.reshape(-1, *[1] * (none.ndim - 1))
+            return np.where(is_first, none, action).astype(none.dtype, copy=False)
+
+        action = self._no_action if action is None else action
+        return base.map_leaves(last, "last_action", self._action_space, action, self._no_action)
+
+
+class WithHistory(base.Environment):
+    """Puts the observation in a dict, beside what happened just before it: see `History`.
+
+    `observation` is the environment's own; so is the `action_mask`, if it has one.
 
     Args:
       environment: what is wrapped.
@@ -190,28 +239,25 @@ class WithHistory(base.Environment):
         last_reward: bool = False,
         time_in_episode: bool = False,
     ) -> None:
+        added = {
+            "last_action": last_action,
+            "last_reward": last_reward,
+            "time_in_episode": time_in_episode,
+        }
         self._environment = environment
-        self._with_action = last_action
-        self._with_reward = last_reward
-        self._with_time = time_in_episode
+        self._parts = [name for name, is_added in added.items() if is_added]
         self.num_envs = environment.num_envs
         self.action_space = environment.action_space
         own = environment.observation_space
         self._is_wrapped = is_wrapped(own)
         spaces: dict[str, gym.Space] = dict(own.spaces) if is_wrapped(own) else {"observation": own}
-        if last_action:
-            spaces["last_action"] = _with_none(environment.action_space)
-        if last_reward:
-            spaces["last_reward"] = gym.spaces.Box(-np.inf, np.inf, (), np.float32)
-        if time_in_episode:
-            spaces["time_in_episode"] = gym.spaces.Box(0, 2**31 - 1, (), np.int32)
-        self.observation_space = gym.spaces.Dict(spaces)
-        self._no_action = base.map_leaves(self._none, "last_action", environment.action_space)
-        self._time = np.zeros(self.num_envs, np.int32)
+        self._history = History(environment.action_space, self.num_envs, self._parts)
+        self.observation_space = gym.spaces.Dict({**spaces, **self._history.spaces})
+        self._action: Nest | None = None
 
     def reset(self, seed: int) -> TimeStep:
-        self._time = np.zeros(self.num_envs, np.int32)
-        return self._extended(self._environment.reset(seed), self._no_action)
+        self._history = History(self.action_space, self.num_envs, self._parts)
+        return self._extended(self._environment.reset(seed))
 
     def send(self, action: Nest) -> None:
         self._environment.send(action)
@@ -219,17 +265,7 @@ class WithHistory(base.Environment):
 
     def recv(self) -> EnvironmentStep:
         step = self._environment.recv()
-        first = step.timestep.step_type == StepType.FIRST
-        self._time = np.where(first, 0, self._time + 1).astype(np.int32)
-
-        def last(name: str, space: gym.Space, action: np.ndarray, none: np.ndarray) -> np.ndarray:
-            is_first = first.reshape(-1, *[1] * (none.ndim - 1))
-            return np.where(is_first, none, action).astype(none.dtype, copy=False)
-
-        last_action = base.map_leaves(
-            last, "last_action", self.action_space, self._action, self._no_action
-        )
-        return step._replace(timestep=self._extended(step.timestep, last_action))
+        return step._replace(timestep=self._extended(step.timestep))
 
     def render(self) -> np.ndarray:
         return self._environment.render()
@@ -237,20 +273,17 @@ class WithHistory(base.Environment):
     def close(self) -> None:
         self._environment.close()
 
-    def _extended(self, timestep: TimeStep, last_action: Nest) -> TimeStep:
+    def _extended(self, timestep: TimeStep) -> TimeStep:
         own = timestep.observation
         observation = dict(own) if self._is_wrapped else {"observation": own}
-        if self._with_action:
-            observation["last_action"] = last_action
-        if self._with_reward:
-            observation["last_reward"] = timestep.reward
-        if self._with_time:
-            observation["time_in_episode"] = self._time
+        first = timestep.step_type == StepType.FIRST
+        observation |= self._history.before(first, self._action, timestep.reward)
         return timestep._replace(observation=observation)
 
-    def _none(self, name: str, space: gym.Space) -> np.ndarray:
-        start = getattr(space, "start", 1) - 1  # spaces of choices have one; the others get 0
-        return np.broadcast_to(start, (self.num_envs, *(space.shape or ()))).astype(space.dtype)
+
+def _none(space: gym.Space, num_envs: int) -> np.ndarray:
+    start = getattr(space, "start", 1) - 1  # spaces of choices have one; the others get 0
+    return np.broadcast_to(start, (num_envs, *(space.shape or ()))).astype(space.dtype)
 
 
 def _with_none(space: gym.Space) -> gym.Space:

@@ -3,6 +3,7 @@
 import pathlib
 
 from impala import build
+from impala.config import parts
 from impala.environments import Environment
 from impala.logdir import checkpoint
 from impala.schedule import tasks
@@ -31,7 +32,8 @@ class Player:
         self._task = of_run[task]
         self.task = self._task.name
         self.spaces = saved.spaces or build.spaces(of_run)
-        self.agent = build.agent(saved.config.agent, *self.spaces)
+        own = parts.found(saved.config)
+        self.agent = build.agent(saved.config.agent, *self.spaces, own=own)
         for variable, value in zip(self.agent.variables, saved.agent_values, strict=True):
             variable.assign(value)
 

@@ -4,6 +4,7 @@ Call these before the first tensor is made; `tune_malloc` and `hide_gpus` best b
 imported. Only those that need TensorFlow import it.
 """
 
+import contextlib
 import ctypes
 import io
 import math
@@ -82,11 +83,16 @@ def _outliving(stream: TextIO) -> TextIO:
     )
 
 
-def load_tensorflow(use_gpus: bool) -> None:
+def load_tensorflow(use_gpus: bool, *, is_guest: bool = False) -> None:
     """Imports TensorFlow and has it look for GPUs, without what it says of that.
 
     No log level keeps that back, and it is not JSON where logs are. It is said after all if the
     import fails, or if TensorFlow does not find the NVIDIA GPU that is there and that it may use.
+
+    Args:
+      use_gpus: if not, they are hidden from TensorFlow.
+      is_guest: whether the process is somebody else's program, whose other libraries and child
+        processes keep the GPUs, and whose TensorFlow may use them already.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     expected = use_gpus and pathlib.Path("/dev/nvidiactl").exists()
@@ -96,9 +102,13 @@ def load_tensorflow(use_gpus: bool) -> None:
     with tempfile.TemporaryFile() as said:
         os.dup2(said.fileno(), 2)
         try:
-            if not use_gpus:
+            if not use_gpus and not is_guest:
                 hide_gpus()
             import tensorflow as tf
+
+            if not use_gpus and is_guest:
+                with contextlib.suppress(RuntimeError):  # TensorFlow uses them already
+                    tf.config.set_visible_devices([], "GPU")
 
             well = bool(tf.config.list_physical_devices("GPU")) or not expected
         except (KeyboardInterrupt, SystemExit):  # a signal, of which TensorFlow knows nothing

@@ -1,0 +1,164 @@
+"""Our environments as Gymnasium's, for loops of one's own: one as an `Env`, several as a vector."""
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import tree
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from impala.environments import base
+from impala.types import EnvironmentStep, Nest, StepType, TimeStep
+
+Make = Callable[[], base.Environment]
+"""Makes an environment that was not reset yet."""
+
+
+class _Episodes:
+    """Environments that can be reset at any time, by making them anew where that is needed."""
+
+    def __init__(self, make: Make) -> None:
+        self._make = make
+        self.environment = make()
+        self._is_new = True
+
+    def start(self, seed: int) -> TimeStep:
+        if not self._is_new:
+            self.environment.close()
+            self.environment = self._make()
+        self._is_new = False
+        return self.environment.reset(seed)
+
+    def step(self, action: Nest) -> EnvironmentStep:
+        if self._is_new:
+            raise RuntimeError("step comes after reset")
+        self.environment.send(action)
+        return self.environment.recv()
+
+
+class SingleEnv(gym.Env):
+    """One environment as a `gymnasium.Env`.
+
+    With the same seed it plays the same episodes as the environment itself. It is made anew if it
+    is reset with a seed, or before the end of an episode.
+
+    Args:
+      make: makes the environment, for which E is 1.
+      render_mode: with which it is made.
+    """
+
+    def __init__(self, make: Make, render_mode: str | None = None) -> None:
+        self._episodes = _Episodes(make)
+        self.observation_space = self._episodes.environment.observation_space
+        self.action_space = self._episodes.environment.action_space
+        self.metadata = {"render_modes": ["rgb_array", "human"]}
+        self.render_mode = render_mode
+        self._last_action: Nest | None = None  # set: the episode has ended
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Nest, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is None and self._last_action is not None:
+            timestep = self._episodes.step(self._last_action).timestep
+        else:
+            drawn = int(self.np_random.integers(2**31)) if seed is None else seed
+            timestep = self._episodes.start(drawn)
+        self._last_action = None
+        return _only(timestep.observation), {}
+
+    def step(self, action: Nest) -> tuple[Nest, float, bool, bool, dict[str, Any]]:
+        if self._last_action is not None:
+            raise RuntimeError("The episode has ended: call reset.")
+        actions = tree.map_structure(lambda leaf: np.asarray(leaf)[np.newaxis], action)
+        step = self._episodes.step(actions)
+        terminated, truncated = _ends(step.timestep)
+        if terminated[0] or truncated[0]:
+            self._last_action = actions
+        info = {name: _only(values) for name, values in _infos(step).items()}
+        return (
+            _only(step.timestep.observation),
+            float(step.timestep.reward[0]),
+            bool(terminated[0]),
+            bool(truncated[0]),
+            {name: value for name, value in info.items() if not np.isnan(value)},
+        )
+
+    def render(self) -> np.ndarray:
+        return self._episodes.environment.render()
+
+    def close(self) -> None:
+        self._episodes.environment.close()
+
+
+class SeveralEnvs(VectorEnv):
+    """E environments as a `gymnasium.vector.VectorEnv` that resets itself in the next step.
+
+    With the same seed they play the same episodes as the environments themselves. Reset again, they
+    are made anew.
+
+    Args:
+      make: makes the environments.
+      render_mode: with which environment 0 is made.
+    """
+
+    def __init__(self, make: Make, render_mode: str | None = None) -> None:
+        self._episodes = _Episodes(make)
+        made = self._episodes.environment
+        self.num_envs = made.num_envs
+        self.single_observation_space = made.observation_space
+        self.single_action_space = made.action_space
+        self.observation_space = batch_space(made.observation_space, made.num_envs)
+        self.action_space = batch_space(made.action_space, made.num_envs)
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        self.render_mode = render_mode
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Nest, dict[str, Any]]:
+        if isinstance(seed, list):
+            raise ValueError("Give one seed: environments get seeds of their own, made from it.")
+        super().reset(seed=seed)
+        drawn = int(self.np_random.integers(2**31)) if seed is None else seed
+        return _copy(self._episodes.start(drawn).observation), {}
+
+    def step(
+        self, actions: Nest
+    ) -> tuple[Nest, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        step = self._episodes.step(actions)
+        terminated, truncated = _ends(step.timestep)
+        infos = _infos(step)
+        given = {f"_{name}": ~np.isnan(values) for name, values in infos.items()}
+        observation, reward = _copy((step.timestep.observation, step.timestep.reward))
+        return observation, reward, terminated, truncated, {**infos, **given}
+
+    def render(self) -> tuple[np.ndarray, ...]:
+        return (self._episodes.environment.render(),)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        self._episodes.environment.close()
+
+
+def _ends(timestep: TimeStep) -> tuple[np.ndarray, np.ndarray]:
+    """Whether episodes terminated, and whether they were truncated: [E] each."""
+    ended = timestep.step_type == StepType.LAST
+    return ended & (timestep.discount == 0.0), ended & (timestep.discount != 0.0)
+
+
+def _infos(step: EnvironmentStep) -> dict[str, np.ndarray]:
+    """What Gymnasium has no other place for, as `base.environment_step` reads it back."""
+    ended = step.timestep.step_type == StepType.LAST
+    discount = np.where(ended, np.nan, step.timestep.discount)
+    return _copy({**step.info, "frames": step.frames, "discount": discount})
+
+
+def _copy(nest: Nest) -> Nest:
+    """The environment may write into its arrays again."""
+    return tree.map_structure(np.array, nest)
+
+
+def _only(nest: Nest) -> Nest:
+    """A copy of what belongs to environment 0."""
+    return tree.map_structure(lambda leaf: np.array(leaf[0])[()], nest)

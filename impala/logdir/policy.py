@@ -1,0 +1,194 @@
+"""A trained agent for a loop of one's own: observations in, actions out."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, overload
+
+import gymnasium as gym
+import numpy as np
+import tensorflow as tf
+import tree
+
+from impala.environments import base, outward
+from impala.environments.spaces import SEEN, is_wrapped
+from impala.environments.wrappers import History
+from impala.evaluation import Acting
+from impala.logdir.player import Player
+from impala.types import Nest, StepType, TimeStep
+
+
+class _Shown(NamedTuple):
+    """What an observation is made of."""
+
+    num_envs: int  # E
+    is_batch: bool  # if not, E is 1 and the observation has no such dimension
+    missing: frozenset[str]  # of what stands beside the environment's own observation
+
+    def __str__(self) -> str:
+        without = f" without {', '.join(sorted(self.missing))}" if self.missing else ""
+        return f"{self.num_envs if self.is_batch else 'one'} environment(s){without}"
+
+
+class Policy:
+    """Acts in one environment, or in several that step together, whichever it is shown.
+
+        policy = impala.load("runs/catch")
+        environment = policy.environment()
+        observation, _ = environment.reset(seed=0)
+        while True:
+            observation, reward, terminated, truncated, _ = environment.step(policy(observation))
+            if terminated or truncated:
+                observation, _ = environment.reset()
+                policy.reset()
+
+    The agent's memory is kept between calls, and so is what some agents see beside the observation:
+    their last action and the time in the episode. Their last reward has to be given.
+
+    Args:
+      player: whose agent acts, and whose environments are made.
+      greedy: the most likely action instead of a sampled one.
+      seed: of the sampled actions.
+      device: of TensorFlow's, where the agent is computed; None: TensorFlow's choice.
+    """
+
+    def __init__(
+        self, player: Player, greedy: bool = False, seed: int = 0, device: str | None = None
+    ) -> None:
+        self._player = player
+        self._agent = player.agent
+        self._greedy, self._seed, self._device = greedy, seed, device
+        self.observation_space, self.action_space = player.spaces
+        self.config, self.counters = player.config, player.counters
+        self._shown: _Shown | None = None  # what an observation was when episodes began
+        self._first: np.ndarray | None = None  # [E], where an episode begins; None: everywhere
+        self._action: Nest | None = None  # [E, ...], the last one
+
+    def __call__(self, observation: Nest, reward: Any = None) -> Nest:
+        """Returns the action at an observation.
+
+        Args:
+          observation: an element of `observation_space`, or [E, ...] of E environments. Where the
+            agent sees its last action, last reward or time in the episode, the environment's own
+            observation without them will do.
+          reward: [E] of the last step. Only for agents that see it, if the observation does not
+            have it; where an episode begins it does not count.
+
+        Returns:
+          An element of `action_space`, or [E, ...].
+
+        Raises:
+          ValueError: the observation is none of the space, there are other environments than
+            before, or the agent sees the last reward and it was not given.
+        """
+        shown, values = _look(self.observation_space, observation)
+        if self._first is None and shown != self._shown:
+            self._shown = shown
+            self._acting = Acting(self._agent, self._greedy, self._seed, shown.num_envs)
+            self._history = History(self.action_space, shown.num_envs, shown.missing)
+        elif shown != self._shown:
+            raise ValueError(
+                f"The observation is of {shown}, the one before of {self._shown}. Call reset() "
+                "before other environments are shown."
+            )
+        first = np.ones(shown.num_envs, np.bool_) if self._first is None else self._first
+        if shown.missing:
+            if "last_reward" in shown.missing and reward is None and not first.all():
+                raise ValueError(
+                    "The agent sees its last reward: call policy(observation, reward) with what "
+                    "step returned."
+                )
+            rewards = np.reshape(0.0 if reward is None else reward, (-1,))
+            values = {**values, **self._history.before(first, self._action, rewards)}
+        timestep = TimeStep(
+            values,
+            reward=np.zeros(shown.num_envs, np.float32),  # the agent looks at neither
+            discount=np.ones(shown.num_envs, np.float32),
+            step_type=np.where(first, StepType.FIRST, StepType.MID).astype(np.int8),
+        )
+        with tf.device(self._device):
+            self._action = self._acting(timestep)
+        self._first = np.zeros(shown.num_envs, np.bool_)
+        if shown.is_batch:
+            return self._action
+        return tree.map_structure(lambda leaf: leaf[0], self._action)
+
+    def reset(self, where: Any = None) -> None:
+        """Has an episode begin with the next observation.
+
+        Args:
+          where: [E] bool, in which of several environments; None: in all.
+        """
+        if self._first is None:
+            return
+        assert self._shown is not None
+        if self._shown.is_batch and where is not None:
+            self._first = self._first | np.asarray(where, np.bool_)
+        elif where is None or where:
+            self._first = None
+            if not self._shown.is_batch:
+                # `impala evaluate` shows the agent the last observation of an episode too, whose
+                # action is ignored. With as many draws, both sample the same actions.
+                self._acting.skip()
+
+    @overload
+    def environment(
+        self, num_envs: None = None, render_mode: str | None = None
+    ) -> outward.SingleEnv: ...
+    @overload
+    def environment(self, num_envs: int, render_mode: str | None = None) -> outward.SeveralEnvs: ...
+    def environment(
+        self, num_envs: int | None = None, render_mode: str | None = None
+    ) -> outward.SingleEnv | outward.SeveralEnvs:
+        """Makes the environment that the agent was trained in, with its wrappers.
+
+        Args:
+          num_envs: None for one `gymnasium.Env`; else for so many in a `VectorEnv`, which resets
+            environments in the step after their episode's end.
+          render_mode: None; rgb_array, for `render`; or human, for a window. Of the first one.
+
+        Raises:
+          ValueError: it cannot be made, for instance because a package is missing.
+        """
+        if num_envs is None:
+            return outward.SingleEnv(lambda: self._player.environment(1, render_mode), render_mode)
+        return outward.SeveralEnvs(
+            lambda: self._player.environment(num_envs, render_mode), render_mode
+        )
+
+
+def _look(space: gym.Space, observation: Nest) -> tuple[_Shown, Nest]:
+    """Returns what an observation is made of, and the same as arrays [E, ...] of the space's types.
+
+    Raises:
+      ValueError: it is none of the space.
+    """
+    missing: frozenset[str] = frozenset()
+    if is_wrapped(space):
+        names = set(space.spaces)
+        is_whole = isinstance(observation, Mapping) and {"observation"} <= set(observation) <= names
+        observation = dict(observation) if is_whole else {"observation": observation}
+        missing = frozenset(names - set(observation))
+        if unknown := sorted(missing - SEEN):
+            raise ValueError(
+                f"The observation has no {', '.join(unknown)}. Play in an environment made by "
+                "policy.environment(), or give a dict with "
+                f"{', '.join(sorted({'observation', *unknown}))}."
+            )
+        space = gym.spaces.Dict({n: s for n, s in space.spaces.items() if n not in missing})
+    counts: set[int | None] = set()
+
+    def as_batch(name: str, space: gym.Space, value: Any) -> np.ndarray:
+        array, shape = np.asarray(value), tuple(space.shape or ())
+        assert space.dtype is not None
+        if array.shape != shape and array.shape[1:] != shape:
+            raise ValueError(f"{name} has shape {array.shape}, expected {shape} or (E, *{shape}).")
+        if not np.can_cast(array.dtype, space.dtype, "same_kind"):
+            raise ValueError(f"{name} is {array.dtype}, expected {space.dtype}.")
+        is_batch = array.ndim > len(shape)
+        counts.add(len(array) if is_batch else None)
+        return (array if is_batch else array[np.newaxis]).astype(space.dtype, copy=False)
+
+    values = base.map_leaves(as_batch, "observation", space, observation)
+    if len(counts) != 1:
+        raise ValueError(f"The parts of the observation are of {counts} environments.")
+    (count,) = counts
+    return _Shown(1 if count is None else count, count is not None, missing), values

@@ -1,0 +1,326 @@
+"""`import impala` is light; a loaded policy acts as `impala evaluate` does; runs are trained."""
+
+import ast
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+import impala
+from impala import evaluation
+from impala.commands import library
+from impala.commands import train as commands_train
+from impala.environments import base
+from impala.logdir.player import Player
+
+STORED = pathlib.Path(__file__).parent / "stored" / "half-trained"
+"""Catch, CartPole and a bandit for an LSTM: their returns differ from episode to episode."""
+
+
+# What is offered.
+
+
+def test_importing_it_loads_nothing() -> None:
+    code = (
+        "import sys; import impala; impala.Config().seed; impala.preset('catch')\n"
+        "assert not {'tensorflow', 'sonnet', 'gymnasium', 'grpc'} & set(sys.modules)\n"
+        "impala.Environment\n"
+        "assert not {'tensorflow', 'sonnet', 'grpc'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_type_checkers_see_is_what_there_is() -> None:
+    source = pathlib.Path(str(impala.__file__)).read_text(encoding="utf-8")
+    typed = {
+        alias.asname
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.If)
+        for line in node.body
+        if isinstance(line, ast.Import | ast.ImportFrom)
+        for alias in line.names
+    } - {None}
+    assert {name for name in typed if not hasattr(impala, str(name))} == set()
+    offered = {name for name in dir(impala) if not name.startswith("_")}
+    modules = {name for name in offered if f"impala.{name}" in sys.modules}
+    assert offered - modules - {"TYPE_CHECKING", "Any", "importlib"} == typed
+    with pytest.raises(AttributeError, match="'impala' has no attribute 'laod'"):
+        impala.laod  # noqa: B018
+    with pytest.raises(AttributeError, match="NoConfig"):
+        impala.NoConfig  # noqa: B018
+
+
+def test_v_trace_can_be_used_alone() -> None:
+    returns = impala.vtrace.from_importance_weights(
+        *np.zeros((4, 2, 1), np.float32), bootstrap_value=np.ones(1, np.float32)
+    )
+    np.testing.assert_array_equal(returns.vs, np.zeros((2, 1)))
+
+
+# A policy in a loop of one's own.
+
+
+def _evaluated(name: str, num_envs: int, episodes: int, greedy: bool, seed: int) -> list[float]:
+    """The returns that `impala evaluate` finds."""
+    player = Player(STORED / name)
+    environment = player.environment(num_envs)
+    played = evaluation.play_episodes(environment, player.agent, episodes, greedy, seed)
+    environment.close()
+    return [episode.episode_return for episode in played]
+
+
+def _one_by_one(policy: impala.Policy, environment: gym.Env, seed: int) -> Iterator[float]:
+    """Returns of episodes, in the loop that everybody writes."""
+    observation, _ = environment.reset(seed=seed)
+    total = 0.0
+    while True:
+        observation, reward, terminated, truncated, _ = environment.step(policy(observation))
+        total += float(reward)
+        if terminated or truncated:
+            yield total
+            total = 0.0
+            observation, _ = environment.reset()
+            policy.reset()
+
+
+def _together(
+    policy: impala.Policy, environments: gym.vector.VectorEnv, seed: int, episodes: int
+) -> list[float]:
+    """Returns of the first episodes of each environment, in the loop for vector environments."""
+    observations, _ = environments.reset(seed=seed)
+    rewards = np.zeros(environments.num_envs)
+    ended = np.zeros(environments.num_envs, bool)
+    totals = np.zeros(environments.num_envs)
+    finished: list[list[float]] = [[] for _ in totals]
+    while min(map(len, finished)) < episodes:
+        actions = policy(observations, rewards)
+        observations, rewards, terminations, truncations, _ = environments.step(actions)
+        policy.reset(ended)  # where the last step ended an episode, this one has begun another
+        ended = terminations | truncations
+        totals += rewards
+        for i in np.flatnonzero(ended):
+            finished[i].append(float(totals[i]))
+        totals[ended] = 0.0
+    return [total for own in finished for total in own[:episodes]]
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize(("name", "episodes"), [("catch", 20), ("cartpole", 3), ("bandit", 10)])
+def test_the_five_lines_play_what_evaluate_plays(name: str, episodes: int, greedy: bool) -> None:
+    policy = impala.load(STORED / name, greedy=greedy, seed=7)
+    environment = policy.environment()
+    returns = _one_by_one(policy, environment, seed=7)
+
+    played = [next(returns) for _ in range(episodes)]
+
+    environment.close()
+    assert len(set(played)) > 1
+    assert played == _evaluated(name, 1, episodes, greedy, seed=7)
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize(("name", "episodes"), [("catch", 4), ("cartpole", 1), ("bandit", 3)])
+def test_a_batch_plays_what_evaluate_plays(name: str, episodes: int, greedy: bool) -> None:
+    policy = impala.load(STORED / name, greedy=greedy, seed=7)
+    environments = policy.environment(num_envs=5)
+
+    played = _together(policy, environments, 7, episodes)
+
+    environments.close()
+    assert len(set(played)) > 1
+    assert played == _evaluated(name, 5, 5 * episodes, greedy, seed=7)
+
+
+def test_environments_that_gymnasium_makes_will_do() -> None:
+    # Given seeds as evaluate gives them to its environments ...
+    one, several = int(base.seeds(7, 1)[0]), int(base.seeds(7, 5)[0])
+    cartpole = impala.load(STORED / "cartpole", seed=7)
+    returns = _one_by_one(cartpole, gym.make("CartPole-v1"), one)
+    assert [next(returns) for _ in range(2)] == _evaluated("cartpole", 1, 2, False, 7)
+
+    # ... then also an agent that sees its last action and reward and the time plays the same,
+    # although nothing of that is in the observation.
+    bandit = impala.load(STORED / "bandit", seed=7)
+    bandits = gym.make_vec(
+        *("Bandit/DependentUniform-v0", 5), vectorization_mode="vector_entry_point", pulls=20
+    )
+    assert _together(bandit, bandits, several, 3) == _evaluated("bandit", 5, 15, False, 7)
+
+
+def test_what_cannot_be_acted_on_is_refused() -> None:
+    policy = impala.load(STORED / "cartpole")
+    with pytest.raises(ValueError, match=r"observation has shape \(3,\), expected \(4,\)"):
+        policy(np.zeros(3, np.float32))
+    with pytest.raises(ValueError, match=r"observation is complex128, expected float32"):
+        policy(np.zeros(4, complex))
+    assert policy(np.zeros((2, 4))).shape == (2,)
+    with pytest.raises(ValueError, match=r"of one environment\(s\), the one before of 2"):
+        policy(np.zeros(4))
+    policy.reset()
+    assert policy(np.zeros(4)).shape == ()
+
+    bandit = impala.load(STORED / "bandit")
+    bandit(0)  # an episode begins: there is no last reward yet
+    with pytest.raises(ValueError, match=r"call policy\(observation, reward\)"):
+        bandit(0)
+    with pytest.raises(ValueError, match="no checkpoint"):
+        impala.load(STORED)
+
+
+def test_a_policy_needs_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError("a package is missing")
+
+    monkeypatch.setattr("impala.environments.make", refuse)
+    policy = impala.load(STORED / "cartpole")
+    assert policy(np.zeros(4, np.float32)) in (0, 1)
+    with pytest.raises(ValueError, match="a package is missing"):
+        policy.environment()
+
+
+def test_loading_leaves_the_gpus_to_other_libraries_and_processes() -> None:
+    code = (
+        "import os, sys; import impala; impala.load(sys.argv[1])\n"
+        "import tensorflow as tf\n"
+        "assert os.environ.get('CUDA_VISIBLE_DEVICES') == sys.argv[2]\n"
+        "assert tf.config.get_visible_devices('GPU') == []\n"
+    )
+    command = [sys.executable, "-c", code, str(STORED / "catch"), "0"]
+    done = subprocess.run(
+        command, env={**os.environ, "CUDA_VISIBLE_DEVICES": "0"}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("name", ["catch", "cartpole", "bandit"])
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of gym: spaces without bounds, and the like
+def test_the_environment_is_one_of_gymnasiums(name: str) -> None:
+    environment = impala.load(STORED / name).environment()
+    check_env(environment, skip_render_check=True)
+    # A reset in the middle of an episode begins another one; the same seed, the same episode.
+    first, _ = environment.reset(seed=3)
+    environment.step(environment.action_space.sample())
+    again, _ = environment.reset(seed=3)
+    gym.utils.env_checker.data_equivalence(first, again)
+    environment.close()
+
+
+# Training.
+
+_PRETENDER = """
+import json, os, pathlib, signal, sys, time
+role, words = sys.argv[1:][:1], sys.argv[2:]
+if role == ["learner"]:
+    def leave(*_):
+        print("saved", flush=True)
+        sys.exit(int(words[words.index("--stopped-status") + 1]))
+    signal.signal(signal.SIGTERM, leave)
+    logdir = pathlib.Path(words[words.index("--logdir") + 1])
+    settings = {n: v for n, v in os.environ.items() if n.startswith("IMPALA_")}
+    (logdir / "settings.json").write_text(json.dumps(settings))
+    row = {"frames": 900, "seconds": 1.0, "updates": 3, "episode/Catch/return_recent": 0.5}
+    (logdir / "metrics.jsonl").write_text(json.dumps(row) + "\\n")
+    print("learning", flush=True)
+    if "FINISHES" in os.environ:
+        sys.exit(int(os.environ["FINISHES"]))
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def _pretenders(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has `train` start programs that only pretend to be a learner and actors."""
+    (tmp_path / "pretender.py").write_text(_PRETENDER)
+    command = (sys.executable, "-S", str(tmp_path / "pretender.py"))
+    monkeypatch.setattr(commands_train.process, "IMPALA", command)
+
+
+@pytest.mark.usefixtures("_pretenders")
+def test_training_takes_settings_and_tells_how_far_it_came(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FINISHES", "0")
+    monkeypatch.setenv("IMPALA_OPTIMISER__EPSILON", "0.5")  # of the command line, not of Python
+    trained = impala.train(
+        "catch",
+        tmp_path / "run",
+        seed=3,
+        optimiser={"learning_rate": 0.25},
+        mix=impala.MixConfig(fresh=7),
+        **{"agent.hidden_sizes": [5]},
+    )
+    assert trained == ("finished", tmp_path / "run", 900, 3, {"Catch": 0.5})
+    settings = json.loads((tmp_path / "run" / "settings.json").read_text())
+    assert settings["IMPALA_SEED"] == "3"
+    assert settings["IMPALA_OPTIMISER__LEARNING_RATE"] == "0.25"
+    assert settings["IMPALA_OPTIMISER__EPSILON"] == str(impala.preset("catch").optimiser.epsilon)
+    assert settings["IMPALA_MIX__FRESH"] == "7"
+    assert settings["IMPALA_AGENT__HIDDEN_SIZES"] == "[5]"
+    assert "learning\n" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("_pretenders")
+def test_training_that_fails_says_why(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FINISHES", "7")
+    with pytest.raises(impala.TrainingError, match=r"(?s)run failed: .* status 7\..*  learning"):
+        impala.train("catch", tmp_path / "run", progress=False)
+    assert capsys.readouterr().out == ""
+    with pytest.raises(ValueError, match=r"There is no setting 'optimiser\.lr'"):
+        impala.train("catch", tmp_path / "run", optimiser={"lr": 1.0})
+    with pytest.raises(ValueError, match="num_actors is 0"):
+        impala.train("catch", tmp_path / "run", num_actors=0)
+    with pytest.raises(ValueError, match="Did you mean 'catch'"):
+        impala.train("cacht")
+    with pytest.raises(ValueError, match="give its run a logdir"):
+        impala.train(impala.Config())
+
+
+@pytest.mark.usefixtures("_pretenders")
+def test_training_in_a_thread_is_stopped_by_an_event(tmp_path: pathlib.Path) -> None:
+    stop, trained = threading.Event(), []
+
+    def train() -> None:
+        trained.append(impala.train(impala.Config(), tmp_path / "run", stop=stop, progress=False))
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    while not (tmp_path / "run" / "metrics.jsonl").exists():
+        assert thread.is_alive()
+    stop.set()
+    thread.join(60.0)
+    assert [each.status for each in trained] == ["stopped"]
+
+
+@pytest.mark.usefixtures("_pretenders")
+def test_ctrl_c_interrupts_once_the_run_has_stopped(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    run = commands_train.run
+
+    def interrupted(
+        command: commands_train.Train, supervisor: library.Supervisor, output: library.Output
+    ) -> commands_train.Ended:
+        def interrupt(line: str) -> None:
+            output(line)
+            if line == "learning":
+                os.kill(os.getpid(), signal.SIGINT)
+
+        return run(command, supervisor, interrupt)
+
+    monkeypatch.setattr(library, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        impala.train("catch", tmp_path / "run")
+    assert "saved\n" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGINT) is handler
