@@ -85,6 +85,11 @@ class BadUpdates:
         return path
 
 
+def hint(written: pathlib.Path | None) -> str:
+    """Returns how a person can look at a bad update, as the end of a line; "" without a file."""
+    return f" impala replay-update {written} computes it again." if written else ""
+
+
 def again(path: pathlib.Path) -> Again:
     """Computes a bad update once more, with a new agent, algorithm and optimiser.
 

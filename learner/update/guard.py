@@ -5,10 +5,6 @@ Unrolls that are bad by themselves are the culprits: they are left out of the up
 removed from replay, and their actors are blamed. If none stands out, the whole batch is skipped
 and nobody is blamed. Too many such skips mean that it is the variables: they go back to the newest
 checkpoint, once; if that does not help, the run ends.
-
-Variables may also grow until the network's outputs, though finite, are beyond what the learner
-takes from actors. Then all messages are refused, there are no batches, and it is the refused
-outputs that lead to the same end.
 """
 
 import collections
@@ -21,25 +17,21 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from impala.config.schema import GuardConfig
-from impala.finite import NotFiniteError
-from impala.logdir import checkpoint
-from impala.logdir.checkpoint import Checkpoint, CheckpointError
+from impala.logdir.checkpoint import CheckpointError
 from impala.types import Batch, StepType
 from learner.data.mix import Mix, Prepared, Provenance
 from learner.data.replay import Replay
-from learner.front.refused_outputs import RefusedOutput, RefusedOutputs
-from learner.update.bad_updates import BadUpdates
+from learner.front.refused_outputs import RefusedOutputs
+from learner.update.bad_updates import BadUpdates, hint
+from learner.update.culprits import Culprits, names
 from learner.update.learner import Learner, Refusal, Update, columns
+from learner.update.output_judge import OutputJudge
+from learner.update.rollback import Rollback
 
 _log = logging.getLogger(__name__)
 
 NOT_FINITE = "not_finite"  # why culprits are dropped
 SKIPPED_UPDATE = "skipped_update"  # why the unrolls of a skipped batch are dropped
-
-_LOG_SECONDS = 10.0  # between two lines about culprits
-_UNCLEAR_REFUSALS = 100  # of outputs, while nothing good came in: then it is the variables ...
-_UNCLEAR_SECONDS = 60.0  # ... if they came over at least so long
-_REMEMBERED = 4096  # unrolls of replay that were removed, and may still be in batches made ahead
 
 
 class Guard:
@@ -67,24 +59,25 @@ class Guard:
           clock: gives seconds that never go back.
         """
         self._config = config
-        self._logdir = logdir
         self._mix = mix
-        self._replay = replay
-        self._blame = blame
-        self._refused_outputs = refused_outputs
-        self._clock = clock
-        self._unclear = 0  # refused outputs of which nobody knows whose fault they are
-        self._unclear_since = 0.0
+        self._rollback = Rollback(logdir, mix, config.window_updates)
+        self._culprits = Culprits(replay, blame)
+        self._outputs = OutputJudge(refused_outputs, blame, self._rollback, logdir, clock)
         self._bad_updates = BadUpdates(logdir / "bad-updates")
         self._recent: collections.deque[bool] = collections.deque(maxlen=config.window_updates)
         self._suspects: collections.Counter[str] = collections.Counter()
-        self._removed: collections.deque[int] = collections.deque(maxlen=_REMEMBERED)
-        self._good_since_rollback: int | None = None  # None: there was none
-        self._rolled_back_to = 0  # the version that the last return to a checkpoint has made
-        self._logged = -_LOG_SECONDS
-        self.skipped_updates = 0  # batches of which nothing was learned
-        self.culprits = 0  # unrolls, each as often as it was found
-        self.rollbacks = 0
+        self.skipped_updates = 0
+        """Batches of which nothing was learned."""
+
+    @property
+    def culprits(self) -> int:
+        """Unrolls that were left out of updates, each as often as it was found."""
+        return self._culprits.count
+
+    @property
+    def rollbacks(self) -> int:
+        """Returns to a checkpoint."""
+        return self._rollback.count
 
     @property
     def in_doubt(self) -> bool:
@@ -103,7 +96,7 @@ class Guard:
         """
         batch = prepared.batch
         if prepared.unrolls:
-            self._unclear = 0
+            self._outputs.good_came_in()
         if batch is None:
             return prepared, None
         result = learner.update(batch)
@@ -113,7 +106,7 @@ class Guard:
         refusal, culprits = result, set(result.culprits)
         written = self._bad_updates.write(learner, prepared, refusal)
         if culprits:
-            self._punish(learner, prepared, refusal, written)
+            self._culprits.punish(prepared, refusal, learner.counters.updates + 1, written)
         if culprits and len(culprits) < len(prepared.origins):
             result = learner.update(*_without(batch, refusal.culprits))
         learned = isinstance(result, Update)
@@ -139,10 +132,11 @@ class Guard:
             return True
         update = learner.counters.updates
         try:
-            saved = self._roll_back(learner)
+            saved = self._rollback.go_back(learner)
         except CheckpointError as error:
             _log.error("The variables of update %d are in doubt: not saved. %s", update, error)
             return False
+        self._forget()
         _log.warning(
             "The variables of update %d are in doubt: those of update %d take their place.",
             *(update, saved.counters.updates),
@@ -150,12 +144,7 @@ class Guard:
         return True
 
     def judge_outputs(self, learner: Learner) -> bool:
-        """Finds out whose fault it is that outputs of actors were refused, and acts on it.
-
-        The learner's network is applied to unrolls of the last good batch. If its outputs are
-        within the limits, the actors are blamed. If most are not, the variables go back to a
-        checkpoint. If it is not clear, nobody is blamed, and only if nothing good comes in for long
-        it is the variables.
+        """Finds out whose fault it is that outputs of actors were refused: `OutputJudge.judge`.
 
         Returns:
           Whether the variables went back, and are the next version.
@@ -163,82 +152,19 @@ class Guard:
         Raises:
           NotFiniteError: it is the variables, and going back has not helped or is not possible.
         """
-        refused = self._refused_outputs.take()
-        if not refused:
+        if not self._outputs.judge(learner):
             return False
-        beyond = learner.outputs_beyond_limits()
-        if beyond == 0.0:
-            for each in refused:
-                if each.version >= self._rolled_back_to:  # else bad variables may have acted
-                    self._blame(each.actor, each.why)
-            return False
-        if beyond is None or beyond <= 0.5:
-            if not self._unclear:
-                self._unclear_since = self._clock()
-            self._unclear += len(refused)
-            seconds = self._clock() - self._unclear_since
-            if self._unclear < _UNCLEAR_REFUSALS or seconds < _UNCLEAR_SECONDS:
-                return False
-        self._unclear = 0
-        self._diverged(learner, refused[-1], beyond)
+        self._forget()
         return True
-
-    def _diverged(self, learner: Learner, last: RefusedOutput, beyond: float | None) -> None:
-        """Goes back to a checkpoint, or ends the run, since its network says what is refused.
-
-        Raises:
-          NotFiniteError: that was the last time, or there is nothing to go back to.
-        """
-        seen = (
-            "Messages are refused for what actors' networks compute (the last one, of "
-            f"{last.actor}: {last.why})"
-        )
-        advice = (
-            "Lower optimiser.learning_rate; raise limits.policy_parameter and limits.baseline if "
-            "such outputs are meant; or go on from an earlier checkpoint, by moving the newest out "
-            f"of {self._logdir / 'checkpoints'}."
-        )
-        if beyond is None:  # nothing was learned since the start, so the newest is what there is
-            raise NotFiniteError(
-                f"{seen}, and nothing else has come in since the start: the variables that the run "
-                f"began with are too large. {advice}"
-            )
-        self._go_back(
-            learner,
-            f"{seen}, and {beyond:.0%} of the learner's own outputs are beyond limits too, at "
-            f"update {learner.counters.updates}",
-            advice,
-        )
 
     def _good(self) -> None:
         self._recent.append(False)
-        if self._good_since_rollback is not None:
-            self._good_since_rollback += 1
+        self._rollback.good()
 
-    def _punish(
-        self, learner: Learner, prepared: Prepared, refusal: Refusal, written: pathlib.Path | None
-    ) -> None:
-        """Removes culprits from replay and blames their actors, once for each unroll of replay."""
-        origins = [prepared.origins[i] for i in refusal.culprits]
-        self.culprits += len(origins)
-        fresh = [each for each in origins if each.number not in self._removed]
-        numbers = [each.number for each in origins if each.number is not None]
-        if self._replay is not None:
-            self._replay.remove(numbers)
-            self._removed.extend(numbers)
-        update, what = learner.counters.updates + 1, ", ".join(refusal.not_finite[:2])
-        for actor, count in collections.Counter(each.actor for each in fresh).items():
-            self._blame(
-                actor, f"{count} unrolls with which update {update} is not finite in {what}"
-            )
-        if time.monotonic() - self._logged >= _LOG_SECONDS:
-            self._logged = time.monotonic()
-            _log.warning(
-                "Update %d is not finite in %s because of %d unrolls of %s: left out. %d were in "
-                "all.%s",
-                *(update, what, len(origins), _names(each.actor for each in origins)),
-                *(self.culprits, _hint(written)),
-            )
+    def _forget(self) -> None:
+        """Forgets skipped batches: the variables have gone back."""
+        self._recent.clear()
+        self._suspects.clear()
 
     def _skip(
         self,
@@ -267,14 +193,14 @@ class Guard:
             "Update %d is not finite in %s, %s: the batch is skipped.%s",
             *(update, what),
             f"also without {left_out} culprits" if left_out else "and no unroll stands out",
-            _hint(written),
+            hint(written),
         )
         if sum(self._recent) < self._config.max_skips:
             return
         seen = (
             f"{sum(self._recent)} of the last {len(self._recent)} batches were not finite, the "
             f"last one in {what}, at update {update}; they held unrolls of "
-            f"{_names(self._suspects.elements())}"
+            f"{names(self._suspects.elements())}"
         )
         advice = (
             "Lower optimiser.learning_rate, raise optimiser.epsilon, clip the rewards "
@@ -282,54 +208,8 @@ class Guard:
             f"What was learned from is in {self._bad_updates.directory}: look at it with impala "
             "replay-update FILE."
         )
-        self._go_back(learner, seen, advice)
-
-    def _go_back(self, learner: Learner, seen: str, advice: str) -> None:
-        """Goes back to the newest checkpoint whose outputs are good, unless it did so just now.
-
-        Raises:
-          NotFiniteError: there is none, or going back has not helped.
-        """
-        if (
-            self._good_since_rollback is not None
-            and self._good_since_rollback < self._config.window_updates
-        ):
-            raise NotFiniteError(
-                f"{seen}. Going back to a checkpoint {self._good_since_rollback} updates ago has "
-                f"not helped. The last checkpoint is intact. {advice}"
-            )
-        try:
-            saved = self._roll_back(learner)
-        except CheckpointError as error:
-            raise NotFiniteError(
-                f"{seen}. There is no checkpoint to go back to ({error}). {advice}"
-            ) from None
-        _log.error(
-            "%s. Going back to the variables of update %d, which become version %d.",
-            *(seen, saved.counters.updates, learner.counters.updates),
-        )
-
-    def _roll_back(self, learner: Learner) -> Checkpoint:
-        """Puts the newest good checkpoint's variables in place.
-
-        Raises:
-          CheckpointError: there is none; the variables may have moved.
-        """
-        now = learner.counters
-
-        def is_fit(saved: Checkpoint) -> bool:
-            learner.counters = now
-            learner.roll_back(saved)
-            return (learner.outputs_beyond_limits() or 0.0) <= 0.5
-
-        saved = checkpoint.load(self._logdir, is_fit)
-        self._mix.shift_version(1)
-        self.rollbacks += 1
-        self._good_since_rollback = 0
-        self._rolled_back_to = learner.counters.updates
-        self._recent.clear()
-        self._suspects.clear()
-        return saved
+        self._rollback.insist(learner, seen, advice)
+        self._forget()
 
 
 def _without(batch: Batch, culprits: Sequence[int]) -> tuple[Batch, np.ndarray]:
@@ -367,12 +247,3 @@ def _split(provenance: Sequence[Provenance], reasons: Iterator[str | None]) -> I
             continue
         for reason, group in itertools.groupby(itertools.islice(reasons, part.unrolls)):
             yield part._replace(unrolls=len(list(group)), dropped=reason)
-
-
-def _names(actors: Iterator[str]) -> str:
-    """Those with the most unrolls first: "a (3), b (1)"."""
-    return ", ".join(f"{name} ({n})" for name, n in collections.Counter(actors).most_common(10))
-
-
-def _hint(written: pathlib.Path | None) -> str:
-    return f" impala replay-update {written} computes it again." if written else ""

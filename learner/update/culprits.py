@@ -1,0 +1,72 @@
+"""Culprits: unrolls with which an update is not finite."""
+
+import collections
+import logging
+import pathlib
+import time
+from collections.abc import Callable, Iterable
+
+from learner.data.mix import Prepared
+from learner.data.replay import Replay
+from learner.update.bad_updates import hint
+from learner.update.learner import Refusal
+
+_log = logging.getLogger(__name__)
+
+_LOG_SECONDS = 10.0  # between two lines about culprits
+_REMEMBERED = 4096  # unrolls of replay that were removed, and may still be in batches made ahead
+
+
+class Culprits:
+    """Removes culprits from replay and has their actors blamed."""
+
+    def __init__(self, replay: Replay | None, blame: Callable[[str, str], None]):
+        """Knows of none yet.
+
+        Args:
+          replay: culprits are removed from it.
+          blame: called with the actor of a culprit, and why.
+        """
+        self._replay = replay
+        self._blame = blame
+        self._removed: collections.deque[int] = collections.deque(maxlen=_REMEMBERED)
+        self._logged = -_LOG_SECONDS
+        self.count = 0
+        """Unrolls, each as often as it was found."""
+
+    def punish(
+        self, prepared: Prepared, refusal: Refusal, update: int, written: pathlib.Path | None
+    ) -> None:
+        """Removes those of a batch, and blames their actors once for each unroll of replay.
+
+        Args:
+          prepared: the batch.
+          refusal: names the culprits.
+          update: that they would have spoilt.
+          written: the file that it was written to.
+        """
+        origins = [prepared.origins[i] for i in refusal.culprits]
+        self.count += len(origins)
+        fresh = [each for each in origins if each.number not in self._removed]
+        numbers = [each.number for each in origins if each.number is not None]
+        if self._replay is not None:
+            self._replay.remove(numbers)
+            self._removed.extend(numbers)
+        what = ", ".join(refusal.not_finite[:2])
+        for actor, count in collections.Counter(each.actor for each in fresh).items():
+            self._blame(
+                actor, f"{count} unrolls with which update {update} is not finite in {what}"
+            )
+        if time.monotonic() - self._logged >= _LOG_SECONDS:
+            self._logged = time.monotonic()
+            _log.warning(
+                "Update %d is not finite in %s because of %d unrolls of %s: left out. %d were in "
+                "all.%s",
+                *(update, what, len(origins), names(each.actor for each in origins)),
+                *(self.count, hint(written)),
+            )
+
+
+def names(actors: Iterable[str]) -> str:
+    """Returns names and how often each comes, the most frequent first: "a (3), b (1)"."""
+    return ", ".join(f"{name} ({n})" for name, n in collections.Counter(actors).most_common(10))

@@ -1,0 +1,88 @@
+"""Going back to a checkpoint, for variables that are to blame: once, and not again soon."""
+
+import logging
+import pathlib
+
+from impala.finite import NotFiniteError
+from impala.logdir import checkpoint
+from impala.logdir.checkpoint import Checkpoint, CheckpointError
+from learner.data.mix import Mix
+from learner.update.learner import Learner
+
+_log = logging.getLogger(__name__)
+
+
+class Rollback:
+    """Puts the variables of the newest good checkpoint in place."""
+
+    def __init__(self, logdir: pathlib.Path, mix: Mix, window_updates: int):
+        """Has not gone back yet.
+
+        Args:
+          logdir: whose checkpoints are gone back to.
+          mix: makes the batches; it is told that the version moves.
+          window_updates: that have to be good before going back again.
+        """
+        self._logdir = logdir
+        self._mix = mix
+        self._window_updates = window_updates
+        self._good_since: int | None = None  # updates; None: it has not gone back
+        self.count = 0
+        """How often it has gone back."""
+        self.version = 0
+        """Of the parameters, that the last time has made; 0 if there was none."""
+
+    def good(self) -> None:
+        """Takes note of a good update."""
+        if self._good_since is not None:
+            self._good_since += 1
+
+    def insist(self, learner: Learner, seen: str, advice: str) -> None:
+        """Goes back, unless it did so just now.
+
+        Args:
+          learner: whose variables are to blame.
+          seen: what speaks against them, and
+          advice: what a person can do, for the log and the error.
+
+        Raises:
+          NotFiniteError: there is no checkpoint, or going back has not helped.
+        """
+        if self._good_since is not None and self._good_since < self._window_updates:
+            raise NotFiniteError(
+                f"{seen}. Going back to a checkpoint {self._good_since} updates ago has "
+                f"not helped. The last checkpoint is intact. {advice}"
+            )
+        try:
+            saved = self.go_back(learner)
+        except CheckpointError as error:
+            raise NotFiniteError(
+                f"{seen}. There is no checkpoint to go back to ({error}). {advice}"
+            ) from None
+        _log.error(
+            "%s. Going back to the variables of update %d, which become version %d.",
+            *(seen, saved.counters.updates, learner.counters.updates),
+        )
+
+    def go_back(self, learner: Learner) -> Checkpoint:
+        """Goes back to the newest checkpoint whose network's outputs are within the limits.
+
+        Returns:
+          The checkpoint, whose variables are the learner's next version.
+
+        Raises:
+          CheckpointError: there is none; the variables may have moved.
+        """
+        now = learner.counters
+
+        def is_fit(saved: Checkpoint) -> bool:
+            learner.counters = now
+            learner.roll_back(saved)
+            return (learner.outputs_beyond_limits() or 0.0) <= 0.5
+
+        saved = checkpoint.load(self._logdir, is_fit)
+        self._mix.shift_version(1)
+        self.count += 1
+        self._good_since = 0
+        self.version = learner.counters.updates
+        return saved
