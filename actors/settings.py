@@ -1,5 +1,6 @@
 """What a learner has told an actor to play, as this version's configuration."""
 
+import dataclasses
 import json
 import logging
 from typing import Any
@@ -52,12 +53,10 @@ def read(reply: pb.JoinReply, role: Role, allow: Allowed) -> tuple[list[Task], C
             "evaluator": settings.plain(told.evaluator, "evaluator"),
             **{section: json.loads(text) for section, text in told.parts.items()},
         }
+        tasks = [_task(task, reply) for task in told.tasks]
         named, _ = values.from_stored(Config, parts.naming(data))
-        config = _known(parts.class_of(named, allow=allow)(), data, reply)
-        tasks = []
-        for task in told.tasks:
-            environment = {"environment": settings.plain(task.environment, "environment")}
-            tasks.append(Task(task.name, _known(Config(), environment, reply).environment))
+        naming = [dataclasses.replace(named, environment=task.environment) for task in tasks]
+        config = _known(parts.class_of(*naming, allow=allow)(), data, reply)
     except settings.SettingsError as error:
         raise LearnerError(f"{_sides(reply)}; {error}: {_FIX}") from None
     except (values.OptionError, json.JSONDecodeError) as error:
@@ -70,6 +69,11 @@ def read(reply: pb.JoinReply, role: Role, allow: Allowed) -> tuple[list[Task], C
                 f"{_FIX}"
             )
     return tasks, config
+
+
+def _task(told: pb.ActorSettings.Task, reply: pb.JoinReply) -> Task:
+    environment = {"environment": settings.plain(told.environment, "environment")}
+    return Task(told.name, _known(Config(), environment, reply).environment)
 
 
 def _known(config: Config, data: dict[str, Any], reply: pb.JoinReply) -> Config:

@@ -4,6 +4,7 @@ tests/stored/ holds what earlier versions wrote; `newer` is a next version, made
 """
 
 import copy
+import dataclasses
 import json
 import logging
 import os
@@ -12,7 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import messages
 import pytest
@@ -22,10 +23,11 @@ from google.protobuf.message import Message
 
 from actors import settings as told
 from actors.session import LearnerError
-from impala.components import Allowed
-from impala.config import values
+from impala.agents.torsos import MLP
+from impala.components import TORSO, Allowed
+from impala.config import parts, values
 from impala.config.presets import PRESETS
-from impala.config.schema import Config
+from impala.config.schema import OPERATIONAL, Config
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import CheckpointError
 from impala.runtime.installation import VERSION
@@ -41,7 +43,7 @@ OLDEST = STORED / "run-before-schema"  # written by commit a966f2c
 # Every setting that changes neither what is played nor what is learned, so that a version may go on
 # without knowing it. All others matter. A new setting is to be thought about, and listed here if it
 # is marked OPERATIONAL.
-OPERATIONAL = {
+MARKED = {
     *("actor.num_envs", "actor.num_groups", "actor.env_threads", "actor.hang_seconds"),
     *("actor.environment_seconds", "actor.max_environment_bytes", "actor.max_memory_bytes"),
     *("guard.max_skips", "guard.window_updates"),
@@ -69,7 +71,7 @@ def newer(*arguments: object) -> str:
 
 def test_every_setting_is_known_to_matter_or_not() -> None:
     paths = values.flatten(Config())
-    assert {path for path in paths if values.is_operational(Config, path)} == OPERATIONAL
+    assert {path for path in paths if values.is_operational(Config, path)} == MARKED
 
 
 def test_what_matters_is_what_is_away_from_its_default() -> None:
@@ -363,6 +365,43 @@ def test_an_actor_refuses_a_learner_of_another_major_version(major: int) -> None
         LearnerError, match=rf"protocol {major}\.1, this actor .* 2\.0: run the same"
     ):
         told.read(reply, "actor", Allowed())
+
+
+class WideTorso(MLP):
+    """A torso of one's own, which has settings."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Settings:
+        """Settings of the torso."""
+
+        width: int = 8
+        """Units."""
+        label: Annotated[str, OPERATIONAL] = ""
+        """What it is called."""
+
+
+def test_settings_of_parts_of_ones_own_travel_beside_the_others() -> None:
+    named = values.from_dict(
+        Config, {"environment": {"id": "Catch"}, "agent": {"torso": f"{__name__}:WideTorso"}}
+    )
+    of_torso = WideTorso.Settings(width=64, label="a")
+    config = parts.compose(named, wide_torso=of_torso)
+    reply = reply_of(config)
+    assert json.loads(reply.settings.parts["wide_torso"]) == {"width": 64, "label": "a"}
+    assert reply.settings.needs == ["agent.torso", "environment.id", "wide_torso.width"]
+    _, read = told.read(reply, "actor", Allowed((__name__,)))
+    assert parts.found(read)[TORSO, f"{__name__}:WideTorso"].settings == of_torso
+
+    with pytest.raises(LearnerError, match=rf"--allow {__name__}:WideTorso"):
+        told.read(reply, "actor", Allowed())
+    # The part is of a newer version at the learner, with settings that this one does not know.
+    reply.settings.parts["wide_torso"] = '{"width": 64, "depth": 2}'
+    _, read = told.read(reply, "actor", Allowed((__name__,)))
+    of_torso = parts.found(read)[TORSO, f"{__name__}:WideTorso"].settings
+    assert of_torso == WideTorso.Settings(width=64)
+    reply.settings.needs.append("wide_torso.depth")
+    with pytest.raises(LearnerError, match=r"does not know wide_torso\.depth"):
+        told.read(reply, "actor", Allowed((__name__,)))
 
 
 def test_settings_at_their_default_leave_the_fingerprint_as_it_is() -> None:
