@@ -4,10 +4,8 @@ import contextlib
 import logging
 import pathlib
 import secrets
-from collections.abc import Iterator
 
-from impala import build
-from impala.config import parts, values
+from impala.config import values
 from impala.config.schema import Config
 from impala.finite import NotFiniteError
 from impala.logdir import checkpoint
@@ -28,6 +26,7 @@ from learner.front.records import Records
 from learner.front.server import Server
 from learner.front.service import LearnerService, Lineage
 from learner.front.terms import terms
+from learner.plan import plan_of
 from learner.telemetry import own_sinks
 from learner.telemetry.console import Console
 from learner.telemetry.evaluations import Evaluations
@@ -40,13 +39,11 @@ from learner.telemetry.writer import Writer
 from learner.update import devices
 from learner.update.checkpoints import Checkpoints, resume
 from learner.update.guard import Guard
-from learner.update.phases import Phases
 from learner.update.publisher import Publisher
 from learner.update.training import Training
 
 _log = logging.getLogger(__name__)
 
-_NO_SECURITY = ServerSecurity()
 _GRACE_SECONDS = 2.0  # how long calls in progress may take when the learner stops
 
 
@@ -60,7 +57,7 @@ def run_learner(
     init_from: pathlib.Path | None,
     when_finished: str,
     stopped_status: int = 0,
-    security: ServerSecurity = _NO_SECURITY,
+    security: ServerSecurity,
     health_listen: str | None = None,
     metrics_listen: str | None = None,
     rows_to_log: bool = False,
@@ -104,22 +101,15 @@ def run_learner(
         contextlib.ExitStack() as at_the_end,
     ):
         with log_directory.opening(logdir):
-            # What is played and learned.
-            with _refusing_settings():
-                played = tasks.make(config.environment, config.tasks)
-                schedule = tasks.Schedule(config)
-                spaces = build.spaces(played)
-                own = parts.found(config)
-                agent = build.agent(config.agent, *spaces, seed=config.seed, own=own)
-                phases = Phases(config, agent)
-            unroll_spec = build.unroll_spec(agent, *spaces, config.learner.unroll_length)
+            plan = plan_of(config)
 
             # What was before.
             records = Records.begin(config)
-            resumed = resume(logdir, phases, records.accounts, initial)
+            resumed = resume(logdir, plan.phases, records.accounts, initial)
             if empty_replay:
                 directory.move_replay_aside()
-            replay = open_replay(config, unroll_spec, directory, resumed.replay_added, empty_replay)
+            added = resumed.replay_added
+            replay = open_replay(config, plan.unroll_spec, directory, added, empty_replay)
             directory.write("config.yaml", values.to_yaml(config, resumed.unknown))
             incarnations = Incarnations(logdir / "incarnations.json", secrets.randbits(62) + 1)
 
@@ -127,17 +117,16 @@ def run_learner(
             ingest = Ingest(config.learner.queue_unrolls)
             proofs = ReceiptProofs(load_key(logdir / "receipt.key"), incarnations.own)
             service = LearnerService(
-                terms(config, agent, unroll_spec, played, spaces[1]),
+                terms(config, plan.phases.agent, plan.unroll_spec, plan.played, plan.spaces[1]),
                 Lineage(incarnations.own, incarnations.earlier, proofs),
                 records,
                 ingest,
-                schedule,
+                plan.schedule,
             )
 
             # Telemetry, which is closed last.
             telemetry = Telemetry()
-            names = [task.name for task in played]
-            evaluations = Evaluations(logdir, config, names, incarnations.own)
+            evaluations = Evaluations(logdir, config, plan.names, incarnations.own)
             writer = Writer(
                 evaluations,
                 service.evaluations,
@@ -159,21 +148,22 @@ def run_learner(
                 blame=records.quarantine.blame,
                 refused_outputs=records.refused_outputs,
             )
-            training = Training(phases, resumed.learner, mix, guard)
+            training = Training(plan.phases, resumed.learner, mix, guard)
 
             # What consumes the stream of steps.
-            publisher = Publisher(service, incarnations, phases, guard)
-            due = checkpoint.Due(config.learner.checkpoint_seconds, checkpoint.exists(logdir))
-            checkpoints = Checkpoints(logdir, resumed, spaces, records.accounts, replay, due)
-            if empty_replay and resumed.replay_added:
+            publisher = Publisher(service, incarnations, plan.phases, guard)
+            checkpoints = Checkpoints(logdir, resumed, plan.spaces, records.accounts, replay)
+            if empty_replay and added:
                 checkpoints.save(training.learner)  # which no longer counts what was moved aside
             server = Server(
                 *(service, listen, security, health_listen),
                 observe=lambda method, seconds: telemetry.sample(f"rpc_seconds/{method}", seconds),
                 guarded=True,
             )
-            gauges = Gauges(phases, records, server, ingest, replay, guard, checkpoints, writer)
-            reporter = Reporter(telemetry, gauges, writer, names, config.learner.log_seconds)
+            gauges = Gauges(
+                plan.phases, records, server, ingest, replay, guard, checkpoints, writer
+            )
+            reporter = Reporter(telemetry, gauges, writer, plan.names, config.learner.log_seconds)
 
         def check() -> None:
             server.check()
@@ -222,12 +212,3 @@ def run_learner(
             _log.error("%s", error)  # and no checkpoint: the variables are bad, or the disk full
             return 1
     return 0 if finished else stopped_status
-
-
-@contextlib.contextmanager
-def _refusing_settings() -> Iterator[None]:
-    """Turns what is wrong with the settings into OptionError."""
-    try:
-        yield
-    except ValueError as error:
-        raise values.OptionError(str(error)) from error

@@ -220,7 +220,7 @@ def _load_replay(logdir: pathlib.Path, intact: Original, log: list[str], goes_on
         replay = Replay(messages.spec(), store, "reservoir", capacity_frames=10**12)
         if replay.contents().added < counted:  # as learner.data.opening compares them
             return "refused"
-        numbers = replay.numbers().tolist()
+        numbers = messages.held(replay).tolist()
         if not numbers:
             return "emptied" if any("Going on" in line for line in log) else f"{BAD}: is empty"
         if numbers != list(intact.records):

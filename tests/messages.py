@@ -10,6 +10,7 @@ from impala.config.schema import Config, QuarantineConfig
 from impala.schedule.tasks import Schedule
 from impala.types import AgentOutput, ArraySpec, StepType, TimeStep, Unroll
 from learner.data.ingest import Ingest
+from learner.data.replay import Replay
 from learner.front.accounts import Accounts
 from learner.front.bounds import Bounds, MessageBounds
 from learner.front.info_names import InfoNames
@@ -159,3 +160,9 @@ def join_request(actor: str = "a", incarnation: int = 1, **kw: Any) -> pb.JoinRe
     """How an actor of the right protocol introduces itself."""
     fields = {"protocol": pb.ProtocolVersion(major=2), "role": pb.ROLE_ACTOR}
     return pb.JoinRequest(**{"actor": actor, "incarnation": incarnation, **fields, **kw})
+
+
+def held(replay: Replay) -> np.ndarray:
+    """Which unrolls a replay holds: how many had been added before each, ascending."""
+    with replay._lock:
+        return np.sort(np.array(replay._held, np.int64))

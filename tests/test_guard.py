@@ -7,6 +7,7 @@ import pathlib
 from typing import IO, Any
 
 import gymnasium as gym
+import messages
 import numpy as np
 import pytest
 import tree
@@ -317,7 +318,7 @@ def test_culprits_are_dropped_removed_and_blamed_and_nothing_else_is(scene: Scen
     assert totals.dropped == {"not_finite": 2}
     assert scene.learner.counters == checkpoint.Counters(2, 2 * B - 2, (2 * B - 2) * T, 10 * T)
     assert len(scene.replay) == held + B - 2
-    assert not {B, B + 2} & set(scene.replay.numbers())
+    assert not {B, B + 2} & set(messages.held(scene.replay))
     (blame,) = scene.blamed
     assert blame.startswith("bad: 2 unrolls with which update 2 is not finite in the loss, the gr")
     assert (scene.guard.culprits, scene.guard.skipped_updates) == (2, 0)

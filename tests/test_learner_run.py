@@ -61,8 +61,9 @@ class Scene:
             refused_outputs=records.refused_outputs,
         )
         self.training = Training(phases, resumed.learner, self.batches, self.guard)  # type: ignore[arg-type]
-        due = checkpoint.Due(300.0, has_one=False, clock=lambda: self.seconds)
-        self.checkpoints = Checkpoints(logdir, resumed, spaces, records.accounts, None, due)
+        self.checkpoints = Checkpoints(
+            *(logdir, resumed, spaces, records.accounts, None), clock=lambda: self.seconds
+        )
 
     def prepared(self, frames: int = B * T, is_replay: bool = False) -> Prepared:
         """A good batch, after which so many frames count."""

@@ -120,25 +120,25 @@ def test_what_was_removed_is_never_drawn_again_not_even_after_a_crash(
     store = Disk(tmp_path, "test")
     replay = make(store, rule, capacity=10)
     replay.add(unrolls(0, 30), slice(None), ACTOR)
-    before = replay.numbers().tolist()
+    before = messages.held(replay).tolist()
     (poison,) = replay.sample(unrolls(0, 1), 0, 1)
     # ... when it is removed, which some that are long gone do not prevent ...
     assert replay.remove([poison.number, poison.number, 10_000]) == 1
     assert replay.remove([poison.number]) == 0
     left = [number for number in before if number != poison.number]
-    assert replay.numbers().tolist() == left
+    assert messages.held(replay).tolist() == left
     assert replay.contents().frames == 9 * FRAMES
     # ... and the process is killed, then it is gone, and the others are whole.
     store.close()
     replay = make(Disk(tmp_path, "test"), rule, capacity=10)
-    assert replay.numbers().tolist() == left
+    assert messages.held(replay).tolist() == left
     assert sorted(drawn(replay, 9).parameter_version) == left
     # Its place is taken by what comes after, and its turn to be evicted passes unnoticed.
     replay.add(unrolls(30, 270), slice(None), ACTOR)
     assert len(replay) == 10
     assert_whole(drawn(replay, 10))
     if rule == "fifo":
-        assert replay.numbers().tolist() == list(range(290, 300))
+        assert messages.held(replay).tolist() == list(range(290, 300))
     replay.close()
 
 
@@ -150,9 +150,9 @@ def test_a_reservoir_stays_uniform_where_unrolls_are_removed() -> None:
         for _ in range(5):
             for _ in range(CAPACITY // 100):
                 replay.add(block, slice(None), ACTOR)
-            replay.remove([n for n in replay.numbers() if n % 2])
-        held.append(replay.numbers())
-        assert len(replay) == np.sum(replay.numbers() % 2 == 0)
+            replay.remove([n for n in messages.held(replay) if n % 2])
+        held.append(messages.held(replay))
+        assert len(replay) == np.sum(messages.held(replay) % 2 == 0)
     assert chi_squared(np.concatenate(held), 5 * CAPACITY) < CRITICAL
 
 
@@ -160,7 +160,7 @@ def test_fifo_keeps_the_newest() -> None:
     replay = make(rule="fifo", capacity=10)
     for first in range(0, 36, 3):
         replay.add(unrolls(first, 3), slice(None), ACTOR)
-    assert replay.numbers().tolist() == list(range(26, 36))
+    assert messages.held(replay).tolist() == list(range(26, 36))
 
 
 def test_capacity_in_bytes_is_of_what_is_stored() -> None:
@@ -213,7 +213,7 @@ def test_a_reservoir_is_uniform_over_everything_ever_added() -> None:
         for _ in range(added // 100):
             replay.add(block, slice(None), ACTOR)
         assert len(replay) == CAPACITY
-        held.append(replay.numbers())
+        held.append(messages.held(replay))
         naive.append(naive_reservoir(CAPACITY, added, seed))
     assert chi_squared(np.concatenate(held), added) < CRITICAL
     assert chi_squared(np.concatenate(naive), added) > 10 * CRITICAL
@@ -236,7 +236,7 @@ def test_a_reservoir_stays_uniform_over_crashes(tmp_path: pathlib.Path) -> None:
         replay = make(Disk(path, "test"), capacity=CAPACITY, seed=seed)
         added = replay.contents().added
         assert TIMES * CAPACITY <= added < TIMES * (CAPACITY + 100)  # some crashes took 100
-        held.append(replay.numbers())
+        held.append(messages.held(replay))
         replay.close()
     assert chi_squared(np.concatenate(held), added) < CRITICAL
 
@@ -244,7 +244,7 @@ def test_a_reservoir_stays_uniform_over_crashes(tmp_path: pathlib.Path) -> None:
 def test_draws_are_uniform() -> None:
     replay = make(capacity=BINS)
     replay.add(unrolls(0, 3 * BINS), slice(None), ACTOR)
-    places = {number: place for place, number in enumerate(replay.numbers())}
+    places = {number: place for place, number in enumerate(messages.held(replay))}
     batch = unrolls(0, 4)
     seen = []
     for _ in range(1000):
@@ -257,12 +257,12 @@ def test_draws_are_uniform() -> None:
 def test_a_smaller_capacity_evicts_at_the_next_start(tmp_path: pathlib.Path, rule: Rule) -> None:
     replay = make(Disk(tmp_path, "test"), rule, capacity=10)
     replay.add(unrolls(0, 30), slice(None), ACTOR)
-    before = replay.numbers()
+    before = messages.held(replay)
     replay.commit()
     replay.close()
     replay = make(Disk(tmp_path, "test"), rule, capacity=4)
     assert len(replay) == 4
-    assert set(replay.numbers()) <= set(before)
+    assert set(messages.held(replay)) <= set(before)
     assert_whole(drawn(replay, 4))
     replay.close()
 
@@ -363,7 +363,7 @@ class Story(hypothesis.stateful.RuleBasedStateMachine):
         self.replay = make(self.store, self.rule, self.capacity)
 
     def seen(self) -> tuple[list[int], int]:
-        return self.replay.numbers().tolist(), self.replay.contents().added
+        return messages.held(self.replay).tolist(), self.replay.contents().added
 
     @hypothesis.stateful.rule(count=st.integers(1, 9))
     def add(self, count: int) -> None:
@@ -374,7 +374,7 @@ class Story(hypothesis.stateful.RuleBasedStateMachine):
         if len(self.replay):
             batch = drawn(self.replay, count)
             assert_whole(batch)
-            assert set(batch.parameter_version) <= set(self.replay.numbers())
+            assert set(batch.parameter_version) <= set(messages.held(self.replay))
             if count <= len(self.replay):
                 assert len(set(batch.parameter_version)) == count
 
@@ -468,6 +468,6 @@ def test_a_killed_learner_comes_back_with_its_replay(tmp_path: pathlib.Path, rul
         if contents.unrolls:
             batch = drawn(replay, contents.unrolls)  # all of it, each once
             assert_whole(batch)
-            assert sorted(batch.parameter_version) == replay.numbers().tolist()
+            assert sorted(batch.parameter_version) == messages.held(replay).tolist()
         added = contents.added
         replay.close()

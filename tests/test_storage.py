@@ -5,6 +5,7 @@ import random
 import sqlite3
 from collections.abc import Callable, Iterator
 
+import messages
 import pytest
 import test_replay
 
@@ -135,7 +136,7 @@ def test_damage_that_is_found_in_a_draw(directory: LogDirectory, damage: str) ->
         test_replay.drawn(replay, 1)
     replay.add(test_replay.unrolls(0, COUNT), slice(None), "honest")
     test_replay.assert_whole(test_replay.drawn(replay, COUNT))
-    assert replay.numbers().tolist() == list(range(ADDED, ADDED + COUNT))
+    assert messages.held(replay).tolist() == list(range(ADDED, ADDED + COUNT))
     replay.close()
 
 
@@ -167,7 +168,7 @@ def test_no_flipped_bit_is_drawn(directory: LogDirectory) -> None:
         path.write_bytes(content)
         try:
             replay = refusing(directory)
-            numbers = replay.numbers().tolist()
+            numbers = messages.held(replay).tolist()
             batch = test_replay.drawn(replay, COUNT)
         except DamagedError:
             outcomes.append("refused")

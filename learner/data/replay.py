@@ -188,11 +188,6 @@ class Replay:
     def __len__(self) -> int:
         return len(self._held)
 
-    def numbers(self) -> np.ndarray:
-        """Which unrolls it holds: how many had been added before each, ascending."""
-        with self._lock:
-            return np.sort(np.array(self._held, np.int64))
-
     @property
     def is_full(self) -> bool:
         """Whether it has had to evict or refuse an unroll."""

@@ -2,8 +2,9 @@
 
 import logging
 import pathlib
+import time
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from impala.config import values
@@ -75,7 +76,7 @@ class Checkpoints:
         spaces: Spaces,
         accounts: Accounts,
         replay: Replay | None,
-        due: checkpoint.Due,
+        clock: Callable[[], float] = time.monotonic,
     ):
         """Starts waiting for the next checkpoint to become due.
 
@@ -86,7 +87,7 @@ class Checkpoints:
           accounts: saved with the variables.
           replay: what it holds is written before each checkpoint. If there is none, what was
             counted in it before remains.
-          due: when the next checkpoint is to be written.
+          clock: gives seconds that never go back.
         """
         self._logdir = logdir
         self._spaces = spaces
@@ -94,7 +95,8 @@ class Checkpoints:
         self._replay = replay
         self._replay_added = resumed.replay_added
         self._unknown = resumed.unknown
-        self._due = due
+        seconds = resumed.learner.config.learner.checkpoint_seconds
+        self._due = checkpoint.Due(seconds, checkpoint.exists(logdir), clock)
         self._saved = resumed.learner.counters
 
     @property

@@ -25,7 +25,7 @@ _NONE: Own = {}
 
 
 def learning_rate(config: OptimiserConfig, progress: float) -> float:
-    """The step size when a share `progress` of the run is done; linear down to 0 if it decays."""
+    """The step size when a share `progress` of the phase is done; linear down to 0 if it decays."""
     remaining = max(0.0, 1.0 - progress) if config.decay_to_zero else 1.0
     return config.learning_rate * remaining
 
