@@ -320,13 +320,15 @@ class Session:
         return len(self.outbox) < self._most_in_flight()
 
     def append(self, message: pb.Unrolls, now: float, waited: float) -> None:
-        """Queues a message that is complete but for its number and times.
+        """Queues a message that lacks only its number and times; forgets it if training has ended.
 
         Args:
           message: is not copied.
           now: when it was made.
           waited: seconds since the message before that the actor stood still.
         """
+        if self.finished:
+            return
         message.elapsed_seconds = now - self._last_message
         message.waited_seconds = waited
         self._last_message = now
