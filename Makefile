@@ -29,7 +29,7 @@ lock = $(BIN)/uv pip compile --quiet --generate-hashes --no-header --python-vers
 TEST := $(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos train test test-slow soak abuse image-test check dist bench lock clean
+.PHONY: help setup protos train test test-slow soak abuse image-test manifests check dist bench lock clean
 
 ## setup: make .venv with everything that the lock files pin, and the impala command
 setup: $(STAMP) protos
@@ -79,6 +79,10 @@ abuse: setup
 ## image-test: build both images and run them as the local overlay says; needs root on Debian
 image-test: setup
 	$(BIN)/python deploy/image_test.py $(ARGS)
+
+## manifests: check what the overlays render to; ARGS=DIRECTORY checks an overlay of your own
+manifests: setup
+	$(BIN)/python -m deploy.lint $(ARGS)
 
 ## check: what CI runs: format, lint, types, fresh stubs, tests
 # Without `setup`, whose `protos` would hide that the committed stubs are stale.

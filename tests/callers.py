@@ -5,14 +5,14 @@ import pathlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
-import certificates
 import grpc
 import messages
 import numpy as np
 import trustme
 
+from deploy.lint import certificates
 from impala.runtime.security import ServerSecurity
 from impala.types import Parameters
 from learner.data.ingest import Ingest
@@ -99,7 +99,23 @@ def token_file(path: pathlib.Path, *roles: str, suffix: str = "") -> pathlib.Pat
     return write(path, "".join(f"{role} {TOKENS[role]}{suffix}\n" for role in roles))
 
 
-def certificate(ca: trustme.CA, directory: pathlib.Path, name: str) -> dict[str, pathlib.Path]:
+class Pair(TypedDict):
+    """Flags of a certificate and its key."""
+
+    tls_cert: pathlib.Path
+    tls_key: pathlib.Path
+
+
+class ServerFiles(TypedDict, total=False):
+    """Flags of the files of a learner's `ServerSecurity`."""
+
+    tls_cert: pathlib.Path
+    tls_key: pathlib.Path
+    tls_client_ca: pathlib.Path
+    token_file: pathlib.Path
+
+
+def certificate(ca: trustme.CA, directory: pathlib.Path, name: str) -> Pair:
     """Writes a certificate and key for a host name or a spiffe:// identity."""
     identity = (
         certificates.issue(ca, name, expired="expired" in name)
@@ -112,12 +128,19 @@ def certificate(ca: trustme.CA, directory: pathlib.Path, name: str) -> dict[str,
     return {"tls_cert": write(directory / f"{stem}.crt", chain), "tls_key": key}
 
 
+def mutual_tls(ca: trustme.CA, directory: pathlib.Path) -> ServerFiles:
+    """Files of a learner whose clients need a certificate of the same authority."""
+    pair = certificate(ca, directory, "localhost")
+    authority = write(directory / "ca.crt", ca.cert_pem.bytes())
+    return {"tls_cert": pair["tls_cert"], "tls_key": pair["tls_key"], "tls_client_ca": authority}
+
+
 # Who is let in.
 
 
 @contextmanager
 def serving(
-    listen: str = "127.0.0.1:0", guarded: bool = False, **files: pathlib.Path
+    listen: str = "127.0.0.1:0", guarded: bool = False, **files: Unpack[ServerFiles]
 ) -> Iterator[str]:
     service = messages.service()
     service.publish(Parameters(messages.LEARNER, 3, 0.5, 10, [np.ones((2, 3), np.float32)]))
@@ -182,10 +205,10 @@ def only(allowed: Sequence[str], otherwise: str) -> dict[str, str]:
 
 @contextmanager
 def secure_channel(
-    address: str, ca: trustme.CA | None, client: dict[str, pathlib.Path] | None = None
+    address: str, ca: trustme.CA | None, client: Pair | None = None
 ) -> Iterator[grpc.Channel]:
     port = address.rpartition(":")[2]
-    pair = [client[name].read_bytes() if client else None for name in ("tls_key", "tls_cert")]
+    pair = (client["tls_key"].read_bytes(), client["tls_cert"].read_bytes()) if client else ()
     roots = ca.cert_pem.bytes() if ca is not None else None
     with grpc.secure_channel(
         f"localhost:{port}", grpc.ssl_channel_credentials(roots, *pair)

@@ -65,7 +65,7 @@ class CountingEnv(gym.Env):
 def register_counting() -> str:
     """Makes CountingEnv known to Gymnasium, and returns its id."""
     if _ID not in gym.registry:
-        gym.register(_ID, CountingEnv)
+        gym.register(_ID, "counting:CountingEnv")
     return _ID
 
 

@@ -86,13 +86,11 @@ def train(logdir: pathlib.Path) -> None:
     for _ in range(2):
         seen = len(services.rows(logdir))
         with services.impala(*arguments, log=logdir.with_suffix(".log")) as training:
-            services.wait_for(
+            services.wait_for_row(
+                logdir,
                 "an evaluation after many updates",
-                lambda seen=seen: any(
-                    "evaluation/Catch/return" in row and row["updates"] >= 30
-                    for row in services.rows(logdir)[seen:]
-                ),
-                START_SECONDS,
+                lambda row: "evaluation/Catch/return" in row and row["updates"] >= 30,
+                after=seen,
             )
             _stop(training, signal.SIGINT)
 
@@ -175,7 +173,7 @@ def _kind(name: str) -> str:
 
 def targets(files: Mapping[str, bytes]) -> dict[str, list[str]]:
     """Names of files that loaders read, by kind."""
-    found = collections.defaultdict(list)
+    found: dict[str, list[str]] = collections.defaultdict(list)
     for name in files:
         if name.startswith(("checkpoints/", "replay/", "evaluations")):
             found[_kind(name)] += [name] * (1 if name.endswith("-journal") else 5)
@@ -308,11 +306,11 @@ def in_child(work: Callable[[], dict[str, str]]) -> dict[str, str]:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return {"all": f"{BAD}: hangs"}
-        answer = pipe.read()
+        outcome = pipe.read()
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         return {"all": f"{BAD}: ended by signal {os.WTERMSIG(status)}"}
-    found: dict[str, str] = json.loads(answer)
+    found: dict[str, str] = json.loads(outcome)
     return found
 
 

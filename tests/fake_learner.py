@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
-from typing import Self
+from typing import Any, Self
 
 import grpc
 import numpy as np
@@ -87,7 +87,7 @@ class FakeLearner(pb_grpc.LearnerServicer):
             self.parameters = [np.full_like(value, version) for value in self.parameters]
             self.version = version
 
-    def receipt(self, message: pb.Unrolls, status: pb.Status, **fields: object) -> pb.Receipt:
+    def receipt(self, message: pb.Unrolls, status: pb.Status, **fields: Any) -> pb.Receipt:
         return pb.Receipt(
             sequence=message.sequence,
             status=status,

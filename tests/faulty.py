@@ -84,4 +84,4 @@ class ObedientEnv(counting.CountingEnv):
         return observation, reward, terminated, truncated, info
 
 
-gym.register("Obedient-v0", ObedientEnv)
+gym.register("Obedient-v0", "faulty:ObedientEnv")

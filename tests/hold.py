@@ -8,7 +8,7 @@ import numpy as np
 LONGEST = 8
 
 
-class Hold(gym.Env[int, int]):
+class Hold(gym.Env[np.int64, np.int64]):
     """A number n is shown, 1 to 8; who presses for n frames and then lets go gets 1, else 0.
 
     While it is pressed nothing is shown (0), so one who does not remember n, and decides anew every
@@ -21,13 +21,13 @@ class Hold(gym.Env[int, int]):
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[int, dict[str, Any]]:
+    ) -> tuple[np.int64, dict[str, Any]]:
         super().reset(seed=seed)
         self._number = int(self.np_random.integers(1, LONGEST + 1))
         self._pressed = self._frames = 0
-        return self._number, {}
+        return np.int64(self._number), {}
 
-    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.int64) -> tuple[np.int64, float, bool, bool, dict[str, Any]]:
         self._frames += 1
         ended = False
         if action == 1:
@@ -36,13 +36,19 @@ class Hold(gym.Env[int, int]):
             ended = True
         reward = float(ended and self._pressed == self._number)
         shown = 0 if self._pressed else self._number
-        return shown, reward, ended, self._frames >= 4 * LONGEST, {"pressed": self._pressed}
+        return (
+            np.int64(shown),
+            reward,
+            ended,
+            self._frames >= 4 * LONGEST,
+            {"pressed": self._pressed},
+        )
 
 
-gym.register("Hold-v0", entry_point=Hold)
+gym.register("Hold-v0", entry_point="hold:Hold")
 
 
-class Masked(gym.Env[dict[str, Any], int]):
+class Masked(gym.Env[dict[str, Any], np.int64]):
     """Three actions, of which each step forbids one at random; doing it ends the episode."""
 
     observation_space = gym.spaces.Dict(
@@ -57,7 +63,7 @@ class Masked(gym.Env[dict[str, Any], int]):
         self._count = 0
         return self._observation(), {}
 
-    def step(self, action: int) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.int64) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         forbidden = bool(self._mask[action] == 0)
         self._count += 1
         return self._observation(), -float(forbidden), forbidden, self._count == 10, {}
@@ -68,4 +74,4 @@ class Masked(gym.Env[dict[str, Any], int]):
         return {"observation": 0, "action_mask": self._mask}
 
 
-gym.register("Masked-v0", entry_point=Masked)
+gym.register("Masked-v0", entry_point="hold:Masked")

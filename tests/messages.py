@@ -48,7 +48,7 @@ def spec(
     return Unroll(
         timestep=TimeStep(
             observation={
-                "flag": rows((), bool),
+                "flag": rows((), np.bool_),
                 "image": rows(*observation),
                 "speed": rows((2,), np.float32),
             },

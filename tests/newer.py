@@ -8,9 +8,11 @@ import dataclasses
 import json
 import pathlib
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from impala.config import schema
+from impala.runtime import installation
 
 OPERATIONAL = schema.OPERATIONAL
 
@@ -56,10 +58,10 @@ def become() -> None:
     """Makes this process one of that version. Nothing else of impala may be imported before."""
     for new in (AgentConfig, LearnerConfig, Config):
         setattr(schema, new.__name__, new)
+    installation.VERSION = "9.9"
     from impala.logdir import checkpoint
 
     checkpoint.SCHEMA = 1, 1
-    checkpoint.VERSION = "9.9"
 
 
 def write(logdir: pathlib.Path, settings: str) -> None:
@@ -84,4 +86,5 @@ def read(logdir: pathlib.Path) -> None:
 
 if __name__ == "__main__":
     become()
-    {"write": write, "read": read}[sys.argv[1]](pathlib.Path(sys.argv[2]), *sys.argv[3:])
+    commands: dict[str, Callable[..., None]] = {"write": write, "read": read}
+    commands[sys.argv[1]](pathlib.Path(sys.argv[2]), *sys.argv[3:])

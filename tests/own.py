@@ -44,8 +44,8 @@ class Looked(CountingEnv):
         self.render_mode = render_mode
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        observation, reward, *rest = super().step(action)
-        return observation, self._scale * reward, *rest
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, self._scale * reward, terminated, truncated, info
 
     def render(self) -> Any:
         return np.full((4, 6, 3), self._step, np.uint8)

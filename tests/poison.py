@@ -30,4 +30,4 @@ class Poison(gym.Env[np.ndarray, np.int64]):
         return self.observation_space.sample(), reward, over, False, {}
 
 
-gym.register("Poison-v0", Poison)
+gym.register("Poison-v0", "poison:Poison")

@@ -160,8 +160,8 @@ def check_group(group: list[ActorUnrolls], unroll_length: int, num_envs: int, fi
         assert incarnation == 5
         # One version acted in rows 1..T.
         np.testing.assert_array_equal(unroll.output.policy[1:, :, 0], unroll.parameter_version)
-        before = count[i * unroll_length - 1] if i else np.zeros(num_envs, np.int32)
-        np.testing.assert_array_equal(unroll.core_state, before)
+        count_before = count[i * unroll_length - 1] if i else np.zeros(num_envs, np.int32)
+        np.testing.assert_array_equal(unroll.core_state, count_before)
         played = unroll.timestep.step_type[1:] != StepType.FIRST
         np.testing.assert_array_equal(unroll.frames, FRAMES * played.sum(axis=0))
 

@@ -38,6 +38,11 @@ def wrapped(space: gym.Space) -> spaces.Dict:
     )
 
 
+def booleans(*shape: int) -> spaces.Box:
+    # Gymnasium makes such a box, but its types know none.
+    return spaces.Box(0, 1, shape, np.bool_)  # type: ignore[arg-type]
+
+
 def sample(space: gym.Space, *leading: int, seed: int = 0) -> Nest:
     """Random elements of a space, [*leading, ...]."""
     space.seed(seed)
@@ -75,8 +80,8 @@ def row(timestep: TimeStep, t: int) -> TimeStep:
     return tree.map_structure(lambda leaf: leaf[t], timestep)
 
 
-def assert_close(found: Nest, expected: Nest, **tolerances: float) -> None:
-    tree.map_structure(lambda a, b: np.testing.assert_allclose(a, b, **tolerances), expected, found)
+def assert_close(found: Nest, expected: Nest, atol: float = 0.0, rtol: float = 1e-7) -> None:
+    tree.map_structure(lambda a, b: np.testing.assert_allclose(a, b, rtol, atol), expected, found)
 
 
 AGENTS = {
@@ -90,7 +95,7 @@ AGENTS = {
 } | {
     "vector-stack": (AgentConfig(hidden_sizes=(8,), frame_stack=3), VECTOR),
     "wrapped": (AgentConfig("shallow", core="lstm", lstm_size=5), wrapped(PIXELS)),
-    "small": (AgentConfig("small"), spaces.Box(0, 1, (10, 10, 4), np.bool_)),
+    "small": (AgentConfig("small"), booleans(10, 10, 4)),
     "strided": (AgentConfig("strided", core="lstm", lstm_size=5), wrapped(PIXELS)),
     "two networks": (
         AgentConfig("mlp", core="lstm", lstm_size=5, frame_stack=2, separate_baseline=True),
@@ -290,7 +295,7 @@ class TestFrameStack:
         assert stacked.dtype == space.dtype
         assert stacked.shape[2:] == frame_stack.observation_space.shape
         for b in range(B):
-            frames = collections.deque(maxlen=size)
+            frames: collections.deque[np.ndarray] = collections.deque(maxlen=size)
             for t in range(12):
                 frame = timestep.observation[t, b]
                 frame = frame[..., np.newaxis] if frame.ndim == 2 else frame
@@ -299,6 +304,7 @@ class TestFrameStack:
 
     def test_leaves_alone_what_wrappers_added(self) -> None:
         frame_stack = observation.FrameStack(2, wrapped(PIXELS))
+        assert isinstance(frame_stack.observation_space, spaces.Dict)
         assert frame_stack.observation_space["observation"].shape == (20, 20, 2)
         assert frame_stack.observation_space["last_action"] == wrapped(PIXELS)["last_action"]
         timestep = experience(wrapped(PIXELS))
@@ -354,7 +360,7 @@ class TestTorso:
         np.testing.assert_allclose(found, [[0.0, 1.0]])
 
     def test_what_is_true_is_one(self) -> None:
-        space = spaces.Box(0, 1, (1, 2), np.bool_)
+        space = booleans(1, 2)
         found = self.features(space, np.array([[False, True]]))
         np.testing.assert_array_equal(found, [[0.0, 1.0]])
 
@@ -377,7 +383,7 @@ class TestTorso:
     def test_what_wrappers_added_stands_behind_the_features(self) -> None:
         space = wrapped(VECTOR)
         observation = {
-            "observation": np.float32([1, 2, 3, 4]),
+            "observation": np.array([1, 2, 3, 4], np.float32),
             "last_action": np.int64(-1),
             "last_reward": np.float32(-20),
             "time_in_episode": np.int32(0),
@@ -399,7 +405,10 @@ class TestTorso:
 
     def test_a_dict_of_the_environments_own_is_not_a_wrapped_one(self) -> None:
         space = spaces.Dict({"observation": VECTOR, "desired_goal": VECTOR})
-        observation = {"observation": np.float32([1, 2, 3, 4]), "desired_goal": np.zeros(4, "f")}
+        observation = {
+            "observation": np.array([1, 2, 3, 4], np.float32),
+            "desired_goal": np.zeros(4, "f"),
+        }
         found = self.features(space, observation)
         np.testing.assert_allclose(found, [[0, 0, 0, 0, 1, 2, 3, 4]])
 
@@ -447,7 +456,7 @@ class TestTorso:
 
     def test_a_board_is_shown_as_it_is(self) -> None:
         board = np.array([[[True, False]], [[False, False]]])
-        shown = self.images(spaces.Box(0, 1, (2, 1, 2), np.bool_), board)
+        shown = self.images(booleans(2, 1, 2), board)
         np.testing.assert_array_equal(shown, [board])
 
 
@@ -503,7 +512,7 @@ class TestVariables:
         ),
         (
             AgentConfig("small"),
-            spaces.Box(0, 1, (2, 10, 4), np.bool_),
+            booleans(2, 10, 4),
             "Small torso needs images of 3x3 pixels or more, not 2x10",
         ),
         (AgentConfig("deep"), VECTOR, "DeepResidual torso sees images .*Set torso to mlp"),

@@ -526,7 +526,8 @@ def test_fresh_rows_get_no_cloning_gradient() -> None:
 
 @pytest.mark.parametrize("cost", ["policy_cloning_cost", "value_cloning_cost"])
 def test_a_cloning_cost_of_zero_turns_that_term_off(cost: str) -> None:
-    config = dataclasses.replace(CLONING_ONLY, **{cost: 0.0})
+    changes: dict[str, Any] = {cost: 0.0}
+    config = dataclasses.replace(CLONING_ONLY, **changes)
     by_policy, by_baseline = cloning_gradients(True, config)
     assert by_policy.any() == (cost != "policy_cloning_cost")
     assert by_baseline.any() == (cost != "value_cloning_cost")
@@ -699,7 +700,7 @@ def test_actor_critic_learns_from_generalised_advantages(lambda_: float) -> None
                 values[:, b],
                 arrays["reward"][1:, b],
                 0.9 * arrays["discount"][1:, b],
-                np.flatnonzero(SEAMS[:, b]),
+                np.flatnonzero(SEAMS[:, b]).tolist(),
                 lambda_,
             )
             for b in range(B)

@@ -111,14 +111,14 @@ def violations(modules: Mapping[str, str]) -> list[str]:
         for other in imported:
             if name.startswith(f"{other}."):  # `from a import b` gives a and a.b: a.b counts
                 continue
-            allowed = MAY_IMPORT[room or ""] | {room}
+            allowed = {*MAY_IMPORT[room or ""], room or ""}
             if not is_root and room_of(other) not in {*allowed, None}:
                 found.append(f"{name} imports {other}: {room} may import {sorted(allowed)}")
             if not is_root and is_in(other, COMPOSITION_ROOTS):
                 found.append(f"{name} imports {other}: nothing imports a composition root")
             if is_in(other, GRPC) and not is_in(name, MAY_IMPORT_GRPC):
                 found.append(f"{name} imports {other}: only {MAY_IMPORT_GRPC} may")
-            if is_in(other, ("benchmarks", "tests")):
+            if is_in(other, ("benchmarks", "deploy", "tests")):
                 found.append(f"{name} imports {other}: that is not installed")
         if is_in(name, WITHOUT_TENSORFLOW):
             for reached in sorted(reachable(name, imports)):
@@ -158,6 +158,17 @@ def test_the_modules_named_here_exist() -> None:
     assert {*MAY_IMPORT_GRPC, *WITHOUT_TENSORFLOW, *COMPOSITION_ROOTS} <= names
 
 
+def test_nothing_but_tests_imports_deploy_and_it_imports_no_test() -> None:
+    """It checks manifests against the program, so it may import all of that."""
+    tests = {path.stem for path in (ROOT / "tests").iterdir() if path.suffix in ("", ".py")}
+    for path in (ROOT / "deploy").rglob("*.py"):
+        imported = {*imports_of("deploy.x.y", path.read_text(encoding="utf-8"))}
+        assert not [name for name in imported if name.partition(".")[0] in {*tests, "tests"}], path
+    for path in (ROOT / "benchmarks").rglob("*.py"):
+        imported = {*imports_of("benchmarks.x.y", path.read_text(encoding="utf-8"))}
+        assert not [name for name in imported if is_in(name, ("deploy",))], path
+
+
 @pytest.mark.parametrize(
     ("modules", "complaint"),
     [
@@ -189,6 +200,10 @@ def test_the_modules_named_here_exist() -> None:
         (
             {"impala.agents.agent": "from tests import counting"},
             "impala.agents.agent imports tests: that is",
+        ),
+        (
+            {"learner.run": "from deploy.lint import checks"},
+            "learner.run imports deploy.lint: that",
         ),
         ({"impala.types": "import tensorflow as tf"}, "impala.types needs tensorflow"),
         (

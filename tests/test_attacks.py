@@ -4,6 +4,7 @@ Malformed messages are in test_malformed.py, who is let in is in test_security.p
 """
 
 import asyncio
+import functools
 import itertools
 import logging
 import multiprocessing
@@ -35,6 +36,7 @@ from callers import (
     Learner,
     calls,
     certificate,
+    mutual_tls,
     only,
     secure_channel,
     serving,
@@ -139,7 +141,8 @@ def test_endless_streams_are_answered_and_counted_and_hold_up_nobody() -> None:
             each.result(WAIT)
         assert min(each.total() for each in heard.values()) >= 500
         totals = learner.accounts.totals()
-        assert dict(heard["empty"]) == {pb.STATUS_REJECTED: totals.rejected.pop("num_envs")}
+        rejected = dict(totals.rejected)
+        assert dict(heard["empty"]) == {pb.STATUS_REJECTED: rejected.pop("num_envs")}
         assert dict(heard["again"]) == {
             pb.STATUS_ACCEPTED: 1,
             pb.STATUS_DUPLICATE: totals.duplicates,
@@ -204,14 +207,13 @@ def test_requests_over_the_size_limit_are_refused_by_every_method() -> None:
     with serving() as address, grpc.insecure_channel(address) as channel:
         for method in METHODS:
             call = channel.unary_unary(f"/impala.v1.Learner/{method}")
-            seen = status(lambda call=call: call(bytes(limit + 1), timeout=WAIT))
+            seen = status(functools.partial(call, bytes(limit + 1), timeout=WAIT))
             assert seen == "RESOURCE_EXHAUSTED", method
 
 
 def test_an_authority_that_is_taken_out_no_longer_opens_anything(tmp_path: pathlib.Path) -> None:
     old, new = trustme.CA(), trustme.CA()
-    files = certificate(old, tmp_path, "localhost")
-    files["tls_client_ca"] = write(tmp_path / "ca.crt", old.cert_pem.bytes())
+    files = mutual_tls(old, tmp_path)
     revoked = certificate(old, tmp_path, "spiffe://cluster.local/impala/actor")
     renewed = certificate(new, tmp_path, "spiffe://cluster.local/impala/reader")
     with serving(**files) as address:
@@ -271,7 +273,8 @@ def test_what_cannot_be_read_is_said_to_be_so_and_fills_no_log(
     with serving() as address, grpc.insecure_channel(address) as channel:
         for method in METHODS:
             call = channel.stream_stream(f"/impala.v1.Learner/{method}")
-            seen = status(lambda call=call: list(call(iter([b"\xff" * 9]), timeout=WAIT)))
+            replies = call(iter([b"\xff" * 9]), timeout=WAIT)
+            seen = status(functools.partial(list, replies))
             assert seen == "INVALID_ARGUMENT", method
     assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
 
@@ -527,6 +530,7 @@ def test_a_live_learner_neither_crashes_nor_grows_nor_stops_serving_under_fuzzed
                     assert exchange() == pb.STATUS_ACCEPTED
                 for attack in attacks:
                     attack.result()
+                assert learner.pid is not None
                 return _resident_bytes(learner.pid)
 
             before = fuzz(WARM_UP)

@@ -53,6 +53,7 @@ def test_the_optimum_is_the_known_one() -> None:
 def test_an_episode_is_a_number_of_pulls_of_one_bandit(problem: str) -> None:
     vector = BanditVector(50, problem, pulls=6)
     vector.reset(seed=1)
+    assert isinstance(vector.single_action_space, gym.spaces.Discrete)
     arms = vector.single_action_space.n
     assert arms == (11 if problem == "ElevenArms" else 2)
     actions = np.random.default_rng(0).integers(arms, size=(14, 50))

@@ -80,6 +80,11 @@ def _same(one: Checkpoint, other: Checkpoint) -> bool:
     )
 
 
+def _make_a_directory(path: pathlib.Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
 DAMAGES: dict[str, Callable[[pathlib.Path], object]] = {
     "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "emptied": lambda path: path.write_bytes(b""),
@@ -87,7 +92,7 @@ DAMAGES: dict[str, Callable[[pathlib.Path], object]] = {
     "lengthened": lambda path: path.write_bytes(path.read_bytes() + b"\n"),
     "removed": lambda path: path.unlink(),
     "other": lambda path: path.write_text("[1, null]"),
-    "directory": lambda path: (path.unlink(), path.mkdir()),
+    "directory": _make_a_directory,
 }
 
 
@@ -241,19 +246,23 @@ def test_leftovers_of_a_crash_are_no_checkpoints_and_are_removed(tmp_path: pathl
 def test_the_first_checkpoint_comes_half_a_minute_after_the_first_update() -> None:
     now = [0.0]
     due = checkpoint.Due(300.0, has_one=False, clock=lambda: now[0])
+
+    def reached() -> bool:
+        return due.reached
+
     now[0] = 100.0  # no actor until now
-    assert not due.reached
+    assert not reached()
     for now[0] in (100.0, 101.0, 129.0):
         due.updated()
-        assert not due.reached
+        assert not reached()
     now[0] = 130.0
-    assert due.reached
+    assert reached()
     due.saved()
     due.updated()
     now[0] = 429.0
-    assert not due.reached and due.age == 299.0
+    assert not reached() and due.age == 299.0
     now[0] = 430.0
-    assert due.reached
+    assert reached()
 
     now[0] = 0.0
     for due in (
@@ -262,7 +271,7 @@ def test_the_first_checkpoint_comes_half_a_minute_after_the_first_update() -> No
     ):
         due.updated()
     now[0] = 30.0
-    assert not due.reached
+    assert not reached()
 
 
 def test_no_checkpoint_is_an_error_that_names_the_directory(tmp_path: pathlib.Path) -> None:

@@ -222,7 +222,7 @@ class _Learner:
 
     def join(self, receipt: pb.Receipt | None = None, **kw: Any) -> str:
         """An actor joins with what it kept of a receipt; the fingerprint."""
-        kept = {}
+        kept: dict[str, Any] = {}
         if receipt is not None:
             kept["acknowledged_sequence"] = receipt.sequence
             kept["acknowledged_unrolls"] = receipt.acknowledged_unrolls
@@ -261,7 +261,7 @@ def test_a_claim_without_proof_is_neither_counted_nor_refused(sequence: int, unr
     receipt = learner.send(1, fingerprint, num_envs=4)
     learner.crash(state)
 
-    claim = {"acknowledged_sequence": sequence, "acknowledged_unrolls": unrolls}
+    claim: dict[str, Any] = {"acknowledged_sequence": sequence, "acknowledged_unrolls": unrolls}
     learner.join(**claim)
     learner.join(actor="b", incarnation=2, **claim, proof=b"")
     learner.join(actor="b", incarnation=3, **claim, proof=receipt.proof)
@@ -279,7 +279,7 @@ def test_a_proof_is_good_for_one_actor_one_incarnation_and_the_two_numbers_alone
     receipt = learner.send(1, fingerprint)
     flipped = receipt.proof[:-1] + bytes([receipt.proof[-1] ^ 1])
     of_another_learner = bytes([receipt.proof[0] ^ 1]) + receipt.proof[1:]
-    forged = [
+    forged: list[dict[str, Any]] = [
         {"actor": "b"},
         {"incarnation": 2},
         {"acknowledged_sequence": 2},
@@ -508,7 +508,10 @@ def test_a_whole_run_believes_nothing_that_it_cannot_know(tmp_path: pathlib.Path
         with grpc.insecure_channel(services.address_of(logdir)) as channel:
             stub = pb_grpc.LearnerStub(channel)
             for number, unrolls in enumerate(ABSURD, 1):
-                claim = {"acknowledged_sequence": unrolls, "acknowledged_unrolls": unrolls}
+                claim: dict[str, Any] = {
+                    "acknowledged_sequence": unrolls,
+                    "acknowledged_unrolls": unrolls,
+                }
                 stub.Join(messages.join_request("x", number, **claim), timeout=WAIT)
             hello = stub.Join(messages.join_request("x", 99), timeout=WAIT)
             [refused, taken] = stub.StreamUnrolls(

@@ -487,7 +487,7 @@ def test_what_environments_raise_is_shown_once_and_a_loop_of_it_says_so(
     monkeypatch.setenv("FAILURES", (tmp_path / "failures").read_text())
     process = _train(tmp_path, actor="3")
     assert process.stderr is not None
-    errors = []
+    errors: list[str] = []
     while "The actors ended with status 3" not in "".join(errors):
         errors.append(process.stderr.readline())
     process.send_signal(signal.SIGINT)

@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def learner() -> Iterator[FakeLearner]:
         yield learner
 
 
-def connect(learner: FakeLearner, **options: object) -> LearnerClient:
+def connect(learner: FakeLearner, **options: Any) -> LearnerClient:
     return LearnerClient(learner.address, name="a", incarnation=INCARNATION, **options)
 
 

@@ -4,7 +4,7 @@ import collections
 import hashlib
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import hypothesis
 import numpy as np
@@ -115,7 +115,12 @@ def test_bytes_are_little_endian_in_c_order_with_one_byte_per_bool() -> None:
 
 
 def test_scalars_and_empty_arrays_keep_their_shapes() -> None:
-    for array in (np.float32(2.5), np.array(7), np.zeros((0,)), np.zeros((3, 0, 2), np.int8)):
+    for array in (
+        np.array(2.5, np.float32),
+        np.array(7),
+        np.zeros((0,)),
+        np.zeros((3, 0, 2), np.int8),
+    ):
         decoded = _round_trip(array)
         assert decoded.shape == array.shape
         np.testing.assert_array_equal(decoded, array)
@@ -254,7 +259,7 @@ def test_sizes_do_not_overflow() -> None:
 
 @pytest.mark.parametrize("number", [0, 99])
 def test_unknown_dtypes_of_specs_are_refused(number: int) -> None:
-    spec = pb.TensorSpec(name="odd", dtype=number, shape=[1])
+    spec = pb.TensorSpec(name="odd", dtype=cast(pb.DType, number), shape=[1])
     with pytest.raises(codec.CodecError, match=f"'odd': DType {number} is unknown.*1 to 12"):
         codec.decode([bytes(4)], [spec])
 

@@ -10,7 +10,7 @@ from impala.runtime.credentials import Denied, Names, Role, SecurityError
 A, B, ANY = (f"{name}-token-0123456789" for name in ("first", "second", "any"))
 
 
-def _may(file: str, token: str, actor: str, role: str = "actor") -> bool:
+def _may(file: str, token: str, actor: str, role: Role = "actor") -> bool:
     tokens = credentials.read_tokens(file.encode())
     with contextlib.suppress(Denied):
         credentials.admit("token", [role], tokens.grants(token), actor, tokens.reserved)
@@ -121,7 +121,7 @@ def test_a_certificate_is_for_a_role_and_maybe_a_name_of_the_trust_domain(
     may = []
     for name in ("x", "x-1", "x-1-2", "x-", "xx", "y") if grants else ():
         try:
-            credentials.admit("certificate", [role], grants, name)
+            credentials.admit("certificate", [role] if role else [], grants, name)
         except Denied:
             continue
         may.append(name)

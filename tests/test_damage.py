@@ -51,7 +51,7 @@ def _write_run(logdir: pathlib.Path) -> None:
 def test_no_damage_loads_wrong_or_ends_a_process(tmp_path: pathlib.Path) -> None:
     _write_run(tmp_path / "run")
     harness = subprocess.run(
-        [sys.executable, "-m", "damage", "--logdir", tmp_path / "run"]
+        [sys.executable, "-m", "damage", "--logdir", str(tmp_path / "run")]
         + ["--cases", str(CASES), "--starts", "0", "--seed", "5"],
         capture_output=True,
         text=True,

@@ -23,11 +23,13 @@ CASES = {
     "single_choice": spaces.Discrete(1),
     "multi_discrete": spaces.MultiDiscrete([2, 4, 3]),
     "multi_discrete_start": spaces.MultiDiscrete([2, 3], start=[5, -2], dtype=np.int32),
-    "multi_discrete_matrix": spaces.MultiDiscrete([[2, 3], [1, 2]]),
+    "multi_discrete_matrix": spaces.MultiDiscrete(np.array([[2, 3], [1, 2]])),
     "multi_binary": spaces.MultiBinary(3),
     "box": spaces.Box(-1.0, 3.0, (1,), np.float32),
     "box_scalar": spaces.Box(0.0, 0.01, (), np.float64),
-    "box_matrix": spaces.Box(np.float32([[-2.0, 10.0]]), np.float32([[2.0, 11.0]])),
+    "box_matrix": spaces.Box(
+        np.array([[-2.0, 10.0]], np.float32), np.array([[2.0, 11.0]], np.float32)
+    ),
     "dict": spaces.Dict({"move": spaces.Discrete(3), "aim": spaces.Box(-1, 1, (1,), np.float32)}),
     "tuple": spaces.Tuple((spaces.Discrete(2), spaces.MultiDiscrete([2, 3]))),
     "nested": spaces.Dict(
@@ -38,7 +40,7 @@ CASES = {
 SEED = tf.constant([7, 11], tf.int32)
 
 
-def whole_space(space: gym.Space) -> tuple[list, np.ndarray]:
+def whole_space(space: gym.Space) -> tuple[list[Nest], np.ndarray]:
     """Actions of a space, and how much of the space each stands for."""
     match space:
         case spaces.Discrete():
@@ -51,7 +53,10 @@ def whole_space(space: gym.Space) -> tuple[list, np.ndarray]:
             ]
             return actions, np.ones(len(actions))
         case spaces.MultiBinary():
-            actions = [np.array(bits, np.int8) for bits in itertools.product(*[(0, 1)] * space.n)]
+            actions = [
+                np.array(bits, np.int8)
+                for bits in itertools.product((0, 1), repeat=int(np.prod(space.shape)))
+            ]
             return actions, np.ones(len(actions))
         case spaces.Box():
             size = int(np.prod(space.shape))
@@ -67,9 +72,9 @@ def whole_space(space: gym.Space) -> tuple[list, np.ndarray]:
             return [dict(zip(space.spaces, action, strict=True)) for action in actions], weights
         case spaces.Tuple():
             parts = [whole_space(part) for part in space.spaces]
-            actions = list(itertools.product(*[part[0] for part in parts]))
+            pairs = list(itertools.product(*[part[0] for part in parts]))
             products = itertools.product(*[part[1] for part in parts])
-            return actions, np.array([np.prod(product) for product in products])
+            return pairs, np.array([np.prod(product) for product in products])
     raise AssertionError(f"List the actions of {space} here.")
 
 

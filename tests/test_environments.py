@@ -105,8 +105,8 @@ class FaultyEnv(gym.Env):
         return observation, reward, False, False, {}
 
 
-gym.register("Nested-v0", NestedEnv)
-gym.register("Faulty-v0", FaultyEnv, disable_env_checker=True)
+gym.register("Nested-v0", "test_environments:NestedEnv")
+gym.register("Faulty-v0", "test_environments:FaultyEnv", disable_env_checker=True)
 
 CONTRACT = {
     "catch": EnvironmentConfig(id="Catch"),
@@ -386,7 +386,7 @@ class TestGymnasium:
             environments.make(EnvironmentConfig(id="CartPol-v1"), 1)
 
     def test_a_package_that_is_not_there_is_named(self) -> None:
-        def make() -> gym.Env:
+        def make(**kwargs: object) -> gym.Env:
             raise gym.error.DependencyNotInstalled("Box3D is not installed")
 
         gym.register("Unpacked-v0", make)
@@ -825,11 +825,13 @@ class TestWithHistory:
         assert last_action["move"].tolist() == [4]
         assert last_action["tools"].tolist() == [[-1, -1]]
         assert last_action["force"].tolist() == [[0.0, 0.0]]
+        assert isinstance(environment.observation_space, gym.spaces.Dict)
         assert environment.observation_space["last_action"].contains(numbered(last_action, 0))
 
     def test_only_what_is_asked_for_is_added(self) -> None:
         config = EnvironmentConfig(id="Catch", time_in_episode=True)
         with closing(environments.make(config, 1)) as environment:
+            assert isinstance(environment.observation_space, gym.spaces.Dict)
             assert set(environment.observation_space.spaces) == {"observation", "time_in_episode"}
             assert set(environment.reset(0).observation) == {"observation", "time_in_episode"}
 

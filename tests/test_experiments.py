@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from impala.config import values
 from impala.config.presets import PRESETS
@@ -92,7 +93,7 @@ def test_a_run_of_another_version_is_compared_in_what_both_know(tmp_path: pathli
     stored = values.to_dict(CATCH)
     del stored["agent"]["standardise_images"], stored["objective"]
     stored["environment"]["colour"] = "red"
-    (logdir / "config.yaml").write_text(values.yaml.safe_dump(stored))
+    (logdir / "config.yaml").write_text(yaml.safe_dump(stored))
 
     identity.check(logdir, _with(objective={"discount": 0.5}))
     assert identity.differences(logdir, _with(seed=3)) == ["seed: 0 -> 3"]

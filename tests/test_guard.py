@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tree
 
-from impala import build
+from impala import build, finite
 from impala.commands import main as cli
 from impala.config.schema import (
     AgentConfig,
@@ -40,19 +40,19 @@ from learner.update.learner import Learner, Refusal, Update, columns
 T, B = 4, 6
 OBSERVATIONS = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
 CHOICES = gym.spaces.Discrete(3)
-BOX = gym.spaces.Box(np.float32([-1.0]), np.float32([1.0]))
+BOX = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
 SMALL = AgentConfig(hidden_sizes=(8,))
 ALGORITHMS = ("impala", "actor_critic", "critic", "q_learning", "sac")
-HUGE = np.float32(3e38)
+HUGE = 3e38
 
 
 def config_of(algorithm: str, optimiser: str = "adam", **kwargs: Any) -> Config:
-    values = {"policy": "epsilon_greedy"} if algorithm == "q_learning" else {}
+    values: dict[str, Any] = {"policy": "epsilon_greedy"} if algorithm == "q_learning" else {}
     return Config(
         agent=dataclasses.replace(SMALL, **values),
-        algorithm=algorithm,  # type: ignore[arg-type]
+        algorithm=algorithm,
         sac=SacConfig(critic_hidden_sizes=(8,)),
-        optimiser=OptimiserConfig(name=optimiser, learning_rate=0.01, epsilon=1e-4),  # type: ignore[arg-type]
+        optimiser=OptimiserConfig(name=optimiser, learning_rate=0.01, epsilon=1e-4),
         **{"learner": LearnerConfig(unroll_length=T), **kwargs},
     )
 
@@ -668,7 +668,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_file_gets_its_room_back(
         file.write(b"half of it")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(bad_updates.np, "savez", savez)
+    monkeypatch.setattr(np, "savez", savez)
     catch.learn(poisoned(batch_for(catch.learner), [0]))
     assert written(catch) == []
     (catch.logdir / "bad-updates" / "000000000007.partial").write_bytes(b"as a crash leaves it")
@@ -690,7 +690,7 @@ def test_nothing_that_is_not_finite_is_saved_and_what_was_is_passed_over(
     with pytest.raises(NotFiniteError, match=r"No checkpoint is written: agent/000/.* holds inf"):
         scene.save()
     with monkeypatch.context() as patch:  # as a learner of an earlier version did
-        patch.setattr(checkpoint.finite, "check", lambda arrays, what: None)
+        patch.setattr(finite, "check", lambda arrays, what: None)
         scene.save()
     assert_same(good, dict(checkpoint.load(scene.logdir).variables))
     assert "holds inf" in caplog.text

@@ -1,9 +1,11 @@
 """Who is who, on a live port: namesakes, names bound to credentials, quarantine, revocation."""
 
 import contextlib
+import functools
 import pathlib
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import messages
@@ -41,7 +43,7 @@ class _Clock:
 class _Served:
     """A learner on a free port that learns from nothing and has room for everything."""
 
-    def __init__(self, **security: object) -> None:
+    def __init__(self, **security: Any) -> None:
         self.accounts = Accounts()
         self.clock = _Clock()
         self.quarantine = Quarantine(QuarantineConfig(), self.clock)
@@ -65,7 +67,7 @@ class _Served:
 
 @contextlib.contextmanager
 def _actor(
-    served: _Served, name: str = "a", reconnect_timeout: float | None = None, **security: object
+    served: _Served, name: str = "a", reconnect_timeout: float | None = None, **security: Any
 ) -> Iterator[LearnerClient]:
     with LearnerClient(
         served.address,
@@ -112,7 +114,7 @@ def test_of_two_processes_by_one_name_the_older_ends_and_never_disturbs_the_newe
 
 
 def test_an_actor_that_was_quarantined_comes_back_and_loses_one_message(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Given an actor with a spell of NaN rewards, which gives up after 0.1 s without a learner."""
     with _Served() as served, _actor(served, "b") as other:
@@ -126,7 +128,7 @@ def test_an_actor_that_was_quarantined_comes_back_and_loses_one_message(
                 refused.append(str(error))
                 raise
 
-        served.service.join = count
+        monkeypatch.setattr(served.service, "join", count)
         with _actor(served, "a", reconnect_timeout=0.1) as actor:
             for _ in range(3):
                 _send(actor, reward=np.nan)
@@ -153,15 +155,17 @@ def test_an_actor_that_was_quarantined_comes_back_and_loses_one_message(
     assert any("a waits for the learner" in line and "last for not_finite" in line for line in told)
 
 
-def test_a_quarantined_caller_costs_one_message_a_stream_and_cannot_change_the_accounts() -> None:
+def test_a_quarantined_caller_costs_one_message_a_stream_and_cannot_change_the_accounts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Given a caller that opens stream after stream, of messages that it never was to send."""
     with _Served() as served, grpc.insecure_channel(served.address) as channel:
         stub = pb_grpc.LearnerStub(channel)
         fingerprint = stub.Join(messages.join_request()).fingerprint
         for _ in range(3):
             served.quarantine.blame("a", "the culprit of an update that was not finite")
-        checks = []
-        served.service._validator.check = checks.append
+        checks: list[pb.Unrolls] = []
+        monkeypatch.setattr(served.service._validator, "check", checks.append)
         for i in range(20):
             stream = stub.StreamUnrolls(
                 messages.message(sequence, fingerprint=fingerprint) for sequence in range(i, i + 50)
@@ -302,7 +306,9 @@ def test_a_certificate_is_for_its_name_and_its_trust_domain(tmp_path: pathlib.Pa
         with secure_channel(served.address, ca, certificate(ca, tmp_path, uri)) as channel:
             stub = pb_grpc.LearnerStub(channel)
             return {
-                name: status(lambda name=name: stub.Join(messages.join_request(name), timeout=WAIT))
+                name: status(
+                    functools.partial(stub.Join, messages.join_request(name), timeout=WAIT)
+                )
                 for name in ("x", "x-7", "y")
             }
 

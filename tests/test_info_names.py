@@ -69,6 +69,12 @@ def test_thousands_of_names_refuse_no_message_and_reach_neither_learner_nor_eval
     )
 
     found = [ingest.get(0.0), ingest.get(0.0), service.evaluations.get()]
-    names = {name for each in found for episode in each.episodes for name in episode.info}
+    names = {
+        name
+        for each in found
+        if each is not None
+        for episode in each.episodes
+        for name in episode.info
+    }
     assert len(names) == 8
     assert service.get_status().dropped_info_names == 3 * 150 * 64 - 8

@@ -30,6 +30,13 @@ def _check(message: pb.Unrolls, newest_version: int | None = 3, **kw: Any) -> Ar
     return _validator(**kw).check(message, newest_version)
 
 
+def _detail(message: pb.Unrolls, **kw: Any) -> str:
+    """What is wrong with a message that is refused."""
+    rejection = _check(message, **kw)
+    assert isinstance(rejection, Rejection)
+    return rejection.detail
+
+
 def _good(**kw: Any) -> pb.Unrolls:
     return messages.message(**{"fingerprint": "print", **kw})
 
@@ -203,11 +210,11 @@ def test_limits_and_frames_are_those_of_the_configuration_and_the_task() -> None
     limits = LimitsConfig(reward=1e9, baseline=1.0)
     large = _with("timestep/reward", 1e9)
     assert isinstance(_check(large, limits=limits), Arrival)
-    assert "1e+09" in _check(_with("timestep/reward", 2e9), limits=limits).detail
-    assert "1 at most" in _check(_with("output/baseline", 1.5), limits=limits).detail
+    assert "1e+09" in _detail(_with("timestep/reward", 2e9), limits=limits)
+    assert "1 at most" in _detail(_with("output/baseline", 1.5), limits=limits)
 
-    slow_and_fast = {"frames_per_step": [1, 50]}
-    assert "1 to 1" in _check(_good(frames=[3, 5]), **slow_and_fast).detail
+    slow_and_fast: dict[str, Any] = {"frames_per_step": [1, 50]}
+    assert "1 to 1" in _detail(_good(frames=[3, 5]), **slow_and_fast)
     fast = _good(frames=[150, 200], task=1)
     assert isinstance(_check(fast, **slow_and_fast), Arrival)
 
@@ -232,6 +239,7 @@ def test_actions_are_those_of_the_action_space(space: gym.Space, good: object, b
     for bounds in message_bounds(Config(), [], space).actions:
         for action, is_good in ((good, True), (bad, False)):
             array = np.asarray(action, np.float64)
+            assert bounds is not None
             inside = (array >= bounds.low).all() and (array <= bounds.high).all()
             assert inside == is_good
 
@@ -243,6 +251,7 @@ def test_whole_numbers_to_see_are_limited_where_they_can_be_large() -> None:
         for kind in ("uint8", "bool", "int64", "float16")
     }
     assert limit["uint8"] is limit["bool"] is None
+    assert limit["int64"] is not None and limit["float16"] is not None
     assert limit["int64"].beyond(np.array([5, -(2**63)])) == -(2**63)
     assert limit["int64"].beyond(np.array([5, -1000])) is None
     assert limit["float16"].beyond(np.array([1.0, 1001.0], np.float16)) == 1001.0
@@ -383,4 +392,4 @@ def test_the_names_in_messages_are_those_of_the_spec_that_travels() -> None:
     names = [spec.name for spec in codec.specs(messages.spec()._replace(core_state=()))]
     assert "timestep/observation/image" in names
     short = _tensor(lambda x: b"")
-    assert "timestep/observation/image" in _check(short).detail
+    assert "timestep/observation/image" in _detail(short)

@@ -38,7 +38,7 @@ def test_a_torn_line_does_not_swallow_the_next(
 class _FullDisk:
     """A file that takes three bytes of a line, then none, until there is room again."""
 
-    def __init__(self, file: IO[str]) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self.full = True
 
@@ -111,6 +111,28 @@ def test_numbers_that_json_does_not_know_are_refused_before_anything_is_written(
     assert path.read_bytes() == b""
 
 
+ODD: list[dict[str, object]] = [
+    {"task": ["a"]},
+    {"task": {}},
+    {"learner": [1]},
+    {"learner": None},
+    {"frames": "100"},
+    {"frames": 1e308},
+    {"frames": -5},
+    {"frames": 2**63},
+    {"frames": True},
+    {"frames": float("nan")},
+    {"returns": []},
+    {"returns": 3},
+    {"returns": None},
+    {"returns": "123"},
+    {"returns": {"a": 1}},
+    {"returns": [float("inf")]},
+    {"returns": [float("nan")]},
+    {"returns": [1e308, 1e308]},
+    {"returns": [True]},
+    {"returns": [[1.0]]},
+]
 ABSURD = [
     b"",
     b"\0" * 4096,
@@ -124,28 +146,7 @@ ABSURD = [
     b'{"learner": 1' + b"0" * 5000 + b"}",
     *[
         json.dumps({"task": "a", "learner": 5, "frames": 100, "returns": [1.0]} | odd).encode()
-        for odd in (
-            {"task": ["a"]},
-            {"task": {}},
-            {"learner": [1]},
-            {"learner": None},
-            {"frames": "100"},
-            {"frames": 1e308},
-            {"frames": -5},
-            {"frames": 2**63},
-            {"frames": True},
-            {"frames": float("nan")},
-            {"returns": []},
-            {"returns": 3},
-            {"returns": None},
-            {"returns": "123"},
-            {"returns": {"a": 1}},
-            {"returns": [float("inf")]},
-            {"returns": [float("nan")]},
-            {"returns": [1e308, 1e308]},
-            {"returns": [True]},
-            {"returns": [[1.0]]},
-        )
+        for odd in ODD
     ],
 ]
 

@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 import resource
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def _batch(seed: int = 0) -> Batch:
     )
 
 
-def learn(learner: Learner, batch: Batch, **counts: int) -> Update:
+def learn(learner: Learner, batch: Batch, **counts: Any) -> Update:
     """One update, counted."""
     update = learner.update(batch)
     assert isinstance(update, Update)

@@ -4,7 +4,8 @@ import collections
 import random
 import resource
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
 import messages
@@ -22,9 +23,13 @@ STREAMS = 4
 FLOATS = ("timestep/reward", "timestep/discount", "output/policy", "output/baseline", "core_state")
 
 
-def _spoil(actor: Actor, rng: random.Random) -> tuple[pb.Unrolls, int]:
+# The reason that a receipt gives, or one of several.
+Expected = pb.Reason | tuple[pb.Reason, ...]
+
+
+def _spoil(actor: Actor, rng: random.Random) -> tuple[pb.Unrolls, Expected]:
     """One malformed message and the reason that its receipt must give."""
-    kinds = [
+    kinds: list[Callable[[Actor, random.Random], tuple[pb.Unrolls, Expected]]] = [
         _random_tensors,
         _truncated,
         _oversized,
@@ -132,7 +137,9 @@ def _future_version(actor: Actor, rng: random.Random) -> tuple[pb.Unrolls, pb.Re
 
 
 def _unknown_actor(actor: Actor, rng: random.Random) -> tuple[pb.Unrolls, pb.Reason]:
-    kw = rng.choice([{"actor": "nobody"}, {"incarnation": 12345}, {"actor": "x" * 10_000}])
+    kw: dict[str, Any] = rng.choice(
+        [{"actor": "nobody"}, {"incarnation": 12345}, {"actor": "x" * 10_000}]
+    )
     return actor.message(actor.sequence + 1, **kw), pb.REASON_UNKNOWN_ACTOR
 
 

@@ -97,13 +97,13 @@ def test_rows_reach_json_lines_tensorboard_and_console(tmp_path: pathlib.Path) -
     board.write_histograms({"action/move": np.array([0, 1, 1, 2])}, row["frames"])
     board.close()
     (events,) = (tmp_path / "tensorboard").iterdir()
-    written = {
+    in_file = {
         value.tag: (event.step, tf.make_ndarray(value.tensor))
         for event in tf.compat.v1.train.summary_iterator(str(events))
         for value in event.summary.value
     }
-    assert written["loss/total"] == (123, 0.25)
-    step, buckets = written["histogram/action/move"]  # of each bucket: left, right, count
+    assert in_file["loss/total"] == (123, 0.25)
+    step, buckets = in_file["histogram/action/move"]  # of each bucket: left, right, count
     assert (step, buckets[:, 2].sum()) == (123, 4)
 
 

@@ -10,7 +10,7 @@ import tree
 
 from impala.config.schema import MixConfig
 from impala.logdir.directory import StorageError
-from impala.types import AgentOutput, ArraySpec, StepType, TimeStep, Unroll
+from impala.types import AgentOutput, ArraySpec, Batch, StepType, TimeStep, Unroll
 from learner.data.ingest import Arrival, Ingest
 from learner.data.mix import Mix, Prepared
 from learner.data.replay import Replay
@@ -64,6 +64,11 @@ def _put(ingest: Ingest, arrivals: list[Arrival]) -> None:
     asyncio.run(put_all())
 
 
+def _batch(prepared: Prepared) -> Batch:
+    assert prepared.batch is not None
+    return prepared.batch
+
+
 def _take(mix: Mix, count: int) -> list[Prepared]:
     batches = []
     for _ in range(count):
@@ -90,7 +95,7 @@ def test_every_unroll_is_in_one_batch_in_order_and_whole(num_envs: int, batch_si
     # ... then column k of all batches in a row is unroll k, in every leaf.
     expected = _arrival(0, count * batch_size, 0).unroll
     for got, leaf in zip(
-        zip(*(tree.flatten(p.batch.unroll) for p in batches), strict=True),
+        zip(*(tree.flatten(_batch(p).unroll) for p in batches), strict=True),
         tree.flatten(expected),
         strict=True,
     ):
@@ -98,8 +103,8 @@ def test_every_unroll_is_in_one_batch_in_order_and_whole(num_envs: int, batch_si
         np.testing.assert_array_equal(np.concatenate(got, axis=axis), leaf)
         assert got[0].dtype == leaf.dtype
     for prepared in batches:
-        assert not prepared.batch.is_replay.any()
-        assert prepared.frames == prepared.batch.unroll.frames.sum()
+        assert not _batch(prepared).is_replay.any()
+        assert prepared.frames == _batch(prepared).unroll.frames.sum()
         assert prepared.steps == batch_size * (T - 1)  # the seam is not a step
     # And the provenance accounts for each unroll of each message.
     accounted: Counter[int] = Counter()
@@ -121,7 +126,7 @@ def test_unrolls_before_the_offset_are_left_out() -> None:
         (prepared,) = _take(mix, 1)
     finally:
         mix.close()
-    np.testing.assert_array_equal(prepared.batch.unroll.frames, [3, 4, 5, 6, 7])
+    np.testing.assert_array_equal(_batch(prepared).unroll.frames, [3, 4, 5, 6, 7])
     assert [p.unrolls for p in prepared.provenance] == [1, 4]
 
 
@@ -184,7 +189,7 @@ def _replay(capacity: int = 1000) -> Replay:
         lambda x: ArraySpec((x.shape[0], *x.shape[2:]), x.dtype), (like.timestep, like.output)
     )
     state = tree.map_structure(lambda x: ArraySpec(x.shape[1:], x.dtype), like.core_state)
-    spec = Unroll(*timed, core_state=state, frames=(), parameter_version=())
+    spec = Unroll(timed[0], timed[1], core_state=state, frames=(), parameter_version=())
     return Replay(spec, Memory(), "fifo", capacity_frames=capacity)
 
 
@@ -196,7 +201,7 @@ def _framed(sequence: int, num_envs: int, first_id: int) -> Arrival:
 def _numbers(prepared: Prepared) -> list[int]:
     """Which unrolls are in a batch."""
     assert prepared.batch is not None
-    return (prepared.batch.unroll.parameter_version - 7).tolist()
+    return (_batch(prepared).unroll.parameter_version - 7).tolist()
 
 
 def test_half_fresh_half_replayed() -> None:
@@ -222,7 +227,7 @@ def test_half_fresh_half_replayed() -> None:
         assert prepared.batch.is_replay.tolist() == [False, False, True, True]
         assert (prepared.unrolls, prepared.frames) == (2, 2)
         # Replayed columns are whole: their rows say the same number as their version.
-        rows = prepared.batch.unroll.output.baseline
+        rows = _batch(prepared).unroll.output.baseline
         assert (rows == np.arange(T + 1)[:, None] * 1000 + numbers).all()
     assert len(replay) == 12
     assert [part.sequence for p in (first, second, *batches) for part in p.provenance] == [
@@ -321,7 +326,11 @@ def test_what_is_older_than_the_limit_is_dropped_and_accounted_for() -> None:
     batches = [each for each in prepared if each.batch is not None]
 
     # ... then 9 is learned by update 11, for which it is two updates behind, and 3 and 5 by none.
-    assert [list(b.batch.unroll.parameter_version) for b in batches] == [[10, 10], [9, 9], [12, 12]]
+    assert [list(_batch(b).unroll.parameter_version) for b in batches] == [
+        [10, 10],
+        [9, 9],
+        [12, 12],
+    ]
     whole = [part for each in prepared for part in each.provenance]
     assert [(p.sequence, p.unrolls, p.dropped) for p in whole] == [
         *[(1, 2, None), (2, 2, "policy_lag"), (3, 2, None), (4, 2, "policy_lag"), (5, 2, None)]
@@ -355,7 +364,7 @@ def test_a_batch_goes_on_filling_behind_what_is_too_old_and_the_future_is_too() 
         (prepared,) = _take(mix, 1)
     finally:
         mix.close()
-    np.testing.assert_array_equal(prepared.batch.unroll.frames, [1, 4])
+    np.testing.assert_array_equal(_batch(prepared).unroll.frames, [1, 4])
     parts = [(p.sequence, p.dropped) for p in prepared.provenance]
     assert parts == [(1, None), (2, "policy_lag"), (3, "policy_lag"), (4, None)]
 

@@ -71,7 +71,7 @@ def reference(
     return adam(values, gradients, rates, config.beta1, config.beta2, config.epsilon)
 
 
-def draw(seed: int = 0) -> tuple[Arrays, list[Arrays], list[float]]:
+def draw(seed: int = 0) -> tuple[Arrays, Sequence[Arrays], Sequence[float]]:
     """First values, and for each step gradients (some large, some tiny, some 0) and a rate."""
     rng = np.random.default_rng(seed)
     values = [rng.normal(size=shape) for shape in SHAPES]
@@ -126,7 +126,7 @@ def test_several_steps_are_those_of_the_paper(
 
 def test_the_first_step_of_rmsprop_is_small_because_the_mean_square_starts_at_one() -> None:
     """Given a gradient of 0.1, a start at zero would step 7 times as far."""
-    (variable,) = make_variables([np.float32(0)])
+    (variable,) = make_variables([np.zeros(())])
     optimiser = optimisers.RMSProp([variable], OptimiserConfig(epsilon=1e-6))
 
     optimiser.apply([tf.constant(0.1)], [variable], tf.constant(1.0))
@@ -138,11 +138,11 @@ def test_the_first_step_of_rmsprop_is_small_because_the_mean_square_starts_at_on
 def test_rmsprop_keeps_epsilon_inside_the_root_and_adam_outside() -> None:
     """With a gradient of 0.01 and an epsilon of 1, the place of epsilon is all there is."""
     g = 0.01
-    (a,) = make_variables([np.float32(0)])
+    (a,) = make_variables([np.zeros(())])
     optimisers.RMSProp([a], OptimiserConfig(decay=0.0, epsilon=1.0)).apply(
         [tf.constant(g)], [a], tf.constant(1.0)
     )
-    (b,) = make_variables([np.float32(0)])
+    (b,) = make_variables([np.zeros(())])
     optimisers.Adam([b], OptimiserConfig(epsilon=1.0)).apply(
         [tf.constant(g)], [b], tf.constant(1.0)
     )

@@ -67,11 +67,9 @@ def test_a_vector_environment_that_does_not_say_when_it_resets_is_refused() -> N
 
 def test_keyword_arguments_and_settings_reach_the_constructor() -> None:
     reward = column(rows("Threads"), "reward")
-    for name, settings in (
-        ("Threads", {"kwargs": '{"scale": 3}'}),
-        ("made", {"kwargs": '{"scale": 3}'}),
-    ):
-        np.testing.assert_array_equal(column(rows(name, **settings), "reward"), 3 * reward)
+    for name in ("Threads", "made"):
+        scaled = column(rows(name, kwargs='{"scale": 3}'), "reward")
+        np.testing.assert_array_equal(scaled, 3 * reward)
     config = EnvironmentConfig(id="own:Looked")
     triple = own.Looked.Settings(scale=3.0)
     with closing(environments.make(config, 3, settings=triple)) as environment:

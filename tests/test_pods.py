@@ -4,6 +4,7 @@ Slow: it trains Catch to its pass line.
 """
 
 import contextlib
+import functools
 import json
 import pathlib
 import re
@@ -12,13 +13,13 @@ import subprocess
 import urllib.request
 
 import grpc
-import manifests
 import pytest
 import services
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from manifests import Pod
 
-from impala.commands import main as cli
+from deploy.lint.commands import files_of
+from deploy.lint.objects import DEPLOY, Object, Pod, pods_of, render
+from impala.commands.learner import Learner
 from impala.commands.parsing import parse
 from impala.logdir import checkpoint
 
@@ -29,14 +30,14 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _rendered(directory: pathlib.Path) -> tuple[manifests.Object, ...]:
+def _rendered(directory: pathlib.Path) -> tuple[Object, ...]:
     """The local overlay, which trains Catch, with mutual TLS."""
     up = "../" * len(directory.resolve().parts)
-    here = f"{up}{manifests.DEPLOY.resolve().relative_to('/')}"
+    here = f"{up}{DEPLOY.resolve().relative_to('/')}"
     (directory / "kustomization.yaml").write_text(
         f"resources: [{here}/overlays/local]\ncomponents: [{here}/components/tls]\n"
     )
-    return manifests.render(directory)
+    return render(directory)
 
 
 def _words(pod: Pod, root: pathlib.Path, learner: str) -> tuple[list[str], dict[str, int]]:
@@ -101,7 +102,7 @@ def test_the_pods_train_together_and_end_well(tmp_path: pathlib.Path) -> None:
     directory.mkdir()
     objects = _rendered(directory)
     learner_pod, actor_pod, evaluator_pod = (
-        next(pod for pod in manifests.pods_of(objects) if pod.name == name)
+        next(pod for pod in pods_of(objects) if pod.name == name)
         for name in (
             "StatefulSet/impala-learner",
             "Deployment/impala-actor",
@@ -113,7 +114,7 @@ def test_the_pods_train_together_and_end_well(tmp_path: pathlib.Path) -> None:
     with contextlib.ExitStack() as stack:
 
         def start(pod: Pod, learner: str = "") -> pathlib.Path:
-            root = stack.enter_context(manifests.files_of(pod, objects))
+            root = stack.enter_context(files_of(pod, objects))
             words, ports = _words(pod, root, learner)
             log = tmp_path / f"{len(running)}.log"
             running.append((pod, stack.enter_context(services.impala(*words, log=log)), ports))
@@ -127,12 +128,12 @@ def test_the_pods_train_together_and_end_well(tmp_path: pathlib.Path) -> None:
             start(pod, address)
         for pod, _, ports in running:
             services.wait_for(
-                f"the probes of {pod.name}", lambda p=pod, q=ports: _passes_probes(p, q)
+                f"the probes of {pod.name}", functools.partial(_passes_probes, pod, ports)
             )
 
         # ... when the run is done ...
         total = parse(
-            "learner", cli.Learner, ["catch", f"--config={root}/etc/impala/run/run.yaml"]
+            "learner", Learner, ["catch", f"--config={root}/etc/impala/run/run.yaml"]
         ).settings.total_frames
         services.wait_for(
             "the end",

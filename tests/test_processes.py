@@ -38,8 +38,11 @@ def make(num_envs: int, first: int = 0, seconds: float = 30.0, **kwargs: Any) ->
     )
 
 
-def row(timestep: TimeStep, i: int) -> tuple[list[int], float, float, int]:
-    """What environment i says: observation, reward, discount, step type."""
+Row = tuple[list[int], float, float, int]  # observation, reward, discount, step type
+
+
+def row(timestep: TimeStep, i: int) -> Row:
+    """What environment i says."""
     return (
         timestep.observation[i].tolist(),
         float(timestep.reward[i]),
@@ -48,7 +51,7 @@ def row(timestep: TimeStep, i: int) -> tuple[list[int], float, float, int]:
     )
 
 
-def expected(seed: int) -> Iterator[tuple[list[int], float, float, int]]:
+def expected(seed: int) -> Iterator[Row]:
     """All rows of an environment that counts, from its seed on."""
     episode = 0
     while True:
@@ -71,7 +74,7 @@ class Witness:
 
     def _start(self, which: Sequence[int]) -> None:
         if not hasattr(self, "_rows"):
-            self._rows = [iter(()) for _ in range(self._environment.num_envs)]
+            self._rows: list[Iterator[Row]] = [iter(()) for _ in range(self._environment.num_envs)]
         for i in which:
             self._rows[i] = expected(int(self.timestep.observation[i, 0]))
             assert row(self.timestep, i) == next(self._rows[i])
@@ -137,7 +140,8 @@ def test_one_that_crashes_is_replaced_and_the_others_count_on(tmp_path: pathlib.
         witness = Witness(environment)
         for i, (crash, detail) in enumerate(crashes):
             witness.until(i, lambda step_type: step_type != LAST)
-            step = witness.step(fails=[i], **{f"e{i}": crash})
+            do: dict[str, Any] = {f"e{i}": crash}
+            step = witness.step(fails=[i], **do)
             (fault,) = step.faults
             expected = EnvironmentFault(10 + i, "crashed", f"fault 1, {detail}", fault.where)
             assert fault == expected
@@ -148,7 +152,8 @@ def test_one_that_crashes_is_replaced_and_the_others_count_on(tmp_path: pathlib.
         # Two at once, one of them for the second time.
         witness.until(0, lambda step_type: step_type == FIRST)
         fails = [i for i in (0, 5) if witness.timestep.step_type[i] != LAST]
-        step = witness.step(fails=fails, **{f"e{i}": Do.KILL for i in fails})
+        kills: dict[str, Any] = {f"e{i}": Do.KILL for i in fails}
+        step = witness.step(fails=fails, **kills)
         assert [fault.environment for fault in step.faults] == [10 + i for i in fails]
         assert step.faults[0].detail == "fault 2, its process was killed by SIGKILL"
         witness.step(begins=fails)
@@ -170,7 +175,7 @@ def test_those_that_hang_are_killed_at_their_deadline_with_what_they_started(
             witness.step()
         old = [worker._process.pid for worker in workers(environment)]
         start = time.monotonic()
-        hang = {f"e{i}": Do.HANG for i in range(1, 4)}
+        hang: dict[str, Any] = {f"e{i}": Do.HANG for i in range(1, 4)}
         step = witness.step(fails=range(4), e0=Do.HANG_IN_C, **hang)
         assert time.monotonic() - start < 6.0  # all within one deadline, not one after another
         detail = "fault 1, no answer within 2 s"
@@ -225,10 +230,15 @@ def test_one_that_never_starts_ends_the_actor_with_its_name(
 def test_restarts_in_a_row_come_slower_and_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     sleep = time.sleep
+
+    def noted(seconds: float) -> None:
+        pauses.append(round(seconds, 1))
+        sleep(seconds)
+
     with closing(make(1)) as environment:
         witness = Witness(environment)
         monkeypatch.setattr(processes, "_LONGEST_PAUSE_SECONDS", 0.3)
-        monkeypatch.setattr(time, "sleep", lambda s: (pauses.append(round(s, 1)), sleep(s)))
+        monkeypatch.setattr(time, "sleep", noted)
         for _ in range(5):
             witness.until(0, lambda step_type: step_type != LAST)
             witness.step(fails=[0], e0=Do.KILL)

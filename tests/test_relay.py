@@ -1,6 +1,7 @@
 """The process in front of the learner's port: what it passes on, what it limits, and its end."""
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import pathlib
@@ -8,6 +9,8 @@ import random
 import resource
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -28,12 +31,12 @@ from callers import (
     Learner,
     calls,
     certificate,
+    mutual_tls,
     only,
     secure_channel,
     serving,
     status,
     token_file,
-    write,
 )
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from http2 import ELSEWHERE, Raw, connect
@@ -325,8 +328,7 @@ def test_one_host_cannot_have_all_connections() -> None:
 def test_calls_go_through_it_as_without_it(tmp_path: pathlib.Path) -> None:
     """Certificates are checked end to end, so that roles are known behind it."""
     ca = trustme.CA()
-    files = certificate(ca, tmp_path, "localhost")
-    files["tls_client_ca"] = write(tmp_path / "ca.crt", ca.cert_pem.bytes())
+    files = mutual_tls(ca, tmp_path)
     actor = certificate(ca, tmp_path, "spiffe://cluster.local/impala/actor")
     stranger = certificate(trustme.CA(), tmp_path, "spiffe://cluster.local/impala/evaluator")
     with serving(guarded=True, **files) as address:
@@ -410,7 +412,7 @@ def test_an_actor_in_quarantine_that_opens_stream_after_stream_is_slowed_down() 
             for _ in range(300):
                 message = messages.message(1, actor="a", fingerprint=fingerprint)
                 stream = stub.StreamUnrolls(iter([message]), timeout=WAIT)
-                status(lambda stream=stream: list(stream))
+                status(functools.partial(list, stream))
                 if "misbehaved" in (refused := server.refusals()):
                     break
         assert refused["misbehaved"] == 1
@@ -463,10 +465,20 @@ def test_the_health_port_goes_through_it_as_well() -> None:
 # Its end, and that of the learner.
 
 
+def _door_of(server: Server) -> GuardedDoor:
+    assert isinstance(server._door, GuardedDoor)
+    return server._door
+
+
+def _process_of(door: GuardedDoor) -> "subprocess.Popen[bytes]":
+    assert door._process is not None
+    return door._process
+
+
 def test_it_is_started_again_when_it_dies(caplog: pytest.LogCaptureFixture) -> None:
     with Learner(guarded=True) as learner:
         with Actor(learner.address, "a", 1):
-            learner.server._door._process.kill()
+            _process_of(_door_of(learner.server)).kill()
         services.wait_for("word of it", lambda: "ended with status -9" in caplog.text, WAIT)
         with Actor(learner.address, "b", 2):
             learner.server.check()
@@ -479,17 +491,17 @@ def test_it_is_started_again_however_often_it_dies(
     monkeypatch.setattr(door_module, "_MAX_PAUSE", 0.01)
     monkeypatch.setattr(door_module, "_MIN_PAUSE", 0.01)
     with Learner(guarded=True) as learner:
-        door = learner.server._door
+        door = _door_of(learner.server)
 
         def deaths() -> int:
             learner.server.check()
             with contextlib.suppress(ProcessLookupError):
-                door._process.kill()
+                _process_of(door).kill()
             return caplog.text.count("ended with status -9")
 
         services.wait_for("many deaths", lambda: deaths() > 7, WAIT)
         with monkeypatch.context() as patch:
-            patch.setattr(door_module.sys, "executable", "/nowhere")
+            patch.setattr(sys, "executable", "/nowhere")
             services.wait_for(
                 "failures", lambda: deaths() and caplog.text.count("cannot be started") > 2, WAIT
             )
@@ -503,15 +515,24 @@ def test_pauses_grow_and_do_not_hold_up_the_end(
     monkeypatch.setattr(door_module, "_MIN_PAUSE", 1000.0)
     monkeypatch.setattr(door_module, "_MAX_PAUSE", 3000.0)
     with _Behind(Limits(connections=9)) as behind:
-        pauses = []
-        behind.door._closing.wait = lambda pause: len(pauses) == 4 or pauses.append(pause)
-        services.wait_for(
-            "four deaths", lambda: behind.door._process.kill() or len(pauses) == 4, WAIT
-        )
+        pauses: list[float] = []
+
+        def wait(pause: float) -> bool:
+            if len(pauses) < 4:
+                pauses.append(pause)
+                return False
+            return True
+
+        def died_four_times() -> bool:
+            _process_of(behind.door).kill()
+            return len(pauses) == 4
+
+        monkeypatch.setattr(behind.door._closing, "wait", wait)
+        services.wait_for("four deaths", died_four_times, WAIT)
         assert pauses == [1000.0, 2000.0, 3000.0, 3000.0]
     with _Behind(Limits(connections=9)) as behind:
         caplog.clear()
-        behind.door._process.kill()
+        _process_of(behind.door).kill()
         services.wait_for("its pause", lambda: "starting it in 1000.0 s" in caplog.text, WAIT)
 
 
@@ -528,7 +549,7 @@ def test_one_that_is_started_while_the_door_closes_ends_as_well(
             start(door)
 
         monkeypatch.setattr(GuardedDoor, "_start", slowly)
-        behind.door._process.kill()
+        _process_of(behind.door).kill()
         assert starts.wait(WAIT)
         closing = threading.Thread(target=behind.door.close)
         closing.start()
@@ -536,25 +557,25 @@ def test_one_that_is_started_while_the_door_closes_ends_as_well(
         go_on.set()
         closing.join(WAIT)
         assert not closing.is_alive()
-        assert behind.door._process.poll() == 0
+        assert _process_of(behind.door).poll() == 0
 
 
 def test_signals_to_all_processes_leave_it_to_the_learner_when_it_ends(behind: _Behind) -> None:
     client, taken, _ = behind.pair()
     with client, taken:
         for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            behind.door._process.send_signal(each)
+            _process_of(behind.door).send_signal(each)
         taken.sendall(b"the last receipt")
         assert client.recv(16, socket.MSG_WAITALL) == b"the last receipt"
     behind.door.close()
-    assert behind.door._process.poll() == 0
+    assert _process_of(behind.door).poll() == 0
 
 
 def test_without_a_file_for_the_way_to_the_learner_only_that_connection_ends(
     behind: _Behind,
 ) -> None:
     old, old_taken, _ = behind.pair()
-    pid = behind.door._process.pid
+    pid = _process_of(behind.door).pid
 
     def count() -> int:
         return len(os.listdir(f"/proc/{pid}/fd"))
@@ -572,7 +593,7 @@ def test_without_a_file_for_the_way_to_the_learner_only_that_connection_ends(
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
         old_taken.sendall(b"still here")
         assert old.recv(10, socket.MSG_WAITALL) == b"still here"
-        assert behind.door._process.pid == pid
+        assert _process_of(behind.door).pid == pid
     client, taken, _ = behind.pair()
     with client, taken:
         pass
@@ -591,7 +612,8 @@ def test_temporary_files_may_be_deep(
 def _serve(connection: Connection) -> None:
     server = Server(messages.service(), "127.0.0.1:0", guarded=True)
     address = server.start()
-    connection.send((address, server._door._process.pid, str(server._door._directory)))
+    door = _door_of(server)
+    connection.send((address, _process_of(door).pid, str(door._directory)))
     connection.recv()
 
 
@@ -602,7 +624,7 @@ def test_it_ends_with_the_learner_whatever_ends_that() -> None:
     _, pid, directory = ours.recv()
     try:
         assert os.stat(directory).st_mode & 0o777 == 0o700
-        os.kill(learner.pid, signal.SIGKILL)
+        learner.kill()
         learner.join(WAIT)
         services.wait_for("its end", lambda: not pathlib.Path(f"/proc/{pid}").exists(), WAIT)
     finally:
@@ -614,9 +636,10 @@ def test_it_ends_with_the_learner_whatever_ends_that() -> None:
 def test_stopping_leaves_nothing_behind() -> None:
     server = Server(messages.service(), "127.0.0.1:0", guarded=True)
     address = server.start()
-    door = server._door
+    door = _door_of(server)
     server.stop(0.0)
-    assert door._process.poll() == 0
+    assert _process_of(door).poll() == 0
+    assert door._directory is not None
     assert not door._directory.exists()
     with closing(socket.socket()) as again:  # the port is free
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

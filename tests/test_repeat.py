@@ -16,7 +16,7 @@ from impala.types import EnvironmentStep, StepType
 Step = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
 
 
-class Counting(gym.Env[np.ndarray, int]):
+class Counting(gym.Env[np.ndarray, np.int64]):
     """Frame i of an episode of seven pays 10 i and is seen as i."""
 
     observation_space = gym.spaces.Box(0, 100, (1,), np.float32)
@@ -29,14 +29,14 @@ class Counting(gym.Env[np.ndarray, int]):
         self.actions: list[int] = []
         return np.zeros(1, np.float32), {}
 
-    def step(self, action: int) -> Step:
+    def step(self, action: np.int64) -> Step:
         self.actions.append(int(action))
         self.frame += 1
         observation = np.full(1, self.frame, np.float32)
         return observation, 10.0 * self.frame, self.frame == 7, False, {"frame": self.frame}
 
 
-gym.register("Paid-v0", entry_point=Counting)
+gym.register("Paid-v0", entry_point="test_repeat:Counting")
 
 
 def test_a_fixed_repeat_leaves_the_action_space_and_sums_the_rewards() -> None:
@@ -50,6 +50,7 @@ def test_a_fixed_repeat_leaves_the_action_space_and_sums_the_rewards() -> None:
     # The episode ends in frame 7, and no further frame is played.
     observation, reward, terminated, _, info = env.step(4)
     assert (observation.tolist(), reward, terminated, info["frames"]) == ([7.0], 70.0, True, 1)
+    assert isinstance(env.unwrapped, Counting)
     assert env.unwrapped.actions == [2, 2, 2, 1, 1, 1, 4]
 
 
@@ -99,6 +100,7 @@ def test_the_agent_is_told_frames_and_discounts() -> None:
 def test_a_mask_of_the_environments_own_allows_every_repeat_and_is_obeyed() -> None:
     config = EnvironmentConfig(id="hold:Masked-v0", repeat=RepeatConfig(most=2, learned=True))
     environment = environments.make(config, 8)
+    assert isinstance(environment.observation_space, gym.spaces.Dict)
     assert environment.observation_space["action_mask"].shape == (5,)
     agent = build.agent(
         AgentConfig(hidden_sizes=(4,)), environment.observation_space, environment.action_space
@@ -121,7 +123,7 @@ def test_a_mask_of_the_environments_own_allows_every_repeat_and_is_obeyed() -> N
 def test_a_held_action_ends_where_it_becomes_forbidden() -> None:
     env = ActionRepeat(hold.Masked(), RepeatConfig(most=50))
     observation, _ = env.reset(seed=1)
-    held = []
+    held: list[int] = []
     while len(held) < 200:
         action = int(np.argmax(observation["action_mask"]))
         observation, reward, _, truncated, info = env.step(action)
@@ -136,9 +138,10 @@ def test_a_held_action_ends_where_it_becomes_forbidden() -> None:
 class Lives(Counting):
     """Loses a life in its second frame."""
 
-    def step(self, action: int) -> Step:
-        *step, info = super().step(action)
-        return *step, {**info, "discount": float(self.frame != 2)}
+    def step(self, action: np.int64) -> Step:
+        observation, reward, terminated, truncated, info = super().step(action)
+        info = {**info, "discount": float(self.frame != 2)}
+        return observation, reward, terminated, truncated, info
 
 
 def test_what_an_environment_discounts_within_a_hold_counts() -> None:
@@ -177,7 +180,7 @@ class Over(hold.Masked):
         return observation
 
 
-gym.register("Over-v0", entry_point=Over)
+gym.register("Over-v0", entry_point="test_repeat:Over")
 
 
 def test_nothing_need_be_allowed_when_an_episode_is_over() -> None:
@@ -200,7 +203,7 @@ def test_a_mask_that_forbids_everything_is_refused() -> None:
         def _observation(self) -> dict[str, Any]:
             return {"observation": 0, "action_mask": np.zeros(3, np.int8)}
 
-    gym.register("Hopeless-v0", entry_point=Hopeless)
+    gym.register("Hopeless-v0", entry_point=lambda **kwargs: Hopeless(**kwargs))
     environment = environments.make(EnvironmentConfig(id="Hopeless-v0"), 2)
     with pytest.raises(RuntimeError, match="action_mask of environment 0 forbids all of part 0"):
         environment.reset(0)

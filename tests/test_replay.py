@@ -39,7 +39,8 @@ def unrolls(first: int, count: int) -> Unroll:
         *[(single.timestep, single.output) for single in singles],
     )
     return Unroll(
-        *timed,
+        timed[0],
+        timed[1],
         core_state=np.concatenate([single.core_state for single in singles]),
         frames=np.full(count, FRAMES, np.int32),
         parameter_version=np.arange(first, first + count),

@@ -1,11 +1,13 @@
 """Who is let in: every method with no, wrong, good and revoked credentials, over connections."""
 
+import hmac
 import logging
 import pathlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from typing import Any
 
 import grpc
 import messages
@@ -19,6 +21,7 @@ from callers import (
     TOKENS,
     calls,
     certificate,
+    mutual_tls,
     only,
     secure_channel,
     serving,
@@ -129,8 +132,7 @@ def ca() -> trustme.CA:
 
 
 def test_a_certificate_opens_what_its_role_may_do(tmp_path: pathlib.Path, ca: trustme.CA) -> None:
-    files = certificate(ca, tmp_path, "localhost")
-    files["tls_client_ca"] = write(tmp_path / "ca.crt", ca.cert_pem.bytes())
+    files = mutual_tls(ca, tmp_path)
     clients = {
         role: certificate(ca, tmp_path, f"spiffe://cluster.local/impala/{role}")
         for role in ("actor", "evaluator", "reader", "operator", "expired")
@@ -149,8 +151,8 @@ def test_a_certificate_opens_what_its_role_may_do(tmp_path: pathlib.Path, ca: tr
         for name, client in clients.items():
             with secure_channel(address, ca, client) as channel:
                 assert calls(channel) == expected[name], name
-        for client in (None, foreign):
-            with secure_channel(address, ca, client) as channel:
+        for other in (None, foreign):
+            with secure_channel(address, ca, other) as channel:
                 assert calls(channel) == only((), "UNAVAILABLE")
         with secure_channel(address, trustme.CA(), clients["actor"]) as channel:
             assert calls(channel) == only((), "UNAVAILABLE")  # the caller does not trust it
@@ -166,8 +168,7 @@ def _made(tmp_path: pathlib.Path) -> pathlib.Path:
 def test_a_certificate_and_a_token_must_both_allow_it(
     tmp_path: pathlib.Path, ca: trustme.CA
 ) -> None:
-    files = certificate(ca, tmp_path, "localhost")
-    files["tls_client_ca"] = write(tmp_path / "ca.crt", ca.cert_pem.bytes())
+    files = mutual_tls(ca, tmp_path)
     files["token_file"] = token_file(tmp_path / "tokens", *TOKENS)
     actor = certificate(ca, tmp_path, "spiffe://cluster.local/impala/actor")
     with serving(**files) as address, secure_channel(address, ca, actor) as channel:
@@ -217,8 +218,8 @@ def test_an_actor_shows_its_credentials_and_takes_new_ones(
     tmp_path: pathlib.Path, ca: trustme.CA
 ) -> None:
     """After a rotation of both sides it comes back by itself."""
-    authority = write(tmp_path / "ca.crt", ca.cert_pem.bytes())
-    server_files = certificate(ca, tmp_path, "localhost")
+    both = mutual_tls(ca, tmp_path)
+    authority = both["tls_client_ca"]
     tokens = token_file(tmp_path / "tokens", "actor")
     shown = token_file(tmp_path / "shown", "actor")
     files = ClientSecurity(
@@ -226,7 +227,7 @@ def test_an_actor_shows_its_credentials_and_takes_new_ones(
         tls_ca=authority,
         token_file=shown,
     )
-    both = {**server_files, "tls_client_ca": authority, "token_file": tokens}
+    both["token_file"] = tokens
     with serving(**both) as address, client(address, files) as actor:
         assert actor.join().learner_incarnation == messages.LEARNER
         assert actor.parameters().version == 3
@@ -299,7 +300,7 @@ def test_files_that_do_not_fit_are_named(tmp_path: pathlib.Path, ca: trustme.CA)
     (tmp_path / "other").mkdir()
     other = certificate(ca, tmp_path / "other", "localhost")
     authority = write(tmp_path / "ca.crt", ca.cert_pem.bytes())
-    for files, message in (
+    cases: Sequence[tuple[dict[str, Any], str]] = (
         ({"tls_cert": pair["tls_cert"]}, "tls_cert is given without tls_key"),
         ({"tls_key": pair["tls_key"]}, "tls_key is given without tls_cert"),
         ({"tls_client_ca": authority}, "without tls_cert and tls_key"),
@@ -310,7 +311,8 @@ def test_files_that_do_not_fit_are_named(tmp_path: pathlib.Path, ca: trustme.CA)
         ({"revoked_file": write(tmp_path / "bytes", b"\xff")}, "revoked names is not plain text"),
         ({"trust_domain": "spiffe://impala"}, "trust_domain is 'spiffe://impala'"),
         ({"token_file": authority}, "begins with no role"),
-    ):
+    )
+    for files, message in cases:
         with pytest.raises(SecurityError, match=message):
             ServerSecurity(**files).check("127.0.0.1:0")
 
@@ -334,11 +336,14 @@ def test_token_files_are_checked_without_telling_what_is_in_them(text: str, mess
 def test_every_token_is_compared_in_constant_time(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compared = []
-    genuine = credentials.hmac.compare_digest
-    monkeypatch.setattr(
-        credentials.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or genuine(a, b)
-    )
+    compared: list[tuple[bytes, bytes]] = []
+    genuine = hmac.compare_digest
+
+    def compare(a: bytes, b: bytes) -> bool:
+        compared.append((a, b))
+        return genuine(a, b)
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
     gate = Gate(ServerSecurity(token_file=token_file(tmp_path / "tokens", *TOKENS)))
     gate.admit(["actor"], f"Bearer {TOKENS['actor']}", ())
     assert len(compared) == 3

@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from impala.types import Parameters
-from learner.data.ingest import Ingest
+from learner.data.ingest import Arrival, Ingest
 from learner.front import server
 from learner.front.accounts import Accounts
 from learner.front.server import SERVICE_NAME, Server
@@ -21,6 +21,12 @@ from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc
 
 WAIT = 30.0  # seconds that nothing here should ever take
+
+
+def _taken(ingest: Ingest) -> Arrival:
+    arrival = ingest.get(timeout=WAIT)
+    assert arrival is not None
+    return arrival
 
 
 class _Served:
@@ -155,7 +161,7 @@ def test_a_receipt_that_waits_is_back_pressure() -> None:
         assert [next(stream).sequence for _ in range(2)] == [1, 2]
         served.join(actor="b")  # the server answers others meanwhile
         assert accounts.totals().received == 4
-        assert ingest.get(timeout=WAIT).sequence == 1
+        assert _taken(ingest).sequence == 1
         assert next(stream).sequence == 3
         assert list(stream) == []
 
@@ -228,10 +234,10 @@ def test_an_actor_that_vanishes_in_the_middle_takes_nobody_along() -> None:
             assert next(stream).sequence == 1
         assert served.join() == fingerprint  # it is back and sends what has no receipt
         stream = served.stub.StreamUnrolls(iter(sent[1:]), timeout=WAIT)
-        assert ingest.get(timeout=WAIT).sequence == 1
+        assert _taken(ingest).sequence == 1
         assert next(stream).status in (pb.STATUS_ACCEPTED, pb.STATUS_DUPLICATE)
         assert accounts.totals().received == 4
-        assert ingest.get(timeout=WAIT).sequence == 2
+        assert _taken(ingest).sequence == 2
         served.server.check()
 
 
@@ -246,6 +252,7 @@ def test_an_address_that_cannot_be_had_is_named(tmp_path: pathlib.Path) -> None:
 
 def test_a_server_that_dies_is_reported_to_its_owner() -> None:
     with _Served(messages.service()) as served:
+        assert served.server._loop is not None and served.server._stopping is not None
         served.server._loop.call_soon_threadsafe(
             served.server._stopping.set_exception, MemoryError("no memory")
         )

@@ -1,7 +1,8 @@
 """What the service answers, without gRPC."""
 
 import asyncio
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import messages
 import numpy as np
@@ -12,12 +13,12 @@ from impala.finite import NotFiniteError
 from impala.logdir import continual
 from impala.schedule.tasks import make
 from impala.types import Parameters
-from learner.data.ingest import Ingest
-from learner.front import service as service_module
+from learner.data.ingest import Arrival, Ingest
 from learner.front.accounts import Accounts, Superseded
 from learner.front.quarantine import Quarantine
 from learner.front.refused_outputs import RefusedOutputs
 from learner.front.service import IncompatibleProtocol, InvalidRequest, LearnerService, Unavailable
+from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
 
@@ -28,6 +29,12 @@ def _parameters(version: int, incarnation: int = messages.LEARNER) -> Parameters
 
 def _submit(service: LearnerService, message: pb.Unrolls) -> pb.Receipt:
     return asyncio.run(service.submit(message))
+
+
+def _taken(ingest: Ingest) -> Arrival:
+    arrival = ingest.get(0.0)
+    assert arrival is not None
+    return arrival
 
 
 def _joined(**kw: Any) -> tuple[LearnerService, str]:
@@ -124,7 +131,7 @@ def test_receipts_say_what_became_of_a_message() -> None:
     totals = accounts.totals()
     assert (totals.received, totals.duplicates, totals.queued) == (6, 1, 6)
     assert totals.rejected == {"sequence": 1, "version": 1, "unknown_actor": 1}
-    assert [ingest.get(0.0).sequence for _ in range(3)] == [1, 3, 4]
+    assert [_taken(ingest).sequence for _ in range(3)] == [1, 3, 4]
 
 
 def test_another_incarnation_of_the_same_name_takes_over() -> None:
@@ -153,7 +160,7 @@ def test_after_a_crash_a_half_learned_message_comes_in_from_where_it_was() -> No
 
     service, _ = _joined(accounts=restored, ingest=ingest)
     assert _submit(service, message).status == pb.STATUS_ACCEPTED
-    assert ingest.get(0.0).offset == 3
+    assert _taken(ingest).offset == 3
     assert restored.totals().received == 4
 
 
@@ -170,13 +177,13 @@ def test_a_full_ingest_keeps_the_receipt_and_a_cancelled_one_counts_nothing() ->
         assert accounts.totals().received == 2
 
         # The stream broke, so the same message comes again, while the first copy still waits.
-        waiting = [asyncio.create_task(service.submit(second)) for _ in range(2)]
+        copies = [asyncio.create_task(service.submit(second)) for _ in range(2)]
         await asyncio.sleep(0.01)
-        assert not any(task.done() for task in waiting)
-        assert ingest.get(0.0).sequence == 1
-        assert (await waiting[0]).status == pb.STATUS_ACCEPTED
-        assert ingest.get(0.0).sequence == 2
-        assert (await waiting[1]).status == pb.STATUS_DUPLICATE
+        assert not any(task.done() for task in copies)
+        assert _taken(ingest).sequence == 1
+        assert (await copies[0]).status == pb.STATUS_ACCEPTED
+        assert _taken(ingest).sequence == 2
+        assert (await copies[1]).status == pb.STATUS_DUPLICATE
         assert accounts.totals().received == 4
 
     asyncio.run(story())
@@ -200,10 +207,13 @@ def test_parameters_are_serialised_once_and_only_if_someone_asks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = []
-    encode = service_module.codec.encode
-    monkeypatch.setattr(
-        service_module.codec, "encode", lambda values: calls.append(0) or encode(values)
-    )
+    encode = codec.encode
+
+    def counted(values: Sequence[np.ndarray]) -> list[bytes]:
+        calls.append(0)
+        return encode(values)
+
+    monkeypatch.setattr(codec, "encode", counted)
     service = messages.service()
     for version in range(5):
         service.publish(_parameters(version))
@@ -349,7 +359,9 @@ def test_faults_of_environments_reach_the_status_once_each_and_printable() -> No
     service, fingerprint = _joined()
     crashed = pb.EnvironmentFault(environment=4, kind=pb.FAULT_KIND_CRASHED, detail="OSError: 5")
     hung = pb.EnvironmentFault(environment=1, kind=pb.FAULT_KIND_HUNG, detail="\x1b[2J" + "x" * 500)
-    newer = pb.EnvironmentFault(environment=1, kind=9, detail="of a protocol that is to come")
+    newer = pb.EnvironmentFault(
+        environment=1, kind=cast(pb.FaultKind, 9), detail="of a protocol that is to come"
+    )
     message = messages.message(fingerprint=fingerprint, environment_faults=[crashed, hung])
     assert _submit(service, message).status == pb.STATUS_ACCEPTED
     assert _submit(service, message).status == pb.STATUS_DUPLICATE
@@ -379,7 +391,7 @@ def test_only_contents_that_no_honest_actor_sends_are_blamed() -> None:
     good = messages.message(fingerprint=fingerprint)
     nan = messages.unroll(2)
     nan.timestep.reward[1, 0] = np.nan
-    sent = {
+    sent: dict[str, dict[str, Any]] = {
         "unknown_actor": {"incarnation": 9},
         "fingerprint": {"fingerprint": "another"},
         "version": {"parameter_version": 99},
@@ -410,7 +422,10 @@ def test_nobody_is_blamed_for_what_its_network_computed_before_it_was_judged(val
         bad = messages.unroll(2)
         getattr(bad.output, name)[1, 0] = value
         incarnation = (messages.LEARNER, messages.EARLIER)[i]
-        fields = {"learner_incarnation": incarnation, "parameter_version": 0 if not i else 9}
+        fields: dict[str, Any] = {
+            "learner_incarnation": incarnation,
+            "parameter_version": 0 if not i else 9,
+        }
         receipt = _submit(service, messages.message(arrays=bad, fingerprint=fingerprint, **fields))
         assert receipt.status == pb.STATUS_REJECTED
         (each,) = refused.take()

@@ -3,11 +3,11 @@
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from impala.runtime import signals
 from impala.runtime.signals import EndRequest
 
 END = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
@@ -79,7 +79,7 @@ def test_only_sigint_insists_a_second_after_its_first(
 ) -> None:
     clock = _Clock()
     with EndRequest() as request:
-        monkeypatch.setattr(signals.time, "monotonic", clock.monotonic)
+        monkeypatch.setattr(time, "monotonic", clock.monotonic)
         for seconds, number in zip(after, numbers, strict=True):
             clock.now = 100.0 + seconds
             assert not request.insists

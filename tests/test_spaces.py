@@ -23,7 +23,9 @@ SPACES: dict[str, gym.Space] = {
     "whole numbers beyond float64": gym.spaces.Box(-(2**63), 2**63 - 1, (2,), np.int64),
     "float16": gym.spaces.Box(-1, 1, (2, 2), np.float16),
     "discrete": gym.spaces.Discrete(5, start=-2),
-    "multi-discrete": gym.spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[0, 1], [-1, 0]]),
+    "multi-discrete": gym.spaces.MultiDiscrete(
+        np.array([[2, 3], [4, 5]]), start=np.array([[0, 1], [-1, 0]])
+    ),
     "multi-discrete of int8": gym.spaces.MultiDiscrete([2, 3], dtype=np.int8),
     "multi-binary": gym.spaces.MultiBinary(4),
     "multi-binary, two axes": gym.spaces.MultiBinary([2, 3]),

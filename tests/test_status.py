@@ -34,13 +34,22 @@ STATUS = pb.RunStatus(
     rejected={"range": 2},
     members=[
         pb.Member(
-            **{"name": "host-1", "role": pb.ROLE_ACTOR, "joins": 1, "unrolls": 600},
-            **{"frames": 48_000, "frames_per_second": 3010.4, "parameter_version": 1230},
+            name="host-1",
+            role=pb.ROLE_ACTOR,
+            joins=1,
+            unrolls=600,
+            frames=48_000,
+            frames_per_second=3010.4,
+            parameter_version=1230,
             active=True,
         ),
         pb.Member(
-            **{"name": "host-2", "role": pb.ROLE_ACTOR, "joins": 3, "silent_seconds": 300.0},
-            **{"rejected": 2, "last_rejection": "range: [bold]action[/bold] holds 9"},
+            name="host-2",
+            role=pb.ROLE_ACTOR,
+            joins=3,
+            silent_seconds=300.0,
+            rejected=2,
+            last_rejection="range: [bold]action[/bold] holds 9",
         ),
         pb.Member(name="judge", role=pb.ROLE_EVALUATOR, joins=1, silent_seconds=20.0, active=True),
     ],
@@ -129,7 +138,9 @@ def test_watching_survives_a_learner_that_goes_away_and_comes_back() -> None:
 
 
 def test_watching_ends_when_the_learner_refuses() -> None:
-    answers = iter([pb.RunStatus(), session.LearnerRefused("the token is unknown")])
+    answers: Iterator[pb.RunStatus | Exception] = iter(
+        [pb.RunStatus(), session.LearnerRefused("the token is unknown")]
+    )
 
     def get() -> pb.RunStatus:
         if isinstance(answer := next(answers), Exception):
@@ -174,8 +185,13 @@ ODD = "[/x][bold]\x1b[2J\x1b]0;owned\x07\r\n\u202etxt.exe\u200b\ud7ff漢"
 def test_what_callers_wrote_is_shown_and_never_obeyed() -> None:
     """A learner checks names when actors join; the view trusts nobody."""
     member = pb.Member(
-        **{"name": ODD, "role": pb.ROLE_ACTOR, "last_rejection": ODD, "last_fault": ODD * 100},
-        **{"rejected": 1, "environment_faults": 2, "active": True},
+        name=ODD,
+        role=pb.ROLE_ACTOR,
+        last_rejection=ODD,
+        last_fault=ODD * 100,
+        rejected=1,
+        environment_faults=2,
+        active=True,
     )
     status = pb.RunStatus(members=[member], rejected={ODD: 1}, refused={ODD: 1})
     text = _text(status)
@@ -192,13 +208,21 @@ def test_what_went_wrong_is_said_and_nothing_else() -> None:
     for word in ("skipped", "rolled back", "refused", "info", "blamed", "quarantined", "fault"):
         assert word not in quiet
     bad = pb.Member(
-        **{"name": "bad", "role": pb.ROLE_ACTOR, "active": True, "blamed": 7},
-        **{"quarantined_seconds": 90.0, "environment_faults": 3, "last_fault": "2 hung: no answer"},
+        name="bad",
+        role=pb.ROLE_ACTOR,
+        active=True,
+        blamed=7,
+        quarantined_seconds=90.0,
+        environment_faults=3,
+        last_fault="2 hung: no answer",
     )
     text = _text(
         pb.RunStatus(
-            **{"members": [bad, *STATUS.members], "skipped_updates": 12, "rollbacks": 1},
-            **{"refused": {"streams": 3, "joins": 1}, "dropped_info_names": 9600},
+            members=[bad, *STATUS.members],
+            skipped_updates=12,
+            rollbacks=1,
+            refused={"streams": 3, "joins": 1},
+            dropped_info_names=9600,
         )
     )
     assert "updates: 12 skipped as not finite, 1 rolled back to a checkpoint" in text

@@ -140,10 +140,15 @@ def test_damage_that_is_found_in_a_draw(directory: LogDirectory, damage: str) ->
     replay.close()
 
 
+def _sql(replay: Replay, statement: str) -> None:
+    assert isinstance(replay._store, Disk)
+    replay._store._sql(statement)
+
+
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_damage_that_is_found_in_a_commit(directory: LogDirectory, goes_on: bool) -> None:
     replay = healing(directory) if goes_on else refusing(directory)
-    replay._store._sql("UPDATE heads SET content = x'00'")
+    _sql(replay, "UPDATE heads SET content = x'00'")
     replay.add(test_replay.unrolls(COUNT, COUNT), slice(None), "honest")  # evicts some of these
     if goes_on:
         assert replay.commit() == ADDED
@@ -202,8 +207,8 @@ def test_a_full_disk_is_not_taken_for_damage(directory: LogDirectory) -> None:
 def test_what_a_crash_left_does_not_get_into_a_new_replay(directory: LogDirectory) -> None:
     file = directory.replay / "replay.sqlite"
     replay = refusing(directory)
-    replay._store._sql("BEGIN IMMEDIATE")
-    replay._store._sql("DELETE FROM heads")
+    _sql(replay, "BEGIN IMMEDIATE")
+    _sql(replay, "DELETE FROM heads")
     journal = file.with_name("replay.sqlite-journal").read_bytes()
     replay.close()
     file.unlink()

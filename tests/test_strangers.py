@@ -1,5 +1,6 @@
 """What callers without credentials can reach, and how little of it they can use up."""
 
+import functools
 import os
 import re
 import socket
@@ -7,9 +8,11 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from typing import Any
 
 import grpc
 import messages
+import prometheus_client
 import prometheus_client as prometheus
 import pytest
 from callers import OK, Learner, serving, status
@@ -199,7 +202,7 @@ def test_all_who_ask_at_once_get_one_page(monkeypatch: pytest.MonkeyPatch) -> No
         one_at_a_time.wait(0.1)
         return b"page"
 
-    monkeypatch.setattr(exporter.prometheus, "generate_latest", write_out)
+    monkeypatch.setattr(prometheus_client, "generate_latest", write_out)
     with closing(served), ExitStack() as open_ones:
         callers = [open_ones.enter_context(_connect(served.address)) for _ in range(20)]
         for caller in callers:
@@ -213,9 +216,8 @@ def test_all_who_ask_at_once_get_one_page(monkeypatch: pytest.MonkeyPatch) -> No
 # Health.
 
 
-def _watch(
-    channel: grpc.Channel, timeout: float = WAIT
-) -> Iterator[health_pb2.HealthCheckResponse]:
+def _watch(channel: grpc.Channel, timeout: float = WAIT) -> Any:
+    """Returns a call that is an iterator of responses."""
     stub = health_pb2_grpc.HealthStub(channel)
     return stub.Watch(health_pb2.HealthCheckRequest(), timeout=timeout)
 
@@ -263,7 +265,7 @@ def test_watches_do_not_use_up_the_health_port() -> None:
     try:
         with grpc.insecure_channel(server.health_address) as channel:
             watches = [_watch(channel) for _ in range(100)]
-            seen = [status(lambda watch=watch: next(watch)) for watch in watches]
+            seen = [status(functools.partial(next, watch)) for watch in watches]
             assert seen.count(OK) == probes._MAX_WATCHES_OF_HOST
             check = health_pb2_grpc.HealthStub(channel).Check
             assert check(health_pb2.HealthCheckRequest(), timeout=WAIT).status == 1

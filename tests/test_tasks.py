@@ -101,6 +101,8 @@ class Sums(Environment):
         self.num_envs = num_envs
         self.observation_space = gym.spaces.Box(0, 255, shape, np.uint8)
         self.action_space = gym.spaces.Discrete(num_actions)
+        self._num_actions = num_actions
+        self._shape = shape
         self._sums = np.zeros(num_envs, np.int64)
         self._count = 0
 
@@ -108,7 +110,7 @@ class Sums(Environment):
         return first_timestep(self._seen(), self.num_envs)
 
     def send(self, action: np.ndarray) -> None:
-        assert (action < self.action_space.n).all()
+        assert (action < self._num_actions).all()
         self._sums += action
 
     def recv(self) -> EnvironmentStep:
@@ -119,14 +121,14 @@ class Sums(Environment):
         timestep = next_timestep(self._seen(), np.zeros(self.num_envs), ended, never, first)
         return EnvironmentStep(timestep, np.ones(self.num_envs, np.int32), {})
 
-    def render(self) -> None:
+    def render(self) -> np.ndarray:
         raise NotImplementedError
 
     def close(self) -> None:
         pass
 
     def _seen(self) -> np.ndarray:
-        ones = np.ones((self.num_envs, *self.observation_space.shape), np.uint8)
+        ones = np.ones((self.num_envs, *self._shape), np.uint8)
         return (1 + self._sums.reshape(-1, *[1] * (ones.ndim - 1))).astype(np.uint8) * ones
 
 
@@ -137,6 +139,7 @@ def spaces_of(*environments: Environment) -> list[tuple[gym.Space, gym.Space]]:
 def test_observations_are_padded_and_actions_masked() -> None:
     small, large = Sums(2, 3, (2, 3)), Sums(2, 5, (4, 1))
     observation_space, action_space = join(["small", "large"], spaces_of(small, large))
+    assert isinstance(observation_space, gym.spaces.Dict)
     assert observation_space["observation"].shape == (4, 3)
     assert action_space == gym.spaces.Discrete(5)
 
@@ -157,6 +160,7 @@ def test_what_wrappers_add_is_joined_too() -> None:
         for n in (2, 4)
     ]
     observation_space, action_space = join(["two", "four"], spaces_of(*wrapped))
+    assert isinstance(observation_space, gym.spaces.Dict)
     assert observation_space["last_action"] == gym.spaces.Discrete(5, start=-1)
     seen = Joint(wrapped[0], observation_space, action_space).reset(0).observation
     assert set(seen) == {

@@ -29,7 +29,7 @@ from impala.types import Batch, StepType
 T, B = 6, 5
 OBSERVATIONS = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
 CHOICES = gym.spaces.Discrete(3, start=2)
-BOX = gym.spaces.Box(np.float32([-2.0, 0.0]), np.float32([2.0, 1.0]))
+BOX = gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
 VALUES = AgentConfig(hidden_sizes=(8,), policy="epsilon_greedy")
 DISCOUNT = 0.9
 
@@ -45,9 +45,11 @@ def make(
     whole = configs.Config(
         agent=config,
         objective=ObjectiveConfig(discount=DISCOUNT, **objective),
-        **{"q_learning" if isinstance(settings, QLearningConfig) else "sac": settings},
     )
-    name = "q_learning" if isinstance(settings, QLearningConfig) else "sac"
+    if isinstance(settings, QLearningConfig):
+        name, whole = "q_learning", dataclasses.replace(whole, q_learning=settings)
+    else:
+        name, whole = "sac", dataclasses.replace(whole, sac=settings)
     return build.algorithm(name, whole, agent), make_batch(agent, action_space)
 
 
@@ -170,6 +172,7 @@ def test_the_target_network_follows_every_few_updates() -> None:
         for variable in algorithm.learned_variables:
             variable.assign_add(tf.ones_like(variable))
     assert follows == [False, False, True, False, False, True]
+    assert isinstance(algorithm.agent.distribution, EpsilonGreedy)
     assert algorithm.agent.distribution.progress.numpy() == 0.25
 
 
@@ -268,7 +271,9 @@ def test_epsilon_greedy_against_enumeration() -> None:
         (CHOICES, EpsilonConfig(finals=(0.1,), weights=(0.0,)), "agent.epsilon"),
     ],
 )
-def test_impossible_exploration_is_refused(space: gym.Space, epsilon: float, message: str) -> None:
+def test_impossible_exploration_is_refused(
+    space: gym.Space, epsilon: EpsilonConfig, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         build.agent(dataclasses.replace(VALUES, epsilon=epsilon), OBSERVATIONS, space)
 

@@ -41,7 +41,7 @@ LEARNER = 7
 class Sink(File):
     """Keeps rows; does what it is told with each before."""
 
-    def __init__(self, before: Callable[[dict[str, float]], None] = lambda row: None) -> None:
+    def __init__(self, before: Callable[[dict[str, float]], object] = lambda row: None) -> None:
         self.rows: list[dict[str, float]] = []
         self.histograms: list[Histograms] = []
         self.before = before
@@ -104,7 +104,7 @@ def test_a_sink_that_blocks_does_not_hold_training_up(
 ) -> None:
     """As a terminal does after Ctrl-S. What there is no room for is counted, and told later."""
     release = threading.Event()
-    stuck = Sink(lambda row: release.wait(60.0) and None)
+    stuck = Sink(lambda row: release.wait(60.0))
     with writing(tmp_path, live=[stuck]) as writer:
         for number in range(500):
             writer.put(interval(number))
@@ -124,7 +124,7 @@ def test_the_last_row_gets_through_a_full_queue_with_all_that_had_no_room(
 ) -> None:
     """Given a console that is stuck until the run ends, and a hundred rows."""
     release = threading.Event()
-    console = Sink(lambda row: release.wait(60.0) and None)
+    console = Sink(lambda row: release.wait(60.0))
     with writing(tmp_path, live=[console], files=[file := Sink()]) as writer:
         for number in range(100):
             writer.put(interval(number), is_last=number == 99)
@@ -144,7 +144,7 @@ def test_a_sink_that_is_stuck_at_the_end_is_left_behind(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     release = threading.Event()
-    with writing(tmp_path, live=[Sink(lambda row: release.wait(60.0) and None)]) as writer:
+    with writing(tmp_path, live=[Sink(lambda row: release.wait(60.0))]) as writer:
         writer.put(interval(0))
         writer.close(0.05)
     assert any("rows are lost" in line for line in caplog.messages)

@@ -17,6 +17,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import grpc
 import numpy as np
@@ -178,7 +179,7 @@ class Caller:
             case 2:
                 request.actor = self._foreign_name()
             case 3:
-                request.role = rng.choice([0, 2, 3, 2**31 - 1])
+                request.role = cast(pb.Role, rng.choice([0, 2, 3, 2**31 - 1]))
             case 4:
                 request.protocol.major = rng.choice([0, 1, 3, 2**32 - 1])
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,7 +125,8 @@ def run(
     saved = checkpoint.load(logdir)
     _check_finite(logdir)
     _check_accounts(saved.accounts, accepted, called)
-    member = next((m for m in status.get("members", []) if m["name"] == "mallory"), {})
+    members = status.get("members", [])
+    member: dict[str, Any] = next((m for m in members if m["name"] == "mallory"), {})
     return Outcome(
         _score(logdir), rate, called, member, status, dict(saved.accounts), learner_status
     )
@@ -180,7 +181,7 @@ def _check_finite(logdir: pathlib.Path) -> None:
 
 
 def _check_accounts(
-    state: dict[str, Any], accepted: dict[str, int], called: dict[str, Any]
+    state: Mapping[str, Any], accepted: dict[str, int], called: dict[str, Any]
 ) -> None:
     """Everyone's own count against the learner's, to the unit."""
     accounted: dict[str, dict[str, int]] = {}

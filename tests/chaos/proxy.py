@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from collections.abc import Coroutine
+from typing import Any
 
 
 class Proxy:
@@ -46,7 +48,7 @@ class Proxy:
         self._delay, self._refuses = 0.0, False
         self._loop.call_soon_threadsafe(self._open.set)
 
-    def _call(self, coroutine: "asyncio._CoroutineLike[None]") -> None:
+    def _call(self, coroutine: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=10.0)
 
     async def _start(self) -> None:

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import damage
@@ -201,7 +201,7 @@ class Fleet:
             raise AssertionError(f"{saved} frames were in a checkpoint, now there are {least}.")
         for process in (self.learner, *self.actors.values()):
             if process.poll() is not None:
-                raise AssertionError(f"{process.args} ended with status {process.returncode}.")
+                raise AssertionError(f"{process.args!r} ended with status {process.returncode}.")
         for witness in self.witnesses:
             if witness.error is not None:
                 raise witness.error
@@ -315,7 +315,7 @@ def _environments(control: pathlib.Path) -> tuple[object, ...]:
 
 def _end_well(process: "subprocess.Popen[bytes]") -> None:
     if (status := services.stop(process)) != 0:
-        raise AssertionError(f"{process.args} ended with status {status} on SIGTERM.")
+        raise AssertionError(f"{process.args!r} ended with status {status} on SIGTERM.")
 
 
 def _freeze(process: "subprocess.Popen[bytes]", seconds: float) -> None:
@@ -375,7 +375,7 @@ def account(fleet: Fleet) -> Iterator[str]:
     yield f"Frames learned from: {saved.counters.frames:,}."
 
 
-def _accounts(state: dict[str, Any]) -> Iterator[str]:
+def _accounts(state: Mapping[str, Any]) -> Iterator[str]:
     learned, dropped = state["learned"], state["dropped"]
     received = learned + sum(dropped.values())
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items()))
@@ -384,7 +384,7 @@ def _accounts(state: dict[str, Any]) -> Iterator[str]:
     yield f"Rejected messages: {rejected}; duplicates: {state['duplicates']:,}."
 
 
-def _witnessed(ledgers: list[Ledger], state: dict[str, Any], last_crash: float) -> Iterator[str]:
+def _witnessed(ledgers: list[Ledger], state: Mapping[str, Any], last_crash: float) -> Iterator[str]:
     """Compares what was acknowledged with what was accounted for."""
     accounted = {
         (name, incarnation): unrolls for name, incarnation, unrolls, *_ in state["ledgers"]

@@ -1,0 +1,1 @@
+"""Images and manifests of the services, and what checks them."""
