@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -21,6 +22,8 @@ from impala.commands import library
 from impala.commands import train as commands_train
 from impala.environments import base
 from impala.logdir.player import Player
+from impala.runtime import process
+from impala.runtime.supervisor import Supervisor
 
 STORED = pathlib.Path(__file__).parent / "stored" / "half-trained"
 """Catch, CartPole and a bandit for an LSTM: their returns differ from episode to episode."""
@@ -60,8 +63,9 @@ def test_what_type_checkers_see_is_what_there_is() -> None:
 
 
 def test_v_trace_can_be_used_alone() -> None:
+    zeros = np.zeros((2, 1), np.float32)
     returns = impala.vtrace.from_importance_weights(
-        *np.zeros((4, 2, 1), np.float32), bootstrap_value=np.ones(1, np.float32)
+        zeros, zeros, zeros, zeros, bootstrap_value=np.ones(1, np.float32)
     )
     np.testing.assert_array_equal(returns.vs, np.zeros((2, 1)))
 
@@ -241,7 +245,7 @@ def _pretenders(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None
     """Has `train` start programs that only pretend to be a learner and actors."""
     (tmp_path / "pretender.py").write_text(_PRETENDER)
     command = (sys.executable, "-S", str(tmp_path / "pretender.py"))
-    monkeypatch.setattr(commands_train.process, "IMPALA", command)
+    monkeypatch.setattr(process, "IMPALA", command)
 
 
 @pytest.mark.usefixtures("_pretenders")
@@ -250,13 +254,14 @@ def test_training_takes_settings_and_tells_how_far_it_came(
 ) -> None:
     monkeypatch.setenv("FINISHES", "0")
     monkeypatch.setenv("IMPALA_OPTIMISER__EPSILON", "0.5")  # of the command line, not of Python
+    dotted: dict[str, Any] = {"agent.hidden_sizes": [5]}
     trained = impala.train(
         "catch",
         tmp_path / "run",
         seed=3,
         optimiser={"learning_rate": 0.25},
         mix=impala.MixConfig(fresh=7),
-        **{"agent.hidden_sizes": [5]},
+        **dotted,
     )
     assert trained == ("finished", tmp_path / "run", 900, 3, {"Catch": 0.5})
     settings = json.loads((tmp_path / "run" / "settings.json").read_text())
@@ -310,7 +315,7 @@ def test_ctrl_c_interrupts_once_the_run_has_stopped(
     run = commands_train.run
 
     def interrupted(
-        command: commands_train.Train, supervisor: library.Supervisor, output: library.Output
+        command: commands_train.Train, supervisor: Supervisor, output: library.Output
     ) -> commands_train.Ended:
         def interrupt(line: str) -> None:
             output(line)

@@ -18,7 +18,6 @@ from typing import Annotated, Any
 import messages
 import pytest
 from google.protobuf import text_format
-from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from actors import settings as told
@@ -196,8 +195,8 @@ def reply_of(config: Config, version: str = "impala 9.9", minor: int = 1) -> pb.
     )
 
 
-def described(descriptor: Descriptor, path: str = "") -> dict[str, str]:
-    """Every field of a message, by the path that the page gives it, with its type."""
+def described(descriptor: Any, path: str = "") -> dict[str, str]:
+    """Every field of a message's descriptor, by the path that the page gives it, with its type."""
     types: dict[str, str] = {}
     for field in descriptor.fields:
         where = f"{path}{field.name}"
