@@ -32,6 +32,7 @@ from learner.telemetry.console import Console
 from learner.telemetry.evaluations import Evaluations
 from learner.telemetry.files import JsonLines, TensorBoard
 from learner.telemetry.gauges import Gauges
+from learner.telemetry.kept import Kept
 from learner.telemetry.prometheus import Prometheus
 from learner.telemetry.reporter import Reporter
 from learner.telemetry.telemetry import Telemetry
@@ -153,6 +154,7 @@ def run_learner(
             # What consumes the stream of steps.
             publisher = Publisher(service, incarnations, plan.phases, guard)
             checkpoints = Checkpoints(logdir, resumed, plan.spaces, records.accounts, replay)
+            kept = Kept(logdir, resumed, plan.spaces, evaluated=lambda: evaluations.newest)
             if empty_replay and added:
                 checkpoints.save(training.learner)  # which no longer counts what was moved aside
             server = Server(
@@ -187,6 +189,7 @@ def run_learner(
                 publisher.take(step)
                 reporter.take(step)
                 checkpoints.take(step)
+                kept.take(step)
 
             if stop.is_set():
                 _log.info("Stopping: %s.", stop.cause)
@@ -195,13 +198,15 @@ def run_learner(
             else:
                 server.stop(_GRACE_SECONDS)
             records.accounts.drop_queued("run_finished" if finished else "learner_stop")
-            if training.settle():
+            if is_safe := training.settle():
                 publisher.publish(training.learner)  # what an evaluator is to play last
                 checkpoints.save(training.learner)
             counters = training.learner.counters
             if finished and service.has_evaluators:
                 version = counters.updates
                 farewell.await_evaluations(evaluations, incarnations.own, version, check, stop)
+            if is_safe:
+                kept.consider(training.learner)  # with its last evaluation
             reporter.end_row(counters, is_last=True)
             writer.drain()
             if finished:

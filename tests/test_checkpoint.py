@@ -392,6 +392,16 @@ def test_a_person_may_name_the_newest_the_best_a_number_or_a_path(tmp_path: path
         checkpoint.choose(tmp_path / "absent", "best")
 
 
+def test_a_checkpoint_can_be_loaded_by_its_path(tmp_path: pathlib.Path) -> None:
+    """As `--init-from` takes one, wherever it lies."""
+    checkpoint.save(tmp_path, _checkpoint(30), keep=1)
+    best = checkpoint.save(tmp_path, _checkpoint(10), keep=1, kind="best")
+    assert checkpoint.load(best).counters.updates == 10
+    _flip(best / "variables.npz", 1000)
+    with pytest.raises(CheckpointError, match="differ from its MANIFEST"):
+        checkpoint.load(best)
+
+
 def test_a_damaged_checkpoint_that_was_named_is_an_error(tmp_path: pathlib.Path) -> None:
     checkpoint.save(tmp_path, _checkpoint(10), keep=3)
     best = checkpoint.save(tmp_path, _checkpoint(10), keep=1, kind="best")

@@ -26,7 +26,7 @@ from learner.telemetry import own_sinks, sinks
 from learner.telemetry import telemetry as telemetry_module
 from learner.telemetry import writer as writer_module
 from learner.telemetry.console import Console
-from learner.telemetry.evaluations import Evaluations
+from learner.telemetry.evaluations import Evaluated, Evaluations
 from learner.telemetry.files import File, JsonLines, TensorBoard
 from learner.telemetry.own_sinks import OwnSink
 from learner.telemetry.prometheus import Prometheus
@@ -97,6 +97,20 @@ def report(
 ) -> EvaluationReport:
     episodes = [Episode(value, 9, 9, {"lives": 2.0})]
     return EvaluationReport("e", 0, learner, version, frames, episodes)
+
+
+def test_an_evaluation_is_whole_when_all_tasks_were_played_with_the_same_parameters(
+    tmp_path: pathlib.Path,
+) -> None:
+    evaluations = Evaluations(tmp_path, CONFIG, ["Catch", "other"], LEARNER)
+    given = [(0, 3, 1.0), (0, 4, 2.0), (1, 3, 4.0), (1, 4, 8.0), (0, 5, 3.0)]
+    found = []
+    for task, version, value in given:
+        evaluations.add(report(100, value, version=version)._replace(task=task))
+        found.append(evaluations.newest)
+    evaluations.close()
+    whole = Evaluated(LEARNER, 4, (2.0 + 8.0) / 2)
+    assert found == [None, None, None, whole, whole]
 
 
 def test_a_sink_that_blocks_does_not_hold_training_up(

@@ -45,8 +45,8 @@ class RunFlags:
     empty_replay: bool = False
     """Go on with an empty replay: an earlier one in the log directory is moved aside."""
     init_from: pathlib.Path | None = None
-    """Start a new run with the agent of another one, whose log directory this is, as far as it
-    fits. A run that is resumed does not look at it."""
+    """Start a new run with the agent of another one, as far as it fits: the log directory of that
+    run, or one of its checkpoints. A run that is resumed does not look at it."""
     log_format: LogFormat = "text"
     """text for people, or json: an object in each line."""
     settings: Annotated[Config, arg(name="")] = dataclasses.field(default_factory=Config)

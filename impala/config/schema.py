@@ -380,7 +380,12 @@ class LearnerConfig:
     """Seconds between checkpoints; one is also written at most 30 s after a run's first update, at
     the end and when a learner is stopped."""
     checkpoints_kept: Annotated[Positive, OPERATIONAL] = 3
-    """Checkpoints kept; the oldest are deleted."""
+    """Checkpoints kept to resume from; the oldest are deleted."""
+    keep_best: Annotated[bool, OPERATIONAL] = True
+    """Keep the agent with the highest return so far in LOGDIR/best: by evaluation or, in a run of
+    one task without an evaluator, by the mean of 100 episodes in training."""
+    milestones: Annotated[Count, OPERATIONAL] = 10
+    """Keep the agent in LOGDIR/milestones so many times, in equal shares of the run; 0: never."""
     log_seconds: Annotated[float, Range(0.1), OPERATIONAL] = 5.0
     """Seconds between rows of telemetry."""
     jit_compile: Annotated[bool, OPERATIONAL] = False

@@ -200,7 +200,7 @@ def load(
     in the log in all.
 
     Args:
-      directory: LOGDIR.
+      directory: LOGDIR, or the path of a checkpoint, which is then the only one.
       is_fit: whether an intact checkpoint shall be taken; if not, it is passed over too.
 
     Raises:
@@ -208,7 +208,7 @@ def load(
         to be used to open it.
     """
     root = directory / "checkpoints"
-    paths = _saved(root)
+    paths = [directory] if _is_one(directory) else _saved(root)
     damaged: list[str] = []
     for path in reversed(paths):
         try:
@@ -226,7 +226,9 @@ def load(
                 "Damaged in %s: %s. Going back to %s.", root, "; ".join(damaged), path.name
             )
         return loaded
-    if _saved(root) != paths:  # the learner has replaced them while they were being read
+    if (
+        not _is_one(directory) and _saved(root) != paths
+    ):  # the learner has replaced them while they were being read
         return load(directory)
     if damaged:
         raise CheckpointError(

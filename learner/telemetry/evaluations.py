@@ -4,6 +4,7 @@ import logging
 import pathlib
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from impala.config.schema import Config
 from impala.logdir import continual, json_lines
@@ -16,10 +17,18 @@ _FIRST_BYTES = 4e6  # that may be filed at once: some 10,000 evaluations of 20 e
 _BYTES_PER_SECOND = 2e6 / 86400  # ...and from then on
 
 
+class Evaluated(NamedTuple):
+    """An evaluation of all tasks with the same parameters."""
+
+    learner: int  # incarnation
+    version: int
+    mean: float  # return, over tasks
+
+
 class Evaluations:
     """The evaluations of a run, those before a restart included. `continual` reads them.
 
-    All but `missing` and `summaries` is of one thread.
+    All but `missing`, `newest` and `summaries` is of one thread.
     """
 
     def __init__(self, logdir: pathlib.Path, config: Config, tasks: Sequence[str], learner: int):
@@ -43,6 +52,9 @@ class Evaluations:
         self._opened = time.monotonic()
         self._new: list[EvaluationReport] = []  # not told yet
         self._newest: dict[str, tuple[int, int]] = {}  # task -> incarnation, version
+        self._means: dict[str, float] = {}  # task -> return in that evaluation
+        self.newest: Evaluated | None = None
+        """The newest evaluation of all tasks that was reported to this learner."""
         self.dropped = 0
         """Reports that were not filed: of an unknown learner, or too many."""
         self.summaries: dict[str, continual.TaskSummary] = continual.summary(self._history.run())
@@ -80,9 +92,14 @@ class Evaluations:
         try:
             self._file.write(line)
         finally:
-            self._history.add(continual.Report.parse(line))
+            parsed = continual.Report.parse(line)
+            self._history.add(parsed)
             self._new.append(report)
-            self._newest[task] = (report.learner_incarnation, report.parameter_version)
+            played = report.learner_incarnation, report.parameter_version
+            self._means[task] = parsed.mean
+            if self.missing(*played) <= {task}:
+                self.newest = Evaluated(*played, sum(self._means.values()) / len(self._means))
+            self._newest[task] = played  # last: who sees that nothing is missing sees the rest
 
     def tell(self, interval: Interval) -> None:
         """Adds what was reported since the last call, and the summary of each task."""

@@ -1,0 +1,163 @@
+"""Checkpoints of the agent that stay beside the newest: the best one, and milestones of the run."""
+
+import collections
+import json
+import logging
+import pathlib
+from collections.abc import Callable
+from typing import Literal, NamedTuple, Self
+
+import numpy as np
+
+from impala.environments.spaces import Spaces
+from impala.logdir import atomic, checkpoint, json_lines
+from impala.logdir.checkpoint import Checkpoint, Counters
+from impala.logdir.directory import StorageError
+from impala.schedule import tasks
+from learner.telemetry.evaluations import Evaluated
+from learner.update.checkpoints import Resumed
+from learner.update.learner import Learner
+from learner.update.training import Step
+
+_log = logging.getLogger(__name__)
+
+_EPISODES = 100  # of training, whose mean return stands for an evaluation
+_LOOKS = 50  # at the returns of training, over a run: as often as it is evaluated by default
+
+
+class Score(NamedTuple):
+    """The mean return for which an agent was kept as the best."""
+
+    mean: float
+    by: Literal["evaluation", "training"]
+    frames: int  # of training, when the agent was kept
+
+    def is_beaten_by(self, other: "Score") -> bool:
+        """Whether another is better. Evaluations count, and returns in training until there are."""
+        if self.by == other.by:
+            return other.mean > self.mean
+        return other.by == "evaluation"
+
+    @classmethod
+    def read(cls, path: pathlib.Path) -> Self | None:
+        """Reads what `write` has written; None if there is nothing that can be read."""
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            score = cls(data["return"], data["by"], data["frames"])
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        is_one = json_lines.is_number(score.mean) and score.by in ("evaluation", "training")
+        return score if is_one else None
+
+    def write(self, path: pathlib.Path) -> None:
+        """Writes it as JSON.
+
+        Raises:
+          StorageError: it cannot be written.
+        """
+        data = {"return": self.mean, "by": self.by, "frames": self.frames}
+        try:
+            atomic.write(path, json.dumps(data).encode())
+        except OSError as error:
+            raise StorageError(f"{path} cannot be written ({error.strerror}).") from error
+
+
+class Kept:
+    """Consumes the steps of training, and keeps agents that will be asked for later.
+
+    The best agent is the one at hand when the highest mean return over all tasks was reported by
+    an evaluator, which has played with slightly older variables. Until there are evaluations, the
+    mean return of the last 100 episodes of training counts, in runs of one task.
+    """
+
+    def __init__(
+        self,
+        logdir: pathlib.Path,
+        resumed: Resumed,
+        spaces: Spaces,
+        evaluated: Callable[[], Evaluated | None],
+    ):
+        """Goes on with what an earlier start of the run has kept.
+
+        Args:
+          logdir: of the run.
+          resumed: what the run goes on from.
+          spaces: that its agent was made for, saved with it.
+          evaluated: tells the newest evaluation of all tasks.
+        """
+        config, counters = resumed.learner.config, resumed.learner.counters
+        self._unknown = resumed.unknown
+        self._logdir = logdir
+        self._spaces = spaces
+        self._evaluated = evaluated
+        self._keeps_best = config.learner.keep_best
+        self._milestones = config.learner.milestones
+        self._total_frames = tasks.total_frames(config)
+        self._has_one_task = len(config.tasks.environments) < 2
+        self._score_file = logdir / "best" / "score.json"
+        self._best = Score.read(self._score_file)
+        self._seen: Evaluated | None = None
+        self._milestone = self._share(counters, self._milestones)
+        self._look = self._share(counters, _LOOKS)
+        self._returns: collections.deque[float] = collections.deque(maxlen=_EPISODES)
+
+    def take(self, step: Step) -> None:
+        """Keeps the agent if it is the best one so far, or if a milestone is passed.
+
+        Raises:
+          StorageError: it cannot be written.
+        """
+        for arrival in step.prepared.arrivals if step.prepared is not None else ():
+            self._returns.extend(episode.episode_return for episode in arrival.episodes)
+        if not step.in_doubt:
+            self.consider(step.learner)
+
+    def consider(self, learner: Learner) -> None:
+        """Keeps a learner's agent, as `take`.
+
+        Raises:
+          StorageError: it cannot be written.
+        """
+        milestone = self._share(learner.counters, self._milestones)
+        if milestone > self._milestone:
+            self._milestone = milestone
+            path = self._save(learner, None, "milestones")
+            _log.info("Milestone %d of %d: %s.", milestone, self._milestones, path)
+        score = self._score(learner.counters) if self._keeps_best else None
+        if score is not None and (self._best is None or self._best.is_beaten_by(score)):
+            self._best = score
+            path = self._save(learner, 1, "best")
+            score.write(self._score_file)
+            _log.info("Best return so far, in %s: %.2f. Kept as %s.", score.by, score.mean, path)
+
+    def _score(self, counters: Counters) -> Score | None:
+        """What there is to say of the agent now that was not said before."""
+        evaluated = self._evaluated()
+        if evaluated is not None and evaluated != self._seen:
+            self._seen = evaluated
+            return Score(evaluated.mean, "evaluation", counters.frames)
+        look = self._share(counters, _LOOKS)
+        if look == self._look:
+            return None
+        self._look = look
+        if self._has_one_task and len(self._returns) == _EPISODES:
+            return Score(float(np.mean(self._returns)), "training", counters.frames)
+        return None
+
+    def _share(self, counters: Counters, parts: int) -> int:
+        """How many of so many equal parts of the run are done."""
+        return min(counters.frames, self._total_frames) * parts // self._total_frames
+
+    def _save(
+        self, learner: Learner, keep: int | None, kind: Literal["milestones", "best"]
+    ) -> pathlib.Path:
+        saved = Checkpoint(
+            learner.config,
+            learner.counters,
+            checkpoint.of_agent(learner.variables()),
+            accounts={},
+            algorithm=learner.phase.algorithm,
+            spaces=self._spaces,
+            unknown=self._unknown,
+        )
+        return checkpoint.save(self._logdir, saved, keep, kind)

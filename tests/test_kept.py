@@ -1,0 +1,149 @@
+"""The best agent and milestones are kept beside the checkpoints that a run goes on from."""
+
+import json
+import pathlib
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from impala.config import values
+from impala.config.presets import PRESETS
+from impala.logdir import checkpoint
+from impala.logdir.checkpoint import CheckpointError, Counters
+from impala.types import Episode
+from learner.telemetry.evaluations import Evaluated
+from learner.telemetry.kept import Kept
+from learner.update.checkpoints import Resumed
+
+SPACES: Any = None  # none are stored
+
+
+class Story:
+    """A run of 1000 frames, whose agent is the number of its updates."""
+
+    def __init__(self, logdir: pathlib.Path, frames: int = 0, **settings: Any) -> None:
+        self.logdir = logdir
+        self.config = values.overlay(
+            PRESETS["catch"][1], {"total_frames": 1000, "learner": {"milestones": 0} | settings}
+        )
+        self.evaluated: Evaluated | None = None
+        self.frames = frames
+        self.kept = Kept(logdir, Resumed(self._learner()), SPACES, lambda: self.evaluated)
+
+    def _learner(self) -> Any:
+        updates = self.frames // 10
+        return SimpleNamespace(
+            config=self.config,
+            counters=Counters(updates=updates, frames=self.frames),
+            phase=SimpleNamespace(algorithm="impala"),
+            variables=lambda: {
+                "agent/000/w:0": np.full(3, updates, np.float32),
+                "optimiser/000/m:0": np.zeros(3, np.float32),
+            },
+        )
+
+    def goes_on_to(
+        self, frames: int, returns: list[float] | None = None, in_doubt: bool = False
+    ) -> "Story":
+        self.frames = frames
+        episodes = [Episode(value, 1, 1, {}) for value in returns or []]
+        arrivals = [SimpleNamespace(episodes=episodes)]
+        step: Any = SimpleNamespace(
+            learner=self._learner(),
+            prepared=SimpleNamespace(arrivals=arrivals) if returns is not None else None,
+            in_doubt=in_doubt,
+        )
+        self.kept.take(step)
+        return self
+
+    def is_evaluated(self, mean: float) -> "Story":
+        self.evaluated = Evaluated(1, self.frames, mean)
+        return self
+
+    @property
+    def best(self) -> int | None:
+        """Updates of the best agent."""
+        try:
+            saved = checkpoint.choose(self.logdir, "best")
+        except CheckpointError:
+            return None
+        assert list(saved.variables) == ["agent/000/w:0"]  # all that is needed to play
+        assert saved.agent_values[0][0] == saved.counters.updates
+        return saved.counters.updates
+
+    @property
+    def score(self) -> dict[str, Any]:
+        return json.loads((self.logdir / "best" / "score.json").read_text())
+
+
+def test_the_agent_with_the_best_evaluation_is_kept(tmp_path: pathlib.Path) -> None:
+    story = Story(tmp_path)
+    assert story.goes_on_to(100).best is None
+    assert story.is_evaluated(-5.0).goes_on_to(110).best == 11
+    assert story.goes_on_to(120).best == 11  # the same evaluation is no reason
+    assert story.is_evaluated(3.5).goes_on_to(500).best == 50
+    assert story.is_evaluated(3.0).goes_on_to(600).best == 50
+    assert story.score == {"return": 3.5, "by": "evaluation", "frames": 500}
+    assert len(list((tmp_path / "best").iterdir())) == 2  # it, and its score
+
+
+def test_without_an_evaluator_a_hundred_episodes_of_training_count(tmp_path: pathlib.Path) -> None:
+    story = Story(tmp_path)
+    assert story.goes_on_to(100, [9.0] * 99).best is None  # too few
+    assert story.goes_on_to(100, [9.0]).best is None  # at the next fiftieth of the run
+    assert story.goes_on_to(120, []).best == 12
+    assert story.score == {"return": 9.0, "by": "training", "frames": 120}
+    assert story.goes_on_to(200, [8.0] * 100).best == 12
+    assert story.goes_on_to(300, [10.0] * 100).best == 30
+    # As soon as there is one, evaluations alone count, though they may be lower.
+    assert story.is_evaluated(1.0).goes_on_to(400, []).best == 40
+    assert story.goes_on_to(500, [11.0] * 100).best == 40
+
+
+def test_a_run_that_is_started_again_remembers_its_best(tmp_path: pathlib.Path) -> None:
+    Story(tmp_path).is_evaluated(5.0).goes_on_to(100)
+    again = Story(tmp_path, frames=100)
+    assert again.is_evaluated(4.0).goes_on_to(200).best == 10
+    assert again.is_evaluated(6.0).goes_on_to(300).best == 30
+    (tmp_path / "best" / "score.json").write_text("{")  # damaged: the next is the best
+    assert Story(tmp_path, frames=300).is_evaluated(1.0).goes_on_to(400).best == 40
+
+
+def test_variables_in_doubt_are_not_kept_until_they_are_good(tmp_path: pathlib.Path) -> None:
+    story = Story(tmp_path, milestones=1)
+    assert story.is_evaluated(5.0).goes_on_to(1000, in_doubt=True).best is None
+    assert not (tmp_path / "milestones").exists()
+    assert story.goes_on_to(1000).best == 100
+    assert [path.name for path in (tmp_path / "milestones").iterdir()] == ["000000000100-000001"]
+
+
+def test_milestones_are_kept_in_equal_shares_of_the_run(tmp_path: pathlib.Path) -> None:
+    story = Story(tmp_path, milestones=4)
+    for frames in (0, 240, 260, 270, 500, 800, 990):
+        story.goes_on_to(frames)
+    story = Story(tmp_path, frames=800, milestones=4)  # back at a checkpoint
+    for frames in (900, 1000, 1010):
+        story.goes_on_to(frames)
+    kept = sorted(int(path.name.split("-")[0]) for path in (tmp_path / "milestones").iterdir())
+    assert kept == [26, 50, 80, 100]
+    assert checkpoint.choose(tmp_path, "26").counters.frames == 260
+    assert not checkpoint.exists(tmp_path)  # a run does not go on from these
+
+
+@pytest.mark.parametrize("by", ["evaluation", "training"])
+def test_nothing_is_kept_that_nobody_wants(tmp_path: pathlib.Path, by: str) -> None:
+    story = Story(tmp_path, keep_best=False)
+    if by == "evaluation":
+        story.is_evaluated(1.0)
+    story.goes_on_to(1000, [5.0] * 200)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_returns_in_training_say_nothing_about_several_tasks(tmp_path: pathlib.Path) -> None:
+    story = Story(tmp_path)
+    story.config = values.overlay(story.config, {"tasks": {"environments": ["a", "b"]}})
+    story.kept = Kept(tmp_path, Resumed(story._learner()), SPACES, lambda: story.evaluated)
+    assert story.goes_on_to(500, [5.0] * 100).best is None
+    assert story.is_evaluated(1.0).goes_on_to(600).best == 60
