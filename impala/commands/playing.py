@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
+from impala.components import Allowed
 from impala.config import values
 from impala.runtime import process
 from impala.runtime.logs import log_to_stderr
@@ -25,6 +26,9 @@ class PlayerFlags:
     """Which of its checkpoints: newest, best, a number of updates, or a checkpoint's path."""
     task: int = 0
     """Which of the run's tasks to play, counted from 0."""
+    allow: tuple[str, ...] = ()
+    """What may be imported if the checkpoint names it, beside installed entry points of the group
+    impala.components: each MODULE, for all that is in it, or MODULE:ATTRIBUTE."""
 
 
 def open_player(command: PlayerFlags) -> "Player":
@@ -38,7 +42,7 @@ def open_player(command: PlayerFlags) -> "Player":
     from impala.logdir.player import Player
 
     try:
-        return Player(command.logdir, command.checkpoint, command.task)
+        return Player(command.logdir, command.checkpoint, command.task, Allowed(command.allow))
     except ValueError as error:
         raise values.OptionError(str(error)) from error
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from impala.components import Allowed
 from impala.runtime import process
 
 
@@ -17,6 +18,9 @@ class ReplayUpdate:
     file: Positional[Annotated[pathlib.Path, arg(metavar="FILE")]]
     """LOGDIR/bad-updates/UPDATE.npz, which a learner has written. The exit status is 0 if the
     update is, bit for bit, what was seen, and 1 if it is not or the file cannot be used."""
+    allow: tuple[str, ...] = ()
+    """What may be imported if the file names it, beside installed entry points of the group
+    impala.components: each MODULE, for all that is in it, or MODULE:ATTRIBUTE."""
 
 
 def replay_update(command: ReplayUpdate) -> int:
@@ -25,7 +29,7 @@ def replay_update(command: ReplayUpdate) -> int:
     from learner.update import bad_updates
 
     try:
-        result = bad_updates.again(command.file)
+        result = bad_updates.again(command.file, Allowed(command.allow))
     except ValueError as error:
         print(f"impala: {error}", file=sys.stderr)
         return 1

@@ -117,6 +117,20 @@ def from_dict(data: Mapping[str, Any], allow: Allowed) -> Config:
     return values.from_dict(cls, data)
 
 
+def restore(config: Config, own: Mapping[str, Any], allow: Allowed) -> Config:
+    """Puts stored settings of parts of one's own into the configuration that names the parts.
+
+    Args:
+      config: names them.
+      own: plain data: section -> name -> value; what is left out keeps its default.
+      allow: what may be imported.
+
+    Raises:
+      OptionError: as `from_dict`.
+    """
+    return values.overlay(compose(config, allow), own)
+
+
 def for_actors(config: Config) -> dict[str, dict[str, Any]]:
     """Returns the settings of the parts that actors make, as plain data: section -> name -> value.
 

@@ -152,10 +152,12 @@ def flatten(config: Any) -> dict[str, Any]:
 
 
 def differences(old: Any, new: Any) -> list[str]:
-    """Describes each setting that differs, such as "seed: 0 -> 1"."""
+    """Describes each setting of both that differs, such as "seed: 0 -> 1"."""
     before, after = flatten(old), flatten(new)
     return [
-        f"{path}: {before[path]} -> {after[path]}" for path in after if before[path] != after[path]
+        f"{path}: {before[path]} -> {value}"
+        for path, value in after.items()
+        if path in before and before[path] != value
     ]
 
 

@@ -84,6 +84,9 @@ class Checkpoint(NamedTuple):
     algorithm: str = "impala"  # whose variables and optimiser these are
     spaces: Spaces | None = None  # that the agent was made for; None: not stored then
     unknown: Mapping[str, Any] = types.MappingProxyType({})  # settings of a newer version, nested
+    # Settings of parts of one's own, nested: reading a checkpoint imports none of them, so `config`
+    # has them only when it is written; `impala.config.parts.restore` joins the two.
+    own: Mapping[str, Any] = types.MappingProxyType({})
 
     @property
     def agent_values(self) -> list[np.ndarray]:
@@ -358,6 +361,7 @@ def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:
         "replay_added": checkpoint.replay_added,
         "algorithm": checkpoint.algorithm,
         "config": values.with_rest(values.to_dict(checkpoint.config), checkpoint.unknown),
+        "own": [part.section for part in checkpoint.config.own],
         "needs": sorted(values.settings_that_matter(checkpoint.config)),
         "spaces": checkpoint.spaces and [spaces.to_dict(space) for space in checkpoint.spaces],
     }
@@ -379,6 +383,7 @@ def _read(path: pathlib.Path) -> Checkpoint:
     if not is_old and (path / _MANIFEST).read_bytes() != _manifest(contents):
         raise ValueError(f"its files differ from its {_MANIFEST}")
     state = json.loads(contents["state.json"].decode())
+    own = {name: state["config"].pop(name, {}) for name in state.get("own", ())}
     config, unknown = _config(path, state)
     with np.load(io.BytesIO(contents["variables.npz"]), allow_pickle=False) as arrays:
         variables = {name: arrays[name] for name in arrays.files}
@@ -393,6 +398,7 @@ def _read(path: pathlib.Path) -> Checkpoint:
         algorithm=state["algorithm"],
         spaces=_spaces(state.get("spaces")),
         unknown=unknown,
+        own=own,
     )
     if unknown:
         _log.warning(

@@ -7,9 +7,10 @@ checkpoints must not be mixed with those of the first.
 
 import pathlib
 import re
+from collections.abc import Iterable
 from typing import Any
 
-from impala.config import layers, values
+from impala.config import layers, parts, values
 from impala.config.schema import Config
 from impala.logdir import checkpoint
 from impala.logdir.directory import LogDirectoryError
@@ -59,7 +60,7 @@ def differences(logdir: pathlib.Path, config: Config) -> list[str]:
     return [
         f"{path}: {_shown(before[path])} -> {_shown(value)}"
         for path, value in after.items()
-        if _is_of_experiment(path) and path in before and before[path] != value
+        if _is_of_experiment(path, config) and path in before and before[path] != value
     ]
 
 
@@ -87,15 +88,16 @@ def _stored(logdir: pathlib.Path) -> dict[str, Any]:
     except values.OptionError:
         data = {}
     if not (isinstance(data, dict) and data):
-        data = values.to_dict(checkpoint.load(logdir).config)
+        saved = checkpoint.load(logdir)
+        data = {**values.to_dict(saved.config), **saved.own}
     return values.leaves(data)
 
 
-def _is_of_experiment(path: str) -> bool:
-    def is_within(roots: tuple[str, ...]) -> bool:
+def _is_of_experiment(path: str, config: Config) -> bool:
+    def is_within(roots: Iterable[str]) -> bool:
         return any(path == root or path.startswith(f"{root}.") for root in roots)
 
-    return is_within(_EXPERIMENT) and not is_within(_OPERATIONAL)
+    return is_within((*_EXPERIMENT, *parts.for_actors(config))) and not is_within(_OPERATIONAL)
 
 
 def _shown(value: Any) -> str:

@@ -3,10 +3,13 @@
 import pathlib
 
 from impala import build
+from impala.components import Allowed
 from impala.config import parts
 from impala.environments import Environment
 from impala.logdir import checkpoint
 from impala.schedule import tasks
+
+_NOTHING = Allowed()
 
 
 class Player:
@@ -17,13 +20,22 @@ class Player:
       which: of its checkpoints, as for `checkpoint.choose`.
       task: which of the run's tasks to play, counted from 0.
 
+      allow: what may be imported if the checkpoint names it, beside installed entry points.
+
     Raises:
-      ValueError: there is no such checkpoint, or no such task.
+      ValueError: there is no such checkpoint, no such task, or a part of one's own that the
+        checkpoint names may not be imported.
     """
 
-    def __init__(self, logdir: pathlib.Path, which: str = "newest", task: int = 0) -> None:
+    def __init__(
+        self,
+        logdir: pathlib.Path,
+        which: str = "newest",
+        task: int = 0,
+        allow: Allowed = _NOTHING,
+    ) -> None:
         saved = checkpoint.choose(logdir, which)
-        self.config = saved.config
+        self.config = parts.restore(saved.config, saved.own, allow)
         self.counters = saved.counters
         of_run = tasks.make(saved.config.environment, saved.config.tasks)
         if not 0 <= task < len(of_run):
@@ -32,8 +44,7 @@ class Player:
         self._task = of_run[task]
         self.task = self._task.name
         self.spaces = saved.spaces or build.spaces(of_run)
-        own = parts.found(saved.config)
-        self.agent = build.agent(saved.config.agent, *self.spaces, own=own)
+        self.agent = build.agent(saved.config.agent, *self.spaces, own=parts.found(self.config))
         for variable, value in zip(self.agent.variables, saved.agent_values, strict=True):
             variable.assign(value)
 

@@ -20,8 +20,8 @@ import tensorflow as tf
 import tree
 
 from impala import build
-from impala.config import values
-from impala.config.schema import Config
+from impala.components import Allowed
+from impala.config import parts, values
 from impala.logdir import atomic
 from impala.logdir.checkpoint import Counters
 from impala.runtime import process
@@ -30,6 +30,7 @@ from impala.types import Batch
 from learner.data.mix import Prepared
 from learner.update.learner import Learner, Refusal
 
+_NOTHING = Allowed()
 _log = logging.getLogger(__name__)
 
 _MOST_FILES = 4  # of a log directory and of each kind; the first ones are kept
@@ -90,8 +91,12 @@ def hint(written: pathlib.Path | None) -> str:
     return f" impala replay-update {written} computes it again." if written else ""
 
 
-def again(path: pathlib.Path) -> Again:
+def again(path: pathlib.Path, allow: Allowed = _NOTHING) -> Again:
     """Computes a bad update once more, with a new agent, algorithm and optimiser.
+
+    Args:
+      path: of the file.
+      allow: what may be imported if the file names it, beside installed entry points.
 
     Raises:
       BadUpdateError: the file cannot be read, is none of ours, or is damaged.
@@ -104,10 +109,10 @@ def again(path: pathlib.Path) -> Again:
         process.set_threads(*said["threads"])
     if said["bfloat16"]:
         process.use_bfloat16()
-    config = values.from_dict(Config, said["config"])
+    config = parts.from_dict(said["config"], allow)
     counters = Counters(**said["counters"])
     spaces = build.spaces(tasks.make(config.environment, config.tasks))
-    agent = build.agent(config.agent, *spaces, seed=config.seed)
+    agent = build.agent(config.agent, *spaces, seed=config.seed, own=parts.found(config))
     algorithm = build.algorithm(said["algorithm"], config, agent)
     learner = Learner(
         algorithm, config, phases.current(phases.make(config), counters.frames), counters
