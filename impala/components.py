@@ -8,10 +8,12 @@ process may import.
 
 import dataclasses
 import difflib
+import functools
 import importlib.metadata
 import inspect
 import pkgutil
 import re
+import sys
 import traceback
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -91,13 +93,14 @@ class Allowed:
     """MODULE, for all that is in it and in modules below it, or MODULE:ATTRIBUTE."""
 
     def check(self, name: str) -> None:
-        """Checks that `name`, MODULE or MODULE:ATTRIBUTE, may be imported.
+        """Checks that `name`, MODULE, MODULE:ATTRIBUTE or an entry point's, may be imported.
 
         Raises:
           ComponentError: it may not; says which flag would allow it.
         """
         module = name.partition(":")[0]
-        if name in self.names or name in {entry.value for entry in _entry_points()}:
+        installed = {text for entry in _entry_points() for text in (entry.name, entry.value)}
+        if name in self.names or name in installed:
             return
         if any(f"{module}.".startswith(f"{allowed}.") for allowed in self.names):
             return
@@ -213,6 +216,11 @@ def load_environment(id: str, allowed: Allowed) -> Any | None:
     return None
 
 
+def is_installed(name: str) -> bool:
+    """Whether an installed package declares an entry point of this name."""
+    return name in {entry.name for entry in _entry_points()}
+
+
 def section_of(name: str, component: type) -> str:
     """Names the section of a part's settings: my_torso, of the class MyTorso or entry my-torso."""
     if ":" not in name:
@@ -222,6 +230,11 @@ def section_of(name: str, component: type) -> str:
 
 
 def _entry_points() -> Iterable[importlib.metadata.EntryPoint]:
+    return _entry_points_of(tuple(sys.path))
+
+
+@functools.cache  # reading what is installed takes tens of milliseconds
+def _entry_points_of(path: tuple[str, ...]) -> Iterable[importlib.metadata.EntryPoint]:
     return importlib.metadata.entry_points(group=GROUP)
 
 

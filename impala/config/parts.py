@@ -29,9 +29,12 @@ from impala.config.schema import Config
 from impala.schedule import phases, tasks
 
 # The settings that name parts with settings of their own.
-NAMES = ("agent.torso", "agent.core", "algorithm", "phases", "optimiser.name", "telemetry.sinks")
+NAMES = (
+    *("agent.torso", "agent.core", "algorithm", "phases", "optimiser.name", "telemetry.sinks"),
+    *("environment.id", "tasks.environments"),
+)
 # What an actor makes; the rest is the learner's.
-_OF_ACTORS = (TORSO, CORE)
+_OF_ACTORS = (ENVIRONMENT, TORSO, CORE)
 
 
 class Part(NamedTuple):
@@ -54,7 +57,11 @@ Own = Mapping[tuple[Kind, str], Found]
 
 
 def names(config: Config) -> Iterator[tuple[Kind, str]]:
-    """Lists the parts that a configuration names, built-in ones included, environments left out."""
+    """Lists the parts that a configuration names; of environments only those of one's own."""
+    played = tasks.make(config.environment, config.tasks)
+    for id in dict.fromkeys(task.environment.id for task in played):
+        if ":" in id or components.is_installed(id):
+            yield ENVIRONMENT, id
     yield TORSO, config.agent.torso
     yield CORE, config.agent.core
     for word in phases.words(config):
@@ -71,9 +78,7 @@ def allowed(config: Config, *, of_actors: bool = False) -> Allowed:
       config: what a person typed, or started in Python.
       of_actors: whether the process is an actor, which makes only some of the parts.
     """
-    played = {task.environment.id for task in tasks.make(config.environment, config.tasks)}
-    named = [(ENVIRONMENT, id) for id in sorted(played) if ":" in id]
-    named += [(kind, name) for kind, name in names(config) if not of_actors or kind in _OF_ACTORS]
+    named = [(kind, name) for kind, name in names(config) if not of_actors or kind in _OF_ACTORS]
     foreign = [name for kind, name in named if name not in kind.built_in and ":" in name]
     return Allowed(tuple(dict.fromkeys(foreign)))
 
@@ -177,7 +182,9 @@ def class_of(*configs: Config, allow: Allowed | None = None) -> type[Config]:
         for config in configs:
             permitted = allowed(config) if allow is None else allow
             for kind, name in names(config):
-                if name not in kind.built_in and (kind, name) not in parts:
+                if kind is ENVIRONMENT:  # which is found where it is made
+                    permitted.check(name)
+                elif name not in kind.built_in and (kind, name) not in parts:
                     component = components.find(name, kind, permitted)
                     section = components.section_of(name, component)
                     parts[kind, name] = Part(kind, name, section, component)

@@ -1,0 +1,1 @@
+"""Parts for impala from another package."""

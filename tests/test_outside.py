@@ -1,0 +1,301 @@
+"""Parts of one's own, from a package that is installed beside impala: tests/outside."""
+
+import json
+import math
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import services
+import tensorflow as tf
+import test_algorithms
+import uv
+import yaml
+
+from impala.commands import main as cli
+from impala.components import Allowed
+from impala.config import layers, parts, rules, values
+from impala.config.schema import AgentConfig, Config, MixConfig, ObjectiveConfig
+from impala.logdir import checkpoint, identity
+from impala.logdir.player import Player
+
+OUTSIDE = pathlib.Path(__file__).parent / "outside"
+TORSO = "outside_parts.torsos:Gated"
+ALGORITHM = "outside_parts.algorithms:Impact"
+OPTIMISER = "outside_parts.optimisers:Lion"
+SINK = "outside_parts.sinks:CsvRows"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Where the package is installed, with its entry points."""
+    folder = tmp_path_factory.mktemp("outside")
+    shutil.copytree(OUTSIDE, folder / "source", ignore=shutil.ignore_patterns("__pycache__"))
+    command = [
+        uv.find_uv_bin(),
+        "pip",
+        "install",
+        "--quiet",
+        "--offline",
+        "--no-cache",
+        "--no-deps",
+    ]
+    command += ["--no-build-isolation", "--python", sys.executable, "--target", folder / "site"]
+    done = subprocess.run([*command, folder / "source"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def bare(installed: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The same modules without entry points, as on a path that somebody has set."""
+    folder = tmp_path_factory.mktemp("bare")
+    shutil.copytree(installed / "outside_parts", folder / "outside_parts")
+    return folder
+
+
+@pytest.fixture
+def _importable(bare: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(bare)
+    for name in [name for name in os.environ if name.startswith(layers.ENVIRONMENT_PREFIX)]:
+        monkeypatch.delenv(name)
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "outside_parts"]:
+        del sys.modules[name]
+
+
+def _printed(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, dict[str, object]]:
+    assert cli.main([*argv, "--print-config"]) == 0
+    printed: dict[str, dict[str, object]] = yaml.safe_load(capsys.readouterr().out)
+    return printed
+
+
+# ------------------------------------------------------------------------------ settings
+
+
+@pytest.mark.usefixtures("_importable")
+def test_settings_of_a_part_are_a_section_in_every_layer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"agent: {{torso: '{TORSO}'}}\ngated: {{width: 24, layers: 3}}\n")
+    monkeypatch.setenv("IMPALA_ALGORITHM", ALGORITHM)
+    monkeypatch.setenv("IMPALA_GATED__LAYERS", "4")
+    monkeypatch.setenv("IMPALA_IMPACT__CLIP", "0.5")
+    flags = ["--optimiser.name", OPTIMISER, "--lion.beta1", "0.8", "--impact.rho", "3"]
+    line = ["train", *flags, "catch", "--config", str(file), "--telemetry.sinks", SINK]
+
+    printed = _printed(capsys, *line, "--csv-rows.columns", "frames")
+
+    assert printed["gated"] == {"width": 24, "layers": 4}
+    assert (printed["impact"]["clip"], printed["impact"]["rho"]) == (0.5, 3.0)
+    assert printed["lion"] == {"beta1": 0.8, "beta2": 0.99}
+    assert printed["csv_rows"] == {"file": "rows.csv", "columns": ["frames"]}
+    # What is printed, and what a learner is given as variables, is the same configuration again.
+    file.write_text(yaml.safe_dump(printed))
+    again = layers.layered("cartpole", file, {})
+    assert values.to_dict(again) == printed
+    assert layers.layered("cartpole", None, layers.to_environment(again)) == again
+
+
+@pytest.mark.usefixtures("_importable")
+def test_help_explains_the_settings_of_a_part(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["learner", "catch", "--agent.torso", TORSO, "--help"])
+    assert end.value.code == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "--gated.width INT Units of each layer. (default: 64)" in shown
+
+
+@pytest.mark.usefixtures("_importable")
+def test_a_preset_of_ones_own_has_settings_of_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    preset = "outside_parts.presets:OUTSIDE_CATCH"
+    printed = _printed(capsys, "train", preset, "--gated.layers", "1")
+    assert printed["gated"] == {"width": 32, "layers": 1}
+    assert printed["impact"]["clip"] == 0.25
+    # A part that a flag replaces takes its section with it.
+    printed = _printed(capsys, "train", preset, "--agent.torso", "mlp")
+    assert "gated" not in printed and "impact" in printed
+
+
+@pytest.mark.usefixtures("_importable")
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (f"--agent.torso {TORSO} --gated.width 0", "gated.width is 0; it must be at least 1."),
+        (f"--agent.torso {TORSO} --gated.wdth 1", "Did you mean '--gated.width'?"),
+        (
+            f"--agent.torso {ALGORITHM}",
+            f"{ALGORITHM} is no torso: derive it from Torso (from impala.agents.torsos import",
+        ),
+        (f"--agent.core {TORSO}", f"{TORSO} is no core: derive it from Core (from impala.agents."),
+        ("--algorithm outside_parts:No", "outside_parts has no attribute 'No'."),
+        (f"--phases {ALGORITHM} impala", "every phase but the last is ALGORITHM:FRAMES"),
+        (f"--phases {ALGORITHM}:1000 impala --agent.policy epsilon_greedy", f"which {ALGORITHM}"),
+        ("--telemetry.sinks no_such:Sink", "there is no module 'no_such'."),
+    ],
+)
+def test_mistakes_with_parts_are_told_in_a_line(
+    line: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", "catch", *line.split()]) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert message in error
+
+
+@pytest.mark.usefixtures("_importable")
+def test_demands_of_an_algorithm_of_ones_own_are_checked() -> None:
+    from outside_parts.algorithms import Impact
+
+    from impala.config.demands import Demands
+
+    config = parts.compose(Config(algorithm=ALGORITHM, mix=MixConfig(replayed=4)))
+    rules.validate(config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Impact, "demands", Demands(on_policy=True))
+        with pytest.raises(values.OptionError, match=r"mix\.replayed is 4, but outside_parts"):
+            rules.validate(config)
+
+
+@pytest.mark.usefixtures("_importable")
+def test_a_section_that_is_built_in_cannot_be_that_of_a_part() -> None:
+    import outside_parts.torsos
+
+    outside_parts.torsos.Learner = type(  # type: ignore[attr-defined]
+        "Learner", (outside_parts.torsos.Gated,), {}
+    )
+    named = Config(agent=AgentConfig(torso="outside_parts.torsos:Learner"))
+    with pytest.raises(values.OptionError, match="section 'learner', which is a section that is b"):
+        parts.compose(named)
+
+
+@pytest.mark.usefixtures("_importable")
+def test_reading_settings_imports_nothing_that_is_not_allowed() -> None:
+    told = {"agent": {"torso": TORSO}, "gated": {"width": 8}}
+    config = parts.from_dict(told, Allowed(("outside_parts",)))
+    assert parts.for_actors(config) == {"gated": {"width": 8, "layers": 2}}
+    for name in [name for name in sys.modules if name.partition(".")[0] == "outside_parts"]:
+        del sys.modules[name]
+    with pytest.raises(values.OptionError, match=f"--allow {TORSO}"):
+        parts.from_dict(told, Allowed())
+    with pytest.raises(values.OptionError, match="--allow outside_parts:Games-v0"):
+        parts.from_dict({"environment": {"id": "outside_parts:Games-v0"}}, Allowed())
+    assert "outside_parts.torsos" not in sys.modules
+
+
+# ------------------------------------------------------------------------------ the algorithm
+
+
+@pytest.mark.usefixtures("_importable")
+def test_impact_is_the_surrogate_of_the_paper() -> None:
+    """Against sums written out, with ratios on both sides of every clip."""
+    from outside_parts.algorithms import Impact
+
+    settings = Impact.Settings(clip=0.2, rho=1.5, gae_lambda=0.9, entropy_cost=0.0)
+    agent = test_algorithms.table_agent()
+    algorithm = Impact(agent, ObjectiveConfig(discount=0.9), settings)
+    rng = np.random.default_rng(3)
+    agent.policy.assign_add(0.7 * rng.normal(size=agent.policy.shape))  # away from the target
+    agent.baseline.assign_add(rng.normal(size=agent.baseline.shape))
+    arrays = test_algorithms.make_arrays()
+    batch = test_algorithms.make_batch(arrays, agent)
+
+    found = algorithm.loss(batch).loss.numpy()
+
+    target = algorithm._target
+    old, values_now, values_then = target.policy, agent.baseline.numpy(), target.baseline.numpy()
+    expected = np.zeros(found.shape)
+    clips = set()
+    for b in range(found.shape[1]):
+        steps = len(found)
+        seam = [arrays["step_type"][t + 1, b] == 0 for t in range(steps)]
+        action = [int(arrays["action"][t + 1, b]) for t in range(steps)]
+
+        def log(table: "tf.Variable | np.ndarray", t: int, b: int = b) -> np.ndarray:
+            logits = np.asarray(table, np.float64)[t, b]
+            return logits - np.log(np.sum(np.exp(logits)))
+
+        pi = [math.exp(log(agent.policy, t)[action[t]]) for t in range(steps)]
+        pi_target = [math.exp(log(old, t)[action[t]]) for t in range(steps)]
+        worker = [math.exp(log(arrays["policy"], t + 1)[action[t]]) for t in range(steps)]
+        for t in range(steps):
+            if seam[t]:
+                continue
+            advantage, weight = 0.0, 1.0
+            for i in range(t, steps):
+                if seam[i]:
+                    break
+                rho = min(1.0, pi_target[i] / worker[i])
+                discount = 0.9 * arrays["discount"][i + 1, b]
+                reward = arrays["reward"][i + 1, b]
+                delta = reward + discount * values_then[i + 1, b] - values_then[i, b]
+                advantage += weight * rho * delta
+                weight *= discount * 0.9 * rho
+            ratio = min(worker[t] / pi_target[t], 1.5) * pi[t] / worker[t]
+            clipped = min(max(ratio, 0.8), 1.2)
+            clips |= {(worker[t] / pi_target[t] > 1.5), ("low", "in", "high")[int(ratio > 0.8)
+                      + int(ratio > 1.2)]}  # fmt: skip
+            surrogate = min(ratio * advantage, clipped * advantage)
+            error = values_then[t, b] + advantage - values_now[t, b]
+            expected[t, b] = -surrogate + 0.5 * 0.5 * error**2
+    assert clips == {True, False, "low", "in", "high"}
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+# ------------------------------------------------------------------------------ the services
+
+
+def test_a_package_from_outside_is_trained_as_services_and_evaluated(
+    tmp_path: pathlib.Path,
+    installed: pathlib.Path,
+    bare: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paths = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(bare), paths]))
+    logdir = tmp_path / "run"
+    flags = ["--agent.torso", TORSO, "--gated.width", 24, "--algorithm", ALGORITHM]
+    flags += ["--impact.clip", 0.25, "--optimiser.name", OPTIMISER, "--lion.beta1", 0.8]
+    with ExitStack() as stack:
+        # Given a learner whose flags name parts of the package ...
+        learner = stack.enter_context(services.learner(logdir, "127.0.0.1:0", *flags))
+        address = services.address_of(logdir)
+
+        # ... an actor that may not import them says so in a line, and which flag would allow it ...
+        refused = services.run("actor", "--learner", address)
+        assert refused.returncode == 1
+        lines = [line for line in refused.stderr.splitlines() if "outside_parts" in line]
+        assert len(lines) == 1 and f"--allow {TORSO}" in lines[0], refused.stderr
+
+        # ... and one that is allowed to acts.
+        stack.enter_context(services.actor(logdir, address, "--allow", "outside_parts"))
+        services.wait_for_row(logdir, "updates", lambda row: row["updates"] >= 5)
+        assert services.stop(learner) == 0
+
+    # The checkpoint holds the settings, and is opened only by who may import the part.
+    saved = checkpoint.load(logdir)
+    assert saved.own["gated"] == {"width": 24, "layers": 2}
+    assert saved.own["impact"]["clip"] == 0.25
+    assert {name.split("/", 2)[2] for name in checkpoint.of_agent(saved.variables)} >= {
+        "Gated/linear_0/w:0"
+    }
+    with pytest.raises(ValueError, match=f"--allow {TORSO}"):
+        Player(logdir)
+
+    # Where the package is installed, its entry points are allowance enough.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(installed), paths]))
+    report = tmp_path / "report.json"
+    played = services.run("evaluate", logdir, "--episodes", 2, "--json", report)
+    assert played.returncode == 0, played.stderr
+    assert len(json.loads(report.read_text())["episodes"]) == 2
+
+    # Another width would be another experiment.
+    monkeypatch.syspath_prepend(bare)
+    other = parts.compose(Config(agent=AgentConfig(torso=TORSO)))
+    assert "gated.width: 24 -> 64" in identity.differences(logdir, other)
