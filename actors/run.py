@@ -175,8 +175,9 @@ class _Built:
         entropy = [reply.seed, reply.actor_index, incarnation]
         self.seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
         self.unroll_length: int = reply.unroll_length
-        self._spaces = build.spaces(self.tasks)
-        self.agent = build.agent(config.agent, *self._spaces, own=parts.found(config))
+        self._own = parts.found(config)
+        self._spaces = build.spaces(self.tasks, self._own)
+        self.agent = build.agent(config.agent, *self._spaces, own=self._own)
         self._check(reply, build.unroll_spec(self.agent, *self._spaces, self.unroll_length))
 
     def environment(self, task: int, num_envs: int, first: int = 0, render: bool = False) -> Any:
@@ -190,6 +191,7 @@ class _Built:
             first=first,
             render_mode="human" if render else None,
             joint=self._spaces,
+            own=self._own,
         )
 
     def _check(self, reply: Any, unroll_spec: Any) -> None:

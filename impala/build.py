@@ -17,7 +17,7 @@ from impala.agents.agent import Agent
 from impala.agents.cores import Core
 from impala.agents.observation import Features, FrameStack
 from impala.algorithms.base import Algorithm
-from impala.components import ALGORITHM, CORE, TORSO, Allowed, Kind
+from impala.components import ALGORITHM, CORE, ENVIRONMENT, TORSO, Allowed, Kind
 from impala.config import parts
 from impala.config.parts import Found, Own
 from impala.config.schema import ActorConfig, AgentConfig, Config, EnvironmentConfig
@@ -40,6 +40,7 @@ def environment(
     first: int = 0,
     render_mode: str | None = None,
     joint: Spaces | None = None,
+    own: Own = _NONE,
 ) -> Environment:
     """`num_envs` environments that step together, seen and played through `joint` spaces.
 
@@ -50,13 +51,21 @@ def environment(
     """
     from impala import environments  # Here, so that tools which need none load no emulator.
 
-    made = environments.make(config, num_envs, actor=actor, first=first, render_mode=render_mode)
+    found = own.get((ENVIRONMENT, config.id))
+    made = environments.make(
+        config,
+        num_envs,
+        settings=found and found.settings,
+        actor=actor,
+        first=first,
+        render_mode=render_mode,
+    )
     if joint is None or joint == (made.observation_space, made.action_space):
         return made
     return environments.Joint(made, *joint)
 
 
-def spaces(tasks: Sequence[Task]) -> Spaces:
+def spaces(tasks: Sequence[Task], own: Own = _NONE) -> Spaces:
     """Observation and action space of one environment, through which every task can be played.
 
     Raises:
@@ -66,7 +75,7 @@ def spaces(tasks: Sequence[Task]) -> Spaces:
 
     of_tasks = []
     for task in tasks:
-        probe = environment(task.environment, num_envs=1)
+        probe = environment(task.environment, num_envs=1, own=own)
         probe.close()
         of_tasks.append((probe.observation_space, probe.action_space))
     return environments.join([task.name for task in tasks], of_tasks)

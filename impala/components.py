@@ -206,14 +206,18 @@ def load_environment(id: str, allowed: Allowed) -> Any | None:
     Raises:
       ComponentError: as `load`.
     """
-    module, colon, name = id.rpartition(":")
-    if not colon:
-        return load(id, allowed) if id in {entry.name for entry in _entry_points()} else None
-    if _ATTRIBUTE.fullmatch(name):
+    if is_attribute(id):
         return load(id, allowed)
-    allowed.check(id)
-    load(module, Allowed((module,)))
+    if module := id.rpartition(":")[0]:
+        allowed.check(id)
+        load(module, Allowed((module,)))
     return None
+
+
+def is_attribute(id: str) -> bool:
+    """Whether the id of an environment is an entry point's name or MODULE:NAME, not MODULE:ID."""
+    _, colon, name = id.rpartition(":")
+    return bool(_ATTRIBUTE.fullmatch(name)) if colon else is_installed(id)
 
 
 def is_installed(name: str) -> bool:

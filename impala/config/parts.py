@@ -42,14 +42,14 @@ class Part(NamedTuple):
 
     kind: Kind
     name: str
-    section: str  # of its settings
-    component: type[Any]
+    section: str  # of its settings; "" if it has none
+    component: Any  # its class; of an environment also a function, or None: it is registered
 
 
 class Found(NamedTuple):
     """A part that can be made."""
 
-    component: type[Any]
+    component: Any
     settings: Any  # an instance of its class `Settings`; None if it has none
 
 
@@ -101,7 +101,7 @@ def compose(config: Config, allow: Allowed | None = None, **settings: Any) -> Co
     if unknown := sorted(settings.keys() - known):
         raise values.OptionError(
             f"The configuration names no part whose settings are the section {unknown[0]!r}; "
-            f"it has {', '.join(part.section for part in cls.own) or 'none'}."
+            f"it has {', '.join(part.section for part in cls.own if part.section) or 'none'}."
         )
     sections = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     kept = {name: value for name, value in sections.items() if name in known}
@@ -144,14 +144,16 @@ def for_actors(config: Config) -> dict[str, dict[str, Any]]:
     return {
         part.section: values.to_dict(getattr(config, part.section))
         for part in config.own
-        if part.kind in _OF_ACTORS and hasattr(part.component, "Settings")
+        if part.kind in _OF_ACTORS and part.section
     }
 
 
 def found(config: Config) -> Own:
     """Returns the parts of one's own that a composed configuration names, with their settings."""
     return {
-        (part.kind, part.name): Found(part.component, getattr(config, part.section, None))
+        (part.kind, part.name): Found(
+            part.component, getattr(config, part.section) if part.section else None
+        )
         for part in config.own
     }
 
@@ -182,15 +184,23 @@ def class_of(*configs: Config, allow: Allowed | None = None) -> type[Config]:
         for config in configs:
             permitted = allowed(config) if allow is None else allow
             for kind, name in names(config):
-                if kind is ENVIRONMENT:  # which is found where it is made
-                    permitted.check(name)
-                elif name not in kind.built_in and (kind, name) not in parts:
-                    component = components.find(name, kind, permitted)
-                    section = components.section_of(name, component)
+                if name not in kind.built_in and (kind, name) not in parts:
+                    component = _find(kind, name, permitted)
+                    has_settings = hasattr(component, "Settings")
+                    section = components.section_of(name, component) if has_settings else ""
                     parts[kind, name] = Part(kind, name, section, component)
         return _class_of(tuple(parts.values()))
     except ValueError as error:
         raise values.OptionError(str(error)) from error
+
+
+def _find(kind: Kind, name: str, allow: Allowed) -> Any:
+    if kind is not ENVIRONMENT:
+        return components.find(name, kind, allow)
+    if components.is_attribute(name):
+        return components.load_environment(name, allow)
+    allow.check(name)  # MODULE:ID, which is imported where it is made
+    return None
 
 
 @functools.cache
@@ -200,7 +210,7 @@ def _class_of(parts: tuple[Part, ...]) -> type[Config]:
     taken = {field.name: "a section that is built in" for field in dataclasses.fields(Config)}
     sections = []
     for part in parts:
-        if (settings := getattr(part.component, "Settings", None)) is None:
+        if not part.section:
             continue
         if part.section in taken:
             raise ComponentError(
@@ -208,6 +218,7 @@ def _class_of(parts: tuple[Part, ...]) -> type[Config]:
                 f"{taken[part.section]}. Rename the class, or name it by an entry point."
             )
         taken[part.section] = f"that of {part.name}"
+        settings = part.component.Settings
         sections.append((part.section, settings, dataclasses.field(default=_default(part))))
     return dataclasses.make_dataclass(
         "Config",

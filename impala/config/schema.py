@@ -110,8 +110,8 @@ class EnvironmentConfig:
     """What the agent plays."""
 
     id: str = "ALE/Pong-v5"
-    """ALE/<Game>-v5, Catch, any registered Gymnasium id (module:id imports the module first), or
-    your own, as module:attribute (docs/your-environment.md)."""
+    """ALE/<Game>-v5, Catch, any registered Gymnasium id (module:id imports the module first),
+    or one of your own, as module:attribute."""
     kwargs: str = "{}"
     """Keyword arguments of the environment, or of gymnasium.make, as a JSON object."""
     vectorization: Literal["sync", "async", "own"] = "sync"

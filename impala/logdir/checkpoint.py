@@ -361,7 +361,7 @@ def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:
         "replay_added": checkpoint.replay_added,
         "algorithm": checkpoint.algorithm,
         "config": values.with_rest(values.to_dict(checkpoint.config), checkpoint.unknown),
-        "own": [part.section for part in checkpoint.config.own],
+        "own": [part.section for part in checkpoint.config.own if part.section],
         "needs": sorted(values.settings_that_matter(checkpoint.config)),
         "spaces": checkpoint.spaces and [spaces.to_dict(space) for space in checkpoint.spaces],
     }

@@ -36,6 +36,7 @@ class Player:
     ) -> None:
         saved = checkpoint.choose(logdir, which)
         self.config = parts.restore(saved.config, saved.own, allow)
+        self._own = parts.found(self.config)
         self.counters = saved.counters
         of_run = tasks.make(saved.config.environment, saved.config.tasks)
         if not 0 <= task < len(of_run):
@@ -43,8 +44,8 @@ class Player:
             raise ValueError(f"task is {task}; of this run's tasks {names}.")
         self._task = of_run[task]
         self.task = self._task.name
-        self.spaces = saved.spaces or build.spaces(of_run)
-        self.agent = build.agent(saved.config.agent, *self.spaces, own=parts.found(self.config))
+        self.spaces = saved.spaces or build.spaces(of_run, self._own)
+        self.agent = build.agent(saved.config.agent, *self.spaces, own=self._own)
         for variable, value in zip(self.agent.variables, saved.agent_values, strict=True):
             variable.assign(value)
 
@@ -59,5 +60,9 @@ class Player:
           ValueError: they cannot be made, for instance because a package is missing.
         """
         return build.environment(
-            self._task.environment, num_envs, render_mode=render_mode, joint=self.spaces
+            self._task.environment,
+            num_envs,
+            render_mode=render_mode,
+            joint=self.spaces,
+            own=self._own,
         )

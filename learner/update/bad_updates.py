@@ -111,8 +111,9 @@ def again(path: pathlib.Path, allow: Allowed = _NOTHING) -> Again:
         process.use_bfloat16()
     config = parts.from_dict(said["config"], allow)
     counters = Counters(**said["counters"])
-    spaces = build.spaces(tasks.make(config.environment, config.tasks))
-    agent = build.agent(config.agent, *spaces, seed=config.seed, own=parts.found(config))
+    own = parts.found(config)
+    spaces = build.spaces(tasks.make(config.environment, config.tasks), own)
+    agent = build.agent(config.agent, *spaces, seed=config.seed, own=own)
     algorithm = build.algorithm(said["algorithm"], config, agent)
     learner = Learner(
         algorithm, config, phases.current(phases.make(config), counters.frames), counters
