@@ -37,8 +37,9 @@ def plan_of(config: Config) -> Plan:
     try:
         played = tasks.make(config.environment, config.tasks)
         schedule = Schedule(config)
-        spaces = build.spaces(played)
-        agent = build.agent(config.agent, *spaces, seed=config.seed, own=parts.found(config))
+        own = parts.found(config)
+        spaces = build.spaces(played, own)
+        agent = build.agent(config.agent, *spaces, seed=config.seed, own=own)
         phases = Phases(config, agent)
     except ValueError as error:
         raise values.OptionError(str(error)) from error

@@ -46,8 +46,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         "--no-cache",
         "--no-deps",
     ]
-    command += ["--no-build-isolation", "--python", sys.executable, "--target", folder / "site"]
-    done = subprocess.run([*command, folder / "source"], capture_output=True, text=True)
+    command += ["--no-build-isolation", "--python", sys.executable, "--target", f"{folder}/site"]
+    done = subprocess.run([*command, f"{folder}/source"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder / "site"
 
@@ -262,6 +262,7 @@ def test_a_package_from_outside_is_trained_as_services_and_evaluated(
     logdir = tmp_path / "run"
     flags = ["--agent.torso", TORSO, "--gated.width", 24, "--algorithm", ALGORITHM]
     flags += ["--impact.clip", 0.25, "--optimiser.name", OPTIMISER, "--lion.beta1", 0.8]
+    flags += ["--telemetry.sinks", SINK, "--csv-rows.columns", "updates"]
     with ExitStack() as stack:
         # Given a learner whose flags name parts of the package ...
         learner = stack.enter_context(services.learner(logdir, "127.0.0.1:0", *flags))
@@ -277,6 +278,10 @@ def test_a_package_from_outside_is_trained_as_services_and_evaluated(
         stack.enter_context(services.actor(logdir, address, "--allow", "outside_parts"))
         services.wait_for_row(logdir, "updates", lambda row: row["updates"] >= 5)
         assert services.stop(learner) == 0
+
+    updates = [float(line) for line in (logdir / "rows.csv").read_text().split()]
+    assert updates == sorted(updates)
+    assert updates[-1] == services.rows(logdir)[-1]["updates"] >= 5
 
     # The checkpoint holds the settings, and is opened only by who may import the part.
     saved = checkpoint.load(logdir)

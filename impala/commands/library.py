@@ -6,11 +6,12 @@ import logging
 import pathlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from impala.commands.flags import STOPPED
 from impala.commands.train import GRACE_SECONDS, Train, run
+from impala.components import Allowed
 from impala.config import layers, parts, rules, values
 from impala.config.schema import Config
 from impala.logdir import rows
@@ -140,6 +141,7 @@ def load(
     greedy: bool = False,
     seed: int = 0,
     gpu: bool = False,
+    allow: Sequence[str] = (),
 ) -> "Policy":
     """Loads the agent of a run, to act in a loop of one's own: see `Policy`.
 
@@ -151,6 +153,8 @@ def load(
       seed: of the sampled actions.
       gpu: whether to compute on a GPU. If not, GPUs are hidden from TensorFlow in this process,
         unless it uses them already.
+      allow: what may be imported if the checkpoint names it, beside installed entry points of the
+        group impala.components: each MODULE, for all that is in it, or MODULE:ATTRIBUTE.
 
     Raises:
       ValueError: there is no such checkpoint, or no such task.
@@ -163,7 +167,7 @@ def load(
 
     device = None if gpu else "/CPU:0"
     with tf.device(device):
-        player = Player(pathlib.Path(logdir), str(checkpoint), task)
+        player = Player(pathlib.Path(logdir), str(checkpoint), task, Allowed(tuple(allow)))
         return Policy(player, greedy, seed, device)
 
 

@@ -19,8 +19,6 @@ from impala.config.schema import Config
 
 T = TypeVar("T")
 
-_SEVERAL = ("phases", "telemetry.sinks")  # of the settings that name parts
-
 
 def parse(name: str, command_type: type[T], argv: list[str]) -> T:
     """Reads a command's flags over the layers below them.
@@ -52,6 +50,7 @@ def parse(name: str, command_type: type[T], argv: list[str]) -> T:
 def _names(argv: list[str]) -> dict[str, Any]:
     """Returns the settings on a command line that name parts, nested, before others are known."""
     named: dict[str, Any] = {}
+    defaults = values.flatten(Config())
     for path in parts.NAMES:
         if not (words := _words(argv, path)):
             continue
@@ -59,7 +58,7 @@ def _names(argv: list[str]) -> dict[str, Any]:
         place = named
         for section in sections:
             place = place.setdefault(section, {})
-        place[last] = words if path in _SEVERAL else words[0]
+        place[last] = words if isinstance(defaults[path], tuple) else words[0]
     return named
 
 
