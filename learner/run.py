@@ -151,7 +151,7 @@ def run_learner(
             )
             training = Training(plan.phases, resumed.learner, mix, guard)
 
-            # What consumes the stream of steps.
+            # What consumes the stream of iterations.
             publisher = Publisher(service, incarnations, plan.phases, guard)
             checkpoints = Checkpoints(logdir, resumed, plan.spaces, records.accounts, replay)
             kept = Kept(logdir, resumed, plan.spaces, evaluated=lambda: evaluations.newest)
@@ -182,14 +182,14 @@ def run_learner(
                 _log.warning("Insecure: whoever reaches %s may take part in this run.", address)
 
             telemetry.begin(training.learner.counters)
-            for step in training.steps(until=stop.is_set):
+            for iteration in training.iterations(until=stop.is_set):
                 server.check()
-                for part in step.provenance:
+                for part in iteration.provenance:
                     records.accounts.settle(*part)
-                publisher.take(step)
-                reporter.take(step)
-                checkpoints.take(step)
-                kept.take(step)
+                publisher.take(iteration)
+                reporter.take(iteration)
+                checkpoints.take(iteration)
+                kept.take(iteration)
 
             if stop.is_set():
                 _log.info("Stopping: %s.", stop.cause)

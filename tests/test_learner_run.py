@@ -1,4 +1,4 @@
-"""The training loop and what consumes its steps, without actors or a server."""
+"""The training loop and what consumes it, without actors or a server."""
 
 import dataclasses
 import pathlib
@@ -18,7 +18,7 @@ from learner.front.records import Records
 from learner.update.checkpoints import Checkpoints, resume
 from learner.update.guard import Guard
 from learner.update.phases import Phases
-from learner.update.training import Step, Training
+from learner.update.training import Iteration, Training
 
 T, B = 4, 2
 CONFIG = Config(
@@ -79,12 +79,12 @@ class Scene:
         batch = Batch(unroll, np.full(B, is_replay))
         return Prepared(batch, [Origin("a", None)] * B, [], B, frames, frames, [])
 
-    def steps(self, count: int, consume: Callable[[Step], None]) -> list[Step]:
-        """Lets the loop make so many steps, or fewer if the run ends."""
-        made: list[Step] = []
-        for step in self.training.steps(until=lambda: len(made) == count):
-            consume(step)
-            made.append(step)
+    def iterations(self, count: int, consume: Callable[[Iteration], None]) -> list[Iteration]:
+        """Lets the loop make so many iterations, or fewer if the run ends."""
+        made: list[Iteration] = []
+        for iteration in self.training.iterations(until=lambda: len(made) == count):
+            consume(iteration)
+            made.append(iteration)
         return made
 
     def spoil(self) -> None:
@@ -105,39 +105,39 @@ def test_the_loop_tells_what_each_step_has_brought_and_ends_with_the_run(scene: 
     warm_up = Prepared(None, [], [Provenance("a", 1, 1, B, None)], B, B * T, B * T, [])
     seen: list[tuple[int, int]] = []
 
-    def consume(step: Step) -> None:
-        seen.append((step.learner.counters.updates, step.learner.counters.frames))
+    def consume(iteration: Iteration) -> None:
+        seen.append((iteration.learner.counters.updates, iteration.learner.counters.frames))
 
     scene.batches.ready = [scene.prepared(), warm_up]
-    learned, remembered, nothing = scene.steps(3, consume)
+    learned, remembered, nothing = scene.iterations(3, consume)
     assert seen == [(1, B * T), (1, 2 * B * T), (1, 2 * B * T)]  # each was consumed at once
     assert learned.update is not None and remembered.update is None and nothing.prepared is None
-    assert [step.is_new for step in (learned, remembered, nothing)] == [True, True, False]
+    assert [iteration.is_new for iteration in (learned, remembered, nothing)] == [True, True, False]
     assert list(remembered.provenance) == warm_up.provenance and not nothing.provenance
-    assert not any(step.begins_phase for step in (learned, remembered, nothing))
+    assert not any(iteration.begins_phase for iteration in (learned, remembered, nothing))
     scene.batches.ready = [scene.prepared(frames=1000), scene.prepared(frames=10_000)]
-    second, last = scene.steps(9, consume)
+    second, last = scene.iterations(9, consume)
     assert second.begins_phase and second.learner.phase.algorithm == "actor_critic"
     assert not last.begins_phase and last.learner is second.learner
     assert scene.training.is_finished
-    assert scene.steps(9, consume) == []
+    assert scene.iterations(9, consume) == []
 
 
 def test_the_first_checkpoint_is_not_kept_waiting_by_actors_that_send_nothing_more(
     scene: Scene,
 ) -> None:
     scene.seconds = 301.0
-    scene.steps(3, scene.checkpoints.take)
+    scene.iterations(3, scene.checkpoints.take)
     assert not checkpoint.exists(scene.logdir)  # nothing was learned
     scene.seconds = 0.0
     scene.batches.ready = [scene.prepared()]
-    scene.steps(1, scene.checkpoints.take)
+    scene.iterations(1, scene.checkpoints.take)
     scene.seconds = 30.0
-    scene.steps(3, scene.checkpoints.take)
+    scene.iterations(3, scene.checkpoints.take)
     assert checkpoint.load(scene.logdir).counters.updates == 1
     # It is not written over and over, which would push the ones before it out.
     scene.seconds = 1000.0
-    scene.steps(3, scene.checkpoints.take)
+    scene.iterations(3, scene.checkpoints.take)
     assert len(scene.saved()) == 1
 
 
@@ -145,7 +145,7 @@ def test_variables_in_doubt_are_neither_saved_at_an_end_nor_handed_to_the_next_p
     scene: Scene,
 ) -> None:
     scene.batches.ready = [scene.prepared()]
-    scene.steps(1, scene.checkpoints.take)
+    scene.iterations(1, scene.checkpoints.take)
     scene.checkpoints.save(scene.training.learner)
     good = scene.training.learner.agent_values()
     last_good = scene.training.learner.last_good
@@ -154,8 +154,8 @@ def test_variables_in_doubt_are_neither_saved_at_an_end_nor_handed_to_the_next_p
     def end_the_phase() -> None:
         # What counts is fresh and only goes to replay: it is not lost with the batch.
         scene.batches.ready = [scene.prepared(frames=1000, is_replay=True)]
-        (step,) = scene.steps(1, scene.checkpoints.take)
-        assert step.update is None and step.begins_phase and not step.in_doubt
+        (iteration,) = scene.iterations(1, scene.checkpoints.take)
+        assert iteration.update is None and iteration.begins_phase and not iteration.in_doubt
 
     def end_the_run() -> None:
         assert scene.training.settle()
@@ -165,8 +165,8 @@ def test_variables_in_doubt_are_neither_saved_at_an_end_nor_handed_to_the_next_p
         scene.spoil()
         scene.batches.ready = [scene.prepared()]
         scene.seconds += 1000.0  # a checkpoint would be due
-        (step,) = scene.steps(1, scene.checkpoints.take)
-        assert step.update is None and step.in_doubt
+        (iteration,) = scene.iterations(1, scene.checkpoints.take)
+        assert iteration.update is None and iteration.in_doubt
         end()
         saved = checkpoint.load(scene.logdir)
         for value, expected in zip(saved.agent_values, good, strict=True):

@@ -17,7 +17,7 @@ from impala.schedule import tasks
 from learner.telemetry.evaluations import Evaluated
 from learner.update.checkpoints import Resumed
 from learner.update.learner import Learner
-from learner.update.training import Step
+from learner.update.training import Iteration
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Score(NamedTuple):
 
 
 class Kept:
-    """Consumes the steps of training, and keeps agents that will be asked for later.
+    """Consumes the training loop, and keeps agents that will be asked for later.
 
     The best agent is the one at hand when the highest mean return over all tasks was reported by
     an evaluator, which has played with slightly older variables. Until there are evaluations, the
@@ -101,16 +101,16 @@ class Kept:
         self._look = self._share(counters, _LOOKS)
         self._returns: collections.deque[float] = collections.deque(maxlen=_EPISODES)
 
-    def take(self, step: Step) -> None:
+    def take(self, iteration: Iteration) -> None:
         """Keeps the agent if it is the best one so far, or if a milestone is passed.
 
         Raises:
           StorageError: it cannot be written.
         """
-        for arrival in step.prepared.arrivals if step.prepared is not None else ():
+        for arrival in iteration.prepared.arrivals if iteration.prepared is not None else ():
             self._returns.extend(episode.episode_return for episode in arrival.episodes)
-        if not step.in_doubt:
-            self.consider(step.learner)
+        if not iteration.in_doubt:
+            self.consider(iteration.learner)
 
     def consider(self, learner: Learner) -> None:
         """Keeps a learner's agent, as `take`.

@@ -1,4 +1,4 @@
-"""Makes rows of telemetry of the training loop's steps."""
+"""Makes rows of telemetry of the training loop's iterations."""
 
 import time
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from learner.telemetry.gauges import Gauges
 from learner.telemetry.telemetry import Telemetry
 from learner.telemetry.writer import Writer
 from learner.update.learner import Update
-from learner.update.training import Step
+from learner.update.training import Iteration
 
 
 class Reporter:
-    """Gathers what each step has brought, and hands a row to the writer every so often."""
+    """Gathers what each iteration has brought, and hands a row to the writer every so often."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Reporter:
         tasks: Sequence[str],
         seconds: float,
     ):
-        """Begins the first row when the first step comes.
+        """Begins the first row when the first iteration comes.
 
         Args:
           telemetry: gathers, also what other threads add.
@@ -42,17 +42,17 @@ class Reporter:
         self._tasks = tasks
         self._seconds = seconds
 
-    def take(self, step: Step) -> None:
-        """Gathers what a step has brought, and ends the row if it is due."""
-        self._telemetry.waited(step.waited_seconds)
-        if step.prepared is not None:
-            if step.update is not None and step.prepared.batch is not None:
-                self._telemetry.sample("learner/update_seconds", step.update_seconds)
-                before = step.learner.counters.updates - 1  # the version that the batch moved
-                self._learned(step.prepared.batch, step.update, before)
-            for arrival in step.prepared.arrivals:
+    def take(self, iteration: Iteration) -> None:
+        """Gathers what an iteration has brought, and ends the row if it is due."""
+        self._telemetry.waited(iteration.waited_seconds)
+        if iteration.prepared is not None:
+            if iteration.update is not None and iteration.prepared.batch is not None:
+                self._telemetry.sample("learner/update_seconds", iteration.update_seconds)
+                before = iteration.learner.counters.updates - 1  # the version that the batch moved
+                self._learned(iteration.prepared.batch, iteration.update, before)
+            for arrival in iteration.prepared.arrivals:
                 self._arrived(arrival)
-        self.end_row_if_due(step.learner.counters)
+        self.end_row_if_due(iteration.learner.counters)
 
     def end_row_if_due(self, counters: Counters) -> None:
         """Ends the row of a run that is so far, unless it is younger than the time between rows."""

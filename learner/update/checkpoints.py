@@ -15,7 +15,7 @@ from learner.data.replay import Replay
 from learner.front.accounts import Accounts
 from learner.update.learner import Learner
 from learner.update.phases import Phases
-from learner.update.training import Step
+from learner.update.training import Iteration
 
 _log = logging.getLogger(__name__)
 
@@ -104,18 +104,18 @@ class Checkpoints:
         """Time since the last checkpoint, or since the start."""
         return self._due.age
 
-    def take(self, step: Step) -> None:
+    def take(self, iteration: Iteration) -> None:
         """Saves if it is due, also while nothing comes in; but then not the same thing twice.
 
         Raises:
           StorageError: the checkpoint or the replay cannot be written.
         """
-        if step.update is not None:
+        if iteration.update is not None:
             self._due.updated()
-        is_due = self._due.reached and step.learner.counters != self._saved
+        is_due = self._due.reached and iteration.learner.counters != self._saved
         # A checkpoint holds the variables of its own phase, so a new phase begins with one.
-        if (step.begins_phase or is_due) and not step.in_doubt:
-            self.save(step.learner)
+        if (iteration.begins_phase or is_due) and not iteration.in_doubt:
+            self.save(iteration.learner)
 
     def save(self, learner: Learner) -> None:
         """Saves now.

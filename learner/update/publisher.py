@@ -1,4 +1,4 @@
-"""Publishes parameters to actors and evaluators, after each step that has changed them."""
+"""Publishes parameters to actors and evaluators, after each iteration that has changed them."""
 
 from impala.types import Parameters
 from learner.front.incarnations import Incarnations
@@ -6,7 +6,7 @@ from learner.front.service import LearnerService
 from learner.update.guard import Guard
 from learner.update.learner import Learner
 from learner.update.phases import Phases
-from learner.update.training import Step
+from learner.update.training import Iteration
 
 
 class Publisher:
@@ -28,14 +28,14 @@ class Publisher:
         self._phases = phases
         self._guard = guard
 
-    def take(self, step: Step) -> None:
+    def take(self, iteration: Iteration) -> None:
         """Publishes if there is anything new.
 
         Raises:
           NotFiniteError: a parameter is not finite.
         """
-        if step.is_new:
-            self.publish(step.learner)
+        if iteration.is_new:
+            self.publish(iteration.learner)
 
     def publish(self, learner: Learner) -> None:
         """Publishes copies of the agent's variables.

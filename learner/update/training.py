@@ -1,4 +1,4 @@
-"""The training loop: a stream of steps, which telemetry, checkpoints and others consume."""
+"""The training loop: a stream of iterations, which telemetry, checkpoints and others consume."""
 
 import logging
 import time
@@ -12,10 +12,10 @@ from learner.update.phases import Phases
 
 _log = logging.getLogger(__name__)
 
-_BATCH_SECONDS = 0.5  # that a step waits for a batch
+_BATCH_SECONDS = 0.5  # that an iteration waits for a batch
 
 
-class Step(NamedTuple):
+class Iteration(NamedTuple):
     """What one turn of the training loop has brought."""
 
     learner: Learner  # after it, of the phase that comes next
@@ -23,8 +23,8 @@ class Step(NamedTuple):
     update: Update | None  # None if nothing was learned
     waited_seconds: float  # for `prepared`
     update_seconds: float  # 0.0 if nothing came in time
-    begins_phase: bool  # the learner is new: this step has ended a phase
-    is_new: bool  # counters or variables differ from those of the step before
+    begins_phase: bool  # a phase has ended, so the learner is new
+    is_new: bool  # counters or variables differ from those of the iteration before
     in_doubt: bool  # the variables may be bad, and are not to be saved
 
     @property
@@ -37,7 +37,7 @@ class Training:
     """Learns from one batch after another, phase after phase."""
 
     def __init__(self, phases: Phases, learner: Learner, mix: Mix, guard: Guard):
-        """Ready for the first step.
+        """Ready for the first iteration.
 
         Args:
           phases: make the learner of each phase after the first.
@@ -56,11 +56,11 @@ class Training:
         """Whether the run's last phase has ended."""
         return self._phases.are_over(self.learner.counters)
 
-    def steps(self, until: Callable[[], bool]) -> Iterator[Step]:
-        """Learns until the run is finished. Nothing happens between two steps.
+    def iterations(self, until: Callable[[], bool]) -> Iterator[Iteration]:
+        """Learns until the run is finished. Between two iterations nothing is learned.
 
         Args:
-          until: asked before each step; ends the stream if it returns True.
+          until: asked before each iteration; ends the stream if it returns True.
 
         Yields:
           What each turn has brought, at the latest every so often without a batch.
@@ -84,7 +84,7 @@ class Training:
                 self._count(prepared, came - last)
                 last = came
                 begins_phase = self._begin_next_phase()
-            yield Step(
+            yield Iteration(
                 learner=self.learner,
                 prepared=prepared,
                 update=update,
