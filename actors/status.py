@@ -96,10 +96,8 @@ def _notes(member: pb.Member, status: pb.RunStatus) -> list[str]:
     if member.last_rejection:
         why = printable(member.last_rejection, _MAX_DETAIL)
         notes.append(f"{name} was last rejected for {why}")
-    if member.version != status.version:
-        theirs, ours = (
-            printable(side.version) or "an earlier version" for side in (member, status)
-        )
+    if member.version and member.version != status.version:
+        theirs, ours = printable(member.version), printable(status.version)
         notes.append(f"{name} runs {theirs}, the learner {ours}")
     if member.last_fault:
         fault = printable(member.last_fault, _MAX_DETAIL)

@@ -203,6 +203,24 @@ def test_what_callers_wrote_is_shown_and_never_obeyed() -> None:
         assert "txt.exe" not in line.partition(r"\r\n")[0]  # no line began within a name
 
 
+def test_members_of_another_version_than_the_learner_are_named() -> None:
+    members = [
+        pb.Member(name=name, role=pb.ROLE_ACTOR, version=version, active=True)
+        for name, version in (
+            ("a", "impala 0.2"),
+            ("b", "impala 0.1"),
+            ("c", "\x1b[31m"),
+            ("d", ""),
+        )
+    ]
+    text = _text(pb.RunStatus(version="impala 0.2", members=members))
+    notes = [line.strip() for line in text.splitlines() if " runs " in line]
+    assert notes == [
+        "b runs impala 0.1, the learner impala 0.2",
+        "c runs \\x1b[31m, the learner impala 0.2",
+    ]
+
+
 def test_what_went_wrong_is_said_and_nothing_else() -> None:
     quiet = _text(STATUS)
     for word in ("skipped", "rolled back", "refused", "info", "blamed", "quarantined", "fault"):

@@ -3,6 +3,7 @@
 tests/stored/ holds what earlier versions wrote; `newer` is a next version, made up.
 """
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -16,22 +17,29 @@ import sys
 from typing import Annotated, Any
 
 import messages
+import numpy as np
 import pytest
 from google.protobuf import text_format
 from google.protobuf.message import Message
 
 from actors import settings as told
 from actors.session import LearnerError
+from impala import build
 from impala.agents.torsos import MLP
 from impala.components import TORSO, Allowed
 from impala.config import parts, values
 from impala.config.presets import PRESETS
 from impala.config.schema import OPERATIONAL, Config
+from impala.evaluation import play_episodes
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import CheckpointError
+from impala.logdir.player import Player
 from impala.runtime.installation import VERSION
 from impala.schedule import tasks
 from learner.front import settings
+from learner.front.accounts import Accounts
+from learner.update.checkpoints import Checkpoints, resume
+from learner.update.phases import Phases
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -48,6 +56,7 @@ MARKED = {
     *("guard.max_skips", "guard.window_updates"),
     *("learner.max_envs_per_message", "learner.checkpoint_seconds", "learner.checkpoints_kept"),
     *("learner.log_seconds", "learner.jit_compile", "learner.threads"),
+    *("learner.keep_best", "learner.milestones"),
     *("limits.info_names", "limits.frames_per_step", "limits.reward", "limits.observation"),
     *("limits.policy_parameter", "limits.baseline"),
     *("quarantine.blames", "quarantine.window_seconds", "quarantine.seconds"),
@@ -91,6 +100,37 @@ def test_a_checkpoint_from_before_schemas_opens() -> None:
     assert saved.spaces is None and not saved.unknown
     shapes = [value.shape for value in saved.agent_values]
     assert shapes == [(1,), (8, 1), (3,), (8, 3), (8,), (50, 8)]
+
+
+@pytest.mark.parametrize("folder", sorted(STORED.glob("run-*")), ids=lambda path: path.name)
+def test_a_run_that_any_version_began_goes_on_where_it_was(
+    tmp_path: pathlib.Path, folder: pathlib.Path
+) -> None:
+    logdir = tmp_path / "run"
+    shutil.copytree(folder, logdir)
+    before = checkpoint.load(logdir)
+    config = before.config
+    spaces = build.spaces(tasks.make(config.environment, config.tasks))
+    assert before.spaces in (None, spaces)
+
+    agent, accounts = build.agent(config.agent, *spaces, seed=5), Accounts(max_in_flight=2)
+    resumed = resume(logdir, Phases(config, agent), accounts, None)
+    assert resumed.learner.counters == before.counters
+    Checkpoints(logdir, resumed, spaces, accounts, None).save(resumed.learner)
+
+    after = checkpoint.load(logdir)
+    assert after.spaces == spaces
+    assert after._replace(variables={}, spaces=None) == before._replace(variables={}, spaces=None)
+    assert list(after.variables) == list(before.variables)
+    for name, value in before.variables.items():
+        np.testing.assert_array_equal(after.variables[name], value)
+
+
+def test_an_agent_from_before_schemas_plays_as_well_as_it_did() -> None:
+    player = Player(OLDEST)
+    with contextlib.closing(player.environment(num_envs=8)) as environment:
+        episodes = play_episodes(environment, player.agent, 48, greedy=True, seed=0)
+    assert np.mean([episode.episode_return for episode in episodes]) > 0.9  # of at most 1
 
 
 def test_a_checkpoint_of_a_newer_version_keeps_what_this_one_does_not_know(
@@ -364,6 +404,67 @@ def test_an_actor_refuses_a_learner_of_another_major_version(major: int) -> None
         LearnerError, match=rf"protocol {major}\.1, this actor .* 2\.0: run the same"
     ):
         told.read(reply, "actor", Allowed())
+
+
+NOW, NEXT = ("-m", "impala"), (str(TESTS / "newer.py"), "impala")
+
+
+def start(
+    version: tuple[str, ...], log: pathlib.Path, *arguments: object
+) -> "subprocess.Popen[str]":
+    """Starts the command line of this version, or of the next one, with all it says in a file."""
+    path = os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
+    with log.open("w") as said:
+        return subprocess.Popen(
+            [sys.executable, *version, *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("learners", "actors", "flags", "refused"),
+    [
+        (NEXT, NOW, (), False),
+        (NOW, NEXT, (), False),
+        (NEXT, NOW, ("--agent.layer-norm",), True),
+        (NEXT, NEXT, ("--agent.layer-norm",), False),
+    ],
+    ids=["newer learner", "newer actor", "a setting that matters", "both newer"],
+)
+def test_learner_and_actor_of_two_minor_versions_train_together(
+    tmp_path: pathlib.Path,
+    learners: tuple[str, ...],
+    actors: tuple[str, ...],
+    flags: tuple[str, ...],
+    refused: bool,
+) -> None:
+    logdir, address = tmp_path / "run", f"unix:{tmp_path / 'socket'}"
+    small = ("--agent.hidden-sizes", 8, "--mix.fresh", 8, "--total-frames", 3000, *flags)
+    learner = start(
+        *(learners, tmp_path / "learner.log"),
+        *("learner", "catch", "--logdir", logdir, "--listen", address, *small),
+    )
+    with contextlib.ExitStack() as stack:
+        stack.callback(learner.wait)
+        stack.callback(learner.kill)
+        actor = start(actors, tmp_path / "actor.log", "actor", "--learner", address)
+        stack.callback(actor.wait)
+        stack.callback(actor.kill)
+        status = actor.wait()
+        said = (tmp_path / "actor.log").read_text()
+        if refused:
+            assert status == 1, said
+            assert "does not know agent.layer_norm" in said.splitlines()[-1]
+        else:
+            assert status == 0, said
+            assert learner.wait() == 0, (tmp_path / "learner.log").read_text()
+            if not flags:
+                assert checkpoint.load(logdir).counters.frames >= 3000
 
 
 class WideTorso(MLP):
