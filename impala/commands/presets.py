@@ -17,11 +17,10 @@ def presets(command: Presets) -> int:
 
     from impala.schedule import tasks
 
-    table = rich.table.Table()
-    for column in ("preset", "environment", "network", "frames", "what it is"):
-        table.add_column(column, justify="right" if column == "frames" else "left", overflow="fold")
+    table = rich.table.Table("preset", box=None, pad_edge=False)
+    table.add_column("frames", justify="right")
+    table.add_column("what it trains", overflow="fold")
     for name, (line, config) in PRESETS.items():
-        network = f"{config.agent.torso}, {config.agent.core}"
-        table.add_row(name, config.environment.id, network, f"{tasks.total_frames(config):,}", line)
+        table.add_row(name, f"{tasks.total_frames(config):,}", line)
     rich.console.Console().print(table)
     return 0

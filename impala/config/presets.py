@@ -238,29 +238,32 @@ _BANDIT_ELEVEN = dataclasses.replace(
 
 
 PRESETS: dict[str, tuple[str, Config]] = {
-    "catch": ("Catch on a 10x5 board: half a minute to a perfect score on two cores.", _CATCH),
-    "cartpole": ("CartPole-v1: a minute and a quarter to its best score on two cores.", _CARTPOLE),
-    "cartpole-a3c": ("CartPole-v1 with actor-critic, on-policy.", _CARTPOLE_A3C),
+    "catch": ("Catch on a 10x5 board; perfect after half a minute on two cores.", _CATCH),
+    "cartpole": (
+        "CartPole-v1 with replay; solved in a minute and a quarter on two cores.",
+        _CARTPOLE,
+    ),
+    "cartpole-a3c": ("CartPole-v1 with on-policy actor-critic.", _CARTPOLE_A3C),
     "cartpole-q": ("CartPole-v1 with Q-learning from replay.", _CARTPOLE_Q),
     "minatar-q": (
-        "MinAtar's Breakout with Q-learning from replay; needs the extra minatar.",
+        "MinAtar Breakout with Q-learning from replay (extra: minatar).",
         _MINATAR_Q,
     ),
-    "pendulum": ("Pendulum-v1 with soft actor-critic: 30,000 steps.", _PENDULUM),
+    "pendulum": ("Pendulum-v1 with soft actor-critic.", _PENDULUM),
     "lunar-lander": (
-        "LunarLanderContinuous-v3 with soft actor-critic: 300,000 steps; needs the extra box2d.",
+        "LunarLanderContinuous-v3 with soft actor-critic (extra: box2d).",
         _LUNAR_LANDER,
     ),
     "atari": (
-        "Pong with the paper's shallow network; another game with --environment.id.",
+        "Pong on two cores, shallow network; other games by --environment.id.",
         _ATARI_CPU,
     ),
     "atari-deep": (
-        "The paper's deep residual network: better scores; needs a GPU to be practical.",
+        "Pong with the deep residual network; for a GPU.",
         dataclasses.replace(_ATARI, agent=AgentConfig(torso="deep", frame_stack=4)),
     ),
     "atari-lstm": (
-        "The shallow network with an LSTM, last action and reward instead of stacked frames.",
+        "Pong with an LSTM, last action and reward instead of stacked frames.",
         dataclasses.replace(
             _ATARI,
             environment=dataclasses.replace(_ATARI.environment, last_action=True, last_reward=True),
@@ -268,11 +271,11 @@ PRESETS: dict[str, tuple[str, Config]] = {
         ),
     ),
     "atari-a3c": (
-        "Actor-critic without replay or correction, Pong's three directions.",
+        "Pong (three actions) with actor-critic, without replay and V-trace.",
         _ATARI_A3C,
     ),
     "atari-a3c-small": (
-        "The same with an LSTM and four convolutions on images of 47x47.",
+        "The same with an LSTM and a small network on 47x47 images.",
         dataclasses.replace(
             _ATARI_A3C,
             environment=EnvironmentConfig(
@@ -284,15 +287,15 @@ PRESETS: dict[str, tuple[str, Config]] = {
         ),
     ),
     "bandit": (
-        "Meta-learning: an LSTM finds the better of two arms within each episode.",
+        "Meta-learning: an LSTM finds the better of two dependent arms.",
         _BANDIT,
     ),
     "bandit-independent": (
-        "The same with two independent arms.",
+        "Meta-learning with two independent arms.",
         _BANDIT_INDEPENDENT,
     ),
     "bandit-eleven": (
-        "Meta-learning: eleven arms, one of which reveals the best, and five pulls.",
+        "Meta-learning: five pulls of eleven arms, one of which is informative.",
         _BANDIT_ELEVEN,
     ),
 }
