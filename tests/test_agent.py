@@ -14,7 +14,9 @@ import tree
 from impala import build
 from impala.agents import cores, observation, torsos
 from impala.agents.agent import Agent
+from impala.agents.torsos import MLP, DeepResidual, Shallow, Small, Strided, Torso
 from impala.config.schema import AgentConfig
+from impala.testing.torsos import TorsoConformance
 from impala.types import ArraySpec, Nest, StepType, TimeStep
 
 spaces = gym.spaces
@@ -458,6 +460,22 @@ class TestTorso:
         board = np.array([[[True, False]], [[False, False]]])
         shown = self.images(booleans(2, 1, 2), board)
         np.testing.assert_array_equal(shown, [board])
+
+
+class _Contract(TorsoConformance):
+    """What every torso promises."""
+
+    torso: type[Torso]
+    observation_space = PIXELS
+
+    def make(self, name: str) -> Torso:
+        return self.torso(AgentConfig(hidden_sizes=(8, 6)), name=name)
+
+
+for _torso in (MLP, Small, Strided, Shallow, DeepResidual):
+    globals()[f"Test{_torso.__name__}"] = type(
+        f"Test{_torso.__name__}", (_Contract,), {"torso": _torso}
+    )
 
 
 class TestVariables:

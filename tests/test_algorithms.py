@@ -4,6 +4,7 @@ Those that learn values are in test_values.py.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from impala import build
 from impala.agents import distributions
 from impala.agents.agent import Agent
 from impala.algorithms.actor_critic import ActorCritic
-from impala.algorithms.base import Algorithm, LossOutput
+from impala.algorithms.base import Algorithm
 from impala.algorithms.impala import Impala
 from impala.config.schema import (
     ActorCriticConfig,
@@ -27,33 +28,23 @@ from impala.config.schema import (
     ImpalaConfig,
     ObjectiveConfig,
 )
-from impala.types import AgentOutput, Batch, Nest, NetworkOutput, StepType, TimeStep, Unroll
+from impala.testing import algorithms
+from impala.testing.algorithms import (
+    DISCOUNTS,
+    IS_REPLAY,
+    SEAMS,
+    STEP_TYPES,
+    AlgorithmConformance,
+    B,
+    T,
+    descend,
+    loss_and_gradients,
+)
+from impala.types import Batch, Nest, NetworkOutput, StepType, TimeStep
 
 NUM_ACTIONS = 3
 OF_POLICIES = ("impala", "actor_critic", "critic")  # test_values.py has the others
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
-
-# Four environments, seven rows. 0 never ends; 1 ends at a time limit in row 2; 2 ends in row 3
-# and loses a life in row 5; 3 begins in row 0 and ends in the very last row.
-STEP_TYPES = np.array(
-    [
-        [MID, MID, MID, FIRST],
-        [MID, MID, MID, MID],
-        [MID, LAST, MID, MID],
-        [MID, FIRST, LAST, MID],
-        [MID, MID, FIRST, MID],
-        [MID, MID, MID, MID],
-        [MID, MID, MID, LAST],
-    ],
-    np.int8,
-)
-DISCOUNTS = np.ones(STEP_TYPES.shape, np.float32)
-DISCOUNTS[3, 2] = DISCOUNTS[5, 2] = DISCOUNTS[6, 3] = 0.0
-T, B = STEP_TYPES.shape[0] - 1, STEP_TYPES.shape[1]
-SEAM_ROWS = STEP_TYPES == FIRST
-SEAM_ROWS[0] = False  # Row 0's step belongs to the unroll before.
-SEAMS = SEAM_ROWS[1:]  # [T, B]
-IS_REPLAY = np.array([False, True, True, False])
 
 
 class TableAgent(snt.Module):
@@ -66,6 +57,9 @@ class TableAgent(snt.Module):
         self.distribution = distributions.for_space(gym.spaces.Discrete(policy.shape[-1]))
         self.policy = tf.Variable(policy, dtype=tf.float32)
         self.baseline = tf.Variable(baseline, dtype=tf.float32)
+
+    def initial_state(self, batch_size: int) -> Nest:
+        return ()
 
     def unroll(self, timestep: TimeStep, core_state: Nest) -> tuple[NetworkOutput, Nest]:
         return NetworkOutput(tf.identity(self.policy), tf.identity(self.baseline)), core_state
@@ -121,148 +115,38 @@ def make_arrays(seed: int = 0, **replace: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def make_batch(arrays: dict[str, np.ndarray], agent: Agent | TableAgent) -> Batch:
-    dtypes = {"step_type": tf.int8, "action": tf.int64}
-    leaves = {
-        name: tf.constant(array, dtypes.get(name, tf.float32)) for name, array in arrays.items()
+    """A batch; half of it is replayed."""
+    cast = {"action": np.int64, "observation": np.float32}
+    cast_arrays = {
+        name: array.astype(cast.get(name, array.dtype)) for name, array in arrays.items()
     }
-    size = arrays["reward"].shape[1]
-    core_state = () if isinstance(agent, TableAgent) else agent.initial_state(size)
-    unroll = Unroll(
-        timestep=TimeStep(*(leaves[name] for name in TimeStep._fields)),
-        output=AgentOutput(*(leaves[name] for name in AgentOutput._fields)),
-        core_state=core_state,
-        frames=tf.fill([size], T),
-        parameter_version=tf.zeros([size], tf.int64),
-    )
-    return Batch(unroll, tf.constant(np.resize(IS_REPLAY, size)))
+    return algorithms.make_batch(cast_arrays, agent, IS_REPLAY)
 
 
-def loss_and_gradients(algorithm: Algorithm, batch: Batch) -> tuple[LossOutput, list[tf.Tensor]]:
-    """One learner step as far as the gradients of the summed loss."""
-    variables = algorithm.learned_variables
-    with tf.GradientTape() as tape:
-        output = algorithm.loss(batch)
-        total = tf.reduce_sum(output.loss)
-    return output, tape.gradient(total, variables)
+class _Contract(AlgorithmConformance):
+    """What every algorithm promises; here, with agents of every kind."""
 
+    name: str
+    agent_name: str
 
-def descend(algorithm: Algorithm, batch: Batch, rate: float) -> None:
-    _, gradients = loss_and_gradients(algorithm, batch)
-    for variable, gradient in zip(algorithm.learned_variables, gradients, strict=True):
-        variable.assign_sub(rate * gradient)
+    def make(self, agent: Agent) -> Algorithm:
+        return make(self.name, agent)
 
+    def make_agent(self) -> Any:
+        return AGENTS[self.agent_name]()
 
-def assert_identical(result: Nest, expected: Nest) -> None:
-    """Loss, metrics and gradients are finite and the same to the last bit."""
-    for a, b in zip(tf.nest.flatten(result), tf.nest.flatten(expected), strict=True):
-        assert np.isfinite(a.numpy()).all()
-        np.testing.assert_array_equal(a.numpy(), b.numpy())
-
-
-@pytest.mark.parametrize("agent_name", AGENTS)
-@pytest.mark.parametrize("name", OF_POLICIES)
-class TestContract:
-    def build(self, name: str, agent_name: str) -> tuple[Algorithm, Batch]:
-        agent = AGENTS[agent_name]()
-        return make(name, agent), make_batch(make_arrays(), agent)
-
-    def test_loss_is_finite_one_per_step_and_metrics_are_scalars(
-        self, name: str, agent_name: str
-    ) -> None:
-        algorithm, batch = self.build(name, agent_name)
-
-        loss, metrics, _ = algorithm.loss(batch)
-
-        assert (loss.shape, loss.dtype) == ((T, B), tf.float32)
-        assert np.isfinite(loss.numpy()).all()
-        assert metrics
-        for metric in metrics.values():
-            assert metric.shape == ()
-            assert np.isfinite(metric.numpy())
-
-    def test_the_loss_is_zero_on_seams_and_only_there(self, name: str, agent_name: str) -> None:
-        algorithm, batch = self.build(name, agent_name)
-
-        np.testing.assert_array_equal(algorithm.loss(batch).loss.numpy() == 0.0, SEAMS)
-
-    @pytest.mark.parametrize(
-        ("leaf", "value"),
-        [
-            ("reward", 1e6),
-            ("reward", np.nan),
-            ("action", 2),
-            ("action", 0),
-            ("policy", 50.0 * np.arange(NUM_ACTIONS)),
-            ("policy", np.nan),
-            ("baseline", np.inf),
-            ("discount", 0.0),
-            ("discount", np.nan),
-        ],
-    )
-    def test_a_seam_row_is_silent(
-        self, name: str, agent_name: str, leaf: str, value: float
-    ) -> None:
-        """Nothing an environment or actor puts there moves a loss, metric or gradient by a bit."""
-        agent = AGENTS[agent_name]()
-        algorithm = make(name, agent)
-        arrays = make_arrays()
-        changed = {name: array.copy() for name, array in arrays.items()}
-        changed[leaf][SEAM_ROWS] = value
-
-        expected = loss_and_gradients(algorithm, make_batch(arrays, agent))
-        result = loss_and_gradients(algorithm, make_batch(changed, agent))
-
-        assert_identical(result, expected)
-
-    def test_exactly_the_learned_variables_move(self, name: str, agent_name: str) -> None:
-        algorithm, batch = self.build(name, agent_name)
-        learned = {id(variable) for variable in algorithm.learned_variables}
-        before = [variable.numpy() for variable in algorithm.variables]
-
-        descend(algorithm, batch, rate=0.1)
-
-        assert learned <= {id(variable) for variable in algorithm.variables}
-        for variable, old in zip(algorithm.variables, before, strict=True):
-            moved = not np.array_equal(variable.numpy(), old)
-            assert moved == (id(variable) in learned), variable.name
-
-    def test_the_agent_learns_as_a_whole_or_all_that_serves_its_baseline(
-        self, name: str, agent_name: str
-    ) -> None:
-        algorithm, _ = self.build(name, agent_name)
-        learned = [id(variable) for variable in algorithm.learned_variables]
-
+    def test_the_agent_learns_as_a_whole_or_all_that_serves_its_baseline(self) -> None:
+        algorithm = self.make(self.make_agent())
         agent = algorithm.agent
-        part = agent.baseline_variables if name == "critic" else agent.trainable_variables
-        assert {id(v) for v in part} == set(learned)
-        assert len(set(learned)) == len(learned)
+        part = agent.baseline_variables if self.name == "critic" else agent.trainable_variables
+        assert {id(v) for v in part} == {id(variable) for variable in algorithm.learned_variables}
 
-    def test_what_a_checkpoint_holds_says_everything(self, name: str, agent_name: str) -> None:
-        """Another object with the same variables goes on as this one would have."""
-        algorithm, batch = self.build(name, agent_name)
-        descend(algorithm, batch, rate=0.1)
-        algorithm.after_update(0.5)
-        other, _ = self.build(name, agent_name)
-        for ours, theirs in zip(algorithm.variables, other.variables, strict=True):
-            assert ours.name == theirs.name
-            theirs.assign(ours)
 
-        assert_identical(other.loss(batch), algorithm.loss(batch))
-
-    @pytest.mark.parametrize("jit_compile", [False, True])
-    def test_compiled_is_eager(self, name: str, agent_name: str, jit_compile: bool) -> None:
-        algorithm, batch = self.build(name, agent_name)
-        compiled = tf.function(
-            lambda batch: loss_and_gradients(algorithm, batch),
-            autograph=False,
-            jit_compile=jit_compile,
-        )
-
-        result = compiled(batch)
-
-        expected = loss_and_gradients(algorithm, batch)
-        for a, b in zip(tf.nest.flatten(result), tf.nest.flatten(expected), strict=True):
-            np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-5)
+for _name, _agent_name in itertools.product(OF_POLICIES, AGENTS):
+    _words = f"{_name} {_agent_name}".replace("_", " ").title().replace(" ", "")
+    globals()[f"Test{_words}"] = type(
+        f"Test{_words}", (_Contract,), {"name": _name, "agent_name": _agent_name}
+    )
 
 
 @pytest.mark.parametrize("name", OF_POLICIES)

@@ -35,6 +35,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Names become objects; episodes are played.
     "impala": _LIBRARY,
     "impala.logdir": _LIBRARY,
+    # Suites of tests for parts; only tests import them.
+    "impala.testing": _LIBRARY,
     "actors": {*_LIBRARY, "protos"},
     "learner.telemetry": {
         *(*_LIBRARY, "impala.logdir"),
@@ -65,6 +67,7 @@ GRPC = ("grpc", "grpc_health", "protos.impala.v1.learner_pb2_grpc")
 WITHOUT_TENSORFLOW = (
     *("actors.channel", "actors.client", "actors.session", "actors.status"),
     *("impala.config.schema", "impala.environments", "impala.types"),
+    "impala.testing.environments",
 )
 TENSORFLOW = ("sonnet", "tensorflow")
 

@@ -1,13 +1,13 @@
 """The contract of environments, for every kind that there is, and what is special about each.
 
-A new environment gets its tests by listing itself in `CONTRACT`.
+A new environment gets its tests, `EnvironmentConformance`, by listing itself in `CONTRACT`.
 """
 
 import dataclasses
+import itertools
 import pathlib
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -31,6 +31,7 @@ from impala.environments.atari import Atari
 from impala.environments.base import Environment
 from impala.environments.wrappers import Checked, WithHistory
 from impala.schedule.tasks import Task, frames_per_step
+from impala.testing.environments import EnvironmentConformance, column, numbered, play, same
 from impala.types import EnvironmentStep, Nest, StepType, TimeStep
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
@@ -135,133 +136,22 @@ CONTRACT |= {
 }
 
 
-def numbered(nest: Nest, i: int) -> Nest:
-    """Environment i's part of a nest, copied, as its single space knows it."""
-    if isinstance(nest, dict):
-        return {key: numbered(value, i) for key, value in nest.items()}
-    if isinstance(nest, TimeStep):
-        return TimeStep(*(numbered(value, i) for value in nest))
-    if isinstance(nest, tuple):
-        return tuple(numbered(value, i) for value in nest)
-    return np.array(nest[i])
+class _Contract(EnvironmentConformance):
+    """What every environment promises, with the wrappers around it."""
 
+    config: EnvironmentConfig
 
-def play(environment: Environment, num_steps: int, seed: int = 7) -> list[EnvironmentStep]:
-    """The reset and `num_steps` random steps, copied."""
-    space = gym.vector.utils.batch_space(environment.action_space, environment.num_envs)
-    space.seed(seed)
-    steps = [EnvironmentStep(environment.reset(seed), np.zeros(environment.num_envs, np.int32), {})]
-    steps[0] = copied(steps[0])
-    for _ in range(num_steps):
-        environment.send(space.sample())
-        steps.append(copied(environment.recv()))
-    return steps
+    def make(self, num_envs: int) -> Environment:
+        return environments.make(self.config, num_envs, actor=ActorConfig(env_threads=2))
 
+    def test_the_learner_takes_as_many_frames_as_it_plays(self) -> None:
+        _, steps = self.played()
+        limits = LimitsConfig(frames_per_step=3 if "ounting" in self.config.id else 1)
+        most = frames_per_step(Task(self.config.id, self.config), limits)
+        assert max(step.frames.max() for step in steps) == most == self.most_frames
 
-def copied(nest: Any) -> Any:
-    if isinstance(nest, dict):
-        return {key: copied(value) for key, value in nest.items()}
-    if isinstance(nest, tuple):
-        parts = [copied(value) for value in nest]
-        return type(nest)(*parts) if hasattr(nest, "_fields") else tuple(parts)
-    return np.array(nest)
-
-
-def leaves(nest: Nest) -> Iterator[np.ndarray]:
-    if isinstance(nest, dict):
-        nest = tuple(nest.values())
-    if isinstance(nest, tuple):
-        for part in nest:
-            yield from leaves(part)
-    else:
-        yield nest
-
-
-def same(one: list[EnvironmentStep], other: list[EnvironmentStep]) -> bool:
-    pairs = zip(one, other, strict=True)
-    return all(
-        np.array_equal(a, b)
-        for x, y in pairs
-        for a, b in zip(leaves(x.timestep), leaves(y.timestep), strict=True)
-    )
-
-
-def column(steps: list[EnvironmentStep], field: str) -> np.ndarray:
-    """One field of the time steps, [T, E]."""
-    return np.stack([getattr(step.timestep, field) for step in steps])
-
-
-@pytest.fixture(scope="module", params=CONTRACT)
-def config(request: pytest.FixtureRequest) -> EnvironmentConfig:
-    return CONTRACT[request.param]
-
-
-@pytest.fixture(scope="module")
-def played(config: EnvironmentConfig) -> tuple[Environment, list[EnvironmentStep]]:
-    """Three environments, closed, after enough random steps for some episodes of each to end."""
-    steps = 700 if config.id == "ALE/Breakout-v5" else 160
-    with closing(environments.make(config, 3, actor=ActorConfig(env_threads=2))) as environment:
-        return environment, play(environment, steps)
-
-
-class TestContract:
-    """What every environment promises, on three of them that play at random."""
-
-    def test_values_are_in_the_spaces(self, played: Any) -> None:
-        environment, steps = played
-        for step in steps:
-            for i in range(3):
-                value = numbered(step.timestep.observation, i)
-                assert environment.observation_space.contains(value), value
-
-    def test_the_rest_has_its_shape_and_dtype(self, played: Any) -> None:
-        for step in played[1]:
-            timestep = step.timestep
-            assert timestep.reward.dtype == timestep.discount.dtype == np.float32
-            assert timestep.step_type.dtype == np.int8
-            assert step.frames.dtype == np.int32
-            for array in (timestep.reward, timestep.discount, timestep.step_type, step.frames):
-                assert array.shape == (3,)
-            for array in step.info.values():
-                assert array.shape == (3,)
-                assert array.dtype.kind in "biuf"
-
-    def test_an_episode_is_first_mids_last_and_then_first_again(self, played: Any) -> None:
-        step_type = column(played[1], "step_type")
-        assert (step_type[0] == FIRST).all()
-        assert (step_type == LAST).any(axis=0).all(), "too short to see an end"
-        ended = step_type[:-1] == LAST
-        assert (step_type[1:][ended] == FIRST).all()
-        assert (step_type[1:][~ended] != FIRST).all()
-
-    def test_a_first_row_carries_nothing(self, played: Any) -> None:
-        first = column(played[1], "step_type") == FIRST
-        assert (column(played[1], "reward")[first] == 0).all()
-        assert (column(played[1], "discount")[first] == 1).all()
-        assert (np.stack([step.frames for step in played[1]])[first] == 0).all()
-
-    def test_every_other_row_played_frames_that_the_learner_takes(
-        self, played: Any, config: EnvironmentConfig
-    ) -> None:
-        first = column(played[1], "step_type") == FIRST
-        frames = np.stack([step.frames for step in played[1]])[~first]
-        limits = LimitsConfig(frames_per_step=3 if "ounting" in config.id else 1)
-        assert frames.min() > 0
-        assert frames.max() == frames_per_step(Task(config.id, config), limits)
-
-    def test_discounts_are_0_or_1(self, played: Any) -> None:
-        assert np.isin(column(played[1], "discount"), (0, 1)).all()
-
-    def test_the_seed_decides(self, config: EnvironmentConfig) -> None:
-        def run(seed: int) -> list[EnvironmentStep]:
-            with closing(environments.make(config, 2)) as environment:
-                return play(environment, 40, seed)
-
-        assert same(run(3), run(3))
-        assert not same(run(3), run(4))
-
-    def test_calls_out_of_order_are_refused(self, config: EnvironmentConfig) -> None:
-        with closing(environments.make(config, 2)) as environment:
+    def test_calls_out_of_order_are_refused(self) -> None:
+        with closing(self.make(2)) as environment:
             batched = gym.vector.utils.batch_space(environment.action_space, 2)
             batched.seed(0)
             with pytest.raises(RuntimeError, match=r"is new.*send comes after reset"):
@@ -273,20 +163,26 @@ class TestContract:
             with pytest.raises(RuntimeError, match=r"is stepping"):
                 environment.send(batched.sample())
             environment.recv()
-
-    def test_closing_twice_is_fine_and_playing_on_is_not(self, config: EnvironmentConfig) -> None:
-        environment = environments.make(config, 2)
-        environment.reset(0)
-        environment.close()
-        environment.close()
         with pytest.raises(RuntimeError, match="is closed"):
             environment.recv()
 
-    def test_a_step_may_be_under_way_at_the_close(self, config: EnvironmentConfig) -> None:
-        environment = environments.make(config, 2)
-        environment.reset(0)
-        environment.send(gym.vector.utils.batch_space(environment.action_space, 2).sample())
-        environment.close()
+
+def _contract(name: str, config: EnvironmentConfig) -> type[_Contract]:
+    """The suite of one kind of environment."""
+    frames = {"ALE/Pong-v5": 4, "ALE/Breakout-v5": 4}.get(config.id, config.repeat.most)
+    return type(
+        f"Test{name.title().replace('_', '').replace(' ', '')}",
+        (_Contract,),
+        {
+            "config": config,
+            "num_steps": 700 if config.id == "ALE/Breakout-v5" else 160,
+            "most_frames": 3 if "ounting" in config.id else frames,
+        },
+    )
+
+
+for _suite in itertools.starmap(_contract, CONTRACT.items()):
+    globals()[_suite.__name__] = _suite
 
 
 class TestSeeds:

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import own
 import pytest
-from test_environments import column, leaves, play, same
 
 from impala import environments
 from impala.config.schema import EnvironmentConfig, NormaliseConfig, RepeatConfig
 from impala.environments.base import Environment
+from impala.testing.environments import column, leaves, play, same
 from impala.types import EnvironmentStep, StepType
 
 

@@ -24,6 +24,7 @@ from impala.config.schema import (
     QLearningConfig,
     SacConfig,
 )
+from impala.testing.algorithms import AlgorithmConformance
 from impala.types import Batch, StepType
 
 T, B = 6, 5
@@ -98,6 +99,28 @@ def gradients(
         np.zeros(variable.shape) if gradient is None else gradient.numpy()
         for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True)
     ]
+
+
+class TestQLearningConformance(AlgorithmConformance):
+    action_space = CHOICES
+    agent_config = VALUES
+
+    def make(self, agent: Agent) -> Algorithm:
+        return build.algorithm("q_learning", configs.Config(agent=VALUES), agent)
+
+    def behaviour(self, agent: Agent, rng: np.random.Generator) -> np.ndarray:
+        """Values, and an epsilon."""
+        policy = super().behaviour(agent, rng)
+        policy[..., -1] = 0.1
+        return policy
+
+
+class TestSacConformance(AlgorithmConformance):
+    action_space = BOX
+    is_random = True
+
+    def make(self, agent: Agent) -> Algorithm:
+        return build.algorithm("sac", configs.Config(), agent)
 
 
 # ---------------------------------------------------------------------------- Q-learning

@@ -57,6 +57,10 @@ def _images(
 
     for step in evaluation.play(environment, player.agent, command.greedy, command.seed):
         rewards.append(float(step.timestep.reward[0]))
-        yield environment.render().copy()
+        try:
+            picture = environment.render().copy()
+        except ValueError as error:
+            raise values.OptionError(f"{player.task} cannot be recorded: {error}") from error
+        yield picture
         if step.timestep.step_type[0] == StepType.LAST or len(rewards) == command.max_frames:
             break

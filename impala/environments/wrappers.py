@@ -74,7 +74,18 @@ class Checked(base.Environment):
         return step
 
     def render(self) -> np.ndarray:
-        return self._environment.render()
+        """As `Environment.render`.
+
+        Raises:
+          ValueError: if it is no image.
+        """
+        image = self._environment.render()
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            raise ValueError(
+                f"{self._name} shows {image.dtype} {list(image.shape)}; an image is uint8 [height, "
+                "width, 3]"
+            )
+        return image
 
     def close(self) -> None:
         if self._state != "closed":

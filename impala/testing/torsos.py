@@ -1,0 +1,97 @@
+"""What every torso promises (see `impala.agents.torsos.Torso`), as tests."""
+
+import gymnasium as gym
+import numpy as np
+import tensorflow as tf
+import tree
+
+from impala.agents.observation import Features
+from impala.agents.torsos import Torso
+from impala.types import Nest
+
+_ROWS = 5
+
+
+class TorsoConformance:
+    """Shows random observations to a torso, as an agent does."""
+
+    observation_space: gym.Space
+    """One whose observations the torso can see."""
+
+    def make(self, name: str) -> Torso:
+        """Returns a torso, a new one in each call, as a module of this name."""
+        raise NotImplementedError(f"{type(self).__name__} has to define make(name).")
+
+    def test_features_are_finite_vectors(self) -> None:
+        """[N, F] float32, with the same F for every N."""
+        features = self._features()
+        sizes = set()
+        for rows in (1, _ROWS):
+            output = features(self._observations(rows))
+            assert output.dtype == tf.float32, f"features are {output.dtype.name}, not float32"
+            assert output.shape.rank == 2, f"features have the shape {output.shape}, not [N, F]"
+            assert output.shape[0] == rows, f"{rows} observations give {output.shape[0]} rows"
+            assert np.isfinite(output.numpy()).all(), "features are not finite"
+            sizes.add(output.shape[1])
+        assert len(sizes) == 1, f"features have the sizes {sorted(sizes)}"
+
+    def test_each_row_depends_on_its_own_observation_alone(self) -> None:
+        """Rows are of different environments and times: nothing may be mixed between them."""
+        features, observations = self._features(), self._observations(_ROWS)
+        together = features(observations).numpy()
+        for row in range(_ROWS):
+            one = tree.map_structure(lambda leaf, row=row: leaf[row : row + 1], observations)
+            np.testing.assert_allclose(features(one)[0], together[row], rtol=1e-3, atol=1e-4)
+
+    def test_observations_that_differ_give_features_that_differ(self) -> None:
+        """The torso looks at what it is shown."""
+        output = self._features()(self._observations(_ROWS)).numpy()
+        assert len(np.unique(output, axis=0)) > 1, "all observations give the same features"
+
+    def test_the_same_observation_gives_the_same_features(self) -> None:
+        """A torso has neither noise nor memory."""
+        features, observations = self._features(), self._observations(_ROWS)
+        first = features(observations).numpy()
+        features(self._observations(_ROWS, seed=1))
+        np.testing.assert_array_equal(features(observations), first)
+
+    def test_variables_are_made_in_the_first_call_and_all_of_them_learn(self) -> None:
+        """What is made later is in no checkpoint; what has no gradient is never learned."""
+        features, observations = self._features(), self._observations(_ROWS)
+        variables = features.trainable_variables
+        with tf.GradientTape() as tape:
+            output = features(observations)
+            loss = tf.reduce_sum(tf.square(output - tf.cast(tf.range(output.shape[1]), tf.float32)))
+        assert {id(v) for v in features.trainable_variables} == {id(v) for v in variables}
+        gradients = tape.gradient(loss, variables)
+        for variable, gradient in zip(variables, gradients, strict=True):
+            assert gradient is not None, f"{variable.name} has no gradient"
+            assert np.isfinite(gradient).all(), f"the gradient of {variable.name} is not finite"
+
+    def test_its_name_is_passed_on(self) -> None:
+        """Two torsos of an agent are told apart by the names of their variables."""
+        torsos = [self.make(name) for name in ("one", "two")]
+        for torso in torsos:
+            Features(torso, self.observation_space)(self._observations(1))
+        one, two = ({variable.name for variable in torso.variables} for torso in torsos)
+        assert not one & two, f"two torsos have variables of the same name: {sorted(one & two)}"
+
+    def test_compiled_it_says_the_same(self) -> None:
+        """As a graph, and by XLA."""
+        features, observations = self._features(), self._observations(_ROWS)
+        expected = features(observations)
+        for jit_compile in (False, True):
+            compiled = tf.function(features, jit_compile=jit_compile)(observations)
+            np.testing.assert_allclose(compiled, expected, rtol=1e-3, atol=1e-3)
+
+    def _features(self) -> Features:
+        """A torso, wrapped as an agent wraps it, with its variables made."""
+        tf.random.set_seed(0)
+        features = Features(self.make("torso"), self.observation_space)
+        features(self._observations(1))
+        return features
+
+    def _observations(self, rows: int, seed: int = 0) -> Nest:
+        self.observation_space.seed(seed)
+        sampled = [self.observation_space.sample() for _ in range(rows)]
+        return tree.map_structure(lambda *leaves: tf.convert_to_tensor(np.stack(leaves)), *sampled)
