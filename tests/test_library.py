@@ -15,19 +15,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
+from half_trained import STORED, evaluated
 
 import impala
-from impala import evaluation
 from impala.commands import library
 from impala.commands import train as commands_train
 from impala.environments import base
-from impala.logdir.player import Player
 from impala.runtime import process
 from impala.runtime.supervisor import Supervisor
-
-STORED = pathlib.Path(__file__).parent / "stored" / "half-trained"
-"""Catch, CartPole and a bandit for an LSTM: their returns differ from episode to episode."""
-
 
 # What is offered.
 
@@ -71,15 +66,6 @@ def test_v_trace_can_be_used_alone() -> None:
 
 
 # A policy in a loop of one's own.
-
-
-def _evaluated(name: str, num_envs: int, episodes: int, greedy: bool, seed: int) -> list[float]:
-    """The returns that `impala evaluate` finds."""
-    player = Player(STORED / name)
-    environment = player.environment(num_envs)
-    played = evaluation.play_episodes(environment, player.agent, episodes, greedy, seed)
-    environment.close()
-    return [episode.episode_return for episode in played]
 
 
 def _one_by_one(policy: impala.Policy, environment: gym.Env, seed: int) -> Iterator[float]:
@@ -128,7 +114,7 @@ def test_the_five_lines_play_what_evaluate_plays(name: str, episodes: int, greed
 
     environment.close()
     assert len(set(played)) > 1
-    assert played == _evaluated(name, 1, episodes, greedy, seed=7)
+    assert played == evaluated(name, 1, episodes, greedy, seed=7)
 
 
 @pytest.mark.parametrize("greedy", [False, True])
@@ -141,7 +127,7 @@ def test_a_batch_plays_what_evaluate_plays(name: str, episodes: int, greedy: boo
 
     environments.close()
     assert len(set(played)) > 1
-    assert played == _evaluated(name, 5, 5 * episodes, greedy, seed=7)
+    assert played == evaluated(name, 5, 5 * episodes, greedy, seed=7)
 
 
 def test_environments_that_gymnasium_makes_will_do() -> None:
@@ -149,7 +135,7 @@ def test_environments_that_gymnasium_makes_will_do() -> None:
     one, several = int(base.seeds(7, 1)[0]), int(base.seeds(7, 5)[0])
     cartpole = impala.load(STORED / "cartpole", seed=7)
     returns = _one_by_one(cartpole, gym.make("CartPole-v1"), one)
-    assert [next(returns) for _ in range(2)] == _evaluated("cartpole", 1, 2, False, 7)
+    assert [next(returns) for _ in range(2)] == evaluated("cartpole", 1, 2, False, 7)
 
     # ... then also an agent that sees its last action and reward and the time plays the same,
     # although nothing of that is in the observation.
@@ -157,7 +143,7 @@ def test_environments_that_gymnasium_makes_will_do() -> None:
     bandits = gym.make_vec(
         *("Bandit/DependentUniform-v0", 5), vectorization_mode="vector_entry_point", pulls=20
     )
-    assert _together(bandit, bandits, several, 3) == _evaluated("bandit", 5, 15, False, 7)
+    assert _together(bandit, bandits, several, 3) == evaluated("bandit", 5, 15, False, 7)
 
 
 def test_what_cannot_be_acted_on_is_refused() -> None:

@@ -105,6 +105,8 @@ class FrameStack(snt.Module):
                 f"frame_stack is {size}, but only a Box with 1 or more dimensions can be stacked, "
                 f"not {space}. Set frame_stack to 1."
             )
+        self.packs_bytes = True
+        """Whether bytes may be stacked by arithmetic of integers, which ONNX cannot."""
         self._size = size
         self._is_wrapped = is_wrapped(observation_space)
         # Single frames end in a channel, so that there is an axis to stack them on.
@@ -155,7 +157,8 @@ class FrameStack(snt.Module):
         # One flat axis of frames, for copies of whole frames.
         history = tf.reshape(history, [-1, *self._shape])
         flat = [index * batch_size + tf.range(batch_size) for index in indices]
-        stacked = _interleave([tf.gather(history, index) for index in flat])
+        frames = [tf.gather(history, index) for index in flat]
+        stacked = _interleave(frames) if self.packs_bytes else tf.concat(frames, axis=-1)
         return stacked, tf.gather(history, tf.stack([index[-1] for index in flat[1:]], axis=1))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from impala.commands.actor import Actor, actor
 from impala.commands.evaluate import Evaluate, evaluate
+from impala.commands.export import Export, export
 from impala.commands.flags import STOPPED
 from impala.commands.learner import Learner, learner
 from impala.commands.parsing import parse
@@ -49,6 +50,7 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], int]]] = {
     "status": (Status, status),
     "evaluate": (Evaluate, evaluate),
     "record": (Record, record),
+    "export": (Export, export),
     "plot": (Plot, plot),
     "replay-update": (ReplayUpdate, replay_update),
     "presets": (Presets, presets),

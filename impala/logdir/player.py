@@ -19,7 +19,6 @@ class Player:
       logdir: of a run that has written a checkpoint.
       which: of its checkpoints, as for `checkpoint.choose`.
       task: which of the run's tasks to play, counted from 0.
-
       allow: what may be imported if the checkpoint names it, beside installed entry points.
 
     Raises:

@@ -1,0 +1,332 @@
+"""Writes a checkpoint's agent as a model that runs without this package, and tries it.
+
+The signatures of a SavedModel take and return tensors by name, for B environments at a time:
+
+* `initial_state(batch_size)` returns the core state before an episode: `core_state_0` and so on, or
+  nothing if the agent has none.
+* `act(observation, is_first, core_state_0, ..., seed)` returns a sampled `action`, the parameters
+  of its distribution (`policy`), the value estimate (`baseline`) and the next core state.
+* `act_greedy` is the same without `seed`, for the most likely action.
+
+Parts of observations and actions that are dicts or tuples have names such as
+`observation_last_action`. An ONNX model is `act_greedy` alone.
+"""
+
+import json
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import tensorflow as tf
+import tree
+
+from impala.agents.agent import Agent
+from impala.agents.observation import FrameStack
+from impala.environments import base
+from impala.environments.spaces import Spaces
+from impala.logdir.player import Player
+from impala.types import AgentOutput, Nest, StepType, TimeStep
+
+Tensors = dict[str, Any]
+"""By their names in a signature."""
+Run = Callable[[str, Tensors], Mapping[str, Any]]
+"""Runs a signature, which is given by its name."""
+
+_TOLERANCE = 1e-4
+_OPSET = 18  # of ONNX
+
+
+class ExportError(RuntimeError):
+    """A model cannot be written, or does not do what its agent does."""
+
+
+class Trial(NamedTuple):
+    """What came of running a model beside its agent."""
+
+    calls: int
+    difference: float  # the largest of any output that is no action, relative where above 1
+    actions: int  # that were others than the agent's
+
+
+class Functions:
+    """An agent as functions of tensors by name: the signatures of a SavedModel.
+
+    Args:
+      agent: acts.
+      spaces: of observations and actions.
+
+    Raises:
+      ExportError: two parts of an observation or of an action would have the same name.
+    """
+
+    def __init__(self, agent: Agent, spaces: Spaces) -> None:
+        self._agent = agent
+        self._core_state = agent.initial_state(1)
+        self._observation = base.map_leaves(_spec, "observation", spaces[0])
+        self._observations = tree.flatten(self._observation)
+        self.actions = [
+            spec.name for spec in tree.flatten(base.map_leaves(_spec, "action", spaces[1]))
+        ]
+        for names in ([spec.name for spec in self._observations], self.actions):
+            if len(set(names)) < len(names):
+                raise ExportError(f"Two parts would have the same name: {', '.join(names)}.")
+        states = [
+            tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype, name)
+            for name, leaf in _state(self._core_state).items()
+        ]
+        shared = [*self._observations, tf.TensorSpec([None], tf.bool, "is_first"), *states]
+        self.inputs = {
+            "act": [*shared, tf.TensorSpec([2], tf.int32, "seed")],
+            "act_greedy": shared,
+            "initial_state": [tf.TensorSpec([], tf.int32, "batch_size")],
+        }
+        functions = {"act": self._act, "act_greedy": self._act, "initial_state": self._begin}
+        self.signatures = {
+            name: tf.function(functions[name]).get_concrete_function(
+                **{spec.name: spec for spec in specs}
+            )
+            for name, specs in self.inputs.items()
+        }
+
+    def given(self, timestep: TimeStep, core_state: Nest) -> Tensors:
+        """Names what the agent is given [B, ...], but for a seed."""
+        leaves = zip(self._observations, tree.flatten(timestep.observation), strict=True)
+        observation = {spec.name: leaf for spec, leaf in leaves}
+        is_first = tf.equal(timestep.step_type, tf.cast(StepType.FIRST, tf.int8))
+        return {**observation, "is_first": is_first, **_state(core_state)}
+
+    def said(self, output: AgentOutput, core_state: Nest) -> Tensors:
+        """Names what the agent returned [B, ...]."""
+        actions = dict(zip(self.actions, tree.flatten(output.action), strict=True))
+        return {
+            **actions,
+            "policy": output.policy,
+            "baseline": output.baseline,
+            **_state(core_state),
+        }
+
+    def _act(self, **given: tf.Tensor) -> Tensors:
+        observation = [given[spec.name] for spec in self._observations]
+        size = tf.shape(given["is_first"])
+        timestep = TimeStep(
+            tree.unflatten_as(self._observation, observation),
+            reward=tf.zeros(size),  # the agent looks at neither
+            discount=tf.ones(size),
+            step_type=tf.where(given["is_first"], np.int8(StepType.FIRST), np.int8(StepType.MID)),
+        )
+        states = [given[name] for name in _state(self._core_state)]
+        core_state = tree.unflatten_as(self._core_state, states)
+        if "seed" in given:
+            return self.said(*self._agent.step(timestep, core_state, given["seed"]))
+        return self.said(*self._agent.greedy_step(timestep, core_state))
+
+    def _begin(self, batch_size: tf.Tensor) -> Tensors:
+        return _state(self._agent.initial_state(batch_size))
+
+
+def saved_model(player: Player, directory: pathlib.Path, timesteps: Iterable[TimeStep]) -> Trial:
+    """Writes a SavedModel, describes its signatures in `model.json`, and tries it.
+
+    Args:
+      player: whose agent is written.
+      directory: where to; an earlier model there is replaced.
+      timesteps: on which it is tried: at least one, [B, ...] each.
+
+    Raises:
+      ExportError: it cannot be written, or its outputs are not the agent's.
+    """
+    functions = Functions(player.agent, player.spaces)
+    module = tf.Module()
+    module.parameters = list(player.agent.variables)
+    tf.saved_model.save(module, str(directory), signatures=functions.signatures)
+    loaded = tf.saved_model.load(str(directory))
+    tried = trial(
+        *(player.agent, functions, timesteps),
+        run=lambda name, given: loaded.signatures[name](**given),
+        names=list(functions.signatures),
+    )
+    _describe(directory / "model.json", player, functions, list(functions.signatures), tried)
+    return tried
+
+
+def onnx(player: Player, directory: pathlib.Path, timesteps: Iterable[TimeStep]) -> Trial:
+    """Writes `act_greedy` as `model.onnx`, describes it in `model.json`, and tries it.
+
+    Args:
+      player: as for `saved_model`.
+      directory: as for `saved_model`.
+      timesteps: as for `saved_model`.
+
+    Raises:
+      ExportError: a package is missing, ONNX has no operation for a part of the network, or the
+        model's outputs are not the agent's.
+    """
+    try:
+        import onnxruntime  # type: ignore[import-not-found, unused-ignore]
+        import tf2onnx  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as error:
+        raise ExportError(
+            f"ONNX needs the package {error.name}: pip install 'impala-rl[onnx]'."
+        ) from error
+    for module in player.agent.submodules:
+        if isinstance(module, FrameStack):
+            module.packs_bytes = False
+    functions = Functions(player.agent, player.spaces)
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "model.onnx"
+    specs = functions.inputs["act_greedy"]
+    outputs = list(functions.signatures["act_greedy"].structured_outputs)
+
+    def act(*given: tf.Tensor) -> list[tf.Tensor]:
+        named = {spec.name: tensor for spec, tensor in zip(specs, given, strict=True)}
+        said = functions.signatures["act_greedy"](**named)
+        return [tf.identity(said[name], name) for name in outputs]
+
+    try:
+        tf2onnx.convert.from_function(
+            tf.function(act, input_signature=specs),
+            specs,
+            opset=_OPSET,
+            custom_op_handlers={"Log1p": (_log1p, [])},
+            output_path=str(path),
+        )
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception as error:  # of any kind: neither says which
+        path.unlink(missing_ok=True)
+        raise ExportError(
+            "ONNX has no operation for a part of this network: "
+            f"{' '.join(str(error).split())[-300:]}. Export a SavedModel."
+        ) from error
+    taken = {value.name for value in session.get_inputs()}
+
+    def run(name: str, given: Tensors) -> dict[str, Any]:
+        feeds = {key: np.asarray(value) for key, value in given.items() if key in taken}
+        return dict(zip(outputs, session.run(None, feeds), strict=True))
+
+    tried = trial(*(player.agent, functions, timesteps), run=run, names=["act_greedy"])
+    _describe(directory / "model.json", player, functions, ["act_greedy"], tried)
+    return tried
+
+
+def trial(
+    agent: Agent, functions: Functions, timesteps: Iterable[TimeStep], run: Run, names: list[str]
+) -> Trial:
+    """Runs a model beside its agent.
+
+    Args:
+      agent: that the model was made of.
+      functions: of the agent.
+      timesteps: at least one, [B, ...] each, one after another.
+      run: runs the model.
+      names: the signatures that it has.
+
+    Raises:
+      ExportError: an output is another one.
+    """
+    calls, difference, actions = 0, 0.0, 0
+    core_state: Nest = None
+    for count, each in enumerate(timesteps):
+        # A copy, for the environment may write into its arrays again.
+        timestep = tree.map_structure(lambda x: tf.constant(np.array(x)), each)
+        seed = tf.constant([1, count])
+        pairs = []
+        if core_state is None:
+            core_state = agent.initial_state(len(each.reward))
+            begun = {"batch_size": tf.constant(len(each.reward))}
+            pairs.append(("initial_state", begun, _state(core_state)))
+        given = functions.given(timestep, core_state)
+        greedy = functions.said(*agent.greedy_step(timestep, core_state))
+        output, core_state = agent.step(timestep, core_state, seed)
+        sampled = functions.said(output, core_state)
+        pairs += [("act_greedy", given, greedy), ("act", {**given, "seed": seed}, sampled)]
+        for name, inputs, wanted in pairs:
+            if name not in names:
+                continue
+            got = run(name, inputs)
+            calls += 1
+            for key, value in wanted.items():
+                off = _difference(value.numpy(), np.asarray(got[key]))
+                if key in functions.actions:
+                    actions += int((off > _TOLERANCE).sum())
+                else:
+                    difference = max(difference, float(off.max(initial=0.0)))
+    tried = Trial(calls, difference, actions)
+    if difference > _TOLERANCE or actions:
+        raise ExportError(
+            f"The model does not do what the agent does: in {calls} calls its outputs differ by up "
+            f"to {difference:.2g} (at most {_TOLERANCE:g} is allowed), and {actions} actions do."
+        )
+    return tried
+
+
+def recorded(player: Player, steps: int = 64, num_envs: int = 4) -> Iterator[TimeStep]:
+    """Yields time steps of the task, which the agent plays.
+
+    Raises:
+      ValueError: the environment cannot be made.
+    """
+    from impala.evaluation import play
+
+    environment = player.environment(num_envs)
+    try:
+        for count, step in enumerate(play(environment, player.agent, greedy=False, seed=1)):
+            yield step.timestep
+            if count == steps:
+                return
+    finally:
+        environment.close()
+
+
+def _state(core_state: Nest) -> Tensors:
+    return {f"core_state_{i}": leaf for i, leaf in enumerate(tree.flatten(core_state))}
+
+
+def _log1p(graph: Any, node: Any, name: str, args: Any) -> None:
+    """Has tf2onnx write log(1 + x), for which ONNX has no operation of its own."""
+    one = graph.make_const(f"{name}/one", np.ones((), np.float32))
+    total = graph.make_node("Add", [node.input[0], one.output[0]])
+    node.type = "Log"
+    graph.replace_inputs(node, [total.output[0]])
+
+
+def _spec(name: str, space: gym.Space) -> tf.TensorSpec:
+    return tf.TensorSpec([None, *(space.shape or ())], space.dtype, re.sub(r"\W", "_", name))
+
+
+def _difference(wanted: np.ndarray, got: np.ndarray) -> np.ndarray:
+    """By how much values differ: absolutely, and relatively where they are above 1."""
+    wanted, got = wanted.astype(np.float64), got.astype(np.float64)
+    if wanted.shape != got.shape:
+        return np.array([np.inf])
+    return np.abs(got - wanted) / np.maximum(1.0, np.abs(wanted))
+
+
+def _describe(
+    path: pathlib.Path, player: Player, functions: Functions, names: list[str], tried: Trial
+) -> None:
+    def shapes(specs: Iterable[Any]) -> dict[str, str]:
+        """Dtype and shape of each, such as "float32 [B, 16]"."""
+        sizes = {
+            spec.name: ["B" if size is None else size for size in spec.shape] for spec in specs
+        }
+        return {
+            spec.name: f"{spec.dtype.name} [{', '.join(map(str, sizes[spec.name]))}]"
+            for spec in specs
+        }
+
+    signatures = {}
+    for name in names:
+        outputs = functions.signatures[name].structured_outputs
+        said = [tf.TensorSpec(spec.shape, spec.dtype, key) for key, spec in outputs.items()]
+        signatures[name] = {"inputs": shapes(functions.inputs[name]), "outputs": shapes(said)}
+    description = {
+        "environment": player.task,
+        "frames_trained": player.counters.frames,
+        "updates": player.counters.updates,
+        "signatures": signatures,
+        "trial": tried._asdict(),
+    }
+    path.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
