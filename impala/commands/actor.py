@@ -9,7 +9,7 @@ from impala.commands.flags import ADDRESS, NumActors, WhenFinished, next_port, p
 from impala.components import Allowed
 from impala.config import values
 from impala.config.schema import Range
-from impala.runtime import process
+from impala.runtime import listen, process
 from impala.runtime.credentials import SecurityError
 from impala.runtime.logs import LogFormat, log_to_stderr
 from impala.runtime.security import ClientSecurity
@@ -57,12 +57,16 @@ def actor(command: Actor) -> int:
     with plainly():
         last = command.num_actors - 1 if command.index is None else command.index
         command.security.check(metrics=next_port(command.metrics_listen, last))
+        listen.check_dialled(command.learner)
     process.outlive_readers()
     log_to_stderr(command.log_format)
     if command.num_actors > 1:
         from actors.fleet import run_fleet
 
         return run_fleet(command.num_actors, _flags(command))
+    metrics_listen = next_port(command.metrics_listen, command.index or 0)
+    with plainly():
+        listen.check_free("Metrics", metrics_listen)
     process.load_tensorflow(use_gpus=False)
     from actors.client import LearnerError
     from actors.run import run_actor
@@ -81,7 +85,7 @@ def actor(command: Actor) -> int:
             role=command.role,
             allow=Allowed(command.allow),
             security=command.security,
-            metrics_listen=next_port(command.metrics_listen, index),
+            metrics_listen=metrics_listen,
             failures=command.failures,
         )
     except SecurityError as error:

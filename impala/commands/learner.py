@@ -6,7 +6,7 @@ from typing import Annotated
 from impala.commands.flags import ADDRESS, RunFlags, WhenFinished, plainly, print_config
 from impala.config import values
 from impala.config.schema import Range
-from impala.runtime import process
+from impala.runtime import listen, process
 from impala.runtime.credentials import SecurityError
 from impala.runtime.logs import log_to_stderr
 from impala.runtime.security import ServerSecurity
@@ -40,13 +40,9 @@ def learner(command: Learner) -> int:
         command.security.check(
             command.listen, health=command.health_listen, metrics=command.metrics_listen
         )
-        preflight.check_free(
-            {
-                "The learner": command.listen,
-                "Health": command.health_listen,
-                "Metrics": command.metrics_listen,
-            }
-        )
+        listen.check_free("The learner", command.listen)
+        listen.check_free("Health", command.health_listen)
+        listen.check_free("Metrics", command.metrics_listen)
     logdir = preflight.log_directory(command)
     process.outlive_readers()
     log_to_stderr(command.log_format)

@@ -10,6 +10,7 @@ from impala.components import Allowed
 from impala.config import values
 from impala.runtime import process
 from impala.runtime.logs import log_to_stderr
+from impala.schedule import tasks
 
 if TYPE_CHECKING:
     from impala.environments import Environment
@@ -37,11 +38,15 @@ def open_player(command: PlayerFlags) -> "Player":
     Raises:
       OptionError: there is no such checkpoint or task.
     """
-    log_to_stderr()
-    process.load_tensorflow(use_gpus=False)
-    from impala.logdir.player import Player
+    from impala.logdir import checkpoint  # Here, so that help loads no Gymnasium.
 
+    log_to_stderr()
     try:
+        # Twice, here and by the player: what is missing is said before TensorFlow is loaded.
+        tasks.choose(checkpoint.choose(command.logdir, command.checkpoint).config, command.task)
+        process.load_tensorflow(use_gpus=False)
+        from impala.logdir.player import Player
+
         return Player(command.logdir, command.checkpoint, command.task, Allowed(command.allow))
     except ValueError as error:
         raise values.OptionError(str(error)) from error

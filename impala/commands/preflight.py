@@ -4,18 +4,13 @@ Import this only when a run starts: it loads Gymnasium, which help does without.
 """
 
 import pathlib
-import time
-from collections.abc import Mapping
 
 from impala import environments
 from impala.commands.flags import RunFlags
 from impala.config import values
 from impala.logdir import checkpoint, identity
 from impala.logdir.directory import LogDirectory, LogDirectoryError
-from impala.runtime import listen
 from impala.schedule import tasks
-
-_LINGER_SECONDS = 1.0  # that the ports of a learner may be held after it was killed
 
 
 def log_directory(command: RunFlags) -> pathlib.Path:
@@ -47,29 +42,3 @@ def _default(command: RunFlags) -> pathlib.Path:
     if new.exists() or not identity.is_run(old):
         return new
     return new if identity.differences(old, command.settings) else old
-
-
-def check_free(addresses: Mapping[str, str | None]) -> None:
-    """Refuses addresses that are taken.
-
-    Args:
-      addresses: what is served -> HOST:PORT, unix:PATH (not looked at), or None: it is not served.
-
-    Raises:
-      OSError: one cannot be bound; the message says which and why.
-    """
-    deadline = time.monotonic() + _LINGER_SECONDS
-    for what, address in addresses.items():
-        if address is not None and listen.socket_path(address) is None:
-            _check_free(what, address, deadline)
-
-
-def _check_free(what: str, address: str, deadline: float) -> None:
-    try:
-        for bound in listen.bind(what, address):
-            bound.close()
-    except OSError:
-        if time.monotonic() >= deadline:
-            raise
-        time.sleep(0.1)
-        _check_free(what, address, deadline)

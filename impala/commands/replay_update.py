@@ -25,6 +25,9 @@ class ReplayUpdate:
 
 def replay_update(command: ReplayUpdate) -> int:
     """Prints what computing an update again has shown."""
+    if not command.file.is_file():
+        print(f"impala: there is no file {command.file}.", file=sys.stderr)
+        return 1
     process.load_tensorflow(use_gpus=True)
     from learner.update import bad_updates
 

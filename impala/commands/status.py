@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from impala.commands.flags import ADDRESS
+from impala.commands.flags import ADDRESS, plainly
 from impala.config import values
 from impala.config.schema import Range
+from impala.runtime import listen
 from impala.runtime.credentials import SecurityError
 from impala.runtime.security import ClientSecurity
 
@@ -35,6 +36,8 @@ class Status:
 
 def status(command: Status) -> int:
     """Prints a table, once or again and again."""
+    with plainly():
+        listen.check_dialled(command.learner)
     import rich.console
     import rich.live
     from google.protobuf import json_format

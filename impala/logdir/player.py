@@ -37,12 +37,9 @@ class Player:
         self.config = parts.restore(saved.config, saved.own, allow)
         self._own = parts.found(self.config)
         self.counters = saved.counters
-        of_run = tasks.make(saved.config.environment, saved.config.tasks)
-        if not 0 <= task < len(of_run):
-            names = ", ".join(f"{i} is {each.name}" for i, each in enumerate(of_run))
-            raise ValueError(f"task is {task}; of this run's tasks {names}.")
-        self._task = of_run[task]
+        self._task = tasks.choose(saved.config, task)
         self.task = self._task.name
+        of_run = tasks.make(saved.config.environment, saved.config.tasks)
         self.spaces = saved.spaces or build.spaces(of_run, self._own)
         self.agent = build.agent(saved.config.agent, *self.spaces, own=self._own)
         for variable, value in zip(self.agent.variables, saved.agent_values, strict=True):

@@ -8,12 +8,15 @@ import ipaddress
 import os
 import re
 import socket
+import time
 from typing import NamedTuple
 
 MAX_PORT = 65535
 BACKLOG = 1024  # connections that wait to be accepted
 
 _MAX_SOCKET_PATH = 107  # bytes of a Unix socket's path, a limit of Linux
+_LINGER_SECONDS = 1.0  # that the ports of a process may be held after it was killed
+_SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix-abstract:", "xds:")  # of gRPC
 _HOST = re.compile(r"\[[0-9A-Fa-f:.%\w]+\]|[\w.-]+", re.ASCII)  # IPv6 in brackets, IPv4, or a name
 
 
@@ -78,6 +81,47 @@ def bind(what: str, listen: str) -> list[socket.socket]:
             "a port that is free (0 finds one)."
         ) from error
     return sockets
+
+
+def check_free(what: str, listen: str | None) -> None:
+    """Checks that an address can be bound, before anything expensive is done for it.
+
+    Args:
+      what: is served there, for the message of an error.
+      listen: HOST:PORT; unix:PATH or None is not looked at.
+
+    Raises:
+      OSError: it cannot be bound; the message says why.
+    """
+    if listen is None or socket_path(listen) is not None:
+        return
+    deadline = time.monotonic() + _LINGER_SECONDS
+    while True:
+        try:
+            for each in bind(what, listen):
+                each.close()
+            return
+        except OSError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(0.1)
+
+
+def check_dialled(address: str) -> None:
+    """Checks that the address of a learner can be dialled, as far as that can be seen from it.
+
+    Raises:
+      OSError: it is neither HOST:PORT nor unix:PATH nor a name with one of gRPC's schemes.
+    """
+    if socket_path(address) is not None or address.startswith(_SCHEMES):
+        return
+    host, _, port = address.rpartition(":")
+    is_port = port.isascii() and port.isdecimal() and 0 < int(port[:6]) <= MAX_PORT
+    if not (_HOST.fullmatch(host) and is_port):
+        raise OSError(
+            f"{address!r} is no address of a learner: give HOST:PORT with a port from 1 to "
+            f"{MAX_PORT}, or unix:PATH."
+        )
 
 
 def bound(listen: str, sockets: list[socket.socket]) -> str:

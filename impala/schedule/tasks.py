@@ -38,6 +38,19 @@ def make(environment: EnvironmentConfig, tasks: TasksConfig) -> list[Task]:
     return made
 
 
+def choose(config: Config, number: int) -> Task:
+    """Returns one of the tasks of a run, counted from 0.
+
+    Raises:
+      ValueError: there is no such task; names those that there are.
+    """
+    of_run = make(config.environment, config.tasks)
+    if not 0 <= number < len(of_run):
+        names = ", ".join(f"{i} is {each.name}" for i, each in enumerate(of_run))
+        raise ValueError(f"task is {number}; of this run's tasks {names}.")
+    return of_run[number]
+
+
 def _task(name: str, environment: EnvironmentConfig) -> Task:
     id, brace, rest = name.partition("{")
     kwargs = environment.kwargs
