@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import messages
@@ -203,21 +204,36 @@ def test_another_major_version_is_refused_naming_both(
         checkpoint.load(tmp_path)
 
 
+def rewrite(saved: pathlib.Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    """Changes the state of a checkpoint, with digests that are right."""
+    contents = {name: (saved / name).read_bytes() for name in ("state.json", "variables.npz")}
+    state = json.loads(contents["state.json"])
+    edit(state)
+    contents["state.json"] = json.dumps(state).encode()
+    for name, content in {**contents, "MANIFEST": checkpoint._manifest(contents)}.items():
+        (saved / name).write_bytes(content)
+
+
 def test_what_a_version_would_not_have_written_is_damage(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     saved = checkpoint.load(OLDEST)
-    first = checkpoint.save(tmp_path, saved, keep=3)
-    state = json.loads((checkpoint.save(tmp_path, saved, keep=3) / "state.json").read_text())
-    state["config"]["agent"]["lstm_size"] = -1  # at its default, as `needs` says
-    contents = {name: (first / name).read_bytes() for name in ("state.json", "variables.npz")}
-    contents["state.json"] = json.dumps(state).encode()
-    (newest,) = (path for path in first.parent.iterdir() if path != first)
-    for name, content in {**contents, "MANIFEST": checkpoint._manifest(contents)}.items():
-        (newest / name).write_bytes(content)
+    checkpoint.save(tmp_path, saved, keep=3)
+    newest = checkpoint.save(tmp_path, saved, keep=3)
+    # It is at its default, as `needs` says.
+    rewrite(newest, lambda state: state["config"]["agent"].update(lstm_size=-1))
     caplog.set_level(logging.WARNING)
     assert checkpoint.load(tmp_path).config == saved.config
     assert "agent.lstm_size is -1" in caplog.text and "Going back to" in caplog.text
+
+
+def test_spaces_of_a_newer_version_are_refused_and_not_passed_over(tmp_path: pathlib.Path) -> None:
+    shutil.copytree(OLDEST / "checkpoints", tmp_path / "checkpoints")
+    newest = checkpoint.save(tmp_path, checkpoint.load(OLDEST), keep=3)
+    graph = {"type": "Graph", "nodes": 3}
+    rewrite(newest, lambda state: state.update(version="9.9", spaces=[graph, graph]))
+    with pytest.raises(CheckpointError, match=r"impala 9\.9, .*Graph.* no space .*Open it with"):
+        checkpoint.load(tmp_path)
 
 
 # ------------------------------------------------------------------------------------- wire

@@ -396,7 +396,7 @@ def _read(path: pathlib.Path) -> Checkpoint:
         accounts=state["accounts"],
         replay_added=_count("replay_added", state["replay_added"]),
         algorithm=state["algorithm"],
-        spaces=_spaces(state.get("spaces")),
+        spaces=_spaces(path, state),
         unknown=unknown,
         own=own,
     )
@@ -435,10 +435,16 @@ def _config(path: pathlib.Path, state: Mapping[str, Any]) -> tuple[Config, dict[
     return config, unknown
 
 
-def _spaces(state: Sequence[Mapping[str, Any]] | None) -> Spaces | None:
-    if state is None:
+def _spaces(path: pathlib.Path, state: Mapping[str, Any]) -> Spaces | None:
+    if state.get("spaces") is None:
         return None
-    observation, action = map(spaces.from_dict, state)
+    try:
+        observation, action = map(spaces.from_dict, state["spaces"])
+    except ValueError as error:
+        raise IncompatibleCheckpoint(
+            f"{path} was written by impala {state['version']}, this is impala {VERSION}: {error} "
+            f"Open it with impala {state['version']}, or start over with --fresh."
+        ) from error
     return observation, action
 
 
