@@ -84,6 +84,28 @@ class Actor:
         return messages.message(sequence, **{**fields, **kw})
 
 
+def received(stream: Any, seconds: float = WAIT) -> Iterator[pb.Receipt]:
+    """Yields what comes on a stream; cancels it when nothing has come for so many seconds."""
+    count = 0
+    ended = threading.Event()
+
+    def watch() -> None:
+        before = -1
+        while count != before:
+            before = count
+            if ended.wait(seconds):
+                return
+        stream.cancel()
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        for each in stream:
+            count += 1
+            yield each
+    finally:
+        ended.set()
+
+
 # Credentials.
 
 

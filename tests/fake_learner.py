@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import grpc
 import numpy as np
+import services
 
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
@@ -79,8 +80,12 @@ class FakeLearner(pb_grpc.LearnerServicer):
 
     def wait_for(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
         """Waits until what was heard fulfils a condition."""
-        with self.changed:
-            assert self.changed.wait_for(condition, seconds), "the learner waited in vain"
+
+        def fulfilled() -> bool:
+            with self.changed:
+                return condition()
+
+        services.wait_for("what the learner shall hear", fulfilled, seconds)
 
     def publish(self, version: int) -> None:
         with self.changed:

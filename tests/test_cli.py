@@ -16,6 +16,7 @@ import numpy as np
 import PIL.Image
 import PIL.ImageSequence
 import pytest
+import services
 import yaml
 
 from impala.commands import foreign
@@ -345,11 +346,7 @@ sys.exit(cli.main(sys.argv[1:]))
 
 
 def _wait_for(path: pathlib.Path) -> None:
-    for _ in range(3000):
-        if path.exists():
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{path.name} did not appear in 30 seconds")
+    services.wait_for(path.name, path.exists)
 
 
 @pytest.mark.parametrize("status", [0, 7])

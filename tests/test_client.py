@@ -36,7 +36,6 @@ from impala.types import (
 from protos.impala.v1 import learner_pb2 as pb
 
 INCARNATION = 77
-pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture

@@ -117,7 +117,7 @@ def test_train_leaves_a_checkpoint_however_it_is_ended_and_goes_on_from_it(
         services.wait_for_row(logdir, "updates", lambda row: row["updates"] > 0)
         services.wait_for_row(logdir, "an evaluation", lambda row: "evaluation/Catch/return" in row)
         terminal.close()  # the window: SIGHUP, and from now on nothing can be shown
-        assert training.wait(timeout=20.0) == os.EX_TEMPFAIL
+        assert services.end_of(training) == os.EX_TEMPFAIL
     saved = checkpoint.load(logdir).counters
     assert saved.updates > 0
     seen = len(services.rows(logdir))
@@ -128,7 +128,7 @@ def test_train_leaves_a_checkpoint_however_it_is_ended_and_goes_on_from_it(
         os.killpg(training.pid, signal.SIGINT)  # as a CI job that is cancelled
         time.sleep(0.005)
         os.killpg(training.pid, signal.SIGTERM)
-        assert training.wait(timeout=20.0) == os.EX_TEMPFAIL
+        assert services.end_of(training) == os.EX_TEMPFAIL
     assert min(row["updates"] for row in services.rows(logdir)[seen:]) >= saved.updates
     assert checkpoint.load(logdir).counters.seconds > saved.seconds
     log = (tmp_path / "second.log").read_text()
@@ -180,7 +180,7 @@ def test_three_tasks_survive_restarts_and_end_with_complete_curves(tmp_path: pat
         learner = stack.enter_context(services.learner(logdir, address, *arguments))
         row = services.wait_for_row(logdir, "replay", lambda r: "replay/added" in r, seen)
         assert row["replay/added"] >= added
-        assert learner.wait(timeout=services.SECONDS) == 0
+        assert services.end_of(learner) == 0
 
     # ... then the run ends, and every task was seen from the beginning to the end.
     run = continual.read(logdir)
@@ -262,7 +262,6 @@ def test_poison_in_replay_does_not_end_a_run(
         *("--limits.reward", "1e30", "--quarantine.blames", 0, "--actor.num-envs", 4),
         *("--mix.fresh", 4, "--mix.replayed", 4, "--mix.warm-up-unrolls", 40),
         *("--learner.log-seconds", 0.3, "--total-frames", 3_000),
-        seconds=300.0,
     )
     assert trained.returncode == 0, trained.stdout + trained.stderr
     saved = checkpoint.load(logdir)

@@ -13,8 +13,6 @@ from collections.abc import Callable
 
 import pytest
 
-pytestmark = pytest.mark.timeout(60)
-
 FLEET = """
 import logging, signal, sys
 from actors.fleet import run_fleet

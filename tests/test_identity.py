@@ -27,7 +27,6 @@ from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 
 WAIT = 30.0  # seconds that nothing here should ever take
-pytestmark = pytest.mark.timeout(120)
 
 
 class _Clock:

@@ -12,7 +12,7 @@ import messages
 import numpy as np
 import pytest
 import tree
-from callers import STREAM_METHOD, Actor, Learner
+from callers import STREAM_METHOD, Actor, Learner, received
 
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -163,7 +163,7 @@ def _attack(learner: Learner, number: int, count: int, counted: collections.Coun
                 expected.append((message.sequence, reason))
                 yield message
 
-        for receipt in actor.stub.StreamUnrolls(spoilt(), timeout=WAIT):
+        for receipt in received(actor.stub.StreamUnrolls(spoilt())):
             sequence, reason = expected.popleft()
             assert receipt.sequence == sequence
             if reason is None:
@@ -198,9 +198,9 @@ def test_ten_thousand_malformed_messages_are_each_answered_and_counted() -> None
             while any(thread.is_alive() for thread in attackers) and good.sequence < MALFORMED:
                 yield good.next()
 
-        receipts = list(good.stub.StreamUnrolls(good_messages(), timeout=WAIT))
+        receipts = list(received(good.stub.StreamUnrolls(good_messages())))
         for thread in attackers:
-            thread.join(WAIT)
+            thread.join()
         if errors:
             raise errors[0]
 

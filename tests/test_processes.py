@@ -25,7 +25,6 @@ from impala.environments.episodes import EpisodeStatistics
 from impala.types import EnvironmentFault, StepType, TimeStep
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
-pytestmark = pytest.mark.timeout(60)
 
 
 def make(num_envs: int, first: int = 0, seconds: float = 30.0, **kwargs: Any) -> Environment:

@@ -22,7 +22,6 @@ from learner.front import settings
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
-pytestmark = pytest.mark.timeout(120)
 UNROLL_LENGTH = 5
 
 

@@ -202,8 +202,6 @@ def _check_accounts(
 
 def _score(logdir: pathlib.Path) -> float:
     result = logdir / "evaluation.json"
-    done = services.run(
-        *("evaluate", logdir, "--episodes", 200, "--greedy", "--json", result), seconds=300.0
-    )
+    done = services.run(*("evaluate", logdir, "--episodes", 200, "--greedy", "--json", result))
     assert done.returncode == 0, done.stderr
     return float(json.loads(result.read_text())["summary"]["return_mean"])
