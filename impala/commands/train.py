@@ -16,8 +16,6 @@ from impala.runtime.logs import log_to_stderr
 from impala.runtime.supervisor import Program, Supervisor
 
 GRACE_SECONDS = 60.0  # the learner's last checkpoint may take a while
-
-
 _AGAIN_SECONDS = 30.0  # before actors that ended by themselves are started again
 
 
@@ -77,23 +75,7 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
     ):
         socket = pathlib.Path(directory, "learner")
         failures = Shown(pathlib.Path(directory, "failures"))
-        fresh = ["--fresh"] if command.fresh else []
-        change_settings = ["--change-settings"] if command.change_settings else []
-        empty_replay = ["--empty-replay"] if command.empty_replay else []
-        init_from = ["--init-from", str(command.init_from)] if command.init_from else []
-        supervisor.start(
-            Program(
-                name="learner",
-                command=[
-                    *[*process.IMPALA, "learner", command.preset, *fresh, *change_settings],
-                    *[*empty_replay, *init_from],
-                    *["--logdir", str(logdir), "--listen", f"unix:{socket}"],
-                    *["--log-format", command.log_format, "--stopped-status", str(STOPPED)],
-                ],
-                environ=layers.to_environment(command.settings),
-                output=output,
-            )
-        )
+        supervisor.start(_learner_program(command, logdir, socket, output))
         programs = _actor_programs(command, socket, actors_log, failures.path)
         for program in programs.values():
             supervisor.start(program)
@@ -129,10 +111,34 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
     return Ended(status, cause or supervisor.why, logdir)
 
 
+def _learner_program(
+    command: Train, logdir: pathlib.Path, socket: pathlib.Path, output: Callable[[str], None] | None
+) -> Program:
+    """Describes the learner, which gets the settings in force as environment variables."""
+    switches = {
+        "--fresh": command.fresh,
+        "--change-settings": command.change_settings,
+        "--empty-replay": command.empty_replay,
+    }
+    words = [name for name, is_on in switches.items() if is_on]
+    if command.init_from is not None:
+        words += ["--init-from", str(command.init_from)]
+    return Program(
+        name="learner",
+        command=[
+            *[*process.IMPALA, "learner", command.preset, *words],
+            *["--logdir", str(logdir), "--listen", f"unix:{socket}"],
+            *["--log-format", command.log_format, "--stopped-status", str(STOPPED)],
+        ],
+        environ=layers.to_environment(command.settings),
+        output=output,
+    )
+
+
 def _actor_programs(
     command: Train, socket: pathlib.Path, log: pathlib.Path, failures: pathlib.Path
 ) -> dict[str, Program]:
-    """Names the processes that train starts beside the learner."""
+    """Describes the processes beside the learner, by name."""
     flags = {"actors": ["--num-actors", str(command.num_actors), "--name", "actor"]}
     common = ["--log-format", command.log_format, "--failures", str(failures)]
     if command.render:
