@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 def _train(tmp_path: pathlib.Path, preset: str, seed: int, *flags: object) -> float:
     """Trains a preset from scratch; the mean return of 100 greedy episodes afterwards."""
     logdir = _trained(tmp_path, preset, seed, *flags)
-    summary = _evaluated(logdir, "--greedy", "--episodes", 100)
+    summary = _evaluated(logdir, "--greedy", "--episodes", 100, "--allow", "hold")
     print(f"return {summary['return_mean']:.2f}")
     return float(summary["return_mean"])
 

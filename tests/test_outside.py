@@ -4,12 +4,14 @@ import json
 import math
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import services
@@ -18,12 +20,15 @@ import test_algorithms
 import uv
 import yaml
 
+from impala import build
 from impala.commands import main as cli
 from impala.components import Allowed
 from impala.config import layers, parts, rules, values
 from impala.config.schema import AgentConfig, Config, MixConfig, ObjectiveConfig
 from impala.logdir import checkpoint, identity
 from impala.logdir.player import Player
+from learner.telemetry import own_sinks
+from learner.update import optimisers
 
 OUTSIDE = pathlib.Path(__file__).parent / "outside"
 TORSO = "outside_parts.torsos:Gated"
@@ -246,6 +251,46 @@ def test_impact_is_the_surrogate_of_the_paper() -> None:
             expected[t, b] = -surrogate + 0.5 * 0.5 * error**2
     assert clips == {True, False, "low", "in", "high"}
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+# ------------------------------------------------------------------------------ the page
+
+
+def test_the_examples_of_the_page_are_parts(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (pathlib.Path(__file__).parent.parent / "docs" / "parts.md").read_text(encoding="utf-8")
+    *blocks, preset = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 4
+    (tmp_path / "my_parts.py").write_text("\n".join(blocks))
+    (tmp_path / "my_presets.py").write_text(preset)
+    monkeypatch.syspath_prepend(tmp_path)
+    names = {
+        "algorithm": "my_parts:Reinforce",
+        "optimiser": {"name": "my_parts:Signs"},
+        "telemetry": {"sinks": ["my_parts:Best"]},
+    }
+
+    config = layers.layered("my_presets:GATED_CATCH", None, {}, names)
+
+    assert values.to_dict(config)["gated"] == {"width": 32}
+    assert values.to_dict(config)["reinforce"] == {"baseline_cost": 0.5}
+    own = parts.found(config)
+    space = gym.spaces.Box(-9, 9, [2])
+    agent = build.agent(config.agent, space, gym.spaces.Discrete(3), own=own)
+    algorithm = build.algorithm(config.algorithm, config, agent)
+    variables = algorithm.learned_variables
+    optimiser = optimisers.make(config.optimiser, variables, own)
+    batch = test_algorithms.make_batch(test_algorithms.make_arrays(), agent)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(algorithm.loss(batch).loss)
+    before = [variable.numpy() for variable in variables]
+    optimiser.apply(tape.gradient(loss, variables), variables, tf.constant(0.5))
+    for variable, value in zip(variables, before, strict=True):
+        assert set(np.unique(np.abs(variable.numpy() - value).round(5))) <= {0.0, 0.5}
+    sink = own_sinks.make(config, tmp_path)[0]
+    sink.write({"episode/Catch/return_recent": 0.5})
+    assert not sink.is_dropped
 
 
 # ------------------------------------------------------------------------------ the services

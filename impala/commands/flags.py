@@ -5,7 +5,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
@@ -25,6 +25,8 @@ NumActors = Annotated[int, Range(1, 256)]
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunFlags:
     """Flags of the commands that start a run."""
+
+    uses_gpus: ClassVar[bool] = False  # of the process itself
 
     preset: Positional[Annotated[str, arg(metavar="{" + ",".join(PRESETS) + "}")]]
     """What the settings below start from: see impala presets; or one of your own, as

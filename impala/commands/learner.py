@@ -16,6 +16,8 @@ from impala.runtime.security import ServerSecurity
 class Learner(RunFlags):
     """Serves a fleet of actors and learns from what they send."""
 
+    uses_gpus = True
+
     listen: str = ADDRESS
     """HOST:PORT, or unix:PATH. Give 0.0.0.0:PORT to be reached from other hosts."""
     when_finished: WhenFinished = "exit"

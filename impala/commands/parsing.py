@@ -16,6 +16,7 @@ from impala.commands.flags import RunFlags
 from impala.config import layers, parts, rules, values
 from impala.config.presets import PRESETS
 from impala.config.schema import Config
+from impala.runtime import process
 
 T = TypeVar("T")
 
@@ -31,11 +32,14 @@ def parse(name: str, command_type: type[T], argv: list[str]) -> T:
     default: Any = tyro.MISSING_NONPROP
     settings = Config()
     if issubclass(command_type, RunFlags):
-        # Parts of one's own may import TensorFlow, which is to say little of what it finds.
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         names = _names(argv)
         preset, file = _layers(command_type, argv, names)
         if preset:
+            if preset not in PRESETS:
+                _load_tensorflow(command_type)
+            named = layers.named(preset, file, os.environ, names)
+            if any(map(parts.needs_tensorflow, named)):
+                _load_tensorflow(command_type)
             settings = layers.layered(preset, file, os.environ, names)
         default = command_type(preset=tyro.MISSING, settings=settings)
     command, unknown = _tyro(name, command_type, argv, default)
@@ -62,6 +66,12 @@ def _names(argv: list[str]) -> dict[str, Any]:
     return named
 
 
+def _load_tensorflow(command_type: type[RunFlags]) -> None:
+    """Imports TensorFlow, which parts of one's own are about to import, without what it says."""
+    uses_gpus = command_type.uses_gpus
+    process.load_tensorflow(use_gpus=uses_gpus, is_guest=not uses_gpus)
+
+
 def _words(argv: list[str], path: str) -> list[str]:
     """Returns the words behind a setting's flag, the last one if it is given several times."""
     found: list[str] = []
@@ -77,8 +87,10 @@ def _layers(
     command_type: type[RunFlags], argv: list[str], names: dict[str, Any]
 ) -> tuple[str, pathlib.Path | None]:
     """Finds out which preset and file the defaults come from, before the defaults are known."""
-    named = parts.compose(values.overlay(Config(), names))
-    default = command_type(preset=tyro.MISSING, settings=named)
+    named = values.overlay(Config(), names)
+    if parts.needs_tensorflow(named):
+        _load_tensorflow(command_type)
+    default = command_type(preset=tyro.MISSING, settings=parts.compose(named))
     without_help = [word for word in argv if word not in ("-h", "--help")]
     silence = io.StringIO()
     try:

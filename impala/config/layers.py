@@ -44,19 +44,34 @@ def layered(
     """
     base = find_preset(preset)[1]
     data = read_yaml(file) if file is not None else {}
-    # Which parts there are decides which settings there are, so all names come first.
-    named = [overlay(Config(), parts.naming(to_dict(base)))]
+    # Which parts there are decides which settings there are, so all names come first; and a layer
+    # may have settings of a part that a layer above it has replaced.
+    config = overlay(parts.class_of(*named(preset, file, environ, names))(), to_dict(base))
+    config = overlay(config, data, f"{file}: ")
+    config = overlay(config, from_environment(environ, config), _VARIABLES)
+    return parts.compose(overlay(config, names))
+
+
+def named(
+    preset: str,
+    file: pathlib.Path | None,
+    environ: Mapping[str, str],
+    names: Mapping[str, Any] = MappingProxyType({}),
+) -> list[Config]:
+    """Returns what the layers name, one configuration for each with those below it; no settings.
+
+    Arguments and errors are those of `layered`. It imports nothing but a preset of one's own.
+    """
+    data = read_yaml(file) if file is not None else {}
+    config = overlay(Config(), parts.naming(to_dict(find_preset(preset)[1])))
+    of_layers = [config]
     for naming, source in (
         (parts.naming(data), f"{file}: "),
         (_naming_variables(environ), _VARIABLES),
         (names, ""),
     ):
-        named.append(overlay(named[-1], naming, source))
-    # A layer may have settings of a part that a layer above it has replaced.
-    config = overlay(parts.class_of(*named)(), to_dict(base))
-    config = overlay(config, data, f"{file}: ")
-    config = overlay(config, from_environment(environ, config), _VARIABLES)
-    return parts.compose(overlay(config, names))
+        of_layers.append(overlay(of_layers[-1], naming, source))
+    return of_layers
 
 
 def find_preset(name: str) -> tuple[str, Config]:

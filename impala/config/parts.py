@@ -83,6 +83,14 @@ def allowed(config: Config, *, of_actors: bool = False) -> Allowed:
     return Allowed(tuple(dict.fromkeys(foreign)))
 
 
+def needs_tensorflow(config: Config) -> bool:
+    """Whether finding the parts of one's own that a configuration names imports TensorFlow."""
+    return any(
+        name not in kind.built_in and kind not in (ENVIRONMENT, SINK)
+        for kind, name in names(config)
+    )
+
+
 def compose(config: Config, allow: Allowed | None = None, **settings: Any) -> Config:
     """Returns a configuration with a section for each part of one's own that it names.
 

@@ -270,7 +270,9 @@ class Fleet:
     def _start_actor(self, address: str) -> "tuple[str, subprocess.Popen[bytes]]":
         name = f"actor-{next(self._names)}"
         process: subprocess.Popen[bytes] = self._stack.enter_context(
-            services.actor(self.logdir, address, "--name", name, "--num-envs", 4)
+            services.actor(
+                self.logdir, address, "--name", name, "--num-envs", 4, "--allow", unruly.ID
+            )
         )
         self._started[name] = time.monotonic()
         return name, process
