@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import messages
 import numpy as np
 import pytest
+import yaml
 from google.protobuf import text_format
 from google.protobuf.message import Message
 
@@ -150,6 +151,11 @@ def test_a_checkpoint_of_a_newer_version_keeps_what_this_one_does_not_know(
     }
     (said,) = caplog.messages
     assert "impala 9.9" in said and "learner.tidy_seconds" in said and "curiosity.sizes" in said
+
+    # A run that goes on keeps it in its config.yaml, beside what it was started with.
+    written = yaml.safe_load(values.to_yaml(saved.config, saved.unknown))
+    assert written["learner"]["tidy_seconds"] == 3.5 and written["learner"]["log_seconds"] == 5.0
+    assert values.from_stored(Config, written)[0] == saved.config
 
     # This version goes on and writes its own checkpoint, which the newer one opens again.
     checkpoint.save(tmp_path, saved._replace(counters=checkpoint.Counters(2)), keep=3)
