@@ -7,12 +7,12 @@ changes at the same boundary; each task has groups of its own, which wait where 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tree
 
+from impala.agents.agent import Agent
 from impala.environments.base import Environment
 from impala.environments.episodes import EpisodeStatistics
 from impala.types import (
@@ -36,7 +36,7 @@ class Actor:
       environments: makes the groups of a task, each of E environments, when it is first played;
         while one is inferred the others step. They stay the caller's, who closes them. Every task
         has as many.
-      agent: an `impala.agents.agent.Agent`, whose variables the actor overwrites.
+      agent: its variables are overwritten by the actor.
       unroll_length: T, in agent steps.
       seed: of environments and actions.
     """
@@ -44,7 +44,7 @@ class Actor:
     def __init__(
         self,
         environments: Callable[[int], Sequence[Environment]],
-        agent: Any,
+        agent: Agent,
         unroll_length: int,
         seed: int,
     ):
@@ -135,7 +135,7 @@ class _CompiledAgent:
     The state is what lives between two rows: the core state and the seed of the next action.
     """
 
-    def __init__(self, agent: Any):
+    def __init__(self, agent: Agent):
         self._agent = agent
         self._graph = tf.function(self._trace)
         self._timestep_like: Nest = None

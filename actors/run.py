@@ -9,7 +9,7 @@ import logging
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -20,7 +20,12 @@ from impala.runtime.exporter import Exporter
 from impala.runtime.failures import Failure, note
 from impala.runtime.security import ClientSecurity
 from impala.runtime.signals import EndRequest
-from impala.types import Parameters
+from impala.types import Parameters, Unroll
+
+if TYPE_CHECKING:  # what is heavy is imported when the process knows that it is needed
+    from actors.client import LearnerClient
+    from impala.environments.base import Environment
+    from protos.impala.v1 import learner_pb2 as pb
 
 _log = logging.getLogger(__name__)
 
@@ -165,7 +170,7 @@ class _Signals(EndRequest):
 class _Built:
     """What a JoinReply asks for: the agent, and environments as they are needed."""
 
-    def __init__(self, reply: Any, incarnation: int, role: Role, allow: Allowed):
+    def __init__(self, reply: "pb.JoinReply", incarnation: int, role: Role, allow: Allowed):
         from actors import settings
         from impala import build
         from impala.config import parts
@@ -180,7 +185,9 @@ class _Built:
         self.agent = build.agent(config.agent, *self._spaces, own=self._own)
         self._check(reply, build.unroll_spec(self.agent, *self._spaces, self.unroll_length))
 
-    def environment(self, task: int, num_envs: int, first: int = 0, render: bool = False) -> Any:
+    def environment(
+        self, task: int, num_envs: int, first: int = 0, render: bool = False
+    ) -> "Environment":
         """A group of a task's environments, numbered from `first`, which the caller closes."""
         from impala import build
 
@@ -194,7 +201,7 @@ class _Built:
             own=self._own,
         )
 
-    def _check(self, reply: Any, unroll_spec: Any) -> None:
+    def _check(self, reply: "pb.JoinReply", unroll_spec: Unroll) -> None:
         """The learner and this process must have built the same thing."""
         from protos import codec
 
@@ -202,7 +209,9 @@ class _Built:
         _check_specs("parameter", codec.specs(self.agent.variables), reply.parameter_specs)
 
 
-def _check_specs(what: str, ours: Sequence[Any], theirs: Sequence[Any]) -> None:
+def _check_specs(
+    what: str, ours: Sequence["pb.TensorSpec"], theirs: Sequence["pb.TensorSpec"]
+) -> None:
     """Compares TensorSpecs one by one; LearnerError. The names are only for people."""
     from actors.client import LearnerError
     from protos.impala.v1 import learner_pb2 as pb
@@ -239,7 +248,7 @@ def _noted(path: pathlib.Path | None) -> Iterator[Callable[[Failure], None]]:
 
 
 def _act(
-    client: Any,
+    client: "LearnerClient",
     built: _Built,
     num_envs: int | None,
     render: bool,
@@ -258,7 +267,7 @@ def _act(
         )
     with contextlib.ExitStack() as stack:
 
-        def environments(task: int) -> list[Any]:
+        def environments(task: int) -> "list[Environment]":
             each = total // groups
             return [
                 stack.enter_context(
@@ -283,7 +292,7 @@ def _act(
             memory.check()
 
 
-def _evaluate(client: Any, built: _Built) -> None:
+def _evaluate(client: "LearnerClient", built: _Built) -> None:
     from actors.client import RunFinished
     from impala.evaluation import play_episodes
 
@@ -314,7 +323,7 @@ def _evaluate(client: Any, built: _Built) -> None:
         raise
 
 
-def _every(client: Any, frames: int) -> Iterator[Parameters]:
+def _every(client: "LearnerClient", frames: int) -> Iterator[Parameters]:
     """The newest parameters, each `frames` or more further than the ones before."""
     last: int | None = None
     while True:

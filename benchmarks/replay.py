@@ -17,6 +17,7 @@ import tree
 
 from actors.actor import Actor
 from impala import build
+from impala.agents.agent import Agent
 from impala.config import schema as configs
 from impala.schedule import phases, tasks
 from impala.types import Parameters, Unroll
@@ -108,10 +109,10 @@ def measure(config: configs.Config, seconds: float) -> Cost:
     )
 
 
-def _recorded(config: configs.Config, agent: object) -> Iterator[Unroll]:
+def _recorded(config: configs.Config, agent: Agent) -> Iterator[Unroll]:
     """Messages of a game that is played with the agent's first weights."""
     environment = build.environment(config.environment, config.mix.batch_size)
-    values = [variable.numpy() for variable in agent.variables]  # type: ignore[attr-defined]
+    values = [variable.numpy() for variable in agent.variables]
     parameters = Parameters(1, 0, 0.0, 0, values)
     actor = Actor(lambda task: [environment], agent, config.learner.unroll_length, seed=0)
     with contextlib.closing(environment):

@@ -7,8 +7,8 @@ among environments that step together would be the short ones.
 import functools
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -155,12 +155,17 @@ def summary(episodes: Sequence[Episode]) -> Summary:
     )
 
 
+# From a time step, a core state and a seed: the actions and the next core state.
+_Act = Callable[[TimeStep, Nest, tf.Tensor], tuple[Nest, Nest]]
+
+
 @functools.lru_cache(maxsize=2)  # an evaluator plays with the same agent again and again
-def _compiled(agent: Agent, greedy: bool) -> Any:
-    return tf.function(_greedy(agent) if greedy else _sampled(agent))
+def _compiled(agent: Agent, greedy: bool) -> _Act:
+    act: _Act = tf.function(_greedy(agent) if greedy else _sampled(agent))
+    return act
 
 
-def _sampled(agent: Agent) -> Any:
+def _sampled(agent: Agent) -> _Act:
     def act(timestep: TimeStep, core_state: Nest, seed: tf.Tensor) -> tuple[Nest, Nest]:
         output, core_state = agent.step(timestep, core_state, seed)
         return output.action, core_state
@@ -168,7 +173,7 @@ def _sampled(agent: Agent) -> Any:
     return act
 
 
-def _greedy(agent: Agent) -> Any:
+def _greedy(agent: Agent) -> _Act:
     def act(timestep: TimeStep, core_state: Nest, seed: tf.Tensor) -> tuple[Nest, Nest]:
         output, core_state = agent.greedy_step(timestep, core_state)
         return output.action, core_state

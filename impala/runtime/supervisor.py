@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import IO, Any, NamedTuple, Self
+from typing import IO, NamedTuple, Self
 
 from impala.runtime.signals import INSIST_SECONDS, EndRequest
 
@@ -279,7 +279,7 @@ def _read_lines(stream: IO[bytes], output: Callable[[str], None]) -> None:
 
 
 def _popen(program: Program) -> subprocess.Popen[bytes]:
-    def popen(output: Any) -> subprocess.Popen[bytes]:
+    def popen(output: IO[bytes] | int | None) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             list(program.command),
             stdin=subprocess.DEVNULL,

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -136,6 +136,6 @@ class Unknown(grpc.GenericRpcHandler):
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         return grpc.stream_stream_rpc_method_handler(self._refuse)
 
-    async def _refuse(self, _: Any, context: grpc.aio.ServicerContext) -> None:
+    async def _refuse(self, _: object, context: grpc.aio.ServicerContext) -> None:
         self._door.refused(context.peer(), "unknown_method")
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")  # as gRPC says it

@@ -63,7 +63,7 @@ class Probes:
             },
         )
 
-    async def check(self, _: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def check(self, _: object, context: grpc.aio.ServicerContext) -> Any:
         """Answers once."""
         async with calls.statuses(context, self._door):
             self._limit(context)
@@ -72,7 +72,7 @@ class Probes:
                 await context.abort(grpc.StatusCode.NOT_FOUND, f"There is no {name[:80]!r}.")
             return _Response(status=self._statuses[name])
 
-    async def watch(self, _: Any, context: grpc.aio.ServicerContext) -> None:
+    async def watch(self, _: object, context: grpc.aio.ServicerContext) -> None:
         """Answers now and after each change."""
         async with calls.statuses(context, self._door):
             self._limit(context)

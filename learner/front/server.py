@@ -205,7 +205,7 @@ class _Calls:
         self._limits = _Limits()
         self._stopping = stopping
 
-    async def join(self, _: Any, context: grpc.aio.ServicerContext) -> pb.JoinReply:
+    async def join(self, _: object, context: grpc.aio.ServicerContext) -> pb.JoinReply:
         async with calls.statuses(context, self._door):
             self._admit(context, "actor", "evaluator")
             self._limits.joins(self._door.host(context.peer()))
@@ -216,7 +216,7 @@ class _Calls:
                 return self._service.join(request)
         raise AssertionError  # _statuses lets nothing pass
 
-    async def get_parameters(self, _: Any, context: grpc.aio.ServicerContext) -> bytes:
+    async def get_parameters(self, _: object, context: grpc.aio.ServicerContext) -> bytes:
         async with calls.statuses(context, self._door):
             self._admit(context, "actor", "evaluator", "reader")
             request = await calls.request(context, pb.GetParametersRequest)
@@ -225,7 +225,7 @@ class _Calls:
         raise AssertionError
 
     async def report_evaluation(
-        self, _: Any, context: grpc.aio.ServicerContext
+        self, _: object, context: grpc.aio.ServicerContext
     ) -> pb.EvaluationReceipt:
         async with calls.statuses(context, self._door):
             self._admit(context, "evaluator")
@@ -235,7 +235,7 @@ class _Calls:
                 return self._service.report_evaluation(request)
         raise AssertionError
 
-    async def get_status(self, _: Any, context: grpc.aio.ServicerContext) -> pb.RunStatus:
+    async def get_status(self, _: object, context: grpc.aio.ServicerContext) -> pb.RunStatus:
         async with calls.statuses(context, self._door):
             self._admit(context, "reader")
             await calls.request(context, pb.GetStatusRequest)
@@ -245,7 +245,7 @@ class _Calls:
                 return status
         raise AssertionError
 
-    async def stream_unrolls(self, _: Any, context: grpc.aio.ServicerContext) -> None:
+    async def stream_unrolls(self, _: object, context: grpc.aio.ServicerContext) -> None:
         """One message at a time: what is sent beyond waits in the transport, not in memory."""
         host = self._door.host(context.peer())
         async with calls.statuses(context, self._door), self._limits.stream(host):
