@@ -6,8 +6,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from impala.components import ENVIRONMENT, Allowed, ComponentError, Kind, find, load
+from impala.components import (
+    ALGORITHM,
+    CORE,
+    ENVIRONMENT,
+    OPTIMISER,
+    SINK,
+    TORSO,
+    Allowed,
+    ComponentError,
+    Kind,
+    find,
+    load,
+)
 from impala.components import section_of as section
+from impala.config import demands
 
 ALLOWED = Allowed(("mine",))
 THING = Kind("thing", "mine.things:Thing", {"flat": "mine.things:Flat"})
@@ -113,6 +126,17 @@ def test_settings_stand_in_a_section_named_after_the_part() -> None:
     assert section("any:x", type("HTTPTorso2D", (), {})) == "http_torso2_d"
 
 
-@pytest.mark.parametrize("kind", [ENVIRONMENT], ids=lambda kind: kind.word)
-def test_the_base_class_of_a_kind_is_where_messages_say(kind: Kind) -> None:
-    assert load(kind.base, Allowed((kind.base,))).__name__ == kind.base.partition(":")[2]
+KINDS = (ALGORITHM, CORE, ENVIRONMENT, OPTIMISER, SINK, TORSO)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.word)
+def test_built_in_parts_are_of_their_kind_and_its_base_is_where_messages_say(kind: Kind) -> None:
+    base = load(kind.base, Allowed((kind.base,)))
+    assert base.__name__ == kind.base.partition(":")[2]
+    for name in filter(kind.built_in.get, kind.built_in):  # feed_forward is no part
+        assert issubclass(find(name, kind, Allowed()), base)
+
+
+def test_a_built_in_algorithm_demands_what_is_checked_before_tensorflow_is_loaded() -> None:
+    for name in ALGORITHM.built_in:
+        assert find(name, ALGORITHM, Allowed()).demands is demands.BUILT_IN[name]

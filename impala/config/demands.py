@@ -33,7 +33,7 @@ CRITIC = Demands(policies=("stochastic", "epsilon_greedy"), on_policy=True, chan
 Q_LEARNING = Demands(policies=("epsilon_greedy",))
 SAC = Demands(feed_forward=True)
 
-_BUILT_IN = {
+BUILT_IN = {
     "impala": IMPALA,
     "actor_critic": ACTOR_CRITIC,
     "critic": CRITIC,
@@ -68,8 +68,8 @@ def check(config: Config) -> None:
 
 
 def _of(config: Config, name: str) -> Demands:
-    if name in _BUILT_IN:
-        return _BUILT_IN[name]
+    if name in BUILT_IN:
+        return BUILT_IN[name]
     own: Sequence[Demands] = [
         part.component.demands for part in config.own if (part.kind, part.name) == (ALGORITHM, name)
     ]
