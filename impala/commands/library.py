@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import logging
+import os
 import pathlib
 import sys
 import threading
@@ -95,6 +96,8 @@ def train(
     """
     if logdir is None and not isinstance(config, str):
         raise ValueError("A configuration that is no preset has no name: give its run a logdir.")
+    # Parts of one's own may import TensorFlow, which is to say little of what it finds.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     base = preset(config) if isinstance(config, str) else config
     command = Train(
         preset=config if isinstance(config, str) else _ANY_PRESET,
