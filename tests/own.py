@@ -137,6 +137,19 @@ class Simulator(VectorEnv):
         return state.copy(), reward, done & ~cut_off, done & cut_off, infos
 
 
+class Pictures(Simulator):
+    """Shows a picture of each environment, or nothing."""
+
+    def __init__(self, num_envs: int, render_mode: str | None = None, shows: bool = True) -> None:
+        super().__init__(num_envs)
+        self.render_mode = render_mode
+        self._shows = shows
+
+    def render(self) -> tuple[np.ndarray, ...] | None:
+        picture = np.full((4, 6, 3), self._state[0, 2], np.uint8)
+        return (picture,) * self.num_envs if self._shows else None
+
+
 class Threads(Environment):
     """Environments that each step in a thread of their own, as soon as an action is sent."""
 

@@ -31,6 +31,7 @@ from learner.telemetry import own_sinks
 from learner.update import optimisers
 
 OUTSIDE = pathlib.Path(__file__).parent / "outside"
+ENVIRONMENT = "outside_parts.environments:Lanes"
 TORSO = "outside_parts.torsos:Gated"
 ALGORITHM = "outside_parts.algorithms:Impact"
 OPTIMISER = "outside_parts.optimisers:Lion"
@@ -305,7 +306,8 @@ def test_a_package_from_outside_is_trained_as_services_and_evaluated(
     paths = os.environ.get("PYTHONPATH", "")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(bare), paths]))
     logdir = tmp_path / "run"
-    flags = ["--agent.torso", TORSO, "--gated.width", 24, "--algorithm", ALGORITHM]
+    flags = ["--environment.id", ENVIRONMENT, "--lanes.lanes", 5, "--algorithm", ALGORITHM]
+    flags += ["--agent.torso", TORSO, "--gated.width", 24]
     flags += ["--impact.clip", 0.25, "--optimiser.name", OPTIMISER, "--lion.beta1", 0.8]
     flags += ["--telemetry.sinks", SINK, "--csv-rows.columns", "updates"]
     with ExitStack() as stack:
@@ -317,7 +319,7 @@ def test_a_package_from_outside_is_trained_as_services_and_evaluated(
         refused = services.run("actor", "--learner", address)
         assert refused.returncode == 1
         lines = [line for line in refused.stderr.splitlines() if "outside_parts" in line]
-        assert len(lines) == 1 and f"--allow {TORSO}" in lines[0], refused.stderr
+        assert len(lines) == 1 and f"--allow {ENVIRONMENT}" in lines[0], refused.stderr
 
         # ... and one that is allowed to acts.
         stack.enter_context(services.actor(logdir, address, "--allow", "outside_parts"))
@@ -335,7 +337,8 @@ def test_a_package_from_outside_is_trained_as_services_and_evaluated(
     assert {name.split("/", 2)[2] for name in checkpoint.of_agent(saved.variables)} >= {
         "Gated/linear_0/w:0"
     }
-    with pytest.raises(ValueError, match=f"--allow {TORSO}"):
+    assert saved.own["lanes"] == {"lanes": 5, "steps": 8}
+    with pytest.raises(ValueError, match=f"--allow {ENVIRONMENT}"):
         Player(logdir)
 
     # Where the package is installed, its entry points are allowance enough.
@@ -343,7 +346,10 @@ def test_a_package_from_outside_is_trained_as_services_and_evaluated(
     report = tmp_path / "report.json"
     played = services.run("evaluate", logdir, "--episodes", 2, "--json", report)
     assert played.returncode == 0, played.stderr
-    assert len(json.loads(report.read_text())["episodes"]) == 2
+    episodes = json.loads(report.read_text())["episodes"]
+    assert [episode["length"] for episode in episodes] == [8, 8]
+    recorded = services.run("record", logdir)
+    assert "episode.gif: 9 images" in recorded.stdout, recorded.stderr
 
     # Another width would be another experiment.
     monkeypatch.syspath_prepend(bare)

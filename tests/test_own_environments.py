@@ -89,6 +89,18 @@ def test_an_environment_that_shows_itself_can_be_looked_at() -> None:
         assert environment.render().shape == (4, 6, 3)
 
 
+def test_a_vector_environment_that_shows_itself_can_be_looked_at() -> None:
+    config = EnvironmentConfig(id="own:Pictures")
+    with closing(environments.make(config, 1, render_mode="rgb_array")) as environment:
+        environment.reset(0)
+        assert environment.render().shape == (4, 6, 3)
+    blank = EnvironmentConfig(id="own:Pictures", kwargs='{"shows": false}')
+    with closing(environments.make(blank, 1, render_mode="rgb_array")) as environment:
+        environment.reset(0)
+        with pytest.raises(ValueError, match="nothing to render"):
+            environment.render()
+
+
 @pytest.mark.parametrize(
     ("id", "settings", "says"),
     [
