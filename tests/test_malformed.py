@@ -1,6 +1,7 @@
 """Ten thousand malformed messages, while a good actor goes on as if nothing were."""
 
 import collections
+import pathlib
 import random
 import resource
 import threading
@@ -178,6 +179,14 @@ def _attack(learner: Learner, number: int, count: int, counted: collections.Coun
         assert not expected
 
 
+def _resident_bytes() -> int:
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def test_ten_thousand_malformed_messages_are_each_answered_and_counted() -> None:
     with Learner() as learner, Actor(learner.address, "good", 1) as good:
         counted: list[collections.Counter] = [collections.Counter() for _ in range(STREAMS)]
@@ -190,7 +199,7 @@ def test_ten_thousand_malformed_messages_are_each_answered_and_counted() -> None
                 errors.append(error)
 
         attackers = [threading.Thread(target=attack, args=(i,)) for i in range(STREAMS)]
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before, peak_before = _resident_bytes(), _peak_bytes()
         for thread in attackers:
             thread.start()
 
@@ -220,8 +229,9 @@ def test_ten_thousand_malformed_messages_are_each_answered_and_counted() -> None
         learner.server.check()
     assert {name for name, _ in learner.taken} == {"good"}
     assert len(learner.taken) == len(receipts)
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert after - before < 100 * 1024  # KiB; some 250 MB came in
+    # Some 250 MB came in. How much is on its way at once depends on how busy the machine is.
+    assert _resident_bytes() - before < 60 << 20
+    assert _peak_bytes() - peak_before < 150 << 20
 
 
 def test_what_grpc_itself_cannot_read_is_refused_and_the_others_go_on() -> None:
