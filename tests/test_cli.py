@@ -259,11 +259,17 @@ def test_train_says_in_a_line_that_its_log_directory_cannot_be_used(
 
 def test_several_actors_are_started_with_the_flags_of_one() -> None:
     command = Actor(
-        learner="host:1", num_actors=3, num_envs=8, name="here", render=True, reconnect_timeout=5.0
+        learner="host:1",
+        num_actors=3,
+        num_envs=8,
+        name="here",
+        render=True,
+        reconnect_timeout=5.0,
+        allow=("mine", "yours:Part"),
     )
     assert _flags(command) == [
         *["--learner", "host:1", "--num-envs", "8", "--name", "here", "--render"],
-        *["--reconnect-timeout", "5.0"],
+        *["--reconnect-timeout", "5.0", "--allow", "mine", "yours:Part"],
     ]
     assert parse("actor", Actor, [*_flags(command), "--num-actors", "3"]) == command
 
