@@ -36,6 +36,7 @@ from impala.types import (
 from protos.impala.v1 import learner_pb2 as pb
 
 INCARNATION = 77
+PATIENCE = 60.0  # seconds for anything that takes an instant on a machine without other load
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def raises_within(
     error: type[Exception],
     act: Callable[[], object],
     match: str | None = None,
-    seconds: float = 20.0,
+    seconds: float = PATIENCE,
 ) -> None:
     """Repeats `act` until it raises, as a thread of the client finds out on its own time."""
 
@@ -95,7 +96,7 @@ def test_a_message_says_all(learner: FakeLearner) -> None:
         reply = client.join()
         assert reply.actor_index == 3
         client.send(unrolls(7))
-        assert client.drain(20)
+        assert client.drain(PATIENCE)
 
     [join] = learner.joins
     assert (join.actor, join.incarnation, join.role) == ("a", INCARNATION, pb.ROLE_ACTOR)
@@ -120,7 +121,7 @@ def test_a_message_says_which_environments_failed(learner: FakeLearner) -> None:
     with connect(learner) as client:
         client.join()
         client.send(unrolls()._replace(faults=faults))
-        assert client.drain(20)
+        assert client.drain(PATIENCE)
 
     [message] = learner.messages
     crashed, hung = message.environment_faults  # as many as environments, the newest
@@ -137,7 +138,7 @@ def test_the_buffers_may_be_written_again_after_send(learner: FakeLearner) -> No
         client.send(sent)
         sent.unroll.timestep.observation[:] = 2
         learner.receipts.set()
-        assert client.drain(20)
+        assert client.drain(PATIENCE)
     assert learner.messages[0].tensors[0] == bytes([1]) * 30
 
 
@@ -147,13 +148,20 @@ def test_no_more_messages_in_flight_than_allowed(learner: FakeLearner) -> None:
         client.join()
         client.send(unrolls(1))
         client.send(unrolls(2))
-        third = threading.Thread(target=client.send, args=(unrolls(3),), daemon=True)
+        begun = threading.Event()
+
+        def send() -> None:
+            begun.set()
+            client.send(unrolls(3))
+
+        third = threading.Thread(target=send, daemon=True)
         third.start()
-        third.join(0.3)
+        assert begun.wait(PATIENCE)
+        third.join(0.6)
         assert third.is_alive(), "the third message had to wait for a receipt"
         learner.receipts.set()
-        third.join(20)
-        assert client.drain(20)
+        third.join(PATIENCE)
+        assert client.drain(PATIENCE)
     assert [m.sequence for m in learner.messages] == [1, 2, 3]
     assert learner.messages[2].waited_seconds > 0.2
     assert learner.messages[2].elapsed_seconds >= learner.messages[2].waited_seconds
@@ -197,7 +205,7 @@ def test_what_is_wanted_during_a_pull_is_pulled_after_it(
         learner.wait_for(lambda: len(learner.pulls) == 2)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"
@@ -223,7 +231,7 @@ def test_after_a_restart_what_has_no_receipt_is_sent_again(
         client.join()
         client.parameters()
         client.send(unrolls(1))
-        assert client.drain(20)
+        assert client.drain(PATIENCE)
         first.receipts.clear()
         client.send(unrolls(2))
         client.send(unrolls(3))
@@ -232,11 +240,11 @@ def test_after_a_restart_what_has_no_receipt_is_sent_again(
     with client, FakeLearner(incarnation=6, port=first.port) as second:
         second.publish(2)
         assert client.parameters().version == 0, "the old parameters are kept"
-        assert client.drain(20)
+        assert client.drain(PATIENCE)
         wait_until(lambda: client.parameters().incarnation == 6)
         assert client.parameters().version == 2
         client.send(unrolls(4))
-        assert client.drain(20)
+        assert client.drain(PATIENCE)
         lines = [record.message for record in caplog.records if record.name == "actors.client"]
         assert len(lines) == 3, "one line per event, not per attempt"
         assert "joined" in lines[0]
@@ -269,7 +277,7 @@ def test_what_the_last_receipt_said_is_given_back_when_joining(learner: FakeLear
         client.join()
         for sequence, (_, unrolls_acknowledged) in answers.items():
             client.send(unrolls())
-            assert client.drain(20)
+            assert client.drain(PATIENCE)
             acknowledged = client._session.outbox.acknowledged
             assert acknowledged == (sequence, unrolls_acknowledged, b"of %d" % sequence)
         learner.answer = lambda message: learner.receipt(message, pb.STATUS_REJECTED, reason=1)
@@ -285,7 +293,7 @@ def test_a_duplicate_is_forgotten(learner: FakeLearner) -> None:
     with connect(learner) as client:
         client.join()
         client.send(unrolls())
-        assert client.drain(20)
+        assert client.drain(PATIENCE)
     assert len(learner.messages) == 1
 
 
@@ -301,7 +309,7 @@ def test_an_unknown_actor_joins_again_and_sends_again(learner: FakeLearner) -> N
     with connect(learner) as client:
         client.join()
         client.send(unrolls())
-        assert client.drain(20)
+        assert client.drain(PATIENCE)
     assert [m.sequence for m in learner.messages] == [1, 1, 1]
     assert len(learner.joins) == 3
 
@@ -316,7 +324,7 @@ def test_a_rejected_message_is_logged_and_forgotten(
         client.join()
         for _ in range(5):
             client.send(unrolls())
-        assert client.drain(20)
+        assert client.drain(PATIENCE)
         assert [m.sequence for m in learner.messages] == [1, 2, 3, 4, 5]
         lines = [record.message for record in caplog.records if "rejected" in record.message]
         assert "REASON_NOT_FINITE" in lines[0]
@@ -364,7 +372,7 @@ def test_a_receipt_after_a_pull_has_said_that_training_ended_is_no_error(
         raises_within(RunFinished, client.parameters)
         learner.receipts.set()
         for thread in client._threads:
-            thread.join(timeout=20.0)
+            thread.join(timeout=PATIENCE)
         with pytest.raises(RunFinished):
             client.parameters()
 
@@ -390,7 +398,7 @@ def test_another_run_at_the_same_address_is_an_error_that_names_both() -> None:
         client.join()
         client.parameters()
         client.send(unrolls())
-        assert client.drain(20)
+        assert client.drain(PATIENCE)
     with client, FakeLearner(fingerprint="new", incarnation=6, port=first.port):
         raises_within(LearnerChanged, client.join, match="old.*new")
 
@@ -429,7 +437,7 @@ def test_stop_ends_every_wait(learner: FakeLearner) -> None:
             client.parameters()
         assert not client.drain(0.1), "no receipt has come"
         learner.receipts.set()
-        assert client.drain(20)
+        assert client.drain(PATIENCE)
     assert len(learner.messages) == 2
 
 
@@ -485,9 +493,9 @@ def test_rows_arrive_as_they_were_played(order: tuple[int, ...]) -> None:
             for number in range(rounds * len(order)):
                 client.send(next(stream))
                 if number % 7 == 0:  # in the middle of a round, too
-                    assert client.drain(20)
+                    assert client.drain(PATIENCE)
                     wait_until(lambda: client.parameters().version == learner.version)
-            assert client.drain(20)
+            assert client.drain(PATIENCE)
 
     groups = [learner.messages[i :: len(order)] for i in range(len(order))]
     for group, messages in zip(order, groups, strict=True):
