@@ -146,10 +146,14 @@ def test_a_module_of_another_distribution_is_named_with_its_owner(
     _is_refused(answer, site / module, "distribution zoo", "virtual environment")
 
 
-def test_a_file_in_the_working_directory_is_named(tmp_path: pathlib.Path) -> None:
+def test_a_file_on_the_path_for_modules_is_named_and_one_beside_the_user_is_not_imported(
+    tmp_path: pathlib.Path,
+) -> None:
     (tmp_path / "actors.py").write_text("class Actor: ...\n")
-    answer = _impala("presets", path=[ROOT], folder=tmp_path)
+    answer = _impala("presets", path=[tmp_path, ROOT], folder=ROOT)
     _is_refused(answer, tmp_path / "actors.py", "no distribution", "rename the file")
+    answer = _impala("presets", path=[ROOT], folder=tmp_path)
+    assert (answer.returncode, answer.stderr) == (0, "")
 
 
 def test_a_module_that_was_overwritten_is_named(

@@ -1,7 +1,7 @@
 """Name and version of this distribution, and a check that its modules are what Python imports.
 
 Some of the modules have common names, such as `actors` and `protos`. Another distribution, or a
-file in the working directory, may bring a module of the same name. Without the check, the error
+file in a folder of PYTHONPATH, may bring a module of the same name. Without the check, the error
 would appear later, as a missing attribute.
 """
 
@@ -50,8 +50,8 @@ def check() -> None:
 
 
 _FIX = (
-    "Install the two in different virtual environments, or rename the file and start from "
-    "another directory."
+    "Install the two in different virtual environments, or rename the file, or take its folder "
+    "out of PYTHONPATH."
 )
 
 
