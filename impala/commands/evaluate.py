@@ -13,7 +13,7 @@ from impala.runtime.printable import printable
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluate(PlayerFlags):
-    """Plays episodes with a checkpoint's agent and tells their returns."""
+    """Plays episodes with a checkpoint's agent and prints their returns."""
 
     episodes: Annotated[int, Range(1)] = 100
     """Episodes to play."""

@@ -84,7 +84,7 @@ def _help() -> str:
         [
             "usage: impala COMMAND ...",
             "",
-            "IMPALA as a service: a V-trace learner and an elastic fleet of actors.",
+            "IMPALA as a service: distributed reinforcement learning with V-trace and replay.",
             "",
             *lines,
             "",

@@ -13,7 +13,7 @@ _MOST_NAMED = 10  # log directories in a message
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plot:
-    """Draws the curves of runs, and what was forgotten between tasks."""
+    """Draws learning curves of runs, and forgetting between tasks."""
 
     logdirs: Positional[
         Annotated[tuple[pathlib.Path, ...], arg(metavar="LOGDIR [LOGDIR ...]")]

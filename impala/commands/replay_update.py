@@ -13,7 +13,7 @@ from impala.runtime import process
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReplayUpdate:
-    """Computes an update that was not finite again, without actors, and shows whose data it was."""
+    """Computes a refused update again, without actors, and shows whose data it was."""
 
     file: Positional[Annotated[pathlib.Path, arg(metavar="FILE")]]
     """LOGDIR/bad-updates/UPDATE.npz, which a learner has written. The exit status is 0 if the

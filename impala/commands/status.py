@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Status:
-    """Shows how a learner's run and its fleet are doing."""
+    """Shows the state of a learner's run and its fleet."""
 
     learner: Positional[Annotated[str, arg(metavar="HOST:PORT")]] = ADDRESS
     """The learner's address, or unix:PATH."""
