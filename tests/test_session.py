@@ -405,6 +405,8 @@ class Story(RuleBasedStateMachine):
         receipt = self._read(self.stream.up[0])
         if receipt is None:  # it waits for room
             return False
+        # On an old stream the rest of what an unknown actor had sent may come after the next join.
+        assert receipt.reason != pb.REASON_SEQUENCE, "a number was left out"
         self.stream.up.popleft()
         self.stream.down.append(receipt)
         self.stream.ended = receipt.reason == pb.REASON_QUARANTINED
@@ -417,10 +419,9 @@ class Story(RuleBasedStateMachine):
         known = account.partial if account and message.sequence == account.last + 1 else 0
         receipt = self.learner.receive(message)
         if receipt is not None and message.incarnation == self.incarnation:
-            assert receipt.reason != pb.REASON_SEQUENCE, "a number was left out"
             if receipt.status == pb.STATUS_ACCEPTED:
                 self.counted[message.sequence] = message.num_envs
-            elif receipt.reason not in (0, pb.REASON_UNKNOWN_ACTOR):
+            elif receipt.reason not in (0, pb.REASON_UNKNOWN_ACTOR, pb.REASON_SEQUENCE):
                 self.counted[message.sequence] = known
         return receipt
 
