@@ -22,10 +22,10 @@ from impala.config import schema as configs
 from impala.runtime import process
 from impala.schedule import tasks
 from impala.types import Parameters
+from learner.data.bounds import message_bounds
 from learner.data.ingest import Ingest
 from learner.data.mix import Mix
 from learner.front import settings
-from learner.front.bounds import message_bounds
 from learner.front.receipts import ReceiptProofs
 from learner.front.records import Records
 from learner.front.server import SERVICE_NAME, Server

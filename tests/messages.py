@@ -9,10 +9,10 @@ import tree
 from impala.config.schema import Config, QuarantineConfig
 from impala.schedule.tasks import Schedule
 from impala.types import AgentOutput, ArraySpec, StepType, TimeStep, Unroll
+from learner.data.bounds import Bounds, MessageBounds
 from learner.data.ingest import Ingest
 from learner.data.replay import Replay
 from learner.front.accounts import Accounts
-from learner.front.bounds import Bounds, MessageBounds
 from learner.front.info_names import InfoNames
 from learner.front.quarantine import Quarantine
 from learner.front.receipts import ReceiptProofs

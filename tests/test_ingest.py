@@ -14,8 +14,8 @@ import tree
 
 from impala.config.schema import Config, LimitsConfig
 from impala.types import Episode, StepType
+from learner.data.bounds import limit_of, message_bounds
 from learner.data.ingest import Arrival, Ingest, IngestClosed, Rejection, Validator
-from learner.front.bounds import limit_of, message_bounds
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 

@@ -16,7 +16,7 @@ import numpy as np
 import tree
 
 from impala.types import EnvironmentFault, Episode, StepType, Unroll
-from learner.front.bounds import MessageBounds, limit_of
+from learner.data.bounds import MessageBounds, limit_of
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 

@@ -9,8 +9,8 @@ from impala.agents.agent import Agent
 from impala.config.schema import Config
 from impala.schedule import tasks
 from impala.types import Unroll
+from learner.data.bounds import MessageBounds, message_bounds
 from learner.front import settings
-from learner.front.bounds import MessageBounds, message_bounds
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 

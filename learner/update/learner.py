@@ -17,7 +17,7 @@ from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Counters
 from impala.schedule.phases import Phase
 from impala.types import Batch
-from learner.front.bounds import limit_of
+from learner.data.bounds import limit_of
 from learner.update import optimisers
 
 _START = Counters()
