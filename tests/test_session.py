@@ -464,11 +464,11 @@ class Story(RuleBasedStateMachine):
             self.pull = None  # it failed
 
     def _take_answer(self, pull: Any, reply: pb.GetParametersReply) -> None:
-        before, went_on = self.session.parameters, self._goes_on()
+        before, state = self.session.parameters, (self.session.finished, self._goes_on())
         pulled = self.session.pulled(pull, reply)
         after = self.session.parameters
         if pull.connection != self.session.connection:
-            assert not pulled and not self.session.finished and self._goes_on() == went_on
+            assert not pulled and (self.session.finished, self._goes_on()) == state
         if not pulled:
             assert after is before
             return
