@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+import services
 from fake_learner import FakeLearner
 
 from impala import build
@@ -22,8 +23,9 @@ from learner.front import settings
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
-PATIENCE = 120.0  # seconds for an actor to join or end, or to send after what it sent before
+PATIENCE = 120.0  # seconds in which neither an actor works nor its learner hears of it
 UNROLL_LENGTH = 5
+_started: list[subprocess.Popen[str]] = []
 
 
 @pytest.fixture
@@ -47,16 +49,28 @@ def learner() -> Iterator[FakeLearner]:
 
 def start(learner: FakeLearner, before: str = "", **options: object) -> subprocess.Popen[str]:
     code = "import sys; from actors.run import run_actor; sys.exit(run_actor(sys.argv[1], **{}))"
-    return subprocess.Popen(
+    actor = subprocess.Popen(
         [sys.executable, "-c", before + code.format(options), learner.address],
         stderr=subprocess.PIPE,
         text=True,
     )
+    _started.append(actor)
+    return actor
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_running() -> Iterator[None]:
+    yield
+    for actor in _started:
+        with actor:  # which closes its pipe
+            actor.kill()
+    _started.clear()
 
 
 def end_of(actor: subprocess.Popen[str]) -> str:
     """Waits for an actor's end, and returns its log."""
-    return actor.communicate(timeout=PATIENCE)[1]
+    services.wait_for("the end of an actor", lambda: actor.poll() is not None)
+    return actor.communicate()[1]
 
 
 def test_it_sends_what_the_specs_say_and_drains_on_sigterm(learner: FakeLearner) -> None:
