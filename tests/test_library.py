@@ -209,7 +209,7 @@ def test_the_environment_is_one_of_gymnasiums(name: str) -> None:
 _PRETENDER = """
 import json, os, pathlib, signal, sys, time
 role, words = sys.argv[1:][:1], sys.argv[2:]
-if role == ["learner"]:
+if role == ["learner"] and "STARTING" not in os.environ:
     def leave(*_):
         print("saved", flush=True)
         sys.exit(int(words[words.index("--stopped-status") + 1]))
@@ -291,6 +291,17 @@ def test_training_in_a_thread_is_stopped_by_an_event(tmp_path: pathlib.Path) -> 
     stop.set()
     thread.join(60.0)
     assert [each.status for each in trained] == ["stopped"]
+
+
+@pytest.mark.usefixtures("_pretenders")
+def test_training_can_be_stopped_while_the_learner_is_starting(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STARTING", "1")  # it has no handler of SIGTERM yet
+    stop = threading.Event()
+    stop.set()
+    trained = impala.train("catch", tmp_path / "run", stop=stop, progress=False)
+    assert trained == ("stopped", tmp_path / "run", 0, 0, {})
 
 
 @pytest.mark.usefixtures("_pretenders")

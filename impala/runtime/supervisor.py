@@ -175,8 +175,8 @@ class Supervisor:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal has asked for the end."""
-        return self._request.is_set()
+        """Whether somebody has asked for the end, by a signal or by setting `asked`."""
+        return self._request.is_set() or (self._asked is not None and self._asked.is_set())
 
     def _obey_signals(self) -> None:
         request = self._request
