@@ -18,15 +18,27 @@ from learner.telemetry.kept import Kept
 from learner.update.checkpoints import Resumed
 
 SPACES: Any = None  # none are stored
+PLAYED = {"tasks": [["Catch", {}]]}
 
 
 class Story:
     """A run of 1000 frames, whose agent is the number of its updates."""
 
-    def __init__(self, logdir: pathlib.Path, frames: int = 0, **settings: Any) -> None:
+    def __init__(
+        self,
+        logdir: pathlib.Path,
+        frames: int = 0,
+        environment: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
         self.logdir = logdir
         self.config = values.overlay(
-            PRESETS["catch"][1], {"total_frames": 1000, "learner": {"milestones": 0} | settings}
+            PRESETS["catch"][1],
+            {
+                "total_frames": 1000,
+                "learner": {"milestones": 0} | settings,
+                "environment": environment or {},
+            },
         )
         self.evaluated: Evaluated | None = None
         self.frames = frames
@@ -85,7 +97,7 @@ def test_the_agent_with_the_best_evaluation_is_kept(tmp_path: pathlib.Path) -> N
     assert story.goes_on_to(120).best == 11  # the same evaluation is no reason
     assert story.is_evaluated(3.5).goes_on_to(500).best == 50
     assert story.is_evaluated(3.0).goes_on_to(600).best == 50
-    assert story.score == {"return": 3.5, "by": "evaluation", "frames": 500}
+    assert story.score == {**PLAYED, "return": 3.5, "by": "evaluation", "frames": 500}
     assert len(list((tmp_path / "best").iterdir())) == 2  # it, and its score
 
 
@@ -94,7 +106,7 @@ def test_without_an_evaluator_a_hundred_episodes_of_training_count(tmp_path: pat
     assert story.goes_on_to(100, [9.0] * 99).best is None  # too few
     assert story.goes_on_to(100, [9.0]).best is None  # at the next fiftieth of the run
     assert story.goes_on_to(120, []).best == 12
-    assert story.score == {"return": 9.0, "by": "training", "frames": 120}
+    assert story.score == {**PLAYED, "return": 9.0, "by": "training", "frames": 120}
     assert story.goes_on_to(200, [8.0] * 100).best == 12
     assert story.goes_on_to(300, [10.0] * 100).best == 30
     # As soon as there is one, evaluations alone count, though they may be lower.
@@ -109,6 +121,27 @@ def test_a_run_that_is_started_again_remembers_its_best(tmp_path: pathlib.Path) 
     assert again.is_evaluated(6.0).goes_on_to(300).best == 30
     (tmp_path / "best" / "score.json").write_text("{")  # damaged: the next is the best
     assert Story(tmp_path, frames=300).is_evaluated(1.0).goes_on_to(400).best == 40
+
+
+@pytest.mark.parametrize("other", [{"id": "CartPole-v1"}, {"kwargs": '{"rows": 5}'}])
+def test_returns_in_another_environment_do_not_compare(
+    tmp_path: pathlib.Path, other: dict[str, Any]
+) -> None:
+    Story(tmp_path).is_evaluated(5.0).goes_on_to(100)
+    changed = Story(tmp_path, frames=100, environment=other)  # with --change-settings
+    assert changed.is_evaluated(-5.0).goes_on_to(200).best == 20
+    assert changed.is_evaluated(-6.0).goes_on_to(300).best == 20
+    again = Story(tmp_path, frames=300, environment=other)
+    assert again.is_evaluated(-5.5).goes_on_to(400).best == 20
+
+
+def test_a_score_of_an_earlier_version_which_names_no_tasks_counts(tmp_path: pathlib.Path) -> None:
+    story = Story(tmp_path).is_evaluated(5.0).goes_on_to(100)
+    score = {name: value for name, value in story.score.items() if name != "tasks"}
+    (tmp_path / "best" / "score.json").write_text(json.dumps(score))
+    again = Story(tmp_path, frames=100)
+    assert again.is_evaluated(4.0).goes_on_to(200).best == 10
+    assert again.is_evaluated(6.0).goes_on_to(300).best == 30
 
 
 def test_variables_in_doubt_are_not_kept_until_they_are_good(tmp_path: pathlib.Path) -> None:

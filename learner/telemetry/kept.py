@@ -5,7 +5,7 @@ import json
 import logging
 import pathlib
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -31,9 +31,15 @@ class Score(NamedTuple):
     mean: float
     by: Literal["evaluation", "training"]
     frames: int  # of training, when the agent was kept
+    tasks: Any = None  # that were played, as JSON data; None: not stored, by an earlier version
 
     def is_beaten_by(self, other: "Score") -> bool:
-        """Whether another is better. Evaluations count, and returns in training until there are."""
+        """Whether another is better, or of other tasks, whose returns do not compare with these.
+
+        Evaluations count, and returns in training until there are.
+        """
+        if self.tasks is not None and self.tasks != other.tasks:
+            return True
         if self.by == other.by:
             return other.mean > self.mean
         return other.by == "evaluation"
@@ -43,7 +49,7 @@ class Score(NamedTuple):
         """Reads what `write` has written; None if there is nothing that can be read."""
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-            score = cls(data["return"], data["by"], data["frames"])
+            score = cls(data["return"], data["by"], data["frames"], data.get("tasks"))
         except (OSError, ValueError, TypeError, KeyError):
             return None
         is_one = json_lines.is_number(score.mean) and score.by in ("evaluation", "training")
@@ -55,7 +61,12 @@ class Score(NamedTuple):
         Raises:
           StorageError: it cannot be written.
         """
-        data = {"return": self.mean, "by": self.by, "frames": self.frames}
+        data = {
+            "return": self.mean,
+            "by": self.by,
+            "frames": self.frames,
+            "tasks": self.tasks,
+        }
         try:
             atomic.write(path, json.dumps(data).encode())
         except OSError as error:
@@ -93,6 +104,8 @@ class Kept:
         self._keeps_best = config.learner.keep_best
         self._milestones = config.learner.milestones
         self._total_frames = tasks.total_frames(config)
+        played = [task.environment for task in tasks.make(config.environment, config.tasks)]
+        self._tasks = [[each.id, json.loads(each.kwargs)] for each in played]
         self._has_one_task = len(config.tasks.environments) < 2
         self._score_file = logdir / "best" / "score.json"
         self._best = Score.read(self._score_file)
@@ -135,13 +148,14 @@ class Kept:
         evaluated = self._evaluated()
         if evaluated is not None and evaluated != self._seen:
             self._seen = evaluated
-            return Score(evaluated.mean, "evaluation", counters.frames)
+            return Score(evaluated.mean, "evaluation", counters.frames, self._tasks)
         look = self._share(counters, _LOOKS)
         if look == self._look:
             return None
         self._look = look
         if self._has_one_task and len(self._returns) == _EPISODES:
-            return Score(float(np.mean(self._returns)), "training", counters.frames)
+            mean = float(np.mean(self._returns))
+            return Score(mean, "training", counters.frames, self._tasks)
         return None
 
     def _share(self, counters: Counters, parts: int) -> int:
