@@ -533,9 +533,24 @@ def test_settings_at_their_default_leave_the_fingerprint_as_it_is() -> None:
     assert agreed == {
         "tasks": [["Catch", {"id": "Catch"}]],
         "agent": {},
-        "actor": {},
-        "evaluator": {"every_frames": 8000},
     }
+
+
+def test_what_experience_depends_on_changes_the_fingerprint_and_nothing_else() -> None:
+    """A learner that comes back for longer, or with other advice to actors, keeps its actors."""
+    config = PRESETS["catch"][1]
+
+    def agreed(data: dict[str, Any]) -> str:
+        changed = values.overlay(config, data)
+        return settings.agreed(changed, tasks.make(changed.environment, changed.tasks))
+
+    before = agreed({})
+    assert agreed({"total_frames": 2 * config.total_frames}) == before
+    assert agreed({"actor": {"max_memory_bytes": 2**32, "num_envs": 3}}) == before
+    assert agreed({"evaluator": {"every_frames": 5, "greedy": True}}) == before
+    assert agreed({"agent": {"hidden_sizes": [8]}}) != before
+    assert agreed({"environment": {"repeat": {"most": 2}}}) != before
+    assert agreed({"tasks": {"environments": ["Catch", 'Catch{"rows": 5}']}}) != before
 
 
 def test_a_setting_that_cannot_travel_is_refused_by_name() -> None:

@@ -1,8 +1,9 @@
 """What a learner tells actors of its configuration: the message ActorSettings.
 
 The message has the settings of everything that actors make. `agreed` is the text by which a learner
-that comes back knows whether the actors of the one before still play what it wants: it leaves out
+that comes back knows whether the actors of the one before still play what it wants. It leaves out
 what is at its default, so that a new version of the program, with settings more, changes nothing.
+It leaves out how actors and evaluators work, so that those that run go on as they joined.
 """
 
 import dataclasses
@@ -53,12 +54,13 @@ def message(config: Config, played: Sequence[Task]) -> pb.ActorSettings:
 
 
 def agreed(config: Config, played: Sequence[Task]) -> str:
-    """Returns the settings of `message` that are not at their default, as one line of JSON."""
+    """Returns what experience depends on of `message`, as one line of JSON.
+
+    These are the settings that are not at their default of tasks, agent and parts of one's own.
+    """
     told = {
         "tasks": [(task.name, values.changed(task.environment)) for task in played],
         "agent": values.changed(config.agent),
-        "actor": values.changed(config.actor),
-        "evaluator": values.changed(_evaluator(config)),
     }
     told |= {name: values.changed(getattr(config, name)) for name in parts.for_actors(config)}
     return json.dumps(told, sort_keys=True)
