@@ -151,19 +151,29 @@ def test_a_checkpoint_of_a_newer_version_keeps_what_this_one_does_not_know(
     }
     (said,) = caplog.messages
     assert "impala 9.9" in said and "learner.tidy_seconds" in said and "curiosity.sizes" in said
+    assert "learner.log_seconds" in said
+    checkpoint.choose(tmp_path)
+    assert caplog.messages == [said]  # once in a process
 
     # A run that goes on keeps it in its config.yaml, beside what it was started with.
     written = yaml.safe_load(values.to_yaml(saved.config, saved.unknown))
-    assert written["learner"]["tidy_seconds"] == 3.5 and written["learner"]["log_seconds"] == 5.0
+    assert written["learner"]["tidy_seconds"] == 3.5 and written["learner"]["log_seconds"] == 0.01
     assert values.from_stored(Config, written)[0] == saved.config
 
     # This version goes on and writes its own checkpoint, which the newer one opens again.
     checkpoint.save(tmp_path, saved._replace(counters=checkpoint.Counters(2)), keep=3)
     back = json.loads(newer("read", tmp_path))
     assert back["config"]["learner"]["tidy_seconds"] == 3.5
-    assert back["config"]["learner"]["log_seconds"] == 5.0  # as this version ran
+    assert back["config"]["learner"]["log_seconds"] == 0.01
     assert back["config"]["learner"]["unroll_length"] == 9
     assert back["unknown"] == {}
+
+    # What a person has set here meanwhile comes before what the newer one had.
+    again = checkpoint.load(tmp_path)
+    assert again.unknown == saved.unknown and again.config == saved.config
+    config = values.overlay(again.config, {"learner": {"log_seconds": 30.0}})
+    stored = values.with_rest(config, again.unknown)["learner"]
+    assert stored["log_seconds"] == 30.0 and stored["tidy_seconds"] == 3.5
 
 
 @pytest.mark.parametrize(

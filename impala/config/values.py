@@ -78,15 +78,15 @@ def from_stored(cls: type[T], data: Any) -> tuple[T, dict[str, Any]]:
     return _known(cls(), data, path="")
 
 
-def with_rest(known: Mapping[str, Any], rest: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns plain data with what it lacks of `rest`, which `from_stored` has returned."""
-    merged = dict(known)
-    for name, value in rest.items():
-        if name not in known:
-            merged[name] = value
-        elif isinstance(known[name], Mapping) and isinstance(value, Mapping):
-            merged[name] = with_rest(known[name], value)
-    return merged
+def with_rest(config: Any, rest: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a configuration as plain data, with what `from_stored` could not take of it.
+
+    Args:
+      config: nested dataclasses.
+      rest: as `from_stored` has returned it. A value in it that a setting cannot have stands for
+        the setting as long as that is at its default.
+    """
+    return _with_rest(to_dict(config), to_dict(type(config)()), rest)
 
 
 def leaves(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def to_yaml(config: Any, unknown: Mapping[str, Any] | None = None) -> str:
       config: nested dataclasses.
       unknown: settings of a newer version, which only that one reads back.
     """
-    return yaml.safe_dump(with_rest(to_dict(config), unknown or {}), sort_keys=False)
+    return yaml.safe_dump(with_rest(config, unknown or {}), sort_keys=False)
 
 
 def flatten(config: Any) -> dict[str, Any]:
@@ -270,6 +270,22 @@ def _known(config: Any, data: Any, path: str) -> tuple[Any, dict[str, Any]]:
             except OptionError:
                 rest[name] = value
     return config, rest
+
+
+def _with_rest(
+    known: Mapping[str, Any], defaults: Mapping[str, Any], rest: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`with_rest` of a section."""
+    merged = dict(known)
+    for name, value in rest.items():
+        if name not in known:
+            merged[name] = value
+        elif isinstance(known[name], Mapping):
+            if isinstance(value, Mapping):
+                merged[name] = _with_rest(known[name], defaults[name], value)
+        elif known[name] == defaults[name]:
+            merged[name] = value
+    return merged
 
 
 def _value(hint: Any, value: Any, path: str) -> Any:

@@ -16,6 +16,7 @@ other's checkpoints: settings that a version does not know are kept and written 
 only if they change what is played or learned, which the version that set them has noted in `needs`.
 """
 
+import functools
 import hashlib
 import io
 import itertools
@@ -360,7 +361,7 @@ def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:
         "accounts": checkpoint.accounts,
         "replay_added": checkpoint.replay_added,
         "algorithm": checkpoint.algorithm,
-        "config": values.with_rest(values.to_dict(checkpoint.config), checkpoint.unknown),
+        "config": values.with_rest(checkpoint.config, checkpoint.unknown),
         "own": [part.section for part in checkpoint.config.own if part.section],
         "needs": sorted(values.settings_that_matter(checkpoint.config)),
         "spaces": checkpoint.spaces and [spaces.to_dict(space) for space in checkpoint.spaces],
@@ -401,14 +402,20 @@ def _read(path: pathlib.Path) -> Checkpoint:
         own=own,
     )
     if unknown:
-        _log.warning(
-            "Checkpoint %s was written by impala %s, of whose settings impala %s does not know %s. "
-            "They change nothing of what is learned, and are kept.",
-            *(path, state["version"], VERSION, ", ".join(values.leaves(unknown))),
+        _warn_once(
+            f"Checkpoint {path} was written by impala {state['version']}, of whose settings impala "
+            f"{VERSION} does not know, or cannot take, {', '.join(values.leaves(unknown))}. They "
+            "change nothing of what is learned, and are kept."
         )
     if is_old:
-        _log.warning("Checkpoint %s is of an earlier version, without digests: not checked.", path)
+        _warn_once(f"Checkpoint {path} is of an earlier version, without digests: not checked.")
     return loaded
+
+
+@functools.cache
+def _warn_once(warning: str) -> None:
+    """Logs a warning, but not again when the same checkpoint is read again."""
+    _log.warning("%s", warning)
 
 
 def _config(path: pathlib.Path, state: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
