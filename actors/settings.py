@@ -46,17 +46,27 @@ def read(reply: pb.JoinReply, role: Role, allow: Allowed) -> tuple[list[Task], C
     told = reply.settings
     if not told.tasks:
         raise LearnerError(f"{_sides(reply)}; it names no task that could be played")
+    built_in = {field.name for field in dataclasses.fields(Config)}
+    for section in told.parts:
+        if section in built_in or not section.isidentifier():
+            raise LearnerError(
+                f"{_sides(reply)}; it sends {section!r} as the settings of a part of one's own, "
+                "which cannot be their section"
+            )
     try:
         data = {
             "agent": settings.plain(told.agent, "agent"),
             "actor": settings.plain(told.actor, "actor"),
             "evaluator": settings.plain(told.evaluator, "evaluator"),
-            **{section: json.loads(text) for section, text in told.parts.items()},
         }
         tasks = [_task(task, reply) for task in told.tasks]
         named, _ = values.from_stored(Config, parts.naming(data))
         naming = [dataclasses.replace(named, environment=task.environment) for task in tasks]
-        config = _known(parts.class_of(*naming, allow=allow)(), data, reply)
+        composed = parts.class_of(*naming, allow=allow)()
+        for part in composed.own:
+            if part.section in told.parts:
+                data[part.section] = json.loads(told.parts[part.section])
+        config = _known(composed, data, reply)
     except settings.SettingsError as error:
         raise LearnerError(f"{_sides(reply)}; {error}: {_FIX}") from None
     except (values.OptionError, json.JSONDecodeError) as error:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _ACTOR = ActorConfig()
 _NONE: Own = {}
+_NO_PART = Found(None, None)
 
 
 def environment(
@@ -51,11 +52,15 @@ def environment(
     """
     from impala import environments  # Here, so that tools which need none load no emulator.
 
-    found = own.get((ENVIRONMENT, config.id))
+    # An id of one's own is looked up, so that only what has been found allowed is imported.
+    found = _NO_PART
+    if components.is_own(config.id):
+        found = part(ENVIRONMENT, config.id, None, own)
     made = environments.make(
         config,
         num_envs,
-        settings=found and found.settings,
+        component=found.component,
+        settings=found.settings,
         actor=actor,
         first=first,
         render_mode=render_mode,

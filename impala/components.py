@@ -9,6 +9,7 @@ process may import.
 import dataclasses
 import difflib
 import functools
+import importlib
 import importlib.metadata
 import inspect
 import pkgutil
@@ -90,7 +91,8 @@ class Allowed:
     """What a process may import beside this package and installed entry points."""
 
     names: tuple[str, ...] = ()
-    """MODULE, for all that is in it and in modules below it, or MODULE:ATTRIBUTE."""
+    """MODULE, for all classes and functions that it and modules below it define, or
+    MODULE:ATTRIBUTE."""
 
     def check(self, name: str) -> None:
         """Checks that `name`, MODULE, MODULE:ATTRIBUTE or an entry point's, may be imported.
@@ -102,13 +104,17 @@ class Allowed:
         installed = {text for entry in _entry_points() for text in (entry.name, entry.value)}
         if name in self.names or name in installed:
             return
-        if any(f"{module}.".startswith(f"{allowed}.") for allowed in self.names):
+        if self.covers(module):
             return
         raise ComponentError(
             f"{name} is code from outside impala, which this process may not import. Start it with "
             f"--allow {name} (or --allow {module}), or install a package that declares it as an "
             f"entry point of the group {GROUP}."
         )
+
+    def covers(self, module: str) -> bool:
+        """Whether `module`, or a package that it is in, is allowed as a whole."""
+        return any(f"{module}.".startswith(f"{allowed}.") for allowed in self.names)
 
 
 def check_name(setting: str, name: str, kind: Kind) -> str:
@@ -173,8 +179,13 @@ def load(name: str, allowed: Allowed) -> Any:
     place = next((entry.value for entry in _entry_points() if entry.name == name), name)
     allowed.check(place)
     module, _, attribute = place.partition(":")
+    is_named = place in allowed.names or any(entry.value == place for entry in _entry_points())
     try:
-        return pkgutil.resolve_name(place)
+        found: Any = importlib.import_module(module)
+        for part in attribute.split(".") if attribute else ():
+            found = getattr(found, part)
+            if inspect.ismodule(found) and not is_named:
+                break  # what it holds is not of the module that is allowed
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise _broken(module, error) from error
@@ -190,6 +201,13 @@ def load(name: str, allowed: Allowed) -> Any:
         raise ComponentError(f"{name}: {module} has no attribute {attribute!r}.{hint}") from None
     except Exception as error:
         raise _broken(module, error) from error
+    defined_in = "" if inspect.ismodule(found) else str(getattr(found, "__module__", ""))
+    if not is_named and not allowed.covers(defined_in):
+        raise ComponentError(
+            f"{name} is not defined in what --allow names, only imported there, and a module "
+            f"stands for the classes and functions of its own. Start it with --allow {name}."
+        )
+    return found
 
 
 def load_environment(id: str, allowed: Allowed) -> Any | None:
@@ -204,20 +222,40 @@ def load_environment(id: str, allowed: Allowed) -> Any | None:
       The class or function, or None if the id is that of a registered or built-in environment.
 
     Raises:
-      ComponentError: as `load`.
+      ComponentError: as `load`, or the attribute makes no environment and is not itself allowed.
     """
     if is_attribute(id):
-        return load(id, allowed)
-    if module := id.rpartition(":")[0]:
+        found = load(id, allowed)
+        if id not in allowed.names and not _makes_environments(found):
+            raise ComponentError(
+                f"{id} is no environment: it must be a subclass of gymnasium.Env, "
+                "gymnasium.vector.VectorEnv or impala.environments.Environment, or a function "
+                "that gives a gymnasium.Env."
+            )
+        return found
+    if ":" in id:
         allowed.check(id)
+        module = id.partition(":")[0]
         load(module, Allowed((module,)))
     return None
+
+
+def _makes_environments(found: Any) -> bool:
+    if inspect.isclass(found):
+        bases = ("gymnasium:Env", "gymnasium.vector:VectorEnv", ENVIRONMENT.base)
+        return issubclass(found, tuple(map(pkgutil.resolve_name, bases)))
+    return inspect.isfunction(found)
 
 
 def is_attribute(id: str) -> bool:
     """Whether the id of an environment is an entry point's name or MODULE:NAME, not MODULE:ID."""
     _, colon, name = id.rpartition(":")
     return bool(_ATTRIBUTE.fullmatch(name)) if colon else is_installed(id)
+
+
+def is_own(name: str) -> bool:
+    """Whether the name of an environment or a preset is by a module or an entry point."""
+    return ":" in name or is_installed(name)
 
 
 def is_installed(name: str) -> bool:

@@ -101,9 +101,8 @@ def run_learner(
         LogDirectory(logdir, fresh) as directory,
         contextlib.ExitStack() as at_the_end,
     ):
+        plan = plan_of(config)  # may raise an OSError that is not of the log directory
         with log_directory.opening(logdir):
-            plan = plan_of(config)
-
             # What was before.
             records = Records.begin(config)
             resumed = resume(logdir, plan.phases, records.accounts, initial)

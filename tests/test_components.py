@@ -18,6 +18,7 @@ from impala.components import (
     Kind,
     find,
     load,
+    load_environment,
 )
 from impala.components import section_of as section
 from impala.config import demands
@@ -44,6 +45,17 @@ def _package(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         "class Unfinished(Thing): pass\n"
         "made = Flat()\n"
     )
+    (package / "games.py").write_text(
+        "import os\n"
+        "from os import system\n"
+        "import gymnasium as gym\n"
+        "from gymnasium.vector import SyncVectorEnv\n"
+        "from mine import things\n"
+        "class Game(gym.Env): pass\n"
+        "class Rules: pass\n"
+        "def make(): return Game()\n"
+    )
+    (package / "front.py").write_text("from mine.things import Flat\n")
     (package / "broken.py").write_text("import abc\n1 / 0\n")
     (package / "lacking.py").write_text("import absent_module\n")
     (package / "outdated.py").write_text("import abc\nabc.gone\n")
@@ -117,6 +129,36 @@ def test_what_cannot_be_found_is_told_in_a_line(name: str, message: str) -> None
         find(name, THING, ALLOWED)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["Game", "make"])
+def test_an_allowed_module_allows_its_own_environments(name: str) -> None:
+    found = load_environment(f"mine.games:{name}", ALLOWED)
+    assert found is not None and (found.__module__, found.__name__) == ("mine.games", name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("os.system", "system", "os", "gym.make", "gym.Env", "SyncVectorEnv", "things.Flat"),
+        *("Game.reset", "make.__class__", "__loader__.get_data", "__builtins__", "Rules"),
+    ],
+)
+def test_an_allowed_module_does_not_allow_what_it_has_imported(name: str) -> None:
+    """Given that a learner, or a checkpoint, names it to have it called with its own arguments."""
+    id = f"mine.games:{name}"
+    with pytest.raises(ComponentError, match=r"is not defined in what --allow|is no environment"):
+        load_environment(id, ALLOWED)
+    # What a person has typed in full is theirs to judge.
+    assert load_environment(id, Allowed((id,))) is not None
+
+
+def test_a_part_may_stand_in_another_module_of_an_allowed_package_only() -> None:
+    assert find("mine.front:Flat", THING, ALLOWED).__name__ == "Flat"
+    with pytest.raises(ComponentError, match=r"Start it with --allow mine\.front:Flat"):
+        find("mine.front:Flat", THING, Allowed(("mine.front",)))
+    with pytest.raises(ComponentError, match=r"--allow mine\.games:things\.Flat"):
+        find("mine.games:things.Flat", THING, ALLOWED)
 
 
 def test_settings_stand_in_a_section_named_after_the_part() -> None:

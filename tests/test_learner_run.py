@@ -11,10 +11,14 @@ import tree
 from impala import build
 from impala.config.schema import AgentConfig, Config, LearnerConfig
 from impala.logdir import checkpoint
+from impala.runtime.security import ServerSecurity
 from impala.schedule import tasks
 from impala.types import Batch, StepType
+from learner import run
 from learner.data.mix import Origin, Prepared, Provenance
 from learner.front.records import Records
+from learner.plan import Plan
+from learner.update import devices
 from learner.update.checkpoints import Checkpoints, resume
 from learner.update.guard import Guard
 from learner.update.phases import Phases
@@ -98,6 +102,29 @@ class Scene:
 @pytest.fixture
 def scene(tmp_path: pathlib.Path) -> Scene:
     return Scene(tmp_path / "run")
+
+
+def test_an_error_of_a_part_of_ones_own_is_not_blamed_on_the_log_directory(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given an environment or a network whose constructor finds one of its files missing."""
+
+    def plan_of(config: Config) -> Plan:
+        raise FileNotFoundError(2, "No such file or directory", "levels.txt")
+
+    monkeypatch.setattr(run, "plan_of", plan_of)
+    monkeypatch.setattr(devices, "set_up", lambda config: None)  # TensorFlow has begun here
+    with pytest.raises(FileNotFoundError, match=r"levels\.txt"):
+        run.run_learner(
+            CONFIG,
+            logdir=tmp_path / "run",
+            listen=f"unix:{tmp_path / 'socket'}",
+            fresh=False,
+            empty_replay=False,
+            init_from=None,
+            when_finished="exit",
+            security=ServerSecurity(),
+        )
 
 
 def test_the_loop_tells_what_each_step_has_brought_and_ends_with_the_run(scene: Scene) -> None:

@@ -536,6 +536,75 @@ def test_settings_of_parts_of_ones_own_travel_beside_the_others() -> None:
         told.read(reply, "actor", Allowed((__name__,)))
 
 
+EVIL = "import pathlib\npathlib.Path(__file__).with_name('imported').touch()\n"
+
+
+@pytest.mark.parametrize(
+    ("section", "text"),
+    [
+        ("tasks", '{"environments": ["Catch"]}'),
+        ("environment", '{"id": "Catch"}'),
+        ("agent", '{"torso": "mlp"}'),
+        ("no section", "{}"),
+    ],
+)
+def test_settings_of_parts_cannot_stand_in_for_what_is_played(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, section: str, text: str
+) -> None:
+    """Given a learner that names a module of its choice, and hides that from what is checked."""
+    (tmp_path / "evil_module.py").write_text(EVIL)
+    monkeypatch.syspath_prepend(tmp_path)
+    reply = reply_of(PRESETS["catch"][1])
+    reply.settings.tasks[0].environment.id = "evil_module:Game-v0"
+    reply.settings.parts[section] = text
+    with pytest.raises(LearnerError, match=f"sends '{section}' as the settings of a part") as error:
+        told.read(reply, "actor", Allowed())
+    assert "\n" not in str(error.value)
+    del reply.settings.parts[section]
+    with pytest.raises(LearnerError, match="--allow evil_module:Game-v0"):
+        told.read(reply, "actor", Allowed())
+    # Nor does anything that is built look at an id that has not been found allowed.
+    unchecked = dataclasses.replace(Config().environment, id="evil_module:Game-v0")
+    with pytest.raises(ValueError, match="evil_module:Game-v0 is not built in"):
+        build.environment(unchecked, 1)
+    assert not (tmp_path / "imported").exists()
+
+
+def test_settings_of_parts_that_are_not_named_are_left_out() -> None:
+    reply = reply_of(PRESETS["catch"][1])
+    reply.settings.parts["wide_torso"] = '{"width": 64}'
+    reply.settings.parts["own"] = '{"__class__": {}}'
+    _, read = told.read(reply, "actor", Allowed())
+    assert type(read) is Config and read.own == ()
+
+
+def test_a_checkpoint_plays_with_an_older_version_of_a_part() -> None:
+    """Given settings that the part does not know, or cannot take, at their default and not."""
+    named = values.from_dict(
+        Config, {"environment": {"id": "Catch"}, "agent": {"torso": f"{__name__}:WideTorso"}}
+    )
+    own = {"wide_torso": {"width": 64, "label": 3, "depth": 2, "__class__": {}}}
+    needs = frozenset({"wide_torso.width"})
+    allow = Allowed((__name__,))
+    restored = parts.restore(named, own, needs, allow)
+    of_torso = parts.found(restored)[TORSO, f"{__name__}:WideTorso"].settings
+    assert of_torso == WideTorso.Settings(width=64)
+    assert (
+        parts.restore(named, {**own, "tasks": {"environments": ["x:Y"]}}, needs, allow) == restored
+    )
+    with pytest.raises(values.OptionError, match=r"wide_torso\.depth is 2, which the part that is"):
+        parts.restore(named, own, needs | {"wide_torso.depth"}, allow)
+
+
+def test_a_checkpoint_says_which_settings_of_parts_have_to_be_known(tmp_path: pathlib.Path) -> None:
+    named = values.from_dict(Config, {"agent": {"torso": f"{__name__}:WideTorso"}, "seed": 3})
+    config = parts.compose(named, wide_torso=WideTorso.Settings(width=64, label="a"))
+    checkpoint.save(tmp_path, checkpoint.Checkpoint(config, checkpoint.Counters(), {}, {}), keep=1)
+    saved = checkpoint.load(tmp_path)
+    assert saved.own == {"wide_torso": {"width": 64, "label": "a"}}
+    assert saved.needs == {"wide_torso.width"}
+
+
 def test_settings_at_their_default_leave_the_fingerprint_as_it_is() -> None:
     """So that actors go on with a learner that was replaced by a newer version."""
     config = PRESETS["catch"][1]

@@ -48,7 +48,7 @@ class Actor:
     """text for people, or json: an object in each line."""
     allow: tuple[str, ...] = ()
     """What this process may import if the learner names it, beside installed entry points of the
-    group impala.components: each MODULE, for all that is in it, or MODULE:ATTRIBUTE."""
+    group impala.components: each MODULE, for what it defines, or MODULE:ATTRIBUTE."""
     security: ClientSecurity = dataclasses.field(default_factory=ClientSecurity)
 
 

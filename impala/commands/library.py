@@ -157,7 +157,7 @@ def load(
       gpu: whether to compute on a GPU. If not, GPUs are hidden from TensorFlow in this process,
         unless it uses them already.
       allow: what may be imported if the checkpoint names it, beside installed entry points of the
-        group impala.components: each MODULE, for all that is in it, or MODULE:ATTRIBUTE.
+        group impala.components: each MODULE, for what it defines, or MODULE:ATTRIBUTE.
 
     Raises:
       ValueError: there is no such checkpoint, or no such task.

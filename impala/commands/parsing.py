@@ -7,11 +7,11 @@ import itertools
 import os
 import pathlib
 import typing
-from importlib.metadata import entry_points
 from typing import Any, Literal, TypeVar
 
 import tyro
 
+from impala import components
 from impala.commands import foreign
 from impala.commands.flags import RunFlags
 from impala.config import layers, parts, rules, values
@@ -36,7 +36,7 @@ def parse(name: str, command_type: type[T], argv: list[str]) -> T:
         names = _names(argv)
         preset, file = _layers(command_type, argv, names)
         if preset:
-            if ":" in preset or preset in entry_points(group="impala.components").names:
+            if components.is_own(preset):
                 _load_tensorflow(command_type)
             named = layers.named(preset, file, os.environ, names)
             if any(map(parts.needs_tensorflow, named)):

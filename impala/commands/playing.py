@@ -29,7 +29,7 @@ class PlayerFlags:
     """Which of the run's tasks to play, counted from 0."""
     allow: tuple[str, ...] = ()
     """What may be imported if the checkpoint names it, beside installed entry points of the group
-    impala.components: each MODULE, for all that is in it, or MODULE:ATTRIBUTE."""
+    impala.components: each MODULE, for what it defines, or MODULE:ATTRIBUTE."""
 
 
 def open_player(command: PlayerFlags) -> "Player":

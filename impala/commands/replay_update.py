@@ -20,7 +20,7 @@ class ReplayUpdate:
     update is, bit for bit, what was seen, and 1 if it is not or the file cannot be used."""
     allow: tuple[str, ...] = ()
     """What may be imported if the file names it, beside installed entry points of the group
-    impala.components: each MODULE, for all that is in it, or MODULE:ATTRIBUTE."""
+    impala.components: each MODULE, for what it defines, or MODULE:ATTRIBUTE."""
 
 
 def replay_update(command: ReplayUpdate) -> int:

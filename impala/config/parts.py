@@ -9,7 +9,7 @@ works on it as on `Config`.
 import dataclasses
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from impala import components
@@ -60,7 +60,7 @@ def names(config: Config) -> Iterator[tuple[Kind, str]]:
     """Lists the parts that a configuration names; of environments only those of one's own."""
     played = tasks.make(config.environment, config.tasks)
     for id in dict.fromkeys(task.environment.id for task in played):
-        if ":" in id or components.is_installed(id):
+        if components.is_own(id):
             yield ENVIRONMENT, id
     yield TORSO, config.agent.torso
     yield CORE, config.agent.core
@@ -130,18 +130,36 @@ def from_dict(data: Mapping[str, Any], allow: Allowed) -> Config:
     return values.from_dict(cls, data)
 
 
-def restore(config: Config, own: Mapping[str, Any], allow: Allowed) -> Config:
+def restore(
+    config: Config, own: Mapping[str, Any], needs: Collection[str], allow: Allowed
+) -> Config:
     """Puts stored settings of parts of one's own into the configuration that names the parts.
+
+    What a part has no setting for, or cannot take, as it is of another version, is left out.
 
     Args:
       config: names them.
       own: plain data: section -> name -> value; what is left out keeps its default.
+      needs: settings that must not be left out, as dotted paths.
       allow: what may be imported.
 
     Raises:
-      OptionError: as `from_dict`.
+      OptionError: as `compose`, or something would be left out that must not be.
     """
-    return values.overlay(compose(config, allow), own)
+    composed = compose(config, allow)
+    sections = [part.section for part in composed.own if part.section]
+    stored = {section: own[section] for section in sections if section in own}
+    read, rest = values.from_stored(type(composed), stored)
+    for path, value in values.leaves(rest).items():
+        if path in needs:
+            raise values.OptionError(
+                f"{path} is {value!r}, which the part that is installed here does not know or "
+                "cannot take, and that changes what is played or learned: use the part's version "
+                "that the run was trained with."
+            )
+    return dataclasses.replace(
+        composed, **{section: getattr(read, section) for section in sections}
+    )
 
 
 def for_actors(config: Config) -> dict[str, dict[str, Any]]:

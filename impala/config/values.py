@@ -256,9 +256,10 @@ def _known(config: Any, data: Any, path: str) -> tuple[Any, dict[str, Any]]:
     if not isinstance(data, Mapping):
         raise OptionError(f"{path or 'The configuration'} holds settings by name, not {data!r}.")
     rest: dict[str, Any] = {}
+    fields = {field.name for field in dataclasses.fields(config)}
     for name, value in data.items():
         where = f"{path}.{name}" if path else str(name)
-        current = getattr(config, name, None)
+        current = getattr(config, name) if name in fields else None
         if dataclasses.is_dataclass(current):
             section, rest_of_section = _known(current, value, where)
             config = dataclasses.replace(config, **{name: section})

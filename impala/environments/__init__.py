@@ -6,9 +6,9 @@ No TensorFlow in here.
 import contextlib
 import dataclasses
 import functools
-import importlib.metadata
 from typing import Any
 
+from impala.components import is_own
 from impala.config.schema import (
     ActorConfig,
     EnvironmentConfig,
@@ -38,8 +38,7 @@ def check(id: str) -> None:
     Raises:
       ValueError: there is no such environment; names the nearest.
     """
-    parts = importlib.metadata.entry_points(group="impala.components")
-    if id == "Catch" or ":" in id or id in parts.names:
+    if id == "Catch" or is_own(id):
         return
     if id.startswith("ALE/"):
         from impala.environments import atari  # Here, so that others load no emulator.
@@ -53,6 +52,7 @@ def make(
     config: EnvironmentConfig,
     num_envs: int,
     *,
+    component: Any = None,
     settings: Any = None,
     actor: ActorConfig = _ACTOR,
     first: int = 0,
@@ -60,12 +60,13 @@ def make(
 ) -> Environment:
     """Returns E environments, with the wrappers that the configuration asks for.
 
-    What `config.id` names is imported: whether it may be has been decided before, where the
-    configuration came in.
+    What `config.id` names is imported unless it is passed, so the id must be one that a person
+    wrote, or that has been found allowed (`impala.build.environment` sees to that).
 
     Args:
       config: what is played.
       num_envs: E, at least 1.
+      component: what an id of one's own names, if it has been imported already.
       settings: of an environment of one's own that has a class `Settings`; None: its defaults.
       actor: whose they are: threads, and what is expected of environments in own processes.
       first: index of environment 0 among the actor's, for messages.
@@ -77,7 +78,7 @@ def make(
     if num_envs < 1:
         raise ValueError(f"num_envs is {num_envs}; it must be at least 1.")
     environment: Environment = Checked(
-        _make(config, num_envs, settings, actor, first, render_mode), config.id, first
+        _make(config, num_envs, component, settings, actor, first, render_mode), config.id, first
     )
     try:
         if config.normalise != NormaliseConfig():
@@ -119,6 +120,7 @@ def measure(
 def _make(
     config: EnvironmentConfig,
     num_envs: int,
+    component: Any,
     settings: Any,
     actor: ActorConfig,
     first: int,
@@ -144,7 +146,7 @@ def _make(
         threads = actor.env_threads
         return Atari(config.id, config.atari, num_envs, threads=threads, render_mode=render_mode)
     takes_vector = config.vectorization == "own" and render_mode is None
-    source = sources.find(config.id, kwargs, settings, takes_vector=takes_vector)
+    source = sources.find(config.id, kwargs, component, settings, takes_vector=takes_vector)
     if source.kind == "single":
         return _make_single(source, config, num_envs, actor, first, render_mode)
     if config.repeat != RepeatConfig() or config.vectorization == "async":

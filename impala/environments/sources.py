@@ -128,13 +128,16 @@ class Source:
             )
 
 
-def find(id: str, kwargs: dict[str, Any], settings: Any, *, takes_vector: bool) -> Source:
+def find(
+    id: str, kwargs: dict[str, Any], component: Any, settings: Any, *, takes_vector: bool
+) -> Source:
     """Finds what makes the environments of an id.
 
     Args:
-      id: a registered one, module:id, module:attribute, or the name of an entry point. What it
-        names is imported: whether that is allowed has been decided where the id came in.
+      id: a registered one, module:id, module:attribute, or the name of an entry point.
       kwargs: keyword arguments.
+      component: the attribute, if it has been imported already. Otherwise what the id names is
+        imported, whatever it is.
       settings: an instance of the attribute's class `Settings`; None: its defaults.
       takes_vector: whether a registered vector environment is wanted instead of a single one.
 
@@ -142,7 +145,9 @@ def find(id: str, kwargs: dict[str, Any], settings: Any, *, takes_vector: bool) 
       ValueError: there is no such environment, or it is of no kind that can be played.
     """
     with _explained(id):
-        attribute = components.load_environment(id, Allowed((id,)))
+        attribute = component
+        if attribute is None:
+            attribute = components.load_environment(id, Allowed((id,)))
         if attribute is None:
             return _registered(id, kwargs, takes_vector)
     if hasattr(attribute, "Settings"):

@@ -88,6 +88,7 @@ class Checkpoint(NamedTuple):
     # Settings of parts of one's own, nested: reading a checkpoint imports none of them, so `config`
     # has them only when it is written; `impala.config.parts.restore` joins the two.
     own: Mapping[str, Any] = types.MappingProxyType({})
+    needs: frozenset[str] = frozenset()  # those of them, by path, that a reader has to know
 
     @property
     def agent_values(self) -> list[np.ndarray]:
@@ -400,6 +401,7 @@ def _read(path: pathlib.Path) -> Checkpoint:
         spaces=_spaces(path, state),
         unknown=unknown,
         own=own,
+        needs=frozenset(path for path in state.get("needs", ()) if path.partition(".")[0] in own),
     )
     if unknown:
         _warn_once(

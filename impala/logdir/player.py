@@ -34,7 +34,7 @@ class Player:
         allow: Allowed = _NOTHING,
     ) -> None:
         saved = checkpoint.choose(logdir, which)
-        self.config = parts.restore(saved.config, saved.own, allow)
+        self.config = parts.restore(saved.config, saved.own, saved.needs, allow)
         self._own = parts.found(self.config)
         self.counters = saved.counters
         self._task = tasks.choose(saved.config, task)
