@@ -14,6 +14,7 @@ import numpy as np
 
 from impala import evaluation
 from impala.environments.bandit import BanditVector
+from impala.logdir import checkpoint
 from impala.logdir.player import Player
 from impala.runtime import process
 from impala.types import EnvironmentStep, StepType
@@ -92,7 +93,7 @@ def play(strategy: Strategy, problem: str, pulls: int, episodes: int, seed: int 
 def play_agent(logdir: pathlib.Path, episodes: int, seed: int = 0) -> tuple[str, Played]:
     """One episode of a trained agent in each of as many bandits, and which problem that was."""
     process.hide_gpus()  # a learner may be using them
-    player = Player(logdir)
+    player = Player(checkpoint.choose(logdir))
     with contextlib.closing(player.environment(episodes)) as environment:
         steps = evaluation.play(environment, player.agent, greedy=False, seed=seed)
         played = _one_episode(steps)

@@ -1,8 +1,11 @@
 """Stored runs that learned a little, so that returns differ from episode to episode."""
 
+import dataclasses
 import pathlib
 
 from impala import evaluation
+from impala.config.schema import NormaliseConfig
+from impala.logdir import checkpoint
 from impala.logdir.player import Player
 
 STORED = pathlib.Path(__file__).parent / "stored" / "half-trained"
@@ -11,8 +14,17 @@ STORED = pathlib.Path(__file__).parent / "stored" / "half-trained"
 
 def evaluated(name: str, num_envs: int, episodes: int, greedy: bool, seed: int) -> list[float]:
     """Returns of episodes as `impala evaluate` plays them."""
-    player = Player(STORED / name)
+    player = Player(checkpoint.choose(STORED / name))
     environment = player.environment(num_envs)
     played = evaluation.play_episodes(environment, player.agent, episodes, greedy, seed)
     environment.close()
     return [episode.episode_return for episode in played]
+
+
+def normalised(name: str) -> checkpoint.Checkpoint:
+    """A stored run as if it had been trained on normalised observations."""
+    saved = checkpoint.choose(STORED / name)
+    statistics = NormaliseConfig(mean=(0.25,), deviation=(0.5,), clip=4.0)
+    environment = dataclasses.replace(saved.config.environment, normalise=statistics)
+    config = dataclasses.replace(saved.config, environment=environment)
+    return saved._replace(config=config, spaces=None)

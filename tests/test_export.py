@@ -1,7 +1,9 @@
 """Exported models do what the agent does, with TensorFlow or ONNX Runtime alone."""
 
 import json
+import math
 import pathlib
+import shutil
 import subprocess
 import sys
 from typing import Any
@@ -10,11 +12,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tree
-from half_trained import STORED, evaluated
+from half_trained import STORED, evaluated, normalised
 
 import impala
 from impala.commands import main as cli
-from impala.logdir import export
+from impala.commands.playing import PlayerFlags, open_player
+from impala.logdir import checkpoint, export
 from impala.logdir.player import Player
 
 NAMES = ("catch", "cartpole", "bandit")
@@ -25,7 +28,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """SavedModels of the stored runs, each in a directory of its name."""
     directory = tmp_path_factory.mktemp("models")
     for name in NAMES:
-        player = Player(STORED / name)
+        player = Player(checkpoint.choose(STORED / name))
         tried = export.saved_model(player, directory / name, export.recorded(player, steps=8))
         assert (tried.calls, tried.actions) == (19, 0)
     return directory
@@ -70,7 +73,7 @@ def test_a_saved_model_plays_what_evaluate_plays(
 
 def test_a_saved_model_needs_tensorflow_alone(models: pathlib.Path, tmp_path: pathlib.Path) -> None:
     # Given what an agent with a memory saw and did in a batch of environments ...
-    player = Player(STORED / "bandit")
+    player = Player(checkpoint.choose(STORED / "bandit"))
     functions = export.Functions(player.agent, player.spaces)
     timesteps = [
         tree.map_structure(np.array, timestep)
@@ -128,6 +131,7 @@ def test_the_command_says_how_far_the_model_is_from_the_agent(
 
     described = json.loads((tmp_path / "model" / "model.json").read_text())
     assert described["updates"] == 372
+    assert described["normalise"] is None
     assert described["signatures"]["act"]["inputs"] == {
         "observation": "float32 [B, 4]",
         "is_first": "bool [B]",
@@ -139,18 +143,44 @@ def test_the_command_says_how_far_the_model_is_from_the_agent(
     assert "has no checkpoint" in capsys.readouterr().err
 
 
+def test_a_checkpoint_is_read_once(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("impala.runtime.process.load_tensorflow", lambda use_gpus: None)
+    monkeypatch.setattr("impala.commands.playing.log_to_stderr", lambda: None)
+    shutil.copytree(STORED / "catch", tmp_path / "run")
+    (newest,) = (tmp_path / "run" / "checkpoints").iterdir()
+    damaged = newest.with_name("000000000999-000001")
+    shutil.copytree(newest, damaged)
+    next(damaged.glob("*.npz")).write_bytes(b"damaged")
+
+    player = open_player(PlayerFlags(logdir=tmp_path / "run"))
+
+    assert player.counters.updates > 0
+    assert len([record for record in caplog.messages if damaged.name in record]) == 1
+
+
+def test_a_model_is_described_with_the_statistics_of_what_it_takes(tmp_path: pathlib.Path) -> None:
+    player = Player(normalised("cartpole"))
+    export.saved_model(player, tmp_path, export.recorded(player, steps=1))
+    described = json.loads((tmp_path / "model.json").read_text())
+    assert described["normalise"] == {"mean": [0.25], "deviation": [0.5], "clip": 4.0}
+
+
 @pytest.mark.parametrize(
     ("output", "change", "complaint"),
     [
         ("policy", 0.001, "differ by up to 0.001"),
         ("core_state_1", 0.001, "differ by up to 0.001"),
+        ("policy", math.nan, "differ by up to inf"),
+        ("baseline", math.inf, "differ by up to inf"),
         ("action", 1, "and [1-9][0-9]* actions do"),
     ],
 )
 def test_a_model_that_does_something_else_is_refused(
     output: str, change: float, complaint: str
 ) -> None:
-    player = Player(STORED / "bandit")
+    player = Player(checkpoint.choose(STORED / "bandit"))
     functions = export.Functions(player.agent, player.spaces)
 
     def run(name: str, given: export.Tensors) -> dict[str, Any]:
@@ -164,11 +194,50 @@ def test_a_model_that_does_something_else_is_refused(
         export.trial(player.agent, functions, timesteps, run, list(functions.signatures))
 
 
+def test_differences_are_seen_in_large_whole_numbers_and_beside_numbers() -> None:
+    whole = export.differences(np.array([20_000, 7]), np.array([20_001, 7]))
+    assert whole.tolist() == [1.0, 0.0]
+    nan, inf = math.nan, math.inf
+    wanted = np.array([nan, inf, 1.0, nan, inf, 1.0, 200.0, 0.5])
+    got = np.array([nan, inf, nan, 1.0, -inf, inf, 201.0, 0.25])
+    found = export.differences(wanted, got)
+    assert found.tolist() == [0.0, 0.0, inf, inf, inf, inf, 0.005, 0.25]
+    assert export.differences(np.zeros(2), np.zeros(3)).tolist() == [inf]
+
+
+def test_an_export_that_fails_leaves_everything_as_it_was(
+    models: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a good model beside somebody's file, and a trial that fails ...
+    there = tmp_path / "there"
+    shutil.copytree(models / "bandit", there)
+    (there / "notes.txt").write_text("mine")
+
+    def contents() -> dict[pathlib.Path, bytes]:
+        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    before = contents()
+    player = Player(checkpoint.choose(STORED / "catch"))
+    with monkeypatch.context() as patch:
+        patch.setattr(export, "_TOLERANCE", -1.0)
+        for directory in (there, tmp_path / "new"):
+            with pytest.raises(export.ExportError, match="does not do what the agent does"):
+                export.saved_model(player, directory, export.recorded(player, steps=1))
+
+    # ... then the good one stays, and nothing else; one that passes replaces it.
+    assert contents() == before
+    assert list(tmp_path.iterdir()) == [there]
+    export.saved_model(player, there, export.recorded(player, steps=1))
+    assert set(contents()) == set(before)
+    assert json.loads((there / "model.json").read_text())["environment"] == player.task
+    assert "act" in tf.saved_model.load(str(there)).signatures
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_an_onnx_model_acts_as_the_agent_does(name: str, tmp_path: pathlib.Path) -> None:
     pytest.importorskip("tf2onnx")
     pytest.importorskip("onnxruntime")
-    player = Player(STORED / name)
+    player = Player(checkpoint.choose(STORED / name))
     tried = export.onnx(player, tmp_path, export.recorded(player, steps=8))
     assert (tried.calls, tried.actions) == (9, 0)
     assert (tmp_path / "model.onnx").exists()
@@ -177,4 +246,4 @@ def test_an_onnx_model_acts_as_the_agent_does(name: str, tmp_path: pathlib.Path)
 def test_onnx_says_what_it_needs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(export.ExportError, match=r"pip install 'impala-rl\[onnx\]'"):
-        export.onnx(Player(STORED / "catch"), tmp_path, [])
+        export.onnx(Player(checkpoint.choose(STORED / "catch")), tmp_path, [])

@@ -17,6 +17,7 @@ import tensorflow as tf
 import tree
 
 from impala import build
+from impala.logdir import checkpoint
 from impala.logdir.player import Player
 from impala.types import StepType
 
@@ -178,7 +179,8 @@ def test_a_critic_explains_what_a_policy_will_earn(tmp_path: pathlib.Path) -> No
         trained = services.run(*common, *flags)
         assert trained.returncode == 0, trained.stdout + trained.stderr
     for before, after in zip(
-        *(Player(logdir).agent.policy_variables for logdir in (first, then)), strict=True
+        *(Player(checkpoint.choose(logdir)).agent.policy_variables for logdir in (first, then)),
+        strict=True,
     ):
         np.testing.assert_array_equal(before.numpy(), after.numpy(), strict=True)
     before, after = (_explained_variance(then, trained=trained) for trained in (False, True))
@@ -192,7 +194,7 @@ def _explained_variance(logdir: pathlib.Path, trained: bool, steps: int = 2000) 
 
     What would have come after a time limit nobody knows: those episodes do not count.
     """
-    player = Player(logdir)
+    player = Player(checkpoint.choose(logdir))
     with contextlib.closing(player.environment(32)) as environment:
         objective, agent = player.config.objective, player.agent
         if not trained:

@@ -339,7 +339,7 @@ def test_a_package_from_outside_is_trained_as_services_and_evaluated(
     }
     assert saved.own["lanes"] == {"lanes": 5, "steps": 8}
     with pytest.raises(ValueError, match=f"--allow {ENVIRONMENT}"):
-        Player(logdir)
+        Player(saved)
 
     # Where the package is installed, its entry points are allowance enough.
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(installed), paths]))

@@ -129,7 +129,7 @@ def test_a_run_that_any_version_began_goes_on_where_it_was(
 
 
 def test_an_agent_from_before_schemas_plays_as_well_as_it_did() -> None:
-    player = Player(OLDEST)
+    player = Player(checkpoint.choose(OLDEST))
     with contextlib.closing(player.environment(num_envs=8)) as environment:
         episodes = play_episodes(environment, player.agent, 48, greedy=True, seed=0)
     assert np.mean([episode.episode_return for episode in episodes]) > 0.9  # of at most 1

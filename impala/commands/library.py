@@ -165,12 +165,14 @@ def load(
     process.load_tensorflow(use_gpus=gpu, is_guest=True)
     import tensorflow as tf
 
+    from impala.logdir import checkpoint as stored
     from impala.logdir.player import Player
     from impala.logdir.policy import Policy
 
     device = None if gpu else "/CPU:0"
     with tf.device(device):
-        player = Player(pathlib.Path(logdir), str(checkpoint), task, Allowed(tuple(allow)))
+        saved = stored.choose(pathlib.Path(logdir), str(checkpoint))
+        player = Player(saved, task, Allowed(tuple(allow)))
         return Policy(player, greedy, seed, device)
 
 

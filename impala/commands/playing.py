@@ -42,12 +42,12 @@ def open_player(command: PlayerFlags) -> "Player":
 
     log_to_stderr()
     try:
-        # Twice, here and by the player: what is missing is said before TensorFlow is loaded.
-        tasks.choose(checkpoint.choose(command.logdir, command.checkpoint).config, command.task)
+        saved = checkpoint.choose(command.logdir, command.checkpoint)
+        tasks.choose(saved.config, command.task)  # What is missing is said before TensorFlow loads.
         process.load_tensorflow(use_gpus=False)
         from impala.logdir.player import Player
 
-        return Player(command.logdir, command.checkpoint, command.task, Allowed(command.allow))
+        return Player(saved, command.task, Allowed(command.allow))
     except ValueError as error:
         raise values.OptionError(str(error)) from error
 

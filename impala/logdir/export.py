@@ -12,9 +12,13 @@ Parts of observations and actions that are dicts or tuples have names such as
 `observation_last_action`. An ONNX model is `act_greedy` alone.
 """
 
+import contextlib
+import dataclasses
 import json
+import os
 import pathlib
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -25,6 +29,7 @@ import tree
 
 from impala.agents.agent import Agent
 from impala.agents.observation import FrameStack
+from impala.config.schema import NormaliseConfig
 from impala.environments import base
 from impala.environments.spaces import Spaces
 from impala.logdir.player import Player
@@ -132,7 +137,7 @@ def saved_model(player: Player, directory: pathlib.Path, timesteps: Iterable[Tim
 
     Args:
       player: whose agent is written.
-      directory: where to; an earlier model there is replaced.
+      directory: where to; an earlier model there is replaced by one that has passed its trial.
       timesteps: on which it is tried: at least one, [B, ...] each.
 
     Raises:
@@ -141,14 +146,16 @@ def saved_model(player: Player, directory: pathlib.Path, timesteps: Iterable[Tim
     functions = Functions(player.agent, player.spaces)
     module = tf.Module()
     module.parameters = list(player.agent.variables)
-    tf.saved_model.save(module, str(directory), signatures=functions.signatures)
-    loaded = tf.saved_model.load(str(directory))
-    tried = trial(
-        *(player.agent, functions, timesteps),
-        run=lambda name, given: loaded.signatures[name](**given),
-        names=list(functions.signatures),
-    )
-    _describe(directory / "model.json", player, functions, list(functions.signatures), tried)
+    names = list(functions.signatures)
+    with _replacing(directory) as partial:
+        tf.saved_model.save(module, str(partial), signatures=functions.signatures)
+        loaded = tf.saved_model.load(str(partial))
+        tried = trial(
+            *(player.agent, functions, timesteps),
+            run=lambda name, given: loaded.signatures[name](**given),
+            names=names,
+        )
+        _describe(partial / "model.json", player, functions, names, tried)
     return tried
 
 
@@ -175,8 +182,6 @@ def onnx(player: Player, directory: pathlib.Path, timesteps: Iterable[TimeStep])
         if isinstance(module, FrameStack):
             module.packs_bytes = False
     functions = Functions(player.agent, player.spaces)
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / "model.onnx"
     specs = functions.inputs["act_greedy"]
     outputs = list(functions.signatures["act_greedy"].structured_outputs)
 
@@ -185,29 +190,30 @@ def onnx(player: Player, directory: pathlib.Path, timesteps: Iterable[TimeStep])
         said = functions.signatures["act_greedy"](**named)
         return [tf.identity(said[name], name) for name in outputs]
 
-    try:
-        tf2onnx.convert.from_function(
-            tf.function(act, input_signature=specs),
-            specs,
-            opset=_OPSET,
-            custom_op_handlers={"Log1p": (_log1p, [])},
-            output_path=str(path),
-        )
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    except Exception as error:  # of any kind: neither says which
-        path.unlink(missing_ok=True)
-        raise ExportError(
-            "ONNX has no operation for a part of this network: "
-            f"{' '.join(str(error).split())[-300:]}. Export a SavedModel."
-        ) from error
-    taken = {value.name for value in session.get_inputs()}
+    with _replacing(directory) as partial:
+        path = partial / "model.onnx"
+        try:
+            tf2onnx.convert.from_function(
+                tf.function(act, input_signature=specs),
+                specs,
+                opset=_OPSET,
+                custom_op_handlers={"Log1p": (_log1p, [])},
+                output_path=str(path),
+            )
+            session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        except Exception as error:  # of any kind: neither says which
+            raise ExportError(
+                "ONNX has no operation for a part of this network: "
+                f"{' '.join(str(error).split())[-300:]}. Export a SavedModel."
+            ) from error
+        taken = {value.name for value in session.get_inputs()}
 
-    def run(name: str, given: Tensors) -> dict[str, Any]:
-        feeds = {key: np.asarray(value) for key, value in given.items() if key in taken}
-        return dict(zip(outputs, session.run(None, feeds), strict=True))
+        def run(name: str, given: Tensors) -> dict[str, Any]:
+            feeds = {key: np.asarray(value) for key, value in given.items() if key in taken}
+            return dict(zip(outputs, session.run(None, feeds), strict=True))
 
-    tried = trial(*(player.agent, functions, timesteps), run=run, names=["act_greedy"])
-    _describe(directory / "model.json", player, functions, ["act_greedy"], tried)
+        tried = trial(*(player.agent, functions, timesteps), run=run, names=["act_greedy"])
+        _describe(partial / "model.json", player, functions, ["act_greedy"], tried)
     return tried
 
 
@@ -248,7 +254,7 @@ def trial(
             got = run(name, inputs)
             calls += 1
             for key, value in wanted.items():
-                off = _difference(value.numpy(), np.asarray(got[key]))
+                off = differences(value.numpy(), np.asarray(got[key]))
                 if key in functions.actions:
                     actions += int((off > _TOLERANCE).sum())
                 else:
@@ -296,12 +302,44 @@ def _spec(name: str, space: gym.Space) -> tf.TensorSpec:
     return tf.TensorSpec([None, *(space.shape or ())], space.dtype, re.sub(r"\W", "_", name))
 
 
-def _difference(wanted: np.ndarray, got: np.ndarray) -> np.ndarray:
-    """By how much values differ: absolutely, and relatively where they are above 1."""
-    wanted, got = wanted.astype(np.float64), got.astype(np.float64)
+def differences(wanted: np.ndarray, got: np.ndarray) -> np.ndarray:
+    """Returns by how much numbers differ: absolutely, and relatively where they are above 1.
+
+    It is 1 where whole numbers are others, and infinite where one is not finite and the other is
+    not the same, or if the shapes are others.
+    """
     if wanted.shape != got.shape:
         return np.array([np.inf])
-    return np.abs(got - wanted) / np.maximum(1.0, np.abs(wanted))
+    if wanted.dtype.kind in "biu":
+        return (wanted != got).astype(np.float64)
+    wanted, got = wanted.astype(np.float64), got.astype(np.float64)
+    is_same = (wanted == got) | (np.isnan(wanted) & np.isnan(got))
+    with np.errstate(invalid="ignore"):  # infinity by infinity: taken care of below
+        off = np.abs(got - wanted) / np.maximum(1.0, np.abs(wanted))
+    return np.where(is_same, 0.0, np.nan_to_num(off, nan=np.inf, posinf=np.inf))
+
+
+@contextlib.contextmanager
+def _replacing(directory: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Gives a directory whose files replace those of `directory` when the block ends.
+
+    If the block raises, everything is as it was. Files of other names are left alone.
+    """
+    is_new = not directory.exists()
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(dir=directory, suffix=".partial") as name:
+            partial = pathlib.Path(name)
+            yield partial
+            for path in [each for each in partial.rglob("*") if each.is_file()]:
+                target = directory / path.relative_to(partial)
+                target.parent.mkdir(exist_ok=True)
+                os.replace(path, target)
+    except BaseException:
+        if is_new:
+            with contextlib.suppress(OSError):  # the first error counts
+                directory.rmdir()
+        raise
 
 
 def _describe(
@@ -322,10 +360,12 @@ def _describe(
         outputs = functions.signatures[name].structured_outputs
         said = [tf.TensorSpec(spec.shape, spec.dtype, key) for key, spec in outputs.items()]
         signatures[name] = {"inputs": shapes(functions.inputs[name]), "outputs": shapes(said)}
+    normalise = player.config.environment.normalise
     description = {
         "environment": player.task,
         "frames_trained": player.counters.frames,
         "updates": player.counters.updates,
+        "normalise": dataclasses.asdict(normalise) if normalise != NormaliseConfig() else None,
         "signatures": signatures,
         "trial": tried._asdict(),
     }

@@ -1,12 +1,10 @@
 """The agent of a checkpoint and its environments: what `evaluate`, `record` and the like share."""
 
-import pathlib
-
 from impala import build
 from impala.components import Allowed
 from impala.config import parts
 from impala.environments import Environment
-from impala.logdir import checkpoint
+from impala.logdir.checkpoint import Checkpoint
 from impala.schedule import tasks
 
 _NOTHING = Allowed()
@@ -16,24 +14,16 @@ class Player:
     """An agent with frozen weights, which can make the environments that it was trained in.
 
     Args:
-      logdir: of a run that has written a checkpoint.
-      which: of its checkpoints, as for `checkpoint.choose`.
+      saved: has the agent; `checkpoint.choose` reads it.
       task: which of the run's tasks to play, counted from 0.
       allow: what may be imported if the checkpoint names it, beside installed entry points.
 
     Raises:
-      ValueError: there is no such checkpoint, no such task, or a part of one's own that the
-        checkpoint names may not be imported.
+      ValueError: there is no such task, or a part of one's own that the checkpoint names may not be
+        imported.
     """
 
-    def __init__(
-        self,
-        logdir: pathlib.Path,
-        which: str = "newest",
-        task: int = 0,
-        allow: Allowed = _NOTHING,
-    ) -> None:
-        saved = checkpoint.choose(logdir, which)
+    def __init__(self, saved: Checkpoint, task: int = 0, allow: Allowed = _NOTHING) -> None:
         self.config = parts.restore(saved.config, saved.own, saved.needs, allow)
         self._own = parts.found(self.config)
         self.counters = saved.counters
