@@ -137,7 +137,7 @@ def check_name(setting: str, name: str, kind: Kind) -> str:
     hint = f" Did you mean {near[0]!r}?" if near else ""
     one_of = f"one of {', '.join(names)}" if names else f"an entry point of the group {GROUP}"
     raise ComponentError(
-        f"{setting} is {name!r}; it must be {one_of}.{hint} A {kind.word} of your own is "
+        f"{setting} is {name!r}; it must be {one_of}.{hint} Your own {kind.word} is "
         "named as MODULE:ATTRIBUTE."
     )
 

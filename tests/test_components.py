@@ -108,7 +108,7 @@ def test_what_is_refused_is_not_imported(tmp_path: pathlib.Path) -> None:
     ("name", "message"),
     [
         ("flut", "The thing is 'flut'; it must be one of flat, round-thing. Did you mean 'flat'?"),
-        ("flut", "A thing of your own is named as MODULE:ATTRIBUTE."),
+        ("flut", "Your own thing is named as MODULE:ATTRIBUTE."),
         ("mine.things:", "'mine.things:'; it must be one of"),
         ("mine.thongs:Flat", "there is no module 'mine.thongs'. Install the package"),
         ("mine.things:Flut", "mine.things has no attribute 'Flut'. Did you mean 'Flat'?"),

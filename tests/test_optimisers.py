@@ -274,3 +274,19 @@ def test_the_learning_rate_is_constant_if_it_does_not_decay() -> None:
     config = OptimiserConfig(learning_rate=0.8, decay_to_zero=False)
 
     assert [optimisers.learning_rate(config, p) for p in (0.0, 0.5, 1.0)] == [0.8] * 3
+
+
+def test_an_optimiser_may_remember_nothing() -> None:
+    """As the one in docs/parts.md; Sonnet refuses the variables of a module that has none."""
+
+    class Signs(optimisers.Optimiser):
+        def apply(
+            self,
+            gradients: Sequence[tf.Tensor],
+            variables: Sequence[tf.Variable],
+            learning_rate: tf.Tensor,
+        ) -> None:
+            for gradient, variable in zip(gradients, variables, strict=True):
+                variable.assign_sub(learning_rate * tf.sign(gradient))
+
+    assert tuple(Signs([tf.Variable(1.0)]).variables) == ()

@@ -120,6 +120,7 @@ def adam_update(
     )
 
 
+@snt.allow_empty_variables
 class Optimiser(snt.Module, abc.ABC):
     """Turns gradients into steps.
 
