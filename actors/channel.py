@@ -128,5 +128,11 @@ class StatusClient:
             )
         except grpc.RpcError as error:
             why = failure(error)
-            kind = LearnerRefused if why.is_refusal else LearnerError
-            raise kind(f"no status of the learner at {self._learner}: {why}") from None
+            if why.is_refusal:
+                raise LearnerRefused(
+                    f"no status of the learner at {self._learner}: {why}"
+                ) from None
+            raise LearnerError(
+                f"no status of the learner at {self._learner}: it does not answer ({why}). The "
+                "file `address` in the log directory of a run says where its learner listens."
+            ) from None
