@@ -1,7 +1,6 @@
 """Parts of one's own, from a package that is installed beside impala: tests/outside."""
 
 import json
-import math
 import os
 import pathlib
 import re
@@ -24,7 +23,7 @@ from impala import build
 from impala.commands import main as cli
 from impala.components import Allowed
 from impala.config import layers, parts, rules, values
-from impala.config.schema import AgentConfig, Config, MixConfig, ObjectiveConfig
+from impala.config.schema import AgentConfig, Config, MixConfig
 from impala.logdir import checkpoint, identity
 from impala.logdir.player import Player
 from learner.telemetry import own_sinks
@@ -33,7 +32,7 @@ from learner.update import optimisers
 OUTSIDE = pathlib.Path(__file__).parent / "outside"
 ENVIRONMENT = "outside_parts.environments:Lanes"
 TORSO = "outside_parts.torsos:Gated"
-ALGORITHM = "outside_parts.algorithms:Impact"
+ALGORITHM = "outside_parts.algorithms:Awr"
 OPTIMISER = "outside_parts.optimisers:Lion"
 SINK = "outside_parts.sinks:CsvRows"
 
@@ -93,14 +92,14 @@ def test_settings_of_a_part_are_a_section_in_every_layer(
     file.write_text(f"agent: {{torso: '{TORSO}'}}\ngated: {{width: 24, layers: 3}}\n")
     monkeypatch.setenv("IMPALA_ALGORITHM", ALGORITHM)
     monkeypatch.setenv("IMPALA_GATED__LAYERS", "4")
-    monkeypatch.setenv("IMPALA_IMPACT__CLIP", "0.5")
-    flags = ["--optimiser.name", OPTIMISER, "--lion.beta1", "0.8", "--impact.rho", "3"]
+    monkeypatch.setenv("IMPALA_AWR__TEMPERATURE", "0.5")
+    flags = ["--optimiser.name", OPTIMISER, "--lion.beta1", "0.8", "--awr.largest-weight", "3"]
     line = ["train", *flags, "catch", "--config", str(file), "--telemetry.sinks", SINK]
 
     printed = _printed(capsys, *line, "--csv-rows.columns", "frames")
 
     assert printed["gated"] == {"width": 24, "layers": 4}
-    assert (printed["impact"]["clip"], printed["impact"]["rho"]) == (0.5, 3.0)
+    assert (printed["awr"]["temperature"], printed["awr"]["largest_weight"]) == (0.5, 3.0)
     assert printed["lion"] == {"beta1": 0.8, "beta2": 0.99}
     assert printed["csv_rows"] == {"file": "rows.csv", "columns": ["frames"]}
     # What is printed, and what a learner is given as variables, is the same configuration again.
@@ -124,10 +123,10 @@ def test_a_preset_of_ones_own_has_settings_of_parts(capsys: pytest.CaptureFixtur
     preset = "outside_parts.presets:OUTSIDE_CATCH"
     printed = _printed(capsys, "train", preset, "--gated.layers", "1")
     assert printed["gated"] == {"width": 32, "layers": 1}
-    assert printed["impact"]["clip"] == 0.25
+    assert printed["awr"]["temperature"] == 0.25
     # A part that a flag replaces takes its section with it.
     printed = _printed(capsys, "train", preset, "--agent.torso", "mlp")
-    assert "gated" not in printed and "impact" in printed
+    assert "gated" not in printed and "awr" in printed
 
 
 @pytest.mark.usefixtures("_importable")
@@ -157,14 +156,14 @@ def test_mistakes_with_parts_are_told_in_a_line(
 
 @pytest.mark.usefixtures("_importable")
 def test_demands_of_an_algorithm_of_ones_own_are_checked() -> None:
-    from outside_parts.algorithms import Impact
+    from outside_parts.algorithms import Awr
 
     from impala.config.demands import Demands
 
     config = parts.compose(Config(algorithm=ALGORITHM, mix=MixConfig(replayed=4)))
     rules.validate(config)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Impact, "demands", Demands(on_policy=True))
+        patch.setattr(Awr, "demands", Demands(on_policy=True))
         with pytest.raises(values.OptionError, match=r"mix\.replayed is 4, but outside_parts"):
             rules.validate(config)
 
@@ -193,65 +192,6 @@ def test_reading_settings_imports_nothing_that_is_not_allowed() -> None:
     with pytest.raises(values.OptionError, match="--allow outside_parts:Games-v0"):
         parts.from_dict({"environment": {"id": "outside_parts:Games-v0"}}, Allowed())
     assert "outside_parts.torsos" not in sys.modules
-
-
-# ------------------------------------------------------------------------------ the algorithm
-
-
-@pytest.mark.usefixtures("_importable")
-def test_impact_is_the_surrogate_of_the_paper() -> None:
-    """Against sums written out, with ratios on both sides of every clip."""
-    from outside_parts.algorithms import Impact
-
-    settings = Impact.Settings(clip=0.2, rho=1.5, gae_lambda=0.9, entropy_cost=0.0)
-    agent = test_algorithms.table_agent()
-    algorithm = Impact(agent, ObjectiveConfig(discount=0.9), settings)
-    rng = np.random.default_rng(3)
-    agent.policy.assign_add(0.7 * rng.normal(size=agent.policy.shape))  # away from the target
-    agent.baseline.assign_add(rng.normal(size=agent.baseline.shape))
-    arrays = test_algorithms.make_arrays()
-    batch = test_algorithms.make_batch(arrays, agent)
-
-    found = algorithm.loss(batch).loss.numpy()
-
-    target = algorithm._target
-    old, values_now, values_then = target.policy, agent.baseline.numpy(), target.baseline.numpy()
-    expected = np.zeros(found.shape)
-    clips = set()
-    for b in range(found.shape[1]):
-        steps = len(found)
-        seam = [arrays["step_type"][t + 1, b] == 0 for t in range(steps)]
-        action = [int(arrays["action"][t + 1, b]) for t in range(steps)]
-
-        def log(table: "tf.Variable | np.ndarray", t: int, b: int = b) -> np.ndarray:
-            logits = np.asarray(table, np.float64)[t, b]
-            return logits - np.log(np.sum(np.exp(logits)))
-
-        pi = [math.exp(log(agent.policy, t)[action[t]]) for t in range(steps)]
-        pi_target = [math.exp(log(old, t)[action[t]]) for t in range(steps)]
-        worker = [math.exp(log(arrays["policy"], t + 1)[action[t]]) for t in range(steps)]
-        for t in range(steps):
-            if seam[t]:
-                continue
-            advantage, weight = 0.0, 1.0
-            for i in range(t, steps):
-                if seam[i]:
-                    break
-                rho = min(1.0, pi_target[i] / worker[i])
-                discount = 0.9 * arrays["discount"][i + 1, b]
-                reward = arrays["reward"][i + 1, b]
-                delta = reward + discount * values_then[i + 1, b] - values_then[i, b]
-                advantage += weight * rho * delta
-                weight *= discount * 0.9 * rho
-            ratio = min(worker[t] / pi_target[t], 1.5) * pi[t] / worker[t]
-            clipped = min(max(ratio, 0.8), 1.2)
-            clips |= {(worker[t] / pi_target[t] > 1.5), ("low", "in", "high")[int(ratio > 0.8)
-                      + int(ratio > 1.2)]}  # fmt: skip
-            surrogate = min(ratio * advantage, clipped * advantage)
-            error = values_then[t, b] + advantage - values_now[t, b]
-            expected[t, b] = -surrogate + 0.5 * 0.5 * error**2
-    assert clips == {True, False, "low", "in", "high"}
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 # ------------------------------------------------------------------------------ the page
@@ -308,7 +248,16 @@ def test_a_package_from_outside_is_trained_as_services_and_evaluated(
     logdir = tmp_path / "run"
     flags = ["--environment.id", ENVIRONMENT, "--lanes.lanes", 5, "--algorithm", ALGORITHM]
     flags += ["--agent.torso", TORSO, "--gated.width", 24]
-    flags += ["--impact.clip", 0.25, "--optimiser.name", OPTIMISER, "--lion.beta1", 0.8]
+    flags += [
+        "--awr.temperature",
+        0.25,
+        "--awr.largest-weight",
+        1,
+        "--optimiser.name",
+        OPTIMISER,
+        "--lion.beta1",
+        0.8,
+    ]
     flags += ["--telemetry.sinks", SINK, "--csv-rows.columns", "updates"]
     with ExitStack() as stack:
         # Given a learner whose flags name parts of the package ...
@@ -327,13 +276,15 @@ def test_a_package_from_outside_is_trained_as_services_and_evaluated(
         assert services.stop(learner) == 0
 
     updates = [float(line) for line in (logdir / "rows.csv").read_text().split()]
+    rows = services.rows(logdir)
+    assert 0.0 < max(row.get("awr/weight", 0.0) for row in rows) <= 1.0
     assert updates == sorted(updates)
-    assert updates[-1] == services.rows(logdir)[-1]["updates"] >= 5
+    assert updates[-1] == rows[-1]["updates"] >= 5
 
     # The checkpoint holds the settings, and is opened only by who may import the part.
     saved = checkpoint.load(logdir)
     assert saved.own["gated"] == {"width": 24, "layers": 2}
-    assert saved.own["impact"]["clip"] == 0.25
+    assert saved.own["awr"]["temperature"] == 0.25
     assert {name.split("/", 2)[2] for name in checkpoint.of_agent(saved.variables)} >= {
         "Gated/linear_0/w:0"
     }
