@@ -15,7 +15,7 @@ import numpy as np
 
 from impala.config.schema import NormaliseConfig
 from impala.environments import base
-from impala.environments.spaces import is_wrapped
+from impala.environments.spaces import is_wrapped, main_space
 from impala.types import EnvironmentStep, Nest, TimeStep
 
 
@@ -35,22 +35,22 @@ class Normaliser:
     def __init__(self, config: NormaliseConfig, space: gym.Space) -> None:
         sizes = _sizes(space)
         total = sum(sizes.values())
-        given = len(config.mean), len(config.deviation)
-        if total == 0 or any(count not in (1, total) for count in given):
+        means, deviations = len(config.mean), len(config.deviation)
+        if total == 0 or not {means, deviations} <= {1, total}:
             raise ValueError(
-                f"environment.normalise has {given[0]} means and {given[1]} deviations, but the "
+                f"environment.normalise has {means} means and {deviations} deviations, but the "
                 f"observation {space} has {total} floating-point numbers: give as many, or one for "
                 "all, or none at all to leave observations as they are."
             )
         ends = np.cumsum([*sizes.values()])[:-1]
         of_leaves = (
-            np.split(np.broadcast_to(np.asarray(given, np.float64), total), ends)
-            for given in (config.mean, config.deviation)
+            np.split(np.broadcast_to(np.asarray(numbers, np.float64), total), ends)
+            for numbers in (config.mean, config.deviation)
         )
         self._statistics = dict(zip(sizes, zip(*of_leaves, strict=True), strict=True))
         self._clip = config.clip
-        self._own_space, self._is_wrapped = _own_space(space), is_wrapped(space)
-        own = _as_space(base.map_leaves(self._normal_space, "observation", self._own_space))
+        self._main_space, self._is_wrapped = main_space(space), is_wrapped(space)
+        own = _as_space(base.map_leaves(self._normal_space, "observation", self._main_space))
         self.space = own
         if is_wrapped(space):
             self.space = gym.spaces.Dict({**space.spaces, "observation": own})
@@ -62,7 +62,7 @@ class Normaliser:
         return self._own(observation)
 
     def _own(self, observation: Nest) -> Nest:
-        return base.map_leaves(self._normal, "observation", self._own_space, observation)
+        return base.map_leaves(self._normal, "observation", self._main_space, observation)
 
     def _normal(self, name: str, space: gym.Space, value: np.ndarray) -> np.ndarray:
         if name not in self._statistics:
@@ -137,11 +137,6 @@ def measure(environment: base.Environment, steps: int, seed: int = 0) -> Normali
     )
 
 
-def _own_space(space: gym.Space) -> gym.Space:
-    """The environment's own part of an observation."""
-    return space["observation"] if is_wrapped(space) else space
-
-
 def _sizes(space: gym.Space) -> dict[str, int]:
     """How many floating-point numbers each part of an observation has, if any."""
     sizes: dict[str, int] = {}
@@ -150,7 +145,7 @@ def _sizes(space: gym.Space) -> dict[str, int]:
         if leaf.dtype is not None and leaf.dtype.kind == "f":
             sizes[name] = math.prod(leaf.shape or ())
 
-    base.map_leaves(add, "observation", _own_space(space))
+    base.map_leaves(add, "observation", main_space(space))
     return sizes
 
 
@@ -164,7 +159,7 @@ def _numbers(space: gym.Space, observation: Nest) -> np.ndarray:
 
     sizes = _sizes(space)
     own = observation["observation"] if is_wrapped(space) else observation
-    base.map_leaves(add, "observation", _own_space(space), own)
+    base.map_leaves(add, "observation", main_space(space), own)
     return np.concatenate(parts, axis=1)
 
 
