@@ -63,6 +63,40 @@ class Environment(abc.ABC):
         """Frees threads, processes and windows; a second call does nothing."""
 
 
+class Wrapper(Environment):
+    """Environments around others, of which it changes what is observed.
+
+    Args:
+      environment: what is wrapped.
+    """
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self.observation_space = environment.observation_space
+        self.action_space = environment.action_space
+        self.num_envs = environment.num_envs
+
+    @abc.abstractmethod
+    def changed(self, timestep: TimeStep) -> TimeStep:
+        """Returns a time step as it is seen from outside."""
+
+    def reset(self, seed: int) -> TimeStep:
+        return self.changed(self._environment.reset(seed))
+
+    def send(self, action: Nest) -> None:
+        self._environment.send(action)
+
+    def recv(self) -> EnvironmentStep:
+        step = self._environment.recv()
+        return step._replace(timestep=self.changed(step.timestep))
+
+    def render(self) -> np.ndarray:
+        return self._environment.render()
+
+    def close(self) -> None:
+        self._environment.close()
+
+
 def seeds(seed: int, num_envs: int) -> np.ndarray:
     """The seeds of E environments: int64 [E], 31 bits each.
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from impala.environments import base
 from impala.environments.spaces import ACTION_MASK, Spaces, has_action_mask, is_wrapped
-from impala.types import EnvironmentStep, Nest, TimeStep
+from impala.types import Nest, TimeStep
 
 
 def join(names: Sequence[str], spaces: Sequence[Spaces]) -> Spaces:
@@ -88,7 +88,7 @@ def _pad(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.pad(array, [(0, 0)] * leading + missing)
 
 
-class Joint(base.Environment):
+class Joint(base.Wrapper):
     """Plays a task through joint spaces: pads what it sees, masks the actions it does not have.
 
     Args:
@@ -103,8 +103,7 @@ class Joint(base.Environment):
         observation_space: gym.Space,
         action_space: gym.Space,
     ) -> None:
-        self._environment = environment
-        self.num_envs = environment.num_envs
+        super().__init__(environment)
         self.observation_space = observation_space
         self.action_space = action_space
         own = environment.observation_space
@@ -117,23 +116,7 @@ class Joint(base.Environment):
             mask = np.arange(int(ours.n)) < int(own_actions.n)
             self._mask = np.tile(mask.astype(np.int8), (self.num_envs, 1))
 
-    def reset(self, seed: int) -> TimeStep:
-        return self._joint(self._environment.reset(seed))
-
-    def send(self, action: Nest) -> None:
-        self._environment.send(action)
-
-    def recv(self) -> EnvironmentStep:
-        step = self._environment.recv()
-        return step._replace(timestep=self._joint(step.timestep))
-
-    def render(self) -> np.ndarray:
-        return self._environment.render()
-
-    def close(self) -> None:
-        self._environment.close()
-
-    def _joint(self, timestep: TimeStep) -> TimeStep:
+    def changed(self, timestep: TimeStep) -> TimeStep:
         observation, space = timestep.observation, self.observation_space
         if self._mask is None:
             return timestep._replace(observation=self._padded(space, observation))

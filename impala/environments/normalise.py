@@ -16,7 +16,7 @@ import numpy as np
 from impala.config.schema import NormaliseConfig
 from impala.environments import base
 from impala.environments.spaces import is_wrapped, main_space
-from impala.types import EnvironmentStep, Nest, TimeStep
+from impala.types import Nest, TimeStep
 
 
 class Normaliser:
@@ -77,7 +77,7 @@ class Normaliser:
         return gym.spaces.Box(-self._clip, self._clip, space.shape, np.float32)
 
 
-class Normalised(base.Environment):
+class Normalised(base.Wrapper):
     """Normalises what environments observe.
 
     Args:
@@ -86,29 +86,11 @@ class Normalised(base.Environment):
     """
 
     def __init__(self, environment: base.Environment, config: NormaliseConfig) -> None:
-        self._environment = environment
+        super().__init__(environment)
         self._normalise = Normaliser(config, environment.observation_space)
-        self.num_envs = environment.num_envs
         self.observation_space = self._normalise.space
-        self.action_space = environment.action_space
 
-    def reset(self, seed: int) -> TimeStep:
-        return self._normalised(self._environment.reset(seed))
-
-    def send(self, action: Nest) -> None:
-        self._environment.send(action)
-
-    def recv(self) -> EnvironmentStep:
-        step = self._environment.recv()
-        return step._replace(timestep=self._normalised(step.timestep))
-
-    def render(self) -> np.ndarray:
-        return self._environment.render()
-
-    def close(self) -> None:
-        self._environment.close()
-
-    def _normalised(self, timestep: TimeStep) -> TimeStep:
+    def changed(self, timestep: TimeStep) -> TimeStep:
         return timestep._replace(observation=self._normalise(timestep.observation))
 
 

@@ -230,7 +230,7 @@ class History:
         return base.map_leaves(last, "last_action", self._action_space, action, self._no_action)
 
 
-class WithHistory(base.Environment):
+class WithHistory(base.Wrapper):
     """Puts the observation in a dict, beside what happened just before it: see `History`.
 
     `observation` is the environment's own; so is the `action_mask`, if it has one.
@@ -255,36 +255,20 @@ class WithHistory(base.Environment):
             "last_reward": last_reward,
             "time_in_episode": time_in_episode,
         }
-        self._environment = environment
-        self._parts = [name for name, is_added in added.items() if is_added]
-        self.num_envs = environment.num_envs
-        self.action_space = environment.action_space
+        super().__init__(environment)
+        parts = [name for name, is_added in added.items() if is_added]
         own = environment.observation_space
         self._is_wrapped = is_wrapped(own)
         spaces: dict[str, gym.Space] = dict(own.spaces) if is_wrapped(own) else {"observation": own}
-        self._history = History(environment.action_space, self.num_envs, self._parts)
+        self._history = History(environment.action_space, environment.num_envs, parts)
         self.observation_space = gym.spaces.Dict({**spaces, **self._history.spaces})
         self._action: Nest | None = None
 
-    def reset(self, seed: int) -> TimeStep:
-        self._history = History(self.action_space, self.num_envs, self._parts)
-        return self._extended(self._environment.reset(seed))
-
     def send(self, action: Nest) -> None:
-        self._environment.send(action)
+        super().send(action)
         self._action = action
 
-    def recv(self) -> EnvironmentStep:
-        step = self._environment.recv()
-        return step._replace(timestep=self._extended(step.timestep))
-
-    def render(self) -> np.ndarray:
-        return self._environment.render()
-
-    def close(self) -> None:
-        self._environment.close()
-
-    def _extended(self, timestep: TimeStep) -> TimeStep:
+    def changed(self, timestep: TimeStep) -> TimeStep:
         own = timestep.observation
         observation = dict(own) if self._is_wrapped else {"observation": own}
         first = timestep.step_type == StepType.FIRST
