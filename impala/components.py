@@ -3,7 +3,7 @@
 Wherever a configuration names a part, the name is one of three: that of a built-in part; that of an
 entry point of the group `impala.components`, which an installed package declares; or
 `module:attribute`. The last two import code that is not of this package, so `Allowed` says what a
-process may import.
+process may import. `described` words what such code raises.
 """
 
 import dataclasses
@@ -12,15 +12,24 @@ import functools
 import importlib
 import importlib.metadata
 import inspect
+import pathlib
 import pkgutil
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 GROUP = "impala.components"  # of entry points
 
+
+# Folders of code that a user has not written.
+_LIBRARIES = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib", "platlib"))
+_OURS = tuple(
+    f"{pathlib.Path(__file__).parents[1] / name}/" for name in ("actors", "impala", "learner")
+)
+_CALLED_FOR_US = ("gymnasium", "numpy")  # what calls an environment, or stumbles over its values
 
 _ATTRIBUTE = re.compile(r"[^\W\d][\w.]*")  # an id that is registered has a - or a /
 
@@ -282,8 +291,28 @@ def _entry_points_of(path: tuple[str, ...]) -> Iterable[importlib.metadata.Entry
 
 def _broken(module: str, error: Exception) -> ComponentError:
     """Words the error of a module that raises one while it is imported."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return ComponentError(
-        f"Importing {module} raises {type(error).__name__}: {' '.join(str(error).split())} "
-        f"({frame.filename}:{frame.lineno})."
-    )
+    return ComponentError(f"Importing {module} raises {described(error)}.")
+
+
+def described(error: BaseException) -> str:
+    """Returns what a part of one's own has raised, in a line: TYPE: TEXT (where)."""
+    place = f" ({where})" if (where := where_raised(error)) else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
+
+
+def where_raised(error: BaseException) -> str:
+    """Returns FILE:LINE, in FUNCTION: the last frame of an exception that is in a user's file.
+
+    That is the last one outside of installed packages, or else outside of Gymnasium, NumPy and
+    this package; empty if there is none.
+    """
+    while error.__cause__ is not None:
+        error = error.__cause__
+    loaded = [sys.modules[name] for name in _CALLED_FOR_US if name in sys.modules]
+    ours = (*_OURS, "<", *(f"{path}/" for module in loaded for path in module.__path__))
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [frame for frame in frames if not frame.filename.startswith(ours)]
+    own = [frame for frame in outside if not frame.filename.startswith(_LIBRARIES)]
+    for frame in (own or outside)[-1:]:
+        return f"{frame.filename}:{frame.lineno}, in {frame.name}"
+    return ""

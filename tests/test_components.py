@@ -119,7 +119,7 @@ def test_what_is_refused_is_not_imported(tmp_path: pathlib.Path) -> None:
         ("mine.things:made", "mine.things:made is no thing: derive it"),
         ("mine.things:Unfinished", "an abstract thing: it has to define show."),
         ("mine.broken:Flat", "Importing mine.broken raises ZeroDivisionError: division by zero ("),
-        ("mine.broken:Flat", "broken.py:2)."),
+        ("mine.broken:Flat", "broken.py:2, in <module>)."),
         ("mine.lacking:Flat", "Importing mine.lacking raises ModuleNotFoundError: No module named"),
         ("mine.outdated:Flat", "Importing mine.outdated raises AttributeError: module 'abc' has"),
     ],

@@ -15,9 +15,10 @@ import pytest
 from faulty import Do
 
 from impala import environments
+from impala.components import where_raised
 from impala.config.schema import EnvironmentConfig
 from impala.environments import catch
-from impala.environments.failure import EnvironmentFailed, where_raised
+from impala.environments.failure import EnvironmentFailed
 from impala.environments.wrappers import Checked
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -7,8 +7,9 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from impala.components import where_raised
 from impala.environments import base
-from impala.environments.failure import EnvironmentFailed, where_raised
+from impala.environments.failure import EnvironmentFailed
 from impala.types import EnvironmentStep, Nest, TimeStep
 
 

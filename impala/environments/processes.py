@@ -29,8 +29,9 @@ from typing import Any, Literal, NamedTuple
 import gymnasium as gym
 import numpy as np
 
+from impala.components import where_raised
 from impala.environments import base
-from impala.environments.failure import EnvironmentFailed, where_raised
+from impala.environments.failure import EnvironmentFailed
 from impala.types import EnvironmentFault, EnvironmentStep, Nest, TimeStep
 
 _log = logging.getLogger(__name__)

@@ -18,10 +18,9 @@ import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
 from impala import components
-from impala.components import Allowed
+from impala.components import Allowed, described
 from impala.config.schema import RepeatConfig
 from impala.environments import base
-from impala.environments.failure import where_raised
 from impala.environments.repeat import ActionRepeat
 
 
@@ -73,10 +72,7 @@ class Source:
         except Exception as error:
             if isinstance(self.call, functools.partial) and isinstance(error, ValueError):
                 raise  # it is explained already
-            place = f" ({where})" if (where := where_raised(error)) else ""
-            raise ValueError(
-                f"Making {self.id} raises {type(error).__name__}: {error}{place}."
-            ) from error
+            raise ValueError(f"Making {self.id} raises {described(error)}.") from error
         if not isinstance(made, kind):
             raise ValueError(
                 f"{self.id} gives a {type(made).__name__}; it must be a class or a function that "
@@ -235,7 +231,6 @@ def _explained(id: str, kwargs: dict[str, Any] | None = None) -> Iterator[None]:
     except (TypeError, gym.error.Error) as error:
         if kwargs is None:
             raise
-        place = f" ({where})" if (where := where_raised(error)) else ""
         raise ValueError(
-            f"environment.kwargs is {kwargs}; {id} refuses it: {error}{place}"
+            f"environment.kwargs is {kwargs}; {id} refuses it: {described(error)}."
         ) from error

@@ -6,8 +6,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from impala.components import where_raised
 from impala.environments import base
-from impala.environments.failure import EnvironmentFailed, where_raised
+from impala.environments.failure import EnvironmentFailed
 from impala.environments.spaces import ACTION_MASK, choices, has_action_mask, is_wrapped
 from impala.types import EnvironmentStep, Nest, StepType, TimeStep
 

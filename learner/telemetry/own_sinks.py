@@ -2,10 +2,9 @@
 
 import logging
 import pathlib
-import traceback
 from collections.abc import Callable
 
-from impala.components import SINK
+from impala.components import SINK, described
 from impala.config import parts, values
 from impala.config.schema import Config
 from impala.logdir.rows import Row
@@ -72,10 +71,8 @@ def make(config: Config, logdir: pathlib.Path) -> list[OwnSink]:
         try:
             sink = component(logdir, settings)
         except Exception as error:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
             raise values.OptionError(
-                f"The sink {name} cannot be opened: {type(error).__name__}: "
-                f"{' '.join(str(error).split())} ({frame.filename}:{frame.lineno})."
+                f"The sink {name} cannot be opened: {described(error)}."
             ) from error
         made.append(OwnSink(name, sink))
     return made
