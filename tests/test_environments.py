@@ -296,8 +296,8 @@ class TestGymnasium:
     @pytest.mark.parametrize(
         ("kwargs", "message"),
         [
-            ("{gravity: 9.8}", "not JSON"),
-            ("[9.8]", "must be a JSON object"),
+            ("{gravity: 9.8}", "not a JSON object"),
+            ("[9.8]", "not a JSON object"),
             ('{"gravty": 9.8}', "CartPole-v1 refuses it.*gravty"),
         ],
     )

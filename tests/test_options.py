@@ -151,8 +151,8 @@ def test_errors_name_the_layer(tmp_path: pathlib.Path) -> None:
             {"environment": {"vectorization": "async"}, "actor": {"environment_seconds": 100}},
             "actor.hang_seconds is 600 and actor.environment_seconds 100: one environment",
         ),
-        ({"environment": {"kwargs": "{'a': 1}"}}, "which is no JSON"),
-        ({"environment": {"kwargs": "[1]"}}, "it must be a JSON object"),
+        ({"environment": {"kwargs": "{'a': 1}"}}, "which is not a JSON object"),
+        ({"environment": {"kwargs": "[1]"}}, "which is not a JSON object (it is a list)"),
     ],
 )
 def test_values_that_do_not_go_together_are_refused(data: dict[str, Any], message: str) -> None:

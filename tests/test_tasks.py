@@ -47,7 +47,10 @@ def test_keyword_arguments_behind_an_id_are_put_over_the_environments() -> None:
 
 @pytest.mark.parametrize(
     ("environments", "message"),
-    [(("Catch{rows",), r"'Catch\{rows'.*no JSON.*ID\{"), (("A", "B", "A"), "names A twice")],
+    [
+        (("Catch{rows",), r"'Catch\{rows': .*'\{rows', which is not a JSON ob"),
+        (("A", "B", "A"), "names A twice"),
+    ],
 )
 def test_names_that_make_no_sense_are_refused(environments: tuple[str, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):

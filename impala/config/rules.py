@@ -1,7 +1,5 @@
 """What has to hold between settings, beyond the range of each."""
 
-import json
-
 from impala.config import demands
 from impala.config.schema import Config
 from impala.config.values import OptionError, overlay, to_dict
@@ -39,6 +37,7 @@ def validate(config: Config) -> Config:
             "lower the second."
         )
     try:
+        config.environment.keyword_arguments()
         phases.make(config)
     except ValueError as error:
         raise OptionError(str(error)) from error
@@ -60,18 +59,6 @@ def validate(config: Config) -> Config:
             "guard.window_updates."
         )
     _check_frames(config)
-    try:
-        kwargs = json.loads(config.environment.kwargs)
-    except json.JSONDecodeError as error:
-        raise OptionError(
-            f"environment.kwargs is {config.environment.kwargs!r}, which is no JSON: {error}. "
-            """It must be an object, such as '{"continuous": true}'."""
-        ) from None
-    if not isinstance(kwargs, dict):
-        raise OptionError(
-            f"environment.kwargs is {config.environment.kwargs!r}; it must be a JSON object, such "
-            """as '{"continuous": true}'."""
-        )
     return config
 
 

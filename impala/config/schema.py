@@ -6,6 +6,7 @@ declared with `Range` and checked by `impala.config.values`.
 """
 
 import dataclasses
+import json
 from typing import Annotated, Any, ClassVar, Literal
 
 from impala.components import ALGORITHM, CORE, OPTIMISER, SINK, TORSO
@@ -126,6 +127,38 @@ class EnvironmentConfig:
     time_in_episode: bool = False
     """Add the number of steps since the episode began to the observation."""
     atari: AtariConfig = AtariConfig()
+
+    def keyword_arguments(self) -> dict[str, Any]:
+        """Returns what `kwargs` says.
+
+        Raises:
+          ValueError: it is not a JSON object.
+        """
+        return keyword_arguments("environment.kwargs is", self.kwargs)
+
+
+def keyword_arguments(what: str, text: str) -> dict[str, Any]:
+    """Returns keyword arguments that are written as a JSON object.
+
+    Args:
+      what: has the text, for the message: "environment.kwargs is".
+      text: to be read.
+
+    Raises:
+      ValueError: it is not a JSON object.
+    """
+    try:
+        arguments = json.loads(text)
+    except json.JSONDecodeError as error:
+        arguments, why = None, str(error)
+    else:
+        why = f"it is a {type(arguments).__name__}"
+    if not isinstance(arguments, dict):
+        raise ValueError(
+            f"{what} {text!r}, which is not a JSON object ({why}). Write one, such as "
+            """'{"continuous": true}'."""
+        )
+    return arguments
 
 
 @dataclasses.dataclass(frozen=True)

@@ -126,7 +126,7 @@ def _make(
     first: int,
     render_mode: str | None,
 ) -> Environment:
-    kwargs = sources.parse_kwargs(config.kwargs)
+    kwargs = config.keyword_arguments()
     if config.repeat != RepeatConfig() and (config.id == "Catch" or config.id.startswith("ALE/")):
         raise ValueError(
             f"environment.repeat is for Gymnasium environments, not {config.id}. ALE games skip "

@@ -173,23 +173,6 @@ def check_registered(id: str) -> None:
         gym.spec(id)
 
 
-def parse_kwargs(text: str) -> dict[str, Any]:
-    """Keyword arguments from a JSON object.
-
-    Raises:
-      ValueError: if it is not one.
-    """
-    try:
-        kwargs = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"environment.kwargs is {text!r}, which is not JSON: {error}.") from error
-    if not isinstance(kwargs, dict):
-        raise ValueError(
-            f'environment.kwargs is {text!r}; it must be a JSON object, such as {{"gravity": 9.8}}.'
-        )
-    return kwargs
-
-
 def _registered(id: str, kwargs: dict[str, Any], takes_vector: bool) -> Source:
     name = id.rpartition(":")[2]
     spec = gym.spec(name)

@@ -5,7 +5,13 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from impala.config.schema import Config, EnvironmentConfig, LimitsConfig, TasksConfig
+from impala.config.schema import (
+    Config,
+    EnvironmentConfig,
+    LimitsConfig,
+    TasksConfig,
+    keyword_arguments,
+)
 
 
 class Task(NamedTuple):
@@ -27,7 +33,7 @@ def make(environment: EnvironmentConfig, tasks: TasksConfig) -> list[Task]:
     """The tasks of a run; one if `tasks` names none.
 
     Raises:
-      ValueError: if a name has keyword arguments that are no JSON object, or comes twice.
+      ValueError: if keyword arguments are not a JSON object, or a name comes twice.
     """
     if not tasks.environments:
         return [Task(environment.id, environment)]
@@ -55,13 +61,9 @@ def _task(name: str, environment: EnvironmentConfig) -> Task:
     id, brace, rest = name.partition("{")
     kwargs = environment.kwargs
     if brace:
-        try:
-            kwargs = json.dumps({**json.loads(kwargs), **json.loads(brace + rest)})
-        except json.JSONDecodeError as error:
-            raise ValueError(
-                f"tasks.environments has {name!r}, whose keyword arguments are no JSON ({error}). "
-                """Write ID or ID{"name": value}."""
-            ) from None
+        what = f"tasks.environments has {name!r}: behind {id} there is"
+        own = keyword_arguments(what, brace + rest)
+        kwargs = json.dumps({**environment.keyword_arguments(), **own})
     return Task(name, dataclasses.replace(environment, id=id, kwargs=kwargs))
 
 

@@ -105,7 +105,7 @@ class Kept:
         self._milestones = config.learner.milestones
         self._total_frames = tasks.total_frames(config)
         played = [task.environment for task in tasks.make(config.environment, config.tasks)]
-        self._tasks = [[each.id, json.loads(each.kwargs)] for each in played]
+        self._tasks = [[each.id, each.keyword_arguments()] for each in played]
         self._has_one_task = len(config.tasks.environments) < 2
         self._score_file = logdir / "best" / "score.json"
         self._best = Score.read(self._score_file)
