@@ -85,6 +85,20 @@ def test_every_setting_has_a_help_line(capsys: pytest.CaptureFixture[str]) -> No
         assert not bare, bare
 
 
+def test_help_texts_are_wrapped_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+
+    assert _run("train", "--help") == 0
+    text = capsys.readouterr().out
+
+    # The source has line breaks within these: a flag's, a section's, a nested section's.
+    assert "its environment, seed, algorithm, network or objective was" in text
+    assert "(module:id imports the module first), or one of your own" in text
+    assert "1: rewards are summed and a step is" in text
+
+
 def test_help_shows_the_defaults_of_the_preset_and_the_layers_over_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,11 +2,13 @@
 
 import contextlib
 import dataclasses
+import functools
 import io
 import itertools
 import os
 import pathlib
 import typing
+from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 import tyro
@@ -130,11 +132,34 @@ def _unknown(name: str, command_type: type, word: str, settings: Config) -> str:
 
 
 def _registry() -> tyro.constructors.ConstructorRegistry:
-    """Returns tyro's rules with two of ours.
+    """Returns rules that tyro applies before its own.
 
-    A wrong choice is told the nearest right one; a whole number may be written 1e6.
+    Whole numbers may be written as 1e6, the error about a wrong choice names the nearest right one,
+    and the lines of a help text are joined.
     """
     registry = tyro.constructors.ConstructorRegistry()
+    asking = False
+
+    @registry.struct_rule
+    def joined_help(
+        info: tyro.constructors.StructTypeInfo,
+    ) -> tyro.constructors.StructConstructorSpec | None:
+        # tyro keeps a line break before an indented line, and attribute docstrings are indented.
+        nonlocal asking
+        if asking or not dataclasses.is_dataclass(info.type):
+            return None
+        asking = True
+        try:
+            spec = registry.get_struct_spec(info)  # by tyro's own rule
+        finally:
+            asking = False
+        if not isinstance(spec, tyro.constructors.StructConstructorSpec):
+            return None
+        fields = (
+            dataclasses.replace(field, helptext=functools.partial(_joined, field.helptext))
+            for field in spec.fields
+        )
+        return dataclasses.replace(spec, fields=tuple(fields))
 
     @registry.primitive_rule
     def whole_numbers(
@@ -166,3 +191,9 @@ def _registry() -> tyro.constructors.ConstructorRegistry:
         )
 
     return registry
+
+
+def _joined(text: str | Callable[[], str | None] | None) -> str | None:
+    """Returns a help text, or that of a function, on one line."""
+    text = text() if callable(text) else text
+    return " ".join(text.split()) if text else text

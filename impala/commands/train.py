@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from impala.commands.flags import STOPPED, NumActors, RunFlags, print_config
 from impala.config import layers, parts
+from impala.config.schema import Config
 from impala.runtime import process
 from impala.runtime.failures import Shown
 from impala.runtime.logs import log_to_stderr
@@ -65,6 +66,7 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
       OptionError: the run cannot start; `preflight.log_directory` says why.
     """
     from impala.commands import preflight
+    from impala.schedule import tasks
 
     log = logging.getLogger("impala.train")
     logdir = preflight.log_directory(command)
@@ -79,7 +81,11 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
         programs = _actor_programs(command, socket, actors_log, failures.path)
         for program in programs.values():
             supervisor.start(program)
-        log.info("Training in %s; the actors write to %s.", logdir, actors_log)
+        log.info(
+            "Training %s for %s frames in %s; the actors write to %s.",
+            *(_what(command.settings), f"{tasks.total_frames(command.settings):,}"),
+            *(logdir, actors_log),
+        )
         learner_status, status, cause = STOPPED, 0, ""
         for end in supervisor.watch(failures.show):
             if end.name == "learner":
@@ -109,6 +115,13 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
     level = logging.INFO if status in (0, STOPPED) else logging.ERROR
     log.log(level, "Ended with status %d: %s.%s", status, supervisor.why, hint)
     return Ended(status, cause or supervisor.why, logdir)
+
+
+def _what(settings: Config) -> str:
+    """Returns the algorithms and environments of a run, as text."""
+    algorithms = settings.phases or (settings.algorithm,)
+    environments = settings.tasks.environments or (settings.environment.id,)
+    return f"{', '.join(algorithms)} on {', '.join(environments)}"
 
 
 def _learner_program(
