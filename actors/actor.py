@@ -1,9 +1,10 @@
-"""The unroll loop: environments and an agent in, unrolls out. It knows of no wire.
+"""The unroll loop: steps environments with an agent and yields unrolls. Knows nothing of gRPC.
 
-An actor holds one or more groups of environments. While one group is inferred the others' step,
-and all groups go through the same rows together, so that new parameters taken at the boundary are
-taken by every group between its last row and its first: no unroll mixes two versions. The task
-changes at the same boundary; each task has groups of its own, which wait where they are meanwhile.
+An actor holds one or more groups of environments. While the agent infers one group's actions, the
+environments of the others step. All groups go through the same rows together and take new
+parameters between the last row of an unroll and the first of the next, so no unroll mixes two
+versions. The task changes at the same boundary; each task has its own groups, which keep their
+state while another task is played.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,11 +35,11 @@ class Actor:
 
     Args:
       environments: makes the groups of a task, each of E environments, when it is first played;
-        while one is inferred the others step. They stay the caller's, who closes them. Every task
-        has as many.
+        while actions of one are inferred the others step. The caller closes them. Every task has
+        the same number of groups.
       agent: its variables are overwritten by the actor.
       unroll_length: T, in agent steps.
-      seed: of environments and actions.
+      seed: seed of the agent's actions.
     """
 
     def __init__(
@@ -66,14 +67,15 @@ class Actor:
     ) -> Iterator[ActorUnrolls]:
         """Yields one `ActorUnrolls` per group and unroll, the groups in turn, for ever.
 
-        The arrays of what is yielded are the actor's own buffers: they are valid until the
-        generator is asked for the next one.
+        The yielded arrays are the actor's own buffers: they are valid until the generator is asked
+        for the next item.
 
         Args:
-          parameters: gives the newest parameters, at once. Asked once before each round of unrolls.
-          task: says what to play; asked just after `parameters`.
-          prefetch: called when three quarters of a round are done. What is fetched then arrives in
-            time; what was fetched at the start of the round would be a round old.
+          parameters: returns the newest parameters without waiting. Called before each round of
+            unrolls.
+          task: returns the task to play; called just after `parameters`.
+          prefetch: called when three quarters of a round are done, so that new parameters arrive
+            in time for the next round without being a round old.
         """
         last = self._unroll_length
         soon = max(1, 3 * last // 4)
@@ -132,7 +134,7 @@ class Actor:
 class _CompiledAgent:
     """`agent.step` as a graph over flat lists of tensors, which is faster to call than over nests.
 
-    The state is what lives between two rows: the core state and the seed of the next action.
+    The state carried from row to row is the core state and the seed of the next action.
     """
 
     def __init__(self, agent: Agent):
@@ -143,14 +145,14 @@ class _CompiledAgent:
         self._output_like: Nest = None
 
     def initial_state(self, num_envs: int, seed: Sequence[int]) -> Nest:
-        """(core state, seed of the first action), as tensors."""
+        """Returns the core state of `num_envs` environments and the seed of the first action."""
         state = self._agent.initial_state(num_envs), np.asarray(seed, np.int32)
         return tree.map_structure(tf.convert_to_tensor, state)
 
     def compile(self, timestep: TimeStep, state: Nest) -> tuple[Callable, AgentOutput]:
-        """The graph for these shapes, and the spec of its output.
+        """Returns the graph for these shapes, and the spec of its output.
 
-        It is called with the leaves of time step and state, and gives those of output and state.
+        The graph maps the leaves of time step and state to those of output and state.
         """
         self._timestep_like, self._state_like = timestep, state
         leaves = tree.flatten((timestep, state))
@@ -169,7 +171,7 @@ class _CompiledAgent:
 
 
 class _Group:
-    """E environments, the unroll they are writing, and what the agent remembers between rows."""
+    """E environments, the unroll being written, and the agent's state between rows."""
 
     def __init__(
         self,
@@ -211,11 +213,11 @@ class _Group:
         self._faults: list[EnvironmentFault] = []
 
     def doing(self) -> str:
-        """What this is, for a message about where an actor hangs."""
+        """Returns which group this is, for the error about an actor that hangs."""
         return f"in group {self._place} of task {self._task}"
 
     def begin(self, held: tuple[int, int]) -> None:
-        """Starts an unroll where the last one ended, to be acted with the parameters `held`."""
+        """Starts the next unroll at the last row of the previous one, with parameters `held`."""
         self._held = held
         for leaf in self._timestep_leaves:
             np.copyto(leaf[0], leaf[self._last])
@@ -228,7 +230,7 @@ class _Group:
         self._faults = []
 
     def act(self, row: int) -> None:
-        """Chooses from `row` the actions that lead to the next row, and starts them."""
+        """Infers from `row` the actions that lead to the next row, and starts the step."""
         observed = [tf.convert_to_tensor(leaf[row]) for leaf in self._timestep_leaves]
         results = self._act(*observed, *self._state)
         num_outputs = len(self._output_leaves)
@@ -237,7 +239,7 @@ class _Group:
         self._environment.send(tree.map_structure(lambda x: x[row + 1], self._outputs.action))
 
     def observe(self, row: int) -> None:
-        """Waits for the step that `act` started and writes what it gave to `row`."""
+        """Waits for the step that `act` started and writes the result to `row`."""
         step = self._environment.recv()
         self._write(self._timestep_leaves, row, tree.flatten(step.timestep))
         self._frames += step.frames
@@ -245,7 +247,7 @@ class _Group:
         self._faults += step.faults
 
     def finish(self) -> ActorUnrolls:
-        """The unroll whose last row has just been observed."""
+        """Returns the finished unroll, once its last row has been observed."""
         incarnation, version = self._held
         unroll = Unroll(
             timestep=self._timesteps,

@@ -1,4 +1,4 @@
-"""The gRPC channel to the learner: certificates, tokens, options; and a client for its status.
+"""The gRPC channel to the learner (certificates, tokens, options), and a client for its status.
 
 Certificates and tokens are read again when their files change.
 """
@@ -35,11 +35,11 @@ def failure(error: grpc.RpcError) -> Failure:
 
 
 class LearnerChannel:
-    """A channel to the learner, which connects when it is used first.
+    """A channel to the learner that connects on first use.
 
     Args:
       learner: host:port or unix:PATH.
-      security: what is shown to the learner, and asked of it.
+      security: the credentials to present, and how to verify the learner.
 
     Raises:
       SecurityError: the files of `security` cannot be used.
@@ -57,23 +57,23 @@ class LearnerChannel:
         self._dial()
 
     def renew(self) -> None:
-        """Dials again if there are other certificates than when was dialled last."""
+        """Opens a new channel if the certificates have changed since the last one was opened."""
         if self._files.get() is not self._dialled:
             old = self._channel
             self._dial()
             old.close()  # last: other threads may not call through a closed channel
 
     def metadata(self) -> list[tuple[str, str]]:
-        """What every call carries: a token, as its file has it then.
+        """Returns the metadata of a call: the token, as currently in its file.
 
-        Not by an interceptor: one that makes a call while its channel is closed crashes gRPC.
+        This is no interceptor: one that makes a call while its channel is closed crashes gRPC.
         """
         if self._token is None:
             return []
         return [("authorization", f"Bearer {self._token.get()}")]
 
     def close(self) -> None:
-        """Ends the calls in progress."""
+        """Cancels the calls in progress and closes the channel."""
         self._channel.close()
 
     def _dial(self) -> None:
@@ -94,11 +94,11 @@ class LearnerChannel:
 
 
 class StatusClient:
-    """Asks a learner how its run is doing, as often as wanted. Use it as a context manager.
+    """A client for the status of a learner's run. Use it as a context manager.
 
     Args:
       learner: host:port or unix:PATH.
-      security: what is shown to the learner (a reader's credentials), and asked of it.
+      security: the credentials to present (a reader's), and how to verify the learner.
 
     Raises:
       SecurityError: the files of `security` cannot be used.
@@ -115,11 +115,11 @@ class StatusClient:
         self._channel.close()
 
     def get(self) -> pb.RunStatus:
-        """Returns the status now.
+        """Returns the current status.
 
         Raises:
-          LearnerRefused: another attempt would be answered alike.
-          LearnerError: there is no answer; a later attempt may get one.
+          LearnerRefused: the learner refused, and would refuse again.
+          LearnerError: no answer; a later attempt may get one.
         """
         self._channel.renew()
         try:

@@ -1,9 +1,9 @@
-"""An actor's side of the wire: the threads and calls around a `Session`.
+"""An actor's client of the learner: the threads and gRPC calls around a `Session`.
 
-The caller joins, sends unrolls, and asks for parameters, which are there at once. One thread keeps
-the session (join, stream, receipts; and again from the start when the learner is lost), another
-pulls parameters. What goes wrong in either is raised in the caller's thread. What is said, sent
-again, forgotten or given up is decided in `actors.session`.
+The caller joins, sends unrolls, and reads the newest parameters, which never waits after the first.
+One thread maintains the session (join, stream, receipts, reconnection), another pulls parameters.
+Errors in either are raised in the caller's thread. `actors.session` decides what to send, resend,
+log and give up.
 """
 
 import logging
@@ -40,12 +40,12 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-_WAKE_SECONDS = 0.2  # how often a waiting caller looks whether it was told to stop
+_WAKE_SECONDS = 0.2  # how often a waiting caller checks whether it was stopped
 _CALL_SECONDS = 10.0
 _PULL_SECONDS = 60.0
-_POLL_SECONDS = 1.0  # between questions for newer parameters, when nobody wants any
+_POLL_SECONDS = 1.0  # between pulls of parameters that nobody has asked for
 _RETRY_POLL_SECONDS = 0.05
-_RETRY_PULL_SECONDS = 0.1  # after one that failed
+_RETRY_PULL_SECONDS = 0.1  # after a failed pull
 
 
 class Stopped(Exception):
@@ -53,33 +53,33 @@ class Stopped(Exception):
 
 
 class RunFinished(Exception):
-    """The learner says that training has ended."""
+    """The learner has reported the end of training."""
 
 
 def actor_name(index: int) -> str:
-    """A name that is unique in a fleet: host, process and index."""
+    """Returns a name that is unique in a fleet: host, process id and index."""
     return f"{socket.gethostname()}-{os.getpid()}-{index}"
 
 
 def new_incarnation() -> int:
-    """A random number, 1 to 2^63 - 1, for an actor that starts."""
+    """Returns a random number, 1 to 2^63 - 1, that identifies one start of an actor."""
     return secrets.randbelow(2**63 - 1) + 1
 
 
 class LearnerClient:
-    """A session with the learner that outlives the learner's restarts.
+    """A session with the learner that survives the learner's restarts.
 
     Use it as a context manager. `join`, `parameters` and `send` raise `Stopped` after `stop`,
-    `RunFinished` when training has ended, and `LearnerError` or whatever went wrong in a thread.
+    `RunFinished` when training has ended, and `LearnerError` or any error of a thread.
 
     Args:
       learner: host:port or unix:PATH.
       name: unique in the fleet, 1 to 200 characters.
       incarnation: from `new_incarnation`.
-      role: an actor streams unrolls; an evaluator only pulls parameters and reports.
-      reconnect_timeout: seconds without a learner after which to give up; None is never.
-      security: what is shown to the learner, and asked of it.
-      metrics: where is counted what happens; nowhere else if None.
+      role: an actor streams unrolls; an evaluator only pulls parameters and reports evaluations.
+      reconnect_timeout: seconds without a learner after which to give up; None: never.
+      security: the credentials to present, and how to verify the learner.
+      metrics: the instruments to update; None: private ones.
 
     Raises:
       SecurityError: the files of `security` cannot be used.
@@ -100,8 +100,8 @@ class LearnerClient:
         self._metrics = metrics or ActorMetrics()
         self._channel = LearnerChannel(learner, security)
 
-        # All of the following is guarded by this lock, but for `_stopping`, which a signal handler
-        # sets: waiting callers look at it a few times a second.
+        # This lock guards everything below except `_stopping`, which a signal handler sets:
+        # waiting callers check it a few times a second.
         self._lock = threading.Condition()
         self._session = Session(
             learner,
@@ -135,37 +135,38 @@ class LearnerClient:
     # What the caller's thread uses.
 
     def join(self) -> pb.JoinReply:
-        """Waits for the learner; everything that an actor needs to act."""
+        """Waits for the learner. Returns its reply, with everything that an actor needs to act."""
         with self._lock:
             self._wait(lambda: self._session.reply is not None)
             assert self._session.reply is not None
             return self._session.reply
 
     def parameters(self) -> Parameters:
-        """The newest parameters that were pulled, at once; only for the very first it waits."""
+        """Returns the newest parameters pulled. Waits only for the first ones."""
         with self._lock:
             self._waited += self._wait(lambda: self._session.parameters is not None)
             assert self._session.parameters is not None
             return self._session.parameters
 
     def prefetch(self) -> None:
-        """Has newer parameters pulled, in the background, if there are any."""
+        """Starts a pull of newer parameters in the background."""
         with self._lock:
             self._session.want_parameters()
             self._lock.notify_all()
 
     def newest(self) -> Parameters | None:
-        """The newest parameters that were pulled, also after the run has finished."""
+        """Returns the newest parameters pulled, also after the run has finished."""
         return self._session.parameters
 
     def task(self) -> int:
-        """What the learner last said is to be played."""
+        """Returns the task that the learner last named."""
         return self._session.task
 
     def send(self, unrolls: ActorUnrolls) -> None:
-        """Copies unrolls into a message and queues it; waits while too many have no receipt.
+        """Copies unrolls into a message and queues it. Waits while too many have no receipt.
 
-        ValueError if the message is larger than the learner takes.
+        Raises:
+          ValueError: the message is larger than the learner accepts.
         """
         with self._lock:
             reply = self._session.reply
@@ -193,7 +194,7 @@ class LearnerClient:
     def report_evaluation(
         self, task: int, parameters: Parameters, episodes: Sequence[Episode]
     ) -> bool:
-        """Reports what frozen parameters achieved; False if the learner could not be reached."""
+        """Reports what frozen parameters achieved. Returns whether the learner was reached."""
         evaluation = messages.evaluation(self._name, self._incarnation, task, parameters, episodes)
         try:
             self._channel.stub.ReportEvaluation(
@@ -205,18 +206,18 @@ class LearnerClient:
         return True
 
     def stop(self) -> None:
-        """Makes the caller's next or present wait raise `Stopped`. Safe in a signal handler."""
+        """Makes the caller's current or next wait raise `Stopped`. Safe in a signal handler."""
         self._stopping = True
 
     def drain(self, seconds: float) -> bool:
-        """Waits for the receipts of what was sent; False if some had not come in time."""
+        """Waits for the outstanding receipts. Returns whether all came within `seconds`."""
         with self._lock:
             return self._lock.wait_for(
                 lambda: not self._session.outbox or self._error is not None, seconds
             )
 
     def close(self) -> None:
-        """Ends the session and its threads. What has no receipt is forgotten."""
+        """Ends the session and its threads. Messages without a receipt are dropped."""
         with self._lock:
             self._closed = True
             self._lock.notify_all()
@@ -225,7 +226,7 @@ class LearnerClient:
             thread.join(timeout=2.0)
 
     def _wait(self, ready: Callable[[], bool]) -> float:
-        """Waits, with the lock held, until `ready`; the seconds that it took."""
+        """Waits, with the lock held, until `ready`. Returns the seconds waited."""
         start = time.monotonic()
         while True:
             if self._error is not None:
@@ -241,7 +242,7 @@ class LearnerClient:
     # What the threads do.
 
     def _guard(self, target: Callable[[], None]) -> None:
-        """Runs a thread so that it cannot die silently."""
+        """Runs a thread's target and passes its error on to the caller's thread."""
         try:
             target()
         except BaseException as error:
@@ -257,7 +258,7 @@ class LearnerClient:
         return not self._ended() and self._session.is_connected(connection)
 
     def _told(self) -> None:
-        """Passes on, with the lock held, what the session has just been told."""
+        """Propagates, with the lock held, a change of the session's state."""
         self._metrics.pending.set(len(self._session.outbox))
         if self._stream is not None and not self._goes_on(self._session.connection):
             self._stream.cancel()
@@ -268,7 +269,7 @@ class LearnerClient:
             self._lock.wait_for(lambda: self._ended() or until(), seconds)
 
     def _keep_session(self) -> None:
-        """Joins and serves the session, and joins again with backoff whenever it is lost."""
+        """Joins, serves the session, and joins again with backoff whenever it is lost."""
         while not self._ended():
             self._channel.renew()
             why = None
@@ -288,7 +289,7 @@ class LearnerClient:
             _log.info("%s: the learner at %s has finished", self._name, self._learner)
 
     def _join(self) -> None:
-        """Joins, and serves the connection until it ends; RpcError if that is by an error."""
+        """Joins, and serves the connection until it ends; raises RpcError if it fails."""
         with self._lock:
             request = self._session.join_request()
         reply = self._channel.stub.Join(
@@ -312,7 +313,7 @@ class LearnerClient:
             self._metrics.connected.set(0)
 
     def _exchange(self, connection: int) -> None:
-        """Sends unrolls and takes receipts, as long as the connection goes on."""
+        """Sends unrolls and receives receipts until the connection ends."""
         stream = self._channel.stub.StreamUnrolls(
             self._messages(connection), metadata=self._channel.metadata()
         )
@@ -333,7 +334,7 @@ class LearnerClient:
             stream.cancel()
 
     def _messages(self, connection: int) -> Iterator[pb.Unrolls]:
-        """What is to be sent over a connection, as it comes, until the connection ends."""
+        """Yields the messages to send over a connection until the connection ends."""
         while True:
             with self._lock:
                 while (message := self._session.next_message(connection)) is None:
@@ -353,12 +354,12 @@ class LearnerClient:
                 _log.warning(said.warning)
 
     def _keep_pulling(self) -> None:
-        """Pulls newer parameters for ever; when it cannot, the old ones stay."""
+        """Pulls newer parameters for ever; after a failed pull the old ones stay in use."""
         self._sleep(None, until=lambda: self._session.reply is not None)
         while not self._ended():
             try:
                 pulled = self._pull()
-            except grpc.RpcError as error:  # the session is lost as well and speaks about it
+            except grpc.RpcError as error:  # the session is lost too, and logs it
                 self._session.raise_if_refused(failure(error))
                 self._sleep(_RETRY_PULL_SECONDS)
                 pulled = False
@@ -367,13 +368,13 @@ class LearnerClient:
             self._sleep(_POLL_SECONDS, until=self._session.must_pull)
 
     def _poll(self, connection: int) -> None:
-        """Pulls newer parameters as long as the connection goes on."""
+        """Pulls newer parameters until the connection ends."""
         while self._goes_on(connection):
             self._pull()
             self._sleep(_POLL_SECONDS, until=lambda: not self._goes_on(connection))
 
     def _pull(self) -> bool:
-        """Asks for newer parameters; whether there were any that this session can use."""
+        """Asks for newer parameters. Returns whether this session could use any."""
         with self._lock:
             pull = self._session.pull()
         with self._metrics.rpc_seconds.labels("GetParameters").time():

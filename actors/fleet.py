@@ -1,4 +1,4 @@
-"""A fleet of actor processes on one host: started, started again when they die, ended together."""
+"""Runs a fleet of actor processes on one host, and restarts those that fail."""
 
 import logging
 import signal
@@ -23,14 +23,14 @@ def run_fleet(
 ) -> int:
     """Runs actors until each has ended by itself or a signal has ended them all.
 
-    SIGTERM, SIGINT and SIGHUP are passed on, and the actors have `grace_seconds` to drain. An actor
-    that fails is started again for ever, after a pause that doubles up to half a minute.
+    SIGTERM, SIGINT and SIGHUP are passed on, and the actors have `grace_seconds` to drain. A failed
+    actor is restarted without limit, with exponential backoff up to half a minute.
 
     Args:
-      num_actors: processes.
+      num_actors: number of processes.
       argv: arguments of `impala actor`, without --num-actors and --index.
-      command: what starts an actor.
-      grace_seconds: from the signal to SIGKILL.
+      command: the command that starts an actor.
+      grace_seconds: time from the signal to SIGKILL.
       backoff_seconds: pause before the first restart.
 
     Returns:

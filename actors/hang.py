@@ -1,4 +1,4 @@
-"""What happens when an environment hangs that shares the actor's process: the actor ends."""
+"""Ends an actor whose environment, in the same process, hangs."""
 
 import contextlib
 import faulthandler
@@ -13,15 +13,14 @@ _log = logging.getLogger(__name__)
 
 
 class HangWatch:
-    """Ends the process with status 1 if something takes too long.
+    """Ends the process with status 1 if an operation takes too long; its supervisor restarts it.
 
-    Whoever started it starts it again. Shortly before, it logs which group and, if it is known,
-    which environment it waits for; then what each thread is doing goes to standard error. It is no
-    exception, because nothing can interrupt an environment that does not come back. Use it as a
-    context manager.
+    Shortly before, it logs the group and, if known, the environment waited for, and dumps the stack
+    of each thread to standard error. It raises no exception, because nothing can interrupt an
+    environment that does not return. Use it as a context manager.
 
     Args:
-      seconds: that something may take.
+      seconds: time limit of an operation.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -39,7 +38,7 @@ class HangWatch:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """What is done in here, in the thread that made this, may not take longer."""
+        """Limits the time of the body, which runs in the thread that made this object."""
         faulthandler.dump_traceback_later(self._seconds, exit=True)
         self._since = time.monotonic()
         try:
@@ -49,7 +48,7 @@ class HangWatch:
             faulthandler.cancel_dump_traceback_later()
 
     def _watch(self) -> None:
-        """Says where it hangs, once. It cannot where the interpreter's lock is held meanwhile."""
+        """Logs where it hangs, once. Not possible while the interpreter's lock is held."""
         pause = min(1.0, self._seconds / 10.0)
         told: float | None = None
         while not self._over.wait(pause):
@@ -67,7 +66,7 @@ class HangWatch:
 
 
 def doing(thread: int) -> list[str]:
-    """What the objects on a thread's stack say that they are `doing()`, the outermost first."""
+    """Returns what objects on a thread's stack return from `doing()`, outermost first."""
     said: list[str] = []
     frame = sys._current_frames().get(thread)
     while frame is not None:

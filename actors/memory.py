@@ -1,4 +1,4 @@
-"""A limit of the memory that an actor and its processes hold, and its new start beyond it."""
+"""Limits the memory of an actor and its processes; beyond the limit the actor restarts."""
 
 import contextlib
 import multiprocessing.util
@@ -13,26 +13,26 @@ from typing import NoReturn
 
 from impala.runtime.signals import NUMBERS
 
-_REPLACEMENTS = "_IMPALA_ACTOR_REPLACEMENTS"  # environment variable: new starts before this one
+_REPLACEMENTS = "_IMPALA_ACTOR_REPLACEMENTS"  # environment variable: restarts before this one
 _EVERY_SECONDS = 2.0  # between measurements
-_SETTLED_SECONDS = 30.0  # after the first one; who is over the limit before that will always be
+_SETTLED_SECONDS = 30.0  # after the first check; a restart cannot help an excess before that
 _PROC = pathlib.Path("/proc")
 
 
 class OverLimit(Exception):
-    """More memory is held than allowed; the message says how much, and the limit."""
+    """The memory limit is exceeded; the message names the memory held and the limit."""
 
 
 class LimitTooLow(Exception):
-    """The limit cannot be kept by a new start; the message says why and what to do."""
+    """A restart cannot keep the limit; the message explains why and what to do."""
 
 
 class MemoryLimit:
-    """Checks now and then how much is held.
+    """Checks at intervals how much memory is held.
 
     Args:
-      limit: bytes; 0 is none.
-      held: says how many bytes are held; it need not be exact below the limit, which it is given.
+      limit: bytes; 0: no limit.
+      held: returns the bytes held, given the limit, below which it need not be exact.
       clock: monotonic, in seconds.
     """
 
@@ -49,11 +49,11 @@ class MemoryLimit:
         self._next = 0.0
 
     def check(self) -> None:
-        """Measures, if it is time to.
+        """Measures, if the interval has passed.
 
         Raises:
-          OverLimit: more is held than allowed.
-          LimitTooLow: the same, within half a minute of the first check.
+          OverLimit: the limit is exceeded.
+          LimitTooLow: it is exceeded within half a minute of the first check.
         """
         now = self._clock()
         if not self._limit or (self._began is not None and now < self._next):
@@ -76,10 +76,10 @@ class MemoryLimit:
 
 
 def held_bytes(limit: int) -> int:
-    """Bytes that this process and all that descend from it hold.
+    """Returns the bytes that this process and its descendants hold.
 
-    Up to the limit their resident memory, which counts shared pages once for each process and costs
-    little; beyond it, their proportional share.
+    Up to the limit this is their resident memory, which counts shared pages once per process and is
+    cheap to read; beyond it, their proportional share.
     """
     processes = [os.getpid(), *_descendants(os.getpid())]
     resident = sum(map(_resident, processes))
@@ -90,10 +90,10 @@ def _descendants(process: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for stat in _PROC.glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
-            parent = int(stat.read_bytes().rpartition(b")")[2].split()[1])  # a name is any bytes
+            parent = int(stat.read_bytes().rpartition(b")")[2].split()[1])  # a name: any bytes
             children.setdefault(parent, []).append(int(stat.parent.name))
     found = list(children.get(process, ()))
-    for each in found:  # which grows
+    for each in found:  # grows during the loop
         found += children.get(each, ())
     return found
 
@@ -115,17 +115,17 @@ def _proportional(process: int) -> int:
 
 
 def replacements() -> int:
-    """How many times the actor in this process has started anew."""
+    """Returns how many times the actor in this process has restarted for memory."""
     return int(os.environ.get(_REPLACEMENTS, "0"))
 
 
 def block_signals() -> None:
-    """Keeps signals that ask for an end back: those that come wait for `settle`."""
+    """Blocks signals that ask for an end; they stay pending until `settle`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
 
 
 def settle() -> None:
-    """Lets signals through, and forgets what the actor before has left: ended processes."""
+    """Unblocks signals, and reaps child processes that the previous image left."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)
     if replacements():
         with contextlib.suppress(ChildProcessError):
@@ -134,8 +134,8 @@ def settle() -> None:
 
 
 def start_anew() -> NoReturn:
-    """Puts a new process with the same arguments and process id in the place of this one."""
-    # As at an exit: it removes its temporary directory.
+    """Replaces this process by a new one with the same arguments and process id."""
+    # As at a normal exit: removes the temporary directory.
     multiprocessing.util._run_finalizers()  # type: ignore[attr-defined]
     os.environ[_REPLACEMENTS] = str(replacements() + 1)
     sys.stdout.flush()

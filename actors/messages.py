@@ -1,4 +1,4 @@
-"""What an actor tells the learner, as messages of the wire."""
+"""Makes the messages that an actor sends to the learner."""
 
 from collections.abc import Sequence
 
@@ -12,17 +12,17 @@ _FAULT_KINDS: dict[str, "pb.FaultKind"] = {
     "crashed": pb.FAULT_KIND_CRASHED,
     "hung": pb.FAULT_KIND_HUNG,
 }
-_MAX_FAULT_DETAIL = 200  # characters, as learner.proto says
+_MAX_FAULT_DETAIL = 200  # characters, as in learner.proto
 
 
 def unrolls(name: str, incarnation: int, fingerprint: str, unrolls: ActorUnrolls) -> pb.Unrolls:
     """Returns the message of a group's unrolls, without number and times; its tensors are copies.
 
     Args:
-      name: of the actor.
-      incarnation: of the actor.
-      fingerprint: of what the learner asked for.
-      unrolls: with arrays [T + 1, E, ...] and core state [E, ...].
+      name: the actor's name.
+      incarnation: the actor's incarnation.
+      fingerprint: of the specs in the learner's JoinReply.
+      unrolls: arrays [T + 1, E, ...] and core state [E, ...].
     """
     unroll = unrolls.unroll
     leaves = tree.flatten((unroll.timestep, unroll.output, unroll.core_state))
@@ -37,7 +37,7 @@ def unrolls(name: str, incarnation: int, fingerprint: str, unrolls: ActorUnrolls
         task=unrolls.task,
         tensors=codec.encode(leaves),
         episodes=_episodes(unrolls.episodes),
-        # The learner takes no more than environments; the newest say most.
+        # The learner accepts at most one per environment; the newest are the most useful.
         environment_faults=[_fault(fault) for fault in unrolls.faults[-len(unroll.frames) :]],
     )
 
@@ -45,7 +45,7 @@ def unrolls(name: str, incarnation: int, fingerprint: str, unrolls: ActorUnrolls
 def evaluation(
     name: str, incarnation: int, task: int, parameters: Parameters, episodes: Sequence[Episode]
 ) -> pb.Evaluation:
-    """Returns the message that says what frozen parameters achieved in a task."""
+    """Returns the message that reports the returns of frozen parameters in a task."""
     return pb.Evaluation(
         actor=name,
         incarnation=incarnation,

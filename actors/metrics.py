@@ -1,4 +1,4 @@
-"""What an actor counts, as Prometheus metrics."""
+"""Prometheus metrics of an actor."""
 
 import prometheus_client as prometheus
 
@@ -6,7 +6,7 @@ from impala.runtime.exporter import SECONDS
 
 
 class ActorMetrics:
-    """Instruments of one actor process, which outlive its sessions with the learner."""
+    """Instruments of one actor process, which survive its sessions with the learner."""
 
     def __init__(self) -> None:
         self.registry = registry = prometheus.CollectorRegistry()

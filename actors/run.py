@@ -1,6 +1,6 @@
-"""One actor process: joins the learner, builds what it says, and acts until the run has finished.
+"""Runs one actor process: joins the learner, builds agent and environments, and acts to the end.
 
-The composition root of the actor's side: configuration becomes objects here and nowhere else.
+Composition root of the actor: only here does configuration become objects.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from impala.runtime.security import ClientSecurity
 from impala.runtime.signals import EndRequest
 from impala.types import Parameters, Unroll
 
-if TYPE_CHECKING:  # what is heavy is imported when the process knows that it is needed
+if TYPE_CHECKING:  # heavy modules are imported only when the process needs them
     from actors.client import LearnerClient
     from impala.environments.base import Environment
     from protos.impala.v1 import learner_pb2 as pb
@@ -51,28 +51,29 @@ def run_actor(
     failures: pathlib.Path | None = None,
     threads: int = 1,
 ) -> int:
-    """Acts for the learner until training has finished, or SIGTERM, SIGINT or SIGHUP comes.
+    """Acts for the learner until training has finished, or SIGTERM, SIGINT or SIGHUP.
 
     Args:
       learner: host:port or unix:PATH.
       index: of this process on its host; part of its name.
-      name: unique in the fleet; host, process and index if None.
-      num_envs: environments of this actor; what the learner says if None.
+      name: unique in the fleet; None: host, process id and index.
+      num_envs: environments of this actor; None: the number that the learner gives.
       render: show environment 0.
       when_finished: exit, or wait for the next run at the same address.
-      reconnect_timeout: seconds without a learner after which to give up; None is never.
+      reconnect_timeout: seconds without a learner after which to give up; None: never.
       role: an actor streams unrolls; an evaluator plays whole episodes of every task with frozen
         parameters.
       allow: what may be imported if the learner names it, beside installed entry points.
-      security: what is shown to the learner, and asked of it.
+      security: the credentials to present, and how to verify the learner.
       metrics_listen: HOST:PORT where Prometheus metrics are served.
       failures: file to which a line is added for each failure of an environment.
-      threads: of TensorFlow's operations.
+      threads: number of threads for TensorFlow's operations.
 
     Returns:
-      Exit status: 0. `actors.client.LearnerError` tells that it cannot go on.
+      Exit status 0.
 
     Raises:
+      actors.client.LearnerError: the actor cannot go on.
       OSError: `metrics_listen` cannot be bound.
       SecurityError: the files of `security` cannot be used, or `metrics_listen` is open to others.
     """
@@ -142,11 +143,11 @@ def run_actor(
 
 
 class _Interrupted(Exception):
-    """A signal came to an evaluator, which leaves its episodes where they are."""
+    """A signal reached an evaluator, which abandons its episodes."""
 
 
 class _Signals(EndRequest):
-    """Stops what runs when a signal comes: by a call, or `at_once` by an exception."""
+    """Stops the running operation on a signal: by a call, or `at_once` by an exception."""
 
     def __init__(self, at_once: bool) -> None:
         super().__init__(self._stop_it)
@@ -154,7 +155,7 @@ class _Signals(EndRequest):
         self._stop: Callable[[], None] | None = None
 
     def stops(self, stop: Callable[[], None] | None) -> None:
-        """Has `stop` called by a signal, also by one that has come already; None: nothing."""
+        """Sets what a signal, also one already received, calls; None: nothing."""
         self._stop = stop
         if stop is not None and self.is_set():
             stop()
@@ -168,7 +169,7 @@ class _Signals(EndRequest):
 
 
 class _Built:
-    """What a JoinReply asks for: the agent, and environments as they are needed."""
+    """The agent and, as needed, the environments that a JoinReply asks for."""
 
     def __init__(self, reply: "pb.JoinReply", incarnation: int, role: Role, allow: Allowed):
         from actors import settings
@@ -188,7 +189,7 @@ class _Built:
     def environment(
         self, task: int, num_envs: int, first: int = 0, render: bool = False
     ) -> "Environment":
-        """A group of a task's environments, numbered from `first`, which the caller closes."""
+        """Returns a group of a task's environments, numbered from `first`. The caller closes it."""
         from impala import build
 
         return build.environment(
@@ -202,7 +203,7 @@ class _Built:
         )
 
     def _check(self, reply: "pb.JoinReply", unroll_spec: Unroll) -> None:
-        """The learner and this process must have built the same thing."""
+        """Checks that the learner and this process have built the same specs."""
         from protos import codec
 
         _check_specs("unroll", codec.specs(unroll_spec), reply.unroll_specs)
@@ -212,7 +213,7 @@ class _Built:
 def _check_specs(
     what: str, ours: Sequence["pb.TensorSpec"], theirs: Sequence["pb.TensorSpec"]
 ) -> None:
-    """Compares TensorSpecs one by one; LearnerError. The names are only for people."""
+    """Compares TensorSpecs pairwise. Raises LearnerError; names only serve the message."""
     from actors.client import LearnerError
     from protos.impala.v1 import learner_pb2 as pb
 
@@ -233,7 +234,7 @@ def _check_specs(
 
 @contextlib.contextmanager
 def _noted(path: pathlib.Path | None) -> Iterator[Callable[[Failure], None]]:
-    """Gives what notes a failure, and notes the one that ends what is done in here."""
+    """Yields a function that records a failure, and records the one that ends the body."""
     from impala.environments.failure import EnvironmentFailed
 
     def noting(failure: Failure) -> None:
@@ -282,7 +283,7 @@ def _act(
         unrolls = actor.run(client.parameters, client.task, client.prefetch)
         hang = stack.enter_context(HangWatch(built.actor.hang_seconds))
         memory = MemoryLimit(built.actor.max_memory_bytes)
-        client.parameters()  # waits for the first ones: their lack is no environment that hangs
+        client.parameters()  # waits for the first ones before the hang watch starts
         while True:
             with hang.watched():
                 of_one_group = next(unrolls)
@@ -319,16 +320,16 @@ def _evaluate(client: "LearnerClient", built: _Built) -> None:
             evaluate(parameters)
     except RunFinished:
         if (final := client.newest()) is not None and final.version != evaluated:
-            evaluate(final)  # the learner waits for it
+            evaluate(final)  # the learner waits for this evaluation
         raise
 
 
 def _every(client: "LearnerClient", frames: int) -> Iterator[Parameters]:
-    """The newest parameters, each `frames` or more further than the ones before."""
+    """Yields the newest parameters whenever they are `frames` or more past the last ones."""
     last: int | None = None
     while True:
         parameters = client.parameters()
-        # Back at a checkpoint they are fewer.
+        # After a rollback to a checkpoint the count is lower.
         if last is None or not last <= parameters.frames < last + frames:
             last = parameters.frames
             yield parameters

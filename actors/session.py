@@ -1,9 +1,9 @@
 """An actor's session with the learner, as state without threads, gRPC, clock or metrics.
 
-What happens is told by a call, with the time: a join was answered, a receipt came, the connection
-was lost, unrolls are ready. What to do next is returned: a message to send, a question to ask, how
-long to wait before the next join. `actors.client` makes the calls, one at a time, and does what
-they return. The rules are those of docs/wire-protocol.md.
+Events are method calls with the time: a join was answered, a receipt came, the connection was lost,
+unrolls are ready. The results tell what to do next: a message to send, a request to make, the time
+to wait before the next join. `actors.client` makes the calls, one at a time, and carries out the
+results. The rules are those of docs/wire-protocol.md.
 """
 
 import collections
@@ -17,7 +17,7 @@ from protos.impala.v1 import learner_pb2 as pb
 
 FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 0.1, 10.0
 
-# gRPC statuses after which another attempt would be answered alike.
+# gRPC statuses that another attempt would not change.
 _REFUSALS = {
     "FAILED_PRECONDITION",
     "INVALID_ARGUMENT",
@@ -25,19 +25,19 @@ _REFUSALS = {
     "UNAUTHENTICATED",
     "UNIMPLEMENTED",
 }
-# Rejections after which the learner has to be joined again before anything else is sent. A
-# quarantined actor hears at its join for how long.
+# Rejections after which the actor has to join again before it sends anything. A quarantined actor
+# learns for how long when it joins.
 _REASONS_TO_JOIN = {pb.REASON_FINGERPRINT, pb.REASON_QUARANTINED, pb.REASON_SEQUENCE}
 _TAKEN = {pb.STATUS_ACCEPTED, pb.STATUS_DUPLICATE}
 _STATUSES = {number: name.removeprefix("STATUS_").lower() for name, number in pb.Status.items()}
 
 
 class LearnerError(Exception):
-    """The learner cannot be worked with; the message says why."""
+    """Working with the learner is impossible; the message explains why."""
 
 
 class LearnerRefused(LearnerError):
-    """It refused a call, with its own message."""
+    """The learner refused a call, with its own message."""
 
 
 class LearnerChanged(LearnerError):
@@ -45,7 +45,7 @@ class LearnerChanged(LearnerError):
 
 
 class LearnerAway(LearnerError):
-    """It did not come back within `reconnect_timeout`."""
+    """The learner did not come back within `reconnect_timeout`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,42 +60,42 @@ class Failure:
 
     @property
     def is_refusal(self) -> bool:
-        """Whether another attempt would be answered alike."""
+        """Whether another attempt would have the same result."""
         return self.code in _REFUSALS
 
 
 @dataclasses.dataclass(frozen=True)
 class Receipted:
-    """What a receipt said of a message."""
+    """The content of a receipt for a message."""
 
     status: str  # accepted, duplicate, rejected, finished or, from a newer learner, unknown
     num_unrolls: int
     seconds: float  # from message to receipt
-    warning: str  # for the log; empty: nothing to say
+    warning: str  # for the log; empty: none
 
 
 @dataclasses.dataclass(frozen=True)
 class Retry:
-    """How to go on when the connection was lost."""
+    """How to continue after the connection was lost."""
 
     seconds: float  # until the next join, at most
-    warning: str  # for the log, once for each absence; empty: nothing to say
+    warning: str  # for the log, once per absence; empty: none
 
 
 @dataclasses.dataclass(frozen=True)
 class Pull:
-    """A question for parameters newer than those held."""
+    """A request for parameters newer than those held."""
 
-    connection: int  # over which it is asked
+    connection: int  # over which it is made
     request: pb.GetParametersRequest
 
 
 class Acknowledged(NamedTuple):
-    """How far the receipts of this incarnation went, for the next join."""
+    """How far this incarnation's messages are acknowledged, for the next join."""
 
     sequence: int = 0
     unrolls: int = 0  # accepted up to that message
-    proof: bytes = b""  # of both, by the learner that gave the receipt
+    proof: bytes = b""  # MAC of both, by the learner that gave the receipt
 
 
 class Outbox:
@@ -105,7 +105,7 @@ class Outbox:
         self.acknowledged = Acknowledged()
         self._sequence = 0  # of the newest message
         self._messages: collections.deque[tuple[pb.Unrolls, float]] = collections.deque()
-        self._num_sent = 0  # of the messages, from the left, over the present connection
+        self._num_sent = 0  # messages, from the left, sent over the present connection
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -117,11 +117,11 @@ class Outbox:
         self._messages.append((message, now))
 
     def rewind(self) -> None:
-        """Has all messages sent once more: the connection is a new one."""
+        """Marks all messages as unsent, for a new connection."""
         self._num_sent = 0
 
     def next(self, most: int) -> pb.Unrolls | None:
-        """The next message to send; None if there is none, or `most` are without a receipt."""
+        """Returns the next message to send; None if there is none or `most` lack a receipt."""
         if self._num_sent == min(most, len(self._messages)):
             return None
         message, _ = self._messages[self._num_sent]
@@ -129,13 +129,13 @@ class Outbox:
         return message
 
     def numbers(self) -> list[int]:
-        """The numbers of the messages."""
+        """Returns the numbers of the messages."""
         return [message.sequence for message, _ in self._messages]
 
     def acknowledge(self, receipt: pb.Receipt) -> tuple[pb.Unrolls, float] | None:
-        """Removes the message of a receipt, and returns it with the time at which it was made.
+        """Removes the message of a receipt. Returns it with the time at which it was made.
 
-        None, and nothing is changed, if the receipt is not for the oldest message that was sent.
+        Returns None, and changes nothing, if the receipt is not for the oldest message sent.
         """
         if not self._num_sent or receipt.sequence != self._messages[0][0].sequence:
             return None
@@ -144,28 +144,28 @@ class Outbox:
         unrolls = self.acknowledged.unrolls
         if receipt.proof:
             unrolls = receipt.acknowledged_unrolls
-        elif receipt.status in _TAKEN:  # a learner that proves nothing leaves counting to us
+        elif receipt.status in _TAKEN:  # a learner that sends no proof leaves the counting to us
             unrolls += message.num_envs
         self.acknowledged = Acknowledged(receipt.sequence, unrolls, receipt.proof)
         return message, made
 
     def largest(self) -> int:
-        """Bytes of the largest message."""
+        """Returns the bytes of the largest message."""
         return max((message.ByteSize() for message, _ in self._messages), default=0)
 
     def clear(self) -> None:
-        """Forgets all messages."""
+        """Drops all messages."""
         self._messages.clear()
         self._num_sent = 0
 
 
 class _Absence:
-    """How long the learner has been away, and how long to wait before it is asked again.
+    """Tracks how long the learner has been away, and the backoff before the next attempt.
 
     Args:
-      learner: its address, for messages to people.
-      timeout: seconds after which to give up; None is never.
-      now: when it was not there yet.
+      learner: its address, for error messages.
+      timeout: seconds after which to give up; None: never.
+      now: the start of the first absence.
     """
 
     def __init__(self, learner: str, timeout: float | None, now: float) -> None:
@@ -177,18 +177,18 @@ class _Absence:
         self._backoff = FIRST_BACKOFF_SECONDS
 
     def end(self, now: float) -> None:
-        """Notes that the learner was joined."""
+        """Notes that a join succeeded."""
         self._joined = now
         self._is_told = False
 
     def go_on(self, now: float, is_there: bool) -> float:
-        """Notes that it is away, or is there but has to be asked again; seconds until then.
+        """Notes that the learner is away, or there but to be asked later. Returns the seconds.
 
         Raises:
           LearnerAway: it has been away for too long.
         """
         if self._joined is not None:
-            if now - self._joined > self._backoff:  # that connection was a good one
+            if now - self._joined > self._backoff:  # that connection worked for a while
                 self._backoff = FIRST_BACKOFF_SECONDS
             self._since, self._joined = now, None
         if is_there:
@@ -204,25 +204,25 @@ class _Absence:
         return seconds
 
     def tell(self) -> bool:
-        """Whether this absence has not been told of yet; it has now."""
+        """Returns whether this absence has yet to be logged, and marks it as logged."""
         is_told, self._is_told = self._is_told, True
         return not is_told
 
 
 class Session:
-    """What an actor and the learner owe each other, over any number of connections.
+    """The state between an actor and the learner, over any number of connections.
 
-    Connections are counted by their joins, 1, 2, ...; what comes late from an earlier one is told
-    apart by its number. The present connection ends by `lost`, or earlier because of what the
-    learner said: `is_connected` is then false, and the caller closes its side and calls `lost`.
+    Connections are numbered by their joins, 1, 2, ...; the number tells late events of earlier
+    ones apart. The present connection ends by `lost`, or earlier by something that the learner
+    sent: `is_connected` is then false, and the caller closes its side and calls `lost`.
 
     Args:
-      learner: its address, for messages to people.
+      learner: its address, for error messages.
       name: unique in the fleet, 1 to 200 characters.
       incarnation: random, not 0.
       role: whether unrolls will be sent.
-      reconnect_timeout: seconds without a learner after which to give up; None is never.
-      now: as for all other methods, in seconds by any clock that never goes back.
+      reconnect_timeout: seconds without a learner after which to give up; None: never.
+      now: here and in all methods, seconds of any monotonic clock.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class Session:
         self.reply: pb.JoinReply | None = None  # of the last join
         self.connection = 0  # number of the last join
         self.finished = False  # training has ended
-        self.task = 0  # to be played next
+        self.task = 0  # the next one to play
         self.parameters: Parameters | None = None  # the newest
         self.outbox = Outbox()
         self._learner = learner
@@ -247,7 +247,7 @@ class Session:
         self._role = role
         self._absence = _Absence(learner, reconnect_timeout, now)
         self._is_connected = False
-        self._learner_incarnation = 0  # as the learner last said
+        self._learner_incarnation = 0  # from its last message
         self.wants_parameters = False
         self._rejected: collections.Counter[int] = collections.Counter()  # by reason
         self._last_message = now
@@ -255,7 +255,7 @@ class Session:
     # Connections.
 
     def join_request(self) -> pb.JoinRequest:
-        """What to ask the learner first."""
+        """Returns the request of the next join."""
         sequence, unrolls, proof = self.outbox.acknowledged
         return pb.JoinRequest(
             protocol=codec.PROTOCOL_VERSION,
@@ -269,10 +269,10 @@ class Session:
         )
 
     def joined(self, reply: pb.JoinReply, now: float) -> None:
-        """Begins a connection: what has no receipt is to be sent again, in order.
+        """Begins a connection; messages without a receipt are to be sent again, in order.
 
         Raises:
-          LearnerChanged: the actor was built for something else.
+          LearnerChanged: the actor was built for a different run.
         """
         if reply.finished:
             self._finish()
@@ -287,18 +287,18 @@ class Session:
         self._absence.end(now)
 
     def is_connected(self, connection: int) -> bool:
-        """Whether this connection is the present one and goes on."""
+        """Returns whether this connection is the present one and still in use."""
         return self._is_connected and connection == self.connection
 
     def lost(self, failure: Failure | None, now: float) -> Retry:
-        """Notes that a join failed, or how the connection ended; None: in order.
+        """Notes a failed join, or how the connection ended (None: normally).
 
         Raises:
-          LearnerRefused: another attempt would be answered alike.
+          LearnerRefused: the learner refused, and would refuse again.
           LearnerAway: the learner has been away for too long.
         """
         self._is_connected = False
-        # It wants to be asked later: this actor is quarantined, or others have asked too often.
+        # The learner asks to wait: this actor is quarantined, or there are too many requests.
         is_there = failure is not None and failure.code == "RESOURCE_EXHAUSTED"
         warning = ""
         if failure is not None:
@@ -309,23 +309,23 @@ class Session:
         return Retry(self._absence.go_on(now, is_there), warning)
 
     def raise_if_refused(self, failure: Failure) -> None:
-        """Raises `LearnerRefused` if another attempt would be answered alike."""
+        """Raises `LearnerRefused` if another attempt would have the same result."""
         if failure.is_refusal:
             raise LearnerRefused(f"the learner at {self._learner} refused {self._name}: {failure}")
 
     # Unrolls and their receipts.
 
     def has_room(self) -> bool:
-        """Whether one more message may be without a receipt."""
+        """Returns whether one more message may be without a receipt."""
         return len(self.outbox) < self._most_in_flight()
 
     def append(self, message: pb.Unrolls, now: float, waited: float) -> None:
-        """Queues a message that lacks only its number and times; forgets it if training has ended.
+        """Queues a message that lacks only its number and times; drops it after training's end.
 
         Args:
           message: is not copied.
           now: when it was made.
-          waited: seconds since the message before that the actor stood still.
+          waited: seconds that the actor has waited since its previous message.
         """
         if self.finished:
             return
@@ -335,18 +335,18 @@ class Session:
         self.outbox.append(message, now)
 
     def next_message(self, connection: int) -> pb.Unrolls | None:
-        """The next message to send over this connection; None if there is none at the moment."""
+        """Returns the next message to send over this connection; None if there is none now."""
         if not self.is_connected(connection):
             return None
         return self.outbox.next(self._most_in_flight())
 
     def receive(self, receipt: pb.Receipt, now: float) -> Receipted | None:
-        """Accounts for a receipt; None if its message stays without one.
+        """Accounts for a receipt. Returns None if its message is still without one.
 
         Raises:
           LearnerError: there is no such message.
         """
-        if self.finished:  # a pull has said first that training has ended
+        if self.finished:  # a pull has already reported the end of training
             return None
         if receipt.reason == pb.REASON_UNKNOWN_ACTOR:
             self._is_connected = False
@@ -375,18 +375,18 @@ class Session:
     # Parameters.
 
     def want_parameters(self) -> None:
-        """Has newer parameters pulled, if there are any."""
+        """Requests a pull of newer parameters."""
         self.wants_parameters = True
 
     def must_pull(self) -> bool:
-        """Whether to pull now, rather than after a while."""
+        """Returns whether to pull now rather than later."""
         held = self.parameters
         return (
             self.wants_parameters or held is None or held.incarnation != self._learner_incarnation
         )
 
     def pull(self) -> Pull:
-        """What to ask for newer parameters."""
+        """Returns the request for newer parameters."""
         self.wants_parameters = False
         held = self.parameters
         request = pb.GetParametersRequest(
@@ -396,17 +396,17 @@ class Session:
         return Pull(self.connection, request)
 
     def pulled(self, pull: Pull, reply: pb.GetParametersReply) -> bool:
-        """Takes an answer; whether it held parameters that this session can use.
+        """Takes a reply to `pull`. Returns whether it held parameters that this session can use.
 
         Raises:
-          CodecError: they are not as the learner said when it was joined.
+          CodecError: they do not match the specs of the JoinReply.
         """
         if self.reply is None or pull.connection != self.connection:
-            return False  # it is of the learner before
+            return False  # from the previous learner
         newest = reply.parameters if reply.HasField("parameters") else None
         if newest is not None:
             if newest.learner_incarnation != self.reply.learner_incarnation:
-                # Another learner, whose specs are not known before it is joined.
+                # Another learner, whose specs are unknown before the next join.
                 self._learner_incarnation = newest.learner_incarnation
                 self._is_connected = False
                 return False
@@ -422,7 +422,7 @@ class Session:
         return newest is not None
 
     def _most_in_flight(self) -> int:
-        """Messages that may be without a receipt."""
+        """Returns how many messages may be without a receipt."""
         return 0 if self.reply is None else max(1, self.reply.max_unrolls_in_flight)
 
     def _finish(self) -> None:
@@ -431,7 +431,7 @@ class Session:
         self._is_connected = False
 
     def _check_same(self, reply: pb.JoinReply) -> None:
-        """Raises `LearnerChanged` if the actor, or a message of it, was made for another reply."""
+        """Raises `LearnerChanged` if the actor, or a queued message, does not fit `reply`."""
         before = self.reply
         if before is None:
             return
@@ -449,7 +449,7 @@ class Session:
             )
 
     def _rejection(self, receipt: pb.Receipt) -> str:
-        """What to say of a rejected message: the first, second, fourth, eighth, ... of a reason."""
+        """Returns a log message for the 1st, 2nd, 4th, 8th, ... rejection of each reason."""
         self._rejected[receipt.reason] += 1
         count = self._rejected[receipt.reason]
         if count & (count - 1):

@@ -1,4 +1,4 @@
-"""What a learner has told an actor to play, as this version's configuration."""
+"""Reads the settings that a learner sends to its actors as this version's configuration."""
 
 import dataclasses
 import json
@@ -21,23 +21,23 @@ _FIX = "run the learner's version of impala here, or do without this setting the
 
 
 def read(reply: pb.JoinReply, role: Role, allow: Allowed) -> tuple[list[Task], Config]:
-    """Returns the tasks and the settings that a learner, maybe of another version, has told.
+    """Returns the tasks and settings from a learner, which may be of another version.
 
-    What it does not say stands at its default, and what it says that this version does not know is
-    left out, unless it changes what is played.
+    Missing settings have their defaults. Settings that this version does not know are ignored,
+    unless they change what is played.
 
     Args:
-      reply: the learner's.
-      role: an actor does not heed settings that only evaluators need.
+      reply: from the learner.
+      role: an actor ignores settings that only evaluators need.
       allow: what may be imported if the learner names it.
 
     Returns:
       The tasks, and a configuration of which only `agent`, `actor`, `evaluator` and the sections of
-      parts of one's own are meant.
+      parts of one's own are set.
 
     Raises:
-      LearnerError: the learner speaks another protocol, names something that is not here or may not
-        be imported, or has set something that changes what is played and that is not known here.
+      LearnerError: the learner uses another protocol, names something that is not installed or not
+        allowed, or has changed a setting that affects what is played and is unknown here.
     """
     if not codec.compatible(reply.protocol):
         raise LearnerError(
@@ -87,10 +87,9 @@ def _task(told: pb.ActorSettings.Task, reply: pb.JoinReply) -> Task:
 
 
 def _known(config: Config, data: dict[str, Any], reply: pb.JoinReply) -> Config:
-    """Returns the configuration with what it knows of plain data put over it.
+    """Returns the configuration with the known settings of `data` applied.
 
-    A value that it cannot take is refused, except of settings that are only operational: these
-    stand at their default.
+    An invalid value is an error, except of operational settings, which keep their default.
     """
     read, rest = values.from_stored(type(config), data)
     known = values.flatten(read)

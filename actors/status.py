@@ -1,6 +1,6 @@
-"""What a person sees of a fleet: the learner's status as a table.
+"""Renders a learner's status as a table, for `impala status`.
 
-All that callers wrote is escaped: names, and why they were rejected or their environments failed.
+Texts that callers wrote are escaped: names, reasons of rejections, and faults of environments.
 """
 
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ _MAX_DETAIL = 500  # characters of a rejection or a fault
 
 
 def render(learner: str, status: pb.RunStatus) -> rich.console.Group:
-    """Makes a table of a status, under a few lines about the run.
+    """Returns a table of a status, under a few lines about the run.
 
     Args:
       learner: its address.
-      status: what it said.
+      status: as the learner sent it.
     """
     actors = [member for member in status.members if member.role == pb.ROLE_ACTOR]
     speed = sum(member.frames_per_second for member in status.members)
@@ -88,7 +88,7 @@ def _table(status: pb.RunStatus) -> rich.table.Table:
 
 
 def _notes(member: pb.Member, status: pb.RunStatus) -> list[str]:
-    """What there is to say of a member beyond the table."""
+    """Returns what the table has no column for: quarantine, rejection, version, last fault."""
     name = printable(member.name)
     notes = []
     if member.quarantined_seconds > 0:

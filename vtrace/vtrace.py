@@ -92,7 +92,7 @@ def from_importance_weights(
 
 
 def _discounted_sums(terms: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """y_t = terms_t + weights_t y_{t+1}, where y_T = 0. All [T, B, ...]."""
+    """Returns y [T, B, ...], where y_t = terms_t + weights_t y_{t+1} and y_T = 0."""
     last = tf.zeros_like(terms[0])
     if terms.shape[0] is None or terms.shape[0] > _MAX_UNROLLED_STEPS:
 
@@ -117,7 +117,7 @@ def _check_threshold(name: str, threshold: float | None) -> None:
 
 
 def _tensors(**arguments: tf.Tensor) -> list[tf.Tensor]:
-    """Checks log_rhos, then the others against it, and stops their gradients."""
+    """Returns the arguments as tensors without gradients, after checking dtypes and shapes."""
     tensors = [tf.stop_gradient(tf.convert_to_tensor(value)) for value in arguments.values()]
     log_rhos = tensors[0]
     if log_rhos.shape.rank is not None and log_rhos.shape.rank < 2:
