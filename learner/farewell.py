@@ -1,4 +1,4 @@
-"""The end of a run: what its evaluators and actors are waited for."""
+"""The end of a run: waits for evaluators and actors."""
 
 import logging
 import math
@@ -10,8 +10,8 @@ from learner.telemetry.evaluations import Evaluations
 
 _log = logging.getLogger(__name__)
 
-_EVALUATION_SECONDS = 120.0  # that an evaluator may take for a task
-_FAREWELL_SECONDS = 5.0  # that actors may take to hear that training has finished
+_EVALUATION_SECONDS = 120.0  # limit for an evaluator to play one task
+_FAREWELL_SECONDS = 5.0  # for actors to learn that training has finished
 
 
 def await_evaluations(
@@ -21,14 +21,14 @@ def await_evaluations(
     check: Callable[[], None],
     stop: EndRequest,
 ) -> None:
-    """Waits until every task has been played with the final parameters, or an evaluator takes long.
+    """Waits until every task is evaluated with the final parameters, or time is up.
 
     Args:
-      evaluations: that have been reported.
-      learner: the incarnation of this one.
+      evaluations: those reported so far.
+      learner: this learner's incarnation.
       version: of the final parameters.
-      check: called often; raises what the run is to end with.
-      stop: ends the waiting.
+      check: called often; raises an error that ends the run.
+      stop: ends the wait.
     """
     missing = evaluations.missing(learner, version)
     deadline = time.monotonic() + _EVALUATION_SECONDS
@@ -41,12 +41,12 @@ def await_evaluations(
 
 
 def serve_on(when_finished: str, check: Callable[[], None], stop: EndRequest) -> None:
-    """Goes on serving a finished run, so that actors hear of its end.
+    """Continues to serve a finished run, so that actors learn that it has finished.
 
     Args:
       when_finished: "exit": for a few seconds; "idle": until `stop`.
-      check: called often; raises what the run is to end with.
-      stop: ends the waiting.
+      check: called often; raises an error that ends the run.
+      stop: ends the wait.
     """
     idle = when_finished == "idle"
     end = math.inf if idle else time.monotonic() + _FAREWELL_SECONDS

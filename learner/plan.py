@@ -1,4 +1,4 @@
-"""What a run's configuration comes to: what is played, by which network, and what it learns."""
+"""Builds a run's plan from its configuration: tasks, spaces, phases and the spec of an unroll."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,25 +14,25 @@ from learner.update.phases import Phases
 
 
 class Plan(NamedTuple):
-    """A configuration that goes together, and what it stands for."""
+    """The consistent objects that a configuration describes."""
 
     played: Sequence[Task]
-    schedule: Schedule  # which of them is played when
-    spaces: Spaces  # through which all of them are played
-    phases: Phases  # what learns when, and for which agent
+    schedule: Schedule  # when each task is played
+    spaces: Spaces  # common to all tasks
+    phases: Phases  # the algorithms in order, and the agent
     unroll_spec: Unroll  # a nest of ArraySpec of one environment
 
     @property
     def names(self) -> list[str]:
-        """Of the tasks."""
+        """Returns the names of the tasks."""
         return [task.name for task in self.played]
 
 
 def plan_of(config: Config) -> Plan:
-    """Returns what is played and learned. Makes the agent, and every environment once.
+    """Returns the plan of a run. Makes the agent, and every environment once.
 
     Raises:
-      OptionError: there is no such environment, or the agent or an algorithm does not go with it.
+      OptionError: there is no such environment, or the agent or an algorithm does not fit it.
     """
     try:
         played = tasks.make(config.environment, config.tasks)

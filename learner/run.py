@@ -45,7 +45,7 @@ from learner.update.training import Training
 
 _log = logging.getLogger(__name__)
 
-_GRACE_SECONDS = 2.0  # how long calls in progress may take when the learner stops
+_GRACE_SECONDS = 2.0  # for calls in progress when the learner stops
 
 
 def run_learner(
@@ -74,10 +74,10 @@ def run_learner(
       init_from: log directory of another run, whose agent a new run starts from as far as it fits.
       when_finished: "exit", or "idle" to go on serving the final parameters.
       stopped_status: what to return for a run that was stopped before its end.
-      security: what is asked of callers.
-      health_listen: HOST:PORT where health alone is served, in plain text.
+      security: which credentials callers need, and the server's own.
+      health_listen: HOST:PORT where only health is served, in plain text.
       metrics_listen: HOST:PORT where Prometheus metrics are served.
-      rows_to_log: tell the log how the run is doing, instead of standard output.
+      rows_to_log: log the rows of telemetry instead of printing them to standard output.
 
     Returns:
       The exit status: 0 after a finished run, `stopped_status` after a stopped one, 1 after a
@@ -88,8 +88,8 @@ def run_learner(
       CheckpointError: the checkpoint in `logdir` does not fit `config`, or `init_from` has none.
       StorageError: the replay in `logdir` is missing or damaged, or does not fit `config`.
       OptionError: there is no such environment, or the agent cannot play it.
-      OSError: an address is none or cannot be bound.
-      SecurityError: the files of `security` cannot be used, or are not enough for the addresses.
+      OSError: an address is invalid or cannot be bound.
+      SecurityError: the files of `security` cannot be used, or do not suffice for the addresses.
     """
     process.tune_malloc()
     process.allow_many_files()
@@ -101,9 +101,9 @@ def run_learner(
         LogDirectory(logdir, fresh) as directory,
         contextlib.ExitStack() as at_the_end,
     ):
-        plan = plan_of(config)  # may raise an OSError that is not of the log directory
+        plan = plan_of(config)  # may raise an OSError that does not concern the log directory
         with log_directory.opening(logdir):
-            # What was before.
+            # Restored state.
             records = Records.begin(config)
             resumed = resume(logdir, plan.phases, records.accounts, initial)
             if empty_replay:
@@ -113,7 +113,7 @@ def run_learner(
             directory.write("config.yaml", values.to_yaml(config, resumed.unknown))
             incarnations = Incarnations(logdir / "incarnations.json", secrets.randbits(62) + 1)
 
-            # What actors meet.
+            # The service for actors.
             ingest = Ingest(config.learner.queue_unrolls)
             proofs = ReceiptProofs(load_key(logdir / "receipt.key"), incarnations.own)
             service = LearnerService(
@@ -124,7 +124,7 @@ def run_learner(
                 plan.schedule,
             )
 
-            # Telemetry, which is closed last.
+            # Telemetry, closed last.
             telemetry = Telemetry()
             evaluations = Evaluations(logdir, config, plan.names, incarnations.own)
             writer = Writer(
@@ -137,7 +137,7 @@ def run_learner(
             )
             at_the_end.callback(writer.close)
 
-            # From messages to batches, and to new variables.
+            # From messages to batches and updates.
             if replay is not None:
                 at_the_end.callback(replay.close)
             mix = Mix(ingest, config.mix, replay, version=resumed.learner.counters.updates)
@@ -150,12 +150,12 @@ def run_learner(
             )
             training = Training(plan.phases, resumed.learner, mix, guard)
 
-            # What consumes the stream of iterations.
+            # Consumers of the stream of iterations.
             publisher = Publisher(service, incarnations, plan.phases, guard)
             checkpoints = Checkpoints(logdir, resumed, plan.spaces, records.accounts, replay)
             kept = Kept(logdir, resumed, plan.spaces, evaluated=lambda: evaluations.newest)
             if empty_replay and added:
-                checkpoints.save(training.learner)  # which no longer counts what was moved aside
+                checkpoints.save(training.learner)  # no longer counts the replay moved aside
             server = Server(
                 *(service, listen, security, health_listen),
                 observe=lambda method, seconds: telemetry.sample(f"rpc_seconds/{method}", seconds),
@@ -198,7 +198,7 @@ def run_learner(
                 server.stop(_GRACE_SECONDS)
             records.accounts.drop_queued("run_finished" if finished else "learner_stop")
             if is_safe := training.settle():
-                publisher.publish(training.learner)  # what an evaluator is to play last
+                publisher.publish(training.learner)  # the final parameters, for evaluators
                 checkpoints.save(training.learner)
             counters = training.learner.counters
             if finished and service.has_evaluators:
@@ -213,6 +213,6 @@ def run_learner(
                 evaluations.log()
                 farewell.serve_on(when_finished, check, stop)
         except (NotFiniteError, StorageError) as error:
-            _log.error("%s", error)  # and no checkpoint: the variables are bad, or the disk full
+            _log.error("%s", error)  # no checkpoint: the variables are bad, or the disk is full
             return 1
     return 0 if finished else stopped_status

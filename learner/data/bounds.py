@@ -1,4 +1,4 @@
-"""What the numbers of a good message can be: known from the spaces, the tasks and the limits."""
+"""Bounds of the numbers in valid messages, from the spaces, the tasks and the limits."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from impala.environments.spaces import FORBIDDEN
 from impala.schedule import tasks
 from impala.schedule.tasks import Task
 
-_TOLERANCE = 1e-5  # of a box, relative: what rounding may do to an action at its edge
+_TOLERANCE = 1e-5  # relative, of a box: rounding may move an action at its edge
 
 
 class Bounds(NamedTuple):
@@ -23,7 +23,7 @@ class Bounds(NamedTuple):
 
 
 class MessageBounds(NamedTuple):
-    """What is known of a run's messages beside their shapes."""
+    """Bounds of the numbers in a run's messages."""
 
     actions: Sequence[Bounds | None]  # of each leaf of the action; None: any finite number
     frames_per_step: Sequence[int]  # of each task, the most environment frames of one agent step
@@ -34,14 +34,14 @@ class Limit(NamedTuple):
     """The largest absolute value in a leaf, and the setting that raises it."""
 
     value: float
-    setting: str  # "" if there is none: the numbers need only be finite
-    exempt: float | None = None  # a number that is good all the same
+    setting: str  # "": no limit, the numbers need only be finite
+    exempt: float | None = None  # a number that is valid beyond the limit
 
     def beyond(self, array: np.ndarray) -> Any | None:
         """Returns a number of the array that is not finite or beyond the limit, or None."""
         if not array.size:
             return None
-        low, high = float(array.min()), float(array.max())  # NaN if there is one
+        low, high = float(array.min()), float(array.max())  # NaN if the array has one
         if -self.value <= low and high <= self.value:
             return None
         limit = np.float64(self.value)
@@ -57,9 +57,9 @@ def message_bounds(
     """Returns the bounds of a run's messages.
 
     Args:
-      config: of the run.
+      config: the run's configuration.
       played: its tasks.
-      action_space: through which all of them are played.
+      action_space: common to all tasks.
     """
     return MessageBounds(
         actions=list(_actions(action_space)),
@@ -88,7 +88,7 @@ def limit_of(name: str, dtype: np.dtype, limits: LimitsConfig) -> Limit | None:
 
 
 def _actions(space: gym.Space) -> Iterator[Bounds | None]:
-    """The limits of each leaf of an action."""
+    """Yields the bounds of each leaf of an action."""
     match space:
         case gym.spaces.Dict():
             for name in sorted(space.spaces):

@@ -1,6 +1,6 @@
-"""Ingest: what stands between the wire and the mix. Messages are checked here, then they queue.
+"""Ingest: checks the messages from actors and queues them for the mix.
 
-Nothing is copied: the arrays of an `Arrival` are read-only views of the bytes that came in.
+Nothing is copied: the arrays of an `Arrival` are read-only views of the received bytes.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ from learner.data.bounds import MessageBounds, limit_of
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
-_MAX_FAULT_DETAIL = 200  # characters; what is longer is cut
+_MAX_FAULT_DETAIL = 200  # characters; longer details are cut
 _MAX_LENGTH = 2**31 - 1  # agent steps of an episode
 _MAX_SECONDS = 1e9  # between two messages
 _MORE_FRAMES = (
     "If steps play more, set the learner's frame skip, environment.repeat.most or "
     "limits.frames_per_step to what the environment does."
 )
-_ROUNDING = 1e-4  # relative, of a return that was summed up in float32
+_ROUNDING = 1e-4  # relative, of a return summed in float32
 
 
 class Arrival(NamedTuple):
@@ -38,10 +38,10 @@ class Arrival(NamedTuple):
     incarnation: int  # of the actor
     sequence: int
     task: int
-    offset: int  # environments before it are accounted for already; 0 except after a crash
+    offset: int  # environments before it are already accounted for; 0 except after a crash
     episodes: list[Episode]  # that ended in these unrolls
     elapsed_seconds: float  # since the actor made its previous message
-    waited_seconds: float  # of which it waited for the learner
+    waited_seconds: float  # part of it spent waiting for the learner
     received: float  # when it came, by the monotonic clock
     faults: Sequence[EnvironmentFault] = ()  # of its environments; details are printable
 
@@ -51,28 +51,28 @@ class Rejection(NamedTuple):
 
     reason: "pb.Reason"
     detail: str  # names the value, the limit and the fix
-    of_network: bool = False  # whether the actor's network computed the number that is refused
+    of_network: bool = False  # whether the actor's network computed the refused number
 
 
 class IngestClosed(Exception):
-    """The ingest takes nothing more."""
+    """The ingest accepts no more messages."""
 
 
 class Ingest:
-    """A first-in-first-out queue of messages, bounded by the unrolls in them.
+    """A first-in-first-out queue of messages, bounded by their number of unrolls.
 
-    Messages come in on one event loop; any thread takes them out.
+    Messages are put on one event loop; any thread may get them.
     """
 
     def __init__(self, capacity: int):
-        """Starts empty.
+        """Makes an empty queue.
 
         Args:
-          capacity: unrolls that may wait. A message that is larger than that passes when nothing
-            else waits, so that no message waits for ever.
+          capacity: unrolls that may be queued. A larger message is accepted when the queue is
+            empty, so that no message waits for ever.
         """
         self._capacity = capacity
-        self._turn = asyncio.Lock()  # whoever holds it is the next to get room
+        self._turn = asyncio.Lock()  # its holder is the next to get room
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._arrivals: deque[Arrival] = deque()
@@ -82,22 +82,22 @@ class Ingest:
 
     @property
     def capacity(self) -> int:
-        """Unrolls that may wait."""
+        """Returns how many unrolls may be queued."""
         return self._capacity
 
     @property
     def depth(self) -> int:
-        """Unrolls that wait."""
+        """Returns how many unrolls are queued."""
         return self._depth
 
     @contextlib.asynccontextmanager
     async def room(self, unrolls: int) -> AsyncIterator[None]:
-        """Waits, in the order of calls, until `put` may add so many unrolls; that is back-pressure.
+        """Waits, in the order of calls, until `put` may add `unrolls` (back-pressure).
 
-        The body must not wait for anything: room is kept for it only until it gives way.
+        The body must not await anything: the room is reserved only until it yields control.
 
         Raises:
-          IngestClosed: it was closed before there was room.
+          IngestClosed: the ingest was closed before there was room.
         """
         async with self._turn:
             while (waiting := self._wait_for(unrolls)) is not None:
@@ -115,7 +115,7 @@ class Ingest:
             self._changed.notify()
 
     def get(self, timeout: float) -> Arrival | None:
-        """Takes the oldest message out.
+        """Removes and returns the oldest message.
 
         Returns:
           None after `timeout` seconds without a message, or at once when the ingest is closed and
@@ -134,14 +134,14 @@ class Ingest:
             return arrival
 
     def close(self) -> None:
-        """Takes nothing more and wakes everyone who waits. What is queued can still be had."""
+        """Accepts no more messages and wakes all waiters. Queued messages can still be taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
             self._wake()
 
     def _wait_for(self, unrolls: int) -> asyncio.Future[None] | None:
-        """None if there is room now, or what to wait for before looking again."""
+        """Returns None if there is room now, else a future to await before checking again."""
         loop = asyncio.get_running_loop()
         with self._lock:
             if self._closed:
@@ -153,26 +153,26 @@ class Ingest:
             return waiting
 
     def _wake(self) -> None:
-        """Lets the one who waits for room look again. Called with the lock held."""
+        """Wakes the waiter for room. Called with the lock held."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
             loop, waiting = waiter
-            with contextlib.suppress(RuntimeError):  # the loop has ended with all that waited on it
+            with contextlib.suppress(RuntimeError):  # the loop has ended with all its waiters
                 loop.call_soon_threadsafe(_resolve, waiting)
 
 
 def _resolve(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():  # whoever waited may have been cancelled
+    if not waiting.done():  # the waiter may have been cancelled
         waiting.set_result(None)
 
 
 def _unrolls(arrival: Arrival) -> int:
-    """Unrolls of a message that are still to be accounted for."""
+    """Returns the unrolls of a message that are not yet accounted for."""
     return int(arrival.unroll.frames.shape[0]) - arrival.offset
 
 
 class Validator:
-    """Checks messages against the learner's own spec and bounds. Every size comes from there."""
+    """Checks messages against the learner's own spec and bounds, from which every size comes."""
 
     def __init__(
         self,
@@ -181,11 +181,11 @@ class Validator:
         max_envs: int,
         bounds: MessageBounds,
     ):
-        """Keeps the spec.
+        """Makes a validator.
 
         Args:
           unroll_spec: a nest of ArraySpec of one environment: timestep and output [T + 1, ...],
-            core_state [...]; frames and parameter_version are (): they travel on their own.
+            core_state [...]; frames and parameter_version are (), as they are separate fields.
           fingerprint: of the learner's specs.
           max_envs: largest number of environments in a message, E.
           bounds: of the numbers in a message.
@@ -210,23 +210,23 @@ class Validator:
 
     @property
     def max_message_bytes(self) -> int:
-        """An upper limit for the size of a good message on the wire."""
+        """Returns an upper bound of the size of a valid message on the wire."""
         per_env = sum(
             math.prod(spec.shape) * codec.numpy_dtype(spec.dtype).itemsize for spec in self._specs
         )
-        episodes = 4096 + 64 * self._unroll_length  # an environment's, generously
+        episodes = 4096 + 64 * self._unroll_length  # of one environment, a generous bound
         return self._max_envs * (per_env + episodes) + 2**20
 
     def check(self, message: pb.Unrolls, newest_version: int | None) -> Arrival | Rejection:
-        """Checks everything but who sent the message and its sequence number.
+        """Checks everything but the sender and the sequence number.
 
         Args:
-          message: as it came.
-          newest_version: the last version of the parameters that the learner incarnation which the
-            message names can have published; None if that was no learner of this run.
+          message: as received.
+          newest_version: the last parameter version that the learner incarnation in the message can
+            have published; None if that was no learner of this run.
 
         Returns:
-          An arrival with offset 0, or why there is none.
+          An arrival with offset 0, or the reason for a rejection.
         """
         try:
             self._check_header(message, newest_version)
@@ -253,15 +253,15 @@ class Validator:
             return rejected.rejection
 
     def episodes(self, messages: Sequence[pb.Episode], limit: int, task: int) -> list[Episode]:
-        """Checks finished episodes and makes them plain.
+        """Checks finished episodes and converts them from messages.
 
         Args:
-          messages: as they came.
-          limit: how many there can be.
-          task: that was played.
+          messages: as received.
+          limit: largest possible number of episodes.
+          task: the task played.
 
         Raises:
-          Rejected: there are more, or a number among them is not finite or out of range.
+          Rejected: there are more episodes, or a number is not finite or out of range.
         """
         if len(messages) > limit:
             raise Rejected(
@@ -348,7 +348,7 @@ class Validator:
             )
 
     def _decode(self, message: pb.Unrolls) -> list[np.ndarray]:
-        tensors = list(message.tensors)  # protobuf copies the bytes at each access: look once
+        tensors = list(message.tensors)  # protobuf copies the bytes at each access
         if len(tensors) != len(self._specs):
             raise Rejected(
                 pb.REASON_TENSOR_COUNT,
@@ -380,7 +380,7 @@ class Validator:
         )
 
     def _check_frames(self, frames: np.ndarray, step_type: np.ndarray, task: int) -> None:
-        """Frames [E] must be what the steps in rows 1..T [T + 1, E] can have played."""
+        """Checks frames [E] against the steps in rows 1..T of step_type [T + 1, E]."""
         steps = (step_type[1:] != StepType.FIRST).sum(axis=0)
         most = self._bounds.frames_per_step[task]
         wrong = (frames < steps) | (frames > most * steps)
@@ -393,7 +393,7 @@ class Validator:
             )
 
     def _check_numbers(self, arrays: list[np.ndarray]) -> None:
-        """All numbers must be finite and within the limits of their leaf."""
+        """Checks that all numbers are finite and within the limits of their leaf."""
         for spec, limit, array in zip(self._specs, self._limits, arrays, strict=True):
             if array.dtype.kind == "b" and array.size and array.view(np.uint8).max() > 1:
                 _check_range(f"{spec.name} (a bool, as a byte)", array.view(np.uint8), 0, 1)
@@ -420,12 +420,12 @@ class Validator:
         for (path, action), bounds in zip(actions, self._bounds.actions, strict=True):
             if bounds is not None:
                 name = "/".join(map(str, ("output", "action", *path)))
-                # Row 0 repeats a row that was checked, or, at the very first, holds no action.
+                # Row 0 repeats a checked row or, in the first unroll, holds no action.
                 _check_range(name, action[1:], bounds.low, bounds.high)
 
 
 class Rejected(Exception):
-    """Carries a `Rejection` up to where the message came in."""
+    """Carries a `Rejection` up to the caller of the validator."""
 
     def __init__(self, reason: "pb.Reason", detail: str, of_network: bool = False):
         super().__init__(detail)
@@ -441,10 +441,10 @@ def _check_finite(name: str, value: float) -> None:
 
 
 def _faults(messages: Sequence[pb.EnvironmentFault], num_envs: int) -> list[EnvironmentFault]:
-    """Makes faults plain, without those of a kind that only a newer protocol knows.
+    """Converts environment faults, without kinds that only a newer protocol knows.
 
     Raises:
-      Rejected: there are more than environments.
+      Rejected: there are more faults than environments.
     """
     if len(messages) > num_envs:
         raise Rejected(
@@ -486,7 +486,7 @@ def _check_range(name: str, array: np.ndarray, low: Any, high: Any) -> None:
 
 
 def _check_step_types(step_type: np.ndarray) -> None:
-    """Rows [T + 1, E] must be step types, and a FIRST comes after every LAST and only there."""
+    """Checks of rows [T + 1, E] that they are step types, with FIRST exactly after each LAST."""
     _check_range("timestep/step_type", step_type, StepType.FIRST, StepType.LAST)
     wrong = (step_type[:-1] == StepType.LAST) != (step_type[1:] == StepType.FIRST)
     if wrong.any():
@@ -500,7 +500,7 @@ def _check_step_types(step_type: np.ndarray) -> None:
 
 
 def wire_specs(unroll_spec: Unroll) -> tuple[list[pb.TensorSpec], int]:
-    """What travels of one environment's unroll, and how many of these are core state (the last)."""
+    """Returns the specs of an unroll on the wire, and how many (the last) are core state."""
     core_state = codec.specs(
         unroll_spec._replace(timestep=(), output=())  # type: ignore[arg-type]
     )

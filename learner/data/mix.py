@@ -1,4 +1,4 @@
-"""The mix: fresh unrolls and replayed ones become batches, while the last update still runs."""
+"""The mix: makes batches of fresh and replayed unrolls while the previous update runs."""
 
 import itertools
 import logging
@@ -36,26 +36,26 @@ class Origin(NamedTuple):
     """Where one unroll of a batch comes from."""
 
     actor: str
-    number: int | None  # in replay, which may hold it no more; None if there is no replay
+    number: int | None  # in replay, which may have evicted it; None without replay
 
 
 class Prepared(NamedTuple):
-    """A batch, and what the learner accounts for once it has learned from it.
+    """A batch, and what to account for once the learner has learned from it.
 
-    That is every fresh unroll taken for it, also those that only went to replay.
+    That includes every fresh unroll taken for it, also those that were only added to replay.
     """
 
-    batch: Batch | None  # NumPy, [T + 1, B, ...]; None while replay warms up, or all was too old
+    batch: Batch | None  # NumPy, [T + 1, B, ...]; None during warm-up, or if all was too old
     origins: Sequence[Origin]  # of its B unrolls
     provenance: Sequence[Provenance]  # in the order of the queue
     unrolls: int  # fresh, and not dropped
     frames: int  # environment frames in them
     steps: int  # agent decisions in them
-    arrivals: Sequence[Arrival]  # begun with this batch: their statistics count once
+    arrivals: Sequence[Arrival]  # first used in this batch: their statistics count once
 
 
 class _Chunk(NamedTuple):
-    """Neighbouring columns of a message."""
+    """Adjacent columns of a message."""
 
     arrival: Arrival
     columns: slice
@@ -66,7 +66,7 @@ class _Chunk(NamedTuple):
         return self.columns.stop - self.columns.start
 
     def split(self, count: int) -> "tuple[_Chunk, _Chunk | None]":
-        """The first `count` columns, or all if there are fewer, and the rest."""
+        """Returns the first `count` columns, or all if there are fewer, and the rest."""
         middle = self.columns.start + count
         if middle >= self.columns.stop:
             return self, None
@@ -98,8 +98,8 @@ class _Chunk(NamedTuple):
 class Mix:
     """Fills batches from the ingest and from replay in a thread of its own.
 
-    Every batch gets new arrays: TensorFlow may keep using their memory after it has been handed
-    over, so a buffer must never be written again.
+    TensorFlow may keep using an array's memory after it was handed over, so every batch gets new
+    arrays.
     """
 
     def __init__(
@@ -113,25 +113,25 @@ class Mix:
         """Starts the thread.
 
         Args:
-          ingest: where fresh unrolls come from.
-          config: how many unrolls of which kind make a batch. There is no batch before the replay
-            holds `warm_up_unrolls` or is full: fresh unrolls only go there until then.
-          replay: where fresh unrolls go, and where replayed ones come from.
-          version: of the parameters that the first batch moves.
-          depth: batches that are made ahead of the update.
+          ingest: source of fresh unrolls.
+          config: how many unrolls of each kind make a batch. Until replay holds `warm_up_unrolls`
+            or is full, fresh unrolls are only added to replay and there is no batch.
+          replay: receives fresh unrolls and provides replayed ones.
+          version: of the parameters that the first batch updates.
+          depth: batches to prepare ahead of the update.
 
         Raises:
-          ValueError: there shall be replayed unrolls, but there is no replay.
+          ValueError: the configuration asks for replayed unrolls, but there is no replay.
         """
         if config.replayed and replay is None:
             raise ValueError(f"mix.replayed is {config.replayed}, but there is no replay.")
         self._ingest = ingest
         self._config = config
         self._replay = replay
-        self._version = version  # that the batch being made will move
+        self._version = version  # that the batch being made will update
         self._version_lock = threading.Lock()
         self._has_dropped = False
-        self._more: tuple[Unroll, int] | None = None  # what batches look like; how many come still
+        self._more: tuple[Unroll, int] | None = None  # template of batches; how many are due
         self._rest: _Chunk | None = None  # of a message that is partly used
         self._ready: queue.Queue[Prepared] = queue.Queue(maxsize=depth)
         self._stop = threading.Event()
@@ -140,11 +140,11 @@ class Mix:
         self._thread.start()
 
     def get(self, timeout: float) -> Prepared | None:
-        """The next batch, or None after `timeout` seconds without one.
+        """Returns the next batch, or None after `timeout` seconds without one.
 
         Raises:
           StorageError: replay cannot be written or read.
-          RuntimeError: the thread that makes batches has died of something else.
+          RuntimeError: the thread that makes batches has died of another error.
         """
         try:
             return self._ready.get(timeout=timeout)
@@ -156,16 +156,16 @@ class Mix:
             return None
 
     def shift_version(self, updates: int) -> None:
-        """Tells that the learner is so many updates further than batches were taken.
+        """Corrects the count of versions by updates that do not match the batches taken.
 
         Args:
-          updates: 1 for an update without a batch, -1 for a batch that has moved nothing.
+          updates: 1 for an update without a batch, -1 for a batch without an update.
         """
         with self._version_lock:
             self._version += updates
 
     def close(self) -> None:
-        """Stops the thread; batches that were made and not taken are forgotten."""
+        """Stops the thread; prepared batches are discarded."""
         self._stop.set()
         self._thread.join(timeout=10.0)
 
@@ -183,7 +183,7 @@ class Mix:
             self._error = error
 
     def _prepare(self) -> Prepared | None:
-        """Makes one batch, or None when the mix was closed first."""
+        """Returns one batch, or None if the mix was closed first."""
         config, replay = self._config, self._replay
         if self._stop.is_set():
             return None
@@ -213,10 +213,10 @@ class Mix:
             assert replay is not None
             try:
                 replayed = _origins(replay.sample(unroll, filled, config.replayed))
-            except LookupError:  # It was damaged, has started over, and warms up again.
+            except LookupError:  # Replay was damaged, is empty now, and warms up again.
                 self._remember(fresh)
                 return _prepared(None, taken)
-        # After the draw: nothing is fresh and replayed at once.
+        # After the draw, so that no unroll is both fresh and replayed in one batch.
         origins = self._remember(fresh)[:filled] + replayed
         if config.updates > 1:
             self._more = unroll, config.updates - 1
@@ -225,13 +225,13 @@ class Mix:
         return _prepared(Batch(unroll, is_replay), taken, origins)
 
     def _again(self, like: Unroll, count: int) -> Prepared:
-        """Another batch of nothing but replay, without taking anything; `count` are due."""
+        """Returns another batch from replay alone, of which `count` are due."""
         assert self._replay is not None
         size = self._config.batch_size
         unroll = _empty_like(like, size)
         try:
             origins = _origins(self._replay.sample(unroll, 0, size))
-        except LookupError:  # It was damaged, has started over, and warms up again.
+        except LookupError:  # Replay was damaged, is empty now, and warms up again.
             self._more = None
             return _prepared(None, [])
         self._more = (like, count - 1) if count > 1 else None
@@ -241,7 +241,7 @@ class Mix:
     def _take(self, count: int) -> list[_Chunk] | None:
         """Takes `count` unrolls out of the ingest, in order; None when the mix is closed.
 
-        With them come the chunks that are too old to be learned from, which do not count.
+        The result also has the chunks that are too old to be learned from, which do not count.
         """
         chunks: list[_Chunk] = []
         while count > 0:
@@ -257,7 +257,7 @@ class Mix:
                 chunks.append(self._drop(self._rest))
                 self._rest = None
                 if count == self._config.fresh:
-                    return chunks  # nothing but that: to be accounted for at once
+                    return chunks  # nothing else: to be accounted for at once
                 continue
             chunk, self._rest = self._rest.split(count)
             chunks.append(chunk)
@@ -265,12 +265,12 @@ class Mix:
         return chunks
 
     def _is_too_old(self, chunk: _Chunk) -> bool:
-        """Also of what a learner made that came further, before it was killed."""
+        """Returns whether a chunk is too old, also by versions of a learner that was killed."""
         limit, version = self._config.max_policy_lag, chunk.version()
         return limit > 0 and not self._version - limit <= version <= self._version
 
     def _drop(self, chunk: _Chunk) -> _Chunk:
-        """The chunk without its arrays, which may have to wait for a batch."""
+        """Returns the chunk without its arrays, as it may wait for a batch."""
         if not self._has_dropped:
             self._has_dropped = True
             _log.warning(
@@ -283,7 +283,7 @@ class Mix:
         return _Chunk(arrival, chunk.columns, dropped=POLICY_LAG)
 
     def _remember(self, chunks: Sequence[_Chunk]) -> list[Origin]:
-        """Adds fresh unrolls to the replay, if there is one; where each of them comes from."""
+        """Adds fresh unrolls to replay, if there is one. Returns their origins."""
         origins: list[Origin] = []
         for chunk in chunks:
             arrival = chunk.arrival
@@ -316,7 +316,7 @@ def _prepared(
 
 
 def _time_major(unroll: Unroll) -> tuple[Nest, Nest]:
-    """Splits an unroll into what has time before the batch axis and what has not."""
+    """Splits an unroll into its time-major leaves and those without a time axis."""
     return (
         (unroll.timestep, unroll.output),
         (unroll.core_state, unroll.frames, unroll.parameter_version),
@@ -324,7 +324,7 @@ def _time_major(unroll: Unroll) -> tuple[Nest, Nest]:
 
 
 def _empty_like(unroll: Unroll, batch_size: int) -> Unroll:
-    """Uninitialised arrays like `unroll`'s with `batch_size` in place of E."""
+    """Returns uninitialised arrays like `unroll`'s with `batch_size` in place of E."""
     timed, untimed = _time_major(unroll)
     timed = tree.map_structure(
         lambda x: np.empty((x.shape[0], batch_size, *x.shape[2:]), x.dtype), timed
@@ -334,7 +334,7 @@ def _empty_like(unroll: Unroll, batch_size: int) -> Unroll:
 
 
 def _copy_columns(target: Unroll, at: int, chunk: _Chunk) -> None:
-    """Copies the columns of a chunk to column `at` of `target` and those after it."""
+    """Copies the columns of a chunk to columns `at` and following of `target`."""
     into_columns = slice(at, at + chunk.size)
     targets, sources = _time_major(target), _time_major(chunk.arrival.unroll)
     for into, out_of in zip(tree.flatten(targets[0]), tree.flatten(sources[0]), strict=True):

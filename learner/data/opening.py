@@ -1,4 +1,4 @@
-"""Opens the replay of a run, and compares it with what the checkpoint counts."""
+"""Opens the replay of a run and compares it with the checkpoint's count."""
 
 import functools
 import logging
@@ -17,14 +17,14 @@ _log = logging.getLogger(__name__)
 def open_replay(
     config: Config, unroll_spec: Unroll, directory: LogDirectory, counted: int, may_be_lost: bool
 ) -> Replay | None:
-    """Opens the replay, if the mix has a use for it.
+    """Opens the replay, if the mix uses it.
 
     Args:
-      config: of the run.
+      config: the run's configuration.
       unroll_spec: a nest of ArraySpec of one environment.
       directory: holds the replay, if it is on disk.
-      counted: unrolls that the checkpoint counts as added to it. After a crash it may hold more.
-      may_be_lost: whether fewer may be found: a person has asked for an empty replay.
+      counted: unrolls added to it according to the checkpoint. After a crash it may hold more.
+      may_be_lost: whether fewer are accepted: the user has asked for an empty replay.
 
     Raises:
       StorageError: it is missing or damaged, or does not fit the run.

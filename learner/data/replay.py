@@ -1,9 +1,9 @@
-"""Replay: whole unrolls of the past, evicted by one of two rules and drawn uniformly.
+"""Replay: whole past unrolls, evicted by one of two rules and drawn uniformly.
 
-Both rules keep the unrolls with the smallest keys. An unroll's key is drawn at random (reservoir:
-what is left is a uniform sample of everything ever added, Vitter 1985) or counts down (fifo: what
-is left is the newest). No key is ever drawn twice, so a replay that was closed or killed goes on
-as if nothing had happened, as long as its records and its `State` were written together.
+Both rules keep the unrolls with the smallest keys. The key of an unroll is random (reservoir: the
+contents are a uniform sample of everything ever added, Vitter 1985) or counts down (fifo: the
+contents are the newest). No key is drawn twice, so a replay that was closed or killed resumes
+exactly, as long as its records and its `State` were written together.
 """
 
 import heapq
@@ -22,13 +22,13 @@ from learner.data.storage import DamagedError, Head, Record, Store
 
 Rule = Literal["reservoir", "fifo"]
 
-_LEVEL = 1  # of zstd: a hundredth of the size of pixel frames, in microseconds each
+_LEVEL = 1  # of zstd: pixel frames shrink to a hundredth, in microseconds each
 
-_COMMIT_EVERY = 1000  # unrolls added; what a crash can lose
+_COMMIT_EVERY = 1000  # unrolls added; a crash loses at most so many
 
 
 class Contents(NamedTuple):
-    """What a replay holds."""
+    """The size of a replay's contents."""
 
     unrolls: int
     frames: int  # environment frames in them
@@ -38,10 +38,10 @@ class Contents(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """Which unroll was drawn, and whose it is."""
+    """Number and actor of a drawn unroll."""
 
-    number: int  # how many had been added before it
-    actor: str  # who sent it
+    number: int  # how many were added before it
+    actor: str  # its sender
 
 
 class Replay:
@@ -57,35 +57,34 @@ class Replay:
         capacity_bytes: int | None = None,
         seed: int = 0,
     ):
-        """Goes on with what the store holds.
+        """Opens a replay on the contents of a store.
 
         Args:
-          unroll_spec: a nest of ArraySpec of one environment, as `impala.build.unroll_spec` makes
-            it.
-          store: keeps the records. If they turn out to be damaged, now or later, the replay goes on
-            empty if the store does.
+          unroll_spec: a nest of ArraySpec of one environment, from `impala.build.unroll_spec`.
+          store: keeps the records. If they are found damaged, now or later, the replay continues
+            empty if the store allows it.
           rule: which unrolls are evicted when there is no room.
-          capacity_frames: environment frames that it may hold.
-          capacity_bytes: compressed bytes that it may hold; None is no limit. A reservoir that is
-            bounded by bytes favours what compresses well.
-          seed: of keys and draws; mixed with how much was ever added, so that a replay that goes
-            on does not draw the same keys again.
+          capacity_frames: largest number of environment frames held.
+          capacity_bytes: largest number of compressed bytes held; None: no limit. A reservoir that
+            is bounded by bytes favours unrolls that compress well.
+          seed: of keys and draws; combined with the number of unrolls ever added, so that a resumed
+            replay does not draw the same keys again.
 
         Raises:
-          StorageError: the records are damaged, or there may be no room for a single one.
+          StorageError: the records are damaged, or the capacity is too small for a single one.
         """
         self._rule = rule
         self._store = store
         self._capacity_frames = capacity_frames
         self._capacity_bytes = math.inf if capacity_bytes is None else capacity_bytes
         self._layout = _Layout(unroll_spec)
-        largest = self._layout.size + self._layout.size // 128 + 512  # more than zstd ever makes
+        largest = self._layout.size + self._layout.size // 128 + 512  # zstd's worst case
         if largest > self._capacity_bytes:
             raise StorageError(
                 f"replay.capacity_bytes is {capacity_bytes}, but an unroll that does not compress "
                 f"takes up to {largest}: raise it."
             )
-        # With a checksum, so that nothing damaged is ever learned from.
+        # With a checksum, so that a damaged unroll is never learned from.
         self._compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
         self._decompressor = zstandard.ZstdDecompressor()
         self._lock = threading.Lock()
@@ -102,21 +101,21 @@ class Replay:
         Args:
           unroll: arrays [T + 1, E, ...]; core_state, frames and parameter_version [E, ...].
           columns: which of the E environments.
-          actor: who sent them.
+          actor: their sender.
 
         Returns:
-          The number of the first of them; the others have the numbers after it. Which of them it
-          holds is its own affair.
+          The number of the first unroll; the others are numbered consecutively. The replay decides
+          which of them it keeps.
 
         Raises:
           ValueError: a single unroll is larger than the capacity.
-          StorageError: it cannot be written.
+          StorageError: the store cannot be written.
         """
         leaves = self._layout.leaves(unroll)
         with self._lock:
             before = self._state.added
             for column in range(*columns.indices(unroll.frames.shape[0])):
-                # One of nothing but seams has no frames, and there shall not be any number of them.
+                # An unroll of seams alone has no frames, but must count towards the capacity.
                 frames = max(1, int(unroll.frames[column]))
                 self._add(self._layout.pack(leaves, column), frames, actor)
             if before // _COMMIT_EVERY != self._state.added // _COMMIT_EVERY:
@@ -126,15 +125,15 @@ class Replay:
     def sample(self, unroll: Unroll, start: int, count: int) -> Sequence[Drawn]:
         """Writes `count` unrolls into columns `start` to `start + count` of `unroll`.
 
-        They are drawn uniformly, without drawing one twice as long as there are enough.
+        They are drawn uniformly, without replacement if there are enough.
 
         Returns:
-          What was drawn, in the order of the columns.
+          The drawn unrolls, in the order of the columns.
 
         Raises:
-          LookupError: there is nothing to draw from, perhaps since what was drawn is damaged and
-            the replay has started over.
-          StorageError: what was drawn is damaged, or cannot be read.
+          LookupError: the replay is empty, possibly because it was found damaged and has started
+            over.
+          StorageError: a drawn unroll is damaged, or cannot be read.
         """
         leaves = self._layout.leaves(unroll)
         with self._lock:
@@ -155,33 +154,33 @@ class Replay:
             return drawn
 
     def remove(self, numbers: Iterable[int]) -> int:
-        """Removes unrolls for good, at once also from what a crash would leave.
+        """Removes unrolls permanently, and commits.
 
         Args:
-          numbers: of the unrolls, as `sample` returned them; those that are gone are passed over.
+          numbers: of the unrolls, as `sample` returned them; evicted ones are ignored.
 
         Returns:
           How many were removed.
 
         Raises:
-          StorageError: it cannot be written.
+          StorageError: the store cannot be written.
         """
         with self._lock:
             held = {number for number in numbers if number in self._places}
             for number in held:
                 self._release(number)
-            if held:  # Their keys remain in the heap until it is their turn to be evicted.
+            if held:  # Their keys stay in the heap until their turn to be evicted.
                 self._commit()
             return len(held)
 
     def commit(self) -> int:
-        """Makes everything that was added durable, if the store can; how many unrolls that is."""
+        """Commits everything added. Returns how many unrolls were ever added."""
         with self._lock:
             self._commit()
             return self._state.added
 
     def close(self) -> None:
-        """Closes the store. What was not committed is lost."""
+        """Closes the store. Uncommitted unrolls are lost."""
         with self._lock:
             self._store.close()
 
@@ -190,11 +189,11 @@ class Replay:
 
     @property
     def is_full(self) -> bool:
-        """Whether it has had to evict or refuse an unroll."""
+        """Returns whether an unroll was ever evicted or refused."""
         return self._state.threshold < math.inf
 
     def contents(self) -> Contents:
-        """What it holds now."""
+        """Returns the size of the current contents."""
         with self._lock:
             added = self._state.added
             return Contents(
@@ -206,10 +205,10 @@ class Replay:
             )
 
     def _load(self) -> None:
-        """Takes up what the store holds."""
+        """Reads the heads of the store's records."""
         self._state = self._store.state()
         self._rng = np.random.default_rng([self._seed, self._state.added])
-        self._held: list[int] = []  # numbers of the unrolls held, in no order
+        self._held: list[int] = []  # numbers of the unrolls held, unordered
         self._places: dict[int, int] = {}  # number -> its place in _held
         self._sizes: dict[int, tuple[int, int]] = {}  # number -> frames, bytes
         self._evicted_next: list[tuple[float, int]] = []  # heap of (-key, number)
@@ -281,7 +280,7 @@ class Replay:
 
 
 class _Layout:
-    """How the arrays of one unroll lie one after another in a record."""
+    """The layout of an unroll's arrays in a record."""
 
     def __init__(self, unroll_spec: Unroll):
         timed = tree.flatten((unroll_spec.timestep, unroll_spec.output))
@@ -296,7 +295,7 @@ class _Layout:
         self.size = sum(self._sizes)  # bytes of an unroll
 
     def leaves(self, unroll: Unroll) -> Sequence[np.ndarray]:
-        """The arrays of E unrolls, in the order of a record, with E as the first axis."""
+        """Returns the arrays of E unrolls, in the order of a record, with E as the first axis."""
         leaves = tree.flatten(unroll)
         return [
             leaf.swapaxes(0, 1) if place < self._num_timed else leaf
@@ -304,11 +303,11 @@ class _Layout:
         ]
 
     def pack(self, leaves: Sequence[np.ndarray], column: int) -> bytes:
-        """One environment's values."""
+        """Returns one environment's values as bytes."""
         return b"".join(leaf[column].tobytes() for leaf in leaves)
 
     def unpack(self, packed: bytes, leaves: Sequence[np.ndarray], column: int) -> None:
-        """Writes the values back into column `column`."""
+        """Writes packed values into column `column`."""
         offset = 0
         for (shape, dtype), size, leaf in zip(self._specs, self._sizes, leaves, strict=True):
             values: Any = np.frombuffer(packed, dtype, math.prod(shape), offset)

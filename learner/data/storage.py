@@ -1,8 +1,9 @@
-"""Where the records of a replay lie: in memory, or on disk where a crash cannot damage them.
+"""Storage of a replay's records: in memory, or on disk, safe against crashes.
 
-On disk they are in an SQLite database: a process that is killed, or a host that loses power, leaves
-the state of the last commit. Nothing of the file is mapped into memory, so a damaged one gives
-errors and not signals; and everything in it has a checksum, so what is read is what was written.
+On disk they are in an SQLite database: after the process is killed or the host loses power, it
+  holds
+the last commit. Nothing of the file is mapped into memory, so a damaged file causes errors and not
+signals. Everything in it has a checksum, so damage is detected.
 """
 
 import abc
@@ -24,20 +25,20 @@ _log = logging.getLogger(__name__)
 
 
 class DamagedError(StorageError):
-    """What a replay reads from its disk is not what was written there."""
+    """The contents of a replay's disk are not what was written there."""
 
 
 class Record(NamedTuple):
     """One stored unroll."""
 
-    key: float  # what decides when it is evicted
+    key: float  # decides when it is evicted
     frames: int  # environment frames in it
-    actor: str  # who sent it
+    actor: str  # its sender
     data: bytes  # compressed
 
 
 class Head(NamedTuple):
-    """What is known of a record without reading its data."""
+    """A record without its data."""
 
     key: float
     frames: int
@@ -46,7 +47,7 @@ class Head(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a replay must remember beside its records."""
+    """A replay's state beside its records."""
 
     added: int = 0  # unrolls ever added
     threshold: float = math.inf  # smallest key that was ever evicted
@@ -57,19 +58,19 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def state(self) -> State:
-        """As of the last commit."""
+        """Returns the state of the last commit."""
 
     @abc.abstractmethod
     def heads(self) -> Iterator[tuple[int, Head]]:
-        """The heads of all records of the last commit, with their numbers in ascending order.
+        """Yields number and head of all records of the last commit, in ascending order.
 
         Raises:
-          DamagedError: they are not those that were written; not before the end, maybe.
+          DamagedError: they are not what was written; possibly raised only at the end.
         """
 
     @abc.abstractmethod
     def get(self, number: int) -> Record:
-        """One record that is there.
+        """Returns an existing record.
 
         Raises:
           DamagedError: it is not what was written.
@@ -81,31 +82,31 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def delete(self, number: int) -> None:
-        """Removes a record that is there."""
+        """Removes an existing record."""
 
     @abc.abstractmethod
     def commit(self, state: State) -> None:
-        """Makes everything since the last commit durable, all of it or nothing.
+        """Makes all changes since the last commit durable, atomically.
 
         Raises:
-          StorageError: it cannot be written; DamagedError, because of what is there.
+          StorageError: the store cannot be written; DamagedError if damage is the cause.
         """
 
     @abc.abstractmethod
     def start_over(self, damage: DamagedError) -> None:
-        """Goes on as an empty store, which counts on from `state()`.
+        """Empties the store; its numbers continue from `state()`.
 
         Raises:
-          DamagedError: `damage`, if that is not wanted.
+          DamagedError: `damage`, if starting over is not allowed.
         """
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Frees what it uses. What was not committed is lost."""
+        """Closes the store. Uncommitted changes are lost."""
 
 
 class Memory(Store):
-    """In memory; lost with the process."""
+    """Keeps records in memory; they are lost with the process."""
 
     def __init__(self) -> None:
         self._records: dict[int, Record] = {}
@@ -136,16 +137,16 @@ class Memory(Store):
 
 
 _PAGE_BYTES = 16384
-_SCHEMA = {  # heads have a table of their own, so that all of them can be read at once
+_SCHEMA = {  # heads have their own table, so that all of them can be read quickly
     "data": "CREATE TABLE data (number INTEGER PRIMARY KEY, content BLOB NOT NULL)",
     "heads": "CREATE TABLE heads (number INTEGER PRIMARY KEY, content BLOB NOT NULL)",
     "meta": "CREATE TABLE meta (number INTEGER PRIMARY KEY, content BLOB NOT NULL)",
 }
 _IDENTITY, _STATE = 1, 2  # rows of meta
-_APPLICATION, _VERSION = 0x496D5265, 1  # in the header of the file: whose it is, and its layout
+_APPLICATION, _VERSION = 0x496D5265, 1  # in the header of the file: application id and layout
 _HEAD = struct.Struct("<dQQ16s")  # key, frames, size and digest of the data; the actor follows
 _DIGEST_BYTES = 16
-# Results of SQLite that say nothing about what is in the file: a full disk, access, memory.
+# Errors of SQLite that do not mean damage: a full disk, access, memory.
 _NO_DAMAGE = (
     *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR),
     *(sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY),
@@ -154,7 +155,7 @@ _UNREADABLE = (sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ)
 
 
 class Disk(Store):
-    """In an SQLite database in a directory; what was not committed yet is in memory."""
+    """Keeps records in an SQLite database in a directory; uncommitted ones are in memory."""
 
     def __init__(
         self,
@@ -167,11 +168,11 @@ class Disk(Store):
 
         Args:
           path: the directory; one process at a time may use it.
-          identity: what the records must have in common, such as the fingerprint of a spec.
-          move_aside: moves the directory away if it is damaged, so that this one starts over
-            empty; None: that is an error.
-          counted: how many unrolls are known to have been added to what lies here: where an empty
-            store in place of a damaged one counts on.
+          identity: what the records have in common, such as the fingerprint of a spec.
+          move_aside: moves a damaged directory away, after which the store starts over empty; None:
+            damage is an error.
+          counted: unrolls known to have been added: where the numbers of an empty store that
+            replaces a damaged one start.
 
         Raises:
           StorageError: it holds records of another identity, is damaged or cannot be opened.
@@ -296,9 +297,9 @@ class Disk(Store):
             raise
 
     def _make(self, initial: State) -> None:
-        """Makes the file whole or not at all: one that is empty is a damaged one."""
+        """Creates the file atomically: an empty file counts as damaged."""
         new = self._file.with_suffix(".new")
-        for leftover in (new, _journal(new), _journal(self._file)):  # of a crash
+        for leftover in (new, _journal(new), _journal(self._file)):  # from a crash
             leftover.unlink(missing_ok=True)
         self._connect(new)
         with self._transaction():
@@ -318,7 +319,7 @@ class Disk(Store):
                 os.close(descriptor)
 
     def _examine(self) -> bytes:
-        """Opens the file and reads everything but records; returns its identity."""
+        """Opens the file and reads everything but records. Returns its identity."""
         with open(self._file, "rb") as file:
             header = file.read(100)
         if _fixed(header) != _fixed(_header()):
@@ -337,9 +338,9 @@ class Disk(Store):
         self._sqlite = sqlite3.connect(
             f"{file.absolute().as_uri()}?mode=rwc",
             uri=True,
-            isolation_level=None,  # transactions are said
+            isolation_level=None,  # transactions are explicit
             timeout=0.0,
-            check_same_thread=False,  # the replay has a lock
+            check_same_thread=False,  # the replay holds a lock
         )
         for pragma in (
             f"page_size = {_PAGE_BYTES}",  # of a new file
@@ -347,8 +348,8 @@ class Disk(Store):
             f"user_version = {_VERSION}" if file != self._file else "user_version",
             "locking_mode = EXCLUSIVE",
             "journal_mode = TRUNCATE",
-            "synchronous = FULL",  # a commit is on the disk when it is done
-            "mmap_size = 0",  # a truncated file would be a SIGBUS
+            "synchronous = FULL",  # a commit returns once it is on the disk
+            "mmap_size = 0",  # with mmap, a truncated file would cause SIGBUS
             "cell_size_check = ON",
             "trusted_schema = OFF",
             "cache_size = -16384",  # KiB
@@ -373,7 +374,7 @@ class Disk(Store):
 
     @contextlib.contextmanager
     def _examining(self) -> Iterator[None]:
-        """Words errors of SQLite, of the system, and of what is not what was written."""
+        """Turns errors of SQLite or the system, and failed checks, into StorageErrors."""
         empty = "start with an empty one with --empty-replay"
         try:
             yield
@@ -400,7 +401,7 @@ class Disk(Store):
 
 
 def _journal(file: pathlib.Path) -> pathlib.Path:
-    """Where SQLite keeps what a transaction replaces: a crash leaves it, to be undone with."""
+    """Returns the path of SQLite's rollback journal, which a crash may leave."""
     return file.with_name(f"{file.name}-journal")
 
 
@@ -409,15 +410,15 @@ def _digest(content: bytes) -> bytes:
 
 
 def _sealed(label: str, content: bytes) -> bytes:
-    """Content with a digest behind it, which is also of what the content is."""
+    """Returns content followed by a digest of it and its label."""
     return content + _digest(label.encode() + content)
 
 
 def _unsealed(label: str, value: Any) -> bytes:
-    """The content of what `_sealed` made.
+    """Returns the content of a value from `_sealed`.
 
     Raises:
-      ValueError: it is not what was sealed.
+      ValueError: label or content differ from the sealed ones.
     """
     if isinstance(value, bytes):
         content = value[:-_DIGEST_BYTES]
@@ -427,12 +428,12 @@ def _unsealed(label: str, value: Any) -> bytes:
 
 
 def _last_digest(sealed: bytes) -> int:
-    """The digest that was sealed in, as a number: all of them are summed up by exclusive or."""
+    """Returns the digest of a sealed value as a number, to be combined by exclusive or."""
     return int.from_bytes(sealed[-_DIGEST_BYTES:])
 
 
 def _head(number: int, value: Any) -> tuple[Head, bytes]:
-    """A head, and the digest of the data."""
+    """Returns a head, and the digest of the data."""
     content = _unsealed(f"unroll {number}", value)
     key, frames, size, digest = _HEAD.unpack_from(content)
     return Head(key, frames, content[_HEAD.size :].decode(), size), digest
@@ -444,7 +445,7 @@ def _state_row(state: State, count: int, total: int) -> bytes:
 
 
 def _header() -> bytes:
-    """The header of every replay, where it is fixed: https://sqlite.org/fileformat2.html, 1.3."""
+    """Returns the fixed header of a replay's file: https://sqlite.org/fileformat2.html, 1.3."""
     return struct.pack(
         ">16sH6B20xI4x5I28x",
         *(b"SQLite format 3\0", _PAGE_BYTES, 1, 1, 0, 64, 32, 32),
@@ -453,5 +454,5 @@ def _header() -> bytes:
 
 
 def _fixed(header: bytes) -> bytes:
-    """Those parts of a header that never change."""
+    """Returns those parts of a header that never change."""
     return header[:24] + header[44:48] + header[52:92]

@@ -1,1 +1,1 @@
-"""What actors meet: the server, admission, accounts."""
+"""The learner's interface to actors: server, admission, accounts."""

@@ -1,13 +1,12 @@
-"""The accounts: every unroll an actor got a receipt for is learned from, queued or dropped.
+"""Accounts: every acknowledged unroll is learned from, queued or dropped.
 
-The identity that holds at every moment, to the unit, and also over crashes of the learner:
+This identity holds exactly at every moment, also across crashes of the learner:
 
     received = learned + queued + dropped
 
-A checkpoint holds what was learned and dropped when it was written. What an actor had got
-receipts for beyond that is lost with the learner's memory; it is counted as received and as
-dropped (`learner_crash`) when the actor joins again and proves how far its receipts went. What it
-got no receipt for it sends again.
+A checkpoint holds the counts at the time it was written. Unrolls acknowledged after that are lost
+with the learner's memory. They are counted as received and as dropped (`learner_crash`) when the
+actor joins again and proves how far its receipts went. Unacknowledged messages are sent again.
 """
 
 import dataclasses
@@ -17,18 +16,18 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 LEARNER_CRASH = "learner_crash"
-MOST = 2**63 - 1  # of any count: more would fit neither telemetry nor the wire
-_KEPT = 4  # incarnations of each name that other names cannot push out
+MOST = 2**63 - 1  # largest count that telemetry and the wire can hold
+_KEPT = 4  # incarnations of each name that other names cannot evict
 
 _Key = tuple[str, int]  # actor name, incarnation
 
 
 class Superseded(ValueError):
-    """An incarnation of an actor wants to join after a newer one has."""
+    """An incarnation of an actor joins after a newer one has joined."""
 
 
 class Totals(NamedTuple):
-    """What happened in a run so far. Unrolls for the first three, messages for the others."""
+    """Totals of a run so far: unrolls in the first three, messages in the others."""
 
     received: int
     learned: int
@@ -38,15 +37,15 @@ class Totals(NamedTuple):
 
     @property
     def queued(self) -> int:
-        """Unrolls that were received and neither learned from nor dropped yet."""
+        """Returns the unrolls received and neither learned from nor dropped yet."""
         return max(0, self.received - self.learned - sum(self.dropped.values()))
 
 
 class Admission(NamedTuple):
-    """What is to be done with a message whose contents are good."""
+    """What to do with a valid message."""
 
     verdict: Literal["accepted", "duplicate", "skipped", "unknown"]
-    offset: int = 0  # unrolls at the front of an accepted message that are accounted for already
+    offset: int = 0  # unrolls at the front of an accepted message that are already accounted for
     expected_sequence: int = 0  # the sequence number that would have been accepted
 
 
@@ -55,24 +54,24 @@ class _Ledger:
     """One incarnation of one actor. Checkpoints do not hold what is queued."""
 
     accounted: int = 0  # unrolls learned from or dropped
-    accounted_sequence: int = 0  # every message up to this one is accounted for as a whole...
-    partial: int = 0  # ...and so many unrolls of the message after it
+    accounted_sequence: int = 0  # every message up to this one is fully accounted for...
+    partial: int = 0  # ...and this many unrolls of the next one
     received_sequence: int = 0  # accepted, or refused for good
     queued: dict[int, int] = dataclasses.field(default_factory=dict)  # sequence -> unrolls left
     # Of the last messages that were accepted or refused: sequence -> unrolls accepted up to it.
     recent: dict[int, int] = dataclasses.field(default_factory=dict)
-    of_earlier: bool = False  # whether it holds what an earlier learner gave receipts for
+    of_earlier: bool = False  # whether it includes receipts of an earlier learner
 
     @property
     def accepted(self) -> int:
-        """Unrolls accepted so far."""
+        """Returns the unrolls accepted so far."""
         return self.accounted + sum(self.queued.values())
 
     @classmethod
     def restored(
         cls, accounted: int, accounted_sequence: int, partial: int, recent: Any = ()
     ) -> "_Ledger":
-        """Returns what `state` gave; older checkpoints hold nothing recent."""
+        """Returns the ledger of a `state`; older checkpoints have no recent messages."""
         return cls(
             _count(accounted),
             _count(accounted_sequence),
@@ -82,25 +81,25 @@ class _Ledger:
         )
 
     def state(self) -> list[Any]:
-        """Returns what is accounted for, as JSON-able data."""
+        """Returns what is accounted for, as data for JSON."""
         recent = [[at, n] for at, n in self.recent.items() if at <= self.accounted_sequence]
         return [self.accounted, self.accounted_sequence, self.partial, recent]
 
     def acknowledged(self, sequence: int) -> int | None:
-        """Unrolls accepted up to and including a message; None if that is too long ago."""
+        """Returns the unrolls accepted up to and including a message; None if too long ago."""
         if sequence >= self.received_sequence:
             return self.accepted
         return self.recent.get(sequence)
 
     def use_up(self, sequence: int, remembered: int) -> None:
-        """Takes note of what was accepted up to a message that is queued or refused now."""
+        """Remembers how much was accepted up to a message that is now queued or refused."""
         self.received_sequence = sequence
         self.recent[sequence] = self.accepted
         while len(self.recent) > remembered:
             del self.recent[next(iter(self.recent))]
 
     def join(self, acknowledged_sequence: int, acknowledged_unrolls: int) -> int:
-        """Takes up where the receipts of the actor end; returns how many unrolls were lost."""
+        """Continues where the actor's receipts end. Returns how many unrolls were lost."""
         lost = max(0, acknowledged_unrolls - self.accepted)
         self.accounted += lost
         self.of_earlier |= lost > 0
@@ -110,14 +109,14 @@ class _Ledger:
         return lost
 
     def receive(self, sequence: int, unrolls: int, remembered: int) -> Admission:
-        """Decides about a message; one that is accepted is queued."""
+        """Decides about a message, and queues it if accepted."""
         expected = self.received_sequence + 1
         if sequence == 0 or sequence > expected:
             return Admission("skipped", expected_sequence=expected)
         if sequence < expected:
             return Admission("duplicate", expected_sequence=expected)
         offset = self.partial if sequence == self.accounted_sequence + 1 else 0
-        if offset >= unrolls > 0:  # only an actor that changed the message comes here
+        if offset >= unrolls > 0:  # only if the actor has changed the message
             self.accounted_sequence, self.partial = sequence, 0
             self.use_up(sequence, remembered)
             return Admission("duplicate", expected_sequence=expected)
@@ -145,27 +144,28 @@ class _Ledger:
 
 
 class Accounts:
-    """What was received from whom and what became of it. Every method is thread-safe."""
+    """Counts received unrolls by actor and by what became of them. Every method is thread-safe."""
 
     def __init__(self, max_ledgers: int = 10_000, max_in_flight: int = 64):
-        """Starts empty.
+        """Makes empty accounts.
 
         Args:
-          max_ledgers: actor incarnations that are remembered. Beyond it, those with nothing in the
-            queue are forgotten: at first superseded ones of the names that have the most, then
-            those idle the longest; totals are kept. An actor that was forgotten and comes back
-            all the same, with receipts of an earlier learner, has the unrolls of them counted a
-            second time, as received and dropped, once after each restart at most.
+          max_ledgers: number of actor incarnations to remember. Beyond it, ledgers with nothing in
+            the queue are forgotten: first superseded ones of the names that have the most, then
+              those idle
+            the longest; totals are kept. If a forgotten actor returns with receipts of an earlier
+            learner, their unrolls are counted a second time, as received and dropped, at most once
+            per restart.
           max_in_flight: messages without a receipt that an actor may have.
         """
         self._max_ledgers = max_ledgers
         self._max_in_flight = max_in_flight
         self._lock = threading.Lock()
         self._indices: dict[str, int] = {}  # actor name -> index
-        self._newest: dict[str, int] = {}  # actor name -> incarnation that was seen first the last
+        self._newest: dict[str, int] = {}  # actor name -> incarnation that appeared last
         self._joined: set[str] = set()  # actors that joined since this learner started
         self._ledgers: OrderedDict[_Key, _Ledger] = OrderedDict()  # idle the longest first
-        self._forgotten: set[_Key] = set()  # whose losses, if any, are counted; no more than those
+        self._forgotten: set[_Key] = set()  # ledgers whose losses are counted; bounded likewise
         self._received = 0
         self._learned = 0
         self._dropped: Counter[str] = Counter()
@@ -179,24 +179,23 @@ class Accounts:
         acknowledged_sequence: int,
         acknowledged_unrolls: int,
     ) -> int:
-        """Lets an incarnation of an actor send, unless a newer one has joined.
+        """Admits an incarnation of an actor, unless a newer one has joined.
 
-        The newest is the one that was seen first the last. It has the name for good, also over
-        restarts of the learner: two processes cannot take it from each other again and again.
+        The newest is the one that first appeared last. It owns the name permanently, also across
+        restarts of the learner, so two processes cannot take it from each other repeatedly.
 
         Args:
           actor: name, unique in the fleet.
           incarnation: of the actor.
           acknowledged_sequence: last message of this incarnation that got a receipt, 0 for none.
-          acknowledged_unrolls: accepted up to that message, as the receipt of an earlier learner
-            said; 0 if the actor cannot prove it.
+          acknowledged_unrolls: accepted up to that message according to an earlier learner's
+            receipt; 0 if the actor cannot prove it.
 
         Returns:
           The actor's index: small, and the same for the same name until it is forgotten.
 
         Raises:
-          Superseded: a newer incarnation has joined. How far the receipts of this one went is taken
-            note of all the same.
+          Superseded: a newer incarnation has joined. This one's receipts are counted nevertheless.
         """
         with self._lock:
             is_new = (actor, incarnation) not in self._ledgers
@@ -219,17 +218,17 @@ class Accounts:
             return self._indices[actor]
 
     def may_send(self, actor: str, incarnation: int) -> bool:
-        """Whether this incarnation of the actor is the newest one and has joined this learner."""
+        """Returns whether this incarnation is the actor's newest and has joined this learner."""
         with self._lock:
             return self._may_send(actor, incarnation)
 
     def receive(self, actor: str, incarnation: int, sequence: int, unrolls: int) -> Admission:
-        """Decides about a message whose contents are good, and counts it.
+        """Decides about a valid message, and counts it.
 
         Args:
-          actor: who sent it.
+          actor: its sender.
           incarnation: of the actor.
-          sequence: of the message; one more than the last one's is accepted.
+          sequence: of the message; accepted if it follows the last one.
           unrolls: in the message, E.
         """
         with self._lock:
@@ -247,7 +246,7 @@ class Accounts:
     def rejected(
         self, reason: str, actor: str = "", incarnation: int = 0, sequence: int = 0
     ) -> None:
-        """Counts a refused message, whose sequence number is used up if it was the next one."""
+        """Counts a refused message. If its sequence number was the next one, it is used up."""
         with self._lock:
             self._rejected[reason] += 1
             ledger = self._ledgers.get((actor, incarnation))
@@ -273,11 +272,11 @@ class Accounts:
         """Counts unrolls of an accepted message, in the order of the queue.
 
         Args:
-          actor: who sent it.
+          actor: its sender.
           incarnation: of the actor.
           sequence: of the message.
-          unrolls: how many of it.
-          dropped: why they were not learned from; None if they were.
+          unrolls: how many of its unrolls.
+          dropped: why they were dropped; None if they were learned from.
         """
         with self._lock:
             self._ledgers[actor, incarnation].account(sequence, unrolls)
@@ -287,7 +286,7 @@ class Accounts:
                 self._dropped[dropped] += unrolls
 
     def drop_queued(self, reason: str) -> None:
-        """Counts everything that is queued as dropped: it will not be learned from while fresh."""
+        """Counts everything queued as dropped."""
         with self._lock:
             for ledger in self._ledgers.values():
                 for sequence, unrolls in list(ledger.queued.items()):
@@ -295,12 +294,12 @@ class Accounts:
                     self._dropped[reason] += unrolls
 
     def totals(self) -> Totals:
-        """The counters of the run, as of one moment."""
+        """Returns a consistent copy of the run's totals."""
         with self._lock:
             return self._totals()
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds, as JSON-able data. What is queued is not in it."""
+        """Returns the contents for a checkpoint, as data for JSON, without what is queued."""
         with self._lock:
             totals = self._totals()
             return {
@@ -314,12 +313,12 @@ class Accounts:
             }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from `state()`. Every actor has to join again.
+        """Restores `state()`. Every actor has to join again.
 
-        A count that is too large, as an older version could be made to save, becomes `MOST`.
+        Counts above `MOST`, which an older version might have saved, become `MOST`.
 
         Raises:
-          KeyError, TypeError, ValueError: that is no state.
+          KeyError, TypeError, ValueError: the state is invalid.
         """
         with self._lock:
             self._learned = _count(state["learned"])
@@ -328,7 +327,7 @@ class Accounts:
             self._duplicates = _count(state["duplicates"])
             self._rejected = Counter(_counts(state["rejected"]))
             self._indices = _counts(state["indices"])
-            self._newest = dict(state.get("newest", {}))  # older checkpoints have none
+            self._newest = dict(state.get("newest", {}))  # absent in older checkpoints
             self._joined = set()
             self._ledgers = OrderedDict(
                 ((str(actor), int(incarnation)), _Ledger.restored(*numbers))
@@ -348,15 +347,15 @@ class Accounts:
         return actor in self._joined and self._newest[actor] == incarnation
 
     def _free_index(self) -> int:
-        """The smallest index that no remembered actor has."""
+        """Returns the smallest index that no remembered actor has."""
         used = set(self._indices.values())
         return next(i for i in range(len(used) + 1) if i not in used)
 
     def _forget(self) -> None:
         """Forgets ledgers with nothing in the queue until there are few enough.
 
-        The first are superseded incarnations of the names that have the most: no name can push
-        out another one. The current incarnation of a name is the last of it to be forgotten.
+        Superseded incarnations of the names that have the most go first, so no name can evict
+        another. The current incarnation of a name is the last of it to be forgotten.
         """
         excess = len(self._ledgers) - self._max_ledgers
         if excess <= 0:
@@ -383,10 +382,10 @@ class Accounts:
 
 
 def _count(value: Any) -> int:
-    """Returns a count of a checkpoint, at most `MOST`.
+    """Returns a count from a checkpoint, at most `MOST`.
 
     Raises:
-      ValueError: it is none.
+      ValueError: it is no count.
     """
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is no count")

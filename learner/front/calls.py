@@ -1,4 +1,4 @@
-"""What all calls have in common: their one request, and the statuses that they end with."""
+"""Common parts of all calls: reading the request, limiting rates, answering with a status."""
 
 import asyncio
 import contextlib
@@ -19,8 +19,8 @@ from learner.front.service import IncompatibleProtocol, InvalidRequest, Quaranti
 _log = logging.getLogger(__name__)
 
 _UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
-_REQUEST_SECONDS = 10.0  # that a new call may take to say what it wants
-_MAX_HOSTS = 10_000  # that a `Rate` remembers, if they have not asked for a while
+_REQUEST_SECONDS = 10.0  # time limit for a new call to send its request
+_MAX_HOSTS = 10_000  # idle hosts that a `Rate` remembers
 
 _M = TypeVar("_M", bound=Message)
 
@@ -33,15 +33,15 @@ class Stopping(Exception):
 
 
 class TooMany(Exception):
-    """A host asks for more than one host may have."""
+    """A host exceeds its limit."""
 
 
 class Rate:
-    """How often each host may ask for something. Of one event loop.
+    """Limits how often each host may do something (a token bucket). Of one event loop.
 
     Args:
-      at_once: times after a long pause.
-      per_second: times for ever.
+      at_once: largest burst.
+      per_second: sustained rate.
     """
 
     def __init__(self, at_once: float, per_second: float) -> None:
@@ -50,7 +50,7 @@ class Rate:
         self._left: dict[str, Bucket] = {}
 
     def take(self, host: str) -> bool:
-        """Counts once; False if that is too often."""
+        """Counts one use. Returns False if it exceeds the rate."""
         now = time.monotonic()
         if host not in self._left:
             if len(self._left) >= _MAX_HOSTS:
@@ -60,11 +60,11 @@ class Rate:
 
 
 async def request(context: grpc.aio.ServicerContext, kind: type[_M]) -> _M:
-    """What a caller wants: a message that is taken in and looked at only once it is known who asks.
+    """Returns a call's request, which is read and parsed only once the caller is known.
 
     Raises:
-      InvalidRequest: it is none of that kind.
-      TimeoutError: it takes too long to come.
+      InvalidRequest: it is not a message of this kind.
+      TimeoutError: it does not arrive in time.
     """
     async with asyncio.timeout(_REQUEST_SECONDS):
         data = await context.read()
@@ -74,7 +74,7 @@ async def request(context: grpc.aio.ServicerContext, kind: type[_M]) -> _M:
 
 
 def parsed(kind: type[_M], data: bytes) -> _M:
-    """Returns the message that these bytes are; InvalidRequest if they are none."""
+    """Returns the message in these bytes. Raises InvalidRequest if there is none."""
     try:
         return kind.FromString(data)
     except DecodeError:
@@ -86,7 +86,7 @@ def parsed(kind: type[_M], data: bytes) -> _M:
 
 @contextlib.asynccontextmanager
 async def statuses(context: grpc.aio.ServicerContext, door: Door) -> AsyncIterator[None]:
-    """Answers with a gRPC status for every exception of the service, and counts what is refused."""
+    """Maps every exception of the service to a gRPC status, and counts refusals."""
 
     async def refuse(code: grpc.StatusCode, why: str, reason: str) -> None:
         door.refused(context.peer(), reason)
@@ -128,7 +128,7 @@ async def statuses(context: grpc.aio.ServicerContext, door: Door) -> AsyncIterat
 
 
 class Unknown(grpc.GenericRpcHandler):
-    """Refuses methods that nobody serves, so that they are counted as well."""
+    """Refuses unknown methods, so that they are counted as well."""
 
     def __init__(self, door: Door) -> None:
         self._door = door

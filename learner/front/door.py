@@ -1,7 +1,7 @@
-"""Where callers come in: who a peer is, whom the server has admitted and refused, and how often.
+"""The door: listens for callers, identifies peers, and tracks who was admitted or refused.
 
-With a process of its own in front (`learner.front.relay`), that is told of both; it limits what
-strangers may ask for before the learner sees anything of it.
+`GuardedDoor` puts a process (`learner.front.relay`) in front, which is told of both and limits what
+strangers may use before anything reaches the learner.
 """
 
 import collections
@@ -29,29 +29,27 @@ from learner.front import relay
 _log = logging.getLogger(__name__)
 
 _TRAINING_FILES = 64  # checkpoints, replay, telemetry
-_METRICS_FILES = (
-    64  # `impala.runtime.exporter`: 32 connections, and those that it closes or takes in
-)
+_METRICS_FILES = 64  # `impala.runtime.exporter`: 32 connections, and those being opened or closed
 _RESERVED_FILES = _TRAINING_FILES + _METRICS_FILES + relay.HEALTH_CONNECTIONS
-_MIN_CONNECTIONS = 4  # with fewer nothing can be served
+_MIN_CONNECTIONS = 4  # with fewer, serving is impossible
 _MAX_CONNECTIONS = 10_000
-_MIN_PAUSE = 0.2  # seconds before the process in front is started again; doubled each time,
-_MAX_PAUSE = 30.0  # ...at most this, until it has lived for
+_MIN_PAUSE = 0.2  # seconds before the process in front is restarted; doubled each time,
+_MAX_PAUSE = 30.0  # ...up to this; reset after it has run for
 _GOOD_SECONDS = 60.0
-_MAX_TEMPORARY = 80  # bytes of a directory's path, so that sockets in it have a possible one
-_LOG_SECONDS = 10.0  # between two lines about hosts that are slowed down
-_END_SECONDS = 10.0  # for the last bytes to go out
+_MAX_TEMPORARY = 80  # bytes of a directory's path, so that paths of sockets in it are short enough
+_LOG_SECONDS = 10.0  # between two log messages about throttled hosts
+_END_SECONDS = 10.0  # to flush the last bytes
 
 
 class Door:
-    """The server listens itself. Thread-safe."""
+    """A door without a process in front: the server listens itself. Thread-safe."""
 
     def __init__(self, listen: str, health_listen: str | None) -> None:
         """Opens nothing yet.
 
         Args:
           listen: HOST:PORT or unix:PATH.
-          health_listen: HOST:PORT where health alone is served.
+          health_listen: HOST:PORT where only health is served.
         """
         self.listen, self.health_listen = listen, health_listen
         self._refused: collections.Counter[str] = collections.Counter()
@@ -66,43 +64,43 @@ class Door:
         return self.listen, self.health_listen
 
     def open(self, address: str, health_address: str | None) -> tuple[str, str | None]:
-        """Lets callers in, once the server serves.
+        """Accepts callers, once the server serves.
 
         Args:
-          address: that the server has bound...
-          health_address: ...and for health.
+          address: the address that the server has bound.
+          health_address: likewise for health.
 
         Returns:
-          Those that callers dial.
+          The addresses for clients.
         """
         return address, health_address
 
     def check(self) -> None:
-        """Raises RuntimeError if callers no longer come in."""
+        """Raises RuntimeError if callers are no longer accepted."""
 
     def close(self) -> None:
-        """Lets nobody in any more. Connections end once what the server said last is sent."""
+        """Accepts no more callers. Connections end once the server's last data is sent."""
 
     def host(self, peer: str) -> str:
-        """The host of a peer, which gRPC names, as limits count them."""
+        """Returns the host of a gRPC peer, as limits count hosts."""
         return peer.rpartition(":")[0]
 
     def name(self, peer: str) -> str:
-        """The address of a peer, for people."""
+        """Returns the address of a peer, for messages."""
         return peer
 
     def admitted(self, peer: str) -> None:
-        """Takes note that a call of a peer was admitted."""
+        """Notes that a call of a peer was admitted."""
 
     def refused(self, peer: str, reason: str) -> None:
-        """Takes note that a call of a peer was refused."""
+        """Notes that a call of a peer was refused."""
         self._count({reason: 1})
 
     def cancelled(self, peer: str) -> None:
-        """Takes note that a peer took a call back, as honest ones do now and then."""
+        """Notes that a peer cancelled a call, which honest ones do occasionally."""
 
     def refusals(self) -> Mapping[str, int]:
-        """How many connections and calls were refused, by reason."""
+        """Returns how many connections and calls were refused, by reason."""
         with self._lock:
             return dict(self._refused)
 
@@ -112,12 +110,12 @@ class Door:
 
 
 def make(listen: str, health_listen: str | None, guarded: bool, is_encrypted: bool) -> Door:
-    """Returns what callers come in by.
+    """Returns the door for these addresses.
 
     Args:
       listen: HOST:PORT or unix:PATH.
-      health_listen: HOST:PORT where health alone is served.
-      guarded: whether by way of a process of its own, if other hosts may reach an address.
+      health_listen: HOST:PORT where only health is served.
+      guarded: whether to put a process in front if other hosts may reach an address.
       is_encrypted: whether clients speak TLS on `listen`.
     """
     is_reached = addresses.socket_path(listen) is None or health_listen is not None
@@ -127,7 +125,7 @@ def make(listen: str, health_listen: str | None, guarded: bool, is_encrypted: bo
 
 
 class _Peer(NamedTuple):
-    """A caller by way of the process in front."""
+    """A caller that came through the process in front."""
 
     number: str  # of its connection
     address: str
@@ -135,10 +133,10 @@ class _Peer(NamedTuple):
 
 
 class GuardedDoor(Door):
-    """A process in front listens, and passes on what speaks as a gRPC client does.
+    """A door with a process in front, which listens and forwards what speaks as a gRPC client.
 
-    It is started again whenever it dies: the listening sockets stay open, so that only the
-    connections of that moment are lost.
+    The process is restarted whenever it dies. The listening sockets stay open, so only its current
+    connections are lost.
     """
 
     def __init__(
@@ -151,10 +149,10 @@ class GuardedDoor(Door):
         """Opens nothing yet.
 
         Args:
-          listen: HOST:PORT, or unix:PATH, which the server listens on itself.
-          health_listen: HOST:PORT where health alone is served.
+          listen: HOST:PORT, or unix:PATH, on which the server listens itself.
+          health_listen: HOST:PORT where only health is served.
           is_encrypted: whether clients speak TLS on `listen`.
-          limits: of connections; by default as many as this process has room for.
+          limits: of connections; None: derived from this process's limit of open files.
         """
         super().__init__(listen, health_listen)
         self._begins = (relay.CLIENT_HELLO if is_encrypted else relay.PREFACE).decode("latin-1")
@@ -177,7 +175,7 @@ class GuardedDoor(Door):
             self._limits = relay.Limits(connections=_room_for_connections())
         is_short = len(os.fsencode(tempfile.gettempdir())) <= _MAX_TEMPORARY
         directory = tempfile.mkdtemp(prefix="impala-", dir=None if is_short else "/tmp")
-        self._directory = pathlib.Path(directory)  # nobody else's
+        self._directory = pathlib.Path(directory)  # private
         preface = relay.PREFACE.decode("latin-1")
         try:
             if addresses.socket_path(self.listen) is None:
@@ -233,7 +231,7 @@ class GuardedDoor(Door):
         self._tell("refused", peer)
 
     def _listen_on(self, what: str, listen: str, name: str, begins: str) -> str:
-        """Listens for the process in front; returns where the server is to listen for that."""
+        """Listens for the process in front. Returns the address for the server to listen on."""
         sockets = addresses.bind(what, listen)
         self._sockets += sockets
         path = str((self._directory or pathlib.Path()) / name)
@@ -247,12 +245,12 @@ class GuardedDoor(Door):
         return f"unix:{path}"
 
     def _parse(self, peer: str) -> "_Peer | None":
-        """Reads the name that the relay gave to a socket; None for a caller by itself."""
+        """Parses the name that the relay gave to a socket; None for a direct caller."""
         tag, *rest = urllib.parse.unquote(peer.removeprefix("unix-abstract:")).split("/")
         return _Peer(*rest) if tag == self._tag and len(rest) == 3 else None
 
     def _tell(self, what: str, peer: str) -> None:
-        """Tells the process in front. It is not waited for: another call will say the same."""
+        """Notifies the process in front without waiting: a lost message will be repeated."""
         control, named = self._control, self._parse(peer)
         if control is not None and named is not None:
             with contextlib.suppress(OSError):
@@ -275,17 +273,17 @@ class GuardedDoor(Door):
                     ],
                     pass_fds=[theirs.fileno(), *(each.fileno() for each in self._sockets)],
                     stdin=subprocess.DEVNULL,
-                    start_new_session=True,  # its end is that of its socket, not Ctrl-C
+                    start_new_session=True,  # ends with its socket, not by Ctrl-C
                 )
         except OSError:
             ours.close()
             raise
         self._control = ours
-        if self._closing.is_set():  # meanwhile: close() may have seen no control socket
+        if self._closing.is_set():  # close() may have run before there was a control socket
             ours.shutdown(socket.SHUT_WR)
 
     def _keep(self) -> None:
-        """Keeps the process in front alive until the door is closed."""
+        """Restarts the process in front until the door is closed."""
         pause = _MIN_PAUSE
         try:
             while True:
@@ -313,7 +311,7 @@ class GuardedDoor(Door):
             self._error = f"The process in front of {self._address} is left alone: {error}"
 
     def _hear_until_its_end(self) -> int:
-        """Hears what was refused until the process in front ends; returns its status."""
+        """Receives reports until the process in front ends. Returns its status."""
         control, process = self._control, self._process
         assert control is not None and process is not None
         with control:
@@ -346,10 +344,10 @@ def _received(control: socket.socket) -> bytes:
 
 
 def _room_for_connections() -> int:
-    """How many connections this process has file descriptors for, beside those that it needs.
+    """Returns for how many connections this process has file descriptors left.
 
     Raises:
-      OSError: for hardly any.
+      OSError: too few.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     has_list = pathlib.Path("/proc/self/fd").exists()

@@ -1,8 +1,8 @@
-"""The learners of a run: which incarnations there were, and which versions each can have published.
+"""The incarnations of a run's learners, and which versions each can have published.
 
-An unroll or an evaluation names the learner whose parameters it was made with. LOGDIR holds, in
-`incarnations.json`, every incarnation and a version that it had not passed. Versions are reserved
-ahead in blocks, so that the file is written once in a while and is right after any crash.
+An unroll or an evaluation names the learner whose parameters were used. LOGDIR/incarnations.json
+holds every incarnation with an upper bound of its versions. Versions are reserved in blocks, so
+the file is written rarely and is valid after any crash.
 """
 
 import json
@@ -15,15 +15,15 @@ _log = logging.getLogger(__name__)
 
 _BLOCK = 1000  # versions reserved at once
 _KEPT = 100  # incarnations; beyond it, the oldest is forgotten
-_MOST = 2**63 - 1  # an incarnation or a version, as it travels in a batch
+_MOST = 2**63 - 1  # largest incarnation or version in a batch
 
 
 class Incarnations:
-    """What a learner knows of those before it, and leaves to those after it. Not thread-safe.
+    """The incarnations of this run. Not thread-safe.
 
     Args:
-      path: of the file; one that is damaged counts as empty, and the log says so.
-      own: the incarnation of this learner.
+      path: of the file; a damaged one counts as empty, with a log message.
+      own: this learner's incarnation.
     """
 
     def __init__(self, path: pathlib.Path, own: int) -> None:
@@ -34,14 +34,14 @@ class Incarnations:
         """Incarnation -> the highest version that it can have published."""
 
     def reserve(self, version: int) -> None:
-        """Makes sure that later learners know of a version that is about to be published."""
+        """Records, for later learners, a version that is about to be published."""
         if version <= self._reserved:
             return
         self._reserved = version + _BLOCK
         kept = [*self.earlier.items(), (self.own, self._reserved)][-_KEPT:]
         try:
             atomic.write(self._path, json.dumps(kept).encode())
-        except OSError as error:  # such as a full disk: nothing that a run would have to end for
+        except OSError as error:  # such as a full disk: no reason to end the run
             _log.warning(
                 "%s cannot be written (%s). Unrolls that are under way when this learner is "
                 "restarted may be refused.",

@@ -1,7 +1,7 @@
-"""Which numbers of episodes' `info` a run records: those with the first so many good names.
+"""Selects the numbers of episodes' `info` to record, by a bounded number of valid names.
 
-Each name becomes a line of telemetry, a TensorBoard tag and a label of a metric, and is read on
-terminals. So it has a character set, and a run has a bounded number of them, whoever sends them.
+Each name becomes a line of telemetry, a TensorBoard tag and a label of a metric, and is printed on
+terminals, so its characters and the number of names are limited.
 """
 
 import logging
@@ -17,26 +17,26 @@ _GOOD = re.compile(PATTERN)
 
 
 class InfoNames:
-    """The names that this run records. Thread-safe.
+    """The recorded names. Thread-safe.
 
-    First come, first kept, until the learner stops: a learner that resumes starts anew, so names
+    The first names are kept until the learner stops. A resumed learner starts with none, so names
     that should not have got in do not stay for ever.
     """
 
     def __init__(self, most: int):
-        """Knows none yet.
+        """Starts with no names.
 
         Args:
-          most: names that are recorded, of all tasks together.
+          most: largest number of recorded names, over all tasks.
         """
         self._most = most
         self._kept: set[str] = set()
         self._lock = threading.Lock()
         self.dropped = 0
-        """Numbers that were not recorded: one for each name of each episode."""
+        """Numbers not recorded: one for each name of each episode."""
 
     def keep(self, episode: Episode) -> Episode:
-        """Returns the episode without the numbers that are not recorded, which are counted."""
+        """Returns the episode with only the recorded numbers, and counts the others."""
         if not episode.info:
             return episode
         with self._lock:

@@ -1,8 +1,8 @@
-"""The gRPC health service: what probes and load balancers ask for.
+"""The gRPC health service, for probes and load balancers.
 
-gRPC's own one lets a watcher that reads nothing hold up everyone: whoever changes a status waits
-until all watchers have been told. Here nobody waits for them, and since they need no credentials,
-there are few of them, and none for long, and `Check` is answered so often and no oftener.
+With gRPC's own implementation, a watcher that does not read blocks everyone: a change of status
+waits until all watchers have been notified. Here nothing waits for watchers. As they need no
+credentials, their number and duration are limited, and so is the rate of `Check`.
 """
 
 import asyncio
@@ -21,16 +21,16 @@ _Response = health_pb2.HealthCheckResponse
 
 _MAX_WATCHES = 16  # at once...
 _MAX_WATCHES_OF_HOST = 4  # ...and from one host
-_WATCH_SECONDS = 600.0  # after which a watcher may come again
+_WATCH_SECONDS = 600.0  # after which a watch ends, and may be repeated
 _MAX_CALLS = 200  # of one host at once...
-_CALLS_PER_SECOND = 20.0  # ...and for ever
+_CALLS_PER_SECOND = 20.0  # ...and sustained
 
 
 class Probes:
-    """Statuses by name, of one event loop.
+    """Health statuses by name. Of one event loop.
 
     Args:
-      door: knows who a peer is, and counts what is refused.
+      door: identifies peers, and counts refusals.
     """
 
     def __init__(self, door: Door) -> None:
@@ -38,10 +38,10 @@ class Probes:
         self._calls = calls.Rate(_MAX_CALLS, _CALLS_PER_SECOND)
         self._watches: collections.Counter[str] = collections.Counter()  # by host
         self._statuses: dict[str, int] = {}
-        self._changed = asyncio.Event()  # another one after each change
+        self._changed = asyncio.Event()  # replaced at each change
 
     def set(self, name: str, *, serving: bool) -> None:
-        """Says how something is; whoever watches it is told."""
+        """Sets a service's health status and notifies watchers."""
         status = _Response.SERVING if serving else _Response.NOT_SERVING
         if self._statuses.get(name) != status:
             self._statuses[name] = status
@@ -49,7 +49,7 @@ class Probes:
             self._changed = asyncio.Event()
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """The methods of the health service, each of which takes its request in by itself."""
+        """Returns the methods of the health service, each of which reads its own request."""
         serialise = _Response.SerializeToString
         return grpc.method_handlers_generic_handler(
             health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
@@ -64,7 +64,7 @@ class Probes:
         )
 
     async def check(self, _: object, context: grpc.aio.ServicerContext) -> Any:
-        """Answers once."""
+        """Answers with the current status."""
         async with calls.statuses(context, self._door):
             self._limit(context)
             name = (await calls.request(context, health_pb2.HealthCheckRequest)).service
@@ -87,7 +87,7 @@ class Probes:
                 )
 
     def _limit(self, context: grpc.aio.ServicerContext) -> None:
-        """Counts a call; TooMany if its host calls all the time."""
+        """Counts a call. Raises TooMany if its host calls too often."""
         if not self._calls.take(self._door.host(context.peer())):
             raise calls.TooMany(
                 f"{_CALLS_PER_SECOND:.0f} probes a second from one host are the most."
@@ -105,7 +105,7 @@ class Probes:
 
     @contextlib.contextmanager
     def _place(self, context: grpc.aio.ServicerContext) -> Iterator[None]:
-        """Counts a watcher while it watches; TooMany if there are too many."""
+        """Counts a watcher while it watches. Raises TooMany if there are too many."""
         host = self._door.host(context.peer())
         if self._watches.total() >= _MAX_WATCHES or self._watches[host] >= _MAX_WATCHES_OF_HOST:
             raise calls.TooMany(

@@ -1,8 +1,8 @@
-"""Quarantine: refuses for a while an actor that is blamed repeatedly.
+"""Quarantine: temporarily refuses an actor that was blamed repeatedly.
 
-Blame is for contents that no honest actor sends, and for the culprits of an update that is not
-finite; never for what restarts cause. An actor is known by its name, so a restart does not help it.
-Nothing of this is saved: a learner that starts again has blamed nobody.
+Actors are blamed for contents that no honest actor sends, and as culprits of an update that is not
+finite; never for effects of restarts. They are identified by name, so a restart does not help.
+Nothing is saved: a restarted learner starts with no blames.
 """
 
 import collections
@@ -17,18 +17,18 @@ from impala.config.schema import QuarantineConfig
 
 _log = logging.getLogger(__name__)
 
-_MOST = 10_000  # actors; beyond that, who was blamed the longest ago is forgotten
+_MOST = 10_000  # actors; beyond it, the one blamed the longest ago is forgotten
 _LONGEST_SECONDS = 3600.0  # of one quarantine
-_GOOD_SECONDS = 3600.0  # without blame after a quarantine; then the next is a first one again
+_GOOD_SECONDS = 3600.0  # without blame after a quarantine, which reset its duration
 _MAX_WHY = 500  # characters
 
 
 class Standing(NamedTuple):
-    """What an actor was blamed for."""
+    """An actor's blames and quarantine."""
 
     blamed: int = 0  # times
-    seconds_left: float = 0.0  # until its messages are taken again; 0.0 if they are
-    why: str = ""  # it was blamed last
+    seconds_left: float = 0.0  # of its quarantine; 0.0 if it has none
+    why: str = ""  # the last blame
 
 
 @dataclasses.dataclass
@@ -37,20 +37,20 @@ class _Record:
     blamed: int = 0
     why: str = ""
     until: float = 0.0  # end of the last quarantine
-    quarantines: int = 0  # one after another, without a long good time between
+    quarantines: int = 0  # consecutive, without a long good time between
 
 
 class Quarantine:
-    """Who was blamed, and who is refused. Every method is thread-safe."""
+    """Tracks who was blamed, and who is refused. Every method is thread-safe."""
 
     def __init__(
         self, config: QuarantineConfig, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Starts with nobody blamed.
+        """Starts with no blames.
 
         Args:
-          config: how many blames are too many, and how long a quarantine lasts.
-          clock: gives seconds that never go back.
+          config: number of blames before a quarantine, and its duration.
+          clock: monotonic, in seconds.
         """
         self._config = config
         self._clock = clock
@@ -58,11 +58,11 @@ class Quarantine:
         self._records: collections.OrderedDict[str, _Record] = collections.OrderedDict()
 
     def blame(self, actor: str, why: str) -> None:
-        """Takes note that an actor sent what no honest actor sends.
+        """Notes that an actor sent what no honest actor sends.
 
         Args:
           actor: its name. It may have left the fleet.
-          why: for people; names what was seen.
+          why: for messages; names what was found.
         """
         config, now = self._config, self._clock()
         with self._lock:
@@ -74,7 +74,7 @@ class Quarantine:
                 self._records.popitem(last=False)
             record.blamed += 1
             record.why = why[:_MAX_WHY]
-            if not config.blames or now < record.until:  # what it had sent before
+            if not config.blames or now < record.until:  # sent before the quarantine
                 return
             record.recent.append(now)
             blames, since = len(record.recent), now - record.recent[0]
@@ -93,7 +93,7 @@ class Quarantine:
         )
 
     def standing(self, actor: str) -> Standing:
-        """What an actor was blamed for, and for how long it is refused."""
+        """Returns an actor's blames, and how long it is refused."""
         with self._lock:
             record = self._records.get(actor)
             if record is None:
@@ -101,7 +101,7 @@ class Quarantine:
             return Standing(record.blamed, max(0.0, record.until - self._clock()), record.why)
 
     def count(self) -> int:
-        """How many actors are quarantined now."""
+        """Returns how many actors are quarantined now."""
         with self._lock:
             now = self._clock()
             return sum(now < record.until for record in self._records.values())

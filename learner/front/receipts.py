@@ -1,10 +1,9 @@
-"""Proofs of receipts: what an actor says it was acknowledged is what a learner of this run said.
+"""Proofs of receipts: verify that an actor's claim comes from a learner of this run.
 
-A receipt carries the incarnation of the learner and a MAC over it, who the receipt is for, the
-sequence number and the unrolls accepted up to it. The actor returns them when it joins; a learner
-that resumed after a crash counts by them what was lost. What a learner acknowledged itself, it
-cannot have lost. The key lies in LOGDIR, so that the learners of one run, and nobody else, can make
-proofs.
+A receipt carries the incarnation of the learner and a MAC over it, the recipient, the sequence
+number and the unrolls accepted up to it. The actor returns them when it joins, and a learner that
+resumed after a crash uses them to count the losses. Messages that this learner acknowledged itself
+are not lost. The key is in LOGDIR, so that only learners of this run can make proofs.
 """
 
 import hashlib
@@ -20,15 +19,15 @@ _log = logging.getLogger(__name__)
 
 _KEY_BYTES = 32
 _MAC_BYTES = 16
-_LEARNER = struct.Struct(">Q")  # in front of the MAC
+_LEARNER = struct.Struct(">Q")  # precedes the MAC
 
 
 class ReceiptProofs:
-    """Makes and checks proofs with a key.
+    """Makes and verifies proofs with a key.
 
     Args:
       key: 32 random bytes.
-      learner: the incarnation of this one.
+      learner: this learner's incarnation.
     """
 
     def __init__(self, key: bytes, learner: int) -> None:
@@ -42,7 +41,7 @@ class ReceiptProofs:
     def of_earlier_learner(
         self, proof: bytes, actor: str, incarnation: int, sequence: int, unrolls: int
     ) -> bool:
-        """Whether another learner with this key made `proof` for exactly this."""
+        """Returns whether another learner with this key made `proof` for exactly these values."""
         if len(proof) != _LEARNER.size + _MAC_BYTES:
             return False
         (learner,) = _LEARNER.unpack_from(proof)
@@ -60,10 +59,9 @@ class ReceiptProofs:
 
 
 def load_key(path: pathlib.Path) -> bytes:
-    """Returns the key in a file, or a new one that is kept there for the learners to come.
+    """Returns the key in a file, or a new one, which is saved for later learners.
 
-    Without the key of the learner before, nothing that was lost with it can be counted; that ends
-    no run.
+    Without the previous learner's key its losses cannot be counted, but the run goes on.
     """
     try:
         key = path.read_bytes()

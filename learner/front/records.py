@@ -1,4 +1,4 @@
-"""What a learner records about those who call it."""
+"""The records that a learner keeps about its callers."""
 
 from typing import NamedTuple, Self
 
@@ -14,14 +14,14 @@ class Records(NamedTuple):
     """The records of a learner. Each of them is thread-safe."""
 
     accounts: Accounts  # unrolls: received, learned, queued, dropped and why
-    roster: Roster  # who takes part, and how each of them is doing
-    quarantine: Quarantine  # who sent contents that no honest actor sends, and is refused
+    roster: Roster  # members of the fleet and their state
+    quarantine: Quarantine  # actors blamed for contents that no honest actor sends
     info_names: InfoNames  # which numbers of episodes' info are recorded
     refused_outputs: RefusedOutputs  # messages refused for what the actor's network computed
 
     @classmethod
     def begin(cls, config: Config) -> Self:
-        """Returns the records of a learner that nobody has called."""
+        """Returns empty records."""
         return cls(
             Accounts(max_in_flight=config.learner.max_in_flight),
             Roster(),

@@ -1,34 +1,34 @@
 """Refused outputs: messages refused for numbers that the actor's network computed.
 
-Bad variables make every honest actor send such numbers, so nobody is blamed before the guard has
-looked at the learner's own network; until then they wait here.
+With bad variables every honest actor sends such numbers, so nobody is blamed before the guard has
+tried the learner's own network. Until then the messages are kept here.
 """
 
 import collections
 from typing import NamedTuple
 
-_MOST = 256  # that wait; beyond that the oldest are forgotten
+_MOST = 256  # kept; beyond it, the oldest are forgotten
 
 
 class RefusedOutput(NamedTuple):
-    """A message that was refused."""
+    """A refused message."""
 
     actor: str
-    why: str  # as its receipt says it
+    why: str  # as in its receipt
     version: int  # of the parameters that acted; 0 if they were an earlier learner's
 
 
 class RefusedOutputs:
-    """Those that wait to be judged. Every method is thread-safe."""
+    """Refused outputs that are not judged yet. Every method is thread-safe."""
 
     def __init__(self) -> None:
         """Starts empty."""
         self._waiting: collections.deque[RefusedOutput] = collections.deque(maxlen=_MOST)
 
     def add(self, refused: RefusedOutput) -> None:
-        """Takes note of one."""
+        """Adds a refused message."""
         self._waiting.append(refused)
 
     def take(self) -> list[RefusedOutput]:
-        """Returns those that wait, the oldest first; they wait no more."""
+        """Removes and returns all, the oldest first."""
         return [self._waiting.popleft() for _ in range(len(self._waiting))]

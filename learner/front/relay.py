@@ -1,16 +1,15 @@
-"""The process in front of the learner's ports, which takes in connections and passes bytes on.
+"""The process in front of the learner's ports: accepts connections and forwards bytes.
 
-It runs as a script of its own and imports the standard library alone, so that it starts in an
-instant and what strangers do to it takes no time from training. The learner listens on Unix sockets
-that only it and this process can reach. A connection is passed on once it has spoken as a gRPC
-client does, so that silent ones never reach the learner. TLS passes through: certificates are
-checked by the learner.
+It runs as its own script and imports only the standard library, so it starts quickly and attacks on
+it take no time from training. The learner listens on Unix sockets that only the two processes can
+reach. A connection is forwarded once it has sent the first bytes of a gRPC client, so silent ones
+never reach the learner. TLS passes through: the learner verifies certificates.
 
-Each connection to the learner comes from a socket whose name says whose it is, and the learner says
-of which it has admitted calls and of which it has refused some. Until its first admitted call a
-connection has room for a handshake and a few calls, and each host has a number of those. One that
-is refused often is closed, and its host gets new connections only slowly: those of the host with
-admitted calls live on.
+Each connection to the learner comes from a socket whose name identifies the client, and the learner
+reports which ones it has admitted calls of and which it has refused. Until its first admitted call
+a connection may send only a handshake and a few calls, and a host may have a limited number of
+them. A connection that is refused often is closed, and its host may open new ones only slowly;
+connections of that host with admitted calls stay open.
 """
 
 import collections
@@ -28,34 +27,34 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # what a client's HTTP/2 begins with
-CLIENT_HELLO = b"\x16\x03"  # and its TLS
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # first bytes of an HTTP/2 client
+CLIENT_HELLO = b"\x16\x03"  # first bytes of a TLS client
 
 HEALTH_CONNECTIONS = 16  # at once, to the learner's health port
 
-_CHUNK = 256 << 10  # bytes that are passed on at once, and the most that is kept of a direction
-_TICK_SECONDS = 0.05  # between looks at what is due, at most...
+_CHUNK = 256 << 10  # bytes forwarded at once, and the largest buffer of a direction
+_TICK_SECONDS = 0.05  # between checks of what is due, at most...
 _LOOK_SECONDS = 0.02  # ...and at least
 _REPORT_SECONDS = 0.2
-_FLUSH_SECONDS = 5.0  # for the last bytes of a connection of which one side has closed
-_FORGIVE_SECONDS = 600.0  # without a strike, after which a host is as good as any other
-_OWN_FILES = 32  # of this process beside connections
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing drops what is not sent, and leaves no trace
+_FLUSH_SECONDS = 5.0  # to flush a connection after one side has closed
+_FORGIVE_SECONDS = 600.0  # without a strike, after which a host's strikes are forgotten
+_OWN_FILES = 32  # of this process, besides connections
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing discards unsent data and resets
 
 
 class Limits(NamedTuple):
-    """What connections may ask for. A host is an IPv4 address or a /64 of IPv6."""
+    """Limits of connections. A host is an IPv4 address or a /64 of IPv6."""
 
     connections: int  # to the learner
     health_connections: int = HEALTH_CONNECTIONS
-    host_connections: int = 1024  # with an admitted call, and half of all at most
-    host_unproven: int = 1024  # without one yet; the oldest makes room
-    host_silent: int = 1024  # that have not spoken yet; the oldest makes room
-    host_burst: int = 2048  # new ones at once, as after a learner's restart...
+    host_connections: int = 1024  # with an admitted call, and at most half of all
+    host_unproven: int = 1024  # without one yet; the oldest is closed for a new one
+    host_silent: int = 1024  # that have sent nothing yet; likewise
+    host_burst: int = 2048  # new connections at once, as after a learner's restart...
     host_rate: float = 32.0  # ...and per second
     accept_burst: int = 4096  # of all hosts
     accept_rate: float = 1000.0
-    silent: int = 4096  # of all hosts; the oldest makes room
+    silent: int = 4096  # of all hosts; the oldest is closed for a new one
     silent_seconds: float = 5.0
     unproven_bytes: int = 64 << 10  # of a connection without an admitted call...
     unproven_rate: float = 8 << 10  # ...and per second;
@@ -63,12 +62,12 @@ class Limits(NamedTuple):
     host_bytes_rate: float = 128 << 10  # ...and per second
     refusals: int = 20  # in ten seconds, of a connection...
     host_refusals: int = 100  # ...and of all unproven ones of a host
-    min_pause: float = 1.0  # between new connections of a host that was refused too often;
+    min_pause: float = 1.0  # seconds between new connections of a host refused too often;
     max_pause: float = 60.0  # it doubles each time
 
 
 class Bucket:
-    """Tokens that come back at a rate."""
+    """A token bucket."""
 
     __slots__ = ("_capacity", "_left", "_rate", "_stamp")
 
@@ -78,25 +77,25 @@ class Bucket:
         self._stamp = now
 
     def left(self, now: float) -> float:
-        """How many there are."""
+        """Returns the tokens left."""
         grown = self._left + self._rate * (now - self._stamp)
         self._left, self._stamp = min(self._capacity, grown), now
         return self._left
 
     def take(self, now: float, count: float = 1.0) -> bool:
-        """Takes some if there are so many."""
+        """Takes tokens. Returns False, and takes none, if there are too few."""
         if self.left(now) < count:
             return False
         self._left -= count
         return True
 
     def is_full(self, now: float) -> bool:
-        """Whether nothing was taken for a while."""
+        """Returns whether the bucket is full."""
         return self.left(now) >= self._capacity
 
 
 class _Host:
-    """What is known of one host."""
+    """The state of one host."""
 
     __slots__ = (
         "budget",
@@ -111,7 +110,7 @@ class _Host:
     )
 
     def __init__(self, limits: Limits, now: float) -> None:
-        # Numbers of its connections, the oldest first.
+        # Keys of its connections, the oldest first.
         self.silent: dict[int, None] = {}
         self.unproven: dict[int, None] = {}
         self.proven: dict[int, None] = {}
@@ -119,15 +118,15 @@ class _Host:
         self.budget = Bucket(limits.host_bytes, limits.host_bytes_rate, now)
         self.refusals = Bucket(limits.host_refusals, limits.host_refusals / 10.0, now)
         self.pause = 0.0  # between new connections
-        self.next_at = 0.0  # not before then
+        self.next_at = 0.0  # no new connection before this time
         self.struck_at = 0.0
 
 
 class Hosts:
-    """Decides what each host may have. It keeps no time: `now` is in seconds.
+    """Decides what each host may use. It has no clock: `now` is in seconds.
 
-    A connection is silent, then unproven, then proven. The oldest one that is not proven makes room
-    for a new one, so that no stranger keeps the others of its host out.
+    A connection is silent, then unproven, then proven. The oldest one that is not proven is closed
+    for a new one, so that no stranger can lock out the others on its host.
     """
 
     def __init__(self, limits: Limits, now: float) -> None:
@@ -136,7 +135,7 @@ class Hosts:
         self._pruned = now
 
     def arrives(self, name: str, key: int, now: float) -> str | None:
-        """Counts a new connection; or says why there must be none."""
+        """Counts a new connection. Returns the reason if it must be refused."""
         if now - self._pruned > 60.0:
             self._prune(now)
         host = self._hosts.get(name)
@@ -156,7 +155,7 @@ class Hosts:
         return None
 
     def too_many(self, name: str) -> int | None:
-        """The connection of a host that must go, if it has too many without an admitted call."""
+        """Returns the connection to close if a host has too many without an admitted call."""
         host = self._hosts[name]
         if len(host.silent) > self._limits.host_silent:
             return next(iter(host.silent))
@@ -165,33 +164,33 @@ class Hosts:
         return None
 
     def speaks(self, name: str, key: int) -> None:
-        """Takes note that a connection has been passed on."""
+        """Notes that a connection was forwarded."""
         host = self._hosts[name]
         del host.silent[key]
         host.unproven[key] = None
 
     def proves(self, name: str, key: int) -> None:
-        """Takes note of the first admitted call of a connection."""
+        """Notes the first admitted call of a connection."""
         host = self._hosts[name]
         del host.unproven[key]
         host.proven[key] = None
 
     def leaves(self, name: str, key: int) -> None:
-        """Takes note of the end of a connection."""
+        """Notes the end of a connection."""
         host = self._hosts[name]
         for some in (host.silent, host.unproven, host.proven):
             some.pop(key, None)
 
     def budget(self, name: str) -> Bucket:
-        """Bytes that all connections of a host together may send before any is proven."""
+        """Returns the budget of bytes for all unproven connections of a host."""
         return self._hosts[name].budget
 
     def may_be_refused(self, name: str, now: float) -> bool:
-        """Counts a refused call of an unproven connection; False if it was one too many."""
+        """Counts a refused call of an unproven connection. Returns False if it was one too many."""
         return self._hosts[name].refusals.take(now)
 
     def strikes(self, name: str, now: float) -> float:
-        """Slows a host down; returns the seconds between its new connections from now on."""
+        """Throttles a host. Returns the seconds between its new connections from now on."""
         host = self._hosts[name]
         if now - host.struck_at > _FORGIVE_SECONDS:
             host.pause = 0.0
@@ -203,7 +202,7 @@ class Hosts:
         return len(self._hosts)
 
     def _prune(self, now: float) -> None:
-        """Forgets hosts of which there is nothing to remember."""
+        """Forgets hosts without any state."""
         self._pruned = now
         self._hosts = {
             name: host
@@ -217,7 +216,7 @@ class Hosts:
 
 
 def host_of(address: str) -> str:
-    """The host that an IP address belongs to, as limits count them."""
+    """Returns the host of an IP address, as limits count hosts."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         if ip.ipv4_mapped is not None:
@@ -227,27 +226,27 @@ def host_of(address: str) -> str:
 
 
 class Port(NamedTuple):
-    """One that the learner listens on by way of this process."""
+    """A port of the learner that is served through this process."""
 
-    fds: list[int]  # of the sockets that listen
+    fds: list[int]  # of the listening sockets
     path: str  # of the Unix socket on which the learner listens
-    begins: str  # what a client must say first, in Latin-1
+    begins: str  # first bytes that a client must send, in Latin-1
     is_health: bool
 
 
 class _Side:
-    """One of a connection's two sockets, and what is still to be written to it."""
+    """One of a connection's two sockets, and the data still to be written to it."""
 
     __slots__ = ("left", "mask", "sock")
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.left: memoryview | None = None
-        self.mask = 0  # what it is watched for
+        self.mask = 0  # events to watch for
 
 
 class _Connection:
-    """A client's connection and, once it has spoken, the one to the learner."""
+    """A client's connection and, once forwarded, the one to the learner."""
 
     __slots__ = (
         *("budget", "client", "deadline", "first", "host", "is_proven", "is_throttled"),
@@ -270,7 +269,7 @@ class _Connection:
         self.host = host
         self.name = name  # of the socket to the learner
         self.port = port
-        self.first = b""  # what it said before it was passed on
+        self.first = b""  # received before it was forwarded
         self.is_proven = False
         self.is_throttled = False
         self.deadline = now + limits.silent_seconds
@@ -282,16 +281,16 @@ OnEvent = Callable[[_Connection, int], None]
 
 
 class Relay:
-    """The loop of this process."""
+    """The event loop of this process."""
 
     def __init__(self, control: socket.socket, ports: list[Port], limits: Limits, tag: str) -> None:
         """Watches nothing yet.
 
         Args:
-          control: messages from and to the learner; its end is the end of this process.
-          ports: what to listen on.
+          control: messages from and to the learner; this process ends when it is closed.
+          ports: the ports to serve.
           limits: of connections.
-          tag: that the names of sockets begin with.
+          tag: prefix of the names of sockets.
         """
         now = time.monotonic()
         self._control = control
@@ -306,7 +305,7 @@ class Relay:
         # Each with the oldest first.
         self._silent: dict[int, _Connection] = {}
         self._unproven: dict[int, _Connection] = {}
-        self._ending: dict[int, _Connection] = {}  # the last bytes are on their way
+        self._ending: dict[int, _Connection] = {}  # being flushed
         self._throttled: dict[int, _Connection] = {}
         self._passed_on = collections.Counter[bool]()  # is_health -> connections to the learner
         self._refused = collections.Counter[str]()
@@ -336,13 +335,13 @@ class Relay:
                 key.data(mask)
 
     def _has_left(self) -> bool:
-        """Whether something that the learner said last is not with its client yet."""
+        """Returns whether data from the learner is still to be sent to a client."""
         return any(each.client.left is not None for each in self._all.values())
 
-    # What comes from the learner.
+    # Messages from the learner.
 
     def _on_control(self, _: int) -> None:
-        """Obeys a message: admitted KEY, or refused KEY."""
+        """Handles a message: admitted KEY, or refused KEY."""
         while True:
             try:
                 message = self._control.recv(64)
@@ -381,7 +380,7 @@ class Relay:
             self._close(connection, reset=True)
 
     def _report(self, now: float) -> None:
-        """Tells the learner what was refused since it was last told."""
+        """Reports to the learner what was refused since the last report."""
         self._reported = now
         if not self._refused and not self._slowed:
             return
@@ -445,14 +444,14 @@ class Relay:
                     self._make_room()
                     self._accept(False)  # for a moment
                     return
-                continue  # it has gone already
+                continue  # the client has gone already
             self._take_in(client, address[0], address[1], port, now)
 
     def _take_in(
         self, client: socket.socket, address: str, number: int, port: Port, now: float
     ) -> None:
         client.setblocking(False)
-        with contextlib.suppress(OSError):  # it may have gone already, which is seen later
+        with contextlib.suppress(OSError):  # a client that has gone already is noticed later
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         host, key = host_of(address), next(self._numbers)
         if (why := self._hosts.arrives(host, key, now)) is not None:
@@ -476,7 +475,7 @@ class Relay:
             self._refuse(self._all[oldest], "silent" if oldest in self._silent else "too_many")
 
     def _make_room(self) -> None:
-        """Closes the connection that is least worth having."""
+        """Closes the least valuable connection."""
         for each in (self._silent, self._unproven):
             if each:
                 self._refuse(next(iter(each.values())), "no_room")
@@ -486,10 +485,10 @@ class Relay:
         self._refused[why] += 1
         self._close(connection, reset=True)
 
-    # From the first bytes on.
+    # First bytes.
 
     def _on_first(self, connection: _Connection) -> None:
-        """Looks at how a connection begins, and passes it on if that is right."""
+        """Checks a connection's first bytes, and forwards it if they are valid."""
         begins = connection.port.begins.encode("latin-1")
         try:
             said = connection.client.sock.recv(len(begins) - len(connection.first))
@@ -538,10 +537,10 @@ class Relay:
             self._watch(connection)
             self._on_client_side(connection, selectors.EVENT_READ)
 
-    # Passing on.
+    # Forwarding.
 
     def _watch(self, connection: _Connection) -> None:
-        """Watches both sockets for what can be done next."""
+        """Watches both sockets for the events that can be handled next."""
         client, learner = connection.client, connection.learner
         ends = connection.key in self._ending
         mask = 0
@@ -603,7 +602,7 @@ class Relay:
             self._move(connection, learner, connection.client, _CHUNK)
 
     def _move(self, connection: _Connection, source: _Side, sink: _Side, most: int) -> int:
-        """Passes on what has come; returns how many bytes."""
+        """Forwards received bytes. Returns how many."""
         if sink.left is not None or connection.key in self._ending:
             return 0
         try:
@@ -629,7 +628,7 @@ class Relay:
         return count
 
     def _flush(self, connection: _Connection, sink: _Side) -> bool:
-        """Writes what was left; False once the connection has ended by that."""
+        """Writes buffered data. Returns False if that has ended the connection."""
         if sink.left is not None:
             try:
                 sink.left = sink.left[sink.sock.send(sink.left) :] or None
@@ -648,7 +647,7 @@ class Relay:
     # Ends.
 
     def _end(self, connection: _Connection) -> None:
-        """Closes a connection of which one side has ended, after what was left."""
+        """Closes a connection of which one side has ended, after flushing it."""
         sides = (connection.client, connection.learner)
         if not any(side is not None and side.left is not None for side in sides):
             self._close(connection)
@@ -679,7 +678,7 @@ class Relay:
 def main(arguments: list[str]) -> None:
     """Runs `relay.py CONTROL SETTINGS`: a file descriptor, and JSON of `learner.front.door`."""
     for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(ignored, signal.SIG_IGN)  # they may go to all; the learner says when to end
+        signal.signal(ignored, signal.SIG_IGN)  # sent to the process group; the learner decides
     control = socket.socket(fileno=int(arguments[0]))
     settings = json.loads(arguments[1])
     limits = Limits(**settings["limits"])

@@ -1,4 +1,4 @@
-"""The roster: who takes part in a run, and how each of them is doing, as the learner sees it."""
+"""The roster: the members of the fleet and their state, as the learner sees them."""
 
 import collections
 import dataclasses
@@ -10,29 +10,29 @@ from typing import NamedTuple
 from impala.runtime.credentials import Role
 from impala.types import EnvironmentFault
 
-_SILENT_SECONDS = 60.0  # without a sign of it, a member counts as silent...
+_SILENT_SECONDS = 60.0  # without a message, a member counts as silent...
 _GONE_SECONDS = 3600.0  # ...and then as gone
-_RATE_SECONDS = 30.0  # over which speeds are taken
-_MOST = 10_000  # members; beyond that, who was heard of the longest ago is forgotten
+_RATE_SECONDS = 30.0  # window of the speeds
+_MOST = 10_000  # members; beyond it, the one silent the longest is forgotten
 
 
 class Member(NamedTuple):
-    """One actor or evaluator, by name: its restarts go on where it stopped."""
+    """An actor or evaluator, by name; its counts continue across its restarts."""
 
     name: str
     role: Role
     joins: int  # with this learner: the first, and each after a restart or a broken stream
     unrolls: int  # accepted
     frames: int  # environment frames in them
-    frames_per_second: float  # lately
-    parameter_version: int  # that it acted with last
-    silent_seconds: float  # since it was heard of
-    active: bool  # it was heard of lately, and has not left
+    frames_per_second: float  # recent
+    parameter_version: int  # that it last acted with
+    silent_seconds: float  # since its last message
+    active: bool  # not silent, and has not left
     rejected: int  # messages
-    last_rejection: str  # why, for people
-    environment_faults: int  # environments of it that crashed or hung
-    last_fault: str  # which and why, for people
-    version: str  # of its program, as its last join said
+    last_rejection: str  # the reason, for messages
+    environment_faults: int  # its environments that crashed or hung
+    last_fault: str  # which and why, for messages
+    version: str  # of its program, from its last join
 
 
 @dataclasses.dataclass
@@ -48,8 +48,8 @@ class _Entry:
     last_rejection: str = ""
     environment_faults: int = 0
     last_fault: str = ""
-    streams: int = 0  # of an actor, open now
-    left: bool = False  # the last of them has ended, and it was not heard of since
+    streams: int = 0  # of an actor, currently open
+    left: bool = False  # the last stream has ended, without a message since
     recent: collections.deque[tuple[float, int]] = dataclasses.field(
         default_factory=collections.deque
     )  # when frames came, and how many
@@ -62,13 +62,13 @@ class _Entry:
         self.forget(now)
         if not self.recent:
             return 0.0
-        # The first frames were played before they came.
+        # The first frames were played before they arrived.
         frames = sum(frames for _, frames in self.recent) - self.recent[0][1]
         return frames / max(now - self.recent[0][0], 1e-9)
 
 
 class Roster:
-    """Who was heard of in the last hour, 10,000 at most. Every method is thread-safe."""
+    """Members with a message in the last hour, at most 10,000. Every method is thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -79,7 +79,7 @@ class Roster:
         self.faults = {"crashed": 0, "hung": 0}  # of actors' environments, by kind
 
     def joined(self, name: str, role: Role, version: str = "") -> None:
-        """Takes note of a join, and of the version of the program that joined."""
+        """Notes a join, and the version of the program that joined."""
         with self._lock:
             entry = self._seen(name, role)
             entry.joins += 1
@@ -87,7 +87,7 @@ class Roster:
             self.joins += 1
 
     def sent(self, name: str, *, unrolls: int, frames: int, version: int, size: int) -> None:
-        """Takes note of an accepted message of an actor, `size` in bytes."""
+        """Notes an accepted message of an actor, `size` in bytes."""
         with self._lock:
             self.received_bytes += size
             entry = self._seen(name, "actor")
@@ -98,25 +98,25 @@ class Roster:
             entry.forget(entry.seen)
 
     def began(self, name: str) -> None:
-        """Takes note of a stream that an actor sends on."""
+        """Notes that an actor has opened a stream."""
         with self._lock:
             if (entry := self._entries.get(name)) is not None:
                 entry.streams += 1
 
     def ended(self, name: str) -> None:
-        """Takes note of the end of such a stream: an actor without another one has left."""
+        """Notes the end of a stream: an actor without another one has left."""
         with self._lock:
             if (entry := self._entries.get(name)) is not None:
                 entry.streams = max(0, entry.streams - 1)
                 entry.left = not entry.streams
 
     def reported(self, name: str, version: int) -> None:
-        """Takes note of an evaluator's report."""
+        """Notes an evaluator's report."""
         with self._lock:
             self._seen(name, "evaluator").parameter_version = version
 
     def failed(self, name: str, faults: Sequence[EnvironmentFault]) -> None:
-        """Takes note of an actor's environments that crashed or hung."""
+        """Notes an actor's environments that crashed or hung."""
         with self._lock:
             for fault in faults:
                 self.faults[fault.kind] += 1
@@ -125,7 +125,7 @@ class Roster:
                 entry.last_fault = f"environment {fault.environment} {fault.kind}: {fault.detail}"
 
     def rejected(self, name: str, why: str) -> None:
-        """Takes note of a message that was refused; whoever sent it may say any name."""
+        """Notes a refused message; its sender may have given any name."""
         with self._lock:
             if (entry := self._entries.get(name)) is not None:
                 entry.seen = self._clock()
@@ -133,14 +133,14 @@ class Roster:
                 entry.last_rejection = why
 
     def refused(self, name: str, why: str) -> None:
-        """Takes note that a member was refused something other than a message."""
+        """Notes that a member was refused something other than a message."""
         with self._lock:
             if (entry := self._entries.get(name)) is not None:
                 entry.seen = self._clock()
                 entry.last_rejection = why
 
     def members(self) -> list[Member]:
-        """Everyone, by name."""
+        """Returns all members, by name."""
         with self._lock:
             now = self._clock()
             self._forget(now)
@@ -158,12 +158,12 @@ class Roster:
             ]
 
     def actors(self) -> tuple[int, int]:
-        """How many actors are active, and how many were heard of but are silent now."""
+        """Returns the numbers of active and of silent actors."""
         active = [member.active for member in self.members() if member.role == "actor"]
         return sum(active), len(active) - sum(active)
 
     def _seen(self, name: str, role: Role) -> _Entry:
-        """Who is heard of now."""
+        """Returns the entry of a member that has just sent something."""
         now = self._clock()
         if name not in self._entries:
             self._forget(now)
@@ -175,7 +175,7 @@ class Roster:
         return entry
 
     def _forget(self, now: float) -> None:
-        """Leaves out who has been silent for long."""
+        """Removes members that have been silent for too long."""
         gone = [name for name, entry in self._entries.items() if now - entry.seen >= _GONE_SECONDS]
         for name in gone:
             del self._entries[name]

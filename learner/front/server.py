@@ -1,6 +1,6 @@
-"""The learner's gRPC server: an asyncio server in a thread of its own, with its own event loop.
+"""The learner's gRPC server: an asyncio server in its own thread, with its own event loop.
 
-All that it knows of gRPC stays here; what requests mean is in `learner.front.service`.
+The meaning of requests is in `learner.front.service`.
 """
 
 import asyncio
@@ -28,17 +28,17 @@ from protos.impala.v1 import learner_pb2 as pb
 _log = logging.getLogger(__name__)
 
 SERVICE_NAME = "impala.v1.Learner"
-LIVENESS = "alive"  # to health: SERVING while `Server.check` is called now and then
+LIVENESS = "alive"  # health service: SERVING while `Server.check` is called regularly
 
 _NO_SECURITY = ServerSecurity()
 _UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 _MAX_PROBES = 64  # at once, more than may watch
-_HANDSHAKE_SECONDS = 20.0  # that a new connection may take to speak HTTP/2...
-_IDLE_SECONDS = 300.0  # ...and to have no call at all
+_HANDSHAKE_SECONDS = 20.0  # for a new connection to speak HTTP/2...
+_IDLE_SECONDS = 300.0  # ...and to be without a call
 _HANGS_SECONDS = 600.0  # without a check; the first update of a large network compiles for minutes
-_LOOK_SECONDS = 1.0  # between two looks at that
-_KEPT: list[grpc.ServerCredentials] = []  # gRPC asks them for certificates without owning them
-# Of one host. When a learner comes back, all actors of a host join at once, and maybe again.
+_LOOK_SECONDS = 1.0  # between two checks of that
+_KEPT: list[grpc.ServerCredentials] = []  # gRPC calls them for certificates without owning them
+# Per host. When a learner comes back, all actors of a host join at once, possibly twice.
 _MAX_JOINS_PER_MINUTE = 2000
 _MAX_STREAMS = 1000
 _MAX_STREAMS_OF_CONNECTION = 64
@@ -62,16 +62,16 @@ class Server:
         """Binds nothing yet.
 
         Args:
-          service: what is served.
+          service: answers the calls.
           listen: HOST:PORT (port 0: any free one) or unix:PATH.
-          security: what is asked of callers.
-          health_listen: HOST:PORT where health alone is served, in plain text.
-          observe: is told how long each answer took: the method, and seconds.
-          guarded: let callers in through a process in front (`learner.front.relay`).
+          security: which credentials callers need, and the server's own.
+          health_listen: HOST:PORT where only health is served, in plain text.
+          observe: called with the method and duration in seconds of each answer.
+          guarded: accept callers through a process in front (`learner.front.relay`).
 
         Raises:
-          SecurityError: its files cannot be used, or are not enough for this address.
-          OSError: an address is none.
+          SecurityError: its files cannot be used, or do not suffice for this address.
+          OSError: an address is invalid.
         """
         security.check(listen, health=health_listen)
         self._service = service
@@ -91,7 +91,7 @@ class Server:
         """Binds the address and serves.
 
         Returns:
-          The bound address, HOST:PORT or unix:PATH, as a client would give it.
+          The bound address for clients, HOST:PORT or unix:PATH.
 
         Raises:
           OSError: the address cannot be bound.
@@ -106,11 +106,11 @@ class Server:
         return address
 
     def stop(self, grace: float) -> None:
-        """Says NOT_SERVING, refuses new calls, ends streams after the receipt at hand, and returns.
+        """Reports NOT_SERVING, refuses new calls, ends streams after the current receipt; stops.
 
         Args:
-          grace: seconds that calls in flight may still take. Messages that wait for room in the
-            ingest do not wait for it: they are not taken and their streams end at once.
+          grace: seconds that calls in flight may still take. Messages waiting for room in the
+            ingest are not accepted, and their streams end at once.
         """
         self._stop_called = True
         if self._loop is not None and self._stopping is not None:
@@ -122,14 +122,15 @@ class Server:
         self._door.close()
 
     def refusals(self) -> Mapping[str, int]:
-        """How many connections and calls were refused, by reason."""
+        """Returns how many connections and calls were refused, by reason."""
         return self._door.refusals()
 
     def check(self) -> None:
         """Raises RuntimeError if the server, or the process in front, has ended by itself.
 
-        Call it from the loop that learns, also while that waits for data: once it no longer is,
-        the server tells health probes that the learner hangs.
+        The training loop must call it regularly, also while it waits for data: otherwise the server
+          reports
+        to health probes that the learner hangs.
         """
         self._checked = time.monotonic()
         if self._error is not None or (not self._thread.is_alive() and not self._stop_called):
@@ -156,7 +157,7 @@ class Server:
             self._service, Gate(self._security), self._stopping, self._observe, self._door
         )
         probes = Probes(self._door)
-        unknown = calls.Unknown(self._door)  # the last one that is asked
+        unknown = calls.Unknown(self._door)  # must be the last handler
         server.add_generic_rpc_handlers((_handlers(methods), probes.handlers(), unknown))
         for_probes = health_address = None
         grace = 0.0
@@ -188,7 +189,7 @@ def _resolve(stopping: asyncio.Future[float], grace: float) -> None:
 
 
 class _Calls:
-    """The methods of the service as gRPC calls them. No exception of theirs ends the server."""
+    """The methods of the service for gRPC. None of their exceptions ends the server."""
 
     def __init__(
         self,
@@ -246,11 +247,11 @@ class _Calls:
         raise AssertionError
 
     async def stream_unrolls(self, _: object, context: grpc.aio.ServicerContext) -> None:
-        """One message at a time: what is sent beyond waits in the transport, not in memory."""
+        """Handles one message at a time: further ones wait in the transport, not in memory."""
         host = self._door.host(context.peer())
         async with calls.statuses(context, self._door), self._limits.stream(host):
             self._admit(context, "actor")
-            actor = ""  # whose stream it is, once it has joined and said so
+            actor = ""  # the stream's, once known
             with self._service.stream() as submit:
                 while (data := await self._unless_stopping(context.read())) is not grpc.aio.EOF:
                     try:
@@ -259,7 +260,7 @@ class _Calls:
                         if actor:
                             self._service.blame(actor, str(error))
                         raise
-                    # Again: the token may have been taken out, or the actor revoked.
+                    # Again: the token may have been removed, or the actor revoked.
                     self._admit(context, "actor", actor=message.actor)
                     with self._timed("StreamUnrolls"):
                         receipt = await self._unless_stopping(submit(message))
@@ -273,7 +274,7 @@ class _Calls:
     def _admit(
         self, context: grpc.aio.ServicerContext, *roles: Role, actor: str | None = None
     ) -> None:
-        """Lets a caller pass that has a credential for a role, and for the name that it goes by."""
+        """Checks that a caller has a credential for one of the roles and for its name."""
         metadata = dict(context.invocation_metadata() or ())
         names = context.auth_context().get("x509_subject_alternative_name", ())
         try:
@@ -299,7 +300,7 @@ class _Calls:
             self._observe(method, time.monotonic() - start)
 
     async def _unless_stopping(self, awaitable: Awaitable[_T]) -> _T:
-        """What `awaitable` gives; it is cancelled when the server stops first."""
+        """Returns the result of `awaitable`, which is cancelled if the server stops first."""
         task = asyncio.ensure_future(awaitable)
         try:
             await asyncio.wait(
@@ -314,14 +315,14 @@ class _Calls:
 
 
 class _Limits:
-    """What one host may ask for, so that no one can keep the others out. Of one event loop."""
+    """Limits per host, so that no host can lock out the others. Of one event loop."""
 
     def __init__(self) -> None:
         self._joins = calls.Rate(_MAX_JOINS_PER_MINUTE, _MAX_JOINS_PER_MINUTE / 60.0)
         self._streams: collections.Counter[str] = collections.Counter()
 
     def joins(self, host: str) -> None:
-        """Counts a join; calls.TooMany if there are too many."""
+        """Counts a join. Raises calls.TooMany if there are too many."""
         if not self._joins.take(host):
             raise calls.TooMany(
                 f"{_MAX_JOINS_PER_MINUTE} joins a minute from {host} are the most: wait."
@@ -329,7 +330,7 @@ class _Limits:
 
     @contextlib.asynccontextmanager
     async def stream(self, host: str) -> AsyncIterator[None]:
-        """Counts a stream while it is open; calls.TooMany if there are too many."""
+        """Counts a stream while it is open. Raises calls.TooMany if there are too many."""
         if self._streams[host] >= _MAX_STREAMS:
             raise calls.TooMany(f"{_MAX_STREAMS} streams from {host} are the most.")
         self._streams[host] += 1
@@ -342,11 +343,11 @@ class _Limits:
 
 
 def _handlers(methods: _Calls) -> grpc.GenericRpcHandler:
-    """The service's methods.
+    """Returns the handlers of the service's methods.
 
-    Calls with one request are taken as streams, which look the same on the wire: gRPC would
-    otherwise take a request in before it is known who asks. Parameters go out as bytes that were
-    serialised once for all.
+    Unary calls are handled as streams, which look the same on the wire: otherwise gRPC would read a
+    request before the caller is known. Parameters are sent as bytes, serialised once for all
+    callers.
     """
     one_request = grpc.stream_unary_rpc_method_handler
     return grpc.method_handlers_generic_handler(
@@ -369,11 +370,11 @@ def _handlers(methods: _Calls) -> grpc.GenericRpcHandler:
 
 
 def _options(max_message_bytes: int) -> list[tuple[str, int]]:
-    """Limits and keepalive; actors ping every 30 s, also between calls."""
+    """Returns limits and keepalive options; actors ping every 30 s, also between calls."""
     return [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),
-        ("grpc.so_reuseport", 0),  # a second learner on this port is an error
+        ("grpc.so_reuseport", 0),  # a second learner on this port must fail
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.keepalive_time_ms", 60_000),  # streams of hosts that vanished end
@@ -385,7 +386,7 @@ def _options(max_message_bytes: int) -> list[tuple[str, int]]:
 
 
 def _credentials(security: ServerSecurity) -> grpc.ServerCredentials:
-    """New connections get what the files hold then; those there are live on."""
+    """Returns credentials that read the files again for new connections; open ones are kept."""
     cert, key, authorities = security.tls_cert, security.tls_key, security.tls_client_ca
     assert cert is not None and key is not None
 
@@ -411,7 +412,7 @@ def _credentials(security: ServerSecurity) -> grpc.ServerCredentials:
 
 
 def _bind(server: grpc.aio.Server, listen: str, security: ServerSecurity) -> str:
-    """Binds `listen` and returns the address that clients dial."""
+    """Binds `listen`. Returns the address for clients."""
     path = addresses.socket_path(listen)
     if path is None:
         addresses.parse("gRPC", listen)

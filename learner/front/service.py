@@ -38,10 +38,10 @@ from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
 _MAX_NAME = 200  # characters of an actor's name
-_MAX_VERSION = 40  # characters of a program's version that are kept
+_MAX_VERSION = 40  # characters kept of a program's version
 _MAX_EVALUATIONS = 64  # that may wait to be written
-_MAX_FRAMES = 2**53  # of parameters; every whole number up to here is a float64
-# Nothing that an honest actor does leads to these: not a restart, nor another version of the spec.
+_MAX_FRAMES = 2**53  # of parameters; every integer up to here is a float64
+# No honest actor causes these, not by a restart nor by another version of the spec.
 _BLAMED = {
     *(pb.REASON_NUM_ENVS, pb.REASON_TENSOR_COUNT, pb.REASON_TENSOR_SIZE),
     *(pb.REASON_NOT_FINITE, pb.REASON_RANGE),
@@ -50,64 +50,64 @@ _ROLES: dict[Role, "pb.Role"] = {"actor": pb.ROLE_ACTOR, "evaluator": pb.ROLE_EV
 
 
 class InvalidRequest(ValueError):
-    """A request makes no sense; the message names the value, the limit and the fix."""
+    """An invalid request; the message names the value, the limit and the fix."""
 
 
 class IncompatibleProtocol(ValueError):
-    """The two sides do not speak the same major protocol version."""
+    """The two sides use different major protocol versions."""
 
 
 class Quarantined(RuntimeError):
-    """The actor is refused for a while: try again later."""
+    """The actor is refused for a while and may try again later."""
 
 
 class Unavailable(RuntimeError):
-    """The learner cannot take this now; the message says why: try again later."""
+    """The learner cannot do this now; the message says why. The caller may try again later."""
 
 
 class EvaluationReport(NamedTuple):
-    """What an evaluator saw with frozen parameters."""
+    """An evaluator's results with frozen parameters."""
 
     actor: str
     task: int
     learner_incarnation: int  # of the learner that published the parameters
     parameter_version: int
-    frames: int  # environment frames learned from when they were published
+    frames: int  # environment frames learned from when the parameters were published
     episodes: list[Episode]
 
 
 class Lineage(NamedTuple):
-    """A learner, and the learners that its run had before."""
+    """A learner's incarnation, and the earlier learners of its run."""
 
     incarnation: int  # drawn at random when the learner starts, not 0
     earlier: Mapping[int, int]  # incarnation -> the highest version that it can have published
-    proofs: ReceiptProofs  # of receipts, which only learners of this run recognise
+    proofs: ReceiptProofs  # of receipts, which only learners of this run can verify
 
 
 class LearnerService:
-    """What actors ask of a learner."""
+    """The learner's service for actors and evaluators."""
 
     def __init__(
         self, terms: Terms, lineage: Lineage, records: Records, ingest: Ingest, schedule: Schedule
     ):
-        """Says hello with a spec; parameters come by `publish`.
+        """Makes a service without parameters, which `publish` provides.
 
         Args:
-          terms: what holds for everyone who joins.
-          lineage: this learner, and those that the run had before.
-          records: take note of what comes in, and of who sends it.
-          ingest: takes what comes in.
-          schedule: says which task is to be played; nobody else uses it.
+          terms: common to everyone who joins.
+          lineage: this learner, and the earlier ones of its run.
+          records: updated with what is received and by whom.
+          ingest: receives the messages.
+          schedule: tells which task to play; used by nobody else.
 
         Raises:
-          ValueError: a message of that size is more than gRPC takes.
+          ValueError: the largest message would exceed gRPC's limit.
         """
         self._lineage = lineage
         self._records = records
         self._ingest = ingest
         self._schedule = schedule
         self._finished = False
-        self._first_frames = 0  # of the first parameters that were published
+        self._first_frames = 0  # of the first published parameters
         self._published: _Published | None = None
         self.has_evaluators = False  # whether one has ever joined
         self.evaluations: queue.Queue[EvaluationReport] = queue.Queue(_MAX_EVALUATIONS)
@@ -139,14 +139,14 @@ class LearnerService:
 
     @property
     def max_message_bytes(self) -> int:
-        """The largest message that an actor may send."""
+        """Returns the size of the largest message that an actor may send."""
         return self._validator.max_message_bytes
 
     def join(self, request: pb.JoinRequest) -> pb.JoinReply:
-        """Introduces an actor or an evaluator, which is not counted and gets index 0.
+        """Registers an actor; an evaluator is not counted and gets index 0.
 
         Raises:
-          IncompatibleProtocol: the caller speaks another major version.
+          IncompatibleProtocol: the caller uses another major version.
           InvalidRequest: a field has an impossible value.
           Quarantined: the actor is refused for a while.
           Superseded: another incarnation has taken the actor's name since this one joined.
@@ -186,15 +186,15 @@ class LearnerService:
         return reply
 
     async def submit(self, message: pb.Unrolls) -> pb.Receipt:
-        """Takes experience in. Waits while the ingest is full.
+        """Submits unrolls to the ingest. Waits while it is full.
 
-        It may be cancelled: then the message is either not counted or counted and queued.
+        It may be cancelled: then the message is either not counted, or counted and queued.
 
         Returns:
-          The receipt; whatever is wrong with the message is said in it.
+          The receipt, which also reports anything wrong with the message.
 
         Raises:
-          Unavailable: the learner is stopping and has not taken the message.
+          Unavailable: the learner is stopping and has not accepted the message.
         """
         if not self._records.accounts.may_send(message.actor, message.incarnation):
             return self._reject(message, _unknown(message))
@@ -219,10 +219,10 @@ class LearnerService:
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[Callable[[pb.Unrolls], Awaitable[pb.Receipt]]]:
-        """Lasts as long as a stream of messages and gives its `submit`.
+        """Yields the `submit` of one stream of messages.
 
-        A stream is of one incarnation of one actor: the one of the first message that may send.
-        Messages in another's name are rejected.
+        The first message that is allowed binds the stream to its actor and incarnation; messages of
+        others are rejected.
         """
         sender: tuple[str, int] | None = None
 
@@ -243,20 +243,20 @@ class LearnerService:
                 self._records.roster.ended(sender[0])
 
     def refused(self, actor: str, why: str) -> None:
-        """Takes note, for the status, that an actor by that name was turned away."""
+        """Notes, for the status, that an actor of this name was turned away."""
         self._records.roster.refused(actor, why)
 
     def blame(self, actor: str, why: str) -> None:
-        """Takes note that an actor, known by a message before, sent what no honest actor sends."""
+        """Notes that an actor, known by an earlier message, sent what no honest actor sends."""
         self._records.quarantine.blame(actor, why)
         self._records.roster.refused(actor, why)
 
     def get_parameters(self, request: pb.GetParametersRequest) -> bytes:
-        """The newest parameters, if they are not those that the caller holds.
+        """Returns the newest parameters, if the caller does not hold them.
 
         Returns:
-          A serialised GetParametersReply, the same bytes for all who ask. It holds no parameters
-          if the caller has the newest, and before the first `publish`.
+          A serialised GetParametersReply, the same bytes for all callers. It has no parameters if
+          the caller holds the newest, or before the first `publish`.
         """
         published = self._published
         if published is None or published.is_held(request):
@@ -264,11 +264,11 @@ class LearnerService:
         return published.reply
 
     def report_evaluation(self, request: pb.Evaluation) -> pb.EvaluationReceipt:
-        """Puts an evaluator's report into `evaluations`.
+        """Adds an evaluator's report to `evaluations`.
 
         Raises:
-          InvalidRequest: there are too many episodes or none, no such task, no such parameters, or
-            a number that is out of range.
+          InvalidRequest: too many episodes or none, an unknown task or unknown parameters, or a
+            number out of range.
           Unavailable: too many reports wait to be written.
         """
         if self.evaluations.full():  # before any work
@@ -290,8 +290,8 @@ class LearnerService:
         published = self._published
         most = published.parameters.frames if published else _MAX_FRAMES
         is_own = request.learner_incarnation == self._lineage.incarnation
-        least = self._first_frames if is_own else 0  # the first report of a learner tells where...
-        if not least <= request.frames <= most:  # ...the run resumed: what was later is gone
+        least = self._first_frames if is_own else 0  # of the first publication, which tells where
+        if not least <= request.frames <= most:  # the run resumed: anything later is gone
             raise InvalidRequest(
                 f"frames is {request.frames}, but parameters of that learner were learned from "
                 f"{least} to {most}: report those of the parameters."
@@ -320,7 +320,7 @@ class LearnerService:
         return pb.EvaluationReceipt()
 
     def get_status(self) -> pb.RunStatus:
-        """How the run and its fleet are doing, for people."""
+        """Returns the state of the run and its fleet."""
         published, totals = self._published, self._records.accounts.totals()
         return pb.RunStatus(
             learner_incarnation=self._lineage.incarnation,
@@ -345,12 +345,12 @@ class LearnerService:
     def publish(
         self, parameters: Parameters, *, skipped_updates: int = 0, rollbacks: int = 0
     ) -> None:
-        """Lets actors have parameters.
+        """Publishes parameters to actors.
 
         Args:
           parameters: their arrays must not change any more.
-          skipped_updates: of the learner so far, for its status.
-          rollbacks: of the learner so far, for its status.
+          skipped_updates: number so far, for the status.
+          rollbacks: number so far, for the status.
 
         Raises:
           NotFiniteError: a number in them is NaN or infinite.
@@ -364,7 +364,7 @@ class LearnerService:
         self._published = _Published(parameters, self._finished, skipped_updates, rollbacks)
 
     def finish(self) -> None:
-        """Tells everyone that training has ended and takes nothing more; parameters stay."""
+        """Reports to everyone that training has ended, and accepts no more unrolls."""
         self._finished = True
         if self._published is not None:
             self._published = self._published.finished()
@@ -412,7 +412,7 @@ class LearnerService:
         return receipt
 
     def _reject_another(self, message: pb.Unrolls, sender: str) -> pb.Receipt:
-        """Refuses a message in the stream of `sender` that names another actor, who has no part."""
+        """Rejects a message in the stream of `sender` that names another actor."""
         detail = (
             f"The stream is of {sender}, the message of {message.actor[:80]!r} with incarnation "
             f"{message.incarnation}: open a stream for each."
@@ -446,7 +446,7 @@ class LearnerService:
         return receipt
 
     def _can_be_lost(self, request: pb.JoinRequest) -> bool:
-        """Whether a receipt of an earlier learner said what the actor claims that it said."""
+        """Returns whether a receipt of an earlier learner proves the actor's claim."""
         return self._lineage.proofs.of_earlier_learner(
             request.proof,
             request.actor,
@@ -456,7 +456,7 @@ class LearnerService:
         )
 
     def _newest_of(self, incarnation: int) -> int | None:
-        """The last version that a learner of this run can have published; None if it is no such."""
+        """Returns the last version that a learner of this run can have published, or None."""
         if incarnation == self._lineage.incarnation:
             return self._newest_version
         return self._lineage.earlier.get(incarnation)
@@ -466,7 +466,7 @@ class LearnerService:
         return self._published.parameters.version if self._published else 0
 
     def _quarantined(self, actor: str) -> str | None:
-        """Why an actor is refused, if it is."""
+        """Returns why an actor is refused, or None."""
         standing = self._records.quarantine.standing(actor)
         if not standing.seconds_left:
             return None
@@ -484,13 +484,13 @@ class LearnerService:
         return message
 
     def _task(self) -> int:
-        """What the schedule says is to be played now."""
+        """Returns the task to play now."""
         published = self._published
         return self._schedule.next(published.parameters.frames if published else 0)
 
 
 class _Published:
-    """Parameters, and the reply that carries them, made when the first actor asks."""
+    """Parameters and their reply, which is serialised when first asked for."""
 
     def __init__(
         self, parameters: Parameters, finished: bool, skipped_updates: int, rollbacks: int
@@ -501,11 +501,11 @@ class _Published:
         self.rollbacks = rollbacks
 
     def finished(self) -> "_Published":
-        """The same parameters, with word that training has ended."""
+        """Returns the same parameters, marked as final."""
         return _Published(self.parameters, True, self.skipped_updates, self.rollbacks)
 
     def is_held(self, request: pb.GetParametersRequest) -> bool:
-        """Whether the caller has nothing to gain; another learner's parameters never count."""
+        """Returns whether the caller holds these parameters; another learner's do not count."""
         return (
             request.learner_incarnation == self.parameters.incarnation
             and request.newer_than >= self.parameters.version
@@ -529,7 +529,7 @@ def _too_many_evaluations() -> Unavailable:
 
 
 def _check_name(actor: str) -> None:
-    """A name that can be printed, and kept: InvalidRequest if it is none."""
+    """Raises InvalidRequest if a name is too long or not printable."""
     if not (1 <= len(actor) <= _MAX_NAME and actor.isprintable()):
         raise InvalidRequest(
             f"actor is {actor[:80]!r} ({len(actor)} characters): give it a name of 1 to "

@@ -1,9 +1,9 @@
-"""What a learner tells actors of its configuration: the message ActorSettings.
+"""Makes the message ActorSettings, which tells actors their part of the configuration.
 
-The message has the settings of everything that actors make. `agreed` is the text by which a learner
-that comes back knows whether the actors of the one before still play what it wants. It leaves out
-what is at its default, so that a new version of the program, with settings more, changes nothing.
-It leaves out how actors and evaluators work, so that those that run go on as they joined.
+The message has the settings of everything that actors build. `agreed` is the text by which a
+restarted learner knows whether the experience of running actors is still valid. It leaves out
+defaults, so that a new version with more settings changes nothing, and settings of how actors and
+evaluators work, so that running ones continue.
 """
 
 import dataclasses
@@ -20,14 +20,14 @@ from protos.impala.v1 import learner_pb2 as pb
 
 
 def message(config: Config, played: Sequence[Task]) -> pb.ActorSettings:
-    """Returns what actors are told.
+    """Returns the settings for actors.
 
     Args:
-      config: of the run.
+      config: the run's configuration.
       played: its tasks.
 
     Raises:
-      OptionError: a value is too large to travel.
+      OptionError: a value is too large for the message.
     """
     of_parts = parts.for_actors(config)
     sections: list[tuple[str, Any]] = [("environment", task.environment) for task in played]
@@ -54,9 +54,9 @@ def message(config: Config, played: Sequence[Task]) -> pb.ActorSettings:
 
 
 def agreed(config: Config, played: Sequence[Task]) -> str:
-    """Returns what experience depends on of `message`, as one line of JSON.
+    """Returns the settings in `message` that experience depends on, as one line of JSON.
 
-    These are the settings that are not at their default of tasks, agent and parts of one's own.
+    These are the non-default settings of tasks, agent and parts of one's own.
     """
     told = {
         "tasks": [(task.name, values.changed(task.environment)) for task in played],
@@ -67,6 +67,6 @@ def agreed(config: Config, played: Sequence[Task]) -> str:
 
 
 def _evaluator(config: Config) -> EvaluatorConfig:
-    """The evaluator's settings, with the frames that stand for 0."""
+    """Returns the evaluator's settings, with 0 replaced by the number of frames it stands for."""
     every_frames = config.evaluator.every_frames or max(1, tasks.total_frames(config) // 50)
     return dataclasses.replace(config.evaluator, every_frames=every_frames)

@@ -1,4 +1,4 @@
-"""What a learner agrees with everyone who joins: shapes, settings, sizes, bounds."""
+"""The terms of a run for everyone who joins: shapes, settings, sizes, bounds."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,12 +16,12 @@ from protos.impala.v1 import learner_pb2 as pb
 
 
 class Terms(NamedTuple):
-    """What holds for everyone who joins a run."""
+    """The terms for everyone who joins a run."""
 
     unroll_spec: Unroll  # a nest of ArraySpec of one environment, as for `Validator`
     parameter_specs: Sequence[pb.TensorSpec]  # of `Parameters.values`, in order
     settings: pb.ActorSettings  # what actors need of the configuration
-    agreed: str  # of these, what must be the same for experience to be taken
+    agreed: str  # the part of them that must be equal for experience to be accepted
     seed: int  # the run's
     max_envs_per_message: int  # largest E
     max_in_flight: int  # messages without a receipt that an actor may have
@@ -38,11 +38,11 @@ def terms(
     """Returns the terms of a run.
 
     Args:
-      config: of the run.
-      agent: whose parameters travel.
+      config: the run's configuration.
+      agent: its parameters are sent to actors.
       unroll_spec: a nest of ArraySpec of one environment.
       played: the run's tasks.
-      action_space: through which all of them are played.
+      action_space: common to all tasks.
 
     Raises:
       OptionError: a setting is too large to be sent.
