@@ -108,7 +108,7 @@ bench: setup
 
 ## lock: pin the newest versions that pyproject.toml allows
 lock: $(STAMP)
-	$(call lock,requirements-dev.lock,--extra dev --extra minatar --extra box2d --upgrade)
+	$(call lock,requirements-dev.lock,--extra dev --extra minatar --extra box2d --extra onnx --upgrade)
 	$(call lock,requirements.lock,--constraint requirements-dev.lock)
 	$(call lock,requirements-gpu.lock,--extra gpu --constraint requirements-dev.lock)
 

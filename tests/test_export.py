@@ -235,8 +235,6 @@ def test_an_export_that_fails_leaves_everything_as_it_was(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_onnx_model_acts_as_the_agent_does(name: str, tmp_path: pathlib.Path) -> None:
-    pytest.importorskip("tf2onnx")
-    pytest.importorskip("onnxruntime")
     player = Player(checkpoint.choose(STORED / name))
     tried = export.onnx(player, tmp_path, export.recorded(player, steps=8))
     assert (tried.calls, tried.actions) == (9, 0)

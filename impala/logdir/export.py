@@ -172,8 +172,8 @@ def onnx(player: Player, directory: pathlib.Path, timesteps: Iterable[TimeStep])
         model's outputs are not the agent's.
     """
     try:
-        import onnxruntime  # type: ignore[import-not-found, unused-ignore]
-        import tf2onnx  # type: ignore[import-not-found, unused-ignore]
+        import onnxruntime
+        import tf2onnx
     except ImportError as error:
         raise ExportError(
             f"ONNX needs the package {error.name}: pip install 'impala-rl[onnx]'."
