@@ -608,8 +608,8 @@ MUTANTS = [
         marks=RARE,
     ),
     pytest.param(
-        '        """\n        self._is_connected = False\n        # It wants',
-        '        """\n        # It wants',
+        '        """\n        self._is_connected = False\n        # The learner asks',
+        '        """\n        # The learner asks',
         id="a lost connection goes on",
     ),
     pytest.param(

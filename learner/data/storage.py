@@ -1,9 +1,8 @@
 """Storage of a replay's records: in memory, or on disk, safe against crashes.
 
-On disk they are in an SQLite database: after the process is killed or the host loses power, it
-  holds
-the last commit. Nothing of the file is mapped into memory, so a damaged file causes errors and not
-signals. Everything in it has a checksum, so damage is detected.
+On disk they are in an SQLite database, which holds the last commit after the process is killed or
+the host loses power. Nothing of the file is mapped into memory, so a damaged file causes errors and
+not signals. Everything in it has a checksum, so damage is detected.
 """
 
 import abc

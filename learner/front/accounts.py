@@ -152,10 +152,9 @@ class Accounts:
         Args:
           max_ledgers: number of actor incarnations to remember. Beyond it, ledgers with nothing in
             the queue are forgotten: first superseded ones of the names that have the most, then
-              those idle
-            the longest; totals are kept. If a forgotten actor returns with receipts of an earlier
-            learner, their unrolls are counted a second time, as received and dropped, at most once
-            per restart.
+            those idle the longest; totals are kept. If a forgotten actor returns with receipts of
+            an earlier learner, their unrolls are counted a second time, as received and dropped,
+            at most once per restart.
           max_in_flight: messages without a receipt that an actor may have.
         """
         self._max_ledgers = max_ledgers

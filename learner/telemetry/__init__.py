@@ -1,1 +1,1 @@
-"""From numbers to rows: what is written down about a run."""
+"""Telemetry: makes rows of numbers about a run and writes them to sinks."""

@@ -1,4 +1,4 @@
-"""A sink that shows how a run is doing: on a terminal, as lines of text, or in the log."""
+"""A sink that shows the state of a run: on a terminal, as lines of text, or in the log."""
 
 import logging
 
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 class Console(Sink):
-    """Shows the newest row: live on a terminal, a line per row in a file or in the log."""
+    """Shows the newest row: live on a terminal, one line per row in a file or in the log."""
 
     def __init__(
         self, total_frames: int, console: rich.console.Console | None = None, to_log: bool = False
@@ -39,7 +39,7 @@ class Console(Sink):
             self._live.start()
 
     def write(self, row: Row) -> None:
-        """Shows one row."""
+        """Shows a row."""
         line = _line(row, self._total)
         if self._to_log:
             _log.info("%s", line)
@@ -57,7 +57,7 @@ class Console(Sink):
 
 
 def _line(row: Row, total_frames: int) -> str:
-    """How the run is doing, as far as it is known."""
+    """Returns a row as one line of text, as far as its numbers are known."""
     returns = rows.recent_returns(row).values()
     speed = row["speed/frames_per_second"]
     parts = [f"frames {row['frames']:,.0f} ({row['frames'] / total_frames:.1%})"]
@@ -81,7 +81,7 @@ def _line(row: Row, total_frames: int) -> str:
 
 
 def _table(row: Row) -> rich.table.Table:
-    """All scalars, a line for those that differ in the last part of their names only."""
+    """Returns a table of all scalars; a row holds those that differ only in the last part."""
     groups: dict[str, list[rich.text.Text]] = {}
     for name in sorted(row):
         group, _, last = name.rpartition("/")

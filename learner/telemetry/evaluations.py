@@ -1,4 +1,4 @@
-"""What evaluators reported of a run: filed as JSON lines, and summarised by task."""
+"""The reports of a run's evaluators: written as JSON lines, and summarised by task."""
 
 import logging
 import pathlib
@@ -13,8 +13,8 @@ from learner.telemetry.telemetry import Interval
 
 _log = logging.getLogger(__name__)
 
-_FIRST_BYTES = 4e6  # that may be filed at once: some 10,000 evaluations of 20 episodes...
-_BYTES_PER_SECOND = 2e6 / 86400  # ...and from then on
+_FIRST_BYTES = 4e6  # that may be written at once: some 10,000 evaluations of 20 episodes...
+_BYTES_PER_SECOND = 2e6 / 86400  # ...and per second after that
 
 
 class Evaluated(NamedTuple):
@@ -22,24 +22,24 @@ class Evaluated(NamedTuple):
 
     learner: int  # incarnation
     version: int
-    mean: float  # return, over tasks
+    mean: float  # return, averaged over tasks
 
 
 class Evaluations:
-    """The evaluations of a run, those before a restart included. `continual` reads them.
+    """The evaluations of a run, including those before a restart, which `continual` reads.
 
-    All but `missing`, `newest` and `summaries` is of one thread.
+    One thread may use it, except for `missing`, `newest` and `summaries`.
     """
 
     def __init__(self, logdir: pathlib.Path, config: Config, tasks: Sequence[str], learner: int):
-        """Reads what is there.
+        """Reads the existing reports.
 
         Args:
-          logdir: of the run.
-          config: of the run.
+          logdir: the run's log directory.
+          config: the run's configuration.
           tasks: their names, in order.
-          learner: the incarnation of this one. Reports of parameters of another one are filed if
-            it has reported before.
+          learner: this learner's incarnation. Reports on another learner's parameters are written
+            only if it has reported before.
         """
         path = logdir / "evaluations.jsonl"
         self._tasks = tasks
@@ -50,26 +50,26 @@ class Evaluations:
             self._history.add(report)
         self._file = json_lines.Appender(path, seals=True)
         self._opened = time.monotonic()
-        self._new: list[EvaluationReport] = []  # not told yet
+        self._new: list[EvaluationReport] = []  # not in a row yet
         self._newest: dict[str, tuple[int, int]] = {}  # task -> incarnation, version
-        self._means: dict[str, float] = {}  # task -> return in that evaluation
+        self._means: dict[str, float] = {}  # task -> mean return in that evaluation
         self.newest: Evaluated | None = None
         """The newest evaluation of all tasks that was reported to this learner."""
         self.dropped = 0
-        """Reports that were not filed: of an unknown learner, or too many."""
+        """Number of reports not written: of an unknown learner, or too many."""
         self.summaries: dict[str, continual.TaskSummary] = continual.summary(self._history.run())
         """Of each task that was evaluated, as of the last row."""
 
     def missing(self, learner: int, version: int) -> set[str]:
-        """Returns the tasks that were not played last with these parameters. Thread-safe."""
+        """Returns the tasks whose last evaluation had other parameters. Thread-safe."""
         newest = dict(self._newest)
         return {task for task in self._tasks if newest.get(task) != (learner, version)}
 
     def add(self, report: EvaluationReport) -> None:
-        """Files a report.
+        """Writes a report to the file.
 
         Raises:
-          OSError: it is not in the file; it counts all the same.
+          OSError: it cannot be written; it counts nevertheless.
         """
         allowed = _FIRST_BYTES + _BYTES_PER_SECOND * (time.monotonic() - self._opened)
         if report.learner_incarnation not in self._learners or self._file.written > allowed:
@@ -99,10 +99,10 @@ class Evaluations:
             self._means[task] = parsed.mean
             if self.missing(*played) <= {task}:
                 self.newest = Evaluated(*played, sum(self._means.values()) / len(self._means))
-            self._newest[task] = played  # last: who sees that nothing is missing sees the rest
+            self._newest[task] = played  # last, as other threads read it first
 
     def tell(self, interval: Interval) -> None:
-        """Adds what was reported since the last call, and the summary of each task."""
+        """Adds the reports since the last call, and the summary of each task, to an interval."""
         reports, self._new = self._new, []
         if reports:
             self.summaries = continual.summary(self._history.run())
@@ -113,7 +113,7 @@ class Evaluations:
         interval.levels({"evaluations/dropped": self.dropped})
 
     def log(self) -> None:
-        """Writes the summaries to the log."""
+        """Logs the summaries."""
         for task, summary in self.summaries.items():
             numbers = ", ".join(f"{name} {n:.2f}" for name, n in summary._asdict().items())
             _log.info("%s: %s.", task, numbers)

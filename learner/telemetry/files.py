@@ -11,17 +11,17 @@ from impala.logdir import json_lines
 from impala.logdir.rows import Row
 from learner.telemetry.sinks import Histograms, Sink
 
-_LARGEST = 1e38  # TensorBoard has 32 bits for a number, and subtracts them...
-_LAST_STEP = 2**63 - 1  # ...and 63 for a step
+_LARGEST = 1e38  # TensorBoard stores float32, and subtracts values...
+_LAST_STEP = 2**63 - 1  # ...and steps as int64
 
 
 class File(Sink):
-    """A sink whose rows stay on the disk, so that they become rarer as a run gets older."""
+    """A sink whose rows stay on disk, so they become rarer as a run gets older."""
 
     @property
     @abc.abstractmethod
     def written(self) -> int:
-        """Bytes that were written so far."""
+        """Returns the bytes written so far."""
 
 
 class TensorBoard(File):
@@ -35,13 +35,13 @@ class TensorBoard(File):
 
     @property
     def written(self) -> int:
-        """Bytes that were written so far."""
+        """Returns the bytes written so far."""
         return self._size() - self._before
 
     def _size(self) -> int:
         try:
             return sum(path.stat().st_size for path in self._directory.iterdir())
-        except OSError:  # there is none, or somebody tidies up
+        except OSError:  # it does not exist, or somebody is removing files
             return 0
 
     def write(self, row: Row) -> None:
@@ -67,7 +67,7 @@ class TensorBoard(File):
 
 
 class JsonLines(File):
-    """Writes rows into LOGDIR/metrics.jsonl, of which a resumed run writes the next lines."""
+    """Writes rows to LOGDIR/metrics.jsonl, to which a resumed run appends."""
 
     def __init__(self, logdir: pathlib.Path, settings: object = None):
         super().__init__(logdir, settings)
@@ -75,7 +75,7 @@ class JsonLines(File):
 
     @property
     def written(self) -> int:
-        """Bytes that were written so far."""
+        """Returns the bytes written so far."""
         return self._file.written
 
     def write(self, row: Row) -> None:

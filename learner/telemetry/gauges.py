@@ -1,4 +1,4 @@
-"""What a row of telemetry says of the parts of a learner as they stand: totals and levels."""
+"""Gauges: reads totals and levels from a learner's components for a row of telemetry."""
 
 from impala.logdir.checkpoint import Counters
 from impala.logdir.rows import Row
@@ -13,7 +13,7 @@ from learner.update.phases import Phases
 
 
 class Gauges:
-    """Reads the parts."""
+    """Reads a learner's components."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class Gauges:
         checkpoints: Checkpoints,
         writer: Writer,
     ):
-        """Keeps the parts."""
+        """Keeps references to the components."""
         self._phases = phases
         self._records = records
         self._server = server
@@ -37,7 +37,7 @@ class Gauges:
         self._writer = writer
 
     def read(self, counters: Counters) -> Row:
-        """Returns how the parts of a run that is so far stand now."""
+        """Returns the current totals and levels of a run with these counters."""
         records = self._records
         totals = records.accounts.totals()
         active, silent = records.roster.actors()

@@ -1,4 +1,4 @@
-"""Checkpoints of the agent that stay beside the newest: the best one, and milestones of the run."""
+"""Keeps checkpoints besides the newest: the best agent, and milestones of the run."""
 
 import collections
 import json
@@ -21,8 +21,8 @@ from learner.update.training import Iteration
 
 _log = logging.getLogger(__name__)
 
-_EPISODES = 100  # of training, whose mean return stands for an evaluation
-_LOOKS = 50  # at the returns of training, over a run: as often as it is evaluated by default
+_EPISODES = 100  # of training, whose mean return substitutes for an evaluation
+_LOOKS = 50  # checks of the training returns over a run: the default number of evaluations
 
 
 class Score(NamedTuple):
@@ -30,13 +30,13 @@ class Score(NamedTuple):
 
     mean: float
     by: Literal["evaluation", "training"]
-    frames: int  # of training, when the agent was kept
-    tasks: Any = None  # that were played, as JSON data; None: not stored, by an earlier version
+    frames: int  # of training when the agent was kept
+    tasks: Any = None  # the tasks played, as data for JSON; None in files of earlier versions
 
     def is_beaten_by(self, other: "Score") -> bool:
-        """Whether another is better, or of other tasks, whose returns do not compare with these.
+        """Returns whether another score is better, or of other tasks and so not comparable.
 
-        Evaluations count, and returns in training until there are.
+        An evaluation always beats a mean return in training.
         """
         if self.tasks is not None and self.tasks != other.tasks:
             return True
@@ -46,7 +46,7 @@ class Score(NamedTuple):
 
     @classmethod
     def read(cls, path: pathlib.Path) -> Self | None:
-        """Reads what `write` has written; None if there is nothing that can be read."""
+        """Returns the score that `write` has written; None if there is no valid one."""
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             score = cls(data["return"], data["by"], data["frames"], data.get("tasks"))
@@ -56,7 +56,7 @@ class Score(NamedTuple):
         return score if is_one else None
 
     def write(self, path: pathlib.Path) -> None:
-        """Writes it as JSON.
+        """Writes the score as JSON.
 
         Raises:
           StorageError: it cannot be written.
@@ -74,11 +74,11 @@ class Score(NamedTuple):
 
 
 class Kept:
-    """Consumes the training loop, and keeps agents that will be asked for later.
+    """Consumes the training loop, and keeps the best agent and milestones.
 
-    The best agent is the one at hand when the highest mean return over all tasks was reported by
-    an evaluator, which has played with slightly older variables. Until there are evaluations, the
-    mean return of the last 100 episodes of training counts, in runs of one task.
+    The best agent is the current one when an evaluator reports the highest mean return over all
+    tasks so far, measured with slightly older variables. Until there are evaluations, the mean
+    return of the last 100 training episodes counts, in runs of one task.
     """
 
     def __init__(
@@ -88,13 +88,13 @@ class Kept:
         spaces: Spaces,
         evaluated: Callable[[], Evaluated | None],
     ):
-        """Goes on with what an earlier start of the run has kept.
+        """Continues from what the run has kept before.
 
         Args:
-          logdir: of the run.
-          resumed: what the run goes on from.
-          spaces: that its agent was made for, saved with it.
-          evaluated: tells the newest evaluation of all tasks.
+          logdir: the run's log directory.
+          resumed: the state that the run resumed from.
+          spaces: those that the agent was made for, saved with it.
+          evaluated: returns the newest evaluation of all tasks.
         """
         config, counters = resumed.learner.config, resumed.learner.counters
         self._unknown = resumed.unknown
@@ -126,7 +126,7 @@ class Kept:
             self.consider(iteration.learner)
 
     def consider(self, learner: Learner) -> None:
-        """Keeps a learner's agent, as `take`.
+        """Keeps a learner's agent as `take` does.
 
         Raises:
           StorageError: it cannot be written.
@@ -144,7 +144,7 @@ class Kept:
             _log.info("Best return so far, in %s: %.2f. Kept as %s.", score.by, score.mean, path)
 
     def _score(self, counters: Counters) -> Score | None:
-        """What there is to say of the agent now that was not said before."""
+        """Returns the agent's newest score if there is a new one."""
         evaluated = self._evaluated()
         if evaluated is not None and evaluated != self._seen:
             self._seen = evaluated
@@ -159,7 +159,7 @@ class Kept:
         return None
 
     def _share(self, counters: Counters, parts: int) -> int:
-        """How many of so many equal parts of the run are done."""
+        """Returns how many of `parts` equal parts of the run are done."""
         return min(counters.frames, self._total_frames) * parts // self._total_frames
 
     def _save(

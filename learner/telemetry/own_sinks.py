@@ -1,4 +1,4 @@
-"""Sinks of one's own: one that fails is dropped, and the run goes on."""
+"""Sinks of one's own: a failing one is dropped, and the run goes on."""
 
 import logging
 import pathlib
@@ -14,26 +14,26 @@ _log = logging.getLogger(__name__)
 
 
 class OwnSink(Sink):
-    """A sink that is not of this package, until it raises for the first time."""
+    """A sink from outside this package, used until it raises an error."""
 
     def __init__(self, name: str, sink: Sink):
-        """Hands on what comes to another sink.
+        """Wraps a sink.
 
         Args:
-          name: by which the configuration names it, for the log.
-          sink: of one's own.
+          name: its name in the configuration, for the log.
+          sink: the sink.
         """
         self._name = name
         self._sink = sink
         self.is_dropped = False
-        """Whether it has raised, and gets nothing more."""
+        """Whether it has raised an error, and gets no more rows."""
 
     def write(self, row: Row) -> None:
-        """Hands a copy on, which the sink may change."""
+        """Passes on a copy, which the sink may change."""
         self._unless_dropped(lambda: self._sink.write(dict(row)))
 
     def write_histograms(self, histograms: Histograms, frames: float) -> None:
-        """Hands copies on, which the sink may change."""
+        """Passes on copies, which the sink may change."""
         copies = {name: values.copy() for name, values in histograms.items()}
         self._unless_dropped(lambda: self._sink.write_histograms(copies, frames))
 
@@ -46,7 +46,7 @@ class OwnSink(Sink):
             return
         try:
             do()
-        except BaseException as error:  # SystemExit too, which would end the writer's thread
+        except BaseException as error:  # including SystemExit, which would end the thread
             self.is_dropped = True
             _log.exception(
                 "The sink %s raised %s and gets nothing more; the run goes on.",
@@ -55,14 +55,14 @@ class OwnSink(Sink):
 
 
 def make(config: Config, logdir: pathlib.Path) -> list[OwnSink]:
-    """Returns the sinks that `telemetry.sinks` names, opened.
+    """Returns the sinks in `telemetry.sinks`, opened.
 
     Args:
-      config: of the run, composed with the parts that it names.
-      logdir: of the run.
+      config: the run's configuration, composed with the parts that it names.
+      logdir: the run's log directory.
 
     Raises:
-      OptionError: the constructor of one of them raises.
+      OptionError: the constructor of a sink raises.
     """
     own = parts.found(config)
     made = []

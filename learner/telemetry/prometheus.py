@@ -1,6 +1,6 @@
-"""Rows of telemetry as Prometheus metrics: what is counted, how it is named, and where it is read.
+"""Rows of telemetry as Prometheus metrics.
 
-Aggregates only: no label has a value for each actor, so that a fleet may grow.
+Only aggregates: no label has a value per actor, so the number of series is bounded.
 """
 
 import functools
@@ -18,11 +18,11 @@ from learner.telemetry.sinks import Histograms, Sink
 
 
 class Scalar(NamedTuple):
-    """A metric made of the scalars of a row."""
+    """A metric made of scalars of a row."""
 
     name: str
     kind: Literal["counter", "gauge"]
-    row: str  # its name in a row; {LABEL} stands for the value of a label
+    row: str  # the scalar's name; {LABEL} stands for the value of a label
     documentation: str
 
 
@@ -38,20 +38,20 @@ class Distribution(NamedTuple):
 SCALARS = (
     Scalar("impala_frames_total", "counter", "frames", "Environment frames learned from."),
     Scalar("impala_steps_total", "counter", "steps", "Agent decisions learned from."),
-    Scalar("impala_updates_total", "counter", "updates", "Updates, which is the newest version."),
-    Scalar("impala_training_seconds_total", "counter", "seconds", "Time of training, in all."),
-    Scalar("impala_progress_ratio", "gauge", "progress", "Share of the run that is done."),
+    Scalar("impala_updates_total", "counter", "updates", "Updates; equals the newest version."),
+    Scalar("impala_training_seconds_total", "counter", "seconds", "Total time of training."),
+    Scalar("impala_progress_ratio", "gauge", "progress", "Share of the run that is done, 0 to 1."),
     Scalar(
         "impala_learner_wait_seconds_total",
         "counter",
         "learner/wait_seconds",
-        "Time that the learner had nothing to learn from: more actors would help.",
+        "Time that the learner waited for data: more actors would help.",
     ),
     Scalar(
         "impala_actor_wait_ratio",
         "gauge",
         "actor/wait_share",
-        "Share of their time that actors waited for the learner: fewer would do.",
+        "Share of time that actors waited for the learner: fewer would suffice.",
     ),
     Scalar(
         "impala_unrolls_received_total", "counter", "unrolls/received", "Unrolls taken from actors."
@@ -67,19 +67,19 @@ SCALARS = (
         "impala_messages_rejected_total",
         "counter",
         "messages/rejected/{reason}",
-        "Messages that made no sense.",
+        "Messages that were rejected as invalid.",
     ),
     Scalar(
         "impala_messages_duplicate_total",
         "counter",
         "messages/duplicates",
-        "Messages that had been taken before.",
+        "Messages that had been accepted before.",
     ),
     Scalar(
         "impala_info_names_dropped_total",
         "counter",
         "info_names/dropped",
-        "Numbers of episodes' info that were not recorded, for their names or too many of them.",
+        "Numbers of episodes' info that were not recorded: invalid or too many names.",
     ),
     Scalar(
         "impala_refused_total",
@@ -91,7 +91,7 @@ SCALARS = (
         "impala_telemetry_rows_dropped_total",
         "counter",
         "telemetry/dropped",
-        "Rows that could not be written as fast as they came.",
+        "Rows that were merged because they could not be written fast enough.",
     ),
     Scalar(
         "impala_telemetry_sinks_dropped_total",
@@ -109,7 +109,7 @@ SCALARS = (
         "impala_skipped_updates_total",
         "counter",
         "guard/skipped_updates",
-        "Batches that were not finite, of which nothing was learned, since the learner started.",
+        "Batches that were not finite and were skipped, since the learner started.",
     ),
     Scalar(
         "impala_culprits_total",
@@ -121,7 +121,7 @@ SCALARS = (
         "impala_rollbacks_total",
         "counter",
         "guard/rollbacks",
-        "Returns of the variables to a checkpoint, since the learner started.",
+        "Rollbacks of the variables to a checkpoint, since the learner started.",
     ),
     Scalar("impala_received_bytes_total", "counter", "ingest/bytes", "Bytes of accepted unrolls."),
     Scalar("impala_joins_total", "counter", "actor/joins", "Joins: restarts and lost connections."),
@@ -131,16 +131,16 @@ SCALARS = (
         "actor/environment_faults/{kind}",
         "Environments of actors that crashed or hung, and were started again.",
     ),
-    Scalar("impala_queue_unrolls", "gauge", "ingest/depth", "Unrolls that wait."),
-    Scalar("impala_queue_capacity_unrolls", "gauge", "ingest/capacity", "Unrolls that may wait."),
+    Scalar("impala_queue_unrolls", "gauge", "ingest/depth", "Unrolls queued."),
+    Scalar("impala_queue_capacity_unrolls", "gauge", "ingest/capacity", "Capacity of the queue."),
     Scalar(
         "impala_actors_quarantined",
         "gauge",
         "actor/quarantined",
-        "Actors that are refused for a while, after contents that no honest actor sends.",
+        "Actors in quarantine: refused for a while after invalid contents.",
     ),
     Scalar(
-        "impala_actors", "gauge", "actor/{state}", "Actors that are active, and that went silent."
+        "impala_actors", "gauge", "actor/{state}", "Actors that are active, and that are silent."
     ),
     Scalar("impala_replay_unrolls", "gauge", "replay/unrolls", "Unrolls in replay."),
     Scalar("impala_replay_frames", "gauge", "replay/frames", "Environment frames in replay."),
@@ -217,11 +217,11 @@ class Prometheus(Sink, Collector):
         self.address = self._exporter.address
 
     def write(self, row: Row) -> None:
-        """Shows one row from now on."""
+        """Serves this row from now on."""
         self._row = row
 
     def write_histograms(self, histograms: Histograms, frames: float) -> None:
-        """Adds numbers to the distributions that are shown."""
+        """Adds numbers to the served distributions."""
         del frames
         for each in DISTRIBUTIONS:
             for name, values in histograms.items():
@@ -232,7 +232,7 @@ class Prometheus(Sink, Collector):
                         metric.observe(value)
 
     def collect(self) -> Iterator[Metric]:
-        """What the newest row holds, for the library."""
+        """Yields the metrics of the newest row, for the Prometheus client library."""
         families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
         for name, value in self._row.items():
             scalar, labels = next(
@@ -247,7 +247,7 @@ class Prometheus(Sink, Collector):
         yield from families.values()
 
     def close(self) -> None:
-        """Ends the server."""
+        """Stops the server."""
         self._exporter.close()
 
 
@@ -256,14 +256,14 @@ def _labels(row: str) -> list[str]:
 
 
 def _match(row: str, name: str) -> dict[str, str] | None:
-    """The values of the labels in a name, if it is of this form."""
+    """Returns the values of the labels in a name, or None if it does not match."""
     found = _pattern(row).fullmatch(name)
     return None if found is None else found.groupdict()
 
 
 @functools.cache
 def _pattern(row: str) -> re.Pattern[str]:
-    # What an environment calls its info must not pass for a number of ours.
+    # The name of an environment's info must not be taken for one of ours.
     any_text = r".+" if row == "{name}" else r"(?:(?!/info/).)+"
     pattern = re.sub(r"\\\{(\w+)\\\}", lambda label: f"(?P<{label[1]}>{any_text})", re.escape(row))
     return re.compile(pattern, re.DOTALL)

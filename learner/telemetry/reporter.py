@@ -1,4 +1,4 @@
-"""Makes rows of telemetry of the training loop's iterations."""
+"""The reporter: makes rows of telemetry from the iterations of the training loop."""
 
 import time
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from learner.update.training import Iteration
 
 
 class Reporter:
-    """Gathers what each iteration has brought, and hands a row to the writer every so often."""
+    """Collects the results of iterations, and passes a row to the writer at intervals."""
 
     def __init__(
         self,
@@ -27,14 +27,14 @@ class Reporter:
         tasks: Sequence[str],
         seconds: float,
     ):
-        """Begins the first row when the first iteration comes.
+        """Starts the first row at the first iteration.
 
         Args:
-          telemetry: gathers, also what other threads add.
+          telemetry: collects the numbers, also from other threads.
           gauges: read when a row ends.
-          writer: gets the rows.
+          writer: receives the rows.
           tasks: their names, in order.
-          seconds: between rows.
+          seconds: time between rows.
         """
         self._telemetry = telemetry
         self._gauges = gauges
@@ -43,24 +43,24 @@ class Reporter:
         self._seconds = seconds
 
     def take(self, iteration: Iteration) -> None:
-        """Gathers what an iteration has brought, and ends the row if it is due."""
+        """Collects the results of an iteration, and ends the row if it is due."""
         self._telemetry.waited(iteration.waited_seconds)
         if iteration.prepared is not None:
             if iteration.update is not None and iteration.prepared.batch is not None:
                 self._telemetry.sample("learner/update_seconds", iteration.update_seconds)
-                before = iteration.learner.counters.updates - 1  # the version that the batch moved
+                before = iteration.learner.counters.updates - 1  # the version before the update
                 self._learned(iteration.prepared.batch, iteration.update, before)
             for arrival in iteration.prepared.arrivals:
                 self._arrived(arrival)
         self.end_row_if_due(iteration.learner.counters)
 
     def end_row_if_due(self, counters: Counters) -> None:
-        """Ends the row of a run that is so far, unless it is younger than the time between rows."""
+        """Ends the row if its time has passed."""
         if self._telemetry.due(self._seconds):
             self.end_row(counters)
 
     def end_row(self, counters: Counters, is_last: bool = False) -> None:
-        """Ends the row of a run that is so far; another one begins."""
+        """Ends the row, and begins the next."""
         interval = self._telemetry.end(counters, self._gauges.read(counters))
         self._writer.put(interval, is_last)
 
@@ -69,7 +69,7 @@ class Reporter:
         for name, value in update.metrics.items():
             telemetry.mean(name, value)
         telemetry.mean("learning_rate", update.learning_rate)
-        # After a restart, actors may still act with a version ahead of the checkpoint's.
+        # After a restart, actors may still act with a newer version than the checkpoint's.
         lags = np.maximum(0, before - unroll.parameter_version)
         telemetry.policy_lag(lags, batch.is_replay)
         is_step = unroll.timestep.step_type[1:] != StepType.FIRST

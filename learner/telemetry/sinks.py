@@ -1,4 +1,4 @@
-"""The base class of places that rows of telemetry are written to."""
+"""The base class of sinks, which write rows of telemetry."""
 
 import abc
 import pathlib
@@ -12,22 +12,21 @@ Histograms = Mapping[str, np.ndarray]
 
 
 class Sink(abc.ABC):
-    """Takes the rows of a run, one after another.
+    """Receives the rows of a run, one after another.
 
-    A row is a dictionary from names to numbers, all finite. Totals of the run and levels are as
-    they stand at the end of the interval that the row is about; everything else is a mean or a
-    quantile over the interval. Every row has "frames", "steps", "updates" and "unrolls" (learned
-    from, in the whole run), "seconds" (of training, in the whole run), "progress" (share of the
-    run that is done, 0 to 1) and "speed/frames_per_second". Once there was something to report it
-    also has, for example, "loss/total", "gradient_norm", "policy_lag/mean",
-    "episode/TASK/return_recent" (mean return of the last 100 episodes) and
-    "evaluation/TASK/return".
+    A row maps names to finite numbers. Totals of the run and levels are those at the end of the
+    row's interval; all other numbers are a mean or a quantile over it. Every row has "frames",
+    "steps", "updates" and "unrolls" (learned from, in the whole run), "seconds" (of training, in
+    the whole run), "progress" (share of the run that is done, 0 to 1) and
+    "speed/frames_per_second". When known, it also has, for example, "loss/total",
+    "gradient_norm", "policy_lag/mean", "episode/TASK/return_recent" (mean return of the last 100
+    episodes) and "evaluation/TASK/return".
 
-    All methods are called in one thread beside training, so a slow sink delays rows, and rows that
-    wait too long are merged, but never training. A sink that `telemetry.sinks` names gets a row
-    every `learner.log_seconds` while the run lasts. If it raises, the error is logged with its
-    traceback, the sink gets nothing more, and the run goes on: handle what may pass by itself, for
-    instance a lost connection.
+    All methods are called in one thread beside training: a slow sink delays rows, and rows that
+    wait too long are merged, but training is not delayed. A sink named in `telemetry.sinks` gets a
+    row every `learner.log_seconds` while the run lasts. If it raises, the error is logged with its
+    traceback, the sink gets no more rows, and the run goes on. So handle temporary errors, such as
+    a lost connection, in the sink.
     """
 
     def __init__(self, logdir: pathlib.Path, settings: object = None) -> None:
@@ -35,19 +34,19 @@ class Sink(abc.ABC):
 
         Args:
           logdir: the run's log directory; a resumed run finds there what it wrote before.
-          settings: an instance of the class's own nested dataclass `Settings`; None if it has none.
+          settings: an instance of the class's nested dataclass `Settings`; None if it has none.
         """
         del logdir, settings
 
     @abc.abstractmethod
     def write(self, row: Row) -> None:
-        """Writes one row, which must not be changed: other sinks get it too."""
+        """Writes one row, which must not be changed: other sinks receive it too."""
 
     def write_histograms(self, histograms: Histograms, frames: float) -> None:
         """Writes the numbers behind the last row's quantiles. The default does nothing.
 
         Args:
-          histograms: arrays [N] by name, none of them empty; of very many numbers, a random part.
+          histograms: arrays [N] by name, none of them empty; of very many numbers, a random sample.
           frames: environment frames of that row.
         """
         del histograms, frames

@@ -1,6 +1,6 @@
-"""Telemetry: gathers what has happened since the last row, and makes the row of it.
+"""Telemetry: collects numbers and makes a row of them at the end of each interval.
 
-`learner.telemetry.writer` brings rows to the sinks.
+`learner.telemetry.writer` passes the rows to the sinks.
 """
 
 import collections
@@ -18,21 +18,21 @@ from impala.types import Episode, Nest
 from learner.telemetry.sinks import Histograms
 
 _MOST_VALUES = 2**15  # of a sample that are kept
-_MOST_NEW = 1024  # additions to a sample before they are looked at
-_random = np.random.default_rng(0)  # which numbers of a sample are kept; has a lock of its own
+_MOST_NEW = 1024  # additions to a sample before they are processed
+_random = np.random.default_rng(0)  # selects the numbers of a sample; has its own lock
 
 
 class Sample:
-    """Numbers whose distribution is of interest; what is not finite is left out.
+    """Numbers of a distribution, without those that are not finite.
 
-    Mean and largest are exact. Of very many numbers, a random part stands for all of them.
+    Mean and maximum are exact. Of very many numbers, only a random sample is kept.
     """
 
     def __init__(self) -> None:
         """Starts empty."""
-        self._new: list[np.ndarray | float] = []  # not looked at yet
+        self._new: list[np.ndarray | float] = []  # not processed yet
         self._kept = np.zeros(0)
-        self._thinned = 0  # times that every other number was left out
+        self._thinned = 0  # how many times half of the numbers were dropped
         self._count, self._sum, self._largest = 0, 0.0, -math.inf
 
     def add(self, values: np.ndarray | float) -> None:
@@ -52,12 +52,12 @@ class Sample:
         self._largest = max(self._largest, later._largest)
 
     def values(self) -> np.ndarray:
-        """Returns the numbers that are kept: [N]."""
+        """Returns the numbers kept: [N]."""
         self._settle()
         return self._kept
 
     def scalars(self) -> Row:
-        """Returns how the numbers are distributed; nothing if there are none."""
+        """Returns mean, maximum and quantiles; nothing if there are no numbers."""
         values = self.values()
         if not values.size:
             return {}
@@ -70,7 +70,7 @@ class Sample:
         }
 
     def _settle(self) -> None:
-        """Looks at what is new."""
+        """Processes the new numbers."""
         if self._new:
             values = np.concatenate([np.ravel(each) for each in self._new])
             values, self._new = values[np.isfinite(values)], []
@@ -86,23 +86,23 @@ class Sample:
             self._thin(self._thinned + 1)
 
     def _thin(self, to: int) -> None:
-        """Leaves out every other number, at random, as often as there has to be."""
+        """Drops a random half of the numbers as often as necessary."""
         if to > self._thinned:
             self._kept = _share(self._kept, 0.5 ** (to - self._thinned))
             self._thinned = to
 
 
 def _share(values: np.ndarray, share: float) -> np.ndarray:
-    """Each of the values with this probability."""
+    """Returns each of the values with this probability."""
     if share == 1.0:
         return values
     return values[_random.random(values.size) < share]
 
 
 class Interval:
-    """What was gathered in a stretch of a run.
+    """The numbers collected in one interval of a run.
 
-    Two that are merged are as one over both stretches.
+    Merging two intervals gives the same as one over both.
 
     Frames are environment frames (repeats counted), steps are agent decisions; both are counted
     when they have been learned from.
@@ -112,8 +112,8 @@ class Interval:
         """Starts empty.
 
         Args:
-          base: where speeds are measured from.
-          since: when it begins, by the clock that tells its end.
+          base: counters from which speeds are measured.
+          since: the start, by the clock of its end.
         """
         self._base = self._counters = base
         self._since = since
@@ -126,34 +126,34 @@ class Interval:
 
     @property
     def counters(self) -> Counters:
-        """Of the run, at its end."""
+        """Returns the run's counters at its end."""
         return self._counters
 
     @property
     def since(self) -> float:
-        """When it began."""
+        """Returns its start."""
         return self._since
 
     @property
     def seconds(self) -> float:
-        """How long it lasted."""
+        """Returns its duration."""
         return self._until - self._since
 
     def mean(self, name: str, value: float, weight: int = 1) -> None:
-        """Adds to a scalar that the row reports the mean of."""
+        """Adds a value to a scalar that is averaged."""
         total, weights = self._means.get(name, (0.0, 0))
         self._means[name] = (total + value * weight, weights + weight)
 
     def waited(self, seconds: float) -> None:
-        """Adds time for which the learner had nothing to learn from."""
+        """Adds time in which the learner had no data."""
         self._waited += seconds
 
     def sample(self, name: str, values: np.ndarray | float) -> None:
-        """Adds numbers whose distribution is of interest."""
+        """Adds numbers to a distribution."""
         self._samples.setdefault(name, Sample()).add(values)
 
     def newest(self, name: str, values: Nest) -> None:
-        """Keeps numbers [N, ...] in the place of those before: for a histogram, not for the row."""
+        """Replaces the numbers [N, ...] of a histogram that is not in the row."""
         self._newest[name] = values
 
     def episodes(self, name: str, episodes: Sequence[Episode]) -> None:
@@ -166,15 +166,15 @@ class Interval:
                 self.mean(f"{name}/info/{key}", value)
 
     def levels(self, levels: Mapping[str, float]) -> None:
-        """Sets what is as it is at the end, and no mean."""
+        """Sets values that are not averaged."""
         self._levels |= levels
 
     def end(self, counters: Counters, now: float) -> None:
-        """Sets where the run stands at its end."""
+        """Ends the interval."""
         self._counters, self._until = counters, now
 
     def merge(self, later: "Interval") -> None:
-        """Adds the interval after this one, up to whose end this one then goes."""
+        """Appends the interval that follows this one."""
         for name, (total, weight) in later._means.items():
             before, weights = self._means.get(name, (0.0, 0))
             self._means[name] = (before + total, weights + weight)
@@ -186,11 +186,11 @@ class Interval:
         self.end(later._counters, self._until + later.seconds)
 
     def row(self) -> tuple[Row, Histograms]:
-        """Returns what there is to tell.
+        """Returns the row of this interval.
 
         Returns:
-          Scalars; and all numbers of what is distributed, with what is newest, each part of a
-          nest by itself.
+          Scalars; and the numbers of all distributions and histograms, each leaf of a nest by
+          itself.
         """
         row = self._scalars()
         for name, sample in self._samples.items():
@@ -237,13 +237,13 @@ def _is_finite(value: float) -> bool:
 
 
 class Telemetry:
-    """Gathers numbers, one interval after another."""
+    """Collects numbers in consecutive intervals."""
 
     def __init__(self, recent: int = 100):
-        """Starts counting.
+        """Starts the first interval.
 
         Args:
-          recent: how many of a task's last episodes its running mean return is over.
+          recent: number of episodes of a task over which its running mean return is taken.
         """
         self._recent: dict[str, collections.deque[float]] = collections.defaultdict(
             lambda: collections.deque(maxlen=recent)
@@ -254,21 +254,21 @@ class Telemetry:
         self.begin(Counters())
 
     def begin(self, counters: Counters) -> None:
-        """Sets where speeds are measured from, when the first update is about to be made."""
+        """Sets the base of speeds, before the first update."""
         with self._lock:
             self._interval = Interval(counters, time.monotonic())
 
     def mean(self, name: str, value: float, weight: int = 1) -> None:
-        """Adds to a scalar that the row reports the mean of."""
+        """Adds a value to a scalar that is averaged."""
         self._interval.mean(name, value, weight)
 
     def waited(self, seconds: float) -> None:
-        """Adds time for which the learner had nothing to learn from."""
+        """Adds time in which the learner had no data."""
         self._interval.waited(seconds)
         self._waited_ever += seconds
 
     def sample(self, name: str, values: np.ndarray | float) -> None:
-        """Adds numbers whose distribution is of interest. Thread-safe."""
+        """Adds numbers to a distribution. Thread-safe."""
         with self._lock:
             self._interval.sample(name, values)
 
@@ -278,11 +278,11 @@ class Telemetry:
         self.sample("replay/policy_lag", lags[is_replay])
 
     def newest(self, name: str, values: Nest) -> None:
-        """Keeps numbers [N, ...] in the place of those before: for a histogram, not for the row."""
+        """Replaces the numbers [N, ...] of a histogram that is not in the row."""
         self._interval.newest(name, values)
 
     def actor(self, elapsed: float, waited: float) -> None:
-        """Adds what an actor says of its time: seconds in all, and of those waiting for us."""
+        """Adds an actor's times in seconds: in total, and waiting for the learner."""
         if elapsed > 0:
             self.mean("actor/wait_share", min(1.0, waited / elapsed))
 
@@ -294,11 +294,11 @@ class Telemetry:
             self._episodes[task] += len(episodes)
 
     def due(self, seconds: float) -> bool:
-        """Whether the last row is at least this old."""
+        """Returns whether the last row is at least this old."""
         return time.monotonic() - self._interval.since >= seconds
 
     def end(self, counters: Counters, gauges: Mapping[str, float]) -> Interval:
-        """Ends the interval, with all that was added since the one before; another one begins."""
+        """Ends and returns the interval; the next one begins."""
         with self._lock:
             now, ended = time.monotonic(), self._interval
             self._interval = Interval(counters, now)

@@ -1,6 +1,6 @@
-"""The writer: brings telemetry and evaluations to their places, in a thread beside training.
+"""The writer: passes telemetry and evaluations to sinks and files, in a thread beside training.
 
-Whatever a disk, a terminal or a caller does there, training neither waits for it nor ends.
+Slow or failing disks, terminals and callers neither delay training nor end it.
 """
 
 import contextlib
@@ -22,16 +22,16 @@ from learner.telemetry.telemetry import Interval
 _log = logging.getLogger(__name__)
 
 _QUEUED = 64  # rows that may wait
-_LOOK_SECONDS = 0.2  # between two looks at what evaluators reported
-_DRAIN_SECONDS = 10.0  # that the last rows may take
+_LOOK_SECONDS = 0.2  # between two checks for evaluators' reports
+_DRAIN_SECONDS = 10.0  # time limit for the last rows
 
 
 class Schedule:
-    """When the files get the next row: the older a run, the more seldom.
+    """Decides when files get the next row: less often as a run gets older.
 
-    A row stands for about a 200th of the run so far, at most for a minute, and for longer where
-    rows are so large that files would otherwise grow beyond a rate. Histograms are as large as all
-    scalars together, so only some rows have them.
+    A row covers about a 200th of the run so far, at most a minute, and more if rows are so large
+    that files would otherwise exceed a rate of growth. Histograms are as large as all scalars
+    together, so only some rows have them.
     """
 
     SHARE = 1 / 200
@@ -39,7 +39,7 @@ class Schedule:
     MOST_SECONDS = 60.0
     MOST_HISTOGRAM_SECONDS = 600.0
     FIRST_BYTES = 4e6  # that may be written at once...
-    BYTES_PER_SECOND = 14e6 / 86400  # ...and from then on
+    BYTES_PER_SECOND = 14e6 / 86400  # ...and per second after that
 
     def __init__(self) -> None:
         """Nothing was written yet."""
@@ -48,7 +48,7 @@ class Schedule:
         self._since_histograms = float("inf")
 
     def due(self, interval: Interval, seconds: float) -> bool:
-        """Whether the rows of the last so many seconds, `interval` the last, become a file's."""
+        """Returns whether to write a row for the last `seconds`, which end with `interval`."""
         run = max(interval.counters.seconds, self._age)
         if seconds < min(self.MOST_SECONDS, run * self.SHARE):
             return False
@@ -56,12 +56,12 @@ class Schedule:
         return self._written + self._row_bytes <= allowed
 
     def passed(self, seconds: float) -> None:
-        """Takes note of time."""
+        """Advances the time."""
         self._age += seconds
         self._since_histograms += seconds
 
     def takes_histograms(self, interval: Interval) -> bool:
-        """Whether this row has histograms."""
+        """Returns whether this row has histograms."""
         run = max(interval.counters.seconds, self._age)
         least = min(self.MOST_HISTOGRAM_SECONDS, run * self.HISTOGRAM_SHARE)
         if self._since_histograms < least:
@@ -70,19 +70,19 @@ class Schedule:
         return True
 
     def wrote(self, written: int) -> None:
-        """Takes note of a row: the bytes of all rows so far."""
+        """Notes the bytes of all rows written so far."""
         self._written, self._row_bytes = written, written - self._written
 
 
 class Attempts:
-    """Does what may fail. The first error of each kind is logged, until that works again."""
+    """Calls what may fail. The first error of each kind is logged, again after a success."""
 
     def __init__(self) -> None:
-        """Nothing has failed yet."""
+        """Starts without errors."""
         self._failing: set[tuple[int, type[Exception]]] = set()
 
     def __call__(self, sink: object, do: Callable[..., None], *arguments: object) -> None:
-        """Does something with a sink."""
+        """Calls `do` on behalf of a sink."""
         try:
             do(*arguments)
         except Exception as error:
@@ -98,17 +98,17 @@ class Attempts:
 
 
 class Files:
-    """Sinks that get rows by a `Schedule`, each over all that happened since the one before."""
+    """Sinks that get rows by a `Schedule`, each covering the time since the previous one."""
 
     def __init__(self, files: Sequence[File], attempt: Attempts):
-        """Nothing was written yet."""
+        """Starts with nothing written."""
         self._files = files
         self._attempt = attempt
         self._schedule = Schedule()
         self._interval: Interval | None = None
 
     def write(self, interval: Interval, is_last: bool) -> None:
-        """Takes an interval, which nobody else uses any more; the last one is written at once."""
+        """Takes over an interval; the last one is written at once."""
         self._schedule.passed(interval.seconds)
         if self._interval is None:
             self._interval = interval
@@ -143,9 +143,9 @@ class _Item(NamedTuple):
 class Writer:
     """A thread that owns the sinks.
 
-    Rows wait in a bounded queue; one for which there is no room waits before it and is merged with
-    those that follow. An error of a sink is logged once, and the sink gets the next row all the
-    same. A thread that dies is started again.
+    Rows wait in a bounded queue. When it is full, the next row waits in front of it and is merged
+    with those that follow. An error of a sink is logged once, and the sink still gets the next row.
+    If the thread dies, it is restarted.
     """
 
     def __init__(
@@ -160,12 +160,12 @@ class Writer:
         """Starts the thread.
 
         Args:
-          evaluations: where reports are filed.
-          reports: of evaluators, as they come in.
-          exporter: gets every row, also after the last one of the run.
+          evaluations: writes the reports.
+          reports: of evaluators, as they arrive.
+          exporter: gets every row, also those after the run's last.
           live: get every row of the run.
           files: get rows over longer intervals, merged exactly.
-          own: sinks of one's own, which get what `live` gets.
+          own: sinks of one's own, which get the same rows as `live`.
         """
         self._evaluations = evaluations
         self._reports = reports
@@ -175,24 +175,24 @@ class Writer:
         self._attempt = Attempts()
         self._files = Files(files, self._attempt)
         self._queue: queue.Queue[_Item] = queue.Queue(_QUEUED)
-        self._waiting: _Item | None = None  # for room in the queue
+        self._waiting: _Item | None = None  # in front of the full queue
         self._has_ended = False
         self._closing = threading.Event()
         self.dropped = 0
-        """Rows for which there was no room, so that they became a part of the next one."""
+        """Rows that were merged into the next one because the queue was full."""
         self._start()
 
     @property
     def sinks_dropped(self) -> int:
-        """Sinks of one's own that have raised, and get nothing more."""
+        """Returns how many sinks of one's own were dropped."""
         return sum(sink.is_dropped for sink in self._own)
 
     def put(self, interval: Interval, is_last: bool = False) -> None:
-        """Hands a row over, without waiting.
+        """Queues a row without waiting.
 
         Args:
-          interval: nobody else uses it from now on.
-          is_last: files get it at once, and only the exporter gets what comes afterwards.
+          interval: owned by the writer from now on.
+          is_last: files get it at once, and only the exporter gets later ones.
         """
         self.check()
         if self._waiting is None:
@@ -206,13 +206,13 @@ class Writer:
         self._hand_over()
 
     def check(self) -> None:
-        """Starts the thread again if it has died."""
+        """Restarts the thread if it has died."""
         if not self._thread.is_alive() and not self._closing.is_set():
             _log.error("The thread that writes telemetry has died; it is started again.")
             self._start()
 
     def drain(self, seconds: float = _DRAIN_SECONDS) -> bool:
-        """Waits until all that was handed over is written; False if that takes too long."""
+        """Waits until everything queued is written. Returns whether that was in time."""
         deadline = time.monotonic() + seconds
         self._hand_over()
         while self._waiting or self._queue.unfinished_tasks or self._reports.unfinished_tasks:
@@ -223,7 +223,7 @@ class Writer:
         return True
 
     def close(self, seconds: float = _DRAIN_SECONDS) -> None:
-        """Writes what waits and closes the sinks, unless that takes too long."""
+        """Writes what is queued and closes the sinks, within a time limit."""
         deadline = time.monotonic() + seconds
         self._hand_over(seconds)
         self._closing.set()
@@ -234,7 +234,7 @@ class Writer:
             )
 
     def _hand_over(self, seconds: float = 0.0) -> None:
-        """Queues what waits, if there is room or will be in time."""
+        """Queues the waiting row if there is or will be room."""
         if self._waiting is not None:
             with contextlib.suppress(queue.Full):
                 self._queue.put(self._waiting, timeout=seconds)
@@ -246,7 +246,7 @@ class Writer:
 
     def _run(self) -> None:
         while True:
-            is_closing = self._closing.is_set()  # looked at before the queue: nothing is missed
+            is_closing = self._closing.is_set()  # before the queue, so that no row is missed
             self._file_reports()
             try:
                 item = self._queue.get(timeout=0.0 if is_closing else _LOOK_SECONDS)
@@ -255,7 +255,7 @@ class Writer:
                     break
                 continue
             try:
-                self._file_reports()  # those of before the row
+                self._file_reports()  # reports that came before the row
                 self._attempt(self, self._write, item)
             finally:
                 self._queue.task_done()
@@ -265,7 +265,7 @@ class Writer:
         self._attempt(self._evaluations, self._evaluations.close)
 
     def _file_reports(self) -> None:
-        for _ in range(self._reports.qsize()):  # not for as long as some come in
+        for _ in range(self._reports.qsize()):  # bounded, as more may come meanwhile
             report = self._reports.get()
             try:
                 self._attempt(self._evaluations, self._evaluations.add, report)

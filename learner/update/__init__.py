@@ -1,1 +1,1 @@
-"""From a batch to new variables: the compiled update, its guard, optimisers."""
+"""From a batch to new variables: the compiled update, its guard, the optimisers."""

@@ -1,9 +1,10 @@
-"""Bad updates: a batch that was refused is written down, and can be computed again without actors.
+"""Bad updates: files of refused batches, from which an update can be computed again.
 
-A file `LOGDIR/bad-updates/<update>.npz` holds all that the update depends on: the batch and whose
-its unrolls are, every variable and slot, the configuration and how far the run was; and what was
-seen: the bits of the loss, and a digest of each gradient. Where no unroll was to blame, the name
-ends in `-skipped`: these have places of their own, so that one actor's culprits do not take all.
+A file `LOGDIR/bad-updates/<update>.npz` holds everything that the update depends on (the batch and
+the senders of its unrolls, every variable and slot, the configuration, the counters) and its
+results: the bits of the loss and a digest of each gradient. Where no unroll was the cause, the name
+ends in `-skipped`. The number of each kind is limited separately, so that one actor's culprits
+leave room for the other.
 """
 
 import contextlib
@@ -33,8 +34,8 @@ from learner.update.learner import Learner, Refusal
 _NOTHING = Allowed()
 _log = logging.getLogger(__name__)
 
-_MOST_FILES = 4  # of a log directory and of each kind; the first ones are kept
-_SKIPPED = "-skipped"  # at the end of a name: no unroll was to blame
+_MOST_FILES = 4  # per log directory and kind; the first ones are kept
+_SKIPPED = "-skipped"  # suffix of a name: no unroll was the cause
 _FORMAT = "impala bad update 1"
 
 
@@ -43,14 +44,14 @@ class BadUpdateError(ValueError):
 
 
 class Again(NamedTuple):
-    """What computing an update again has shown."""
+    """The result of computing an update again."""
 
-    lines: list[str]  # for people
-    identical: bool  # whether it is, bit for bit, what was seen
+    lines: list[str]  # a description
+    identical: bool  # whether it equals the recorded result bit for bit
 
 
 class BadUpdates:
-    """Writes files into a directory, until there are enough of each kind."""
+    """Writes files to a directory, up to the limit of each kind."""
 
     def __init__(self, directory: pathlib.Path):
         self.directory = directory
@@ -61,7 +62,7 @@ class BadUpdates:
         self._left = {kind: _MOST_FILES - skipped.count(kind) for kind in (False, True)}
 
     def write(self, learner: Learner, prepared: Prepared, refusal: Refusal) -> pathlib.Path | None:
-        """Writes a batch that has just been refused; a failure is logged.
+        """Writes a batch that was just refused; a failure is only logged.
 
         Returns:
           The file; None if it was not written.
@@ -87,19 +88,19 @@ class BadUpdates:
 
 
 def hint(written: pathlib.Path | None) -> str:
-    """Returns how a person can look at a bad update, as the end of a line; "" without a file."""
+    """Returns the end of a log line that tells how to inspect a bad update; "" without a file."""
     return f" impala replay-update {written} computes it again." if written else ""
 
 
 def again(path: pathlib.Path, allow: Allowed = _NOTHING) -> Again:
-    """Computes a bad update once more, with a new agent, algorithm and optimiser.
+    """Computes a bad update again, with a new agent, algorithm and optimiser.
 
     Args:
       path: of the file.
       allow: what may be imported if the file names it, beside installed entry points.
 
     Raises:
-      BadUpdateError: the file cannot be read, is none of ours, or is damaged.
+      BadUpdateError: the file cannot be read, is of another kind, or is damaged.
       ValueError: its environment cannot be made here.
     """
     arrays, said = _read(path)
@@ -187,7 +188,7 @@ def _read(path: pathlib.Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         said = json.loads(arrays["said"].tobytes())
     except OSError as error:
         raise BadUpdateError(f"{path} cannot be read ({error.strerror}).") from None
-    except Exception:  # of any kind: nothing is known of what it holds
+    except Exception:  # of any kind: the contents are unknown
         raise BadUpdateError(f"{path} holds no bad update, or is damaged.") from None
     if digest != _digest(arrays):
         raise BadUpdateError(f"{path} is damaged: its contents differ from their digest.")
@@ -252,7 +253,7 @@ def _where(said: Mapping[str, Any]) -> list[str]:
 
 
 def _threads() -> list[int]:
-    """Within an operation, and beside each other."""
+    """Returns TensorFlow's numbers of threads, within an operation and across operations."""
     threading = tf.config.threading
     return [
         threading.get_intra_op_parallelism_threads(),
@@ -261,7 +262,7 @@ def _threads() -> list[int]:
 
 
 def _machine() -> str:
-    """What rounding depends on."""
+    """Describes what rounding depends on: processor and TensorFlow."""
     model = platform.machine()
     try:
         for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():

@@ -1,4 +1,4 @@
-"""A learner's checkpoints: a run goes on from the newest, and saves the next when it is due."""
+"""Checkpoints of a learner: resumes a run from the newest one, and saves at intervals."""
 
 import logging
 import pathlib
@@ -21,23 +21,23 @@ _log = logging.getLogger(__name__)
 
 
 class Resumed(NamedTuple):
-    """What a run goes on from."""
+    """The state from which a run resumes."""
 
     learner: Learner
-    replay_added: int = 0  # unrolls ever added to replay, as the checkpoint counts them
+    replay_added: int = 0  # unrolls ever added to replay, according to the checkpoint
     unknown: Mapping[str, Any] = types.MappingProxyType({})  # settings of a newer version, nested
 
 
 def resume(
     logdir: pathlib.Path, phases: Phases, accounts: Accounts, initial: Checkpoint | None
 ) -> Resumed:
-    """Makes the learner of a run, which goes on from its newest checkpoint if it has one.
+    """Makes the learner of a run, restored from the newest checkpoint if there is one.
 
     Args:
-      logdir: of the run.
-      phases: of the run, which make the learner.
-      accounts: of the run, restored if there is a checkpoint.
-      initial: of another run, from whose agent a new run takes what fits.
+      logdir: the run's log directory.
+      phases: make the learner.
+      accounts: restored if there is a checkpoint.
+      initial: of another run; a new run takes from its agent what fits.
 
     Raises:
       CheckpointError: no checkpoint can be read or fits the run, or nothing of `initial` fits.
@@ -67,7 +67,7 @@ def resume(
 
 
 class Checkpoints:
-    """Saves a run, replay first: a checkpoint counts no unroll that replay may have lost."""
+    """Saves replay, then a checkpoint, which so counts no unroll that replay may have lost."""
 
     def __init__(
         self,
@@ -78,16 +78,15 @@ class Checkpoints:
         replay: Replay | None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Starts waiting for the next checkpoint to become due.
+        """Starts the time to the next checkpoint.
 
         Args:
-          logdir: of the run.
-          resumed: what the run has gone on from.
-          spaces: that the agent was made for, saved with the variables.
+          logdir: the run's log directory.
+          resumed: the state from which the run resumed.
+          spaces: those that the agent was made for, saved with the variables.
           accounts: saved with the variables.
-          replay: what it holds is written before each checkpoint. If there is none, what was
-            counted in it before remains.
-          clock: gives seconds that never go back.
+          replay: committed before each checkpoint. Without one, the resumed count is kept.
+          clock: monotonic, in seconds.
         """
         self._logdir = logdir
         self._spaces = spaces
@@ -101,11 +100,11 @@ class Checkpoints:
 
     @property
     def age_seconds(self) -> float:
-        """Time since the last checkpoint, or since the start."""
+        """Returns the seconds since the last checkpoint, or since the start."""
         return self._due.age
 
     def take(self, iteration: Iteration) -> None:
-        """Saves if it is due, also while nothing comes in; but then not the same thing twice.
+        """Saves if it is due, also without new data; but not the same state twice.
 
         Raises:
           StorageError: the checkpoint or the replay cannot be written.

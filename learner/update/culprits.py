@@ -1,4 +1,4 @@
-"""Culprits: unrolls with which an update is not finite."""
+"""Culprits: unrolls that make an update not finite."""
 
 import collections
 import logging
@@ -13,37 +13,37 @@ from learner.update.learner import Refusal
 
 _log = logging.getLogger(__name__)
 
-_LOG_SECONDS = 10.0  # between two lines about culprits
-_REMEMBERED = 4096  # unrolls of replay that were removed, and may still be in batches made ahead
+_LOG_SECONDS = 10.0  # between two log messages
+_REMEMBERED = 4096  # unrolls removed from replay that may still be in prepared batches
 
 
 class Culprits:
     """Removes culprits from replay and has their actors blamed."""
 
     def __init__(self, replay: Replay | None, blame: Callable[[str, str], None]):
-        """Knows of none yet.
+        """Starts without culprits.
 
         Args:
           replay: culprits are removed from it.
-          blame: called with the actor of a culprit, and why.
+          blame: called with the actor of a culprit, and the reason.
         """
         self._replay = replay
         self._blame = blame
         self._removed: collections.deque[int] = collections.deque(maxlen=_REMEMBERED)
         self._logged = -_LOG_SECONDS
         self.count = 0
-        """Unrolls, each as often as it was found."""
+        """Number of culprits, each counted as often as it was found."""
 
     def punish(
         self, prepared: Prepared, refusal: Refusal, update: int, written: pathlib.Path | None
     ) -> None:
-        """Removes those of a batch, and blames their actors once for each unroll of replay.
+        """Removes a batch's culprits from replay, and blames their actors once per replayed unroll.
 
         Args:
           prepared: the batch.
           refusal: names the culprits.
-          update: that they would have spoilt.
-          written: the file that it was written to.
+          update: the number of the update.
+          written: the file that the batch was written to.
         """
         origins = [prepared.origins[i] for i in refusal.culprits]
         self.count += len(origins)
@@ -68,5 +68,5 @@ class Culprits:
 
 
 def names(actors: Iterable[str]) -> str:
-    """Returns names and how often each comes, the most frequent first: "a (3), b (1)"."""
+    """Returns names with their counts, the most frequent first: "a (3), b (1)"."""
     return ", ".join(f"{name} ({n})" for name, n in collections.Counter(actors).most_common(10))

@@ -1,4 +1,4 @@
-"""What TensorFlow may use to learn: the memory of GPUs, threads, bfloat16."""
+"""Configures TensorFlow for learning: GPU memory, threads, bfloat16."""
 
 import logging
 
@@ -11,7 +11,7 @@ _log = logging.getLogger(__name__)
 
 
 def set_up(config: LearnerConfig) -> None:
-    """Takes only as much of a GPU's memory as is needed, and as many threads as configured."""
+    """Applies the configured threads and precision, and lets GPU memory grow as needed."""
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
         _log.info("Learning on %s.", gpu.name)

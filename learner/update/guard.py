@@ -1,10 +1,10 @@
-"""The guard: what becomes of a batch that the learner refuses, and of a run that has too many.
+"""The guard: handles batches that the learner refuses.
 
-A batch is refused if its loss, a gradient or a new variable is not finite; nothing has moved then.
-Unrolls that are bad by themselves are the culprits: they are left out of the update, dropped,
-removed from replay, and their actors are blamed. If none stands out, the whole batch is skipped
-and nobody is blamed. Too many such skips mean that it is the variables: they go back to the newest
-checkpoint, once; if that does not help, the run ends.
+A batch is refused if its loss, a gradient or a new variable is not finite; nothing has changed
+then. Unrolls that are bad by themselves are the culprits: they are left out of the update, dropped,
+removed from replay, and their actors are blamed. If there are none, the whole batch is skipped and
+nobody is blamed. After too many skips the variables are presumed bad: they are rolled back to the
+newest checkpoint, once; if that does not help, the run ends.
 """
 
 import collections
@@ -35,7 +35,7 @@ SKIPPED_UPDATE = "skipped_update"  # why the unrolls of a skipped batch are drop
 
 
 class Guard:
-    """Has the learner learn from what is good of each batch, and keeps count of the rest."""
+    """Has the learner learn from the good unrolls of each batch, and counts the rest."""
 
     def __init__(
         self,
@@ -47,16 +47,16 @@ class Guard:
         refused_outputs: RefusedOutputs,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Starts with a clean record.
+        """Starts with all counts at 0.
 
         Args:
-          config: how many skips are too many.
-          logdir: whose checkpoints are gone back to, and where bad batches are written.
-          mix: makes the batches; it is told of those that moved nothing.
+          config: how many skipped batches are too many.
+          logdir: of the checkpoints, and of the files of bad batches.
+          mix: makes the batches; notified of those without an update.
           replay: culprits are removed from it.
-          blame: called with the actor of a culprit, and why.
+          blame: called with the actor of a culprit, and the reason.
           refused_outputs: of actors, to be judged.
-          clock: gives seconds that never go back.
+          clock: monotonic, in seconds.
         """
         self._config = config
         self._mix = mix
@@ -67,32 +67,32 @@ class Guard:
         self._recent: collections.deque[bool] = collections.deque(maxlen=config.window_updates)
         self._suspects: collections.Counter[str] = collections.Counter()
         self.skipped_updates = 0
-        """Batches of which nothing was learned."""
+        """Number of batches skipped."""
 
     @property
     def culprits(self) -> int:
-        """Unrolls that were left out of updates, each as often as it was found."""
+        """Returns how many unrolls were left out of updates, each as often as it was found."""
         return self._culprits.count
 
     @property
     def rollbacks(self) -> int:
-        """Returns to a checkpoint."""
+        """Returns how often the variables were rolled back."""
         return self._rollback.count
 
     @property
     def in_doubt(self) -> bool:
-        """Whether the last batch was skipped with nobody to blame, so that variables may be bad."""
+        """Whether the last batch was skipped without culprits, so that the variables may be bad."""
         return bool(self._recent and self._recent[-1])
 
     def learn(self, learner: Learner, prepared: Prepared) -> tuple[Prepared, Update | None]:
-        """Learns from what is good of a batch.
+        """Learns from the good unrolls of a batch.
 
         Returns:
-          What is to be accounted for: culprits and skipped unrolls are dropped, and do not count.
-          And the update; None if there was no batch, or nothing of it was learned.
+          What to account for, where culprits and skipped unrolls are dropped and do not count; and
+          the update, None if there was no batch or it was skipped.
 
         Raises:
-          NotFiniteError: too many batches were skipped, also after going back to a checkpoint.
+          NotFiniteError: too many batches were skipped, also after a rollback.
         """
         batch = prepared.batch
         if prepared.unrolls:
@@ -123,7 +123,7 @@ class Guard:
         return prepared, None
 
     def settle(self, learner: Learner) -> bool:
-        """Has variables in doubt go back to a checkpoint, before they are saved or handed on.
+        """Rolls back variables in doubt, before they are saved or published.
 
         Returns:
           Whether they may be saved: not if they are in doubt and there is no checkpoint.
@@ -144,13 +144,13 @@ class Guard:
         return True
 
     def judge_outputs(self, learner: Learner) -> bool:
-        """Finds out whose fault it is that outputs of actors were refused: `OutputJudge.judge`.
+        """Judges actors' refused outputs: see `OutputJudge.judge`.
 
         Returns:
-          Whether the variables went back, and are the next version.
+          Whether the variables were rolled back, and are the next version.
 
         Raises:
-          NotFiniteError: it is the variables, and going back has not helped or is not possible.
+          NotFiniteError: the variables are bad, and a rollback has not helped or is impossible.
         """
         if not self._outputs.judge(learner):
             return False
@@ -162,7 +162,7 @@ class Guard:
         self._rollback.good()
 
     def _forget(self) -> None:
-        """Forgets skipped batches: the variables have gone back."""
+        """Forgets skipped batches, after a rollback."""
         self._recent.clear()
         self._suspects.clear()
 
@@ -174,17 +174,17 @@ class Guard:
         left_out: int,
         written: pathlib.Path | None,
     ) -> None:
-        """Takes note of a batch that is bad as a whole; goes back to a checkpoint or ends the run.
+        """Counts a skipped batch; rolls back to a checkpoint or ends the run after too many.
 
         Args:
-          learner: which has refused it.
-          prepared: what it came with.
-          refusal: of what was left of it.
-          left_out: culprits that were left out before.
-          written: the file that it was written to.
+          learner: that has refused it.
+          prepared: the whole batch.
+          refusal: of the unrolls left after removing culprits.
+          left_out: number of culprits removed before.
+          written: the file that the batch was written to.
 
         Raises:
-          NotFiniteError: that was the last time.
+          NotFiniteError: too many batches were skipped, also after a rollback.
         """
         self._recent.append(True)
         self._suspects.update(origin.actor for origin in prepared.origins)
@@ -213,7 +213,7 @@ class Guard:
 
 
 def _without(batch: Batch, culprits: Sequence[int]) -> tuple[Batch, np.ndarray]:
-    """The batch with a good unroll in the place of each culprit, and weights that leave it out."""
+    """Returns the batch with culprits replaced by a good unroll, and weights that are 0 there."""
     is_good = np.ones(len(batch.is_replay), np.bool_)
     is_good[list(culprits)] = False
     which = np.where(is_good, np.arange(len(is_good)), np.flatnonzero(is_good)[0])
@@ -221,12 +221,12 @@ def _without(batch: Batch, culprits: Sequence[int]) -> tuple[Batch, np.ndarray]:
 
 
 def _account(prepared: Prepared, culprits: set[int], learned: bool) -> Prepared:
-    """Has culprits, and all unrolls if nothing was learned, dropped if they are fresh."""
+    """Marks fresh culprits, and all fresh unrolls if nothing was learned, as dropped."""
     batch = prepared.batch
     assert batch is not None
     fresh = int((~batch.is_replay).sum())  # the first ones, in the order of the queue
     if not fresh:
-        return prepared  # what was fresh only went to replay
+        return prepared  # fresh unrolls were only added to replay
     otherwise = None if learned else SKIPPED_UPDATE
     reasons = [NOT_FINITE if i in culprits else otherwise for i in range(fresh)]
     lost = [i for i, reason in enumerate(reasons) if reason]

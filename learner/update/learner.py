@@ -1,4 +1,4 @@
-"""The learner: one compiled update that judges before it moves anything, and what it finds."""
+"""The learner: one compiled update, which checks its results before it changes anything."""
 
 import functools
 import hashlib
@@ -22,12 +22,12 @@ from learner.update import optimisers
 
 _START = Counters()
 
-_CONTROLS = 4  # unrolls that the variables are tried on before any other unroll is blamed
-_OUTPUT_CONTROLS = 16  # unrolls that they are tried on when actors' outputs are refused
+_CONTROLS = 4  # good unrolls to try the variables on before an unroll is blamed
+_OUTPUT_CONTROLS = 16  # good unrolls to try the variables on when actors' outputs are refused
 
 
 class Update(NamedTuple):
-    """What one update says."""
+    """The results of an update."""
 
     learning_rate: float
     metrics: Mapping[str, float]
@@ -35,29 +35,29 @@ class Update(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Why nothing was learned from a batch, and nothing has moved."""
+    """Why a batch was refused; nothing has changed."""
 
     learning_rate: float
     phase_progress: float
     loss: np.float32
-    not_finite: Sequence[str]  # the loss, gradients, new values; sorted as the learner has them
+    not_finite: Sequence[str]  # the loss, gradients, new values; in the learner's order
     digests: Mapping[str, str]  # of the gradient of each variable, by its name
     culprits: Sequence[int]  # unrolls that are bad by themselves, in ascending order
 
 
 class Learner:
-    """Owns the algorithm, the optimiser and the counters; moves them all by one batch at a time."""
+    """Owns algorithm, optimiser and counters, and updates them by one batch at a time."""
 
     def __init__(
         self, algorithm: Algorithm, config: Config, phase: Phase, counters: Counters = _START
     ):
-        """Ready for the first update of a phase, with a new optimiser.
+        """Makes a learner at the start of a phase, with a new optimiser.
 
         Args:
-          algorithm: what is learned.
-          config: of the run.
-          phase: when it is learned.
-          counters: how far the run is.
+          algorithm: computes the loss.
+          config: the run's configuration.
+          phase: the phase in which it learns.
+          counters: of the run so far.
         """
         self.config = config
         self.phase = phase
@@ -77,7 +77,7 @@ class Learner:
         self._differentiate = compiled(self._gradients)
         self._judge = compiled(self._is_good)
         self._apply = compiled(algorithm.agent.unroll)
-        self.last_good: Batch | None = None  # that variables are tried on if a batch is bad
+        self.last_good: Batch | None = None  # to try the variables on after a bad batch
         self.counters = counters
 
     @property
@@ -86,19 +86,19 @@ class Learner:
         return self.phase.progress(self.counters.frames)
 
     def update(self, batch: Batch, weights: np.ndarray | None = None) -> Update | Refusal:
-        """Learns from one batch, or from nothing of it.
+        """Learns from a batch, or refuses it as a whole.
 
-        Loss, gradients, their norm and the new variables are judged inside the compiled update. If
-        one of them is not finite, then no variable, slot, target network or counter moves.
+        Loss, gradients, their norm and the new variables are checked inside the compiled update. If
+        one of them is not finite, no variable, slot, target network or counter changes.
 
         Args:
           batch: arrays [T + 1, B, ...].
-          weights: [B] float32, of the unrolls' losses; all 1 if there are none.
+          weights: [B] float32, of the unrolls' losses; None: all 1.
         """
         learning_rate = optimisers.learning_rate(self.config.optimiser, self.phase_progress)
         if weights is None:
             weights = np.ones(batch.is_replay.shape, np.float32)
-        # TensorFlow keeps a constant of every Python float that it has ever seen, so not of those.
+        # TensorFlow caches a constant for every Python float that it is given, hence NumPy's.
         arguments = (
             batch,
             weights,
@@ -113,7 +113,7 @@ class Learner:
             spoilt = self._move_back(before)
             if spoilt or not np.isfinite(metrics["loss/total"]):
                 break
-            # Gradients may be finite although their squares have no sum in float32.
+            # Gradients may be finite although the sum of their squares overflows float32.
         if not is_good:
             return self._refusal(batch, weights, learning_rate, spoilt)
         self.last_good = batch
@@ -125,13 +125,13 @@ class Learner:
         )
 
     def count(self, *, unrolls: int, frames: int, steps: int, seconds: float) -> None:
-        """Counts what an update learned from, or what only went to replay.
+        """Counts what an update learned from, or what was only added to replay.
 
         Args:
           unrolls: fresh ones.
           frames: environment frames in them.
           steps: agent decisions in them.
-          seconds: wall-clock time since the last call, for the run's own clock.
+          seconds: wall-clock time since the last call, for the run's total.
         """
         before = self.counters
         self.counters = before._replace(
@@ -142,11 +142,11 @@ class Learner:
         )
 
     def outputs_beyond_limits(self) -> float | None:
-        """How much of what the network says is beyond `limits`, as an actor's may not be.
+        """Returns how many of the network's outputs exceed the limits for actors' outputs.
 
         Returns:
-          The share of unrolls of the last good batch with such an output or one that is not finite,
-          0 to 1; None before the first good batch.
+          The share of unrolls of the last good batch with an output that exceeds them or is not
+          finite, 0 to 1; None before the first good batch.
         """
         if self.last_good is None:
             return None
@@ -163,15 +163,15 @@ class Learner:
         return float(beyond.mean())
 
     def agent_values(self) -> list[np.ndarray]:
-        """Copies of the agent's variables, in the order in which parameters travel."""
+        """Returns copies of the agent's variables, in the order of published parameters."""
         return [variable.numpy().copy() for variable in self._algorithm.agent.variables]
 
     def variables(self) -> dict[str, np.ndarray]:
-        """Copies of everything that a checkpoint must hold."""
+        """Returns copies of everything that a checkpoint holds."""
         return {name: variable.numpy().copy() for name, variable in self._named_variables().items()}
 
     def restore(self, saved: checkpoint.Checkpoint) -> None:
-        """Goes back to a checkpoint; if another algorithm wrote it, only as far as the agent.
+        """Restores a checkpoint; if another algorithm wrote it, only the agent.
 
         Raises:
           CheckpointError: it belongs to another network, algorithm or optimiser.
@@ -183,15 +183,15 @@ class Learner:
         self.counters = saved.counters
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
-        """Puts in place what `variables` returned.
+        """Assigns values as returned by `variables`.
 
         Raises:
-          CheckpointError: it belongs to another network, algorithm or optimiser.
+          CheckpointError: they belong to another network, algorithm or optimiser.
         """
         checkpoint.assign(values, self._named_variables())
 
     def roll_back(self, saved: checkpoint.Checkpoint) -> None:
-        """Goes back to a checkpoint's variables, which become the next version; time goes on.
+        """Restores the variables of a checkpoint as the next version; counters are not reset.
 
         Raises:
           CheckpointError: as `restore`.
@@ -219,8 +219,8 @@ class Learner:
         progress: tf.Tensor,
     ) -> tuple[dict[str, tf.Tensor], Mapping[str, tf.Tensor], tf.Tensor, tf.Tensor]:
         output, loss, gradients = self._loss_and_gradients(batch, weights, progress)
-        # What was there before, for `update` to restore. As long as these tensors live, what moves
-        # a variable in place copies it first.
+        # Values from before, for `update` to restore. While these tensors exist, in-place kernels
+        # copy a variable before they change it.
         before = [variable.read_value() for variable in self._named_variables().values()]
         clipped, norm = clip(gradients, self.config.optimiser.clip_global_norm)
         # The norm is finite only if all gradients are.
@@ -235,11 +235,11 @@ class Learner:
     def _step(
         self, gradients: Sequence[tf.Tensor], learning_rate: tf.Tensor, progress: tf.Tensor
     ) -> tf.Tensor:
-        """Moves everything; whether all new values are finite, and so are their sums: []."""
+        """Applies the optimiser. Returns whether all new values and their sums are finite: []."""
         self._optimiser.apply(gradients, self._algorithm.learned_variables, learning_rate)
         self._algorithm.after_update(progress)
         new = [variable.read_value() for variable in self._named_variables().values()]
-        # A sum is one pass over the memory and makes no array of booleans.
+        # A sum is one pass over the memory, and needs no array of booleans.
         sums = [tf.reduce_sum(value) for value in new if value.dtype.is_floating]
         return tf.math.is_finite(tf.add_n(sums))
 
@@ -260,7 +260,7 @@ class Learner:
         return loss, gradients
 
     def _is_good(self, unroll: Batch, limit: tf.Tensor, progress: tf.Tensor) -> tf.Tensor:
-        """Whether one unroll [T + 1, 1, ...] can be part of a sum that shall be finite."""
+        """Returns whether the loss and gradients of one unroll [T + 1, 1, ...] are finite."""
         ones = tf.ones([1], tf.float32)
         output, loss, gradients = self._loss_and_gradients(unroll, ones, progress)
         terms = [output.loss, loss, *gradients]
@@ -270,7 +270,7 @@ class Learner:
         return tf.reduce_all(finite) & tf.reduce_all([*largest, size] <= limit)
 
     def _move_back(self, before: Sequence[tf.Tensor]) -> list[str]:
-        """Restores all variables; the names of those that had moved to what is not finite."""
+        """Restores all variables. Returns the names of those whose new values were not finite."""
         spoilt = []
         for (name, variable), value in zip(self._named_variables().items(), before, strict=True):
             if not is_finite(variable.numpy()):
@@ -304,10 +304,10 @@ class Learner:
         )
 
     def _culprits(self, batch: Batch, weights: np.ndarray) -> list[int]:
-        """Unrolls that are bad by themselves; none if it is the variables that are to blame.
+        """Returns the unrolls that are bad by themselves; none if the variables are the cause.
 
-        These are tried on unrolls of the last good batch, of which most must be good still. Without
-        one, they are to blame if every unroll is bad.
+        The variables are tried on unrolls of the last good batch, most of which must still be good.
+        Without such a batch, the variables are presumed bad if every unroll is bad.
         """
         bad = [i for i, weight in enumerate(weights) if weight and not self._stands(batch, i)]
         last = self.last_good
@@ -321,7 +321,7 @@ class Learner:
         return bad if 2 * good > len(controls) else []
 
     def _stands(self, batch: Batch, unroll: int) -> bool:
-        """Whether one unroll of a batch is good with the variables that there are."""
+        """Returns whether one unroll of a batch is good with the current variables."""
         limit = np.finfo(np.float32).max / len(batch.is_replay)
         return bool(
             self._judge(
@@ -333,7 +333,7 @@ class Learner:
 
 
 def columns(batch: Batch, which: Sequence[int] | np.ndarray) -> Batch:
-    """Copies of some unrolls of a batch, in the given order: [T + 1, len(which), ...]."""
+    """Returns copies of some unrolls of a batch, in the given order: [T + 1, len(which), ...]."""
     unroll = batch.unroll
     timed = tree.map_structure(lambda x: x[:, which], (unroll.timestep, unroll.output))
     others = tree.map_structure(

@@ -1,7 +1,7 @@
-"""How gradients become steps: RMSProp and Adam, clipping of the gradient, and the learning rate.
+"""Optimisers: RMSProp and Adam, gradient clipping, and the schedule of the learning rate.
 
 Each rule is one fused, in-place kernel per variable (TensorFlow 1's, which has XLA and GPU forms):
-a chain of separate operations would pass over the parameters' memory a dozen times an update.
+a chain of separate operations would pass over the parameters' memory a dozen times per update.
 """
 
 import abc
@@ -18,14 +18,14 @@ from impala.config.schema import OptimiserConfig
 
 Clip = Callable[[Sequence[tf.Tensor], float], tuple[list[tf.Tensor], tf.Tensor]]
 
-# Squares of what is multiplied by it have a sum within float32.
+# Values scaled by this have a sum of squares within float32.
 _TINY = 2.0**-80
 
 _NONE: Own = {}
 
 
 def learning_rate(config: OptimiserConfig, progress: float) -> float:
-    """The step size when a share `progress` of the phase is done; linear down to 0 if it decays."""
+    """Returns the learning rate after a share `progress` of the phase; linear to 0 if it decays."""
     remaining = max(0.0, 1.0 - progress) if config.decay_to_zero else 1.0
     return config.learning_rate * remaining
 
@@ -33,12 +33,12 @@ def learning_rate(config: OptimiserConfig, progress: float) -> float:
 def clip_by_global_norm(
     gradients: Sequence[tf.Tensor], limit: float
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Scales all gradients by the one factor that brings their joint norm down to `limit`.
+    """Scales all gradients by one factor so that their global norm is at most `limit`.
 
     Returns:
-      The gradients, and their norm before clipping: [] float32. If it is not finite, then a
-      gradient is not, or the sum of their squares is beyond float32; all gradients are NaN then,
-      and `clip_large_by_global_norm` tells which.
+      The gradients, and their norm before clipping: [] float32. If it is not finite, all returned
+      gradients are NaN: either a gradient is not finite, or the sum of squares overflows float32;
+      `clip_large_by_global_norm` tells which.
     """
     return tf.clip_by_global_norm(gradients, limit)
 
@@ -46,11 +46,11 @@ def clip_by_global_norm(
 def clip_large_by_global_norm(
     gradients: Sequence[tf.Tensor], limit: float
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """As `clip_by_global_norm`, for gradients so large that their squares are beyond float32.
+    """Clips as `clip_by_global_norm`, for gradients whose squares overflow float32.
 
     Returns:
-      The gradients, and their norm before clipping: [] float64, finite if and only if all
-      gradients are.
+      The gradients, and their norm before clipping: [] float64, finite if and only if all gradients
+      are.
     """
     scaled = [gradient * _TINY for gradient in gradients]
     norm = tf.linalg.global_norm(scaled)
@@ -68,7 +68,7 @@ def rmsprop_update(
     momentum: float,
     epsilon: float,
 ) -> None:
-    """RMSProp (Tieleman and Hinton 2012), with epsilon inside the square root.
+    """Applies RMSProp (Tieleman and Hinton 2012), with epsilon inside the square root.
 
     mean_square <- decay mean_square + (1 - decay) gradient^2
     moment      <- momentum moment + learning_rate gradient / sqrt(mean_square + epsilon)
@@ -97,7 +97,7 @@ def adam_update(
     epsilon: float,
     step: tf.Tensor,
 ) -> None:
-    """Adam, algorithm 1 of Kingma and Ba 2014, arXiv 1412.6980; `step` counts from 1.
+    """Applies Adam, algorithm 1 of Kingma and Ba 2014, arXiv 1412.6980; `step` counts from 1.
 
     first_moment  <- beta1 first_moment + (1 - beta1) gradient
     second_moment <- beta2 second_moment + (1 - beta2) gradient^2
@@ -122,12 +122,12 @@ def adam_update(
 
 @snt.allow_empty_variables
 class Optimiser(snt.Module, abc.ABC):
-    """Turns gradients into steps.
+    """Applies gradients to variables.
 
-    It makes what it has to remember of each variable, its slots, in the constructor; `variables`
-    are these slots and nothing else, so that checkpoints hold them. The learner clips the gradients
-    before, and says the learning rate of each step. An update whose result is not finite is taken
-    back, slots and all, so `apply` must keep all it remembers in variables of TensorFlow.
+    The constructor makes the optimiser's state per variable, the slots. `variables` are these slots
+    and nothing else, and checkpoints hold them. The learner clips the gradients beforehand, and
+    gives the learning rate of each step. An update whose result is not finite is undone, including
+    the slots, so `apply` must keep all its state in TensorFlow variables.
 
     A class of one's own may have settings: a nested frozen dataclass `Settings`, written like those
     in `impala.config.schema`.
@@ -139,9 +139,9 @@ class Optimiser(snt.Module, abc.ABC):
         """Makes the slots at their first values.
 
         Args:
-          variables: that gradients move.
-          settings: an instance of the class's own `Settings`; None if it has none. Built-in
-            optimisers get `OptimiserConfig`.
+          variables: the variables to optimise.
+          settings: an instance of the class's `Settings`; None if it has none. Built-in optimisers
+            get `OptimiserConfig`.
           name: of the module.
         """
         super().__init__(name=name)
@@ -153,7 +153,7 @@ class Optimiser(snt.Module, abc.ABC):
         variables: Sequence[tf.Variable],
         learning_rate: tf.Tensor,
     ) -> None:
-        """Takes one step.
+        """Applies one step.
 
         Args:
           gradients: one per variable.
@@ -161,14 +161,14 @@ class Optimiser(snt.Module, abc.ABC):
           learning_rate: [] float32.
 
         Raises:
-          ValueError: if a variable has no gradient, or the variables are not the optimiser's.
+          ValueError: a variable has no gradient, or the variables are not the optimiser's.
         """
 
 
 class RMSProp(Optimiser):
-    """`rmsprop_update`, whose mean square starts at ONE, as in TensorFlow 1 and the paper's runs.
+    """`rmsprop_update` with a mean square that starts at ONE, as in TensorFlow 1 and the paper.
 
-    Started at zero (Sonnet, PyTorch), the same numbers take first steps 3 to 10 times as large.
+    With a start at zero (Sonnet, PyTorch), the first steps are 3 to 10 times as large.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class RMSProp(Optimiser):
 
 
 class Adam(Optimiser):
-    """`adam_update`, and the count of its steps."""
+    """`adam_update`, with a count of steps."""
 
     def __init__(
         self,
@@ -246,15 +246,15 @@ class Adam(Optimiser):
 
 
 def make(config: OptimiserConfig, variables: Sequence[tf.Variable], own: Own = _NONE) -> Optimiser:
-    """Returns the optimiser of a configuration, its slots at their first values.
+    """Returns the optimiser of a configuration, with initial slots.
 
     Args:
       config: names it.
-      variables: that gradients move.
+      variables: the variables to optimise.
       own: the parts of one's own that the configuration names: `impala.config.parts.found`.
 
     Raises:
-      ValueError: if there is no optimiser of that name.
+      ValueError: there is no optimiser of that name.
     """
     found = build.part(OPTIMISER, config.name, config, own)
     made: Optimiser = found.component(variables, found.settings)
@@ -262,7 +262,7 @@ def make(config: OptimiserConfig, variables: Sequence[tf.Variable], own: Own = _
 
 
 def _slot(name: str, variable: tf.Variable, value: float) -> tf.Variable:
-    """A variable like `variable`, filled with `value`."""
+    """Returns a variable like `variable`, filled with `value`."""
     first = tf.fill(variable.shape, tf.cast(value, variable.dtype))
     return tf.Variable(first, trainable=False, name=f"{name}/{variable.name.split(':')[0]}")
 

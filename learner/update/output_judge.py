@@ -1,8 +1,8 @@
-"""Whose fault it is that messages are refused for what actors' networks computed.
+"""Decides whether actors or the variables are the cause of refused network outputs.
 
-Variables may grow until the network's outputs, though finite, are beyond what the learner takes
-from actors. Then all messages are refused, there are no batches, and it is the refused outputs that
-lead back to a checkpoint.
+Variables may grow until the network's outputs, though finite, exceed the learner's limits for
+messages. Then all messages are refused and there are no batches, so the refused outputs themselves
+must lead to a rollback.
 """
 
 import pathlib
@@ -14,12 +14,12 @@ from learner.front.refused_outputs import RefusedOutput, RefusedOutputs
 from learner.update.learner import Learner
 from learner.update.rollback import Rollback
 
-_UNCLEAR_REFUSALS = 100  # of outputs, while nothing good came in: then it is the variables ...
-_UNCLEAR_SECONDS = 60.0  # ... if they came over at least so long
+_UNCLEAR_REFUSALS = 100  # of outputs without a good unroll, after which the variables are blamed...
+_UNCLEAR_SECONDS = 60.0  # ...if the refusals came over at least this time
 
 
 class OutputJudge:
-    """Tries the learner's own network, and blames either the actors or the variables."""
+    """Tries the learner's own network, and blames the actors or the variables."""
 
     def __init__(
         self,
@@ -29,40 +29,40 @@ class OutputJudge:
         logdir: pathlib.Path,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Has judged nothing yet.
+        """Starts without refused outputs.
 
         Args:
           refused: outputs of actors, to be judged.
-          blame: called with the actor of an output, and why.
-          rollback: for variables that are to blame.
-          logdir: of the run, named in advice.
-          clock: gives seconds that never go back.
+          blame: called with the actor of an output, and the reason.
+          rollback: for bad variables.
+          logdir: the run's log directory, named in error messages.
+          clock: monotonic, in seconds.
         """
         self._refused = refused
         self._blame = blame
         self._rollback = rollback
         self._logdir = logdir
         self._clock = clock
-        self._unclear = 0  # refused outputs of which nobody knows whose fault they are
+        self._unclear = 0  # refused outputs of unknown cause
         self._unclear_since = 0.0
 
     def good_came_in(self) -> None:
-        """Takes note of fresh unrolls: the network's outputs are taken."""
+        """Notes fresh unrolls: the network's outputs are accepted."""
         self._unclear = 0
 
     def judge(self, learner: Learner) -> bool:
-        """Finds out whose fault it is that outputs of actors were refused, and acts on it.
+        """Determines why outputs of actors were refused, and blames actors or rolls back.
 
         The learner's network is applied to unrolls of the last good batch. If its outputs are
-        within the limits, the actors are blamed. If most are not, the variables go back to a
-        checkpoint. If it is not clear, nobody is blamed, and only if nothing good comes in for long
-        it is the variables.
+        within the limits, the actors are blamed. If most are not, the variables are rolled back to
+        a checkpoint. Otherwise nobody is blamed, and the variables only after a long time without
+        good unrolls.
 
         Returns:
-          Whether the variables went back, and are the next version.
+          Whether the variables were rolled back, and are the next version.
 
         Raises:
-          NotFiniteError: it is the variables, and going back has not helped or is not possible.
+          NotFiniteError: the variables are bad, and a rollback has not helped or is impossible.
         """
         refused = self._refused.take()
         if not refused:
@@ -70,7 +70,7 @@ class OutputJudge:
         beyond = learner.outputs_beyond_limits()
         if beyond == 0.0:
             for each in refused:
-                if each.version >= self._rollback.version:  # else bad variables may have acted
+                if each.version >= self._rollback.version:  # else bad variables may be the cause
                     self._blame(each.actor, each.why)
             return False
         if beyond is None or beyond <= 0.5:
@@ -85,10 +85,10 @@ class OutputJudge:
         return True
 
     def _diverged(self, learner: Learner, last: RefusedOutput, beyond: float | None) -> None:
-        """Goes back to a checkpoint, or ends the run, since its network says what is refused.
+        """Rolls back to a checkpoint, or ends the run, because of the network's outputs.
 
         Raises:
-          NotFiniteError: that was the last time, or there is nothing to go back to.
+          NotFiniteError: a rollback has not helped, or there is no checkpoint.
         """
         seen = (
             "Messages are refused for what actors' networks compute (the last one, of "
@@ -99,7 +99,7 @@ class OutputJudge:
             "such outputs are meant; or go on from an earlier checkpoint, by moving the newest out "
             f"of {self._logdir / 'checkpoints'}."
         )
-        if beyond is None:  # nothing was learned since the start, so the newest is what there is
+        if beyond is None:  # nothing was learned since the start, so the newest is the current one
             raise NotFiniteError(
                 f"{seen}, and nothing else has come in since the start: the variables that the run "
                 f"began with are too large. {advice}"

@@ -1,4 +1,4 @@
-"""The phases of a run: makes the learner of each, and says how far the run is."""
+"""The phases of a run: makes the learner of each, and computes the run's progress."""
 
 from impala import build
 from impala.agents.agent import Agent
@@ -9,18 +9,18 @@ from learner.update.learner import Learner
 
 
 class Phases:
-    """One algorithm after another learns for the same agent. Only `agent` has state."""
+    """The algorithms that learn one after another for the same agent. Only `agent` has state."""
 
     def __init__(self, config: Config, agent: Agent):
-        """Makes every algorithm once, so that none fails hours from now.
+        """Makes every algorithm once, so that errors appear at the start.
 
         Args:
-          config: of the run.
-          agent: what all of them learn for.
+          config: the run's configuration.
+          agent: shared by all phases.
 
         Raises:
-          ValueError: an algorithm is unknown or does not go with the agent, or `phases` does not
-            add up.
+          ValueError: an algorithm is unknown or does not fit the agent, or the frames of `phases`
+            do not add up.
         """
         self.config = config
         self.agent = agent
@@ -29,7 +29,7 @@ class Phases:
             build.algorithm(phase.algorithm, config, agent)
 
     def learner_at(self, counters: Counters) -> Learner:
-        """Returns a learner for the phase of a run that is so far, with a new optimiser."""
+        """Returns a learner for the phase at these counters, with a new optimiser."""
         phase = phases.current(self._phases, counters.frames)
         algorithm = build.algorithm(phase.algorithm, self.config, self.agent)
         return Learner(algorithm, self.config, phase, counters)

@@ -1,4 +1,4 @@
-"""Publishes parameters to actors and evaluators, after each iteration that has changed them."""
+"""Publishes parameters to actors and evaluators after each iteration that has changed them."""
 
 from impala.types import Parameters
 from learner.front.incarnations import Incarnations
@@ -10,7 +10,7 @@ from learner.update.training import Iteration
 
 
 class Publisher:
-    """Hands a learner's parameters to the service."""
+    """Passes a learner's parameters to the service."""
 
     def __init__(
         self, service: LearnerService, incarnations: Incarnations, phases: Phases, guard: Guard
@@ -18,9 +18,9 @@ class Publisher:
         """Publishes nothing yet.
 
         Args:
-          service: what actors ask for parameters.
-          incarnations: are told of each version first, so that later learners know of it.
-          phases: of the run, which say how far it is.
+          service: serves the parameters to actors.
+          incarnations: records each version first, for later learners.
+          phases: compute the run's progress.
           guard: counts what the status reports beside the parameters.
         """
         self._service = service
@@ -29,7 +29,7 @@ class Publisher:
         self._guard = guard
 
     def take(self, iteration: Iteration) -> None:
-        """Publishes if there is anything new.
+        """Publishes if anything has changed.
 
         Raises:
           NotFiniteError: a parameter is not finite.

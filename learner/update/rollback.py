@@ -1,4 +1,4 @@
-"""Going back to a checkpoint, for variables that are to blame: once, and not again soon."""
+"""Rolls bad variables back to a checkpoint: once, and not again soon."""
 
 import logging
 import pathlib
@@ -13,40 +13,40 @@ _log = logging.getLogger(__name__)
 
 
 class Rollback:
-    """Puts the variables of the newest good checkpoint in place."""
+    """Restores the variables of the newest good checkpoint."""
 
     def __init__(self, logdir: pathlib.Path, mix: Mix, window_updates: int):
-        """Has not gone back yet.
+        """Starts without a rollback.
 
         Args:
-          logdir: whose checkpoints are gone back to.
-          mix: makes the batches; it is told that the version moves.
-          window_updates: that have to be good before going back again.
+          logdir: of the checkpoints.
+          mix: makes the batches; notified that the version changes.
+          window_updates: good updates required before another rollback.
         """
         self._logdir = logdir
         self._mix = mix
         self._window_updates = window_updates
-        self._good_since: int | None = None  # updates; None: it has not gone back
+        self._good_since: int | None = None  # updates since the rollback; None: there was none
         self.count = 0
-        """How often it has gone back."""
+        """Number of rollbacks."""
         self.version = 0
-        """Of the parameters, that the last time has made; 0 if there was none."""
+        """Version made by the last rollback; 0 if there was none."""
 
     def good(self) -> None:
-        """Takes note of a good update."""
+        """Notes a good update."""
         if self._good_since is not None:
             self._good_since += 1
 
     def insist(self, learner: Learner, seen: str, advice: str) -> None:
-        """Goes back, unless it did so just now.
+        """Rolls back, unless the last rollback was too recent.
 
         Args:
-          learner: whose variables are to blame.
-          seen: what speaks against them, and
-          advice: what a person can do, for the log and the error.
+          learner: whose variables are bad.
+          seen: the evidence against them, for the log and the error.
+          advice: what the user can do, likewise.
 
         Raises:
-          NotFiniteError: there is no checkpoint, or going back has not helped.
+          NotFiniteError: there is no checkpoint, or a rollback has not helped.
         """
         if self._good_since is not None and self._good_since < self._window_updates:
             raise NotFiniteError(
@@ -65,13 +65,13 @@ class Rollback:
         )
 
     def go_back(self, learner: Learner) -> Checkpoint:
-        """Goes back to the newest checkpoint whose network's outputs are within the limits.
+        """Rolls back to the newest checkpoint whose network's outputs are within the limits.
 
         Returns:
           The checkpoint, whose variables are the learner's next version.
 
         Raises:
-          CheckpointError: there is none; the variables may have moved.
+          CheckpointError: there is none; the variables may have changed.
         """
         now = learner.counters
 

@@ -1,4 +1,4 @@
-"""The training loop: a stream of iterations, which telemetry, checkpoints and others consume."""
+"""The training loop: a stream of iterations, consumed by telemetry, checkpoints and others."""
 
 import logging
 import time
@@ -12,44 +12,44 @@ from learner.update.phases import Phases
 
 _log = logging.getLogger(__name__)
 
-_BATCH_SECONDS = 0.5  # that an iteration waits for a batch
+_BATCH_SECONDS = 0.5  # time that an iteration waits for a batch
 
 
 class Iteration(NamedTuple):
-    """What one turn of the training loop has brought."""
+    """The results of one iteration of the training loop."""
 
-    learner: Learner  # after it, of the phase that comes next
-    prepared: Prepared | None  # what is accounted for; None if nothing came in time
+    learner: Learner  # after the iteration, of the next phase if one begins
+    prepared: Prepared | None  # what to account for; None if no batch came in time
     update: Update | None  # None if nothing was learned
     waited_seconds: float  # for `prepared`
-    update_seconds: float  # 0.0 if nothing came in time
+    update_seconds: float  # 0.0 if no batch came in time
     begins_phase: bool  # a phase has ended, so the learner is new
-    is_new: bool  # counters or variables differ from those of the iteration before
-    in_doubt: bool  # the variables may be bad, and are not to be saved
+    is_new: bool  # counters or variables have changed since the last iteration
+    in_doubt: bool  # the variables may be bad, and must not be saved
 
     @property
     def provenance(self) -> Sequence[Provenance]:
-        """The unrolls that are accounted for, learned from or not."""
+        """Returns the unrolls to account for, learned from or not."""
         return () if self.prepared is None else self.prepared.provenance
 
 
 class Training:
-    """Learns from one batch after another, phase after phase."""
+    """Learns from batch after batch, phase after phase."""
 
     def __init__(self, phases: Phases, learner: Learner, mix: Mix, guard: Guard):
-        """Ready for the first iteration.
+        """Prepares the first iteration.
 
         Args:
-          phases: make the learner of each phase after the first.
-          learner: of the phase that comes first.
-          mix: gives batches.
-          guard: has the learner learn from what is good of them.
+          phases: make the learners of later phases.
+          learner: of the first phase.
+          mix: provides batches.
+          guard: has the learner learn from their good unrolls.
         """
         self._phases = phases
         self._mix = mix
         self._guard = guard
         self.learner = learner
-        """Of the current phase."""
+        """The learner of the current phase."""
 
     @property
     def is_finished(self) -> bool:
@@ -60,17 +60,16 @@ class Training:
         """Learns until the run is finished. Between two iterations nothing is learned.
 
         Args:
-          until: asked before each iteration; ends the stream if it returns True.
+          until: called before each iteration; ends the stream if it returns True.
 
         Yields:
-          What each turn has brought, at the latest every so often without a batch.
+          The results of each iteration; without batches, at regular intervals.
 
         Raises:
-          NotFiniteError: variables, loss or gradients are not finite, and going back to a
-            checkpoint does not help.
+          NotFiniteError: variables, loss or gradients are not finite, and a rollback does not help.
           StorageError: replay cannot be written or read.
         """
-        last = time.monotonic()  # when the batch before had come
+        last = time.monotonic()  # when the previous batch came
         while not (until() or self.is_finished):
             began = time.monotonic()
             prepared = self._mix.get(timeout=_BATCH_SECONDS)
@@ -96,7 +95,7 @@ class Training:
             )
 
     def settle(self) -> bool:
-        """Has variables in doubt go back to a checkpoint, before the run ends.
+        """Rolls back variables in doubt, before the run ends.
 
         Returns:
           Whether the variables may be saved.
@@ -112,7 +111,7 @@ class Training:
         )
 
     def _begin_next_phase(self) -> bool:
-        """Goes on with the next algorithm if it is time: the agent stays, the rest is new."""
+        """Starts the next phase if it is due: the agent stays, all else is new."""
         before = self.learner
         if before.phase_progress < 1.0 or self.is_finished:
             return False
