@@ -5,7 +5,7 @@
     impala.train("catch", "runs/catch")
     policy = impala.load("runs/catch")
 
-What is offered here is imported when it is first used: importing this package imports nothing.
+Names are imported when first used: importing this package alone imports nothing else.
 """
 
 import importlib
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from impala.environments.base import Environment as Environment
     from impala.logdir.policy import Policy as Policy
 
-_SCHEMA = "impala.config.schema"  # of which every class whose name ends in Config is offered
+_SCHEMA = "impala.config.schema"  # every class of it whose name ends in Config is exported
 _PLACES = {
     **dict.fromkeys(
         ("Trained", "TrainingError", "load", "preset", "train"), "impala.commands.library"

@@ -1,4 +1,4 @@
-"""`python -m impala` is the `impala` command."""
+"""Entry point of `python -m impala` and of the `impala` command."""
 
 import contextlib
 import os
@@ -11,9 +11,9 @@ from impala.runtime.signals import is_ignored
 
 
 def main() -> int:
-    """Runs the command line; a signal ends it from the first moment on, also as process 1.
+    """Runs the command line. A signal ends it at any time, also as process 1 of a container.
 
-    A command that has more to do when a signal comes, such as a checkpoint, handles it itself.
+    Commands that have work to do on a signal, such as a checkpoint, handle it themselves.
     """
     _put_working_directory_last()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -28,14 +28,14 @@ def main() -> int:
         print(f"impala: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while the interpreter ends
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # during the interpreter's shutdown
         return 128 + signal.SIGINT
 
 
 def _put_working_directory_last() -> None:
-    """Has modules imported from the working directory only if they are nowhere else.
+    """Moves the working directory to the end of Python's path.
 
-    A user's environment is found there; a user's `actors.py` or `types.py` hides nothing.
+    The user's environments are found there, but a user's `actors.py` or `types.py` hides nothing.
     """
     with contextlib.suppress(OSError):  # it has been deleted
         here = os.getcwd()

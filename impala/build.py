@@ -1,4 +1,4 @@
-"""Names become objects, here and nowhere else: an environment, an agent, an algorithm."""
+"""Builds environments, agents and algorithms from their names in a configuration."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def environment(
     joint: Spaces | None = None,
     own: Own = _NONE,
 ) -> Environment:
-    """`num_envs` environments that step together, seen and played through `joint` spaces.
+    """Returns `num_envs` environments that step together, adapted to `joint` spaces.
 
     `actor` and `first` are as for `impala.environments.make`.
 
     Raises:
-      ValueError: if there is no such environment, or it cannot be made so.
+      ValueError: there is no such environment, or it cannot be made with these settings.
     """
-    from impala import environments  # Here, so that tools which need none load no emulator.
+    from impala import environments  # here, so that other tools load no emulator
 
-    # An id of one's own is looked up, so that only what has been found allowed is imported.
+    # An id of one's own is resolved first, so that only allowed code is imported.
     found = _NO_PART
     if components.is_own(config.id):
         found = part(ENVIRONMENT, config.id, None, own)
@@ -71,10 +71,10 @@ def environment(
 
 
 def spaces(tasks: Sequence[Task], own: Own = _NONE) -> Spaces:
-    """Observation and action space of one environment, through which every task can be played.
+    """Returns the observation and action space of one environment, common to all tasks.
 
     Raises:
-      ValueError: as `environment`, or if no spaces join the tasks.
+      ValueError: as `environment`, or no spaces join the tasks.
     """
     from impala import environments
 
@@ -93,17 +93,17 @@ def agent(
     seed: int = 0,
     own: Own = _NONE,
 ) -> Agent:
-    """Returns an agent with its variables made.
+    """Returns an agent with initialised variables.
 
     Args:
       config: of the agent.
       observation_space: of one environment.
       action_space: of one environment.
-      seed: the same seed makes the same first weights.
+      seed: determines the initial weights.
       own: the parts of one's own that the configuration names: `impala.config.parts.found`.
 
     Raises:
-      ValueError: if the configuration and the spaces do not go together.
+      ValueError: the configuration does not fit the spaces.
     """
     single_observation_space = observation_space
     frame_stack = None
@@ -136,16 +136,16 @@ def agent(
 
 
 def part(kind: Kind, name: str, settings: Any, own: Own) -> Found:
-    """Returns the class of a part and what it is made with.
+    """Returns the class of a part and its settings.
 
     Args:
       kind: of the part.
-      name: as the configuration names it.
+      name: in the configuration.
       settings: of the part, if it is built in.
       own: the parts of one's own that the configuration names.
 
     Raises:
-      ValueError: it is neither built in nor among `own`.
+      ValueError: it is neither built in nor in `own`.
     """
     if name in kind.built_in:
         return Found(components.find(name, kind, Allowed()), settings)
@@ -160,7 +160,7 @@ def part(kind: Kind, name: str, settings: Any, own: Own) -> Found:
 def _features(
     config: AgentConfig, observation_space: gym.Space, own: Own, prefix: str = ""
 ) -> Features:
-    """A torso whose variables' names begin with a prefix: no two of an agent are called alike."""
+    """Returns torso and features; the prefix makes names of variables unique in an agent."""
     found = part(TORSO, config.torso, config, own)
     torso = found.component(found.settings, name=f"{prefix}{_module_name(config.torso)}")
     return Features(torso, observation_space, config.standardise_images)
@@ -175,7 +175,7 @@ def _core(config: AgentConfig, own: Own, prefix: str = "") -> Core | None:
 
 
 def _module_name(name: str) -> str:
-    """The name of a part as that of a module, which must be an identifier."""
+    """Returns a part's name as a module's name, which must be an identifier."""
     return re.sub(r"\W", "_", name.rpartition(":")[2])
 
 
@@ -190,7 +190,7 @@ def _check_action_mask(observation_space: gym.Space, num_choices: int) -> None:
 
 
 def algorithm(name: str, config: Config, agent: Agent) -> Algorithm:
-    """What is learned, with its settings."""
+    """Returns the algorithm of this name, with its settings."""
     found = part(ALGORITHM, name, getattr(config, name, None), parts.found(config))
     made: Algorithm = found.component(agent, config.objective, found.settings)
     return made
@@ -199,9 +199,9 @@ def algorithm(name: str, config: Config, agent: Agent) -> Algorithm:
 def unroll_spec(
     agent: Agent, observation_space: gym.Space, action_space: gym.Space, unroll_length: int
 ) -> Unroll:
-    """Shape and dtype of each leaf of one environment's unroll: a nest of `ArraySpec`.
+    """Returns shape and dtype of each leaf of one environment's unroll: a nest of `ArraySpec`.
 
-    `frames` and `parameter_version` are () here: they travel in fields of their own.
+    `frames` and `parameter_version` are () here, as messages have separate fields for them.
     """
     rows = unroll_length + 1
 
@@ -234,7 +234,7 @@ def unroll_spec(
 
 
 def _spec(space: gym.Space) -> Nest:
-    """Specs of one element of a space, structured like the element."""
+    """Returns the specs of an element of a space, structured like the element."""
     match space:
         case gym.spaces.Dict():
             return {name: _spec(part) for name, part in space.spaces.items()}
@@ -246,7 +246,7 @@ def _spec(space: gym.Space) -> Nest:
 
 
 def _zeros(observation_space: gym.Space) -> TimeStep:
-    """The first time step of a batch of one, all zeros."""
+    """Returns the first time step of a batch of one, all zeros."""
     observation = tree.map_structure(
         lambda spec: tf.zeros((1, *spec.shape), spec.dtype), _spec(observation_space)
     )

@@ -24,7 +24,7 @@ from typing import Any
 GROUP = "impala.components"  # of entry points
 
 
-# Folders of code that a user has not written.
+# Directories of code that the user has not written.
 _LIBRARIES = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib", "platlib"))
 _OURS = tuple(
     f"{pathlib.Path(__file__).parents[1] / name}/" for name in ("actors", "impala", "learner")
@@ -35,7 +35,7 @@ _ATTRIBUTE = re.compile(r"[^\W\d][\w.]*")  # an id that is registered has a - or
 
 
 class ComponentError(ValueError):
-    """A name stands for no part of the kind that is wanted, or may not be imported here."""
+    """A name does not stand for a part of the required kind, or may not be imported here."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -43,14 +43,14 @@ class Kind:
     """A kind of part that a configuration names."""
 
     word: str
-    """What it is called in messages."""
+    """Its name in messages."""
     base: str
-    """The class that parts of this kind derive from, as module:attribute."""
+    """The base class of parts of this kind, as module:attribute."""
     built_in: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Name -> module:attribute; "" where the name means that there is no such part."""
+    """Name -> module:attribute; "" where the name means no part."""
     section: str = ""
-    """Section of the configuration with the settings of the built-in parts; "": that of a part's
-    own name."""
+    """Section of the configuration with the settings of built-in parts; "": one per part, by the
+    part's name."""
 
 
 TORSO = Kind(
@@ -97,7 +97,7 @@ ENVIRONMENT = Kind("environment", "impala.environments.base:Environment")
 
 @dataclasses.dataclass(frozen=True)
 class Allowed:
-    """What a process may import beside this package and installed entry points."""
+    """What a process may import besides this package and installed entry points."""
 
     names: tuple[str, ...] = ()
     """MODULE, for all classes and functions that it and modules below it define, or
@@ -107,7 +107,7 @@ class Allowed:
         """Checks that `name`, MODULE, MODULE:ATTRIBUTE or an entry point's, may be imported.
 
         Raises:
-          ComponentError: it may not; says which flag would allow it.
+          ComponentError: it may not; names the flag that would allow it.
         """
         module = name.partition(":")[0]
         installed = {text for entry in _entry_points() for text in (entry.name, entry.value)}
@@ -122,20 +122,20 @@ class Allowed:
         )
 
     def covers(self, module: str) -> bool:
-        """Whether `module`, or a package that it is in, is allowed as a whole."""
+        """Returns whether `module`, or a package around it, is allowed as a whole."""
         return any(f"{module}.".startswith(f"{allowed}.") for allowed in self.names)
 
 
 def check_name(setting: str, name: str, kind: Kind) -> str:
-    """Returns `name` if it can be that of a part; imports nothing.
+    """Returns `name` if it can be a part's name; imports nothing.
 
     Args:
-      setting: what has the name as its value, for the message.
+      setting: the setting with this value, for the message.
       name: of a built-in part, of an entry point, or module:attribute.
       kind: of the part.
 
     Raises:
-      ComponentError: it is none of the three; says which is nearest.
+      ComponentError: it is none of the three; names the nearest.
     """
     if name in kind.built_in or re.fullmatch(r"[^\W\d][\w.]*:[^\W\d][\w.]*", name):
         return name
@@ -194,7 +194,7 @@ def load(name: str, allowed: Allowed) -> Any:
         for part in attribute.split(".") if attribute else ():
             found = getattr(found, part)
             if inspect.ismodule(found) and not is_named:
-                break  # what it holds is not of the module that is allowed
+                break  # its contents are not of the allowed module
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise _broken(module, error) from error
@@ -228,7 +228,7 @@ def load_environment(id: str, allowed: Allowed) -> Any | None:
       allowed: what may be imported for the last three.
 
     Returns:
-      The class or function, or None if the id is that of a registered or built-in environment.
+      The class or function, or None for a registered or built-in environment.
 
     Raises:
       ComponentError: as `load`, or the attribute makes no environment and is not itself allowed.
@@ -257,23 +257,23 @@ def _makes_environments(found: Any) -> bool:
 
 
 def is_attribute(id: str) -> bool:
-    """Whether the id of an environment is an entry point's name or MODULE:NAME, not MODULE:ID."""
+    """Returns whether an environment's id is an entry point or MODULE:NAME, not MODULE:ID."""
     _, colon, name = id.rpartition(":")
     return bool(_ATTRIBUTE.fullmatch(name)) if colon else is_installed(id)
 
 
 def is_own(name: str) -> bool:
-    """Whether the name of an environment or a preset is by a module or an entry point."""
+    """Returns whether a name of an environment or preset is a module's or an entry point's."""
     return ":" in name or is_installed(name)
 
 
 def is_installed(name: str) -> bool:
-    """Whether an installed package declares an entry point of this name."""
+    """Returns whether an installed package declares an entry point of this name."""
     return name in {entry.name for entry in _entry_points()}
 
 
 def section_of(name: str, component: type) -> str:
-    """Names the section of a part's settings: my_torso, of the class MyTorso or entry my-torso."""
+    """Returns the section of a part's settings: my_torso for class MyTorso or entry my-torso."""
     if ":" not in name:
         return re.sub(r"\W", "_", name).lower()
     boundary = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
@@ -290,7 +290,7 @@ def _entry_points_of(path: tuple[str, ...]) -> Iterable[importlib.metadata.Entry
 
 
 def _broken(module: str, error: Exception) -> ComponentError:
-    """Words the error of a module that raises one while it is imported."""
+    """Returns the error for a module that raises one while it is imported."""
     return ComponentError(f"Importing {module} raises {described(error)}.")
 
 

@@ -1,4 +1,4 @@
-"""Acts and plays whole episodes with frozen weights: for `impala evaluate` and its like.
+"""Plays whole episodes with frozen weights, for `impala evaluate` and similar commands.
 
 A fixed quota of episodes per environment keeps the sample fair: the first N episodes to finish
 among environments that step together would be the short ones.
@@ -25,7 +25,7 @@ _LOG_SECONDS = 10.0
 
 
 class Summary(NamedTuple):
-    """What a number of episodes came to. Standard deviations are of the population."""
+    """Statistics of a number of episodes. Standard deviations are of the population."""
 
     episodes: int
     return_mean: float
@@ -41,11 +41,11 @@ class Summary(NamedTuple):
 
 
 class Acting:
-    """Acts with frozen weights, step after step, and keeps what the agent remembers between them.
+    """Acts with frozen weights, and keeps the agent's core state between steps.
 
     Args:
-      agent: acts; its weights are read at each step and never written.
-      greedy: the mode of the policy instead of a sample.
+      agent: its weights are read at each step and never written.
+      greedy: use the mode of the policy instead of a sample.
       seed: of the sampled actions.
       num_envs: E.
     """
@@ -54,11 +54,11 @@ class Acting:
         self._act = _compiled(agent, greedy)
         self._core_state = agent.initial_state(num_envs)
         self._seed = seed % 2**31
-        self._count = 0  # of draws
+        self._count = 0  # number of samples drawn
 
     def __call__(self, timestep: TimeStep) -> Nest:
         """Returns the actions [E, ...] at a time step [E, ...], which is copied."""
-        # A copy: TensorFlow may look at the memory that the environment is about to write again.
+        # Copied, as TensorFlow may still use the memory when the environment overwrites it.
         copy = tree.map_structure(lambda x: tf.constant(np.array(x)), timestep)
         seed = tf.constant([self._seed, self._count], tf.int32)
         action, self._core_state = self._act(copy, self._core_state, seed)
@@ -66,17 +66,17 @@ class Acting:
         return tree.map_structure(lambda x: x.numpy(), action)
 
     def skip(self) -> None:
-        """Leaves out a draw, as if it had acted."""
+        """Skips one sample, as if it had acted."""
         self._count = (self._count + 1) % 2**31
 
 
 def play(
     environment: Environment, agent: Agent, greedy: bool, seed: int
 ) -> Iterator[EnvironmentStep]:
-    """Yields time steps for ever, the first ones (all FIRST, no frames) included.
+    """Yields time steps for ever, starting with the reset (all FIRST, no frames).
 
     Args:
-      environment: E environments that were not reset yet; its arrays are valid for one step.
+      environment: E environments, not reset yet; their arrays are valid for one step.
       agent: as for `Acting`.
       greedy: as for `Acting`.
       seed: of the environments and the sampled actions.
@@ -94,20 +94,20 @@ def play(
 def play_episodes(
     environment: Environment, agent: Agent, num_episodes: int, greedy: bool, seed: int
 ) -> list[Episode]:
-    """Plays episodes, as many in each of the E environments (one more in the first ones).
+    """Plays an equal number of episodes in each of E environments (one more in the first ones).
 
-    What takes long, as games that nobody loses do, says every ten seconds how far it is.
+    Logs the progress every ten seconds.
 
     Args:
-      environment: E environments that were not reset yet.
-      agent: acts, with frozen weights.
-      num_episodes: episodes in all, at least 1. What an environment plays beyond its share, while
-        others still play theirs, is left out.
-      greedy: the mode of the policy instead of a sample.
+      environment: E environments, not reset yet.
+      agent: acts with frozen weights.
+      num_episodes: total number of episodes, at least 1. Episodes beyond an environment's share are
+        discarded.
+      greedy: use the mode of the policy instead of a sample.
       seed: of the environments and the sampled actions.
 
     Returns:
-      `num_episodes` episodes with raw returns, environment by environment.
+      `num_episodes` episodes with raw returns, ordered by environment.
     """
     if num_episodes < 1:
         raise ValueError(f"num_episodes is {num_episodes}; it must be at least 1.")
@@ -133,7 +133,7 @@ def play_episodes(
 
 
 def summary(episodes: Sequence[Episode]) -> Summary:
-    """Describes the returns and lengths of at least one episode."""
+    """Returns statistics of at least one episode."""
     returns = np.array([episode.episode_return for episode in episodes])
     lengths = np.array([episode.length for episode in episodes])
     infos = dict.fromkeys(name for episode in episodes for name in episode.info)
@@ -155,11 +155,11 @@ def summary(episodes: Sequence[Episode]) -> Summary:
     )
 
 
-# From a time step, a core state and a seed: the actions and the next core state.
+# (time step, core state, seed) -> (actions, next core state)
 _Act = Callable[[TimeStep, Nest, tf.Tensor], tuple[Nest, Nest]]
 
 
-@functools.lru_cache(maxsize=2)  # an evaluator plays with the same agent again and again
+@functools.lru_cache(maxsize=2)  # an evaluator uses the same agent repeatedly
 def _compiled(agent: Agent, greedy: bool) -> _Act:
     act: _Act = tf.function(_greedy(agent) if greedy else _sampled(agent))
     return act

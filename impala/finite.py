@@ -1,4 +1,4 @@
-"""Whether numbers are finite: what is not is never published, saved or loaded."""
+"""Checks that numbers are finite, before they are published, saved or loaded."""
 
 from collections.abc import Mapping
 
@@ -14,10 +14,10 @@ def check(arrays: Mapping[str, np.ndarray], what: str) -> None:
 
     Args:
       arrays: by name, of any shape and dtype.
-      what: was to be done with them; the error begins with it.
+      what: the failed operation, which begins the error message.
 
     Raises:
-      NotFiniteError: names the first array that holds such a number, and the number.
+      NotFiniteError: names the first such array and number.
     """
     for name, array in arrays.items():
         if not is_finite(array):
@@ -26,7 +26,7 @@ def check(arrays: Mapping[str, np.ndarray], what: str) -> None:
 
 
 def is_finite(array: np.ndarray) -> bool:
-    """Whether every number of an array is finite."""
+    """Returns whether all numbers of an array are finite."""
     if array.dtype.kind not in "fc":
         return True
     with np.errstate(over="ignore", invalid="ignore"):

@@ -1,13 +1,13 @@
-"""The tuples that travel: between environment, agent, actor, wire and learner.
+"""The tuples passed between environment, agent, actor, wire and learner.
 
 Rows and time. In an `Unroll`, row t holds the time step that the environment gave at t and the
 agent output that *led to it*: the action in row t was chosen from the observation in row t - 1.
 Row 0 repeats the last row of the unroll before, so consecutive unrolls overlap by one row.
 
-Episode ends. The last observation of an episode is in the stream (LAST); the action after it is
-ignored by the environment, which answers with the first observation of the next episode (FIRST).
-That LAST -> FIRST row is the *seam*: it is not experience, and `impala.algorithms.losses.align`
-masks it out.
+Episode ends. The last observation of an episode is in the stream (LAST); the next action is ignored
+by the environment, which returns the first observation of the next episode (FIRST). That
+LAST -> FIRST row is the *seam*: it is not experience, and `impala.algorithms.losses.align` masks it
+out.
 """
 
 import dataclasses
@@ -17,13 +17,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-# A nest (dm-tree) of arrays: NumPy on the way to the learner, tensors inside it.
+# A nest (dm-tree) of arrays: NumPy up to the learner, tensors inside it.
 Array = Any
 Nest = Any
 
 
 class StepType(enum.IntEnum):
-    """Where in its episode a time step stands; stored as int8."""
+    """The position of a time step in its episode; stored as int8."""
 
     FIRST = 0
     MID = 1
@@ -31,7 +31,7 @@ class StepType(enum.IntEnum):
 
 
 class TimeStep(NamedTuple):
-    """What an environment says, one row per environment."""
+    """The output of an environment, one row per environment."""
 
     observation: Nest  # [...] as the environment gave it; single frames, uint8, never float
     reward: Array  # [...] float32, raw: clipping and scaling belong to the learner
@@ -40,25 +40,25 @@ class TimeStep(NamedTuple):
 
 
 class EnvironmentFault(NamedTuple):
-    """One environment of an actor's many that failed and was started again."""
+    """A failure of one of an actor's environments, which was restarted."""
 
-    environment: int  # its index among the actor's
-    kind: Literal["crashed", "hung"]  # it ended or raised; it did not answer in time
-    detail: str  # for people, such as the exception's last line
+    environment: int  # its index in the actor
+    kind: Literal["crashed", "hung"]  # it ended or raised an error; it did not answer in time
+    detail: str  # a description, such as the exception's last line
     where: str = ""  # FILE:LINE, in FUNCTION of the environment's code; stays on the actor's host
 
 
 class EnvironmentStep(NamedTuple):
-    """What one step of E vectorised environments gives to the actor."""
+    """The result of one step of E vectorised environments."""
 
     timestep: TimeStep  # [E, ...]
     frames: np.ndarray  # [E] int32, environment frames this step played; 0 on FIRST
     info: Mapping[str, np.ndarray]  # name -> [E], numeric scalars to report at episode ends
-    faults: Sequence[EnvironmentFault] = ()  # since the step before; not one for each environment
+    faults: Sequence[EnvironmentFault] = ()  # since the previous step; any number
 
 
 class AgentOutput(NamedTuple):
-    """What the agent says when it acts."""
+    """The agent's output when it acts."""
 
     action: Nest  # structured like the action space
     policy: Array  # [..., P] float32, parameters of the distribution the action was drawn from
@@ -66,7 +66,7 @@ class AgentOutput(NamedTuple):
 
 
 class NetworkOutput(NamedTuple):
-    """What the agent's network says of observations, before any action is drawn."""
+    """The network's output for observations, before actions are drawn."""
 
     policy: Array  # [..., P] float32
     baseline: Array  # [...] float32
@@ -79,11 +79,11 @@ class Unroll(NamedTuple):
     output: AgentOutput  # [T + 1, ...], row t led to time step t
     core_state: Nest  # [...] state before row 0 (frame stack, LSTM, ...); () if there is none
     frames: Array  # [] int32, frames played in rows 1..T, seams left out
-    parameter_version: Array  # [] int64, holds for rows 1..T; row 0 came with the unroll before
+    parameter_version: Array  # [] int64, of rows 1..T; row 0 belongs to the previous unroll
 
 
 class Batch(NamedTuple):
-    """What one update learns from."""
+    """The data of one update."""
 
     unroll: Unroll  # [T + 1, B, ...]; core_state, frames and parameter_version are [B, ...]
     is_replay: Array  # [B] bool
@@ -92,15 +92,15 @@ class Batch(NamedTuple):
 class Parameters(NamedTuple):
     """A published state of the agent."""
 
-    incarnation: int  # drawn when a learner starts; another one means: pull, whatever the version
-    version: int  # learner updates they contain
-    progress: float  # share of the run done, 0..1: what annealed exploration reads
+    incarnation: int  # of the learner's start; if it differs, pull regardless of the version
+    version: int  # number of updates they contain
+    progress: float  # share of the run done, 0 to 1; for annealed exploration
     frames: int  # environment frames learned from when they were published
     values: Sequence[np.ndarray]  # agent.variables, in order
 
 
 class Episode(NamedTuple):
-    """A finished episode, as it travels with the unroll in which it ended."""
+    """A finished episode, sent with the unroll in which it ended."""
 
     episode_return: float  # sum of raw rewards
     length: int  # agent steps
@@ -109,10 +109,10 @@ class Episode(NamedTuple):
 
 
 class ActorUnrolls(NamedTuple):
-    """What the E environments of one group of an actor gave together."""
+    """The unrolls of the E environments of one group of an actor."""
 
     unroll: Unroll  # [T + 1, E, ...]; core_state, frames [E, ...], parameter_version an int
-    task: int  # that was played
+    task: int  # the task played
     incarnation: int  # of the learner whose parameters acted in rows 1..T
     episodes: list[Episode]  # that ended in rows 1..T
     faults: Sequence[EnvironmentFault] = ()  # of the group's environments, in rows 1..T

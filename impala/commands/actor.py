@@ -1,4 +1,4 @@
-"""`impala actor`: one actor in this process, or several in their own."""
+"""`impala actor`: runs one actor in this process, or several in their own."""
 
 import dataclasses
 import pathlib
@@ -17,19 +17,19 @@ from impala.runtime.security import ClientSecurity
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Actor:
-    """Acts for a learner, which says everything an actor needs to know."""
+    """Acts for a learner, which provides all settings of the run."""
 
     learner: str = ADDRESS
     """HOST:PORT of the learner, or unix:PATH."""
     num_actors: NumActors = 1
     """Actor processes on this host."""
     num_envs: Annotated[int, Range(0, 4096)] = 0
-    """Environments per process; 0: what the learner says."""
+    """Environments per process; 0: the number that the learner gives."""
     name: str = ""
-    """Unique in the fleet; the process's index is added when there are several. Empty: made from
-    the host's name and the process id."""
+    """Name, unique in the fleet; several processes append their index. Empty: made from the
+    host's name and the process id."""
     index: int | None = None
-    """Of this process among those started together, which give it themselves."""
+    """Index of this process in its fleet, which sets it."""
     render: bool = False
     """Show the first environment in a window."""
     when_finished: WhenFinished = "exit"
@@ -39,16 +39,16 @@ class Actor:
     role: Literal["actor", "evaluator"] = "actor"
     """actor, or evaluator: play whole episodes with frozen parameters and report their returns."""
     metrics_listen: str | None = None
-    """HOST:PORT where Prometheus metrics are served; of several processes each has a port of its
-    own, this one and those after it."""
+    """HOST:PORT where Prometheus metrics are served; with several processes, each has its own port,
+    counted up from this one."""
     failures: pathlib.Path | None = None
-    """File to which a line is added for each failure of an environment: what was raised, and where.
-    `impala train` shows what comes there."""
+    """File to which a line is appended for each failure of an environment: the error and its place.
+    `impala train` shows them."""
     log_format: LogFormat = "text"
-    """text for people, or json: an object in each line."""
+    """text, or json: one object per line."""
     allow: tuple[str, ...] = ()
-    """What this process may import if the learner names it, beside installed entry points of the
-    group impala.components: each MODULE, for what it defines, or MODULE:ATTRIBUTE."""
+    """Code that this process may import if the learner names it, besides installed entry points of
+    the group impala.components: each MODULE, for what it defines, or MODULE:ATTRIBUTE."""
     security: ClientSecurity = dataclasses.field(default_factory=ClientSecurity)
 
 
@@ -100,7 +100,7 @@ def actor(command: Actor) -> int:
 
 
 def _flags(command: Actor) -> list[str]:
-    """Writes an actor's command line for one process of a fleet."""
+    """Returns the command line of one process of a fleet."""
     flags: list[str] = []
     defaults = values.flatten(Actor())
     for name, value in values.flatten(command).items():

@@ -18,7 +18,7 @@ class Evaluate(PlayerFlags):
     episodes: Annotated[int, Range(1)] = 100
     """Episodes to play."""
     greedy: bool = False
-    """The most likely action instead of a sampled one."""
+    """Use the most likely action instead of a sampled one."""
     num_envs: Annotated[int, Range(1, 4096)] = 32
     """Environments that step together (never more than episodes)."""
     json: pathlib.Path | None = None

@@ -21,11 +21,11 @@ class Export(PlayerFlags):
 
 
 def export(command: Export) -> int:
-    """Writes a model, tries it on what the agent sees while it plays, and says what came of it."""
+    """Writes a model, compares it with the agent on played episodes, and prints the result."""
     player = open_player(command)
     from impala.logdir import export as models
 
-    logging.getLogger("tensorflow").setLevel(logging.WARNING)  # which says what it has written
+    logging.getLogger("tensorflow").setLevel(logging.WARNING)  # it logs what it has written
     output = command.output or command.logdir / "export"
     write = {"savedmodel": models.saved_model, "onnx": models.onnx}[command.format]
     try:

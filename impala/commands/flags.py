@@ -1,4 +1,4 @@
-"""What several commands share: flags of a run, addresses, exit statuses."""
+"""Flags, addresses and exit statuses that several commands share."""
 
 import contextlib
 import dataclasses
@@ -16,7 +16,7 @@ from impala.runtime.credentials import SecurityError
 from impala.runtime.logs import LogFormat
 
 ADDRESS = "127.0.0.1:50051"
-STOPPED = os.EX_TEMPFAIL  # exit status of a run that was stopped: the same command goes on
+STOPPED = os.EX_TEMPFAIL  # exit status of a stopped run, which the same command resumes
 WhenFinished = Literal["exit", "idle"]
 Port = Annotated[int, Range(0, 65535)]
 NumActors = Annotated[int, Range(1, 256)]
@@ -29,34 +29,33 @@ class RunFlags:
     uses_gpus: ClassVar[bool] = False  # of the process itself
 
     preset: Positional[Annotated[str, arg(metavar="{" + ",".join(PRESETS) + "}")]]
-    """What the settings below start from: see impala presets; or one of your own, as
-    MODULE:ATTRIBUTE."""
+    """Preset to start from: see impala presets; or your own, as MODULE:ATTRIBUTE."""
     config: pathlib.Path | None = None
-    """YAML file of settings, put over the preset. Over it come environment variables such as
-    IMPALA_OPTIMISER__LEARNING_RATE=3e-4, and over them the flags."""
+    """YAML file of settings, which override the preset. Environment variables such as
+    IMPALA_OPTIMISER__LEARNING_RATE=3e-4 override these, and flags override all."""
     print_config: bool = False
-    """Print the settings in force as YAML, for --config, and do nothing else."""
+    """Print the resulting settings as YAML, for --config, and exit."""
     logdir: pathlib.Path | None = None
-    """Where checkpoints and telemetry go, and where a run is resumed from. None:
+    """Directory of checkpoints and telemetry, from which a run also resumes. None:
     runs/PRESET-ENVIRONMENT-seedN."""
     fresh: bool = False
-    """Start over: an earlier run in the log directory is moved aside."""
+    """Start over; an earlier run in the log directory is moved aside."""
     change_settings: bool = False
-    """Go on with the run in the log directory although its environment, seed, algorithm, network or
-    objective was another one. Other settings may change without this flag."""
+    """Resume the run in the log directory although its environment, seed, algorithm, network or
+    objective was different. Other settings may change without this flag."""
     empty_replay: bool = False
-    """Go on with an empty replay: an earlier one in the log directory is moved aside."""
+    """Resume with an empty replay; an earlier one in the log directory is moved aside."""
     init_from: pathlib.Path | None = None
     """Start a new run with the agent of another one, as far as it fits: the log directory of that
-    run, or one of its checkpoints. A run that is resumed does not look at it."""
+    run, or one of its checkpoints. Ignored when a run is resumed."""
     log_format: LogFormat = "text"
-    """text for people, or json: an object in each line."""
+    """text, or json: one object per line."""
     settings: Annotated[Config, arg(name="")] = dataclasses.field(default_factory=Config)
 
 
 @contextlib.contextmanager
 def plainly() -> Iterator[None]:
-    """Makes usage errors of what is wrong with addresses and credentials."""
+    """Turns errors about addresses and credentials into usage errors."""
     try:
         yield
     except SecurityError as error:
@@ -68,7 +67,7 @@ def plainly() -> Iterator[None]:
 
 
 def next_port(listen: str | None, index: int) -> str | None:
-    """The address of one process of several: each has its own port, unless any will do."""
+    """Returns the address of one of several processes: each has its own port, except port 0."""
     host, _, port = (listen or "").rpartition(":")
     return f"{host}:{int(port) + index}" if port.isdecimal() and int(port) else listen
 

@@ -1,4 +1,4 @@
-"""Flags that other libraries have, and what stands for them here.
+"""Flags of other libraries, and our equivalents.
 
 Names are those of Stable-Baselines3, CleanRL, RLlib, Sample Factory, TorchBeast and seed_rl. None
 is a flag of the same command here.
@@ -87,7 +87,7 @@ _RUN = {
     "impala record LOGDIR writes a video of an episode": "capture-video save-video video",
     "impala evaluate LOGDIR plays with a checkpoint": "mode test play",
 }
-"""For the commands that start a run: what we have -> what others call it."""
+"""For the commands that start a run: our equivalent -> names in other libraries."""
 
 _COMMANDS = {
     "train": {
@@ -128,14 +128,14 @@ _COMMANDS = {
 
 
 def check(command: str, argv: Iterable[str]) -> None:
-    """Refuses the first flag that is another library's.
+    """Refuses the first flag that belongs to another library.
 
     Args:
       command: of impala.
-      argv: what follows it.
+      argv: its arguments.
 
     Raises:
-      OptionError: says what we have in its place.
+      OptionError: names our equivalent.
     """
     names = known(command)
     for word in argv:
@@ -148,6 +148,6 @@ def check(command: str, argv: Iterable[str]) -> None:
 
 
 def known(command: str) -> dict[str, str]:
-    """Returns the flags of others that a command knows, without dashes, and what we have."""
+    """Returns the recognised flags of other libraries, without dashes, and our equivalents."""
     table = _COMMANDS.get(command, {})
     return {name: ours for ours, names in table.items() for name in names.split()}

@@ -19,14 +19,14 @@ class Learner(RunFlags):
     uses_gpus = True
 
     listen: str = ADDRESS
-    """HOST:PORT, or unix:PATH. Give 0.0.0.0:PORT to be reached from other hosts."""
+    """HOST:PORT, or unix:PATH. Use 0.0.0.0:PORT to accept other hosts."""
     when_finished: WhenFinished = "exit"
-    """exit, or idle: go on serving the final parameters."""
+    """exit, or idle: continue to serve the final parameters."""
     stopped_status: Annotated[int, Range(0, 125)] = 0
-    """Exit status if a signal stops the run before its end. 0 suits Kubernetes and systemd; give 75
-    if a script must tell a stopped run from a finished one."""
+    """Exit status if a signal stops the run before its end. 0 suits Kubernetes and systemd; use 75
+    if a script must distinguish a stopped run from a finished one."""
     health_listen: str | None = None
-    """HOST:PORT where gRPC health alone is served, in plain text, for probes that speak no TLS."""
+    """HOST:PORT where only gRPC health is served, in plain text, for probes without TLS."""
     metrics_listen: str | None = None
     """HOST:PORT where Prometheus metrics are served."""
     security: ServerSecurity = dataclasses.field(default_factory=ServerSecurity)

@@ -1,4 +1,4 @@
-"""What `import impala` offers: training a run, and acting with what it learned."""
+"""Implements what `import impala` exports: training a run, and acting with its agent."""
 
 import collections
 import contextlib
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from impala.logdir.policy import Policy
 
 Output = Callable[[str], None]
-_LAST_LINES = 20  # of what the learner wrote, in an error
+_LAST_LINES = 20  # of the learner's output, in an error
 
 
-_ANY_PRESET = "catch"  # under a configuration that sets everything
+_ANY_PRESET = "catch"  # all of its settings are overridden
 
 
 class TrainingError(RuntimeError):
-    """Training failed; says why, with what the learner wrote last."""
+    """Training failed; the message has the reason and the learner's last output."""
 
 
 class Trained(NamedTuple):
-    """How a run ended that did not fail."""
+    """The result of a run that did not fail."""
 
-    status: Literal["finished", "stopped"]  # stopped: the same call goes on with the run
+    status: Literal["finished", "stopped"]  # stopped: the same call resumes the run
     logdir: pathlib.Path
-    frames: int  # environment frames learned from, in all of the run
+    frames: int  # environment frames learned from in the whole run
     updates: int  # learner steps
     returns: Mapping[str, float]  # mean of each task's last 100 training episodes, by its name
 
@@ -70,33 +70,34 @@ def train(
 
         impala.train("catch", "runs/catch", seed=1, optimiser={"learning_rate": 3e-4})
 
-    What a signal such as Ctrl-C does is put off until the run has stopped with a checkpoint: then
-    KeyboardInterrupt is raised. A run that was stopped or killed is gone on with by the same call.
+    After a signal such as Ctrl-C the run stops with a checkpoint, and then KeyboardInterrupt is
+    raised. The same call resumes a run that was stopped or killed.
 
     Args:
       config: the name of a preset, or a configuration.
-      logdir: where checkpoints and telemetry go; None: where `impala train` puts a preset's.
-      num_actors: processes that act.
-      evaluate: whether an evaluator plays beside the actors; auto: if there are several tasks.
-      fresh: start over: an earlier run in `logdir` is moved aside.
-      change_settings: go on with the run in `logdir` although it was another experiment.
-      init_from: start a new run with the agent of another one, whose log directory this is.
-      progress: print what the learner says, line by line.
-      stop: stops the run if it is set, for instance by another thread.
-      **settings: put over `config`: numbers and texts by name, sections as a dict or an object such
+      logdir: directory of checkpoints and telemetry; None: the default of `impala train` for a
+        preset.
+      num_actors: number of actor processes.
+      evaluate: whether to run an evaluator; auto: if there are several tasks.
+      fresh: start over; an earlier run in `logdir` is moved aside.
+      change_settings: resume the run in `logdir` although it was another experiment.
+      init_from: log directory of another run, with whose agent a new run starts.
+      progress: print the learner's output line by line.
+      stop: stops the run when set, for instance by another thread.
+      **settings: override `config`: numbers and texts by name, sections as a dict or an object such
         as `impala.OptimiserConfig(...)`; dotted names work too, as in
         `**{"optimiser.learning_rate": 3e-4}`.
 
     Returns:
-      How far the run is.
+      The status and counters of the run.
 
     Raises:
-      ValueError: a setting has a name or a value that it cannot have, or `logdir` cannot be used.
+      ValueError: a setting has an unknown name or an invalid value, or `logdir` cannot be used.
       TrainingError: the learner or the actors failed.
     """
     if logdir is None and not isinstance(config, str):
         raise ValueError("A configuration that is no preset has no name: give its run a logdir.")
-    # Parts of one's own may import TensorFlow, which is to say little of what it finds.
+    # Parts of one's own may import TensorFlow, whose messages are not wanted.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     base = preset(config) if isinstance(config, str) else config
     command = Train(
@@ -151,13 +152,13 @@ def load(
     Args:
       logdir: of a run that has written a checkpoint.
       checkpoint: which one: newest, best, a number of updates, or a path.
-      task: which of the run's tasks `Policy.environment` makes, counted from 0.
-      greedy: the most likely action instead of a sampled one.
+      task: the task whose environment `Policy.environment` makes, counted from 0.
+      greedy: use the most likely action instead of a sampled one.
       seed: of the sampled actions.
       gpu: whether to compute on a GPU. If not, GPUs are hidden from TensorFlow in this process,
         unless it uses them already.
-      allow: what may be imported if the checkpoint names it, beside installed entry points of the
-        group impala.components: each MODULE, for what it defines, or MODULE:ATTRIBUTE.
+      allow: code that may be imported if the checkpoint names it, besides installed entry points of
+        the group impala.components: each MODULE, for what it defines, or MODULE:ATTRIBUTE.
 
     Raises:
       ValueError: there is no such checkpoint, or no such task.
@@ -177,14 +178,14 @@ def load(
 
 
 def _put_over(config: Config, data: Mapping[str, Any]) -> Config:
-    """Returns a configuration with settings put over it, which may be those of one's own parts."""
+    """Returns a configuration with settings applied, which may be those of one's own parts."""
     named = values.overlay(config, parts.naming(data))
     composed = values.overlay(parts.class_of(config, named)(), values.to_dict(config))
     return parts.compose(values.overlay(composed, data))
 
 
 def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain nested data of settings: dotted names and configuration objects become dicts."""
+    """Returns settings as nested plain data; dotted names and dataclasses become dicts."""
     nested: dict[str, Any] = {}
     for name, value in settings.items():
         *sections, last = name.split(".")
@@ -198,7 +199,7 @@ def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _logged(shown: bool) -> Iterator[None]:
-    """Shows what is logged of a run, unless the program has set up logging itself."""
+    """Prints what a run logs, unless the program has set up logging itself."""
     log = logging.getLogger("impala")
     if not shown or log.hasHandlers():
         yield

@@ -1,7 +1,7 @@
-"""The `impala` command: its table of commands, and the exit status of each.
+"""The `impala` command: dispatches to the commands.
 
-A composition root: it imports from everywhere and nothing imports it. What a command needs is
-imported when it runs, so that help and typos are answered without loading TensorFlow.
+A composition root: it imports from everywhere and nothing imports it. Each command imports what it
+needs when it runs, so that help and typos are answered without loading TensorFlow.
 """
 
 import importlib.metadata
@@ -26,7 +26,7 @@ from impala.runtime import installation
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line and returns its exit status: 2 means that the line itself is wrong."""
+    """Runs a command line. Returns its exit status; 2: the command line is wrong."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] in ("-h", "--help"):
         print(_help())
@@ -59,7 +59,7 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], int]]] = {
 
 
 def _version() -> str:
-    """Names what two services, or a service and a checkpoint, may disagree about."""
+    """Returns the versions that may differ between two services, or a service and a checkpoint."""
     from impala.logdir import checkpoint
     from protos import codec
 

@@ -1,4 +1,4 @@
-"""Reads a command's flags over the layers below them, and words what is wrong."""
+"""Parses a command's flags over the other layers of settings, and words errors."""
 
 import contextlib
 import dataclasses
@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 
 def parse(name: str, command_type: type[T], argv: list[str]) -> T:
-    """Reads a command's flags over the layers below them.
+    """Parses a command's flags over the other layers of settings.
 
     Raises:
-      OptionError: a misspelt flag, or an impossible value in any layer.
-      SystemExit: 2 after tyro has explained a missing or unreadable value, 0 after help.
+      OptionError: an unknown flag, or an invalid value in any layer.
+      SystemExit: 2 after tyro has explained a missing or invalid value, 0 after help.
     """
     foreign.check(name, argv)
     default: Any = tyro.MISSING_NONPROP
@@ -55,7 +55,7 @@ def parse(name: str, command_type: type[T], argv: list[str]) -> T:
 
 
 def _names(argv: list[str]) -> dict[str, Any]:
-    """Returns the settings on a command line that name parts, nested, before others are known."""
+    """Returns the settings on a command line that name parts, nested, before parsing the others."""
     named: dict[str, Any] = {}
     defaults = values.flatten(Config())
     for path in parts.NAMES:
@@ -70,13 +70,13 @@ def _names(argv: list[str]) -> dict[str, Any]:
 
 
 def _load_tensorflow(command_type: type[RunFlags]) -> None:
-    """Imports TensorFlow, which parts of one's own are about to import, without what it says."""
+    """Imports TensorFlow quietly, as parts of one's own are about to import it."""
     uses_gpus = command_type.uses_gpus
     process.load_tensorflow(use_gpus=uses_gpus, is_guest=not uses_gpus)
 
 
 def _words(argv: list[str], path: str) -> list[str]:
-    """Returns the words behind a setting's flag, the last one if it is given several times."""
+    """Returns the values of a setting's flag; the last ones if it is given several times."""
     found: list[str] = []
     for i, word in enumerate(argv):
         flag, _, value = word.partition("=")
@@ -89,7 +89,7 @@ def _words(argv: list[str], path: str) -> list[str]:
 def _layers(
     command_type: type[RunFlags], argv: list[str], names: dict[str, Any]
 ) -> tuple[str, pathlib.Path | None]:
-    """Finds out which preset and file the defaults come from, before the defaults are known."""
+    """Returns the preset and file of a command line, before the defaults are known."""
     named = values.overlay(Config(), names)
     if parts.needs_tensorflow(named):
         _load_tensorflow(command_type)
@@ -99,14 +99,14 @@ def _layers(
     try:
         with contextlib.redirect_stderr(silence), contextlib.redirect_stdout(silence):
             command, _ = _tyro("", command_type, without_help, default)
-    except SystemExit:  # something is wrong or missing; the parse in earnest will say what
+    except SystemExit:  # something is wrong or missing; the final parse reports it
         files = [pathlib.Path(word) for word in _words(argv, "config")[:1]]
         return next((word for word in argv if word in PRESETS), ""), next(iter(files), None)
     return command.preset, command.config
 
 
 def _tyro(name: str, command_type: type[T], argv: list[str], default: Any) -> tuple[T, list[str]]:
-    """Returns the command and what tyro could make nothing of."""
+    """Returns the command and the arguments that tyro does not know."""
     return tyro.cli(
         command_type,
         prog=f"impala {name}",
@@ -118,7 +118,7 @@ def _tyro(name: str, command_type: type[T], argv: list[str], default: Any) -> tu
 
 
 def _unknown(name: str, command_type: type, word: str, settings: Config) -> str:
-    """Words the error about something on the command line that has no meaning."""
+    """Returns the error message about an unknown argument."""
     if not word.startswith("-"):
         return f"{name} can make nothing of {word!r}. See impala {name} --help."
     paths = [field.name for field in dataclasses.fields(command_type)]

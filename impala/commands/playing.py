@@ -1,4 +1,4 @@
-"""What the commands that play with a checkpoint share: their flags, its agent, its environments."""
+"""What the commands that play with a checkpoint share: flags, agent, environments."""
 
 import dataclasses
 import pathlib
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlayerFlags:
-    """Flags that say whose agent plays, and what."""
+    """Flags that choose the agent and the task to play."""
 
     logdir: Positional[Annotated[pathlib.Path, arg(metavar="LOGDIR")]]
-    """Log directory of a run that has written a checkpoint."""
+    """Log directory of a run that has a checkpoint."""
     checkpoint: str = "newest"
-    """Which of its checkpoints: newest, best, a number of updates, or a checkpoint's path."""
+    """Checkpoint to use: newest, best, a number of updates, or a path."""
     task: int = 0
-    """Which of the run's tasks to play, counted from 0."""
+    """Task to play, counted from 0."""
     allow: tuple[str, ...] = ()
-    """What may be imported if the checkpoint names it, beside installed entry points of the group
-    impala.components: each MODULE, for what it defines, or MODULE:ATTRIBUTE."""
+    """Code that may be imported if the checkpoint names it, besides installed entry points of the
+    group impala.components: each MODULE, for what it defines, or MODULE:ATTRIBUTE."""
 
 
 def open_player(command: PlayerFlags) -> "Player":
-    """Loads TensorFlow, without GPUs, and the agent that plays.
+    """Loads TensorFlow, without GPUs, and the agent of a checkpoint.
 
     Raises:
       OptionError: there is no such checkpoint or task.
     """
-    from impala.logdir import checkpoint  # Here, so that help loads no Gymnasium.
+    from impala.logdir import checkpoint  # here, so that help loads no Gymnasium
 
     log_to_stderr()
     try:
         saved = checkpoint.choose(command.logdir, command.checkpoint)
-        tasks.choose(saved.config, command.task)  # What is missing is said before TensorFlow loads.
+        tasks.choose(saved.config, command.task)  # fails before TensorFlow is loaded
         process.load_tensorflow(use_gpus=False)
         from impala.logdir.player import Player
 
@@ -55,7 +55,7 @@ def open_player(command: PlayerFlags) -> "Player":
 def environment_of(
     player: "Player", num_envs: int, render_mode: str | None = None
 ) -> "Environment":
-    """Makes the environments that the agent plays in.
+    """Returns environments for the agent.
 
     Raises:
       OptionError: they cannot be made.

@@ -1,4 +1,4 @@
-"""`impala plot`: the curves of runs."""
+"""`impala plot`: plots learning curves of runs."""
 
 import dataclasses
 import pathlib
@@ -18,9 +18,9 @@ class Plot:
     logdirs: Positional[
         Annotated[tuple[pathlib.Path, ...], arg(metavar="LOGDIR [LOGDIR ...]")]
     ] = ()
-    """Log directories of runs. Those that differ in nothing but the seed become one curve."""
+    """Log directories of runs. Runs that differ only in the seed are one curve."""
     output: pathlib.Path = pathlib.Path("plot.png")
-    """A file whose ending says what it is: .png, .svg, .pdf."""
+    """Output file, in the format of its suffix: .png, .svg, .pdf."""
 
 
 def plot(command: Plot) -> int:
@@ -40,7 +40,7 @@ def plot(command: Plot) -> int:
 
 
 def _runs() -> str:
-    """Names the log directories that a person may have meant."""
+    """Returns the log directories that the user may have meant, as text."""
     there = sorted(str(file.parent) for file in pathlib.Path("runs").glob("*/config.yaml"))
     more = f", and {len(there) - _MOST_NAMED} more" if len(there) > _MOST_NAMED else ""
     return f"There are: {', '.join(there[:_MOST_NAMED])}{more}." if there else "runs has none."

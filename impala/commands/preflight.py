@@ -1,6 +1,6 @@
-"""What can be refused before a run starts: in one line, and before TensorFlow is loaded.
+"""Checks before a run starts and before TensorFlow is loaded, with errors of one line.
 
-Import this only when a run starts: it loads Gymnasium, which help does without.
+Import this only when a run starts: it loads Gymnasium, which help does not need.
 """
 
 import pathlib
@@ -14,11 +14,11 @@ from impala.schedule import tasks
 
 
 def log_directory(command: RunFlags) -> pathlib.Path:
-    """Refuses a run that cannot start, and returns its log directory, which exists then.
+    """Checks that a run can start. Returns its log directory, which exists then.
 
     Raises:
-      OptionError: there is no such environment; the log directory cannot be written, is another
-        learner's, or holds another experiment; or there is nothing to initialise from.
+      OptionError: there is no such environment; the log directory cannot be written, is used by
+        another learner, or holds another experiment; or there is nothing to initialise from.
     """
     settings = command.settings
     try:
@@ -36,7 +36,7 @@ def log_directory(command: RunFlags) -> pathlib.Path:
 
 
 def _default(command: RunFlags) -> pathlib.Path:
-    """The log directory if none is given; a run that an earlier version began goes on in its."""
+    """Returns the default log directory, or that of a run of an earlier version."""
     new = identity.default(command.preset, command.settings)
     old = pathlib.Path("runs", command.preset)
     if new.exists() or not identity.is_run(old):

@@ -1,4 +1,4 @@
-"""`impala presets`: a table of the presets."""
+"""`impala presets`: lists the presets."""
 
 import dataclasses
 

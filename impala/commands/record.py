@@ -1,4 +1,4 @@
-"""`impala record`: a video of an episode that a checkpoint's agent plays."""
+"""`impala record`: records a video of an episode played by a checkpoint's agent."""
 
 import contextlib
 import dataclasses
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record(PlayerFlags):
-    """Records an episode that a checkpoint's agent plays, as a video file."""
+    """Records an episode played by a checkpoint's agent as a video file."""
 
     output: pathlib.Path | None = None
     """A .gif file; .mp4 needs imageio with its ffmpeg plugin. None: LOGDIR/episode.gif."""
     greedy: bool = False
-    """The most likely action instead of a sampled one."""
+    """Use the most likely action instead of a sampled one."""
     seed: Annotated[int, Range(0)] = 0
     """Seed of environment and actions."""
     max_frames: Annotated[int, Range(1)] = 5_000
-    """Images after which the recording ends, even if the episode does not."""
+    """Largest number of images, after which the recording ends."""
 
 
 def record(command: Record) -> int:
-    """Plays an episode and writes what it looked like."""
+    """Plays an episode and writes the video."""
     from impala.logdir import video
 
     output = command.output or command.logdir / "episode.gif"
@@ -51,7 +51,7 @@ def record(command: Record) -> int:
 def _images(
     player: "Player", environment: "Environment", command: Record, rewards: list[float]
 ) -> Iterator[np.ndarray]:
-    """Yields what each time step of an episode looks like, and notes its reward."""
+    """Yields the image of each time step of an episode, and appends its reward to `rewards`."""
     from impala import evaluation
     from impala.types import StepType
 

@@ -13,18 +13,18 @@ from impala.runtime import process
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReplayUpdate:
-    """Computes a refused update again, without actors, and shows whose data it was."""
+    """Computes a refused update again, without actors, and shows whose data caused it."""
 
     file: Positional[Annotated[pathlib.Path, arg(metavar="FILE")]]
-    """LOGDIR/bad-updates/UPDATE.npz, which a learner has written. The exit status is 0 if the
-    update is, bit for bit, what was seen, and 1 if it is not or the file cannot be used."""
+    """File LOGDIR/bad-updates/UPDATE.npz, written by a learner. The exit status is 0 if the result
+    is identical bit for bit, and 1 if it is not or the file cannot be used."""
     allow: tuple[str, ...] = ()
-    """What may be imported if the file names it, beside installed entry points of the group
+    """Code that may be imported if the file names it, besides installed entry points of the group
     impala.components: each MODULE, for what it defines, or MODULE:ATTRIBUTE."""
 
 
 def replay_update(command: ReplayUpdate) -> int:
-    """Prints what computing an update again has shown."""
+    """Prints the result of computing an update again."""
     if not command.file.is_file():
         print(f"impala: there is no file {command.file}.", file=sys.stderr)
         return 1

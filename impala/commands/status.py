@@ -1,4 +1,4 @@
-"""`impala status`: how a learner's run and its fleet are doing."""
+"""`impala status`: shows the state of a learner's run and its fleet."""
 
 import dataclasses
 import sys
@@ -26,16 +26,16 @@ class Status:
     """Shows the state of a learner's run and its fleet."""
 
     learner: Positional[Annotated[str, arg(metavar="HOST:PORT")]] = ADDRESS
-    """The learner's address, or unix:PATH."""
+    """Learner's address, HOST:PORT or unix:PATH."""
     watch: Annotated[float, Range(0.0)] = 0.0
-    """Show it again every so many seconds until Ctrl-C, also while the learner is away; 0: once."""
+    """Seconds between repetitions until Ctrl-C, also while the learner is away; 0: show it once."""
     json: bool = False
-    """Print it as JSON, once; counts are strings, as protobuf writes 64-bit integers."""
+    """Print it once as JSON; counts are strings, as protobuf writes 64-bit integers."""
     security: ClientSecurity = dataclasses.field(default_factory=ClientSecurity)
 
 
 def status(command: Status) -> int:
-    """Prints a table, once or again and again."""
+    """Prints a table, once or repeatedly."""
     with plainly():
         listen.check_dialled(command.learner)
     import rich.console
@@ -74,14 +74,14 @@ def status(command: Status) -> int:
 
 
 def watch(learner: str, get: "Callable[[], pb.RunStatus]") -> "Iterator[rich.console.Group]":
-    """Makes tables of a learner's status; while it is away, of its last one.
+    """Yields tables of a learner's status; while it is away, of the last one.
 
     Args:
       learner: its address.
-      get: asks it for its status; raises LearnerError without an answer.
+      get: returns its status; raises LearnerError without an answer.
 
     Yields:
-      A table, whenever the next one is asked for.
+      A table of the current status, whenever asked.
 
     Raises:
       LearnerRefused: it refuses to answer.

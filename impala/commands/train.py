@@ -1,4 +1,4 @@
-"""`impala train`: a learner and its actors on this host, supervised."""
+"""`impala train`: runs a learner and its actors on this host."""
 
 import dataclasses
 import logging
@@ -17,7 +17,7 @@ from impala.runtime.logs import log_to_stderr
 from impala.runtime.supervisor import Program, Supervisor
 
 GRACE_SECONDS = 60.0  # the learner's last checkpoint may take a while
-_AGAIN_SECONDS = 30.0  # before actors that ended by themselves are started again
+_AGAIN_SECONDS = 30.0  # before restarting actors that ended by themselves
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,14 +25,14 @@ class Train(RunFlags):
     """Trains on this host: a learner and its actors, from one command.
 
     Exit status: 0 once the run has finished, 75 if it was stopped before its end (the same command
-    goes on from its checkpoint), 1 after a failure, 2 if this command line or what it names is
-    wrong, 130 if a second Ctrl-C has killed it.
+    resumes it), 1 after a failure, 2 if the command line is wrong, 130 if a second Ctrl-C has
+    killed it.
     """
 
     num_actors: NumActors = 1
     """Actor processes, each with actor.num_envs environments."""
     evaluate: Literal["auto", "yes", "no"] = "auto"
-    """Whether an evaluator plays beside the actors; auto: if there are several tasks."""
+    """Whether to run an evaluator; auto: if there are several tasks."""
     render: bool = False
     """Show the first actor's first environment in a window."""
 
@@ -55,15 +55,15 @@ def train(command: Train) -> int:
 
 
 def run(command: Train, context: Supervisor, output: Callable[[str], None] | None = None) -> Ended:
-    """Supervises `impala learner` and `impala actor`, which talk over a local socket.
+    """Supervises `impala learner` and `impala actor`, which communicate over a local socket.
 
     Args:
       command: what to train.
-      context: of the processes.
-      output: given each line that the learner writes; None: it writes to this process's output.
+      context: supervises the processes.
+      output: called with each line of the learner's output; None: it goes to this process's output.
 
     Raises:
-      OptionError: the run cannot start; `preflight.log_directory` says why.
+      OptionError: the run cannot start; see `preflight.log_directory`.
     """
     from impala.commands import preflight
     from impala.schedule import tasks
@@ -97,7 +97,7 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
                     "The %s ended with status %d (see %s); starting again in %.0f s.",
                     *(end.name, end.status, actors_log, end.restart_seconds),
                 )
-            elif end.status == 0:  # asked to by somebody, unless the learner has finished too
+            elif end.status == 0:  # by request, unless the learner has finished too
                 supervisor.start(programs[end.name], delay_seconds=_AGAIN_SECONDS)
             elif end.name == "actors" and not supervisor.stopping:
                 why = failures.last or "no environment has said why"
@@ -109,7 +109,7 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
             elif not supervisor.stopping:
                 log.error("The %s keeps failing (see %s): going on.", end.name, actors_log)
     if supervisor.interrupted and learner_status == 128 + signal.SIGTERM:
-        learner_status = STOPPED  # it had not begun
+        learner_status = STOPPED  # it was killed before it began
     status = 128 + signal.SIGINT if supervisor.killed else status or learner_status
     hint = " The same command goes on with the run." if status == STOPPED else ""
     level = logging.INFO if status in (0, STOPPED) else logging.ERROR
@@ -127,7 +127,7 @@ def _what(settings: Config) -> str:
 def _learner_program(
     command: Train, logdir: pathlib.Path, socket: pathlib.Path, output: Callable[[str], None] | None
 ) -> Program:
-    """Describes the learner, which gets the settings in force as environment variables."""
+    """Returns the learner's program, with the settings as environment variables."""
     switches = {
         "--fresh": command.fresh,
         "--change-settings": command.change_settings,
@@ -151,7 +151,7 @@ def _learner_program(
 def _actor_programs(
     command: Train, socket: pathlib.Path, log: pathlib.Path, failures: pathlib.Path
 ) -> dict[str, Program]:
-    """Describes the processes beside the learner, by name."""
+    """Returns the other programs, by name."""
     flags = {"actors": ["--num-actors", str(command.num_actors), "--name", "actor"]}
     common = ["--log-format", command.log_format, "--failures", str(failures)]
     if command.render:
@@ -167,7 +167,7 @@ def _actor_programs(
             command=[*process.IMPALA, "actor", "--learner", f"unix:{socket}", *words, *common],
             restart=True,
             log=log,
-            # A fresh start first moves aside everything that the log directory holds.
+            # A fresh start first moves the contents of the log directory aside.
             after=socket if command.fresh else None,
         )
         for name, words in flags.items()

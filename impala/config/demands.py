@@ -1,7 +1,7 @@
-"""What algorithms demand of the rest of a run, checked before anything is made.
+"""Demands of algorithms on the rest of the configuration, checked before anything is made.
 
-An algorithm declares its demands as the class attribute `demands`. Those of built-in algorithms
-stand here, so that they are known before TensorFlow is loaded.
+An algorithm declares its demands as the class attribute `demands`. Those of built-in algorithms are
+here, so that they are known before TensorFlow is loaded.
 """
 
 import dataclasses
@@ -15,16 +15,16 @@ from impala.schedule import phases
 
 @dataclasses.dataclass(frozen=True)
 class Demands:
-    """What an algorithm needs in order to learn; the defaults demand nothing but a policy."""
+    """What an algorithm requires; the defaults require nothing but a policy."""
 
     policies: tuple[str, ...] = ("stochastic",)
     """Values of agent.policy that it can learn."""
     on_policy: bool = False
-    """It does not correct for what another policy did: no replay."""
+    """It has no off-policy correction: no replay."""
     changes_policy: bool = True
-    """It moves the policy. If no algorithm so far does, the policy in replay is the current one."""
+    """It changes the policy. Until an algorithm does, the policy in replay is the current one."""
     feed_forward: bool = False
-    """It sees one observation at a time: no core and no frame stack."""
+    """It uses single observations: no core and no frame stack."""
 
 
 IMPALA = Demands()
@@ -43,10 +43,10 @@ BUILT_IN = {
 
 
 def check(config: Config) -> None:
-    """Checks that a run is what the algorithms of its phases demand.
+    """Checks that a configuration meets the demands of its algorithms.
 
     Raises:
-      OptionError: it is not; names the setting, the algorithm and what would fit.
+      OptionError: names the setting, the algorithm and valid values.
     """
     names = [word.algorithm for word in phases.words(config)]
     made = [(name, _of(config, name)) for name in names]

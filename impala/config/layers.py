@@ -1,4 +1,4 @@
-"""Where settings come from: flags over environment variables over a YAML file over a preset."""
+"""Layers of settings: flags over environment variables over a YAML file over a preset."""
 
 import contextlib
 import difflib
@@ -19,7 +19,7 @@ from impala.config.values import OptionError, flatten, overlay, to_dict
 ENVIRONMENT_PREFIX = "IMPALA_"
 
 _DEFAULTS = Config()
-_VARIABLES = "Environment variables: "  # what is wrong with one of them begins with this
+_VARIABLES = "Environment variables: "  # prefix of errors in them
 
 
 # The layers.
@@ -31,21 +31,21 @@ def layered(
     environ: Mapping[str, str],
     names: Mapping[str, Any] = MappingProxyType({}),
 ) -> Config:
-    """Returns the preset with a YAML file and, over it, environment variables put on it.
+    """Returns a preset overridden by a YAML file and then by environment variables.
 
     Args:
       preset: name of one, or module:attribute.
       file: of settings.
       environ: environment variables.
-      names: settings that name parts of one's own and come from the layers above, nested.
+      names: settings that name parts of one's own, from the layers above, nested.
 
     Raises:
-      OptionError: of any layer; the message begins with the layer's name.
+      OptionError: an error in any layer; the message begins with the layer's name.
     """
     base = find_preset(preset)[1]
     data = read_yaml(file) if file is not None else {}
-    # Which parts there are decides which settings there are, so all names come first; and a layer
-    # may have settings of a part that a layer above it has replaced.
+    # The named parts determine which settings exist, so all names come first; and a layer may have
+    # settings of a part that a layer above it has replaced.
     config = overlay(parts.class_of(*named(preset, file, environ, names))(), to_dict(base))
     config = overlay(config, data, f"{file}: ")
     config = overlay(config, from_environment(environ, config), _VARIABLES)
@@ -58,9 +58,9 @@ def named(
     environ: Mapping[str, str],
     names: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Config]:
-    """Returns what the layers name, one configuration for each with those below it; no settings.
+    """Returns one configuration per layer, with the names of parts in it and in those below.
 
-    Arguments and errors are those of `layered`. It imports nothing but a preset of one's own.
+    Arguments and errors are those of `layered`. Imports nothing but a preset of one's own.
     """
     data = read_yaml(file) if file is not None else {}
     config = overlay(Config(), parts.naming(to_dict(find_preset(preset)[1])))
@@ -75,11 +75,11 @@ def named(
 
 
 def find_preset(name: str) -> tuple[str, Config]:
-    """Returns what a preset is in a line, and its configuration.
+    """Returns the description of a preset, in one line, and its configuration.
 
     Args:
       name: of a built-in preset, of an entry point, or module:attribute; the attribute is a
-        `Config`, or a line and a `Config`.
+        `Config`, or a description and a `Config`.
 
     Raises:
       OptionError: there is no such preset.
@@ -105,16 +105,16 @@ def find_preset(name: str) -> tuple[str, Config]:
 def from_environment(environ: Mapping[str, str], config: Config = _DEFAULTS) -> dict[str, Any]:
     """Collects variables such as IMPALA_OPTIMISER__LEARNING_RATE=3e-4 into nested settings.
 
-    Lists are JSON, or numbers between commas or spaces. Variables that begin with IMPALA_ but have
-    no "__" are other people's (Kubernetes makes IMPALA_LEARNER_PORT for a service of that name),
-    except those that differ from ours only in underscores or hardly at all.
+    Lists are JSON, or numbers separated by commas or spaces. Variables that begin with IMPALA_ but
+    have no "__" are ignored (Kubernetes sets IMPALA_LEARNER_PORT for a service of that name),
+    except those that are close to one of ours.
 
     Args:
       environ: environment variables.
-      config: of the class that says which settings there are.
+      config: its class defines the settings.
 
     Raises:
-      OptionError: a variable names no setting; says which is nearest.
+      OptionError: a variable names no setting; names the nearest one.
     """
     defaults = flatten(config)
     ours = {variable(path): path for path in defaults}
@@ -139,7 +139,7 @@ def from_environment(environ: Mapping[str, str], config: Config = _DEFAULTS) -> 
 
 
 def to_environment(config: Config) -> dict[str, str]:
-    """Writes every setting as the environment variable that `from_environment` reads."""
+    """Returns every setting as the environment variable that `from_environment` reads."""
     return {
         variable(path): value if isinstance(value, str) else json.dumps(value)
         for path, value in flatten(config).items()
@@ -147,12 +147,12 @@ def to_environment(config: Config) -> dict[str, str]:
 
 
 def variable(path: str) -> str:
-    """Names the environment variable of a setting: "actor.num_envs" -> IMPALA_ACTOR__NUM_ENVS."""
+    """Returns the environment variable of a setting: "actor.num_envs" -> IMPALA_ACTOR__NUM_ENVS."""
     return ENVIRONMENT_PREFIX + path.upper().replace(".", "__")
 
 
 def read_yaml(file: pathlib.Path) -> Any:
-    """Reads a file as plain data; an empty one is {}.
+    """Reads a YAML file as plain data; an empty one is {}.
 
     Raises:
       OptionError: it cannot be read, or is no YAML.
@@ -167,13 +167,13 @@ def read_yaml(file: pathlib.Path) -> Any:
 
 
 def _naming_variables(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Collects those variables that name parts."""
+    """Collects the variables that name parts."""
     ours = {variable(path) for path in parts.NAMES}
     return from_environment({name: text for name, text in environ.items() if name in ours})
 
 
 def _read_text(text: str, like: Any) -> Any:
-    """Reads the text of an environment variable as the plain data that YAML would hold."""
+    """Returns the text of an environment variable as the plain data of a YAML value."""
     if isinstance(like, str):
         return text
     if isinstance(like, tuple):

@@ -1,9 +1,9 @@
-"""Parts of one's own that a configuration names: found, with a section for the settings of each.
+"""Parts of one's own that a configuration names, and the sections of their settings.
 
 `Config` has the sections of everything that is built in. A configuration that names parts of one's
-own is of a class made for it, `Config` with one more section for each of these parts that has
-settings; whatever works on dataclasses (flags, `--help`, YAML, environment variables, checkpoints)
-works on it as on `Config`.
+own has a class made for it: `Config` with one more section for each such part that has settings.
+Whatever works on dataclasses (flags, `--help`, YAML, environment variables, checkpoints) works on
+it as on `Config`.
 """
 
 import dataclasses
@@ -33,21 +33,21 @@ NAMES = (
     *("agent.torso", "agent.core", "algorithm", "phases", "optimiser.name", "telemetry.sinks"),
     *("environment.id", "tasks.environments"),
 )
-# What an actor makes; the rest is the learner's.
+# Kinds that an actor makes; only the learner makes the others.
 _OF_ACTORS = (ENVIRONMENT, TORSO, CORE)
 
 
 class Part(NamedTuple):
-    """A part of one's own that a configuration names."""
+    """A part of one's own in a configuration."""
 
     kind: Kind
     name: str
     section: str  # of its settings; "" if it has none
-    component: Any  # its class; of an environment also a function, or None: it is registered
+    component: Any  # its class; for environments also a function, or None if it is registered
 
 
 class Found(NamedTuple):
-    """A part that can be made."""
+    """A part's class and settings."""
 
     component: Any
     settings: Any  # an instance of its class `Settings`; None if it has none
@@ -57,7 +57,7 @@ Own = Mapping[tuple[Kind, str], Found]
 
 
 def names(config: Config) -> Iterator[tuple[Kind, str]]:
-    """Lists the parts that a configuration names; of environments only those of one's own."""
+    """Yields the parts that a configuration names; of environments only one's own."""
     played = tasks.make(config.environment, config.tasks)
     for id in dict.fromkeys(task.environment.id for task in played):
         if components.is_own(id):
@@ -72,10 +72,10 @@ def names(config: Config) -> Iterator[tuple[Kind, str]]:
 
 
 def allowed(config: Config, *, of_actors: bool = False) -> Allowed:
-    """Returns what a process has to be allowed to import for a configuration.
+    """Returns what a process must be allowed to import for a configuration.
 
     Args:
-      config: what a person typed, or started in Python.
+      config: from the user's command line or program.
       of_actors: whether the process is an actor, which makes only some of the parts.
     """
     named = [(kind, name) for kind, name in names(config) if not of_actors or kind in _OF_ACTORS]
@@ -84,7 +84,7 @@ def allowed(config: Config, *, of_actors: bool = False) -> Allowed:
 
 
 def needs_tensorflow(config: Config) -> bool:
-    """Whether finding the parts of one's own that a configuration names imports TensorFlow."""
+    """Returns whether loading the parts of one's own in a configuration imports TensorFlow."""
     return any(
         name not in kind.built_in and kind not in (ENVIRONMENT, SINK)
         for kind, name in names(config)
@@ -95,14 +95,14 @@ def compose(config: Config, allow: Allowed | None = None, **settings: Any) -> Co
     """Returns a configuration with a section for each part of one's own that it names.
 
     Args:
-      config: may have such sections already; those of parts that it does not name are left out.
-      allow: what may be imported; None: what the configuration names, for code and command lines
-        that a person wrote.
+      config: may have such sections already; those of other parts are removed.
+      allow: what may be imported; None: everything that the configuration names, for configurations
+        that the user wrote.
       **settings: section -> settings, instances of the parts' classes `Settings`.
 
     Raises:
       OptionError: a part is not found, not allowed or of another kind, or its settings or their
-        section cannot be used.
+        section are invalid.
     """
     cls = class_of(config, allow=allow)
     known = {field.name for field in dataclasses.fields(cls)}
@@ -117,10 +117,10 @@ def compose(config: Config, allow: Allowed | None = None, **settings: Any) -> Co
 
 
 def from_dict(data: Mapping[str, Any], allow: Allowed) -> Config:
-    """Turns plain data, as JSON or YAML reads it, into a configuration with the sections of parts.
+    """Returns the configuration of plain data from JSON or YAML, with the sections of parts.
 
     Args:
-      data: section -> name -> value; what is left out keeps its default.
+      data: section -> name -> value; missing settings keep their default.
       allow: what may be imported.
 
     Raises:
@@ -133,18 +133,19 @@ def from_dict(data: Mapping[str, Any], allow: Allowed) -> Config:
 def restore(
     config: Config, own: Mapping[str, Any], needs: Collection[str], allow: Allowed
 ) -> Config:
-    """Puts stored settings of parts of one's own into the configuration that names the parts.
+    """Applies stored settings of parts of one's own to the configuration that names them.
 
-    What a part has no setting for, or cannot take, as it is of another version, is left out.
+    Settings that the installed version of a part does not know, or values that it cannot take, are
+    ignored.
 
     Args:
-      config: names them.
-      own: plain data: section -> name -> value; what is left out keeps its default.
-      needs: settings that must not be left out, as dotted paths.
+      config: names the parts.
+      own: plain data: section -> name -> value; missing settings keep their default.
+      needs: settings that must not be ignored, as dotted paths.
       allow: what may be imported.
 
     Raises:
-      OptionError: as `compose`, or something would be left out that must not be.
+      OptionError: as `compose`, or a setting in `needs` would be ignored.
     """
     composed = compose(config, allow)
     sections = [part.section for part in composed.own if part.section]
@@ -165,7 +166,7 @@ def restore(
 def for_actors(config: Config) -> dict[str, dict[str, Any]]:
     """Returns the settings of the parts that actors make, as plain data: section -> name -> value.
 
-    Together with the sections `agent`, `environment`, ... they are what `from_dict` reads.
+    `from_dict` reads them, together with the sections `agent`, `environment`, ....
     """
     return {
         part.section: values.to_dict(getattr(config, part.section))
@@ -225,7 +226,7 @@ def _find(kind: Kind, name: str, allow: Allowed) -> Any:
         return components.find(name, kind, allow)
     if components.is_attribute(name):
         return components.load_environment(name, allow)
-    allow.check(name)  # MODULE:ID, which is imported where it is made
+    allow.check(name)  # MODULE:ID, which is imported later
     return None
 
 

@@ -1,4 +1,4 @@
-"""The named presets: what a run starts from, by name."""
+"""The named presets, from which runs start."""
 
 import dataclasses
 
@@ -238,7 +238,7 @@ _BANDIT_ELEVEN = dataclasses.replace(
 
 
 PRESETS: dict[str, tuple[str, Config]] = {
-    "catch": ("Catch on a 10x5 board; perfect after half a minute on two cores.", _CATCH),
+    "catch": ("Catch on a 10x5 board; solved in half a minute on two cores.", _CATCH),
     "cartpole": (
         "CartPole-v1 with replay; solved in a minute and a quarter on two cores.",
         _CARTPOLE,
@@ -275,7 +275,7 @@ PRESETS: dict[str, tuple[str, Config]] = {
         _ATARI_A3C,
     ),
     "atari-a3c-small": (
-        "The same with an LSTM and a small network on 47x47 images.",
+        "Pong as atari-a3c, with an LSTM and a small network on 47x47 images.",
         dataclasses.replace(
             _ATARI_A3C,
             environment=EnvironmentConfig(

@@ -1,4 +1,4 @@
-"""What has to hold between settings, beyond the range of each."""
+"""Rules between settings, beyond the range of each."""
 
 from impala.config import demands
 from impala.config.schema import Config
@@ -7,10 +7,10 @@ from impala.schedule import phases, tasks
 
 
 def validate(config: Config) -> Config:
-    """Returns `config` if each value is in its range and the values go together.
+    """Returns `config` if all values are in their ranges and consistent.
 
     Raises:
-      OptionError: names the settings, their values and what would fit.
+      OptionError: names the settings, their values and valid ones.
     """
     overlay(config, to_dict(config))
     environments, groups = config.actor.num_envs, config.actor.num_groups
@@ -26,7 +26,7 @@ def validate(config: Config) -> Config:
             f"{environments // groups} unrolls per message; learner.max_envs_per_message is "
             f"{config.learner.max_envs_per_message}. Raise it, or have fewer environments."
         )
-    # One environment hangs, its process is replaced and starts: all of it within one unroll.
+    # An environment hangs, is replaced and starts again, all within one unroll.
     if config.environment.vectorization == "async" and (
         config.actor.hang_seconds <= (least := 6.0 * config.actor.environment_seconds)
     ):
@@ -63,7 +63,7 @@ def validate(config: Config) -> Config:
 
 
 def _check_frames(config: Config) -> None:
-    """Refuses unrolls whose frames cannot be counted, or do not fit into replay."""
+    """Refuses unrolls whose frames exceed an int32 or the capacity of replay."""
     try:
         played = tasks.make(config.environment, config.tasks)
     except ValueError as error:

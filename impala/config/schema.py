@@ -92,23 +92,23 @@ class RepeatConfig:
 
 @dataclasses.dataclass(frozen=True)
 class NormaliseConfig:
-    """How the floating-point numbers of an observation are shifted and scaled. Empty: not at all.
+    """Shift and scale of the floating-point numbers in an observation. Empty: none.
 
-    The numbers are fixed, as all processes and the exported policy must see the same observations;
-    impala.environments.measure finds them by random play.
+    They are fixed, as all processes and the exported policy must see the same observations;
+    impala.environments.measure determines them by random play.
     """
 
     mean: tuple[float, ...] = ()
-    """What is subtracted: one number for each of the observation's, in order, or one for all."""
+    """Numbers to subtract: one for each number of the observation, in order, or one for all."""
     deviation: tuple[Scale, ...] = ()
-    """What the difference is divided by: standard deviations, as many as means."""
+    """Standard deviations to divide by, as many as means."""
     clip: Scale = 10.0
     """Largest absolute value of the result."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EnvironmentConfig:
-    """What the agent plays."""
+    """The environment."""
 
     id: str = "ALE/Pong-v5"
     """ALE/<Game>-v5, Catch, any registered Gymnasium id (module:id imports the module first),

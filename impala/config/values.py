@@ -1,7 +1,7 @@
-"""Settings as plain data and back, strictly.
+"""Converts settings to plain data and back, with strict checks.
 
-An unknown name or an impossible value is an `OptionError` that names it, what is allowed and the
-nearest right one. Works on any dataclass written like those of `impala.config.schema`.
+An unknown name or an invalid value is an `OptionError` that names it, what is allowed and the
+nearest valid one. Works on any dataclass written like those of `impala.config.schema`.
 """
 
 import dataclasses
@@ -20,22 +20,22 @@ T = TypeVar("T")
 
 
 class OptionError(ValueError):
-    """A setting has a name or a value that it cannot have."""
+    """A setting has an unknown name or an invalid value."""
 
 
 # Plain data.
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Turns nested dataclasses into nested dicts of numbers, strings, booleans and lists."""
+    """Returns nested dataclasses as nested dicts of numbers, strings, booleans and lists."""
     return {field.name: plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
 
 
 def from_dict(cls: type[T], data: Mapping[str, Any]) -> T:
-    """Turns plain data, as JSON or YAML reads it, into nested dataclasses.
+    """Returns nested dataclasses from plain data, as read from JSON or YAML.
 
     Args:
-      cls: a dataclass whose fields all have defaults; what `data` leaves out keeps them.
+      cls: a dataclass whose fields all have defaults, which are used for missing values.
       data: field name -> value.
 
     Raises:
@@ -45,7 +45,7 @@ def from_dict(cls: type[T], data: Mapping[str, Any]) -> T:
 
 
 def overlay(config: T, data: Any, source: str = "") -> T:
-    """Returns `config` with the values of `data`, nested and maybe partial, put over its own.
+    """Returns `config` with the values of `data`, nested and possibly partial.
 
     Args:
       config: nested dataclasses.
@@ -62,35 +62,35 @@ def overlay(config: T, data: Any, source: str = "") -> T:
 
 
 def from_stored(cls: type[T], data: Any) -> tuple[T, dict[str, Any]]:
-    """Turns plain data that a program wrote, maybe of another version, into nested dataclasses.
+    """Returns nested dataclasses from plain data of a program, possibly of another version.
 
     Args:
-      cls: a dataclass whose fields all have defaults; what `data` leaves out keeps them.
+      cls: a dataclass whose fields all have defaults, which are used for missing values.
       data: field name -> value, nested.
 
     Returns:
-      What this version knows, and nested like `data` the rest: names that it does not know, and
-      values that its settings cannot have.
+      The known settings; and the rest, nested like `data`: unknown names, and values that their
+      setting cannot take.
 
     Raises:
-      OptionError: `data`, or what should be a section, is no mapping.
+      OptionError: `data`, or a section of it, is no mapping.
     """
     return _known(cls(), data, path="")
 
 
 def with_rest(config: Any, rest: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a configuration as plain data, with what `from_stored` could not take of it.
+    """Returns a configuration as plain data, together with the rest that `from_stored` returned.
 
     Args:
       config: nested dataclasses.
-      rest: as `from_stored` has returned it. A value in it that a setting cannot have stands for
-        the setting as long as that is at its default.
+      rest: from `from_stored`. An invalid value in it is used as long as its setting is at its
+        default.
     """
     return _with_rest(to_dict(config), to_dict(type(config)()), rest)
 
 
 def leaves(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Lists nested plain data by dotted path, as `flatten` does for dataclasses."""
+    """Returns nested plain data by dotted path, as `flatten` does for dataclasses."""
     flat: dict[str, Any] = {}
     for name, value in data.items():
         if isinstance(value, Mapping):
@@ -101,9 +101,9 @@ def leaves(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_that_matter(config: Any) -> dict[str, Any]:
-    """Lists the settings that are not at their default and change what is played or learned.
+    """Returns the non-default settings that change what is played or learned.
 
-    These are all but those that are marked `OPERATIONAL`: dotted path -> value.
+    These are all that are not marked `OPERATIONAL`: dotted path -> value.
     """
     return {
         path: value
@@ -113,13 +113,13 @@ def settings_that_matter(config: Any) -> dict[str, Any]:
 
 
 def changed(config: Any) -> dict[str, Any]:
-    """Lists the settings that are not at their default: dotted path -> value."""
+    """Returns the non-default settings: dotted path -> value."""
     defaults = flatten(type(config)())
     return {path: value for path, value in flatten(config).items() if value != defaults[path]}
 
 
 def is_operational(cls: type, path: str) -> bool:
-    """Whether a setting, or a section that it stands in, is marked `OPERATIONAL`."""
+    """Returns whether a setting, or a section around it, is marked `OPERATIONAL`."""
     name, _, rest = path.partition(".")
     hint = typing.get_type_hints(cls, include_extras=True)[name]
     if typing.get_origin(hint) is typing.Annotated:
@@ -140,7 +140,7 @@ def to_yaml(config: Any, unknown: Mapping[str, Any] | None = None) -> str:
 
 
 def flatten(config: Any) -> dict[str, Any]:
-    """Lists every setting: dotted path such as "optimiser.learning_rate" -> value."""
+    """Returns every setting: dotted path such as "optimiser.learning_rate" -> value."""
     flat: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -152,7 +152,7 @@ def flatten(config: Any) -> dict[str, Any]:
 
 
 def differences(old: Any, new: Any) -> list[str]:
-    """Describes each setting of both that differs, such as "seed: 0 -> 1"."""
+    """Returns a description of each differing setting, such as "seed: 0 -> 1"."""
     before, after = flatten(old), flatten(new)
     return [
         f"{path}: {before[path]} -> {value}"
@@ -176,7 +176,7 @@ def choice(name: str, value: str, choices: Iterable[str]) -> str:
     """Returns `value` if it is one of `choices`.
 
     Raises:
-      OptionError: it is none of them; says what they are and which is nearest.
+      OptionError: it is none of them; names them and the nearest.
     """
     choices = list(choices)
     if value in choices:
@@ -186,10 +186,10 @@ def choice(name: str, value: str, choices: Iterable[str]) -> str:
 
 
 def whole_number(text: str) -> int:
-    """Reads a whole number, which may be written as 1e6 or 1_000_000.
+    """Parses an integer, which may be written as 1e6 or 1_000_000.
 
     Raises:
-      ValueError: it is none.
+      ValueError: it is no integer.
     """
     try:
         return int(text)
@@ -201,7 +201,7 @@ def whole_number(text: str) -> int:
 
 
 def check_ranges(command: Any) -> None:
-    """Checks a dataclass that plain data does not hold, such as a command with its paths.
+    """Checks the ranges of a dataclass that is no plain data, such as a command with its paths.
 
     Raises:
       OptionError: a number is outside the `Range` of its field.
@@ -213,14 +213,14 @@ def check_ranges(command: Any) -> None:
 
 
 def describe(limits: Range) -> str:
-    """Words the range of a setting."""
+    """Returns the range of a setting in words."""
     if math.isinf(limits.high):
         return f"at least {limits.low:g}"
     return f"from {limits.low:g} to {limits.high:g}"
 
 
 def plain(value: Any) -> Any:
-    """Turns a setting or a section into plain data, such as YAML holds."""
+    """Returns a setting or a section as plain data, as in YAML."""
     if dataclasses.is_dataclass(value):
         return to_dict(value)
     if isinstance(value, tuple):
@@ -340,7 +340,7 @@ def _check_range(path: str, value: float, limits: Range) -> None:
 
 
 def _number(hint: type, value: Any) -> int | float | None:
-    """Returns the number, or None if `value` is none; "3e-4" is text to YAML 1.1, not to us."""
+    """Returns the number, or None if there is none; "3e-4", text in YAML 1.1, is one."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

@@ -1,1 +1,1 @@
-"""Processes: signals, supervision, listening, credentials, metrics."""
+"""Process infrastructure: signals, supervision, listening, credentials, metrics, logs."""

@@ -1,6 +1,6 @@
-"""Credentials: what a token or a certificate allows, to which actor names, and what is revoked.
+"""Credentials: what tokens and certificates allow, for which actor names, and revocations.
 
-Nothing here reads files or knows gRPC. No secret is ever part of a message or of a representation.
+Nothing here reads files or uses gRPC. No secret appears in a message or a representation.
 """
 
 import dataclasses
@@ -23,15 +23,15 @@ _SPIFFE = "spiffe://"
 
 
 class SecurityError(ValueError):
-    """Files of certificates or tokens are missing, do not go together, or hold nonsense."""
+    """Files of certificates or tokens are missing, do not match, or have invalid contents."""
 
 
 class Denied(Exception):
-    """A caller may not do what it asks for.
+    """A caller is not allowed to do what it asks for.
 
     Args:
-      reason: told to the caller.
-      is_known: whether the caller showed a credential that is good for something else.
+      reason: the message for the caller.
+      is_known: whether the caller has presented a credential that is valid for something else.
     """
 
     def __init__(self, reason: str, is_known: bool) -> None:
@@ -40,7 +40,7 @@ class Denied(Exception):
 
 
 class Revoked(Denied):
-    """The caller's name or certificate was revoked; otherwise it could do what it asks for."""
+    """The caller's name or certificate was revoked, although it would otherwise be allowed."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} has been revoked at this learner.", is_known=True)
@@ -51,8 +51,8 @@ class Names:
     """A set of actor names.
 
     Args:
-      text: the set as people write it.
-      pattern: matches the names that are in it.
+      text: the set as written in the file.
+      pattern: matches the names in the set.
     """
 
     text: str
@@ -63,10 +63,10 @@ class Names:
 
     @classmethod
     def matching(cls, patterns: Sequence[str]) -> "Names":
-        """Names that match any of these patterns, in which * stands for any characters."""
+        """Returns the names that match any of these patterns, in which * matches any characters."""
         if not patterns:
             return cls("none", re.compile(r"(?!)"))
-        # * is the only wildcard of fnmatch that is one here.
+        # Of fnmatch's wildcards, only * is one here.
         translated = [
             fnmatch.translate(re.sub(r"([?\[])", r"[\1]", pattern)) for pattern in patterns
         ]
@@ -74,12 +74,12 @@ class Names:
 
     @classmethod
     def of_process(cls, name: str) -> "Names":
-        """This name, and with an index behind it: a process of several that start together."""
+        """Returns this name, alone or followed by an index as for several processes."""
         return cls(f"{name} or {name}-INDEX", re.compile(rf"{re.escape(name)}(-[0-9]+)?\Z"))
 
 
 class Grant(NamedTuple):
-    """What a credential allows."""
+    """The rights of a credential."""
 
     role: Role
     names: Names | None  # of actors and evaluators; None: every name that is not reserved
@@ -93,39 +93,39 @@ class Token(NamedTuple):
 
 
 class Tokens:
-    """The tokens that are good.
+    """The valid tokens.
 
     Args:
-      tokens: any number; two with the same names are one identity, as while one is replaced.
+      tokens: any number; two with the same names are one identity, for replacing one.
     """
 
     def __init__(self, tokens: Sequence[Token]) -> None:
         self._tokens = tokens
         named = [token.grant.names.text for token in tokens if token.grant.names is not None]
         self.reserved = Names.matching(",".join(named).split(",") if named else ())
-        """Names that only the tokens which name them may use."""
+        """Names that only tokens listing them may use."""
 
     def grants(self, token: str) -> list[Grant]:
-        """What a token allows; nothing if it is not good."""
+        """Returns the rights of a token; none if it is invalid."""
         digest = _digest(token)
-        # Every token is compared, in constant time: how long it takes tells nothing.
+        # Every token is compared, in constant time, so that the time reveals nothing.
         good = [(hmac.compare_digest(digest, each.digest), each.grant) for each in self._tokens]
         return [grant for is_good, grant in good if is_good]
 
 
 class Revocations(NamedTuple):
-    """Who is refused whatever it shows."""
+    """The revoked names and certificates."""
 
     names: Names
     uris: frozenset[str]  # of certificates
 
 
 def certificate_grants(names: Iterable[str], trust_domain: str) -> list[Grant]:
-    """What a certificate allows: spiffe://TRUST-DOMAIN/.../ROLE, or .../ROLE/NAME for one name.
+    """Returns the rights of a certificate: spiffe://TRUST-DOMAIN/.../ROLE, or .../ROLE/NAME.
 
     Args:
       names: its subject alternative names.
-      trust_domain: others' names allow nothing.
+      trust_domain: names of other domains give no rights.
     """
     prefix = f"{_SPIFFE}{trust_domain}/"
     grants = []
@@ -134,7 +134,7 @@ def certificate_grants(names: Iterable[str], trust_domain: str) -> list[Grant]:
             continue
         before, last = ["", *name.removeprefix(prefix).split("/")][-2:]
         if before in ROLES and last in ROLES:
-            continue  # an actor called evaluator is no evaluator
+            continue  # an actor whose name is evaluator
         for role in ROLES:
             if last == role:
                 grants.append(Grant(role, names=None))
@@ -150,17 +150,17 @@ def admit(
     actor: str | None = None,
     reserved: Names | None = None,
 ) -> None:
-    """Lets a caller pass, or not.
+    """Checks that a caller's credential allows what it asks for.
 
     Args:
-      what: kind of its credential.
-      roles: any of which is enough.
-      grants: what the credential allows.
-      actor: name that the caller goes by; None if it has said none.
-      reserved: names for which a grant without names is not enough.
+      what: kind of the credential.
+      roles: any of them is sufficient.
+      grants: the rights of the credential.
+      actor: the caller's name; None if it has given none.
+      reserved: names that need a grant listing them.
 
     Raises:
-      Denied: the credential allows nothing, not this, or not by that name.
+      Denied: the credential gives no right, not this one, or not for this name.
     """
     if not grants:
         raise Denied(f"This {what} is not known here.", is_known=False)
@@ -187,12 +187,12 @@ def admit(
 
 
 def read_tokens(contents: bytes) -> Tokens:
-    """Reads lines ROLE TOKEN [NAMES]; # begins a comment line.
+    """Parses lines ROLE TOKEN [NAMES]; a comment line begins with #.
 
-    NAMES are patterns with a comma between them, in which * stands for any characters.
+    NAMES are patterns separated by commas, in which * matches any characters.
 
     Raises:
-      SecurityError: names the line, and never what is in it.
+      SecurityError: names the line, never its contents.
     """
     tokens = []
     for number, line in enumerate(_lines(contents), start=1):
@@ -218,7 +218,7 @@ def read_tokens(contents: bytes) -> Tokens:
 
 
 def first_token(contents: bytes) -> str:
-    """Returns the token that a caller shows, of lines ROLE TOKEN [NAMES] or just TOKEN.
+    """Returns the first token of lines ROLE TOKEN [NAMES] or TOKEN.
 
     Raises:
       SecurityError: there is none.
@@ -231,9 +231,9 @@ def first_token(contents: bytes) -> str:
 
 
 def read_revocations(contents: bytes) -> Revocations:
-    """Reads lines of a name, in which * stands for any characters, or a spiffe:// URI.
+    """Parses lines that are a name, in which * matches any characters, or a spiffe:// URI.
 
-    An empty file revokes nobody; # begins a comment line.
+    An empty file revokes nobody; a comment line begins with #.
 
     Raises:
       SecurityError: names the line.
@@ -255,7 +255,7 @@ def read_revocations(contents: bytes) -> Revocations:
 
 
 def _lines(contents: bytes) -> list[str]:
-    """Lines without comments, "" where there is nothing else."""
+    """Returns the lines without comments; "" for an empty line."""
     try:
         lines = contents.decode("ascii").splitlines()
     except UnicodeDecodeError:

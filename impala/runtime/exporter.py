@@ -1,8 +1,8 @@
-"""Serves Prometheus metrics over HTTP. Which ones there are, each service says itself.
+"""Serves a registry of Prometheus metrics over HTTP.
 
-One thread serves all connections, of which there are few, each for a few seconds: whoever connects
-and says nothing, or reads nothing, costs no thread and keeps nobody from the metrics. Metrics are
-written out for at most a tenth of the time; all who ask meanwhile get the same page.
+One thread serves all connections, which are limited in number and duration, so clients that send or
+read nothing block nobody. Metrics are formatted for at most a tenth of the time; requests that
+arrive meanwhile get the same page.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from impala.runtime import installation, listen
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 """Buckets of histograms of durations."""
 
-_MAX_CONNECTIONS = 32  # beyond them the oldest is closed...
-_ACCEPTS = 4  # ...a few turns of the event loop later, each of which takes in this many at most
-_SECONDS = 5.0  # that a connection may take from beginning to end
+_MAX_CONNECTIONS = 32  # beyond it, the oldest is closed...
+_ACCEPTS = 4  # ...after some turns of the event loop, each of which accepts at most this many
+_SECONDS = 5.0  # longest duration of a connection
 _MAX_REQUEST = 8192  # bytes
-_SHARE = 0.1  # of the time, at most, for writing metrics out
+_SHARE = 0.1  # of the time, at most, for formatting metrics
 _PATHS = ("/metrics", "/")
 _HEAD = (
     "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
@@ -37,10 +37,10 @@ class Exporter:
 
         Args:
           address: HOST:PORT; port 0 is any free one.
-          registry: what is served.
+          registry: the metrics to serve.
 
         Raises:
-          OSError: it cannot be bound.
+          OSError: the address cannot be bound.
         """
         build = prometheus.Info("impala_build", "Versions of what runs.", registry=registry)
         tensorflow = importlib.metadata.version("tensorflow")
@@ -49,7 +49,7 @@ class Exporter:
         self.address = listen.bound(address, sockets)
         self._registry = registry
         self._connections: dict[asyncio.Task[None], None] = {}  # the oldest first
-        self._rested = 0.0  # when metrics may be written out again
+        self._rested = 0.0  # when metrics may be formatted again
         self._page: asyncio.Task[bytes] | None = None
         self._loop = asyncio.new_event_loop()
         self._servers = [
@@ -64,7 +64,7 @@ class Exporter:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the server."""
+        """Stops the server."""
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -79,7 +79,7 @@ class Exporter:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection: a request, the answer, and its end."""
+        """Handles one connection: request, response, close."""
         task = asyncio.current_task()
         assert task is not None
         if len(self._connections) >= _MAX_CONNECTIONS:
@@ -94,7 +94,7 @@ class Exporter:
                 writer.close()
                 await writer.wait_closed()
         except (
-            *(TimeoutError, OSError, asyncio.CancelledError),  # also one made room for
+            *(TimeoutError, OSError, asyncio.CancelledError),  # cancelled to make room, too
             *(asyncio.IncompleteReadError, asyncio.LimitOverrunError),
         ):
             pass
@@ -114,14 +114,14 @@ class Exporter:
         return _HEAD.format(status=status, length=len(body)).encode() + body
 
     async def _newest(self) -> bytes:
-        """The metrics as they are now or a little later."""
+        """Returns the formatted metrics of now or shortly after."""
         if self._page is None:
             self._page = asyncio.create_task(self._write_out())
         return await asyncio.shield(self._page)
 
     async def _write_out(self) -> bytes:
         await asyncio.sleep(max(0.0, self._rested - time.monotonic()))
-        self._page = None  # who asks from now on wants a newer one
+        self._page = None  # later requests need a newer one
         begun = time.monotonic()
         page = prometheus.generate_latest(self._registry)
         end = time.monotonic()

@@ -1,6 +1,6 @@
-"""Failures of environments, from the processes in which they happen to the screen of who watches.
+"""Failures of environments, reported by the actors' processes to `impala train` through a file.
 
-Actors add a line for each to a file; `impala train` shows what comes there, each failure once.
+Actors append a line for each failure; `impala train` logs each kind of failure once.
 """
 
 import json
@@ -12,25 +12,25 @@ _log = logging.getLogger("impala.train")
 
 
 class Failure(NamedTuple):
-    """What an environment has raised."""
+    """An exception raised by an environment."""
 
     error: str  # type and text, such as KeyError: 'gear'
     where: str  # FILE:LINE, in FUNCTION; empty if it is not known
 
 
 def note(path: pathlib.Path, failure: Failure) -> None:
-    """Adds a failure to a file, which several processes may do at once."""
+    """Appends a failure to a file. Several processes may do so at once."""
     with open(path, "ab", buffering=0) as file:
         file.write(json.dumps(failure).encode() + b"\n")
 
 
 class Shown:
-    """Logs the failures that come to a file: each once, and again the 10th, 100th, ... time.
+    """Logs the failures appended to a file: each once, and again the 10th, 100th, ... time.
 
     Failures are the same if type and place are.
 
     Args:
-      path: of the file, which need not be there yet.
+      path: of the file, which need not exist yet.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
@@ -38,10 +38,10 @@ class Shown:
         self._read = 0  # bytes
         self._counts: dict[tuple[str, str], int] = {}
         self.last = ""
-        """What came last, in words; empty if nothing has come."""
+        """The last failure, in words; empty if there was none."""
 
     def show(self) -> None:
-        """Logs what has come since the last call."""
+        """Logs the failures since the last call."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self._read)
@@ -49,7 +49,7 @@ class Shown:
         except FileNotFoundError:
             return
         for line in lines:
-            if line.endswith(b"\n"):  # or it is being written
+            if line.endswith(b"\n"):  # else it is still being written
                 self._read += len(line)
                 self._show(Failure(*json.loads(line)))
 

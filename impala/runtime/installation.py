@@ -73,7 +73,7 @@ def _overwritten() -> list[tuple[str, pathlib.Path]]:
 
 
 def _owner(name: str, path: pathlib.Path) -> str:
-    """Returns whose a module is, for people."""
+    """Returns which distribution a module belongs to, for an error message."""
     others = {*importlib.metadata.packages_distributions().get(name, ())} - {DISTRIBUTION}
     for other in sorted(others):
         root = pathlib.Path(str(importlib.metadata.distribution(other).locate_file("")))

@@ -1,7 +1,7 @@
-"""Addresses that a process listens on: how they are written, and who can reach them.
+"""Addresses to listen on: how they are written, and who can reach them.
 
-Everything that listens is checked here, before anything is bound: gRPC takes port 99999 modulo
-65536, and names of services for ports.
+Everything that listens is checked here before anything is bound, because gRPC accepts port 99999
+(modulo 65536) and names of services for ports.
 """
 
 import ipaddress
@@ -15,7 +15,7 @@ MAX_PORT = 65535
 BACKLOG = 1024  # connections that wait to be accepted
 
 _MAX_SOCKET_PATH = 107  # bytes of a Unix socket's path, a limit of Linux
-_LINGER_SECONDS = 1.0  # that the ports of a process may be held after it was killed
+_LINGER_SECONDS = 1.0  # for which the ports of a killed process may stay in use
 _SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix-abstract:", "xds:")  # of gRPC
 _HOST = re.compile(r"\[[0-9A-Fa-f:.%\w]+\]|[\w.-]+", re.ASCII)  # IPv6 in brackets, IPv4, or a name
 
@@ -28,14 +28,14 @@ class Address(NamedTuple):
 
 
 def parse(what: str, listen: str) -> Address:
-    """Reads HOST:PORT.
+    """Parses HOST:PORT.
 
     Args:
-      what: is served there, for the message of an error.
+      what: the service at this address, for error messages.
       listen: the address.
 
     Raises:
-      OSError: it is none; the message says why.
+      OSError: the address is invalid; the message explains why.
     """
     host, _, port = listen.rpartition(":")
     if not _HOST.fullmatch(host):
@@ -53,12 +53,12 @@ def parse(what: str, listen: str) -> Address:
 
 
 def bind(what: str, listen: str) -> list[socket.socket]:
-    """Listens on HOST:PORT: one socket, or one for each address that a name stands for.
+    """Listens on HOST:PORT: one socket, or one for each address of a name.
 
     0.0.0.0 and [::] both stand for all addresses of this host, IPv4 and IPv6.
 
     Raises:
-      OSError: it cannot be bound; the message says why.
+      OSError: the address cannot be bound; the message explains why.
     """
     host, port = parse(what, listen)
     sockets: list[socket.socket] = []
@@ -70,7 +70,7 @@ def bind(what: str, listen: str) -> list[socket.socket]:
             return [everything]
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, _, _, _, address in dict.fromkeys(found):
-            if sockets and port == 0:  # the port that the first one got
+            if sockets and port == 0:  # the port of the first socket
                 address = (address[0], sockets[0].getsockname()[1], *address[2:])
             sockets.append(socket.create_server(address[:2], family=family, backlog=BACKLOG))
     except OSError as error:
@@ -84,14 +84,14 @@ def bind(what: str, listen: str) -> list[socket.socket]:
 
 
 def check_free(what: str, listen: str | None) -> None:
-    """Checks that an address can be bound, before anything expensive is done for it.
+    """Checks that an address can be bound, before anything expensive is done.
 
     Args:
-      what: is served there, for the message of an error.
-      listen: HOST:PORT; unix:PATH or None is not looked at.
+      what: the service at this address, for error messages.
+      listen: HOST:PORT; unix:PATH and None are not checked.
 
     Raises:
-      OSError: it cannot be bound; the message says why.
+      OSError: the address cannot be bound; the message explains why.
     """
     if listen is None or socket_path(listen) is not None:
         return
@@ -108,7 +108,7 @@ def check_free(what: str, listen: str | None) -> None:
 
 
 def check_dialled(address: str) -> None:
-    """Checks that the address of a learner can be dialled, as far as that can be seen from it.
+    """Checks the form of a learner's address.
 
     Raises:
       OSError: it is neither HOST:PORT nor unix:PATH nor a name with one of gRPC's schemes.
@@ -125,15 +125,15 @@ def check_dialled(address: str) -> None:
 
 
 def bound(listen: str, sockets: list[socket.socket]) -> str:
-    """HOST:PORT as clients dial it."""
+    """Returns the bound address as HOST:PORT for clients."""
     return f"{listen.rpartition(':')[0]}:{sockets[0].getsockname()[1]}"
 
 
 def socket_path(listen: str) -> str | None:
-    """The path of unix:PATH; None for another address.
+    """Returns the path of unix:PATH; None for another address.
 
     Raises:
-      OSError: no socket can have such a path.
+      OSError: a socket cannot have this path.
     """
     path = listen.removeprefix("unix:")
     if path == listen:
@@ -148,7 +148,7 @@ def socket_path(listen: str) -> str | None:
 
 
 def is_local(listen: str) -> bool:
-    """Whether only processes of this host can reach an address."""
+    """Returns whether only processes of this host can reach an address."""
     if listen.startswith("unix:"):
         return True
     host = listen.rpartition(":")[0].strip("[]")

@@ -1,4 +1,4 @@
-"""Logging to standard error, as text for people or as JSON lines."""
+"""Logging to standard error, as text or as JSON lines."""
 
 import json
 import logging
@@ -9,7 +9,7 @@ LogFormat = Literal["text", "json"]
 
 
 class _CurrentStderr(logging.StreamHandler[Any]):
-    """Writes to what sys.stderr is now: a live console view puts itself in its place."""
+    """Writes to the current sys.stderr, which a live console view replaces."""
 
     def __init__(self) -> None:
         super().__init__(sys.stderr)

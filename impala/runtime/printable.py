@@ -1,15 +1,15 @@
-"""Text that others wrote, for terminals and logs: shown, and never obeyed."""
+"""Makes text from other hosts safe to print on terminals and in logs."""
 
 
 def printable(text: str, most: int = 200) -> str:
-    r"""Returns the text on one line, with control and invisible characters as escapes.
+    r"""Returns the text on one line, with control and invisible characters escaped.
 
-    Escape sequences, line ends, characters that change the direction of writing and those without
-    a width are written out, as in `\x1b` and `\u202e`.
+    Escape sequences, line ends, characters that change the writing direction and those without a
+    width are escaped, as in `\x1b` and `\u202e`.
 
     Args:
-      text: as it came.
-      most: characters of it that are shown; what is left out is marked by an ellipsis.
+      text: as received.
+      most: largest number of characters; an ellipsis marks a longer text.
     """
     shown = "".join(
         character if character.isprintable() else ascii(character)[1:-1]

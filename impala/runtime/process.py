@@ -1,7 +1,7 @@
-"""What a process of ours sets for itself at start: memory, files, devices and threads.
+"""Settings of a process: memory allocation, open files, devices and threads.
 
-Call these before the first tensor is made; `tune_malloc` and `hide_gpus` best before TensorFlow is
-imported. Only those that need TensorFlow import it.
+Call these functions before the first tensor is made; `tune_malloc` and `hide_gpus` before
+TensorFlow is imported. Only those that need TensorFlow import it.
 """
 
 import contextlib
@@ -15,10 +15,10 @@ import sys
 import tempfile
 from typing import Any, TextIO
 
-# glibc's mallopt parameters (malloc.h) and values with which pages of megabyte messages are kept
-# instead of being given back to the kernel and faulted in again: 4 MB protobuf fields become 4-5
-# times faster. With an arena for each thread, what one thread allocates and another frees would
-# fill all of them in turn: a learner's memory would creep upwards by megabytes a minute.
+# glibc's mallopt parameters (malloc.h). These values keep the pages of megabyte messages instead of
+# returning them to the kernel and faulting them in again: 4 MB protobuf fields become 4-5 times
+# faster. One arena, because memory that one thread allocates and another frees would fill the
+# arenas of all threads in turn, and a learner's memory would grow by megabytes a minute.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 _MALLOC_OPTIONS = {
     _M_ARENA_MAX: 2,
@@ -28,12 +28,12 @@ _MALLOC_OPTIONS = {
 }
 
 IMPALA = (sys.executable, "-P", "-m", "impala")
-"""Starts the `impala` command as a child. -P: it does not import from the working directory first,
-where a user's modules may be called like ours."""
+"""Starts the `impala` command as a child. -P: the working directory is not first on Python's path,
+so a user's modules cannot hide ours."""
 
 
 def tune_malloc() -> None:
-    """Makes large messages cheap to allocate. Without glibc it does nothing."""
+    """Makes large messages cheap to allocate. Does nothing without glibc."""
     if not sys.platform.startswith("linux"):
         return
     try:
@@ -45,16 +45,16 @@ def tune_malloc() -> None:
 
 
 def allow_many_files() -> None:
-    """As many open files as this process may ask for: every connection is one."""
+    """Raises the limit of open files to the maximum: every connection needs one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def outlive_readers() -> None:
-    """Drops what is written to standard output and error once nobody can read it.
+    """Drops what is written to standard output and error when it cannot be written.
 
-    A terminal that is closed, a pipe whose reader has left and a full disk then cost text, instead
-    of ending a run before it has written its checkpoint.
+    After a terminal was closed, a pipe's reader has ended or a disk is full, text is lost instead
+    of the run ending without its checkpoint.
     """
     sys.stdout, sys.stderr = _outliving(sys.stdout), _outliving(sys.stderr)
 
@@ -70,7 +70,7 @@ class _Outliving(io.FileIO):
 
 
 def _outliving(stream: TextIO) -> TextIO:
-    """The same stream on an `_Outliving`; unchanged if it is no file, as in tests."""
+    """Returns the stream on an `_Outliving`; unchanged if it is no file, as in tests."""
     if type(stream) is not io.TextIOWrapper:
         return stream
     stream.flush()
@@ -84,15 +84,15 @@ def _outliving(stream: TextIO) -> TextIO:
 
 
 def load_tensorflow(use_gpus: bool, *, is_guest: bool = False) -> None:
-    """Imports TensorFlow and has it look for GPUs, without what it says of that.
+    """Imports TensorFlow and initialises its devices, without its messages.
 
-    No log level keeps that back, and it is not JSON where logs are. It is said after all if the
-    import fails, or if TensorFlow does not find the NVIDIA GPU that is there and that it may use.
+    No log level suppresses them, and they are not JSON. They are printed if the import fails, or if
+    TensorFlow does not find an existing NVIDIA GPU that it may use.
 
     Args:
-      use_gpus: if not, they are hidden from TensorFlow.
-      is_guest: whether the process is somebody else's program, whose other libraries and child
-        processes keep the GPUs, and whose TensorFlow may use them already.
+      use_gpus: if false, GPUs are hidden from TensorFlow.
+      is_guest: whether the process is a user's program, whose other libraries and child processes
+        keep the GPUs, and which may have used TensorFlow already.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     expected = use_gpus and pathlib.Path("/dev/nvidiactl").exists()
@@ -111,7 +111,7 @@ def load_tensorflow(use_gpus: bool, *, is_guest: bool = False) -> None:
                     tf.config.set_visible_devices([], "GPU")
 
             well = bool(tf.config.list_physical_devices("GPU")) or not expected
-        except (KeyboardInterrupt, SystemExit):  # a signal, of which TensorFlow knows nothing
+        except (KeyboardInterrupt, SystemExit):  # a signal, not an error of TensorFlow
             well = True
             raise
         finally:
@@ -123,7 +123,7 @@ def load_tensorflow(use_gpus: bool, *, is_guest: bool = False) -> None:
 
 
 def hide_gpus() -> None:
-    """Keeps this process off the GPUs, which belong to the learner."""
+    """Hides the GPUs, which belong to the learner, from this process."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     import tensorflow as tf
 
@@ -131,7 +131,7 @@ def hide_gpus() -> None:
 
 
 def set_threads(intra_op: int, inter_op: int = 1) -> None:
-    """Bounds TensorFlow's threads; RuntimeError if it already runs with others."""
+    """Limits TensorFlow's threads. Raises RuntimeError if it already runs with other limits."""
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(intra_op)
@@ -139,9 +139,9 @@ def set_threads(intra_op: int, inter_op: int = 1) -> None:
 
 
 def use_bfloat16() -> bool:
-    """Has convolutions and products computed in bfloat16, if the CPU has instructions for it.
+    """Computes convolutions and matrix products in bfloat16 if the CPU has instructions for it.
 
-    Sums stay float32, and so do variables. False if it has none: emulated, they would be slower.
+    Sums and variables stay float32. Returns False if the CPU has none: emulation would be slower.
     """
     try:
         flags = set(pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
@@ -156,13 +156,13 @@ def use_bfloat16() -> bool:
 
 
 def available_cores() -> int:
-    """The cores that this process may use: its affinity, and its cgroup's share of CPU time."""
+    """Returns the cores that this process may use, by its affinity and its cgroup's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(cores or 1, math.ceil(_cgroup_cores())))
 
 
 def _cgroup_cores() -> float:
-    """The CPU quota of a container (cgroup v2, then v1), in cores; 2^31 if there is none."""
+    """Returns a container's CPU quota (cgroup v2, then v1) in cores; 2^31 if there is none."""
     unlimited = float(2**31)
     cgroup = pathlib.Path("/sys/fs/cgroup")
     try:

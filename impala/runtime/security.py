@@ -1,6 +1,6 @@
-"""Who may talk to a learner: certificates and tokens in files, read again when they change.
+"""Authenticates callers of a learner by certificates and tokens in files that are reloaded.
 
-Nothing here knows gRPC. No secret is ever part of a message or of a representation.
+Nothing here uses gRPC. No secret appears in a message or a representation.
 """
 
 import dataclasses
@@ -35,41 +35,41 @@ _TRUST_DOMAIN = re.compile(r"[a-z0-9._-]+")
 
 @dataclasses.dataclass(frozen=True)
 class ServerSecurity:
-    """What a learner asks of those who call it. Without anything, it only listens locally."""
+    """Credentials that a learner requires. Without any, it only listens on this host."""
 
     tls_cert: pathlib.Path | None = None
-    """PEM file of the learner's certificate chain: connections are encrypted."""
+    """PEM file of the learner's certificate chain; enables TLS."""
     tls_key: pathlib.Path | None = None
     """PEM file of its private key."""
     tls_client_ca: pathlib.Path | None = None
-    """PEM file of the authorities whose client certificates are asked for. A certificate's URI
-    names spiffe://TRUST-DOMAIN/.../ROLE say what its holder may do: actor, evaluator or reader;
-    with /NAME behind it, only by that name or NAME-INDEX."""
+    """PEM file of the authorities that sign client certificates, which are then required. A
+    certificate's URI names spiffe://TRUST-DOMAIN/.../ROLE give its holder a role: actor, evaluator
+    or reader; with /NAME appended, only for the name NAME or NAME-INDEX."""
     trust_domain: str = "cluster.local"
-    """Trust domain of the URI names that count."""
+    """Trust domain of the accepted URI names."""
     token_file: pathlib.Path | None = None
-    """File with a line "ROLE TOKEN [NAMES]" for each token that is good; two of a role while one is
-    being replaced. NAMES such as pong-a,pong-a-* are the actors that may show it, and nobody else
-    may use these names."""
+    """File with a line "ROLE TOKEN [NAMES]" for each valid token; two of a role while one is being
+    replaced. NAMES such as pong-a,pong-a-* are the actor names that the token is for, and no other
+    token may be used for these names."""
     revoked_file: pathlib.Path | None = None
-    """File with a line for each actor that is refused: its name, in which * stands for anything, or
-    a URI name of its certificate. Read again when it changes, as the other files are."""
+    """File with a line for each revoked actor: its name, in which * matches any characters, or a
+    URI name of its certificate. It is reloaded when it changes, as are the other files."""
     insecure: bool = False
-    """Listen beyond this host without credentials, or with a token that travels in the clear."""
+    """Listen beyond this host without credentials, or with tokens sent unencrypted."""
     open_ports: bool = False
-    """Serve health and metrics, which ask for no credentials, beyond this host."""
+    """Serve health and metrics, which need no credentials, beyond this host."""
 
     def check(self, address: str, *, health: str | None = None, metrics: str | None = None) -> None:
-        """Checks the addresses, and that the files are there, go together and are enough for them.
+        """Checks that the files exist, match, and suffice for the addresses.
 
         Args:
-          address: HOST:PORT or unix:PATH where credentials are asked for.
-          health: HOST:PORT where health alone is served.
+          address: HOST:PORT or unix:PATH where credentials are required.
+          health: HOST:PORT where only health is served.
           metrics: HOST:PORT where metrics are served.
 
         Raises:
-          SecurityError: says what is missing.
-          OSError: an address is none.
+          SecurityError: names what is missing.
+          OSError: an address is invalid.
         """
         if listen.socket_path(address) is None:
             listen.parse("The learner", address)
@@ -106,37 +106,37 @@ class ServerSecurity:
 
 @dataclasses.dataclass(frozen=True)
 class ClientSecurity:
-    """What an actor shows, and by whom it expects the learner's certificate to be signed."""
+    """Credentials that an actor presents, and how it verifies the learner's certificate."""
 
     tls: bool = False
-    """Encrypt; the learner's certificate must be signed by an authority that this system trusts."""
+    """Use TLS; the learner's certificate must be signed by an authority that this system trusts."""
     tls_ca: pathlib.Path | None = None
-    """PEM file of the authorities that sign the learner's certificate (encrypts)."""
+    """PEM file of the authorities that sign the learner's certificate; enables TLS."""
     tls_cert: pathlib.Path | None = None
-    """PEM file of a client certificate chain (encrypts)."""
+    """PEM file of a client certificate chain; enables TLS."""
     tls_key: pathlib.Path | None = None
     """PEM file of its private key."""
     tls_server_name: str = ""
-    """Name that the learner's certificate must have; empty: the host that is dialled."""
+    """Name that the learner's certificate must have; empty: the host of the address."""
     token_file: pathlib.Path | None = None
-    """File with a line "ROLE TOKEN [NAMES]" or just a token: the first one is shown."""
+    """File with a line "ROLE TOKEN [NAMES]" or just a token; the first one is presented."""
     open_ports: bool = False
-    """Of an actor: serve metrics, which ask for no credentials, beyond this host."""
+    """Serve an actor's metrics, which need no credentials, beyond this host."""
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether to speak TLS."""
+        """Returns whether to use TLS."""
         return self.tls or self.tls_ca is not None or self.tls_cert is not None
 
     def check(self, *, metrics: str | None = None) -> None:
-        """Checks that the files are there and go together, and where metrics are served.
+        """Checks that the files exist and match, and where metrics are served.
 
         Args:
-          metrics: HOST:PORT, if they are.
+          metrics: HOST:PORT, if metrics are served.
 
         Raises:
-          SecurityError: says what is missing.
-          OSError: the address is none.
+          SecurityError: names what is missing.
+          OSError: the address is invalid.
         """
         _check_open("Metrics", metrics, self.open_ports)
         _check_readable(self.tls_ca, self.tls_cert, self.tls_key, self.token_file)
@@ -146,24 +146,24 @@ class ClientSecurity:
 
 
 class Watched(Generic[T]):
-    """What files hold, read again as soon as one of them has changed. Thread-safe.
+    """Contents of files, reloaded as soon as one of them has changed. Thread-safe.
 
     Args:
-      paths: the files; Kubernetes swaps them under a running process.
-      read: makes something of their contents. If it fails for new contents, which may be written
-        half, the last good thing stays.
+      paths: the files, which may be replaced at any time, as Kubernetes does.
+      read: parses their contents. If it fails for new contents, which may be incomplete, the last
+        valid result is kept.
     """
 
     def __init__(self, paths: Sequence[pathlib.Path], read: Callable[[Sequence[bytes]], T]) -> None:
         self._paths = tuple(paths)
         self._read = read
         self._lock = threading.Lock()
-        self._seen = self._stamp()  # what was read, for good or bad
-        self._told = self._seen  # what the log has said something about
+        self._seen = self._stamp()  # of the contents read last, valid or not
+        self._told = self._seen  # of the contents logged last
         self._value = read([path.read_bytes() for path in self._paths])
 
     def get(self) -> T:
-        """What the files hold now."""
+        """Returns the parsed contents of now."""
         with self._lock:
             stamp = self._stamp()
             if stamp is not None and stamp != self._seen:
@@ -173,7 +173,7 @@ class Watched(Generic[T]):
                     self._seen = stamp
                     _log.info("Read again: %s.", names)
                 except (OSError, ValueError) as error:
-                    if isinstance(error, ValueError):  # an OSError may pass: read again then
+                    if isinstance(error, ValueError):  # an OSError may be temporary
                         self._seen = stamp
                     if stamp != self._told:
                         why = error if isinstance(error, SecurityError) else type(error).__name__
@@ -184,7 +184,7 @@ class Watched(Generic[T]):
             return self._value
 
     def _stamp(self) -> tuple[tuple[int, int, int], ...] | None:
-        """Changes with the files; None while one of them is missing."""
+        """Returns a value that changes with the files; None while one is missing."""
         try:
             stats = [path.stat() for path in self._paths]
         except OSError:
@@ -193,10 +193,10 @@ class Watched(Generic[T]):
 
 
 class Gate:
-    """Decides who may do what, from a bearer token, the names in a certificate, or both.
+    """Authorises calls by a bearer token, the names in a certificate, or both.
 
     Args:
-      security: what is asked for. If nothing is, everyone who is not revoked may do everything.
+      security: the required credentials. Without any, everyone who is not revoked is allowed.
     """
 
     def __init__(self, security: ServerSecurity) -> None:
@@ -218,17 +218,17 @@ class Gate:
         names: Sequence[str],
         actor: str | None = None,
     ) -> None:
-        """Lets a caller pass, or not.
+        """Checks that a caller is allowed.
 
         Args:
-          roles: any of which is enough.
-          authorization: "Bearer TOKEN", as the caller sent it, or nothing.
+          roles: any of them is sufficient.
+          authorization: "Bearer TOKEN" as the caller sent it, or empty.
           names: the subject alternative names of its verified certificate.
-          actor: name that the caller goes by; None if it has said none.
+          actor: the caller's name; None if it has given none.
 
         Raises:
           Revoked: its certificate, or the actor, was revoked.
-          Denied: it has no credential, or none for this or for that name.
+          Denied: it has no credential, or none for this role or name.
         """
         if self._asks_certificates:
             grants = credentials.certificate_grants(names, self._trust_domain)
@@ -252,7 +252,7 @@ class Gate:
 def _check_tls(
     cert: pathlib.Path | None, key: pathlib.Path | None, authorities: pathlib.Path | None
 ) -> None:
-    """Certificate and key come together and belong together; the authorities are some."""
+    """Checks that certificate and key are both given and match, and that authorities exist."""
     if (cert is None) != (key is None):
         given, missing = ("tls_cert", "tls_key") if key is None else ("tls_key", "tls_cert")
         raise SecurityError(f"{given} is given without {missing}: give both.")
@@ -270,7 +270,7 @@ def _check_tls(
 
 
 def _check_open(what: str, address: str | None, open_ports: bool) -> None:
-    """Checks where something is served to whoever asks."""
+    """Checks where something is served without credentials."""
     if address is None:
         return
     listen.parse(what, address)

@@ -1,8 +1,8 @@
-"""How a process is asked to end: SIGTERM, SIGINT and SIGHUP, each of them gracefully.
+"""Graceful termination by SIGTERM, SIGINT and SIGHUP.
 
 Such signals often come in pairs: `timeout` and `make` both send one to the same process, and a
-cancelled CI job sends SIGINT and then SIGTERM. However many come, they are one request. Only a
-person insists, with a second SIGINT a second or more after the first.
+cancelled CI job sends SIGINT and then SIGTERM. Any number of them is one request. Only a second
+SIGINT, a second or more after the first, demands an immediate end.
 """
 
 import itertools
@@ -19,16 +19,16 @@ _WAKE_SECONDS = 0.05
 
 
 def is_ignored(number: signal.Signals) -> bool:
-    """Whether a signal is to stay ignored: `nohup` has a process outlive its terminal."""
+    """Returns whether a signal is to stay ignored, as under `nohup`."""
     return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
 
 
 class EndRequest:
-    """A context in which the signals above are remembered and end nothing.
+    """A context in which the signals above are recorded instead of ending the process.
 
-    They come to the main thread only; in another one nothing is changed and nothing is noticed.
-    Its handler only assigns, so that it may interrupt anything, also itself: a lock (such as that
-    of a `threading.Event`) would wait for ever for the thread that it has interrupted.
+    Signals reach only the main thread; in another one the context has no effect. The handler only
+    assigns, so it may interrupt anything, including itself: a lock (such as that of a
+    `threading.Event`) could deadlock with the interrupted thread.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class EndRequest:
 
         Args:
           on_first: called in the signal handler, by the first signal only.
-          passes_on: for a process that goes on: behind the context signals have the effect that
-            they had before it, and so has the first that came, as if it had come only then.
+          passes_on: for a process that goes on afterwards: on leaving the context, the earlier
+            handlers are restored, and the first signal received is raised again.
         """
         self._on_first = on_first
         self._passes_on = passes_on
@@ -49,14 +49,14 @@ class EndRequest:
         self.received: signal.Signals | None = None
         """The first signal."""
         self.insists = False
-        """Whether SIGINT came again, `INSIST_SECONDS` or more after the first SIGINT."""
+        """Whether SIGINT was received again, `INSIST_SECONDS` or more after the first SIGINT."""
 
     def is_set(self) -> bool:
-        """Whether a signal has come."""
+        """Returns whether a signal was received."""
         return self.received is not None
 
     def wait(self, seconds: float) -> bool:
-        """Waits; True as soon as a signal has come."""
+        """Waits for a signal. Returns whether one was received in time."""
         end = time.monotonic() + seconds
         while not self.is_set() and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, _WAKE_SECONDS))
@@ -64,12 +64,12 @@ class EndRequest:
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether one of the signals was SIGINT."""
+        """Returns whether one of the signals was SIGINT."""
         return self._interrupted_at is not None
 
     @property
     def cause(self) -> str:
-        """What has come, in words for the log."""
+        """Returns what was received, in words for the log."""
         return "no signal received" if self.received is None else f"{self.received.name} received"
 
     def __enter__(self) -> Self:
@@ -82,7 +82,7 @@ class EndRequest:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._handlers.items():
-            # Who has been asked ends now: what still comes shall not spoil the exit status.
+            # The process ends now: further signals must not change its exit status.
             ends = self.is_set() and not self._passes_on
             signal.signal(number, signal.SIG_IGN if ends else handler)
         if self.received is not None and self._passes_on:
@@ -95,7 +95,7 @@ class EndRequest:
                 self._interrupted_at = now
             elif now - self._interrupted_at >= INSIST_SECONDS:
                 self.insists = True
-        if next(self._count) == 0:  # one step: no other signal comes in between
+        if next(self._count) == 0:  # atomic: no other signal can come in between
             self.received = signal.Signals(number)
             if self._on_first is not None:
                 self._on_first()

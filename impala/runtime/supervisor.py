@@ -1,8 +1,8 @@
-"""Starts child processes, watches them, starts failed ones again and stops all of them together.
+"""Starts child processes, monitors them, restarts failed ones and stops all of them together.
 
 `impala train` runs the learner and the actors with it, and a fleet its actors. Children get their
-own session, so that Ctrl-C reaches only the supervisor, which then asks each of them to stop; and
-they get SIGTERM from the kernel if the supervisor itself is killed (Linux).
+own session, so Ctrl-C reaches only the supervisor, which then asks each of them to stop. They get
+SIGTERM from the kernel if the supervisor itself is killed (Linux).
 """
 
 import ctypes
@@ -37,11 +37,11 @@ class Program:
     command: Sequence[str]
     """The executable and its arguments."""
     restart: bool = False
-    """Start it again, after a pause, when it fails; exit status 0 is final."""
+    """Restart it, after a pause, when it fails; exit status 0 is final."""
     log: pathlib.Path | None = None
-    """File that its output and errors are appended to; None: it shares the supervisor's."""
+    """File to which its output and errors are appended; None: it shares the supervisor's."""
     output: Callable[[str], None] | None = None
-    """Given each line of its output and errors instead, in a thread."""
+    """Called with each line of its output and errors instead, in a thread."""
     environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Environment variables added to the supervisor's own."""
     after: pathlib.Path | None = None
@@ -52,16 +52,16 @@ class Exit(NamedTuple):
     """The end of a child process."""
 
     name: str
-    status: int  # as a shell says it: 128 + the signal's number for a killed process
-    restart_seconds: float | None  # until it is started again; None: it stays down
+    status: int  # as in a shell: 128 + the signal's number for a killed process
+    restart_seconds: float | None  # until it is restarted; None: it is not
 
 
 class Supervisor:
-    """A context in which child processes run; on leaving it, none of them is alive.
+    """A context for child processes; when it is left, none of them is alive.
 
-    Inside it, the first SIGTERM, SIGINT or SIGHUP is `stop()`, and however many come, they are no
-    more than that; only a second SIGINT, a second or more after the first one, is `kill()`. Outside
-    the main thread no signal is seen.
+    Inside it, the first SIGTERM, SIGINT or SIGHUP calls `stop()`, and further ones have no effect,
+    except that a second SIGINT a second or more after the first calls `kill()`. Signals are seen
+    only in the main thread.
     """
 
     def __init__(
@@ -76,32 +76,32 @@ class Supervisor:
         """Starts nothing yet.
 
         Args:
-          grace_seconds: between `stop()` and the SIGKILL for those that are still there.
-          backoff_seconds: pause before the first restart; it doubles with each failure in a row.
-          max_backoff_seconds: longest pause; a child that has run for this long is healthy, and
-            its next failure is the first of a row again.
-          max_failures: failures in a row after which a program stays down.
-          request: what takes the signals; None: one that ends nothing.
-          asked: if it is set, that is `stop()`.
+          grace_seconds: time between `stop()` and SIGKILL.
+          backoff_seconds: pause before the first restart; it doubles with each consecutive failure.
+          max_backoff_seconds: longest pause; a child that has run for this long is healthy, which
+            resets the count of consecutive failures.
+          max_failures: consecutive failures after which a program is not restarted.
+          request: receives the signals; None: a new one without handlers of its own.
+          asked: when set, `stop()` is called.
         """
         self._grace_seconds = grace_seconds
         self._backoff_seconds = backoff_seconds
         self._max_backoff_seconds = max_backoff_seconds
         self._max_failures = max_failures
         self._children: dict[str, _Child] = {}
-        self._kill_at: float | None = None  # set: stopping
+        self._kill_at: float | None = None  # set while stopping
         self._request = request or EndRequest()
         self._asked = asked
         self._hinted = False
         self.why = ""
-        """What made it stop, in words: the first cause. Empty while it has not been stopped."""
+        """Why it was stopped, in words: the first cause. Empty before."""
         self.killed = False
-        """Whether a second SIGINT asked for an end without grace."""
+        """Whether a second SIGINT demanded an end without grace."""
 
     def start(self, program: Program, delay_seconds: float = 0.0) -> None:
-        """Starts a program, or promises to, if it has an `after` or there is a delay.
+        """Starts a program, later if it has an `after` or there is a delay.
 
-        While stopping, it does nothing.
+        Does nothing while stopping.
         """
         if program.name in self._children:
             raise ValueError(f"{program.name!r} is the name of two programs; give each its own.")
@@ -113,7 +113,7 @@ class Supervisor:
         child.start_if_due()
 
     def watch(self, meanwhile: Callable[[], None] = lambda: None) -> Iterator[Exit]:
-        """Yields each exit as it is seen, until nothing runs and nothing waits for its start.
+        """Yields each exit as it is noticed, until nothing runs and nothing is to be started.
 
         Args:
           meanwhile: called several times a second, and before each exit is yielded.
@@ -135,10 +135,10 @@ class Supervisor:
             time.sleep(_POLL_SECONDS)
 
     def stop(self, why: str) -> None:
-        """Asks every child to end (SIGTERM); `watch` kills those that outlive the grace period.
+        """Asks every child to end (SIGTERM); `watch` kills those that outlast the grace period.
 
         Args:
-          why: what causes this, for the log.
+          why: the cause, for the log.
         """
         if not self.stopping:
             self.why = why
@@ -175,7 +175,7 @@ class Supervisor:
 
     @property
     def interrupted(self) -> bool:
-        """Whether somebody has asked for the end, by a signal or by setting `asked`."""
+        """Returns whether the end was requested, by a signal or by setting `asked`."""
         return self._request.is_set() or (self._asked is not None and self._asked.is_set())
 
     def _obey_signals(self) -> None:
@@ -223,13 +223,13 @@ class Supervisor:
 
 
 class _Child:
-    """A program and the process that runs it now, if one does."""
+    """A program and its current process, if any."""
 
     def __init__(self, program: Program):
         self.program = program
         self.process: subprocess.Popen[bytes] | None = None
-        self.killed = False  # for having outlived the grace period
-        self.failures = 0  # in a row
+        self.killed = False  # after the grace period
+        self.failures = 0  # consecutive
         self.start_at = 0.0
         self.started_at = 0.0
         self.reader: threading.Thread | None = None
@@ -250,7 +250,7 @@ class _Child:
             self.reader.start()
 
     def poll(self) -> int | None:
-        """Returns the exit status if the process has ended since it was last asked."""
+        """Returns the exit status if the process has ended since the last call."""
         if self.process is None or (code := self.process.poll()) is None:
             return None
         self.process = None
@@ -258,15 +258,15 @@ class _Child:
         return code if code >= 0 else 128 - code
 
     def read_all(self) -> None:
-        """Waits until the last line of a process that has ended was given to `output`."""
+        """Waits until the last line of an ended process was passed to `output`."""
         if self.reader is not None:
-            self.reader.join(_READ_SECONDS)  # not for children of its own that still write
+            self.reader.join(_READ_SECONDS)  # does not wait for its own children, which may write
             self.reader = None
 
     def send(self, number: signal.Signals) -> None:
         if self.process is None or self.process.poll() is not None:
             return
-        if number == signal.SIGKILL:  # its own children too: it cannot end them itself
+        if number == signal.SIGKILL:  # including its own children, which it cannot end itself
             os.killpg(self.process.pid, number)
         else:
             self.process.send_signal(number)
@@ -300,15 +300,15 @@ def _popen(program: Program) -> subprocess.Popen[bytes]:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """Returns what a child runs before its program, so that SIGTERM reaches it when we die."""
+    """Returns a function for the child to run first, so that it gets SIGTERM when we die."""
     if not sys.platform.startswith("linux"):
         return None
-    prctl = ctypes.CDLL(None).prctl  # looked up here: after the fork there may be no safe import
+    prctl = ctypes.CDLL(None).prctl  # looked up here, as imports are unsafe after the fork
     parent = os.getpid()
 
     def ask_kernel() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died before we asked
+        if os.getppid() != parent:  # the parent died before the call
             os._exit(1)
 
     return ask_kernel

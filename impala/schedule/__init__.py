@@ -1,1 +1,1 @@
-"""What is played and learned when: tasks and phases."""
+"""Schedule of a run: which tasks are played and which algorithms learn, and when."""

@@ -1,4 +1,4 @@
-"""The phases of a run: which algorithm learns, and from when to when."""
+"""The phases of a run: which algorithm learns in which part of it."""
 
 import re
 from typing import NamedTuple
@@ -9,27 +9,27 @@ from impala.schedule import tasks
 
 
 class Phase(NamedTuple):
-    """A stretch of a run in which one algorithm learns. What is annealed is annealed over it."""
+    """A part of a run in which one algorithm learns. Annealed quantities are annealed over it."""
 
     algorithm: str
     start: int  # environment frames of the run
     end: int
 
     def progress(self, frames: int) -> float:
-        """Share of the phase done, 0 to 1, when the run has learned from so many frames."""
+        """Returns the share of the phase done, 0 to 1, after `frames` frames of the run."""
         return min(1.0, max(0, frames - self.start) / (self.end - self.start))
 
 
 class Word(NamedTuple):
-    """A phase as the user wrote it."""
+    """A phase as written by the user."""
 
     text: str
     algorithm: str
-    frames: str  # "" if it says none
+    frames: str  # "" if not given
 
 
 def words(config: Config) -> list[Word]:
-    """Returns the phases of a configuration as they are written; one if it names none."""
+    """Returns the phases of a configuration as written; one if it names none."""
     texts = [text for entry in config.phases for text in entry.split(",")]
     return [_word(text) for text in texts] or [Word(config.algorithm, config.algorithm, "")]
 
@@ -44,11 +44,11 @@ def _word(text: str) -> Word:
 
 
 def make(config: Config) -> list[Phase]:
-    """The phases of a run, one behind the other.
+    """Returns the phases of a run, in order.
 
     Raises:
-      ValueError: if an algorithm is unknown, frames are missing or stand behind the last phase, or
-        nothing is left for it.
+      ValueError: an algorithm is unknown, frames are missing or given for the last phase, or none
+        are left for it.
     """
     total = tasks.total_frames(config)
     of_run = words(config)
@@ -75,7 +75,7 @@ def make(config: Config) -> list[Phase]:
 
 
 def current(phases: list[Phase], frames: int) -> Phase:
-    """The phase of a run that has learned from so many environment frames."""
+    """Returns the phase after `frames` environment frames of the run."""
     return next((phase for phase in phases if frames < phase.end), phases[-1])
 
 

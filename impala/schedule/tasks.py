@@ -1,4 +1,4 @@
-"""The tasks of a run: what they are called, what each plays, and when it is its turn."""
+"""The tasks of a run: their names, environments and order."""
 
 import dataclasses
 import json
@@ -15,14 +15,14 @@ from impala.config.schema import (
 
 
 class Task(NamedTuple):
-    """One of the environments of a run."""
+    """An environment of a run."""
 
-    name: str  # as the user wrote it: an id, maybe with keyword arguments behind it
+    name: str  # as the user wrote it: an id, possibly followed by keyword arguments
     environment: EnvironmentConfig
 
 
 class Block(NamedTuple):
-    """A stretch of a sequential run in which one task is trained."""
+    """A part of a sequential run in which one task is trained."""
 
     task: int
     start: int  # environment frames of the run
@@ -30,10 +30,10 @@ class Block(NamedTuple):
 
 
 def make(environment: EnvironmentConfig, tasks: TasksConfig) -> list[Task]:
-    """The tasks of a run; one if `tasks` names none.
+    """Returns the tasks of a run; one if `tasks` names none.
 
     Raises:
-      ValueError: if keyword arguments are not a JSON object, or a name comes twice.
+      ValueError: keyword arguments are not a JSON object, or a name occurs twice.
     """
     if not tasks.environments:
         return [Task(environment.id, environment)]
@@ -45,10 +45,10 @@ def make(environment: EnvironmentConfig, tasks: TasksConfig) -> list[Task]:
 
 
 def choose(config: Config, number: int) -> Task:
-    """Returns one of the tasks of a run, counted from 0.
+    """Returns a task of a run by its number, counted from 0.
 
     Raises:
-      ValueError: there is no such task; names those that there are.
+      ValueError: there is no such task; names the existing ones.
     """
     of_run = make(config.environment, config.tasks)
     if not 0 <= number < len(of_run):
@@ -68,7 +68,7 @@ def _task(name: str, environment: EnvironmentConfig) -> Task:
 
 
 def frames_per_step(task: Task, limits: LimitsConfig) -> int:
-    """Returns the most environment frames that one agent step of a task can play."""
+    """Returns the largest number of environment frames in one agent step of a task."""
     environment = task.environment
     if environment.id.startswith("ALE/"):
         return environment.atari.frame_skip
@@ -76,15 +76,15 @@ def frames_per_step(task: Task, limits: LimitsConfig) -> int:
 
 
 def total_frames(config: Config) -> int:
-    """Environment frames after which a run ends."""
+    """Returns the environment frames after which a run ends."""
     return sum(config.tasks.frames) * config.tasks.cycles or config.total_frames
 
 
 def blocks(config: Config) -> list[Block]:
-    """The run, block by block, if its tasks come one after another; one block for a single task.
+    """Returns the blocks of a run whose tasks are sequential; one block for a single task.
 
     Raises:
-      ValueError: if `tasks.frames` has not a number for each task, or nothing is to be trained.
+      ValueError: `tasks.frames` does not have a number for each task, or nothing is to be trained.
     """
     num_tasks = max(1, len(config.tasks.environments))
     end = 0
@@ -93,13 +93,13 @@ def blocks(config: Config) -> list[Block]:
         for task, frames in enumerate(_frames(config, num_tasks)):
             start, end = end, end + frames
             made.append(Block(task, start, end))
-    # What does not divide evenly goes to the last one.
+    # The last block gets the remainder.
     made[-1] = made[-1]._replace(end=total_frames(config))
     return made
 
 
 def _frames(config: Config, num_tasks: int) -> Sequence[int]:
-    """Environment frames of each task in a cycle."""
+    """Returns the environment frames of each task in a cycle."""
     frames = config.tasks.frames
     if not frames:
         turns = num_tasks * config.tasks.cycles
@@ -121,10 +121,10 @@ def _frames(config: Config, num_tasks: int) -> Sequence[int]:
 
 
 class Schedule:
-    """Says which task an actor plays next. Not thread-safe."""
+    """Decides which task an actor plays next. Not thread-safe."""
 
     def __init__(self, config: Config):
-        """Nothing was played yet.
+        """Starts with no frames played.
 
         Raises:
           ValueError: as `blocks`.
@@ -136,13 +136,14 @@ class Schedule:
         self._played = [0] * self.num_tasks  # environment frames
 
     def played(self, task: int, frames: int) -> None:
-        """Takes note of experience that came in."""
+        """Counts frames of a task that were received."""
         self._played[task] += frames
 
     def next(self, frames: int) -> int:
-        """The task to play when the run has learned from so many environment frames.
+        """Returns the task to play after `frames` environment frames of the run.
 
-        One after another: that of the block. All at once: the one that lags most behind its share.
+        Sequential tasks: that of the current block. Simultaneous: the one furthest behind its
+        share.
         """
         if self._is_simultaneous:
             trained = [task for task, share in enumerate(self._shares) if share]
