@@ -1,4 +1,4 @@
-"""The agent: a network over time, and the distribution that its policy parameters mean."""
+"""The agent: a network over time and an action distribution."""
 
 from collections.abc import Sequence
 
@@ -16,9 +16,9 @@ from impala.types import AgentOutput, Nest, NetworkOutput, StepType, TimeStep
 class Agent(snt.Module):
     """[frame stack] -> torso -> [core] -> policy and baseline heads. The only agent class.
 
-    The baseline may have a torso and a core of its own, so that it can learn alone. The core state
-    is a tuple with one entry for each part that has a state, in that order; () if none has. Where
-    a time step is FIRST the state before it has no influence.
+    The baseline may have its own torso and core, so that it can be trained alone. The core state is
+    a tuple with one entry for each component that has a state, in that order; () if none has. Where
+    a time step is FIRST, the previous state has no influence.
 
     Args:
       torso: observations [N, ...] to features [N, F].
@@ -50,7 +50,7 @@ class Agent(snt.Module):
         self._core = core
         self._baseline_torso = baseline_torso
         self._baseline_core = baseline_core
-        # Small first weights: an almost uniform policy, values near 0.
+        # Small initial weights: an almost uniform policy, values near 0.
         small = snt.initializers.VarianceScaling(scale=0.01)
         self._policy_head = snt.Linear(distribution.num_outputs, w_init=small, name="policy")
         self._baseline_head = snt.Linear(1, w_init=small, name="baseline")
@@ -89,10 +89,10 @@ class Agent(snt.Module):
         Args:
           timestep: [B, ...].
           core_state: [B, ...] before it.
-          seed: [2] int32; another one for every step, with the first number always the same.
+          seed: [2] int32, different for every step; an actor's first number never changes.
 
         Returns:
-          What to do, [B, ...], and the core state after it.
+          Output [B, ...], and the core state after it.
         """
         output, core_state = self._one_row(timestep, core_state)
         policy = self.distribution.behaviour(output.policy, seed)
@@ -100,7 +100,7 @@ class Agent(snt.Module):
         return AgentOutput(action, policy, output.baseline), core_state
 
     def greedy_step(self, timestep: TimeStep, core_state: Nest) -> tuple[AgentOutput, Nest]:
-        """Like `step`, with the distribution's mode instead of a sample."""
+        """Acts as `step`, with the distribution's mode instead of a sample."""
         output, core_state = self._one_row(timestep, core_state)
         policy = self.distribution.behaviour(output.policy, seed=None)
         return AgentOutput(self.distribution.mode(policy), policy, output.baseline), core_state

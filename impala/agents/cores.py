@@ -1,4 +1,4 @@
-"""Cores, the part of a network in time: LSTM, and the base class of one's own."""
+"""Cores, the recurrent part of a network: LSTM, and the base class of one's own."""
 
 import abc
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from impala.types import Nest
 
 
 class Core(snt.Module, abc.ABC):
-    """Remembers, between torso and heads.
+    """The recurrent part between torso and heads.
 
     A class of one's own may have settings: a nested frozen dataclass `Settings`, written like those
     in `impala.config.schema`.
@@ -21,10 +21,10 @@ class Core(snt.Module, abc.ABC):
         """Initialises the core; variables are made in the first call.
 
         Args:
-          settings: an instance of the class's own `Settings`; None if it has none. Built-in cores
-            get `AgentConfig`.
-          name: of the module, which the names of its variables begin with. Pass it on: two cores
-            of an agent must not be called alike.
+          settings: an instance of the class's `Settings`; None if it has none. Built-in cores get
+            `AgentConfig`.
+          name: of the module and prefix of its variables' names. Pass it on: the cores of an agent
+            must have different names.
         """
         super().__init__(name=name)
 
@@ -40,7 +40,7 @@ class Core(snt.Module, abc.ABC):
 
         Args:
           inputs: [T, B, F] float32.
-          is_first: [T, B] bool; the state before such a row must have no influence on it.
+          is_first: [T, B] bool; the previous state must have no influence on such a row.
           state: [B, ...] before row 0.
 
         Returns:
@@ -49,7 +49,7 @@ class Core(snt.Module, abc.ABC):
 
 
 class LSTMState(NamedTuple):
-    """What an LSTM remembers."""
+    """The state of an LSTM."""
 
     hidden: tf.Tensor  # [B, size] float32
     cell: tf.Tensor  # [B, size] float32
@@ -71,7 +71,7 @@ class LSTM(Core):
     def __call__(
         self, inputs: tf.Tensor, is_first: tf.Tensor, state: LSTMState
     ) -> tuple[tf.Tensor, LSTMState]:
-        """The number of rows T must be known when the graph is made: it is unrolled."""
+        """Applies the LSTM. T must be known when the graph is made, which is unrolled."""
         hidden, cell = state
         goes_on = ~is_first[..., tf.newaxis]
         from_inputs = snt.BatchApply(self._from_input)(inputs)  # All rows at once: 4 large gates.

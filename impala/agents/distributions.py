@@ -1,9 +1,8 @@
 """Action distributions, parametrised by one flat float32 vector for any action space.
 
-A `Distribution` knows the shape of the action and of its parameters, and holds neither: parameters
-come from the network and travel in `AgentOutput.policy`, so that the learner can ask what the
-behaviour policy meant. Sampling is stateless: the same seed draws the same action (XLA's
-generator is another one).
+A `Distribution` knows the shapes of the action and of its parameters. The parameters come from the
+network and are sent in `AgentOutput.policy`, so that the learner can evaluate the behaviour policy.
+Sampling is stateless: the same seed draws the same action (XLA's generator is different).
 """
 
 import abc
@@ -22,21 +21,20 @@ from impala.types import Nest
 class Distribution(abc.ABC):
     """A family of distributions over one action, for any number of leading dimensions.
 
-    What the network says are parameters already, unless a family has its own way to explore:
-    `behaviour` then makes parameters of outputs.
+    The network's outputs are the parameters, unless a family has its own exploration: then
+    `behaviour` computes parameters from outputs.
     """
 
     num_parameters: int  # P
-    num_outputs: int  # of the network, from which parameters are made
-    num_choices: int = 0  # that can be masked, of all parts together
+    num_outputs: int  # of the network
+    num_choices: int = 0  # that can be masked, over all parts
 
     def behaviour(self, outputs: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
-        """Parameters of the distribution that actions are drawn from.
+        """Returns the parameters of the behaviour policy.
 
         Args:
           outputs: [B, num_outputs], of the network.
-          seed: [2] int32, whose first number stays the same for as long as an actor lives; None
-            where nothing is to be explored.
+          seed: [2] int32, whose first number is constant for an actor; None: no exploration.
 
         Returns:
           [B, P].
@@ -61,24 +59,23 @@ class Distribution(abc.ABC):
 
     @abc.abstractmethod
     def log_prob(self, parameters: tf.Tensor, action: Nest) -> tf.Tensor:
-        """Log of the probability, or of the density, of an action. [...]."""
+        """Returns the log-probability, or log-density, of an action. [...]."""
 
     @abc.abstractmethod
     def entropy(self, parameters: tf.Tensor) -> tf.Tensor:
-        """Entropy in nats. [...]."""
+        """Returns the entropy in nats. [...]."""
 
     @abc.abstractmethod
     def kl(self, p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
-        """KL(p || q) in nats, of two sets of parameters [..., P]. [...]."""
+        """Returns KL(p || q) in nats, of parameters [..., P]. [...]."""
 
     def mask(self, outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
-        """Outputs [..., num_outputs] with which some choices have probability zero.
+        """Returns outputs [..., num_outputs] that give masked choices a probability of 0.
 
         Args:
           outputs: [..., num_outputs].
-          allowed: [..., num_choices], 0 for choices that there are not. Where a part has no choice
-            at all, as some environments say behind the end of an episode, nothing is known of it,
-            and all its choices are allowed.
+          allowed: [..., num_choices], 0 for masked choices. Where all choices of a part are masked,
+            as some environments report after an episode's end, all are allowed.
         """
         return outputs
 
@@ -92,7 +89,7 @@ class Categorical(Distribution):
         self._dtype = tf.as_dtype(dtype)
 
     def sample_and_log_prob(self, parameters: tf.Tensor, seed: tf.Tensor) -> tuple[Nest, tf.Tensor]:
-        # The largest of logit + Gumbel noise: a sample of the softmax that XLA compiles too.
+        # The argmax of logit + Gumbel noise: a sample of the softmax that XLA can compile.
         tiny = np.finfo(np.float32).tiny
         uniform = tf.random.stateless_uniform(tf.shape(parameters), seed, minval=tiny)
         action = self._action(parameters - tf.math.log(-tf.math.log(uniform)))
@@ -102,7 +99,7 @@ class Categorical(Distribution):
         return self._action(parameters)
 
     def log_prob(self, parameters: tf.Tensor, action: Nest) -> tf.Tensor:
-        # One-hot instead of gather: an action outside the space adds 0, and does not raise.
+        # One-hot instead of gather: an action outside the space adds 0 and raises no error.
         index = tf.cast(action, tf.int32) - self._start
         chosen = tf.one_hot(index, self.num_parameters)
         return tf.reduce_sum(chosen * tf.nn.log_softmax(parameters), axis=-1)
@@ -125,16 +122,16 @@ class Categorical(Distribution):
 class EpsilonGreedy(Distribution, tf.Module):
     """Epsilon-greedy over n Q-values: the best action, or with probability epsilon a random one.
 
-    The network says n action values; the parameters are these and epsilon. Every environment has an
-    epsilon of its own, which goes from 1 to one of several final values: Mnih et al. 2016, arXiv
-    1602.01783, section 5.1 and supplement 8. How far it has got, `progress` tells: a variable that
-    is published with the agent's, and that the algorithm moves.
+    The network outputs n Q-values; the parameters are these and epsilon. Every environment has its
+    own epsilon, which is annealed from 1 to one of several final values: Mnih et al. 2016, arXiv
+    1602.01783, section 5.1 and supplement 8. The variable `progress` determines how far; it is
+    published with the agent's variables and updated by the algorithm.
 
     Args:
       num_actions: n.
       anneal: share of the phase over which epsilon falls.
       finals: its final values.
-      weights: how likely each of them is, beside the others.
+      weights: their relative probabilities.
       start: the number of the first action.
       dtype: of an action.
     """
@@ -154,14 +151,14 @@ class EpsilonGreedy(Distribution, tf.Module):
         self.progress = tf.Variable(0.0, trainable=False, name="progress")
         self._anneal = anneal
         self._finals = np.asarray(finals, np.float32)
-        self._until = np.cumsum(weights).astype(np.float32)  # of a number drawn, for each of them
+        self._until = np.cumsum(weights).astype(np.float32)  # upper ends of the finals' intervals
         self._start = start
         self._dtype = tf.as_dtype(dtype)
 
     def behaviour(self, outputs: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
         if seed is None:
             return tf.concat([outputs, tf.zeros_like(outputs[..., :1])], axis=-1)
-        # Of the actor's own number alone: the same in every step of a row.
+        # Depends only on the actor's constant number, so epsilon is the same in every step.
         drawn = tf.random.stateless_uniform(
             tf.shape(outputs)[:1], tf.stack([seed[0], 0]), maxval=self._until[-1]
         )
@@ -190,7 +187,7 @@ class EpsilonGreedy(Distribution, tf.Module):
         return -tf.reduce_sum(tf.math.xlogy(p, p), axis=-1)
 
     def kl(self, p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
-        """Infinite where q never does what p does."""
+        """Returns KL(p || q), infinite where q gives no probability to an action of p."""
         of_p, of_q = self._probabilities(p), self._probabilities(q)
         return tf.reduce_sum(tf.math.xlogy(of_p, of_p) - tf.math.xlogy(of_p, of_q), axis=-1)
 
@@ -198,7 +195,7 @@ class EpsilonGreedy(Distribution, tf.Module):
         return _masked(outputs, allowed)
 
     def index(self, action: Nest) -> tf.Tensor:
-        """Which of the n outputs an action stands at: 0 to n - 1."""
+        """Returns the index of an action among the n outputs: 0 to n - 1."""
         return tf.cast(action, tf.int32) - self._start
 
     def _probabilities(self, parameters: tf.Tensor) -> tf.Tensor:
@@ -214,11 +211,11 @@ class EpsilonGreedy(Distribution, tf.Module):
 
 
 class TanhNormal(Distribution):
-    """Points of a box: a Gaussian per dimension, squashed by tanh into the box.
+    """A Gaussian per dimension of a box, squashed by tanh into the box.
 
-    The parameters are D means and then D numbers from which the log-std follows, smoothly bounded
-    to (-5, 1) and 0 at 0. Beyond a standard deviation of e the squashed density only piles up at
-    the edges.
+    The parameters are D means and D numbers that determine the log-std, smoothly bounded to (-5, 1)
+    and 0 at 0. Beyond a standard deviation of e, the squashed density only accumulates at the
+    edges.
     """
 
     def __init__(self, low: np.ndarray, high: np.ndarray, dtype: np.dtype | type) -> None:
@@ -230,7 +227,7 @@ class TanhNormal(Distribution):
         self._half_width = flat_high / 2 - flat_low / 2  # [D]; halved first: cannot overflow
         self._centre = flat_high / 2 + flat_low / 2
         self.num_outputs = self.num_parameters = 2 * self.size
-        # What a log-density in units of the box is less than one in (-1, 1)^D.
+        # Difference of the log-density in (-1, 1)^D and that in units of the box.
         self.log_volume = float(np.log(self._half_width).sum())
 
     def sample_and_log_prob(self, parameters: tf.Tensor, seed: tf.Tensor) -> tuple[Nest, tf.Tensor]:
@@ -240,26 +237,26 @@ class TanhNormal(Distribution):
         return self._squash(point), self._log_density(mean, log_std, point)
 
     def mode(self, parameters: tf.Tensor) -> Nest:
-        """The Gaussian's mean, squashed: the median, as the mode has no closed form."""
+        """Returns the squashed mean of the Gaussian: the median, as the mode has no closed form."""
         return self._squash(self._gaussian(parameters)[0])
 
     def log_prob(self, parameters: tf.Tensor, action: Nest) -> tf.Tensor:
-        """Density in the units of the box; the edge counts as the last point before it."""
+        """Returns the log-density in units of the box; an action at the edge is moved inside."""
         mean, log_std = self._gaussian(parameters)
         unit = self.unit(action)
-        limit = 1.0 - 1e-6  # atanh 7.25, from where float32 can tell no more points apart.
+        limit = 1.0 - 1e-6  # atanh 7.25, beyond which float32 cannot distinguish points
         return self._log_density(mean, log_std, tf.atanh(tf.clip_by_value(unit, -limit, limit)))
 
     def unit(self, action: Nest) -> tf.Tensor:
-        """Actions [..., *shape] of the box as points [..., D] of (-1, 1)^D."""
+        """Returns actions [..., *shape] of the box as points [..., D] of (-1, 1)^D."""
         action = self._flat(tf.cast(action, tf.float32))
         return (action - _float32(self._centre)) / _float32(self._half_width)
 
     def entropy(self, parameters: tf.Tensor) -> tf.Tensor:
-        """The Gaussian's entropy + E[log |d action / d point|], the latter by Gauss-Hermite.
+        """Returns the Gaussian's entropy + E[log |d action / d point|], by Gauss-Hermite.
 
-        There is no closed form. The sum over fixed nodes is deterministic and differentiable, and
-        right to about 0.01 nats a dimension.
+        There is no closed form. The sum over fixed nodes is deterministic and differentiable, with
+        an error of about 0.01 nats per dimension.
         """
         mean, log_std = self._gaussian(parameters)
         nodes, weights = np.polynomial.hermite_e.hermegauss(32)
@@ -271,7 +268,7 @@ class TanhNormal(Distribution):
         return tf.reduce_sum(gaussian + expected + self._log_half_width(), axis=-1)
 
     def kl(self, p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
-        """Returns the KL of the Gaussians, which the common squashing does not change."""
+        """Returns the KL of the Gaussians, which is invariant under the common squashing."""
         p_mean, p_log_std = self._gaussian(p)
         q_mean, q_log_std = self._gaussian(q)
         log_ratio = p_log_std - q_log_std
@@ -301,7 +298,7 @@ class TanhNormal(Distribution):
         return tf.clip_by_value(action, self._low, self._high)  # Rounding may leave the box.
 
     def _flat(self, action: tf.Tensor) -> tf.Tensor:
-        """[..., *shape] to [..., D]."""
+        """Reshapes [..., *shape] to [..., D]."""
         leading = tf.shape(action)[: action.shape.rank - len(self._shape)]
         return tf.reshape(action, tf.concat([leading, [self.size]], axis=0))
 
@@ -310,9 +307,9 @@ class Joint(Distribution):
     """Independent parts of one action: parameters are concatenated, log-probabilities etc. summed.
 
     Args:
-      components: the distribution of each part.
-      split: an action as the list of its parts.
-      join: the parts as an action.
+      components: the distributions of the parts.
+      split: splits an action into its parts.
+      join: joins the parts to an action.
     """
 
     def __init__(
@@ -366,18 +363,18 @@ class Joint(Distribution):
 
 
 def _masked(outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
-    """Outputs [..., n] of one part, with those changed that are not allowed, unless none is."""
+    """Returns outputs [..., n] of one part, with masked ones replaced, unless all are masked."""
     is_allowed = allowed > 0
     says_nothing = ~tf.reduce_any(is_allowed, axis=-1, keepdims=True)
-    # Not -inf: 0 * -inf in an entropy is NaN. This much is a probability of exactly zero, too.
+    # Not -inf: 0 * -inf in an entropy is NaN. This value has a probability of exactly zero, too.
     return tf.where(is_allowed | says_nothing, outputs, FORBIDDEN)
 
 
 def epsilon_greedy_for_space(action_space: gym.Space, config: EpsilonConfig) -> EpsilonGreedy:
-    """Over the actions of a space of choices.
+    """Returns the distribution over the actions of a Discrete space.
 
     Raises:
-      ValueError: if it is none, or the settings make no sense together.
+      ValueError: the space is another one, or the settings are inconsistent.
     """
     if not isinstance(action_space, gym.spaces.Discrete):
         raise ValueError(
@@ -401,10 +398,10 @@ def epsilon_greedy_for_space(action_space: gym.Space, config: EpsilonConfig) -> 
 
 
 def for_space(action_space: gym.Space) -> Distribution:
-    """The distribution whose samples are actions of a space.
+    """Returns the distribution over the actions of a space.
 
     Raises:
-      ValueError: if there is none for such a space; the message says what to do.
+      ValueError: there is none for such a space; the message says what to do.
     """
     match action_space:
         case gym.spaces.Discrete():
@@ -437,7 +434,7 @@ def for_space(action_space: gym.Space) -> Distribution:
 def _choices(
     sizes: np.ndarray, starts: np.ndarray, shape: tuple[int, ...], dtype: np.dtype
 ) -> Joint:
-    """Several choices in one array of a shape."""
+    """Returns the distribution of several choices in one array."""
     components = [
         Categorical(int(size), int(start), dtype)
         for size, start in zip(sizes.reshape(-1), starts.reshape(-1), strict=True)
@@ -474,7 +471,7 @@ def _box(space: gym.spaces.Box) -> TanhNormal:
 
 
 def _log_slope(point: tf.Tensor) -> tf.Tensor:
-    """log(d tanh(x) / dx) = log(1 - tanh(x)^2), exact and finite where tanh(x) rounds to 1."""
+    """Returns log(d tanh(x) / dx) = log(1 - tanh(x)^2), exact also where tanh(x) rounds to 1."""
     return 2.0 * (math.log(2.0) - point - tf.nn.softplus(-2.0 * point))
 
 

@@ -1,4 +1,4 @@
-"""What a torso is shown of a nested observation: an image, a vector, a stack of frames."""
+"""Converts nested observations to the inputs of a torso: images, vectors, stacked frames."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,10 +16,10 @@ from impala.types import Nest
 
 
 class Features(snt.Module):
-    """Maps observations as they travel, nest and all, to features [N, F] float32, with a torso.
+    """Maps nested observations to features [N, F] float32 with a torso.
 
-    What the wrappers added (last action, last reward, time in the episode) goes past the torso
-    and stands behind its features.
+    What wrappers added (last action, last reward, time in the episode) bypasses the torso and is
+    appended to its features.
 
     Args:
       torso: sees the rest, as its `sees` says.
@@ -52,7 +52,7 @@ class Features(snt.Module):
         return tf.concat([features, *self._added(observation)], axis=-1)
 
     def vector(self, observation: Nest) -> tf.Tensor:
-        """All that is seen of observations, flat: [N, F]."""
+        """Returns observations flattened: [N, F]."""
         if not is_wrapped(self._space):
             return as_vector(self._space, observation)
         own = as_vector(self._main_space, observation["observation"])
@@ -65,7 +65,7 @@ class Features(snt.Module):
         return int(self.vector(any_one).shape[-1])
 
     def _added(self, observation: Nest) -> list[tf.Tensor]:
-        """What wrappers added, as vectors."""
+        """Returns what wrappers added, as vectors."""
         assert isinstance(self._space, gym.spaces.Dict)
         return [
             _ADDED[key](self._space[key], observation[key])
@@ -87,14 +87,14 @@ class Features(snt.Module):
 
 
 class FrameStack(snt.Module):
-    """Puts the last `size` frames on top of one another, along the last axis, oldest first.
+    """Stacks the last `size` frames along the last axis, oldest first.
 
-    The state is the size - 1 frames before. An episode starts with its first frame repeated.
-    Pixels [H, W] become [H, W, size]; [..., C] becomes [..., size * C]. What wrappers added to
-    the observation is not stacked.
+    The state is the size - 1 previous frames. An episode starts with its first frame repeated.
+    Pixels [H, W] become [H, W, size]; [..., C] becomes [..., size * C]. What wrappers added to the
+    observation is not stacked.
 
     Raises:
-      ValueError: if the observation is not one array.
+      ValueError: the observation is not one array.
     """
 
     def __init__(self, size: int, observation_space: gym.Space, name: str | None = None) -> None:
@@ -106,10 +106,10 @@ class FrameStack(snt.Module):
                 f"not {space}. Set frame_stack to 1."
             )
         self.packs_bytes = True
-        """Whether bytes may be stacked by arithmetic of integers, which ONNX cannot."""
+        """Whether bytes may be stacked by integer arithmetic, which ONNX does not support."""
         self._size = size
         self._is_wrapped = is_wrapped(observation_space)
-        # Single frames end in a channel, so that there is an axis to stack them on.
+        # Frames [H, W] get a channel axis to be stacked on.
         self._shape = (*space.shape, 1) if len(space.shape) == 2 else space.shape
         self._dtype = tf.as_dtype(space.dtype)
         stacked = gym.spaces.Box(
@@ -124,7 +124,7 @@ class FrameStack(snt.Module):
         )
 
     def initial_state(self, batch_size: int | tf.Tensor) -> tf.Tensor:
-        """Frames [B, size - 1, ...] of no episode: the first row must be FIRST."""
+        """Returns zeros [B, size - 1, ...]; the first row must be FIRST."""
         return tf.zeros([batch_size, self._size - 1, *self._shape], self._dtype)
 
     def __call__(
@@ -141,11 +141,11 @@ class FrameStack(snt.Module):
         rows, batch_size = tf.unstack(tf.shape(is_first))
         before = self._size - 1
         frames = tf.reshape(frames, [rows, batch_size, *self._shape])
-        # No transpose: oneDNN would log that it cannot do that to bytes.
+        # No transpose: oneDNN would log that it does not support it for bytes.
         history = tf.concat([tf.stack(tf.unstack(state, axis=1)), frames], axis=0)
 
-        # Which row of the history is `age` frames old at t? The one that was age - 1 frames old
-        # at t - 1; the newest, where an episode starts. Only row numbers are computed with.
+        # Index of the row that is `age` frames old at t: that of age - 1 frames at t - 1, or the
+        # newest where an episode starts.
         newest = tf.broadcast_to(before + tf.range(rows)[:, tf.newaxis], [rows, batch_size])
         indices = [newest]  # [T, B] for each age
         for age in range(1, self._size):
@@ -154,7 +154,7 @@ class FrameStack(snt.Module):
             indices.append(tf.where(is_first, newest, one_step_on))
         indices.reverse()
 
-        # One flat axis of frames, for copies of whole frames.
+        # One axis of whole frames, to gather from.
         history = tf.reshape(history, [-1, *self._shape])
         flat = [index * batch_size + tf.range(batch_size) for index in indices]
         frames = [tf.gather(history, index) for index in flat]
@@ -163,12 +163,12 @@ class FrameStack(snt.Module):
 
 
 def as_vector(space: gym.Space, value: Nest) -> tf.Tensor:
-    """Values [N, ...] of any space, flat and float32: [N, F]. Choices become one-hot.
+    """Returns values [N, ...] of any space, flat and float32: [N, F]. Choices become one-hot.
 
     Raises:
-      ValueError: if the space, or one in it, has no fixed size.
+      ValueError: the space, or one in it, has no fixed size.
     """
-    # No match statement: autograph, which tf.function applies, does not know it.
+    # No match statement: autograph, which tf.function applies, does not support it.
     if isinstance(space, gym.spaces.Discrete):
         return tf.one_hot(value - tf.cast(space.start, value.dtype), int(space.n))
     if isinstance(space, gym.spaces.MultiDiscrete):
@@ -191,13 +191,13 @@ def as_vector(space: gym.Space, value: Nest) -> tf.Tensor:
 
 
 def _last_reward(space: gym.Space, value: tf.Tensor) -> tf.Tensor:
-    """sign(r) log(1 + |r|): large rewards do not drown the rest, and still differ."""
+    """Returns sign(r) log(1 + |r|), which compresses large rewards."""
     reward = as_vector(space, value)
     return tf.sign(reward) * tf.math.log1p(tf.abs(reward))
 
 
 def _time_in_episode(space: gym.Space, value: tf.Tensor) -> tf.Tensor:
-    """About 1 after 100 steps, 2 after 27,000 (an Atari episode's most)."""
+    """Returns about 1 after 100 steps, 2 after 27,000 (the longest Atari episode)."""
     return tf.math.log1p(as_vector(space, value)) / 5.0
 
 
@@ -209,7 +209,7 @@ _ADDED: dict[str, Callable[[gym.Space, tf.Tensor], tf.Tensor]] = {
 
 
 def _as_float(space: gym.Space, value: tf.Tensor) -> tf.Tensor:
-    """float32; unsigned integers as a share of the largest."""
+    """Returns float32; unsigned integers as a fraction of the largest value."""
     value = tf.cast(value, tf.float32)
     if _is_unsigned(space):
         return value * (1.0 / max(float(space.high.max()), 1.0))
@@ -238,8 +238,8 @@ def _check_image(space: gym.Space, torso: Torso) -> None:
 def _interleave(frames: Sequence[tf.Tensor]) -> tf.Tensor:
     """Concatenates along the last axis."""
     if len(frames) == 4 and frames[0].dtype == tf.uint8 and frames[0].shape[-1] == 1:
-        # Four bytes side by side are one little-endian integer. On a CPU its arithmetic is six
-        # times as fast as tf.concat, which copies single bytes, and was a third of an inference.
+        # Four adjacent bytes are one little-endian integer. On a CPU, integer arithmetic is six
+        # times as fast as tf.concat, which copies single bytes: a third of the inference time.
         words = [tf.cast(frame[..., 0], tf.int32) * (1 << 8 * i) for i, frame in enumerate(frames)]
         return tf.bitcast(tf.add_n(words), tf.uint8)
     return tf.concat(frames, axis=-1)

@@ -1,6 +1,6 @@
-"""Torsos, the part of a network before time: MLP, convolutions, and the base class of one's own.
+"""Torsos, the part of a network that sees single observations: MLP and convolutions.
 
-Those of images are of Espeholt et al. 2018, arXiv 1802.01561, figure 3, and smaller ones.
+The convolutions are those of Espeholt et al. 2018, arXiv 1802.01561, figure 3, and smaller ones.
 """
 
 import abc
@@ -17,30 +17,30 @@ class Torso(snt.Module, abc.ABC):
 
     A class of one's own may have settings: a nested frozen dataclass `Settings`, written like those
     in `impala.config.schema`. What wrappers add to an observation (last action, last reward, time
-    in the episode) does not go through a torso, but stands behind its features.
+    in the episode) bypasses the torso and is appended to its features.
     """
 
     sees: ClassVar[Literal["vector", "image", "observation"]] = "image"
-    """What the torso is called with. vector: the observation of any space as [N, D] float32,
-    choices as one-hot. image: [N, H, W, C] float32. observation: a nest of tensors [N, ...], just
-    as the environment gave it."""
+    """The torso's input. vector: the observation of any space as [N, D] float32, choices as
+    one-hot. image: [N, H, W, C] float32. observation: a nest of tensors [N, ...], as the
+    environment gave it."""
     smallest: ClassVar[int] = 1
-    """Pixels that an image must have in both directions."""
+    """Smallest height and width of an image, in pixels."""
 
     def __init__(self, settings: Any = None, name: str | None = None) -> None:
         """Initialises the torso; variables are made in the first call.
 
         Args:
-          settings: an instance of the class's own `Settings`; None if it has none. Built-in torsos
-            get `AgentConfig`.
-          name: of the module, which the names of its variables begin with. Pass it on: two torsos
-            of an agent must not be called alike.
+          settings: an instance of the class's `Settings`; None if it has none. Built-in torsos get
+            `AgentConfig`.
+          name: of the module and prefix of its variables' names. Pass it on: the torsos of an agent
+            must have different names.
         """
         super().__init__(name=name)
 
     @abc.abstractmethod
     def __call__(self, inputs: Any) -> tf.Tensor:
-        """Returns features [N, F] float32 of what the torso `sees`."""
+        """Returns features [N, F] float32 of inputs as in `sees`."""
 
 
 class MLP(Torso):
@@ -64,7 +64,7 @@ class MLP(Torso):
 class Shallow(Torso):
     """Two convolutions and a linear layer of 256. [N, H, W, C] to [N, 256]."""
 
-    smallest = 20  # pixels; less leaves the second convolution nothing to look at
+    smallest = 20  # pixels; smaller images leave no input for the second convolution
 
     def __init__(self, settings: AgentConfig | None = None, name: str | None = None) -> None:
         super().__init__(settings, name=name)
@@ -157,5 +157,5 @@ class _Section(snt.Module):
 
 
 def _he() -> snt.initializers.Initializer:
-    """First weights that keep the variance through ReLUs: He et al. 2015, arXiv 1502.01852."""
+    """Returns an initialiser for layers with ReLU: He et al. 2015, arXiv 1502.01852."""
     return snt.initializers.VarianceScaling(scale=2.0)

@@ -1,1 +1,1 @@
-"""What is learned: an algorithm is the loss of a batch, and which variables it moves."""
+"""Algorithms: the loss of a batch, and the variables that it trains."""

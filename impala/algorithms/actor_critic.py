@@ -1,6 +1,6 @@
-"""Advantage actor-critic: learns from the policy that acted, as if it were the one that learns.
+"""Advantage actor-critic, without off-policy correction.
 
-A3C, Mnih et al. 2016, arXiv 1602.01783, section 4, with one learner in the place of asynchronous
+A3C, Mnih et al. 2016, arXiv 1602.01783, section 4, with one learner instead of asynchronous
 gradients; with lambda < 1, GAE: Schulman et al. 2016, arXiv 1506.02438.
 """
 
@@ -14,7 +14,7 @@ from impala.types import Batch
 
 
 class ActorCritic(Algorithm):
-    """Learns policy and baseline; nothing corrects for policy lag, which must be small."""
+    """Trains policy and baseline. There is no correction for policy lag, which must be small."""
 
     demands = demands.ACTOR_CRITIC
     _config: ActorCriticConfig

@@ -1,4 +1,4 @@
-"""The interface of an algorithm: what the learner needs to know of it, and nothing more."""
+"""The interface of algorithms."""
 
 import abc
 from collections.abc import Mapping, Sequence
@@ -14,22 +14,22 @@ from impala.types import Batch
 
 
 class LossOutput(NamedTuple):
-    """What there is to minimise, and what to show of it."""
+    """A loss, and its metrics."""
 
     loss: tf.Tensor  # [T, B] weighted, 0 on seams; the learner sums it over T and B
     metrics: dict[str, tf.Tensor]  # name -> scalar mean over experience; terms are unweighted
-    histograms: Mapping[str, tf.Tensor] = {}  # name -> [T, B], seams and all
+    histograms: Mapping[str, tf.Tensor] = {}  # name -> [T, B], including seams
 
 
 class Algorithm(snt.Module, abc.ABC):
-    """Turns a batch into a loss; owns whatever is trained but never sent to actors.
+    """Computes the loss of a batch; owns what is trained but not sent to actors.
 
     A class of one's own may have settings: a nested frozen dataclass `Settings`, written like those
     in `impala.config.schema`.
     """
 
     demands: ClassVar[Demands] = Demands()
-    """What the rest of a run must be like."""
+    """Requirements on the rest of the configuration."""
 
     def __init__(
         self, agent: Agent, objective: ObjectiveConfig, config: Any, name: str | None = None
@@ -37,10 +37,10 @@ class Algorithm(snt.Module, abc.ABC):
         """Initialises the algorithm.
 
         Args:
-          agent: what acts.
-          objective: what it shall maximise.
-          config: the algorithm's own settings: an instance of its class `Settings`, None if it has
-            none; built-in algorithms get what `impala.config.schema` has under their name.
+          agent: the agent to train.
+          objective: the return to maximise.
+          config: an instance of the class's `Settings`, None if it has none; built-in algorithms
+            get the section of their name in `impala.config.schema`.
           name: of the module.
         """
         super().__init__(name=name)
@@ -50,20 +50,20 @@ class Algorithm(snt.Module, abc.ABC):
 
     @property
     def learned_variables(self) -> Sequence[tf.Variable]:
-        """What gradients move: the agent's variables, and what an algorithm adds to them."""
+        """Returns the variables to train: the agent's, and those that the algorithm adds."""
         return self.agent.trainable_variables
 
     @abc.abstractmethod
     def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:
-        """The loss of each of T x B steps; differentiable by every one of `learned_variables`.
+        """Returns the loss of each of T x B steps, differentiable by all `learned_variables`.
 
         Args:
           batch: [T + 1, B, ...].
-          progress: [] share of the phase done, 0 to 1: what is annealed depends on it.
+          progress: [] share of the phase done, 0 to 1, for annealed coefficients.
         """
 
     def after_update(self, progress: tf.Tensor | float) -> None:
-        """Called after each update of `learned_variables`; what is not learned moves here.
+        """Updates what is not trained by gradients, after each update of `learned_variables`.
 
         Args:
           progress: as for `loss`.

@@ -1,6 +1,6 @@
-"""Critic pre-training: the baseline learns what a policy is worth that stays as it is.
+"""Critic pre-training: trains the baseline for a fixed policy.
 
-A policy gradient is no better than its advantages; after this, the first ones are good ones.
+A policy gradient needs good advantages; after this, they are good from the start.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from impala.types import Batch
 
 
 class Critic(Algorithm):
-    """Learns the variables that serve the baseline alone: its head, and its torso if it has one."""
+    """Trains the variables that only the baseline uses: its head, and its torso if it has one."""
 
     demands = demands.CRITIC
     _config: CriticConfig
@@ -25,7 +25,7 @@ class Critic(Algorithm):
         return self.agent.baseline_variables
 
     def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:
-        """Half the squared distance to the discounted return, bootstrapped from V(x_T)."""
+        """Computes half the squared error to the discounted return, bootstrapped from V(x_T)."""
         network_output, _ = self.agent.unroll(batch.unroll.timestep, batch.unroll.core_state)
         steps = losses.align(batch, network_output, self._objective)
         returns = losses.lambda_returns(steps)

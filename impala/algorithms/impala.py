@@ -1,4 +1,4 @@
-"""IMPALA: an actor-critic whose policy lag V-trace corrects, with CLEAR's losses on replay.
+"""IMPALA: actor-critic with V-trace correction of policy lag, and CLEAR's losses on replay.
 
 Espeholt et al. 2018, arXiv 1802.01561; Rolnick et al. 2018, arXiv 1811.11682.
 """
@@ -16,21 +16,21 @@ from impala.types import Batch
 
 
 class Impala(Algorithm):
-    """Learns policy and baseline from unrolls of a policy that may be some updates older."""
+    """Trains policy and baseline on unrolls of a policy that may be some updates older."""
 
     demands = demands.IMPALA
     _config: ImpalaConfig
 
     def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:
-        """V-trace policy gradient, baseline and -entropy; on replayed rows, cloning as well."""
+        """V-trace policy gradient, baseline and -entropy; on replayed rows, also cloning."""
         config, distribution = self._config, self.agent.distribution
 
-        # What the network says now of all T + 1 observations, beside what was done then.
+        # Outputs of the current network for all T + 1 observations.
         network_output, _ = self.agent.unroll(batch.unroll.timestep, batch.unroll.core_state)
         steps = losses.align(batch, network_output, self._objective)
 
-        # How much likelier each action is to the target policy than to the behaviour policy. On a
-        # seam never: that cuts the trace, and the LAST row's value is what its episode ends with.
+        # Log importance weights of target over behaviour policy. -inf on a seam cuts the trace, so
+        # that the value of the LAST row bootstraps its episode.
         log_probs = distribution.log_prob(steps.target_policy, steps.actions)
         behaviour_log_probs = distribution.log_prob(steps.behaviour_policy, steps.actions)
         log_rhos = tf.where(steps.mask > 0.0, log_probs - behaviour_log_probs, -math.inf)
@@ -61,8 +61,8 @@ class Impala(Algorithm):
         )
         loss = policy_gradient + config.baseline_cost * baseline + entropy_cost * entropy
 
-        # What keeps the network from forgetting (CLEAR, section 3): on replayed rows it shall go on
-        # doing and expecting what it did and expected then.
+        # Cloning against forgetting (CLEAR, section 3): on replayed rows, keep policy and value
+        # close to the recorded ones.
         kls = distribution.kl(steps.behaviour_policy, steps.target_policy)
         policy_cloning = losses.policy_cloning(kls, steps.is_replay)
         value_cloning = losses.value_cloning(steps.values, steps.behaviour_values, steps.is_replay)
@@ -70,7 +70,7 @@ class Impala(Algorithm):
         loss += config.value_cloning_cost * value_cloning
 
         rhos = tf.exp(log_rhos)
-        # Acting and learning round differently: an importance weight of 1 + 1e-6 is not clipped.
+        # Actors and learner round differently: a weight of 1 + 1e-6 does not count as clipped.
         rho_is_clipped = tf.cast(rhos > 1.001 * config.clip_rho_threshold, tf.float32)
         terms = {
             "loss/policy_gradient": policy_gradient,

@@ -1,7 +1,7 @@
 """Loss terms per step, the alignment of actions with observations, and the seam mask.
 
-Rewards are scaled and clipped, and discounts multiplied by gamma, where they are aligned. Terms are
-pure functions of [T, B] tensors, unweighted and unmasked; an `Algorithm` selects, weights and masks
+Rewards are scaled and clipped, and discounts multiplied by gamma, during alignment. Terms are pure
+functions of [T, B] tensors, unweighted and unmasked; an `Algorithm` selects, weights and masks
 them. All are minimised.
 """
 
@@ -17,13 +17,13 @@ from impala.types import Batch, Nest, NetworkOutput, StepType
 
 
 class Aligned(NamedTuple):
-    """A batch as T steps: in step t the agent observed row t and acted; row t + 1 is the result.
+    """A batch as T steps: in step t the agent observed row t and acted; row t + 1 has the result.
 
-    On seams (mask 0) rewards, discounts and behaviour are 0; actions there mean nothing.
+    On seams (mask 0) rewards, discounts and behaviour are 0; actions there are meaningless.
     """
 
-    target_policy: tf.Tensor  # [T, B, P] pi, of the network that learns
-    values: tf.Tensor  # [T, B] V(x_t), of the network that learns
+    target_policy: tf.Tensor  # [T, B, P] pi, of the current network
+    values: tf.Tensor  # [T, B] V(x_t), of the current network
     bootstrap_value: tf.Tensor  # [B] V(x_T)
     actions: Nest  # [T, B, ...]
     behaviour_policy: tf.Tensor  # [T, B, P] mu, as recorded when the agent acted
@@ -40,10 +40,10 @@ def align(batch: Batch, network_output: NetworkOutput, objective: ObjectiveConfi
     Args:
       batch: [T + 1, B, ...], T >= 1.
       network_output: [T + 1, B, ...], of the same rows.
-      objective: what is done to rewards and discounts.
+      objective: how to transform rewards and discounts.
 
     Raises:
-      ValueError: if there are fewer than two rows, or the network's rows are not the batch's.
+      ValueError: there are fewer than two rows, or the network's rows are not the batch's.
     """
     timestep, output = batch.unroll.timestep, batch.unroll.output
     rows, network_rows = timestep.reward.shape, network_output.baseline.shape
@@ -51,8 +51,8 @@ def align(batch: Batch, network_output: NetworkOutput, objective: ObjectiveConfi
         raise ValueError(f"An unroll needs 2 or more rows, a step has two ends; got {rows[0]}.")
     if not rows.is_compatible_with(network_rows):
         raise ValueError(f"The batch's rows are {rows}, the network's {network_rows}: unroll all.")
-    # Behind a seam lies a LAST row, whose value is what a truncated episode is bootstrapped from;
-    # its own step is none, the environment ignored the action.
+    # Before a seam there is a LAST row, whose value bootstraps a truncated episode. The seam itself
+    # is no step: the environment ignored the action.
     experience = timestep.step_type[1:] != tf.cast(StepType.FIRST, timestep.step_type.dtype)
     rewards = clip_rewards(timestep.reward[1:], objective.reward_clipping, objective.reward_scale)
     return Aligned(
@@ -72,9 +72,9 @@ def align(batch: Batch, network_output: NetworkOutput, objective: ObjectiveConfi
 def lambda_returns(steps: Aligned, lambda_: float = 1.0) -> tf.Tensor:
     """Returns the behaviour policy's bootstrapped returns: V-trace with rho = 1.
 
-    n-step returns up to the end of the unroll if lambda is 1, TD(lambda) returns if it is less;
-    less the values they are the generalised advantages of Schulman et al. 2016, arXiv 1506.02438.
-    Without a gradient. [T, B].
+    With lambda = 1 these are n-step returns to the end of the unroll, with less TD(lambda) returns;
+    minus the values, they are the generalised advantages of Schulman et al. 2016, arXiv 1506.02438.
+    No gradient. [T, B].
     """
     returns = vtrace.from_importance_weights(
         log_rhos=tf.where(steps.mask > 0.0, 0.0, -math.inf),
@@ -91,7 +91,7 @@ def n_step_targets(steps: Aligned, state_values: tf.Tensor, n: int) -> tf.Tensor
     """Returns n-step targets: up to n discounted rewards and the value after them.
 
     There are fewer at the end of the unroll and of an episode. After a termination nothing is
-    added, at a time limit the value of the last state. Without a gradient. [T, B].
+    added, at a time limit the value of the last state. No gradient. [T, B].
 
     Args:
       steps: [T, B].
@@ -99,7 +99,7 @@ def n_step_targets(steps: Aligned, state_values: tf.Tensor, n: int) -> tf.Tensor
       n: 1 or more.
     """
     next_values = state_values[1:]
-    # Nothing leads on over a seam: the value of its LAST row stands for what was cut off.
+    # Nothing passes a seam: the value of the LAST row before it bootstraps.
     goes_on = tf.concat([steps.mask[1:], tf.zeros_like(steps.mask[:1])], axis=0) > 0.0
     behind = next_values
     for _ in range(n):
@@ -137,10 +137,10 @@ def annealed(
     """Returns a number that changes linearly from `start` to `end` over the first part of a phase.
 
     Args:
-      start: at the beginning.
-      end: from the end of that part on.
+      start: value at the beginning.
+      end: value after that part.
       progress: [] share of the phase done, 0 to 1.
-      over: how large that part is, as a share of the phase; 0: it never changes.
+      over: size of that part, as a share of the phase; 0: the value is constant.
     """
     if over == 0.0:
         return start
@@ -181,7 +181,7 @@ def clip_rewards(rewards: tf.Tensor, mode: str, scale: float = 1.0) -> tf.Tensor
       scale: multiplies the reward before it is clipped.
 
     Raises:
-      ValueError: if there is no such mode.
+      ValueError: there is no such mode.
     """
     rewards = rewards * scale
     match mode:
@@ -196,7 +196,7 @@ def clip_rewards(rewards: tf.Tensor, mode: str, scale: float = 1.0) -> tf.Tensor
 
 
 def masked(terms: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-    """Returns `terms` where the mask is 1, else 0, also where a term is not finite. [T, B]."""
+    """Returns `terms` where the mask is 1, else 0, even where a term is not finite. [T, B]."""
     return tf.where(mask > 0.0, terms, 0.0)  # A product would keep NaN: 0 * inf.
 
 

@@ -1,6 +1,6 @@
 """Q-learning with a target network, one-step or n-step, from the stream or from replay.
 
-Mnih et al. 2016, arXiv 1602.01783, section 4 and supplement 8, with one learner in the place of
+Mnih et al. 2016, arXiv 1602.01783, section 4 and supplement 8, with one learner instead of
 asynchronous gradients; double Q-learning: van Hasselt et al. 2016, arXiv 1509.06461.
 """
 
@@ -19,7 +19,7 @@ from impala.types import Batch
 
 
 class QLearning(Algorithm):
-    """Learns what actions are worth, which the agent's policy head says; it has no baseline.
+    """Trains the policy head to output Q-values; there is no baseline.
 
     Raises:
       ValueError: the agent's policy is not epsilon-greedy.
@@ -50,14 +50,14 @@ class QLearning(Algorithm):
         return self.agent.policy_variables
 
     def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:
-        """Huber's loss of the temporal difference of the actions that were taken."""
+        """Computes the Huber loss of the temporal differences of the actions taken."""
         config = self._config
         timestep, core_state = batch.unroll.timestep, batch.unroll.core_state
         network_output, _ = self.agent.unroll(timestep, core_state)
         target_output, _ = self._target.unroll(timestep, core_state)
         steps = losses.align(batch, network_output, self._objective)
 
-        # What each of the T + 1 states is worth to who acts greedily from there on.
+        # Q-values of all T + 1 states.
         values, target_values = network_output.policy, target_output.policy  # [T + 1, B, n]
         best = tf.argmax(values if config.double else target_values, axis=-1)
         state_values = tf.gather(target_values, best, batch_dims=2)
@@ -76,7 +76,7 @@ class QLearning(Algorithm):
         return LossOutput(losses.masked(loss, steps.mask), metrics, {"q/taken": q})
 
     def after_update(self, progress: tf.Tensor | float) -> None:
-        """Lets epsilon fall, and copies the agent into the target network every now and then."""
+        """Anneals epsilon, and copies the agent into the target network at intervals."""
         self._policy.progress.assign(progress)
         is_due = self._updates.assign_add(1) % self._config.target_updates == 0
         for target, variable in zip(self._target.variables, self.agent.variables, strict=True):

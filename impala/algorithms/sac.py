@@ -21,11 +21,11 @@ from impala.types import Batch, Nest
 
 
 class Critics(snt.Module):
-    """Two opinions of what an action is worth.
+    """Two Q-functions of observations and actions.
 
     Args:
-      agent: whose observations and actions they see.
-      hidden_sizes: of either.
+      agent: provides the shapes of observations and actions.
+      hidden_sizes: of each Q-function.
     """
 
     def __init__(self, agent: Agent, hidden_sizes: Sequence[int], name: str | None = None) -> None:
@@ -44,16 +44,16 @@ class Critics(snt.Module):
             network(tf.zeros([1, inputs]))
 
     def __call__(self, observation: Nest, points: tf.Tensor) -> tf.Tensor:
-        """Values [T, B, 2] of observations [T, B, ...] and actions, as points [T, B, D]."""
+        """Returns Q-values [T, B, 2] of observations [T, B, ...] and points [T, B, D]."""
         inputs = tf.concat([snt.BatchApply(self._observe)(observation), points], axis=-1)
         return tf.concat([snt.BatchApply(network)(inputs) for network in self._networks], axis=-1)
 
 
 class Sac(Algorithm):
-    """Learns the agent's policy, beside critics and a temperature of its own; it has no baseline.
+    """Trains the agent's policy, two critics and the temperature; there is no baseline.
 
     Raises:
-      ValueError: the action is not a box, or the agent has a memory.
+      ValueError: the action is not a box, or the agent has a core or frame stack.
     """
 
     demands = demands.SAC
@@ -92,7 +92,7 @@ class Sac(Algorithm):
         ]
 
     def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:
-        """Terms of critics, policy and temperature, each of which moves only its own variables."""
+        """Losses of critics, policy and temperature; each trains only its own variables."""
         config, policy = self._config, self._policy
         observation = batch.unroll.timestep.observation
         network_output, _ = self.agent.unroll(batch.unroll.timestep, batch.unroll.core_state)
@@ -100,11 +100,11 @@ class Sac(Algorithm):
         temperature = tf.exp(self._log_temperature)
         fixed_temperature = tf.stop_gradient(temperature)
 
-        # What the policy would do now in each of the T + 1 states.
+        # Actions of the current policy in each of the T + 1 states.
         seed = tf.stack([tf.cast(self._updates, tf.int32), 0])
         actions, log_probs = policy.sample_and_log_prob(network_output.policy, seed)
         points = policy.unit(actions)  # [T + 1, B, D]
-        log_probs += policy.log_volume  # of the points: what an action's units are does not matter
+        log_probs += policy.log_volume  # of the points, independent of the action's units
 
         # Critics: towards the reward and the soft value of the next state (equations 5 to 7).
         now, then = _rows(observation, slice(None, -1)), _rows(observation, slice(1, None))
@@ -114,7 +114,7 @@ class Sac(Algorithm):
         q = self._critics(now, policy.unit(steps.actions))  # [T, B, 2]
         critic = 0.5 * tf.reduce_sum(tf.square(q - targets[..., tf.newaxis]), axis=-1)
 
-        # Policy: up the gradient of the critics in the action, which moves no critic (equation 9).
+        # Policy: ascends the gradient of the critics with respect to the action (equation 9).
         chosen = tf.stop_gradient(points[:-1])
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(chosen)
@@ -123,7 +123,7 @@ class Sac(Algorithm):
         towards = tf.reduce_sum(slope * points[:-1], axis=-1)
         actor = fixed_temperature * log_probs[:-1] - towards
 
-        # Temperature: up if there is less entropy than wanted, else down.
+        # Temperature: rises if the entropy is below its target, else falls.
         wanted = config.entropy_per_dimension * policy.size
         lacking = tf.stop_gradient(log_probs[:-1] + wanted)
         loss = critic + actor
@@ -142,7 +142,7 @@ class Sac(Algorithm):
         return LossOutput(losses.masked(loss, steps.mask), metrics, {"q/taken": terms["q/taken"]})
 
     def after_update(self, progress: tf.Tensor | float) -> None:
-        """Moves the target critics a little."""
+        """Moves the target critics towards the critics."""
         del progress
         self._updates.assign_add(1)
         step = self._config.target_step

@@ -1,1 +1,1 @@
-"""The log directory: checkpoints, rows of telemetry, and what reads them."""
+"""The log directory: checkpoints, rows of telemetry, and their readers."""

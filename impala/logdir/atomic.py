@@ -1,4 +1,4 @@
-"""Writes a file atomically: a reader, also one after a crash, finds the old content or the new."""
+"""Writes files atomically: a reader, even after a crash, finds the old content or the new."""
 
 import contextlib
 import os
@@ -9,10 +9,10 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """Opens a file that takes the place of `path`, flushed to the disk, when the block ends.
+    """Opens a file that replaces `path`, flushed to the disk, when the block ends.
 
-    If the block or the disk raises, `path` is as it was and what was written is removed. A crash
-    may leave a file whose name ends in `.partial`.
+    If the block or the disk raises an error, `path` is unchanged and the new file is removed. A
+    crash may leave a file whose name ends in `.partial`.
 
     Args:
       path: of the file, which need not exist. Its directory does.
@@ -31,7 +31,7 @@ def replacing(path: pathlib.Path, mode: int = 0o666) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.replace(partial, path)
     except BaseException:
-        with contextlib.suppress(OSError):  # the first error counts; a full disk needs the room
+        with contextlib.suppress(OSError):  # the first error counts; on a full disk, space is freed
             partial.unlink()
         raise
 

@@ -1,19 +1,18 @@
-"""Checkpoints: everything a learner needs to go on where it was, written atomically.
+"""Checkpoints: the complete state of a learner, written atomically.
 
 A checkpoint is a directory `LOGDIR/checkpoints/<updates>-<serial>` with `variables.npz` (arrays by
 name), `state.json` (counters, accounts of the actors, the configuration, the spaces that the agent
-was made for) and `MANIFEST`, which has a SHA-256 of each of them and of itself. It is written under
+was made for) and `MANIFEST`, with a SHA-256 of each of them and of itself. It is written under
 another name, flushed to the disk and renamed, so a reader sees all of it or nothing, and a crash
-while writing leaves the one before. The serial number counts what was saved: it says which
-checkpoint is the newest, also where a run went back to an earlier one, and gives two of the same
-update names of their own.
+while writing leaves the previous one. The serial number counts saves: it identifies the newest
+checkpoint, also after a rollback to an earlier one, and distinguishes two of the same update.
 
-Beside them, `LOGDIR/best` and `LOGDIR/milestones` have checkpoints of the agent alone, in the same
-form: to be played, not to go on from.
+`LOGDIR/best` and `LOGDIR/milestones` have checkpoints of the agent alone, in the same form, from
+which a run cannot resume.
 
-`state.json` carries the version of its schema. Versions of impala with the same major open each
-other's checkpoints: settings that a version does not know are kept and written again, and refused
-only if they change what is played or learned, which the version that set them has noted in `needs`.
+`state.json` has the version of its schema. Versions of impala with the same major version open each
+other's checkpoints: unknown settings are kept and written again, and refused only if they change
+what is played or learned, which the version that set them has noted in `needs`.
 """
 
 import functools
@@ -46,13 +45,13 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 SCHEMA = 1, 0
-"""Major and minor version of what this code writes; before there was none."""
+"""Major and minor version of the schema that is written; the first checkpoints had none."""
 
 _FILES = ("state.json", "variables.npz")
 _MANIFEST = "MANIFEST"
 _ROOTS = ("checkpoints", "milestones", "best")
-_LEFTOVER = ".partial-"  # what is being written or deleted; no reader looks at it
-_NAME = re.compile(r"([0-9]+)(?:-([0-9]+))?")  # updates and serial; earlier versions had no serial
+_LEFTOVER = ".partial-"  # prefix of what is being written or deleted; readers ignore it
+_NAME = re.compile(r"([0-9]+)(?:-([0-9]+))?")  # updates and serial, which early versions lacked
 _FIRST_SECONDS = 30.0
 
 
@@ -61,11 +60,11 @@ class CheckpointError(ValueError):
 
 
 class IncompatibleCheckpoint(CheckpointError):
-    """A checkpoint is intact, but of a version of impala that has to be used to open it."""
+    """A checkpoint is intact, but needs another version of impala."""
 
 
 class Counters(NamedTuple):
-    """How far a run is. Replayed rows and seams count nowhere."""
+    """The counters of a run. Replayed rows and seams are not counted."""
 
     updates: int = 0  # learner steps; also the version of the parameters
     unrolls: int = 0  # fresh unrolls learned from
@@ -75,38 +74,38 @@ class Counters(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """What was read from or goes to the disk."""
+    """The contents of a checkpoint."""
 
     config: Config
     counters: Counters
     variables: Mapping[str, np.ndarray]  # "agent/...", "algorithm/...", "optimiser/..."
     accounts: Mapping[str, Any]  # learner.front.accounts.Accounts.state()
-    replay_added: int = 0  # unrolls ever added to replay, which lies beside the checkpoints
-    algorithm: str = "impala"  # whose variables and optimiser these are
-    spaces: Spaces | None = None  # that the agent was made for; None: not stored then
+    replay_added: int = 0  # unrolls ever added to replay, which is stored beside the checkpoints
+    algorithm: str = "impala"  # that these variables and optimiser belong to
+    spaces: Spaces | None = None  # that the agent was made for; None in early checkpoints
     unknown: Mapping[str, Any] = types.MappingProxyType({})  # settings of a newer version, nested
     # Settings of parts of one's own, nested: reading a checkpoint imports none of them, so `config`
     # has them only when it is written; `impala.config.parts.restore` joins the two.
     own: Mapping[str, Any] = types.MappingProxyType({})
-    needs: frozenset[str] = frozenset()  # those of them, by path, that a reader has to know
+    needs: frozenset[str] = frozenset()  # paths of those that a reader has to know
 
     @property
     def agent_values(self) -> list[np.ndarray]:
-        """The agent's variables in order, as `Parameters.values`."""
+        """Returns the agent's variables in order, as `Parameters.values`."""
         return list(of_agent(self.variables).values())
 
 
 class Due:
-    """When the next checkpoint is to be written."""
+    """Decides when the next checkpoint is due."""
 
     def __init__(self, seconds: float, has_one: bool, clock: Callable[[], float] = time.monotonic):
         """Starts the clock.
 
         Args:
-          seconds: between checkpoints. The first of a run comes at most 30 s after its first
+          seconds: between checkpoints. The first of a run is due at most 30 s after its first
             update.
           has_one: whether the run has a checkpoint already.
-          clock: seconds of a clock that never goes back.
+          clock: monotonic, in seconds.
         """
         self._seconds = seconds
         self._awaits_first_update = not has_one
@@ -115,24 +114,24 @@ class Due:
         self._next = self._saved + seconds
 
     def updated(self) -> None:
-        """Takes note of an update."""
+        """Notes an update."""
         if self._awaits_first_update:
             self._awaits_first_update = False
             self._next = min(self._next, self._clock() + _FIRST_SECONDS)
 
     def saved(self) -> None:
-        """Takes note of a checkpoint that was written."""
+        """Notes that a checkpoint was written."""
         self._saved = self._clock()
         self._next = self._saved + self._seconds
 
     @property
     def reached(self) -> bool:
-        """Whether the next checkpoint is due."""
+        """Returns whether the next checkpoint is due."""
         return self._clock() >= self._next
 
     @property
     def age(self) -> float:
-        """Seconds since the last checkpoint, or since the start."""
+        """Returns the seconds since the last checkpoint, or since the start."""
         return self._clock() - self._saved
 
 
@@ -144,13 +143,13 @@ def save(
 ) -> pathlib.Path:
     """Writes a checkpoint into LOGDIR and deletes all of its kind but the newest `keep`.
 
-    At every moment, also of a crash, what was saved before is there until this one is.
+    Earlier checkpoints exist until this one is complete, even after a crash.
 
     Args:
       directory: LOGDIR.
-      checkpoint: what to write; `counters.updates` is part of its name.
-      keep: how many to keep, this one included; None: all.
-      kind: the folder that it goes to. A run goes on from `checkpoints`.
+      checkpoint: the contents; `counters.updates` is part of its name.
+      keep: how many to keep, including this one; None: all.
+      kind: the folder to write to. A run resumes from `checkpoints`.
 
     Returns:
       The directory of the new checkpoint.
@@ -174,7 +173,7 @@ def save(
             _flush_directory(partial)
             os.rename(partial, final)
         except OSError:
-            shutil.rmtree(partial, ignore_errors=True)  # a full disk needs the room
+            shutil.rmtree(partial, ignore_errors=True)  # on a full disk, space is freed
             raise
         _flush_directory(root)
         _flush_directory(directory)
@@ -190,7 +189,7 @@ def save(
 
 
 def remove_leftovers(directory: pathlib.Path) -> None:
-    """Removes what a crash left half written or half deleted in LOGDIR. For its only writer."""
+    """Removes partial files of a crash from LOGDIR. Only for the directory's single writer."""
     for root in _ROOTS:
         for path in (directory / root).glob(f"{_LEFTOVER}*"):
             shutil.rmtree(path, ignore_errors=True)
@@ -201,16 +200,14 @@ def load(
 ) -> Checkpoint:
     """Reads the newest intact checkpoint of LOGDIR.
 
-    Nothing is parsed before its digest is right. Every damaged one is passed over, with one line
-    in the log in all.
+    Nothing is parsed before its digest is verified. Damaged ones are skipped, with one log message.
 
     Args:
       directory: LOGDIR, or the path of a checkpoint, which is then the only one.
-      is_fit: whether an intact checkpoint shall be taken; if not, it is passed over too.
+      is_fit: whether to accept an intact checkpoint; otherwise it is skipped too.
 
     Raises:
-      CheckpointError: there is none, or the newest intact one is of a version of impala that has
-        to be used to open it.
+      CheckpointError: there is none, or the newest intact one needs another version of impala.
     """
     root = directory / "checkpoints"
     paths = [directory] if _is_one(directory) else _saved(root)
@@ -247,15 +244,15 @@ def load(
 
 
 def choose(directory: pathlib.Path, text: str = "newest") -> Checkpoint:
-    """Reads the checkpoint of LOGDIR that a person has named.
+    """Reads the checkpoint of LOGDIR that the user has named.
 
     Args:
       directory: LOGDIR.
-      text: newest; best; the number of updates of any that is there; or a checkpoint's path.
+      text: newest; best; a number of updates; or a checkpoint's path.
 
     Raises:
-      CheckpointError: there is none of that name, which says what there is, or it is damaged or
-        of a version of impala that has to be used to open it.
+      CheckpointError: there is none of that name (the message lists the existing ones), or it is
+        damaged or needs another version of impala.
     """
     if text == "newest":
         return load(directory)
@@ -281,7 +278,7 @@ def choose(directory: pathlib.Path, text: str = "newest") -> Checkpoint:
 
 
 def exists(directory: pathlib.Path) -> bool:
-    """Whether LOGDIR has any checkpoint, intact or not.
+    """Returns whether LOGDIR has any checkpoint, intact or not.
 
     Raises:
       CheckpointError: they cannot be listed.
@@ -290,16 +287,16 @@ def exists(directory: pathlib.Path) -> bool:
 
 
 def named(prefix: str, variables: Sequence[Any]) -> dict[str, Any]:
-    """Names variables by their place and their own name: "agent/003/linear/w:0" and so on."""
+    """Returns variables by position and name: "agent/003/linear/w:0" and so on."""
     return {f"{prefix}/{i:03d}/{v.name}": v for i, v in enumerate(variables)}
 
 
 def assign(values: Mapping[str, np.ndarray], variables: Mapping[str, Any]) -> None:
-    """Puts saved values into variables.
+    """Assigns saved values to variables.
 
     Raises:
-      CheckpointError: a name or a shape does not fit, so the saved run had another network,
-        algorithm or optimiser.
+      CheckpointError: names or shapes do not match, so the saved run had another network, algorithm
+        or optimiser.
     """
     hint = "This run has another network, algorithm or optimiser; start over with --fresh."
     if unmatched := sorted(variables.keys() ^ values.keys()):
@@ -317,10 +314,10 @@ def assign(values: Mapping[str, np.ndarray], variables: Mapping[str, Any]) -> No
 
 
 def initialise(variables: Sequence[Any], saved: Checkpoint) -> list[str]:
-    """Puts the values of another run's agent into variables of the same name and shape.
+    """Assigns the values of another run's agent to variables of the same name and shape.
 
     Returns:
-      Lines that say what was taken, and what was not and why.
+      Lines that list what was taken, and what was not and why.
 
     Raises:
       CheckpointError: nothing fits.
@@ -343,17 +340,17 @@ def initialise(variables: Sequence[Any], saved: Checkpoint) -> list[str]:
 
 
 def of_agent(named: Mapping[str, T]) -> dict[str, T]:
-    """The agent's part of what `named` has named."""
+    """Returns the agent's part of what `named` returned."""
     return {name: value for name, value in named.items() if name.startswith("agent/")}
 
 
 def _own_name(name: str) -> str:
-    """The variable's own part of a name that `named` gave."""
+    """Returns the variable's own part of a name from `named`."""
     return name.split("/", 2)[2]
 
 
 def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:
-    """The files of a checkpoint."""
+    """Returns the files of a checkpoint."""
     major, minor = SCHEMA
     state = {
         "schema": {"major": major, "minor": minor},
@@ -374,7 +371,7 @@ def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:
 
 
 def _manifest(contents: Mapping[str, bytes]) -> bytes:
-    """Digests as `sha256sum --check` reads them; in a comment, the digest of the lines above."""
+    """Returns digests for `sha256sum --check`, and in a comment the digest of the lines above."""
     lines = "".join(f"{hashlib.sha256(contents[name]).hexdigest()}  {name}\n" for name in _FILES)
     return f"{lines}# {hashlib.sha256(lines.encode()).hexdigest()}\n".encode()
 
@@ -416,12 +413,12 @@ def _read(path: pathlib.Path) -> Checkpoint:
 
 @functools.cache
 def _warn_once(warning: str) -> None:
-    """Logs a warning, but not again when the same checkpoint is read again."""
+    """Logs a warning once, not each time the same checkpoint is read."""
     _log.warning("%s", warning)
 
 
 def _config(path: pathlib.Path, state: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
-    """The settings of a checkpoint, and apart from them those that this version does not know."""
+    """Returns the settings of a checkpoint, and separately those unknown to this version."""
     if "schema" not in state:  # written by an earlier version: its settings are among ours
         return values.from_dict(Config, state["config"]), {}
     major, minor = state["schema"]["major"], state["schema"]["minor"]
@@ -472,7 +469,7 @@ def _count(name: str, value: Any) -> int:
 
 
 def _check_numbers(name: str, value: Any) -> None:
-    """Raises ValueError if a number anywhere in JSON data cannot be a count or a measurement."""
+    """Raises ValueError if a number in JSON data can be neither a count nor a measurement."""
     match value:
         case dict():
             for key, part in value.items():
@@ -486,14 +483,14 @@ def _check_numbers(name: str, value: Any) -> None:
 
 
 def _order(path: pathlib.Path) -> tuple[int, int]:
-    """Serial number and updates: the newest checkpoint is the largest."""
+    """Returns serial number and updates: the newest checkpoint is the largest."""
     match = _NAME.fullmatch(path.name)
     assert match is not None
     return int(match[2] or 0), int(match[1])
 
 
 def _saved(root: pathlib.Path) -> list[pathlib.Path]:
-    """Checkpoints, in the order in which they were saved."""
+    """Returns checkpoints in the order in which they were saved."""
     try:
         names = os.listdir(root)
     except FileNotFoundError:
@@ -508,7 +505,7 @@ def _is_one(path: pathlib.Path) -> bool:
 
 
 def _what_is(directory: pathlib.Path) -> str:
-    """Lists the checkpoints of LOGDIR for a person who has named none of them."""
+    """Lists the checkpoints of LOGDIR, for an error message."""
     updates = {root: [_order(path)[1] for path in _saved(directory / root)] for root in _ROOTS}
     if not any(updates.values()):
         return f"{directory} has no checkpoint."
@@ -519,7 +516,7 @@ def _what_is(directory: pathlib.Path) -> str:
 
 
 def _delete(path: pathlib.Path) -> None:
-    """Deletes a checkpoint, of which no part can be seen from its first missing file on."""
+    """Deletes a checkpoint, which is invisible once its first file is removed."""
     partial = path.with_name(f"{_LEFTOVER}{path.name}")
     try:
         os.rename(path, partial)

@@ -1,7 +1,8 @@
-"""How well a run keeps what it learned: curves per task, area, forgetting and transfer.
+"""Metrics of continual learning: curves per task, area, forgetting and transfer.
 
-Forgetting and transfer follow CORA (Powers et al. 2022, arXiv 2110.10067): how much a task's return
-falls, or rises before its own turn, while another task is trained, over the largest |return| seen.
+Forgetting and transfer follow CORA (Powers et al. 2022, arXiv 2110.10067): the fall of a task's
+return, or its rise before the task's first block, while another task is trained, divided by the
+largest |return| seen.
 """
 
 import math
@@ -26,11 +27,11 @@ class Curve(NamedTuple):
     returns: np.ndarray  # [N] mean over episodes
 
     def at(self, frames: float) -> float:
-        """The return between the two nearest evaluations, by linear interpolation."""
+        """Returns the linear interpolation between the two nearest evaluations."""
         return float(np.interp(frames, self.frames, self.returns))
 
     def area(self, end: float) -> float:
-        """The mean return over training, from 0 to `end` frames: CLEAR's cumulative score."""
+        """Returns the mean return from 0 to `end` frames of training: CLEAR's cumulative score."""
         inside = self.frames[(self.frames > 0) & (self.frames < end)]
         frames = np.concatenate([[0.0], inside, [float(end)]])
         returns = np.interp(frames, self.frames, self.returns)
@@ -42,7 +43,7 @@ class NoEvaluations(ValueError):
 
 
 class Run(NamedTuple):
-    """What a log directory tells."""
+    """The evaluations of a log directory."""
 
     config: Config
     tasks: Sequence[str]
@@ -54,7 +55,7 @@ _NAMES = {"time", "task", "frames", "learner", "version", "returns"}
 
 
 class Report(NamedTuple):
-    """An evaluation as a line of evaluations.jsonl has it."""
+    """An evaluation as in a line of evaluations.jsonl."""
 
     task: str
     learner: int | str  # incarnation of the learner whose parameters were evaluated
@@ -63,12 +64,12 @@ class Report(NamedTuple):
 
     @classmethod
     def parse(cls, line: Mapping[str, Any]) -> Self:
-        """Makes one of a line.
+        """Returns the report in a line.
 
         Raises:
-          KeyError, TypeError, ValueError, ArithmeticError: it is none.
+          KeyError, TypeError, ValueError, ArithmeticError: the line is none.
         """
-        if not line.keys() <= _NAMES:  # a digest whose name is damaged, for instance
+        if not line.keys() <= _NAMES:  # for instance, a damaged name of the digest
             raise ValueError(f"{line} has something more.")
         task, learner, frames, returns = (
             line[name] for name in ("task", "learner", "frames", "returns")
@@ -81,20 +82,20 @@ class Report(NamedTuple):
 
 
 class History:
-    """What evaluators reported of a run, one report after another.
+    """Collects a run's reports in order.
 
-    A learner that came back from a checkpoint repeats some frames; what was reported last counts.
+    A learner that resumed from a checkpoint repeats some frames; the last report counts.
     """
 
     def __init__(self, config: Config):
-        """Nothing was reported yet."""
+        """Starts without reports."""
         self._config = config
         self._names = [task.name for task in tasks.make(config.environment, config.tasks)]
         self._points: dict[str, dict[int, float]] = {name: {} for name in self._names}
         self._learners: set[int | str] = set()
 
     def add(self, report: Report) -> None:
-        """Takes a report; one of a task that the run no longer has is left out."""
+        """Adds a report; one of a task that the run no longer has is ignored."""
         if report.learner not in self._learners:
             self._learners.add(report.learner)
             for name, of_task in self._points.items():
@@ -103,7 +104,7 @@ class History:
             self._points[report.task][report.frames] = report.mean
 
     def run(self) -> Run:
-        """Returns what was reported so far, as curves."""
+        """Returns the reports so far, as curves."""
         curves = {
             name: Curve(*map(np.array, zip(*sorted(of_task.items()), strict=True)))
             for name, of_task in self._points.items()
@@ -133,7 +134,7 @@ def read(logdir: pathlib.Path) -> Run:
 
 
 class Change(NamedTuple):
-    """What training one task did to another."""
+    """The effect of training one task on another."""
 
     task: str
     block: int
@@ -142,7 +143,7 @@ class Change(NamedTuple):
 
 
 def changes(run: Run) -> list[Change]:
-    """Forgetting and transfer of each task in each block of another one."""
+    """Returns forgetting and transfer of each task in each block of another one."""
     trained: set[int] = set()
     found = []
     for number, block in enumerate(run.blocks):
@@ -150,7 +151,7 @@ def changes(run: Run) -> list[Change]:
             if task == block.task or block.start == block.end or name not in run.curves:
                 continue
             curve = run.curves[name]
-            if curve.frames[-1] <= block.start:  # not seen yet
+            if curve.frames[-1] <= block.start:  # not evaluated since
                 continue
             gain = (curve.at(block.end) - curve.at(block.start)) / _largest(curve)
             found.append(
@@ -164,28 +165,28 @@ def changes(run: Run) -> list[Change]:
 
 
 def forgetting(run: Run) -> dict[str, float]:
-    """Mean forgetting of each task over the blocks in which there was something to forget."""
+    """Returns the mean forgetting of each task over the blocks with something to forget."""
     return _means((change.task, change.forgetting) for change in changes(run))
 
 
 def transfer(run: Run) -> dict[str, float]:
-    """Mean transfer to each task over the blocks before its own first one."""
+    """Returns the mean transfer to each task over the blocks before its own first one."""
     return _means((change.task, change.transfer) for change in changes(run))
 
 
 class TaskSummary(NamedTuple):
-    """How a task stands."""
+    """The metrics of a task."""
 
     now: float  # return at the last evaluation
     best: float
-    normalised: float  # 0: as at the first evaluation; 1: the best
+    normalised: float  # 0: the first evaluation; 1: the best
     area: float  # mean return over training so far
     forgetting: float  # 0 if there was nothing to forget
     transfer: float  # 0 if there was nothing to gain
 
 
 def summary(run: Run) -> dict[str, TaskSummary]:
-    """How each task that was evaluated stands; blocks that are under way count as far as seen."""
+    """Returns the metrics of each evaluated task; a current block counts as far as evaluated."""
     forgotten, gained = forgetting(run), transfer(run)
     found = {}
     for task, curve in run.curves.items():
@@ -202,7 +203,7 @@ def summary(run: Run) -> dict[str, TaskSummary]:
 
 
 def normalised(value: float, random: float, reference: float) -> float:
-    """0 for a random policy, 1 for the reference."""
+    """Scales a value to 0 for a random policy and 1 for the reference."""
     return (value - random) / (reference - random)
 
 
@@ -211,7 +212,7 @@ def _largest(curve: Curve) -> float:
 
 
 def _means(values: Iterable[tuple[str, float | None]]) -> dict[str, float]:
-    """The mean of each task's values that are not None; tasks without one are left out."""
+    """Returns the mean of each task's values that are not None; tasks without one are omitted."""
     by_task: dict[str, list[float]] = {}
     for task, value in values:
         if value is not None:

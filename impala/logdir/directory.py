@@ -1,4 +1,4 @@
-"""The log directory of a run: who may write it, and starting over without deleting anything."""
+"""The log directory of a run: exclusive access, and starting over without deleting anything."""
 
 import contextlib
 import datetime
@@ -21,20 +21,20 @@ _OF_DISKS = (errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS)
 
 
 class LogDirectoryError(RuntimeError):
-    """A log directory cannot be used; says why, in one line."""
+    """A log directory cannot be used; the message explains why."""
 
 
 class StorageError(RuntimeError):
-    """A checkpoint or a replay cannot be opened, written or read; says what to do."""
+    """A checkpoint or a replay cannot be opened, written or read; the message says what to do."""
 
 
 class LogDirectoryBusy(LogDirectoryError):
-    """Another learner writes this log directory."""
+    """Another learner uses this log directory."""
 
 
 @contextlib.contextmanager
 def opening(path: pathlib.Path) -> Iterator[None]:
-    """Turns errors of the system with files in a log directory into LogDirectoryError."""
+    """Turns system errors on files of a log directory into LogDirectoryError."""
     try:
         yield
     except OSError as error:
@@ -49,7 +49,7 @@ def opening(path: pathlib.Path) -> Iterator[None]:
 
 
 def make(path: pathlib.Path) -> None:
-    """Makes a log directory if there is none, and tries to write into it; nothing is left of that.
+    """Makes a log directory if there is none, and checks that it can be written.
 
     Raises:
       LogDirectoryError: it cannot be made or written.
@@ -60,17 +60,17 @@ def make(path: pathlib.Path) -> None:
 
 
 class LogDirectory:
-    """An exclusive claim on LOGDIR; the kernel releases it when the process ends, however."""
+    """An exclusive lock on LOGDIR, which the kernel releases when the process ends."""
 
     def __init__(self, path: pathlib.Path, fresh: bool = False):
-        """Claims the directory, made if needed.
+        """Locks the directory, made if needed.
 
         Args:
           path: LOGDIR.
-          fresh: move what an earlier run left into a sibling directory.
+          fresh: move an earlier run into a sibling directory.
 
         Raises:
-          LogDirectoryBusy: another learner holds the claim.
+          LogDirectoryBusy: another learner holds the lock.
           LogDirectoryError: it cannot be made or written.
         """
         self.path = path
@@ -109,17 +109,17 @@ class LogDirectory:
         _log.info("Moved the run in %s to %s.", self.path, aside)
 
     def move_replay_aside(self, why: Literal["before", "damaged"] = "before") -> None:
-        """Lets the run go on with an empty replay.
+        """Moves the replay aside, so that the run continues with an empty one.
 
         Args:
-          why: becomes a part of the name of the old one.
+          why: part of the new name.
         """
         if self.replay.exists():
             aside = self.replay.rename(_aside(self.replay, why))
             _log.info("Moved %s to %s.", self.replay, aside)
 
     def write(self, name: str, text: str) -> None:
-        """Writes a small file, of which a reader sees all or nothing.
+        """Writes a small file atomically.
 
         Raises:
           LogDirectoryError: it cannot be written.
@@ -129,7 +129,7 @@ class LogDirectory:
 
     @property
     def replay(self) -> pathlib.Path:
-        """Where the replay lies."""
+        """Returns the path of the replay."""
         return self.path / "replay"
 
     def __enter__(self) -> Self:
@@ -145,7 +145,7 @@ class LogDirectory:
 
 
 def _aside(path: pathlib.Path, why: str) -> pathlib.Path:
-    """A name that is not taken."""
+    """Returns an unused name."""
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     names = itertools.chain([now], (f"{now}-{n}" for n in itertools.count(2)))
     asides = (path.with_name(f"{path.name}.{why}-{name}") for name in names)

@@ -1,4 +1,4 @@
-"""Writes a checkpoint's agent as a model that runs without this package, and tries it.
+"""Exports a checkpoint's agent as a model that runs without this package, and tests the model.
 
 The signatures of a SavedModel take and return tensors by name, for B environments at a time:
 
@@ -36,31 +36,31 @@ from impala.logdir.player import Player
 from impala.types import AgentOutput, Nest, StepType, TimeStep
 
 Tensors = dict[str, Any]
-"""By their names in a signature."""
+"""Tensors by their names in a signature."""
 Run = Callable[[str, Tensors], Mapping[str, Any]]
-"""Runs a signature, which is given by its name."""
+"""Runs a signature by name."""
 
 _TOLERANCE = 1e-4
 _OPSET = 18  # of ONNX
 
 
 class ExportError(RuntimeError):
-    """A model cannot be written, or does not do what its agent does."""
+    """A model cannot be written, or does not reproduce its agent."""
 
 
 class Trial(NamedTuple):
-    """What came of running a model beside its agent."""
+    """The result of comparing a model with its agent."""
 
     calls: int
-    difference: float  # the largest of any output that is no action, relative where above 1
-    actions: int  # that were others than the agent's
+    difference: float  # the largest of any output but actions, relative where above 1
+    actions: int  # that differ from the agent's
 
 
 class Functions:
     """An agent as functions of tensors by name: the signatures of a SavedModel.
 
     Args:
-      agent: acts.
+      agent: the agent.
       spaces: of observations and actions.
 
     Raises:
@@ -97,14 +97,14 @@ class Functions:
         }
 
     def given(self, timestep: TimeStep, core_state: Nest) -> Tensors:
-        """Names what the agent is given [B, ...], but for a seed."""
+        """Returns the agent's inputs [B, ...] by name, without a seed."""
         leaves = zip(self._observations, tree.flatten(timestep.observation), strict=True)
         observation = {spec.name: leaf for spec, leaf in leaves}
         is_first = tf.equal(timestep.step_type, tf.cast(StepType.FIRST, tf.int8))
         return {**observation, "is_first": is_first, **_state(core_state)}
 
     def said(self, output: AgentOutput, core_state: Nest) -> Tensors:
-        """Names what the agent returned [B, ...]."""
+        """Returns the agent's outputs [B, ...] by name."""
         actions = dict(zip(self.actions, tree.flatten(output.action), strict=True))
         return {
             **actions,
@@ -118,7 +118,7 @@ class Functions:
         size = tf.shape(given["is_first"])
         timestep = TimeStep(
             tree.unflatten_as(self._observation, observation),
-            reward=tf.zeros(size),  # the agent looks at neither
+            reward=tf.zeros(size),  # the agent uses neither
             discount=tf.ones(size),
             step_type=tf.where(given["is_first"], np.int8(StepType.FIRST), np.int8(StepType.MID)),
         )
@@ -133,15 +133,15 @@ class Functions:
 
 
 def saved_model(player: Player, directory: pathlib.Path, timesteps: Iterable[TimeStep]) -> Trial:
-    """Writes a SavedModel, describes its signatures in `model.json`, and tries it.
+    """Writes a SavedModel, describes its signatures in `model.json`, and tests it.
 
     Args:
-      player: whose agent is written.
-      directory: where to; an earlier model there is replaced by one that has passed its trial.
-      timesteps: on which it is tried: at least one, [B, ...] each.
+      player: has the agent.
+      directory: of the model; an earlier model there is replaced once this one has passed.
+      timesteps: for the test: at least one, [B, ...] each.
 
     Raises:
-      ExportError: it cannot be written, or its outputs are not the agent's.
+      ExportError: it cannot be written, or its outputs differ from the agent's.
     """
     functions = Functions(player.agent, player.spaces)
     module = tf.Module()
@@ -160,7 +160,7 @@ def saved_model(player: Player, directory: pathlib.Path, timesteps: Iterable[Tim
 
 
 def onnx(player: Player, directory: pathlib.Path, timesteps: Iterable[TimeStep]) -> Trial:
-    """Writes `act_greedy` as `model.onnx`, describes it in `model.json`, and tries it.
+    """Writes `act_greedy` as `model.onnx`, describes it in `model.json`, and tests it.
 
     Args:
       player: as for `saved_model`.
@@ -169,7 +169,7 @@ def onnx(player: Player, directory: pathlib.Path, timesteps: Iterable[TimeStep])
 
     Raises:
       ExportError: a package is missing, ONNX has no operation for a part of the network, or the
-        model's outputs are not the agent's.
+        model's outputs differ from the agent's.
     """
     try:
         import onnxruntime
@@ -220,22 +220,22 @@ def onnx(player: Player, directory: pathlib.Path, timesteps: Iterable[TimeStep])
 def trial(
     agent: Agent, functions: Functions, timesteps: Iterable[TimeStep], run: Run, names: list[str]
 ) -> Trial:
-    """Runs a model beside its agent.
+    """Compares a model with its agent.
 
     Args:
-      agent: that the model was made of.
+      agent: that the model was made from.
       functions: of the agent.
-      timesteps: at least one, [B, ...] each, one after another.
+      timesteps: at least one, [B, ...] each, consecutive.
       run: runs the model.
-      names: the signatures that it has.
+      names: of its signatures.
 
     Raises:
-      ExportError: an output is another one.
+      ExportError: an output differs.
     """
     calls, difference, actions = 0, 0.0, 0
     core_state: Nest = None
     for count, each in enumerate(timesteps):
-        # A copy, for the environment may write into its arrays again.
+        # Copied, as the environment may overwrite its arrays.
         timestep = tree.map_structure(lambda x: tf.constant(np.array(x)), each)
         seed = tf.constant([1, count])
         pairs = []
@@ -269,7 +269,7 @@ def trial(
 
 
 def recorded(player: Player, steps: int = 64, num_envs: int = 4) -> Iterator[TimeStep]:
-    """Yields time steps of the task, which the agent plays.
+    """Yields time steps of the task, played by the agent.
 
     Raises:
       ValueError: the environment cannot be made.
@@ -291,7 +291,7 @@ def _state(core_state: Nest) -> Tensors:
 
 
 def _log1p(graph: Any, node: Any, name: str, args: Any) -> None:
-    """Has tf2onnx write log(1 + x), for which ONNX has no operation of its own."""
+    """Makes tf2onnx write log(1 + x), for which ONNX has no operation."""
     one = graph.make_const(f"{name}/one", np.ones((), np.float32))
     total = graph.make_node("Add", [node.input[0], one.output[0]])
     node.type = "Log"
@@ -303,10 +303,10 @@ def _spec(name: str, space: gym.Space) -> tf.TensorSpec:
 
 
 def differences(wanted: np.ndarray, got: np.ndarray) -> np.ndarray:
-    """Returns by how much numbers differ: absolutely, and relatively where they are above 1.
+    """Returns the differences of numbers: absolute, and relative where they are above 1.
 
-    It is 1 where whole numbers are others, and infinite where one is not finite and the other is
-    not the same, or if the shapes are others.
+    A difference is 1 for unequal integers, and infinite if only one is finite, or two infinities or
+    the shapes differ.
     """
     if wanted.shape != got.shape:
         return np.array([np.inf])
@@ -314,16 +314,16 @@ def differences(wanted: np.ndarray, got: np.ndarray) -> np.ndarray:
         return (wanted != got).astype(np.float64)
     wanted, got = wanted.astype(np.float64), got.astype(np.float64)
     is_same = (wanted == got) | (np.isnan(wanted) & np.isnan(got))
-    with np.errstate(invalid="ignore"):  # infinity by infinity: taken care of below
+    with np.errstate(invalid="ignore"):  # infinity / infinity, handled below
         off = np.abs(got - wanted) / np.maximum(1.0, np.abs(wanted))
     return np.where(is_same, 0.0, np.nan_to_num(off, nan=np.inf, posinf=np.inf))
 
 
 @contextlib.contextmanager
 def _replacing(directory: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Gives a directory whose files replace those of `directory` when the block ends.
+    """Yields a directory whose files replace those of `directory` when the block ends.
 
-    If the block raises, everything is as it was. Files of other names are left alone.
+    If the block raises an error, nothing changes. Files of other names are kept.
     """
     is_new = not directory.exists()
     directory.mkdir(parents=True, exist_ok=True)
@@ -346,7 +346,7 @@ def _describe(
     path: pathlib.Path, player: Player, functions: Functions, names: list[str], tried: Trial
 ) -> None:
     def shapes(specs: Iterable[Any]) -> dict[str, str]:
-        """Dtype and shape of each, such as "float32 [B, 16]"."""
+        """Returns dtype and shape of each, such as "float32 [B, 16]"."""
         sizes = {
             spec.name: ["B" if size is None else size for size in spec.shape] for spec in specs
         }

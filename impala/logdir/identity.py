@@ -1,8 +1,8 @@
-"""Which experiment a log directory holds: its default name, and no other experiment over it.
+"""Identifies the experiment in a log directory, and protects it from being continued by another.
 
 A run may be continued for longer, with another learning rate or with other services. With another
-environment, seed, algorithm or network it would be another experiment, whose telemetry and
-checkpoints must not be mixed with those of the first.
+environment, seed, algorithm or network it is another experiment, whose telemetry and checkpoints
+must not be mixed with the first one's.
 """
 
 import pathlib
@@ -19,13 +19,13 @@ _EXPERIMENT = (
     *("environment", "tasks.environments", "tasks.order", "seed", "algorithm", "phases"),
     *("agent", "objective", "optimiser.name"),
 )
-_OPERATIONAL = ("environment.vectorization",)  # how fast it is played, not what
+_OPERATIONAL = ("environment.vectorization",)  # affects the speed only
 _MOST_NAMED = 4  # differences in a message
 _MOST_CHARACTERS = 40  # of each part of a name
 
 
 def default(preset: str, config: Config) -> pathlib.Path:
-    """Returns the log directory of a run for which none was given: runs/PRESET-ENVIRONMENT-seedN.
+    """Returns the default log directory of a run: runs/PRESET-ENVIRONMENT-seedN.
 
     The environment is named without its namespace, such as Pong-v5; several tasks are named by
     their number.
@@ -36,7 +36,7 @@ def default(preset: str, config: Config) -> pathlib.Path:
 
 
 def is_run(logdir: pathlib.Path) -> bool:
-    """Whether a log directory has a run to go on with: one that has written a checkpoint.
+    """Returns whether a log directory has a run to resume: one that has written a checkpoint.
 
     Raises:
       CheckpointError: its checkpoints cannot be listed.
@@ -45,12 +45,12 @@ def is_run(logdir: pathlib.Path) -> bool:
 
 
 def differences(logdir: pathlib.Path, config: Config) -> list[str]:
-    """Describes how an experiment differs from that of a run, such as "seed: 0 -> 1".
+    """Returns how an experiment differs from that of a run, such as "seed: 0 -> 1".
 
-    Settings that the run does not know, as it was begun by another version, are left out.
+    Settings unknown to the run, because another version began it, are omitted.
 
     Args:
-      logdir: of a run.
+      logdir: of the run.
       config: of the experiment.
 
     Raises:
@@ -65,10 +65,10 @@ def differences(logdir: pathlib.Path, config: Config) -> list[str]:
 
 
 def check(logdir: pathlib.Path, config: Config) -> None:
-    """Refuses to go on with a run of another experiment.
+    """Refuses to continue a run of another experiment.
 
     Raises:
-      LogDirectoryError: names the settings that differ, and the ways on.
+      LogDirectoryError: names the settings that differ, and the options.
       CheckpointError: as `differences`.
     """
     if not is_run(logdir) or not (found := differences(logdir, config)):
@@ -82,7 +82,7 @@ def check(logdir: pathlib.Path, config: Config) -> None:
 
 
 def _stored(logdir: pathlib.Path) -> dict[str, Any]:
-    """The settings of a run by their paths, as they were last started with."""
+    """Returns the settings of a run's last start, by path."""
     try:
         data = layers.read_yaml(logdir / "config.yaml")
     except values.OptionError:
@@ -105,6 +105,6 @@ def _shown(value: Any) -> str:
 
 
 def _word(name: str) -> str:
-    """The last part of a name, in characters that are harmless in every shell and file system."""
+    """Returns the last part of a name, in characters that are safe in shells and file systems."""
     last = re.split(r"[/:]", name.partition("{")[0])[-1]
     return re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip(".-")[:_MOST_CHARACTERS] or "run"

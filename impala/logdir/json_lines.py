@@ -1,8 +1,8 @@
-"""Files of JSON objects, one a line: appended to whatever happens, and read back whatever is there.
+"""Files of JSON objects, one per line, that tolerate damage when appended to or read.
 
-Such a file NAME.jsonl is started anew when it is large: the parts before it are NAME.1.jsonl,
-NAME.2.jsonl, ..., the oldest first. Lines may be sealed: then one that says something else by now,
-or is there a second time, is not read.
+A large file NAME.jsonl is continued in a new one: the parts before it are NAME.1.jsonl,
+NAME.2.jsonl, ..., the oldest first. Lines may be sealed: then altered or repeated lines are not
+read.
 """
 
 import hashlib
@@ -25,15 +25,15 @@ _T = TypeVar("_T")
 
 
 class Appender:
-    """Appends to such a file. A line that could not be written as a whole spoils no other."""
+    """Appends to such a file. A line that was not written completely affects no other."""
 
     def __init__(self, path: pathlib.Path, part_bytes: int = PART_BYTES, seals: bool = False):
         """Opens or makes the file.
 
         Args:
           path: ends in .jsonl.
-          part_bytes: beyond so many, the file becomes a part and a new one is begun.
-          seals: whether each line gets its place and a digest.
+          part_bytes: size at which the file becomes a part and a new one is begun.
+          seals: whether each line gets its position and a digest.
 
         Raises:
           OSError: it cannot be written.
@@ -44,14 +44,14 @@ class Appender:
         self._file = _open(path)
         self._is_torn = _ends_torn(path)
         self.written = 0
-        """Bytes that were appended."""
+        """Bytes appended so far."""
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Appends one line, which is in the file when this returns.
 
         Raises:
-          OSError: it is not, or only a part of it.
-          ValueError: `line` has a number that JSON does not know: NaN or infinity.
+          OSError: it was not written, or only a part of it.
+          ValueError: `line` has a number that JSON cannot represent: NaN or infinity.
         """
         data = self._encoded(line)
         if self._file.tell() + len(data) > self._part_bytes:
@@ -59,7 +59,7 @@ class Appender:
             data = self._encoded(line)
         if self._is_torn:
             data = b"\n" + data
-        self._is_torn = True  # until all of it is there
+        self._is_torn = True  # until it is complete
         done = self._file.write(data)
         self.written += done
         if done < len(data):
@@ -85,7 +85,7 @@ class Appender:
         try:
             new = _open(self._path)
         except OSError:
-            part.rename(self._path)  # the next line tries it again
+            part.rename(self._path)  # the next line tries again
             raise
         self._file.close()
         self._file = new
@@ -93,20 +93,20 @@ class Appender:
 
 
 def read(path: pathlib.Path, parse: Callable[[dict[str, Any]], _T]) -> list[_T]:
-    """Reads all parts of a file, as far as they can be read; what cannot is logged in one line.
+    """Reads all parts of a file; lines that cannot be read are skipped, with one log message.
 
     Args:
-      path: of the newest part, which need not be there.
-      parse: makes something of the object in a line. KeyError, TypeError, ValueError and
-        ArithmeticError mean that there is nothing to be made of it.
+      path: of the newest part, which need not exist.
+      parse: converts the object in a line. KeyError, TypeError, ValueError and ArithmeticError mean
+        that the line is invalid.
 
     Returns:
-      What `parse` returned, in the order of the lines.
+      The results of `parse`, in the order of the lines.
     """
     found = []
     bad: list[str] = []
     for part in [*(part for _, part in _parts(path)), path]:
-        place = -1  # of the sealed line before
+        place = -1  # of the previous sealed line
         for number, line in _lines(part):
             try:
                 if not isinstance(row := json.loads(line), dict):
@@ -122,10 +122,10 @@ def read(path: pathlib.Path, parse: Callable[[dict[str, Any]], _T]) -> list[_T]:
 
 
 def _unsealed(line: Mapping[str, Any], before: int) -> tuple[dict[str, Any], int]:
-    """What was sealed, and its place, which must be behind `before`.
+    """Returns the contents of a sealed line, and its position, which must be after `before`.
 
     Raises:
-      KeyError, TypeError, ValueError: it says something else, or is in another place.
+      KeyError, TypeError, ValueError: it was altered, or is in another position.
     """
     content = {name: value for name, value in line.items() if name != _DIGEST}
     if line[_DIGEST] != _digest(content) or content[_PLACE] <= before:
@@ -139,7 +139,7 @@ def _digest(line: Mapping[str, Any]) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of JSON is a number such as telemetry has: finite, and no bool."""
+    """Returns whether a JSON value is a finite number and no bool."""
     return type(value) in (int, float) and abs(value) < math.inf and value == value
 
 
@@ -148,7 +148,7 @@ def _open(path: pathlib.Path) -> io.FileIO:
 
 
 def _parts(path: pathlib.Path) -> list[tuple[int, pathlib.Path]]:
-    """The parts before the newest, with their numbers, the oldest first."""
+    """Returns the parts before the newest, with their numbers, the oldest first."""
     named = re.compile(re.escape(path.stem) + r"\.(\d{1,9})\.jsonl")
     if not path.parent.is_dir():
         return []
@@ -157,14 +157,14 @@ def _parts(path: pathlib.Path) -> list[tuple[int, pathlib.Path]]:
 
 
 def _lines(path: pathlib.Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file that are not empty, with their numbers, counted from 1."""
+    """Yields the non-empty lines of a file, with their numbers, counted from 1."""
     if path.is_file():
         with open(path, "rb") as file:
             yield from ((i, line) for i, line in enumerate(file, 1) if line.strip())
 
 
 def _ends_torn(path: pathlib.Path) -> bool:
-    """Whether the last line has no end, since whoever wrote it was killed or its disk was full."""
+    """Returns whether the last line is incomplete, because its writer failed."""
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))

@@ -1,4 +1,4 @@
-"""The agent of a checkpoint and its environments: what `evaluate`, `record` and the like share."""
+"""The player: a checkpoint's agent and its environments, for `evaluate`, `record` and others."""
 
 from impala import build
 from impala.components import Allowed
@@ -15,8 +15,8 @@ class Player:
 
     Args:
       saved: has the agent; `checkpoint.choose` reads it.
-      task: which of the run's tasks to play, counted from 0.
-      allow: what may be imported if the checkpoint names it, beside installed entry points.
+      task: the task to play, counted from 0.
+      allow: what may be imported if the checkpoint names it, besides installed entry points.
 
     Raises:
       ValueError: there is no such task, or a part of one's own that the checkpoint names may not be
@@ -36,7 +36,7 @@ class Player:
             variable.assign(value)
 
     def environment(self, num_envs: int = 1, render_mode: str | None = None) -> Environment:
-        """Makes environments of the task, as the agent sees and plays them; the caller closes them.
+        """Returns environments of the task, with the agent's wrappers; the caller closes them.
 
         Args:
           num_envs: environments that step together.

@@ -1,8 +1,8 @@
-"""Draws the curves of runs, with what was forgotten between tasks: `impala plot`.
+"""Plots runs' learning curves and forgetting between tasks: `impala plot`.
 
-Runs that differ in nothing but the seed are drawn as one curve: their mean, in a band from the
-smallest to the largest. Each task has a panel, the legend stands below the panels, and runs of
-several tasks have a table under it.
+Runs that differ only in the seed are one curve: their mean, in a band from the smallest to the
+largest. Each task has a panel, the legend is below the panels, and runs of several tasks have a
+table below it.
 """
 
 import pathlib
@@ -33,28 +33,28 @@ _GRID = 500  # points of a mean curve
 
 
 class Curve(NamedTuple):
-    """How a number went."""
+    """A number over training."""
 
     x: np.ndarray  # [N] ascending
     y: np.ndarray  # [N]
 
 
 class Run(NamedTuple):
-    """What a log directory has to show."""
+    """The data of a log directory."""
 
     logdir: pathlib.Path
-    experiment: Any  # equal for runs that differ in their seed alone
+    experiment: Any  # equal for runs that differ only in the seed
     evaluated: continual.Run | None  # None: it has no evaluations
 
 
-Curves = Mapping[str, Sequence[Curve]]  # of a task -> a curve of each seed that has played it
+Curves = Mapping[str, Sequence[Curve]]  # task -> a curve per seed that has played it
 
 
 def draw(logdirs: Sequence[pathlib.Path], output: pathlib.Path) -> None:
-    """Writes a figure of all runs as PNG, SVG or whatever else the name's ending says.
+    """Writes a figure of all runs, in the format of the file's suffix (PNG, SVG, ...).
 
     Raises:
-      ValueError: as `figure`, or there is no such kind of figure.
+      ValueError: as `figure`, or there is no such format.
     """
     check(output)
     drawn = figure(logdirs)
@@ -64,7 +64,7 @@ def draw(logdirs: Sequence[pathlib.Path], output: pathlib.Path) -> None:
 
 
 def figure(logdirs: Sequence[pathlib.Path]) -> Figure:
-    """Draws all runs: the returns of evaluations or, if a run has none, of training.
+    """Returns a figure of all runs: the returns of evaluations or, if a run has none, of training.
 
     Raises:
       ValueError: a log directory has neither.
@@ -76,10 +76,10 @@ def figure(logdirs: Sequence[pathlib.Path]) -> Figure:
 
 
 def check(output: pathlib.Path) -> None:
-    """Checks that a figure can be written under a name with such an ending.
+    """Checks that figures can be written in the format of this suffix.
 
     Raises:
-      ValueError: it cannot; names the endings that it may have.
+      ValueError: they cannot; names the possible suffixes.
     """
     known = plt.figure().canvas.get_supported_filetypes()
     plt.close()
@@ -94,7 +94,7 @@ def _read(logdir: pathlib.Path) -> Run:
         stored = layers.read_yaml(logdir / "config.yaml")
         config, unknown = values.from_stored(Config, stored)
     except values.OptionError:
-        experiment: Any = logdir.resolve()  # of which nothing is known: by itself
+        experiment: Any = logdir.resolve()  # unknown: not grouped with others
     else:
         settings = values.settings_that_matter(config) | values.leaves(unknown)
         settings.pop("seed", None)
@@ -106,7 +106,7 @@ def _read(logdir: pathlib.Path) -> Run:
 
 
 def _groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs of the same experiment, under the name that they have in common."""
+    """Groups runs of the same experiment under their common name."""
     found: list[list[Run]] = []
     for run in runs:
         for group in found:
@@ -132,7 +132,7 @@ def _name(group: Sequence[Run]) -> str:
 
 
 def _training(groups: Mapping[str, Sequence[Run]]) -> Figure:
-    """Mean return of the last 100 episodes in training, over frames and over time."""
+    """Plots the mean return of the last 100 training episodes, over frames and over time."""
     over_frames: dict[str, dict[str, list[Curve]]] = {}
     over_time: dict[str, dict[str, list[Curve]]] = {}
     for name, group in groups.items():
@@ -171,7 +171,7 @@ def _training(groups: Mapping[str, Sequence[Run]]) -> Figure:
 
 
 def _evaluations(groups: Mapping[str, Sequence[Run]]) -> Figure:
-    """Return in evaluations, over frames, and what was forgotten if there are several tasks."""
+    """Plots returns of evaluations over frames, and forgetting if there are several tasks."""
     evaluated = {
         name: [run.evaluated for run in group if run.evaluated is not None]
         for name, group in groups.items()
@@ -220,12 +220,12 @@ def _draw(
     colours: Mapping[str, Any],
     scale: float = 1.0,
 ) -> None:
-    """Draws a curve of each group: a run's own, or the mean of several in a band."""
+    """Draws a curve of each group: that of its run, or the mean of several in a band."""
     for name, curves in groups.items():
         if len(curves) == 1:
             panel.plot(curves[0].x * scale, curves[0].y, color=colours[name])
             continue
-        # Only as far as every seed has come: a mean over others would jump where one ends.
+        # Only over the frames of all seeds: otherwise the mean would jump where one ends.
         start, end = max(c.x[0] for c in curves), min(c.x[-1] for c in curves)
         grid = np.linspace(start, max(start, end), _GRID)
         all_seeds = np.array([np.interp(grid, curve.x, curve.y) for curve in curves])
@@ -235,14 +235,14 @@ def _draw(
 
 
 def _ascending(x: np.ndarray, y: np.ndarray) -> Curve:
-    """A curve of which the last part counts where a run went back to a checkpoint."""
-    later = np.minimum.accumulate(x[::-1])[::-1]  # the smallest that is still to come
+    """Returns a curve in which the last part counts where a run resumed from a checkpoint."""
+    later = np.minimum.accumulate(x[::-1])[::-1]  # the smallest of this and all later ones
     kept = np.append(x[:-1] < later[1:], True)
     return Curve(x[kept].astype(np.float64), y[kept].astype(np.float64))
 
 
 def _shade(panel: Axes, run: continual.Run, task: str) -> None:
-    """Marks where a task was trained."""
+    """Marks the blocks in which a task was trained."""
     for block in run.blocks:
         if run.tasks[block.task] == task and block.end > block.start:
             panel.axvspan(block.start, block.end, color="0.9", linewidth=0)
@@ -251,7 +251,7 @@ def _shade(panel: Axes, run: continual.Run, task: str) -> None:
 def _table(
     groups: Mapping[str, Sequence[continual.Run]], tasks: Sequence[str]
 ) -> list[tuple[str, ...]]:
-    """Areas and forgetting, means over seeds; the first row says what stands in the columns."""
+    """Returns areas and forgetting, as means over seeds; the first row has the headings."""
 
     def mean(of_runs: Sequence[float | None]) -> str:
         known = [value for value in of_runs if value is not None]
@@ -275,7 +275,7 @@ def _table(
 
 
 def _show(axes: Axes, table: Sequence[tuple[str, ...]]) -> None:
-    """Shows a table whose columns are as wide as what stands in them."""
+    """Draws a table whose columns are as wide as their contents."""
     axes.axis("off")
     head, *body = table
     widths = [max(len(row[column]) + 2 for row in table) for column in range(len(head))]
@@ -288,7 +288,7 @@ def _show(axes: Axes, table: Sequence[tuple[str, ...]]) -> None:
         bbox=Bbox.unit(),
     )
     shown.auto_set_font_size(False)
-    # A character is about 0.6 of the font's size wide, of which 72 are an inch.
+    # A character is about 0.6 of the font size wide; the size is in 1/72 inch.
     shown.set_fontsize(min(9.0, _WIDTH * 72.0 / (0.6 * sum(widths))))
     for (_, column), cell in shown.get_celld().items():
         cell.set_linewidth(0.5)
@@ -297,7 +297,7 @@ def _show(axes: Axes, table: Sequence[tuple[str, ...]]) -> None:
 
 
 def _legend(figure: Any, colours: Mapping[str, Any]) -> None:
-    """Puts the names of the curves below the panels, where they cover none."""
+    """Draws the legend below the panels."""
     lines = [Line2D([], [], color=colour) for colour in colours.values()]
     columns = max(1, int(100 / (8 + max(map(len, colours)))))
     figure.legend(lines, list(colours), loc="outside lower center", ncols=columns, frameon=False)
@@ -312,7 +312,7 @@ def _height(panels: int, groups: Mapping[str, Any]) -> float:
 
 
 def _letters(tasks: Sequence[str]) -> list[str]:
-    """What tasks are called in a table: A, B, ..., and numbers from the 27th on."""
+    """Returns the names of tasks in a table: A, B, ..., and numbers from the 27th on."""
     return [chr(ord("A") + i) if i < 26 else str(i + 1) for i in range(len(tasks))]
 
 

@@ -1,4 +1,4 @@
-"""A trained agent for a loop of one's own: observations in, actions out."""
+"""A trained agent as a function from observations to actions, for a loop of one's own."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, overload
@@ -17,11 +17,11 @@ from impala.types import Nest, StepType, TimeStep
 
 
 class _Shown(NamedTuple):
-    """What an observation is made of."""
+    """The form of an observation."""
 
     num_envs: int  # E
     is_batch: bool  # if not, E is 1 and the observation has no such dimension
-    missing: frozenset[str]  # of what stands beside the environment's own observation
+    missing: frozenset[str]  # parts that wrappers add and the observation does not have
 
     def __str__(self) -> str:
         without = f" without {', '.join(sorted(self.missing))}" if self.missing else ""
@@ -29,7 +29,7 @@ class _Shown(NamedTuple):
 
 
 class Policy:
-    """Acts in one environment, or in several that step together, whichever it is shown.
+    """Acts in one environment, or in several that step together, depending on the observation.
 
         policy = impala.load("runs/catch")
         environment = policy.environment()
@@ -40,14 +40,14 @@ class Policy:
                 observation, _ = environment.reset()
                 policy.reset()
 
-    The agent's memory is kept between calls, and so is what some agents see beside the observation:
-    their last action and the time in the episode. Their last reward has to be given.
+    The agent's core state is kept between calls, and so are the last action and the time in the
+    episode if the agent sees them. If it sees the last reward, that must be passed.
 
     Args:
-      player: whose agent acts, and whose environments are made.
-      greedy: the most likely action instead of a sampled one.
+      player: has the agent and makes its environments.
+      greedy: use the most likely action instead of a sampled one.
       seed: of the sampled actions.
-      device: of TensorFlow's, where the agent is computed; None: TensorFlow's choice.
+      device: TensorFlow device for the agent; None: TensorFlow's choice.
     """
 
     def __init__(
@@ -58,26 +58,26 @@ class Policy:
         self._greedy, self._seed, self._device = greedy, seed, device
         self.observation_space, self.action_space = player.spaces
         self.config, self.counters = player.config, player.counters
-        self._shown: _Shown | None = None  # what an observation was when episodes began
-        self._first: np.ndarray | None = None  # [E], where an episode begins; None: everywhere
+        self._shown: _Shown | None = None  # the form of the observations of these episodes
+        self._first: np.ndarray | None = None  # [E], where an episode begins; None: in all
         self._action: Nest | None = None  # [E, ...], the last one
 
     def __call__(self, observation: Nest, reward: Any = None) -> Nest:
-        """Returns the action at an observation.
+        """Returns the action for an observation.
 
         Args:
           observation: an element of `observation_space`, or [E, ...] of E environments. Where the
             agent sees its last action, last reward or time in the episode, the environment's own
-            observation without them will do.
+            observation without them is sufficient.
           reward: [E] of the last step. Only for agents that see it, if the observation does not
-            have it; where an episode begins it does not count.
+            have it; ignored where an episode begins.
 
         Returns:
           An element of `action_space`, or [E, ...].
 
         Raises:
-          ValueError: the observation is none of the space, there are other environments than
-            before, or the agent sees the last reward and it was not given.
+          ValueError: the observation is not in the space, the number of environments has changed,
+            or the agent sees the last reward and it was not passed.
         """
         shown, values = _look(self.observation_space, observation)
         if self._first is None and shown != self._shown:
@@ -100,7 +100,7 @@ class Policy:
             values = {**values, **self._history.before(first, self._action, rewards)}
         timestep = TimeStep(
             values,
-            reward=np.zeros(shown.num_envs, np.float32),  # the agent looks at neither
+            reward=np.zeros(shown.num_envs, np.float32),  # the agent uses neither
             discount=np.ones(shown.num_envs, np.float32),
             step_type=np.where(first, StepType.FIRST, StepType.MID).astype(np.int8),
         )
@@ -112,7 +112,7 @@ class Policy:
         return tree.map_structure(lambda leaf: leaf[0], self._action)
 
     def reset(self, where: Any = None) -> None:
-        """Has an episode begin with the next observation.
+        """Marks the next observation as the first of an episode.
 
         Args:
           where: [E] bool, in which of several environments; None: in all.
@@ -125,8 +125,8 @@ class Policy:
         elif where is None or where:
             self._first = None
             if not self._shown.is_batch:
-                # `impala evaluate` shows the agent the last observation of an episode too, whose
-                # action is ignored. With as many draws, both sample the same actions.
+                # `impala evaluate` also acts on the last observation of an episode, where the
+                # action is ignored. An equal number of draws gives equal actions.
                 self._acting.skip()
 
     @overload
@@ -138,10 +138,10 @@ class Policy:
     def environment(
         self, num_envs: int | None = None, render_mode: str | None = None
     ) -> outward.SingleEnv | outward.SeveralEnvs:
-        """Makes the environment that the agent was trained in, with its wrappers.
+        """Returns the environment that the agent was trained in, with its wrappers.
 
         Args:
-          num_envs: None for one `gymnasium.Env`; else for so many in a `VectorEnv`, which resets
+          num_envs: None for one `gymnasium.Env`; else the size of a `VectorEnv`, which resets
             environments in the step after their episode's end.
           render_mode: None; rgb_array, for `render`; or human, for a window. Of the first one.
 
@@ -156,10 +156,10 @@ class Policy:
 
 
 def _look(space: gym.Space, observation: Nest) -> tuple[_Shown, Nest]:
-    """Returns what an observation is made of, and the same as arrays [E, ...] of the space's types.
+    """Returns the form of an observation, and its arrays [E, ...] in the space's types.
 
     Raises:
-      ValueError: it is none of the space.
+      ValueError: it is not in the space.
     """
     missing: frozenset[str] = frozenset()
     if is_wrapped(space):

@@ -1,4 +1,4 @@
-"""Rows of telemetry as a log directory holds them: what training looked like, number by number."""
+"""Reads rows of telemetry from a log directory."""
 
 import pathlib
 import re
@@ -13,7 +13,7 @@ _RECENT = re.compile(r"episode/((?:(?!/info/).)+)/return_recent", re.DOTALL)
 
 
 def read(logdir: pathlib.Path) -> list[Row]:
-    """Reads a run's rows, as far as they can be read; none if there are none."""
+    """Returns a run's rows, without those that cannot be read; empty if there are none."""
     return json_lines.read(logdir / "metrics.jsonl", _parse)
 
 

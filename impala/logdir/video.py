@@ -10,10 +10,10 @@ _FRAMES_PER_SECOND = 20
 
 
 def check(path: pathlib.Path) -> None:
-    """Says whether `path` can be written, before an episode has been played for it.
+    """Checks that a video can be written, before an episode is played for it.
 
     Raises:
-      ValueError: the name's ending is none of those known, or needs a package that is missing.
+      ValueError: the suffix is unknown, or needs a package that is missing.
     """
     if path.suffix == ".mp4":
         if not all(map(importlib.util.find_spec, ("imageio", "imageio_ffmpeg"))):

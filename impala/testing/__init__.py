@@ -1,7 +1,7 @@
-"""Conformance suites: what environments, torsos, distributions and algorithms promise, as tests.
+"""Conformance suites: the contracts of environments, torsos, distributions and algorithms as tests.
 
-Subclass a suite in a test module, under a name that begins with Test, and say how your part is
-made; pytest then runs the suite's tests on it. Suites are modules of their own, so that the one of
+Subclass a suite in a test module, under a name that begins with Test, and define how your part is
+made; pytest then runs the suite's tests on it. Suites are separate modules, so that the one of
 environments loads no TensorFlow:
 
     from impala.testing.environments import EnvironmentConformance

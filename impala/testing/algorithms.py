@@ -1,4 +1,4 @@
-"""What every algorithm promises (see `impala.algorithms.base.Algorithm`), as tests."""
+"""The contract of algorithms (see `impala.algorithms.base.Algorithm`) as tests."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ DISCOUNTS = np.ones(STEP_TYPES.shape, np.float32)
 DISCOUNTS[3, 2] = DISCOUNTS[5, 2] = DISCOUNTS[6, 3] = 0.0
 T, B = STEP_TYPES.shape[0] - 1, STEP_TYPES.shape[1]
 SEAM_ROWS = STEP_TYPES == _FIRST
-SEAM_ROWS[0] = False  # Row 0's step belongs to the unroll before.
+SEAM_ROWS[0] = False  # the step of row 0 belongs to the previous unroll
 SEAMS = SEAM_ROWS[1:]  # [T, B]
 IS_REPLAY = np.array([False, True, True, False])
 
@@ -47,14 +47,14 @@ class AlgorithmConformance:
     has_replay = True
     """Whether half of the batch is replayed."""
     is_random = False
-    """Whether the loss draws random numbers: XLA draws others, so it is not compared."""
+    """Whether the loss draws random numbers: XLA draws different ones, so it is not compared."""
 
     def make(self, agent: Agent) -> Algorithm:
-        """Returns the algorithm, a new one in each call, for an agent."""
+        """Returns a new algorithm for an agent."""
         raise NotImplementedError(f"{type(self).__name__} has to define make(agent).")
 
     def make_agent(self) -> Agent:
-        """Returns an agent, the same one in each call."""
+        """Returns the agent, the same one in each call."""
         return build.agent(self.agent_config, self.observation_space, self.action_space, seed=1)
 
     def test_the_loss_is_finite_one_per_step_and_metrics_are_scalars(self) -> None:
@@ -77,14 +77,14 @@ class AlgorithmConformance:
         assert loss[~SEAMS].all(), "a step of experience has no loss"
 
     def test_a_seam_row_is_silent(self) -> None:
-        """Nothing that stands there moves a loss, a metric or a gradient by a bit."""
+        """Actions, rewards and other values on a seam change no loss, metric or gradient."""
         agent = self.make_agent()
         algorithm = self.make(agent)
         arrays = self.arrays(agent)
 
         def update(arrays: dict[str, Any]) -> Nest:
             output, gradients = loss_and_gradients(algorithm, self.batch(arrays, agent))
-            return output.loss, output.metrics, gradients  # histograms have seams and all
+            return output.loss, output.metrics, gradients  # histograms include seams
 
         expected = update(arrays)
         for leaf, value in (
@@ -112,7 +112,7 @@ class AlgorithmConformance:
         assert_identical(update({**arrays, "action": action}), expected, message)
 
     def test_exactly_the_learned_variables_move(self) -> None:
-        """Each of them once; what is not learned stays until `after_update`."""
+        """Each of them once; other variables change only in `after_update`."""
         algorithm, batch = self._made()
         learned = [id(variable) for variable in algorithm.learned_variables]
         assert len(set(learned)) == len(learned), "a variable is learned twice"
@@ -126,7 +126,7 @@ class AlgorithmConformance:
             assert moved == (id(variable) in learned), f"{variable.name} {what}"
 
     def test_what_a_checkpoint_holds_says_everything(self) -> None:
-        """Another object with the same variables goes on as this one would have."""
+        """Another object with the same variables continues identically."""
         algorithm, batch = self._made()
         descend(algorithm, batch, rate=0.1)
         algorithm.after_update(0.5)
@@ -138,7 +138,7 @@ class AlgorithmConformance:
         assert_identical(other.loss(batch), algorithm.loss(batch), message)
 
     def test_compiled_it_is_the_same(self) -> None:
-        """As a graph, and by XLA, since the learner compiles it."""
+        """As a graph and by XLA, as the learner compiles it."""
         compilers = (False,) if self.is_random else (False, True)
         algorithm, batch = self._made()
         expected = loss_and_gradients(algorithm, batch)
@@ -153,7 +153,7 @@ class AlgorithmConformance:
                 np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-3, atol=1e-4)
 
     def arrays(self, agent: Agent, seed: int = 0) -> dict[str, Any]:
-        """Returns the leaves of a batch; the behaviour policies are far from the agent's."""
+        """Returns the leaves of a batch, with behaviour policies that are far from the agent's."""
         rng = np.random.default_rng(seed)
         rows = STEP_TYPES.shape
         return {
@@ -199,7 +199,7 @@ def make_batch(arrays: dict[str, Any], agent: Any, is_replay: np.ndarray) -> Bat
 
 
 def loss_and_gradients(algorithm: Algorithm, batch: Batch) -> tuple[LossOutput, list[tf.Tensor]]:
-    """Returns one learner step as far as the gradients of the summed loss."""
+    """Returns loss and gradients of the summed loss, as in a learner step."""
     variables = algorithm.learned_variables
     with tf.GradientTape() as tape:
         output = algorithm.loss(batch)
@@ -208,7 +208,7 @@ def loss_and_gradients(algorithm: Algorithm, batch: Batch) -> tuple[LossOutput, 
 
 
 def descend(algorithm: Algorithm, batch: Batch, rate: float) -> None:
-    """Takes a step of plain gradient descent."""
+    """Applies one step of plain gradient descent."""
     _, gradients = loss_and_gradients(algorithm, batch)
     for variable, gradient in zip(algorithm.learned_variables, gradients, strict=True):
         assert gradient is not None, f"{variable.name} is learned, but has no gradient"

@@ -1,4 +1,4 @@
-"""What every action distribution promises (see `impala.agents.distributions`), as tests."""
+"""The contract of action distributions (see `impala.agents.distributions`) as tests."""
 
 import itertools
 from typing import Any
@@ -19,8 +19,8 @@ _SEED = (7, 11)
 class DistributionConformance:
     """Compares a distribution with sums over its whole action space.
 
-    The truth is every choice, and a fine grid over every box. The distribution has to have its
-    mass inside a box, not on its edges.
+    The sums are over every choice, and a fine grid on every box. The distribution's mass must be
+    inside a box, not on its edges.
     """
 
     action_space: gym.Space
@@ -37,7 +37,7 @@ class DistributionConformance:
         return tf.constant(rng.uniform(-1.2, 0.4, shape), tf.float32)
 
     def test_probabilities_sum_to_one(self) -> None:
-        """Over choices; densities integrate to one over a box."""
+        """Choices sum to one; densities over a box integrate to one."""
         space, distribution = self.action_space, self.make()
         actions, weights = whole_space(space)
         log_probs = distribution.log_prob(self.parameters(1), stack(actions))
@@ -231,7 +231,7 @@ class DistributionConformance:
 
 
 def whole_space(space: gym.Space) -> tuple[list[Any], np.ndarray]:
-    """Actions of a space, and how much of the space each stands for."""
+    """Returns the actions of a space, and the volume that each represents."""
     match space:
         case spaces.Discrete():
             return list(space.start + np.arange(space.n, dtype=space.dtype)), np.ones(space.n)
@@ -251,7 +251,7 @@ def whole_space(space: gym.Space) -> tuple[list[Any], np.ndarray]:
         case spaces.Box():
             size = int(np.prod(space.shape))
             step = 0.05 if size == 1 else 0.1
-            points = np.arange(-7.0, 7.0, step) + step / 2  # Where the Gaussian is, and further.
+            points = np.arange(-7.0, 7.0, step) + step / 2  # covers the Gaussian's mass
             grid = np.stack(np.meshgrid(*[points] * size), -1).reshape(-1, size)
             half = (space.high - space.low).reshape(-1).astype(float) / 2
             actions = space.low.reshape(-1) + half * (1 + np.tanh(grid))
@@ -299,7 +299,7 @@ def stack(actions: list[Any]) -> Nest:
 
 
 def masks(space: gym.Space) -> list[list[np.ndarray]]:
-    """What is allowed, part by part: one choice, all but one, and anything."""
+    """Returns masks, part by part: one choice allowed, all but one, and any."""
     rng = np.random.default_rng(5)
     sizes = choices(space)
     one = [np.eye(size, dtype=np.int8)[rng.integers(size)] for size in sizes]

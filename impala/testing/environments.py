@@ -1,4 +1,4 @@
-"""What every environment promises (see `impala.environments.Environment`), as tests."""
+"""The contract of environments (see `impala.environments.Environment`) as tests."""
 
 import time
 from collections.abc import Iterator
@@ -12,24 +12,24 @@ from impala.environments import base
 from impala.environments.base import Environment
 from impala.types import EnvironmentStep, Nest, StepType, TimeStep
 
-_WAIT_SECONDS = 0.02  # in which an environment in a thread may write where it must not
+_WAIT_SECONDS = 0.02  # for an environment's thread to write where it must not
 
 
 class EnvironmentConformance:
-    """Plays some environments at random and checks what they give.
+    """Plays environments at random and checks their output.
 
-    A class or function that is named module:attribute, a registered id, and a vector environment
-    are made by `impala.environments.make(EnvironmentConfig(id=...), num_envs)`.
+    A class or function named module:attribute, a registered id, and a vector environment are made
+    by `impala.environments.make(EnvironmentConfig(id=...), num_envs)`.
     """
 
     num_envs = 3
-    """Environments that play."""
+    """Number of environments."""
     num_steps = 160
-    """Steps in which each of them ends an episode and begins another one."""
+    """Number of steps, in which each of them must end an episode and begin another one."""
     most_frames = 1
-    """Most frames that a step plays: `limits.frames_per_step`."""
+    """Largest number of frames per step: `limits.frames_per_step`."""
     is_random = True
-    """Whether another seed makes another game."""
+    """Whether another seed gives another game."""
 
     def make(self, num_envs: int) -> Environment:
         """Returns environments that were not reset yet."""
@@ -70,7 +70,7 @@ class EnvironmentConformance:
                 assert array.dtype.kind in "biuf", f"info {name} is {array.dtype}"
 
     def test_an_episode_is_first_mids_last_and_then_first_again(self) -> None:
-        """Nothing is reset in the middle of an episode, and none goes on behind its end."""
+        """Nothing is reset within an episode, and every end is followed by a reset."""
         step_type = column(self.played()[1], "step_type")
         assert np.isin(step_type, list(StepType)).all(), f"step types are {np.unique(step_type)}"
         assert (step_type[0] == StepType.FIRST).all(), "reset gives a row that is not FIRST"
@@ -89,7 +89,7 @@ class EnvironmentConformance:
         assert (np.stack([s.frames for s in steps])[first] == 0).all(), "a FIRST row has frames"
 
     def test_every_other_row_played_frames_that_the_learner_takes(self) -> None:
-        """One at least, `most_frames` at most."""
+        """At least one, at most `most_frames`."""
         steps = self.played()[1]
         first = column(steps, "step_type") == StepType.FIRST
         frames = np.stack([step.frames for step in steps])[~first]
@@ -97,14 +97,14 @@ class EnvironmentConformance:
         assert frames.max() <= self.most_frames, f"a step has played {frames.max()} frames"
 
     def test_rewards_are_finite_and_discounts_are_from_0_to_1(self) -> None:
-        """What is not a number ends an actor."""
+        """NaN would end an actor."""
         steps = self.played()[1]
         assert np.isfinite(column(steps, "reward")).all()
         discount = column(steps, "discount")
         assert (discount >= 0.0).all() and (discount <= 1.0).all(), "a discount is not in [0, 1]"
 
     def test_the_seed_decides(self) -> None:
-        """The same seed and actions make the same rows."""
+        """The same seed and actions give the same rows."""
 
         def run(seed: int) -> list[EnvironmentStep]:
             with closing(self.make(2)) as environment:
@@ -115,7 +115,7 @@ class EnvironmentConformance:
             assert not same(run(3), run(4)), "two seeds make the same game: see is_random"
 
     def test_environments_of_one_seed_differ(self) -> None:
-        """Each has its own game, also if all do the same."""
+        """Each plays its own game, even with the same actions."""
         if not self.is_random:
             return
         with closing(self.make(6)) as environment:
@@ -130,7 +130,7 @@ class EnvironmentConformance:
         ), "all environments of a seed play the same game"
 
     def test_what_it_gave_stays_as_it_is_until_the_next_recv(self) -> None:
-        """Arrays may be used again, but not while the agent looks at them."""
+        """Arrays may be reused, but not before the next recv."""
         with closing(self.make(self.num_envs)) as environment:
             actions = _action_space(environment, 0)
             given: Nest = environment.reset(0)
@@ -147,7 +147,7 @@ class EnvironmentConformance:
                     assert np.array_equal(now, then), "a step has changed its action"
 
     def test_it_can_be_closed_twice_and_within_a_step(self) -> None:
-        """Whatever it has begun, `close` ends it."""
+        """`close` ends whatever has begun."""
         environment = self.make(2)
         environment.reset(0)
         environment.send(_action_space(environment, 0).sample())
@@ -155,7 +155,7 @@ class EnvironmentConformance:
         environment.close()
 
     def played(self) -> tuple[Environment, list[EnvironmentStep]]:
-        """Environments, closed, and their rows: played once for all tests of a class."""
+        """Returns environments, closed, and their rows: played once for all tests of a class."""
         cls: Any = type(self)
         if "_played" not in cls.__dict__:
             with closing(self.make(self.num_envs)) as environment:
@@ -188,7 +188,7 @@ def play(
 
 
 def same(one: list[EnvironmentStep], other: list[EnvironmentStep]) -> bool:
-    """Whether all time steps are equal."""
+    """Returns whether all time steps are equal."""
     pairs = zip(one, other, strict=True)
     return all(
         np.array_equal(a, b)
@@ -203,7 +203,7 @@ def column(steps: list[EnvironmentStep], field: str) -> np.ndarray:
 
 
 def numbered(nest: Nest, i: int) -> Nest:
-    """Returns environment i's part of a nest, copied, as its single space knows it."""
+    """Returns environment i's part of a nest, copied, as an element of its single space."""
     if isinstance(nest, dict):
         return {key: numbered(value, i) for key, value in nest.items()}
     if isinstance(nest, TimeStep):
@@ -214,7 +214,7 @@ def numbered(nest: Nest, i: int) -> Nest:
 
 
 def copied(nest: Any) -> Any:
-    """Returns a nest of arrays that nobody else writes to."""
+    """Returns a deep copy of a nest of arrays."""
     if isinstance(nest, dict):
         return {key: copied(value) for key, value in nest.items()}
     if isinstance(nest, tuple):

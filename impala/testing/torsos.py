@@ -1,4 +1,4 @@
-"""What every torso promises (see `impala.agents.torsos.Torso`), as tests."""
+"""The contract of torsos (see `impala.agents.torsos.Torso`) as tests."""
 
 import gymnasium as gym
 import numpy as np
@@ -13,13 +13,13 @@ _ROWS = 5
 
 
 class TorsoConformance:
-    """Shows random observations to a torso, as an agent does."""
+    """Applies a torso to random observations, as an agent does."""
 
     observation_space: gym.Space
-    """One whose observations the torso can see."""
+    """A space whose observations the torso accepts."""
 
     def make(self, name: str) -> Torso:
-        """Returns a torso, a new one in each call, as a module of this name."""
+        """Returns a new torso, as a module of this name."""
         raise NotImplementedError(f"{type(self).__name__} has to define make(name).")
 
     def test_features_are_finite_vectors(self) -> None:
@@ -36,7 +36,7 @@ class TorsoConformance:
         assert len(sizes) == 1, f"features have the sizes {sorted(sizes)}"
 
     def test_each_row_depends_on_its_own_observation_alone(self) -> None:
-        """Rows are of different environments and times: nothing may be mixed between them."""
+        """Rows are from different environments and times and must not be mixed."""
         features, observations = self._features(), self._observations(_ROWS)
         together = features(observations).numpy()
         for row in range(_ROWS):
@@ -44,7 +44,7 @@ class TorsoConformance:
             np.testing.assert_allclose(features(one)[0], together[row], rtol=1e-3, atol=1e-4)
 
     def test_observations_that_differ_give_features_that_differ(self) -> None:
-        """The torso looks at what it is shown."""
+        """The torso uses its input."""
         output = self._features()(self._observations(_ROWS)).numpy()
         assert len(np.unique(output, axis=0)) > 1, "all observations give the same features"
 
@@ -56,7 +56,7 @@ class TorsoConformance:
         np.testing.assert_array_equal(features(observations), first)
 
     def test_variables_are_made_in_the_first_call_and_all_of_them_learn(self) -> None:
-        """What is made later is in no checkpoint; what has no gradient is never learned."""
+        """Later variables are in no checkpoint; those without a gradient are never trained."""
         features, observations = self._features(), self._observations(_ROWS)
         variables = features.trainable_variables
         with tf.GradientTape() as tape:
@@ -69,7 +69,7 @@ class TorsoConformance:
             assert np.isfinite(gradient).all(), f"the gradient of {variable.name} is not finite"
 
     def test_its_name_is_passed_on(self) -> None:
-        """Two torsos of an agent are told apart by the names of their variables."""
+        """The torsos of an agent are distinguished by the names of their variables."""
         torsos = [self.make(name) for name in ("one", "two")]
         for torso in torsos:
             Features(torso, self.observation_space)(self._observations(1))
@@ -85,7 +85,7 @@ class TorsoConformance:
             np.testing.assert_allclose(compiled, expected, rtol=1e-3, atol=1e-3)
 
     def _features(self) -> Features:
-        """A torso, wrapped as an agent wraps it, with its variables made."""
+        """Returns a torso, wrapped as in an agent, with its variables made."""
         tf.random.set_seed(0)
         features = Features(self.make("torso"), self.observation_space)
         features(self._observations(1))
