@@ -1,1 +1,1 @@
-"""What is measured: `make bench`. Never imported by the services or the tests."""
+"""Benchmarks: `make bench`. Never imported by the services or the tests."""

@@ -26,7 +26,7 @@ _CONFIG = dataclasses.replace(
 
 
 def main() -> int:
-    """Runs the parts that were asked for; all of them by default."""
+    """Runs the selected benchmarks; by default, the quick ones."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "parts",
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def _training(config: configs.Config, seconds: float) -> dict[str, float]:
-    """The roofline before and after training, since a shared machine changes its speed."""
+    """Measures the roofline before and after training, as a shared machine's speed varies."""
     from benchmarks import end_to_end, roofline
 
     before = roofline.measure(config, seconds / 3)
@@ -114,7 +114,7 @@ def _micro(config: configs.Config, seconds: float) -> dict[str, float]:
 
 
 def _fleet(config: configs.Config, seconds: float) -> dict[str, float]:
-    """The learner's network and batch are the paper's; nothing is replayed."""
+    """Uses the paper's network and batch, without replay."""
     from benchmarks import fleet
 
     return {
@@ -126,7 +126,7 @@ def _fleet(config: configs.Config, seconds: float) -> dict[str, float]:
 
 
 def _attack(config: configs.Config, seconds: float) -> dict[str, float]:
-    """So many seconds for each kind of attack, and as many without."""
+    """Measures `seconds` for each kind of attack, and as long without."""
     from benchmarks import attack
 
     endured, is_exact = attack.measure(config, seconds)
@@ -142,7 +142,7 @@ def _attack(config: configs.Config, seconds: float) -> dict[str, float]:
 
 
 def _speed_up(config: configs.Config, seconds: float) -> dict[str, float]:
-    """Whole runs, of a preset of its own."""
+    """Measures whole runs, of a preset of their own."""
     from benchmarks import speed_up
 
     del config, seconds
@@ -158,7 +158,7 @@ def _speed_up(config: configs.Config, seconds: float) -> dict[str, float]:
 
 
 def _critic(config: configs.Config, seconds: float) -> dict[str, float]:
-    """Whole runs, of a preset of its own."""
+    """Measures whole runs, of a preset of their own."""
     from benchmarks import critic
 
     del config, seconds

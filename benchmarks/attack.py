@@ -1,11 +1,11 @@
-"""What honest actors keep of their throughput while strangers attack, by kind of attack and rate.
+"""The throughput of honest actors under attack, by kind of attack and rate.
 
-A real learner that asks for tokens serves synthetic actors without a pause. Beside them by turns,
-in one run: a stranger from another loopback address, which has no token, and a process that uses as
-much CPU time for nothing. So what is compared is not what a stranger's own computing costs on the
-same machine, but what it costs the learner. Each window has an address of its own, so that a
-stranger begins with all that strangers are allowed. At the end the accounts of the learner are
-compared with those of the honest actors.
+A real learner that requires tokens serves synthetic actors without a pause. In alternating windows
+of one run there is also either an attacker from another loopback address, without a token, or a
+process that uses the same CPU time for nothing. So the comparison excludes the cost of the
+attacker's own computation on the same machine. Each window has its own address, so that an attacker
+starts with the full limits. At the end the learner's accounts are compared with those of the honest
+actors.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _PAUSE_SECONDS = 1.0  # between windows
 _ACTORS = 8
 _ENVS = 4  # of each
 _WARM_UPDATES = 20
-_DEADLINE_SECONDS = 120.0  # that nothing should ever take
+_DEADLINE_SECONDS = 120.0  # time limit of every operation
 _TOKEN = "actor-token-of-the-benchmark"
 _READER = "reader-token-of-the-benchmark"
 _SILENT = 2000  # connections that a stranger holds open
@@ -47,12 +47,12 @@ _WATCHES = 64  # of one connection, as many as HTTP/2 is told that there may be
 
 
 class Endured(NamedTuple):
-    """What one kind of attack cost; rates are medians over the windows."""
+    """The cost of one kind of attack; rates are medians over the windows."""
 
-    share: float  # of the throughput beside a harmless load that is left
+    share: float  # of the throughput beside the harmless load
     produced_per_second: float  # calls, or connections tried where there is none
     stranger_cores: float  # CPU time per second of the stranger...
-    harmless_cores: float  # ...and of the load that stands for it
+    harmless_cores: float  # ...and of the harmless load
     attacked_unrolls_per_second: float
     harmless_unrolls_per_second: float
     learner_megabytes_before: float  # resident
@@ -71,7 +71,7 @@ def measure(config: Config, seconds: float) -> tuple[dict[str, Endured], bool]:
     """Measures each kind of attack for `seconds`, and for as long without.
 
     Returns:
-      What each of them cost; and whether the accounts are exact in the end.
+      The cost of each; and whether the accounts are exact in the end.
     """
     spawn = multiprocessing.get_context("spawn")
     with contextlib.ExitStack() as last_first:
@@ -94,7 +94,7 @@ def measure(config: Config, seconds: float) -> tuple[dict[str, Endured], bool]:
         hosts = (f"127.0.1.{number}" for number in itertools.count(1))
 
         def window(load: BaseProcess, is_on: Event) -> tuple[float, float]:
-            """Unrolls per second, and the cores that the load used."""
+            """Returns unrolls per second, and the cores that the load used."""
             assert load.pid is not None
             unrolls, cpu, begun = received.value, fleet.cpu_seconds(load.pid), time.perf_counter()
             is_on.set()
@@ -148,7 +148,7 @@ def measure(config: Config, seconds: float) -> tuple[dict[str, Endured], bool]:
 
 
 def table(endured: dict[str, Endured]) -> str:
-    """Writes the kinds one below the other, as docs/results has them."""
+    """Returns the results as a table in Markdown."""
     lines = [
         "| kind | produced/s | share left | unrolls/s under attack, beside a harmless load "
         "| cores of the stranger | learner MB before, after | MB in front |",
@@ -171,7 +171,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _received(address: str) -> int:
-    """What the learner says that it has received, in unrolls."""
+    """Returns the unrolls received, according to the learner."""
     with grpc.insecure_channel(address) as channel:
         status = pb_grpc.LearnerStub(channel).GetStatus(
             pb.GetStatusRequest(),
@@ -198,7 +198,7 @@ def _play(address: str, received: "Synchronized[int]", is_warm: Event, is_over: 
 async def _play_one(
     address: str, name: str, received: "Synchronized[int]", is_warm: Event, is_over: Event
 ) -> None:
-    """Sends messages until it is over, each as soon as the one before has its receipt."""
+    """Sends messages until the end, each as soon as the previous one has its receipt."""
     caller = _Caller(address, name)
     message = caller.message(await caller.join(), _ENVS)
     exchange = caller.stream()
@@ -214,7 +214,7 @@ async def _play_one(
 
 
 class _Caller:
-    """One who may send unrolls, on a connection of its own."""
+    """An actor with its own connection."""
 
     def __init__(self, address: str, name: str):
         self.channel = grpc.aio.insecure_channel(
@@ -236,7 +236,7 @@ class _Caller:
         )
 
     def stream(self) -> Callable[[pb.Unrolls], Awaitable[pb.Receipt]]:
-        """Sends a message and waits for its receipt."""
+        """Returns a function that sends a message and waits for its receipt."""
         call = self.stub.StreamUnrolls(metadata=self._metadata)
 
         async def exchange(message: pb.Unrolls) -> pb.Receipt:
@@ -249,7 +249,7 @@ class _Caller:
         return exchange
 
     def message(self, hello: pb.JoinReply, num_envs: int) -> pb.Unrolls:
-        """A good one in which nothing happens; its number is still missing."""
+        """Returns a valid message without its number, in which nothing happens."""
         return pb.Unrolls(
             actor=self.hello_request.actor,
             incarnation=self.hello_request.incarnation,
@@ -261,11 +261,11 @@ class _Caller:
         )
 
 
-# The strangers: HTTP/2 by hand, since gRPC's own client is too polite and binds no address.
+# The attackers use HTTP/2 directly, as gRPC's client limits itself and cannot bind an address.
 
 
 class _Line:
-    """A connection to the learner that is opened again whenever it has been closed."""
+    """A connection to the learner that is reopened whenever it is closed."""
 
     def __init__(self, address: str, host: str) -> None:
         self._address, self._host = address, host
@@ -273,7 +273,7 @@ class _Line:
         self._stream = 0
 
     def call(self, method: str, data: bytes | None, reset: bool = False) -> None:
-        """Begins a call; without a connection it only tries to get one."""
+        """Begins a call; without a connection it only tries to connect."""
         try:
             if self._socket is None:
                 self._socket = _connected(self._address, self._host)
@@ -297,7 +297,7 @@ class _Line:
 
     @property
     def calls(self) -> int:
-        """How many have been made on this connection."""
+        """Returns the number of calls made on this connection."""
         return (self._stream + 1) // 2 if self._socket is not None else 0
 
     def close(self) -> None:
@@ -350,7 +350,7 @@ def _refused(address: str, host: str) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def _resets(address: str, host: str) -> Iterator[Callable[[], None]]:
-    """Calls that are taken back at once."""
+    """Makes calls and resets them at once."""
     line = _Line(address, host)
     yield lambda: line.call(_JOIN, None, reset=True)
     line.close()
@@ -358,7 +358,7 @@ def _resets(address: str, host: str) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def _watches(address: str, host: str) -> Iterator[Callable[[], None]]:
-    """Watches the health service on more and more connections, which stay open."""
+    """Opens more and more connections that watch the health service."""
     lines = collections.deque([_Line(address, host)])
 
     def act() -> None:
@@ -375,7 +375,7 @@ def _watches(address: str, host: str) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def _silent(address: str, host: str) -> Iterator[Callable[[], None]]:
-    """Connects and says nothing; the oldest is closed beyond a number."""
+    """Connects and sends nothing; beyond a limit the oldest connection is closed."""
     open_ones: collections.deque[socket.socket] = collections.deque()
 
     def act() -> None:
@@ -391,7 +391,7 @@ def _silent(address: str, host: str) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def _connects(address: str, host: str) -> Iterator[Callable[[], None]]:
-    """Connects, speaks as a client does, and closes."""
+    """Connects, sends the first bytes of a client, and closes."""
 
     def act() -> None:
         with contextlib.suppress(OSError), _connected(address, host) as line:
@@ -408,13 +408,13 @@ ATTACKS = {
     "silent connections": Attack(_silent, None),
     "connections opened and closed": Attack(_connects, None),
 }
-"""Kind -> what is done, and how often."""
+"""Kind -> attack."""
 
 
 def _attack(
     kind: str, address: str, host: str, is_ready: Event, is_on: Event, count: "Synchronized[int]"
 ) -> None:
-    """Acts while it is switched on, as often as is asked for, and makes up for delays."""
+    """Attacks while it is switched on, at the requested rate, and makes up for delays."""
     attack = ATTACKS[kind]
     with attack.act(address, host) as act:
         is_ready.set()
@@ -430,7 +430,7 @@ def _attack(
 
 
 def _burn(is_on: Event, cores: "Synchronized[float]") -> None:
-    """Uses so much CPU time per second while it is switched on."""
+    """Uses the given CPU time per second while it is switched on."""
     while is_on.wait():
         begun, used = time.perf_counter(), time.process_time()
         while is_on.is_set():

@@ -1,4 +1,4 @@
-"""Regret of trained bandit agents beside strategies that were thought out, as a table and a figure.
+"""Compares the regret of trained bandit agents with hand-written strategies: table and figure.
 
 `python -m benchmarks.bandits LOGDIR [LOGDIR ...] [--episodes 3000] [--output bandits.png]`
 """
@@ -33,21 +33,21 @@ class Played(NamedTuple):
 
 
 class Strategy(Protocol):
-    """Says which arms E bandits pull next, given what each of their arms did so far."""
+    """Chooses the arms that E bandits pull next, given the results of each arm so far."""
 
     def __call__(
         self, wins: np.ndarray, losses: np.ndarray, rng: np.random.Generator
     ) -> np.ndarray:
-        """Arms [E]; wins and losses are [E, arms]."""
+        """Returns arms [E]; wins and losses are [E, arms]."""
 
 
 def random(wins: np.ndarray, losses: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Any arm."""
+    """Pulls a random arm."""
     return rng.integers(wins.shape[1], size=len(wins))
 
 
 def ucb1(wins: np.ndarray, losses: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Auer et al. 2002: the mean so far and sqrt(2 ln t / n); each arm once at first."""
+    """UCB1, Auer et al. 2002: the mean so far plus sqrt(2 ln t / n), after each arm once."""
     count = wins + losses
     with np.errstate(divide="ignore", invalid="ignore"):
         bonus = np.sqrt(2.0 * np.log(count.sum(1, keepdims=True)) / count)
@@ -56,23 +56,23 @@ def ucb1(wins: np.ndarray, losses: np.ndarray, rng: np.random.Generator) -> np.n
 
 
 def thompson(wins: np.ndarray, losses: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Thompson 1933: the best arm of a draw from the posterior, uniform priors on each arm."""
+    """Thompson 1933: the best arm of a sample from the posterior, with uniform priors."""
     return _argmax(rng.beta(wins + 1.0, losses + 1.0), rng)
 
 
 def greedy_dependent(wins: np.ndarray, losses: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The best for arms that pay with p and 1 - p: each pull tells the same, so none explores."""
+    """Optimal for arms that pay with p and 1 - p: every pull is equally informative."""
     return _argmax(wins + losses[:, ::-1], rng)
 
 
 def _argmax(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """With ties broken by chance."""
+    """Returns the argmax, with ties broken at random."""
     ties = values == values.max(axis=1, keepdims=True)
     return np.argmax(ties * rng.random(values.shape), axis=1)
 
 
 def play(strategy: Strategy, problem: str, pulls: int, episodes: int, seed: int = 0) -> Played:
-    """One episode of a strategy in each of as many bandits."""
+    """Plays one episode of a strategy in each of `episodes` bandits."""
     bandits = BanditVector(episodes, problem, pulls)
     bandits.reset(seed=seed)
     rng = np.random.default_rng(seed)
@@ -91,7 +91,7 @@ def play(strategy: Strategy, problem: str, pulls: int, episodes: int, seed: int 
 
 
 def play_agent(logdir: pathlib.Path, episodes: int, seed: int = 0) -> tuple[str, Played]:
-    """One episode of a trained agent in each of as many bandits, and which problem that was."""
+    """Plays one episode of a trained agent per bandit. Returns the problem and the episodes."""
     process.hide_gpus()  # a learner may be using them
     player = Player(checkpoint.choose(logdir))
     with contextlib.closing(player.environment(episodes)) as environment:
@@ -116,8 +116,8 @@ def _one_episode(steps: Iterator[EnvironmentStep]) -> Played:
 def independent_optimum(pulls: int, discount: float = 1.0) -> float:
     """Regret of the best strategy on two arms with independent uniform priors.
 
-    By dynamic programming over what each arm did, from the last pull backwards. With a discount,
-    of the strategy that is best if what is paid k pulls later counts discount^k.
+    By dynamic programming over the results of each arm, backwards from the last pull. With a
+    discount, for the strategy that is optimal if a reward k pulls later counts discount^k.
     """
     worth = np.zeros([pulls + 2] * 3)  # by wins and losses of arm 0 and wins of arm 1
     payoff = np.zeros([pulls + 2] * 3)
@@ -135,7 +135,7 @@ def independent_optimum(pulls: int, discount: float = 1.0) -> float:
 
 
 def _pull(later: np.ndarray, p_0: np.ndarray, p_1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What either arm pays now and later, if it pays with probability p."""
+    """Returns the value of pulling either arm, now and later, if it pays with probability p."""
     n = len(p_0)
     won_0, lost_0 = later[1 : n + 1, :n, :n], later[:n, 1 : n + 1, :n]
     won_1, lost_1 = later[:n, :n, 1 : n + 1], later[:n, :n, :n]
@@ -179,7 +179,7 @@ def _others(problem: str, pulls: int, episodes: int) -> dict[str, Played]:
 
 
 def _row(problem: str, pulls: int, runs: dict[str, Played], others: dict[str, Played]) -> str:
-    """Regret after the last pull; of the eleven arms, for which we have no strategy, the return."""
+    """Returns a row: regret after the last pull, or the return for the eleven arms."""
     if problem == "ElevenArms":
         returns = ", ".join(f"{played.rewards.sum(1).mean():.2f}" for played in runs.values())
         best = 0.55 + 5.0 * (pulls - 1)  # the eleventh arm, and then the one that it tells of
@@ -199,7 +199,7 @@ def _draw(
     runs: dict[str, Played],
     others: dict[str, Played],
 ) -> None:
-    """Regret against pulls, and the choices in the first episodes of the first run."""
+    """Plots regret over pulls, and the choices in the first episodes of the first run."""
     curves = {pathlib.Path(run).name: played for run, played in runs.items()} | others
     for name, played in curves.items():
         pulls = 1 + np.arange(played.regret.shape[1])

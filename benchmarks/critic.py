@@ -22,7 +22,7 @@ _VARIANTS = {
 
 
 def measure(seeds: Sequence[int] = (1, 2, 3, 4, 5)) -> dict[str, list[float]]:
-    """Frames to the pass line for each variant, seed by seed, with those of pre-training."""
+    """Returns frames to the pass line for each variant and seed, including pre-training."""
     measured: dict[str, list[float]] = {variant: [] for variant in _VARIANTS}
     for seed in seeds:
         for variant, frames in measured.items():

@@ -1,4 +1,4 @@
-"""Training as a user starts it, `impala train`, measured from its own telemetry."""
+"""Measures `impala train` end to end, by its own telemetry."""
 
 import json
 import os
@@ -14,12 +14,12 @@ from impala.config.schema import Config
 
 
 def measure(config: Config, seconds: float, warm_up: float = 20.0) -> float:
-    """Agent steps learned per second.
+    """Returns agent steps learned per second.
 
     Args:
-      config: the run; it does not get to its end.
+      config: of the run, which is stopped before its end.
       seconds: how long to measure, after the first update and `warm_up` seconds more.
-      warm_up: seconds that do not count: tracing, filling of queues, first episodes.
+      warm_up: seconds before measuring: tracing, filling queues, first episodes.
 
     Raises:
       RuntimeError: training ended before its time or made no step.

@@ -1,10 +1,10 @@
-"""How many actors one learner can serve: synthetic ones, hundreds of them, against a real learner.
+"""Measures how many actors one learner can serve, with hundreds of synthetic ones.
 
-The actors are coroutines in a process of their own, each with its own connection. They join, send
-messages as fast as they get receipts, and pull parameters when a receipt announces newer ones, but
-only once a second each (a real actor asks late in each unroll, and a second after it last asked).
-What costs an actor most, acting, is left out: so the learner is always saturated, and what is
-measured is how it shares itself out.
+The actors are coroutines in one process, each with its own connection. They join, send messages as
+fast as they get receipts, and pull parameters when a receipt announces newer ones, but at most once
+a second each (a real actor asks late in each unroll, and a second after its last request). They do
+not act, which costs an actor most: so the learner is always saturated, and the measurement shows
+how it divides its time.
 """
 
 import asyncio
@@ -36,10 +36,10 @@ _DEADLINE_SECONDS = 120.0  # that no call should ever take
 
 
 class Served(NamedTuple):
-    """What a fleet of some size got from the learner."""
+    """The service that a fleet of some size got."""
 
     actors: int
-    join_seconds: float  # until the last of them had joined, all at once
+    join_seconds: float  # until the last had joined, all starting at once
     unrolls_per_second: float
     bytes_per_second: float
     fairness: float  # (Σx)² / (n Σx²) of the receipts x of each actor: 1 if all are equal
@@ -54,7 +54,7 @@ class Served(NamedTuple):
 
 
 def measure(config: Config, seconds: float, sizes: tuple[int, ...]) -> list[Served]:
-    """Measures fleets one after another, each against a learner of its own."""
+    """Measures fleets one after another, each with its own learner."""
     return [_measure(config, seconds, size) for size in sizes]
 
 
@@ -69,11 +69,11 @@ def _measure(config: Config, seconds: float, num_actors: int) -> Served:
 def learner(
     config: Config, tokens: str | None = None
 ) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
-    """A learner of this configuration that never finishes by itself.
+    """Runs a learner of this configuration without an end.
 
     Args:
       config: of the run.
-      tokens: what a file of tokens holds, if it is to ask for them.
+      tokens: contents of a file of tokens, if it is to require them.
 
     Yields:
       Its address, and its process.
@@ -161,7 +161,7 @@ async def _run(address: str, num_actors: int, seconds: float, learner: int) -> S
 
 
 async def _unless_one_fails(running: list["asyncio.Task[None]"], seconds: float) -> None:
-    """Waits; an actor that ends before has failed, and that is raised."""
+    """Waits; raises the error of an actor that ends before."""
     done, _ = await asyncio.wait(running, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         task.result()
@@ -187,7 +187,7 @@ class _Actor:
         self.begin()
 
     def begin(self) -> None:
-        """Measures from now on."""
+        """Starts the measurement."""
         self.receipt_seconds: list[float] = []
         self.pull_seconds: list[float] = []
 
@@ -232,7 +232,7 @@ class _Actor:
                 self.pull_seconds.append(time.perf_counter() - pulled)
 
     async def version(self) -> int:
-        """The newest version that the learner has."""
+        """Returns the learner's newest version."""
         request = pb.GetParametersRequest()
         reply = await self._stub.GetParameters(request, timeout=_DEADLINE_SECONDS)
         return int(reply.parameters.version)
@@ -251,7 +251,7 @@ class _Actor:
 
 
 def idle_tensors(hello: pb.JoinReply, num_envs: int) -> list[bytes]:
-    """What a message holds in which nothing happens, for a learner that said this."""
+    """Returns the tensors of a valid message in which nothing happens."""
     specs = codec.with_environments(hello.unroll_specs, hello.num_core_state_specs, num_envs)
     arrays = [np.zeros(spec.shape, codec.numpy_dtype(spec.dtype)) for spec in specs]
     for spec, array in zip(specs, arrays, strict=True):
@@ -263,11 +263,11 @@ def idle_tensors(hello: pb.JoinReply, num_envs: int) -> list[bytes]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time that a process has used."""
+    """Returns the CPU time that a process has used."""
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100.0  # user and system, in USER_HZ
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of a process that is in use."""
+    """Returns the resident memory of a process."""
     return int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096

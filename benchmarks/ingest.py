@@ -1,8 +1,8 @@
-"""How fast a learner takes experience in, as a share of a bare gRPC stream of the same bytes.
+"""Measures the rate at which a learner ingests experience, against a bare gRPC stream.
 
-Synthetic actors in processes of their own send the messages of an Atari actor. Once to a real
-server, service, ingest and mix, which check every message and copy it into batches that are then
-thrown away; once to a server that only counts bytes.
+Synthetic actors in their own processes send the messages of an Atari actor: once to the real
+server, service, ingest and mix, which check every message and copy it into batches that are
+discarded; once to a server that only counts bytes.
 """
 
 import asyncio
@@ -39,14 +39,14 @@ _IN_FLIGHT = 2
 
 
 class Rate(NamedTuple):
-    """What was taken in."""
+    """A rate of ingestion."""
 
     bytes_per_second: float
     unrolls_per_second: float
 
 
 def measure(config: configs.Config, seconds: float, num_actors: int = 2) -> tuple[Rate, Rate]:
-    """The learner's ingest, and the bare stream; in turn, twice each, and their means."""
+    """Measures the learner's ingest and the bare stream alternately, twice each. Returns means."""
     ours, bare = [], []
     for _ in range(2):
         ours.append(_with_learner(config, seconds / 2, num_actors))
@@ -157,7 +157,7 @@ def _senders(config: configs.Config, address: str, seconds: float, num_actors: i
 
 
 def _send(config: configs.Config, address: str, index: int, seconds: float) -> Rate:
-    """One synthetic actor: what it got receipts for, per second."""
+    """Runs one synthetic actor. Returns what was acknowledged per second."""
     process.tune_malloc()
     channel = grpc.insecure_channel(address, options=[("grpc.max_send_message_length", -1)])
     stub = pb_grpc.LearnerStub(channel)
@@ -198,7 +198,7 @@ def _send(config: configs.Config, address: str, index: int, seconds: float) -> R
 def _message(
     config: configs.Config, actor: str, incarnation: int, hello: pb.JoinReply
 ) -> pb.Unrolls:
-    """The unrolls of one group of environments, random pixels."""
+    """Returns the unrolls of one group of environments, with random pixels."""
     spaces = build.spaces(tasks.make(config.environment, config.tasks))
     agent = build.agent(config.agent, *spaces)
     unroll = random_batch(config, agent, spaces).unroll

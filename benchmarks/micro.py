@@ -1,4 +1,4 @@
-"""Codec and V-trace alone: what one message and one batch of targets cost."""
+"""Measures codec and V-trace alone: the cost of one message and one batch of targets."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from protos import codec
 
 
 def measure(config: configs.Config, seconds: float) -> dict[str, float]:
-    """Name -> median seconds of one call."""
+    """Returns name -> median seconds of one call."""
     spaces = build.spaces(tasks.make(config.environment, config.tasks))
     agent = build.agent(config.agent, *spaces)
     unroll = random_batch(config, agent, spaces).unroll

@@ -1,4 +1,4 @@
-"""Whole runs with an evaluator beside them: after how much training its greedy play passes."""
+"""Runs training with an evaluator, and measures when its greedy play passes."""
 
 import math
 import pathlib
@@ -12,7 +12,7 @@ import numpy as np
 from impala.logdir import continual, rows
 
 _IN_A_ROW = 3
-"""Evaluations: one alone may pass by luck, as greedy play of CartPole did after 26,000 frames."""
+"""Consecutive evaluations required; one alone may pass by luck (CartPole after 26,000 frames)."""
 
 
 class Passed(NamedTuple):
@@ -23,7 +23,7 @@ class Passed(NamedTuple):
 
 
 def train(preset: str, least: float, *flags: str) -> Passed:
-    """Trains a preset to its end; when three evaluations in a row had a mean of at least `least`.
+    """Trains a preset to its end. Returns when three consecutive evaluations averaged `least`.
 
     Raises:
       RuntimeError: if training fails.
@@ -45,7 +45,7 @@ def train(preset: str, least: float, *flags: str) -> Passed:
 
 
 def read(logdir: pathlib.Path, least: float) -> Passed:
-    """The same of a run that has ended, on one task."""
+    """Returns the same for a finished run of one task."""
     (curve,) = continual.read(logdir).curves.values()
     ends = range(_IN_A_ROW, len(curve.returns) + 1)
     good = [end for end in ends if curve.returns[end - _IN_A_ROW : end].mean() >= least]

@@ -1,7 +1,7 @@
-"""What replay costs: updates with half of each batch from replay, against none, at the same size.
+"""Measures the cost of replay: updates with half of each batch replayed, against none.
 
-The learner never waits for actors: recorded messages of a real game come as fast as it takes them.
-Both ways of learning take turns within one run.
+The learner never waits for actors: recorded messages of a real game arrive as fast as it takes
+them. Both variants alternate within one run.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _UNROLLS = 4000  # in replay before anything is measured
 
 
 class Cost(NamedTuple):
-    """What was measured."""
+    """The results."""
 
     updates_per_second: float  # without replay
     replaying_updates_per_second: float
@@ -44,7 +44,7 @@ class Cost(NamedTuple):
 
 
 class _Endless(Ingest):
-    """Gives recorded messages for ever."""
+    """Repeats recorded messages for ever."""
 
     def __init__(self, arrivals: Sequence[Arrival]):
         super().__init__(capacity=1)
@@ -110,7 +110,7 @@ def measure(config: configs.Config, seconds: float) -> Cost:
 
 
 def _recorded(config: configs.Config, agent: Agent) -> Iterator[Unroll]:
-    """Messages of a game that is played with the agent's first weights."""
+    """Yields messages of a game played with the agent's initial weights."""
     environment = build.environment(config.environment, config.mix.batch_size)
     values = [variable.numpy() for variable in agent.variables]
     parameters = Parameters(1, 0, 0.0, 0, values)
@@ -123,7 +123,7 @@ def _recorded(config: configs.Config, agent: Agent) -> Iterator[Unroll]:
 
 
 def _updates(learner: Learner, mix: Mix, seconds: float) -> float:
-    """Updates per second, after the first, for which a graph may have to be made."""
+    """Returns updates per second, after the first, which may build a graph."""
     count, start = -1, 0.0
     while count < 0 or time.perf_counter() < start + seconds:
         prepared = mix.get(timeout=10.0)

@@ -1,9 +1,9 @@
-"""What this machine could do: each part of training alone, on all cores at once.
+"""The roofline of this machine: each part of training alone, on all cores at once.
 
 A step of training costs one environment step, one inference and one share of an update. If each
-part alone reaches R_env, R_inference and R_learner steps per second with every core loaded, then
-no division of the cores between them trains faster than 1 / (1/R_env + 1/R_inference +
-1/R_learner): the roofline.
+part alone reaches R_env, R_inference and R_learner steps per second with every core loaded, then no
+division of the cores between them trains faster than 1 / (1/R_env + 1/R_inference + 1/R_learner):
+the roofline.
 """
 
 import multiprocessing
@@ -30,7 +30,7 @@ class Roofline(NamedTuple):
 
     @property
     def steps_per_second(self) -> float:
-        """What they add up to when the cores are shared perfectly."""
+        """Returns the combined rate with a perfect division of the cores."""
         return 1.0 / (1.0 / self.environment + 1.0 / self.inference + 1.0 / self.learner)
 
 
@@ -48,7 +48,7 @@ def _on_all_cores(
     config: configs.Config,
     seconds: float,
 ) -> float:
-    """Steps per second of one process per core, all running at the same time."""
+    """Returns steps per second of one process per core, all running at the same time."""
     cores = len(os.sched_getaffinity(0))
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(cores)
@@ -132,7 +132,7 @@ def _inference(config: configs.Config) -> tuple[Callable[[], Any], int]:
 
 
 def random_batch(config: configs.Config, agent: Any, spaces: tuple[Any, Any]) -> Batch:
-    """A batch of random experience in the shape that actors would send: [T + 1, B, ...]."""
+    """Returns a batch of random experience in the shape that actors would send: [T + 1, B, ...]."""
     import tree
 
     spec = build.unroll_spec(agent, *spaces, config.learner.unroll_length)

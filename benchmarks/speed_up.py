@@ -1,4 +1,4 @@
-"""Two actors against one, at the same frames in all: time until Q-learning passes CartPole.
+"""Compares two actors with one at equal total frames: time until Q-learning passes CartPole.
 
 Each run is `impala train cartpole-q --num-actors N`, with an evaluator that plays greedily. In Mnih
 et al. 2016 (arXiv 1602.01783) a thread acts and computes gradients; here an actor only acts, and
@@ -18,9 +18,9 @@ PAPER = {1: 1.0, 2: 3.0, 4: 6.3, 8: 13.3, 16: 24.1}
 def measure(
     actors: Sequence[int] = (1, 2), seeds: Sequence[int] = (1, 2, 3)
 ) -> dict[int, list[float]]:
-    """Seconds to the pass line for each number of actors, seed by seed; infinite if never."""
+    """Returns seconds to the pass line for each number of actors and seed; infinite if never."""
     measured: dict[int, list[float]] = {number: [] for number in actors}
-    for seed in seeds:  # by turns, since a shared machine changes its speed
+    for seed in seeds:  # alternating, as a shared machine's speed varies
         for number, seconds in measured.items():
             flags = ("--num-actors", str(number), "--seed", str(seed))
             seconds.append(passing.train("cartpole-q", PASSED, *flags).seconds)
@@ -29,14 +29,14 @@ def measure(
 
 
 def speed_ups(measured: Mapping[int, Sequence[float]]) -> dict[int, float]:
-    """Of the medians, against the smallest number of actors."""
+    """Returns the speed-ups of the medians over the smallest number of actors."""
     medians = {number: statistics.median(seconds) for number, seconds in measured.items()}
     slowest = medians[min(medians)]
     return {number: slowest / median for number, median in medians.items()}
 
 
 def table(measured: Mapping[int, Sequence[float]]) -> str:
-    """Markdown, beside the paper."""
+    """Returns a table in Markdown, beside the paper's numbers."""
     ours = speed_ups(measured)
     lines = [
         f"| actors | seconds to {PASSED:.0f}, seed by seed | median | speed-up | paper, threads |",

@@ -1,16 +1,17 @@
-"""Builds both images and runs them as the local overlay says, without a cluster or a daemon.
+"""Builds both images and runs them as in the local overlay, without a cluster or a daemon.
 
 `make image-test`, as root on Debian: buildah builds the targets of deploy/Containerfile; podman
-runs a learner, two actors and an evaluator with what their manifests ask for (user, read-only
-root, no capabilities, limits, volumes, arguments), until Catch is learned. Then it looks at what
-the kernel holds them to, asks for their health, and ends them with SIGTERM. What it prints is for
-docs/results/images.md. Whatever it made is gone in the end, except the Debian packages of the
-tools. It takes some 20 GB of disk for a while, and downloads the GPU libraries: that takes longest.
+runs a learner, two actors and an evaluator as specified by their manifests (user, read-only root,
+no capabilities, limits, volumes, arguments), until Catch is learned. Then it checks the limits that
+the kernel enforces, probes their health, and ends them with SIGTERM. The output is for
+docs/results/images.md. Everything it made is removed at the end, except the Debian packages of the
+tools. It temporarily needs some 20 GB of disk, and downloads the GPU libraries, which takes
+longest.
 
-Where this is not what a cluster does: the learner runs from its own image, although the overlay
-has one image for all, so that both are tried. Unless `--base` names the official Python image,
-which must come from a registry, Debian's own Python stands in for it. A pod's network leads to the
-learner and nowhere else. Nothing restarts: a container that ends by itself is a failure.
+Differences from a cluster: the learner runs from its own image, although the overlay has one image
+for all, so that both are tested. Unless `--base` names the official Python image, which must come
+from a registry, Debian's own Python replaces it. A pod's network reaches the learner and nothing
+else. Nothing restarts: a container that ends by itself is a failure.
 """
 
 import argparse
@@ -46,7 +47,7 @@ PACKAGES = {  # command -> the Debian package that has it
     "debootstrap": "debootstrap",
     "ip": "iproute2",
 }
-BASE = "localhost/impala-python:3.11-bookworm"  # stands in for the official image
+BASE = "localhost/impala-python:3.11-bookworm"  # replaces the official image
 BASE_PACKAGES = ("ca-certificates", "python-is-python3", "python3-pip")
 BASE_PATH = "/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin"  # as in the official one
 PIP_SETTINGS = (  # where packages come from
@@ -60,11 +61,11 @@ READER = "/etc/impala/tokens/reader"  # as in docs/kubernetes.md
 
 
 class Failure(Exception):
-    """Something went wrong, said for people."""
+    """A failure with a message for the user."""
 
 
 class Container(NamedTuple):
-    """A pod's only container, to be run here."""
+    """A pod's only container, to be run by podman."""
 
     name: str
     image: str
@@ -84,12 +85,12 @@ class Container(NamedTuple):
 
 
 def call(*words: object, seconds: float = 60.0, show: bool = False) -> str:
-    """Runs a command to its end and returns what it printed.
+    """Runs a command and returns its output.
 
     Args:
       *words: the command.
-      seconds: after which it is killed, with what it has started.
-      show: let people see what it prints instead.
+      seconds: after which it is killed, with its children.
+      show: print the output instead of returning it.
     """
     command = [str(word) for word in words]
     try:
@@ -119,7 +120,7 @@ def call(*words: object, seconds: float = 60.0, show: bool = False) -> str:
 
 
 def succeeds(*words: object, seconds: float = 60.0, show: bool = False) -> bool:
-    """Whether a command ends well."""
+    """Returns whether a command succeeds."""
     try:
         call(*words, seconds=seconds, show=show)
     except Failure:
@@ -128,7 +129,7 @@ def succeeds(*words: object, seconds: float = 60.0, show: bool = False) -> bool:
 
 
 def wait_for(what: str, condition: Callable[[], bool], seconds: float) -> None:
-    """Waits until it is so; Failure if it does not come to be."""
+    """Waits until the condition holds. Raises Failure if it does not in time."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -137,7 +138,7 @@ def wait_for(what: str, condition: Callable[[], bool], seconds: float) -> None:
 
 
 def install() -> None:
-    """Installs the tools that are not there; Failure if that is not possible."""
+    """Installs missing tools. Raises Failure if that is not possible."""
     missing = [name for command, name in PACKAGES.items() if shutil.which(command) is None]
     if os.geteuid() != 0:
         wanted = f" It would install {', '.join(missing)}." if missing else ""
@@ -156,11 +157,11 @@ def install() -> None:
 
 @contextlib.contextmanager
 def workshop(keep: pathlib.Path | None) -> Iterator[tuple[pathlib.Path, pathlib.Path]]:
-    """Where images and containers live for a while, apart from those that this machine has.
+    """Makes temporary storage for images and containers, separate from this machine's.
 
     Yields:
-      A directory for what is large, which may be kept; and one for what is alive, which is not,
-      and whose path is short, because podman takes no other.
+      A directory for large data, which may be kept; and one for runtime state, which is removed,
+      with a short path as podman requires.
     """
     with contextlib.ExitStack() as last_first:
         if keep is None:
@@ -204,7 +205,7 @@ def workshop(keep: pathlib.Path | None) -> Iterator[tuple[pathlib.Path, pathlib.
 
 
 def unmount(directory: pathlib.Path) -> bool:
-    """Unmounts what is mounted in a directory; whether nothing is left there."""
+    """Unmounts everything in a directory. Returns whether nothing is left."""
 
     def mounted() -> list[str]:
         lines = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
@@ -217,7 +218,7 @@ def unmount(directory: pathlib.Path) -> bool:
 
 
 def remove(directory: pathlib.Path) -> None:
-    """Deletes a directory, but never what is mounted in it."""
+    """Deletes a directory, but nothing that is mounted in it."""
     if not unmount(directory):
         raise Failure(f"{directory} is still in use: unmount what is in it, and delete it.")
     shutil.rmtree(directory, ignore_errors=True)
@@ -227,7 +228,7 @@ def remove(directory: pathlib.Path) -> None:
 
 
 def debian_mirror() -> str:
-    """Where apt gets Debian from."""
+    """Returns the mirror that apt uses for Debian."""
     fields = ("Created-By: Packages", "Label: Debian", "Component: main")
     found = call("apt-get", "indextargets", "--format", "$(REPO_URI)", *fields).split()
     if not found:
@@ -236,7 +237,7 @@ def debian_mirror() -> str:
 
 
 def make_base(place: pathlib.Path) -> None:
-    """Makes the image that stands in for the official one: as little Debian as runs pip."""
+    """Makes the replacement of the official image: a minimal Debian that runs pip."""
     tree, archive = place / "debian", place / "debian.tar"
     try:
         options = ("--variant=minbase", f"--include={','.join(BASE_PACKAGES)}")
@@ -252,7 +253,7 @@ def make_base(place: pathlib.Path) -> None:
 
 
 def pip_volumes(state: pathlib.Path) -> list[str]:
-    """Volumes with which pip in a build looks for packages where pip on this machine does."""
+    """Returns volumes with which pip in a build uses this machine's package sources."""
     pythons = (sys.executable, f"{sys.base_prefix}/bin/python3")  # some environments have no pip
     python = next((each for each in pythons if succeeds(each, "-m", "pip", "--version")), None)
     listed = call(python, "-m", "pip", "config", "list") if python else ""
@@ -327,13 +328,13 @@ def build_all(
 
 
 def render() -> list[Object]:
-    """What the local overlay sends to a cluster."""
+    """Returns the objects of the local overlay."""
     rendered = call(KUBECTL, "kustomize", ROOT / "deploy" / "overlays" / "local")
     return list(yaml.safe_load_all(rendered))
 
 
 def pods_of(objects: Sequence[Object]) -> dict[str, Object]:
-    """The specification of each component's pods."""
+    """Returns the specification of each component's pods."""
     templates = [each["spec"]["template"] for each in objects if "template" in each.get("spec", {})]
     return {
         each["metadata"]["labels"]["app.kubernetes.io/component"]: each["spec"]
@@ -342,7 +343,7 @@ def pods_of(objects: Sequence[Object]) -> dict[str, Object]:
 
 
 def files_of(objects: Sequence[Object]) -> dict[str, dict[str, str]]:
-    """What ConfigMaps hold, and the Secrets that docs/kubernetes.md has the operator create."""
+    """Returns files of ConfigMaps, and of the Secrets that docs/kubernetes.md describes."""
     maps = {each["metadata"]["name"]: each["data"] for each in objects if "data" in each}
     tokens = {role: f"{role} {os.urandom(32).hex()}\n" for role in ("actor", "evaluator", "reader")}
     return maps | {
@@ -353,7 +354,7 @@ def files_of(objects: Sequence[Object]) -> dict[str, dict[str, str]]:
 
 
 def volumes_of(container: Container, files: dict[str, dict[str, str]]) -> Iterator[str]:
-    """Lays out a pod's volumes as a kubelet does; the flags that mount them."""
+    """Lays out a pod's volumes as a kubelet does. Yields the flags that mount them."""
     group = container.spec["securityContext"]["fsGroup"]
     volumes = {volume["name"]: volume for volume in container.spec["volumes"]}
     for mount in container.own["volumeMounts"]:
@@ -377,10 +378,10 @@ def volumes_of(container: Container, files: dict[str, dict[str, str]]) -> Iterat
 
 @contextlib.contextmanager
 def networks(names: Sequence[str]) -> Iterator[list[str]]:
-    """A network for each, the first one's joined to each of the others, and nothing to outside.
+    """Makes a network for each, joined to the first one's, without access to the outside.
 
     Yields:
-      The address of the first, as each of the others reaches it.
+      The address of the first, as seen from each of the others.
     """
     addresses = []
     with contextlib.ExitStack() as last_first:
@@ -405,14 +406,14 @@ def networks(names: Sequence[str]) -> Iterator[list[str]]:
 
 
 def in_bytes(quantity: str) -> int:
-    """What a manifest means by 1536Mi."""
+    """Returns the bytes of a quantity such as 1536Mi."""
     return int(quantity[:-2]) << {"Ki": 10, "Mi": 20, "Gi": 30}[quantity[-2:]]
 
 
 def start(
     container: Container, files: dict[str, dict[str, str]], network: str, hosts: Sequence[str]
 ) -> None:
-    """Runs a container with what its pod asks for."""
+    """Runs a container as specified by its pod."""
     user, own = container.spec["securityContext"], container.own
     limits, context = own["resources"]["limits"], own["securityContext"]
     memory = in_bytes(limits["memory"])
@@ -439,19 +440,19 @@ def start(
 
 
 def inspect(name: str, field: str) -> str:
-    """What podman knows of a container."""
+    """Returns a field of podman's description of a container."""
     return call("podman", "inspect", "--type=container", "--format", f"{{{{.{field}}}}}", name)
 
 
 def process_of(container: Container) -> tuple[int, dict[str, list[str]]]:
-    """The number of a container's first process, and what the kernel says of its state."""
+    """Returns the id of a container's first process, and its state in /proc."""
     pid = int(inspect(container.name, "State.Pid"))
     lines = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
     return pid, {key: value.split() for key, _, value in (line.partition(":") for line in lines)}
 
 
 def limit_of(pid: int, controller: str, old_name: str, name: str) -> str:
-    """A limit that the kernel holds a process to, under either version of control groups."""
+    """Returns a process's limit, under either version of control groups."""
     lines = pathlib.Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     groups = {which: path for _, which, path in (line.split(":", 2) for line in lines)}
     mounts = pathlib.Path("/sys/fs/cgroup")
@@ -463,7 +464,7 @@ def limit_of(pid: int, controller: str, old_name: str, name: str) -> str:
 
 
 def confinement_complaints(container: Container) -> list[str]:
-    """Where the kernel does not hold a container to what it should."""
+    """Returns how a container's confinement differs from its specification."""
     pid, status = process_of(container)
     user = container.spec["securityContext"]
     memory = in_bytes(container.own["resources"]["limits"]["memory"])
@@ -488,7 +489,7 @@ def confinement_complaints(container: Container) -> list[str]:
 
 
 def is_healthy(container: Container) -> bool:
-    """Whether the image's health check passes, tried for a while."""
+    """Returns whether the image's health check passes, with retries."""
     try:
         check = ("podman", "healthcheck", "run", container.name)
         wait_for("health", lambda: succeeds(*check), 60.0)
@@ -498,7 +499,7 @@ def is_healthy(container: Container) -> bool:
 
 
 def outcome(learner: Container, clients: Sequence[Container]) -> tuple[str, list[str]]:
-    """What became of the run, as a sentence for the report; and what is wrong with it."""
+    """Returns a sentence about the run's result for the report; and complaints."""
     complaints = []
     asked = ("impala", "status", "--json", f"--security.token-file={READER}")
     status = json.loads(call("podman", "exec", learner.name, *asked))
@@ -526,7 +527,7 @@ def outcome(learner: Container, clients: Sequence[Container]) -> tuple[str, list
 
 
 def stop(container: Container) -> tuple[float, str]:
-    """Ends a container as a kubelet does; seconds and exit status."""
+    """Stops a container as a kubelet does. Returns seconds and exit status."""
     grace = int(container.spec["terminationGracePeriodSeconds"])
     started = time.monotonic()
     call("podman", "stop", f"--time={grace}", container.name, seconds=grace + 60.0)
@@ -538,12 +539,12 @@ def stop(container: Container) -> tuple[float, str]:
 def fleet(
     images: dict[str, str], objects: Sequence[Object], network: str
 ) -> Iterator[list[Container]]:
-    """The running containers, the learner first; whatever happens, they are gone afterwards.
+    """Yields the running containers, the learner first, and removes them afterwards.
 
     Args:
       images: by target.
-      objects: what was rendered.
-      network: what the names of networks begin with.
+      objects: the rendered manifests.
+      network: prefix of the networks' names.
     """
     pods, files = pods_of(objects), files_of(objects)
     # The headless Service that actors dial leads to the learner's pod.
@@ -577,7 +578,7 @@ def fleet(
 
 
 def has_finished(containers: Sequence[Container]) -> bool:
-    """Whether training has ended; Failure if a container has, too."""
+    """Returns whether training has ended. Raises Failure if a container has ended, too."""
     running = call("podman", "ps", "--format", "{{.Names}}").split()
     for container in containers:
         if container.name not in running:
@@ -589,10 +590,10 @@ def has_finished(containers: Sequence[Container]) -> bool:
 def run_all(
     images: dict[str, str], objects: Sequence[Object], network: str
 ) -> tuple[list[str], list[str]]:
-    """Runs the fleet from its start to its end.
+    """Runs the fleet from start to end.
 
     Returns:
-      Lines for the report; and what is not as it should be.
+      Lines for the report; and complaints.
     """
     started = time.monotonic()
     with fleet(images, objects, network) as containers:
@@ -627,7 +628,7 @@ def run_all(
 
 
 def show_logs(containers: Sequence[Container]) -> None:
-    """Prints the ends of the logs, for who has to find out what went wrong."""
+    """Prints the last lines of the logs."""
     for container in containers:
         if container.log.exists():
             lines = container.log.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -635,7 +636,7 @@ def show_logs(containers: Sequence[Container]) -> None:
 
 
 def main() -> int:
-    """Runs the command line; the exit status is 1 if anything is not as it should be."""
+    """Runs the command line. Returns 1 if there is any complaint."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,1 +1,1 @@
-"""Does CLEAR keep what was learned? Its arms over seeds, scored, tabled and drawn."""
+"""The continual-learning experiment with CLEAR: runs its arms over seeds, and reports scores."""

@@ -1,4 +1,4 @@
-"""Runs the arms that are not there yet, then writes table and figure.
+"""Runs the missing arms, then writes table and figure.
 
 `python -m benchmarks.continual DIRECTORY [--tier minutes] [--seeds 1 2 3] [--arms clear ...]`
 """
@@ -15,7 +15,7 @@ from impala.schedule import tasks
 
 
 def main() -> None:
-    """Goes on where it stopped: a run that has a `done` file is not run again."""
+    """Runs the experiment; a run with a `done` file is not repeated."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.continual", description=__doc__)
     parser.add_argument("directory", type=pathlib.Path)
     parser.add_argument("--tier", choices=tiers.TIERS, default="minutes")
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def run(directory: pathlib.Path, tier: tiers.Tier, arm: str, flags: list[str], seed: int) -> None:
-    """Trains one arm with one seed, or goes on where it was stopped."""
+    """Trains one arm with one seed, or resumes it."""
     logdir = report.logdir(directory, arm, seed)
     done = logdir / "done"
     if done.exists():

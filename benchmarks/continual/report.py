@@ -16,19 +16,19 @@ from impala.logdir import continual, plot
 
 
 class Score(NamedTuple):
-    """What an arm came to, over seeds."""
+    """The scores of an arm, over seeds."""
 
     area: np.ndarray  # [seeds]
     forgetting: np.ndarray  # [seeds]
 
 
 def logdir(directory: pathlib.Path, arm: str, seed: int) -> pathlib.Path:
-    """Where a run lies."""
+    """Returns the log directory of a run."""
     return directory / f"{arm.replace(' ', '-')}-seed-{seed}"
 
 
 def write(directory: pathlib.Path, tier: Tier, seeds: Sequence[int]) -> None:
-    """Writes `table.md` and `figure.png` about the arms of which all seeds are done."""
+    """Writes `table.md` and `figure.png` for the arms with all seeds finished."""
     names = [
         name
         for name in arms(tier)
@@ -54,7 +54,7 @@ def write(directory: pathlib.Path, tier: Tier, seeds: Sequence[int]) -> None:
 def scores(
     tier: Tier, runs: dict[tuple[str, int], continual.Run], seeds: Sequence[int]
 ) -> dict[str, Score]:
-    """The score of each arm in which every task is trained."""
+    """Returns the score of each arm in which every task is trained."""
     curves = {task: [run.curves[task] for run in runs.values()] for task in tier.tasks}
     random = {
         task: float(np.mean([curve.returns[0] for curve in of_task if curve.frames[0] == 0]))

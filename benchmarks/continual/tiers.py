@@ -1,4 +1,4 @@
-"""The experiment's tasks and arms: what is run, as flags of `impala train`."""
+"""The experiment's tasks and arms, as flags of `impala train`."""
 
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ MINUTES = Tier(
     cycles=2,
     flags=(
         *("--evaluator.episodes", "32", "--optimiser.no-decay-to-zero"),
-        # Who is sure of one task's controls must still try the other way in the next.
+        # A policy that is certain of one task's controls must still explore in the next.
         *("--impala.entropy-cost", "0.05"),
     ),
     fresh=16,
@@ -45,7 +45,7 @@ TIERS = {"minutes": MINUTES, "hours": HOURS}
 
 def arms(tier: Tier) -> dict[str, list[str]]:
     """Arm -> flags. "separate" stands for one run per task: separate-0, separate-1, ..."""
-    fresh = str(tier.fresh)  # per update in every arm, so that all make as many updates
+    fresh = str(tier.fresh)  # per update, equal in every arm, so that all make as many updates
     history = tier.frames * tier.cycles * len(tier.tasks)
     fresh_only = ["--mix.fresh", fresh, "--mix.replayed", "0"]
     clear = [

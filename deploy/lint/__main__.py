@@ -1,4 +1,4 @@
-"""`python -m deploy.lint [DIRECTORY ...]`: prints what is wrong; status 1 if anything is."""
+"""`python -m deploy.lint [DIRECTORY ...]`: prints complaints; status 1 if there are any."""
 
 import argparse
 import pathlib
@@ -9,7 +9,7 @@ from deploy.lint.objects import RenderError
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs all checks; returns 0 if nothing is wrong, 1 if something is, 2 if it cannot be told."""
+    """Runs all checks. Returns 0 without complaints, 1 with any, 2 if rendering fails."""
     parser = argparse.ArgumentParser(prog="python -m deploy.lint", description=__doc__)
     parser.add_argument(
         "directory",

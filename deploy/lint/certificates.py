@@ -1,4 +1,4 @@
-"""Certificates for tests: of hosts, and of identities, which trustme alone cannot issue."""
+"""Certificates for tests, for hosts and for identities, which trustme alone cannot issue."""
 
 import datetime
 
@@ -9,12 +9,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 
 def issue(ca: trustme.CA, *names: str, expired: bool = False) -> trustme.LeafCert:
-    """A certificate that is good for an hour, or expired a second ago.
+    """Returns a certificate that is valid for an hour, or expired a second ago.
 
     Args:
       ca: signs it.
       names: hosts, and URIs such as spiffe://cluster.local/impala/actor.
-      expired: whether it is too late for it.
+      expired: whether it has expired.
     """
     signer = x509.load_pem_x509_certificate(ca.cert_pem.bytes())
     signer_key = serialization.load_pem_private_key(ca.private_key_pem.bytes(), None)

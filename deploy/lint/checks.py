@@ -29,11 +29,11 @@ CHECKS: Mapping[str, Callable[[Sequence[Object]], list[str]]] = {
     "apply": apply_complaints,
     "placement": placement_complaints,
 }
-NOT_FOR_OTHERS = ("image",)  # a run of one's own may have an image of its own
+NOT_FOR_OTHERS = ("image",)  # a user's overlay may use another image
 
 
 def own_complaints() -> list[str]:
-    """Returns what is wrong with this project's overlays and its Containerfile."""
+    """Returns complaints about this project's overlays and its Containerfile."""
     found = [
         f"overlays/{overlay}: {name}: {complaint}"
         for overlay in OVERLAYS
@@ -44,7 +44,7 @@ def own_complaints() -> list[str]:
 
 
 def complaints(directory: pathlib.Path) -> list[str]:
-    """Returns what is wrong with an overlay of a user's.
+    """Returns complaints about a user's overlay.
 
     Raises:
       RenderError: kubectl refuses the directory.

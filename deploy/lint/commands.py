@@ -1,4 +1,4 @@
-"""The pods' command lines, read as the program reads them, with the files that they mount."""
+"""Checks the pods' command lines by parsing them as the program does, with their mounted files."""
 
 import contextlib
 import functools
@@ -36,7 +36,7 @@ _COMMANDS: Mapping[str, type[Learner | Actor]] = {"learner": Learner, "actor": A
 
 
 class Started(NamedTuple):
-    """A pod and its command, as the program reads it."""
+    """A pod and its parsed command."""
 
     pod: Pod
     command: Learner | Actor
@@ -86,14 +86,14 @@ def certificate_files(specification: str) -> dict[str, str]:
 
 
 def start(pod: Pod, objects: Sequence[Object]) -> Started | str:
-    """Returns a pod's command as the program reads it, or what the program says against it."""
+    """Returns a pod's parsed command, or the program's error message."""
     if pod.words[0] != "impala" or pod.words[1] not in _COMMANDS:
         return f"{pod.name} runs {pod.words[:2]}"
     environment = {each["name"]: each["value"] for each in pod.container.get("env", ())}
     silence = io.StringIO()
     command: Learner | Actor
     with files_of(pod, objects) as root:
-        # Absolute paths are looked up among the pod's files; a learner's runs are on the claim.
+        # Absolute paths are mapped to the pod's files; a learner's runs are on the claim.
         words = [re.sub(r"=(?=/)", f"={root}", word) for word in pod.words[2:]]
         try:
             with (
@@ -121,13 +121,13 @@ def _start(workload: str, files: str) -> Started | str:
 
 
 def all_started(objects: Sequence[Object]) -> list[Started | str]:
-    """Returns what becomes of each pod's command; what several overlays share is read once."""
+    """Returns each pod's parsed command or error; what several overlays share is parsed once."""
     files = json.dumps(of_kind(objects, "ConfigMap", "Certificate"))
     return [_start(json.dumps(pod.workload), files) for pod in pods_of(objects)]
 
 
 def started(objects: Sequence[Object], role: str = "") -> list[Started]:
-    """Returns the pods whose commands are right; with a role, only those of that role."""
+    """Returns the pods with valid commands; with a role, only those of that role."""
     right = [each for each in all_started(objects) if isinstance(each, Started)]
     return [each for each in right if role in ("", role_of(each))]
 
@@ -138,7 +138,7 @@ def role_of(each: Started) -> str:
 
 
 def command_complaints(objects: Sequence[Object]) -> list[str]:
-    """Returns commands that the program would refuse, or that lose what should be kept."""
+    """Returns commands that the program would refuse, or that lose data that must be kept."""
     found = [each for each in all_started(objects) if isinstance(each, str)]
     for each in started(objects):
         pod, command = each
@@ -170,7 +170,7 @@ def command_complaints(objects: Sequence[Object]) -> list[str]:
 
 
 def agreement_complaints(objects: Sequence[Object]) -> list[str]:
-    """Returns learners and actors that would not understand each other."""
+    """Returns learners and actors whose settings do not match."""
     found: list[str] = []
     certificates = {
         each["spec"]["secretName"]: each["spec"] for each in of_kind(objects, "Certificate")
@@ -201,7 +201,7 @@ def agreement_complaints(objects: Sequence[Object]) -> list[str]:
 
 
 def _roles(pod: Pod, certificates: Mapping[str, Object]) -> set[str]:
-    """What the URI names in a pod's certificates say that it may do."""
+    """Returns the roles in the URI names of a pod's certificates."""
     shown = _shown(pod, certificates)
     uris = [uri for each in shown for uri in each.get("uris", ())]
     grants = certificate_grants(uris, ServerSecurity().trust_domain)
@@ -210,6 +210,6 @@ def _roles(pod: Pod, certificates: Mapping[str, Object]) -> set[str]:
 
 
 def _shown(pod: Pod, certificates: Mapping[str, Object]) -> list[Object]:
-    """The certificates that a pod mounts."""
+    """Returns the certificates that a pod mounts."""
     secrets = [volume.get("secret", {}).get("secretName") for volume in pod.spec["volumes"]]
     return [certificates[secret] for secret in secrets if secret in certificates]

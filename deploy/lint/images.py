@@ -1,4 +1,4 @@
-"""The Containerfile, against the version, the pods and the repository."""
+"""Checks the Containerfile against the version, the pods and the repository."""
 
 import functools
 import json
@@ -29,7 +29,7 @@ def image_environment() -> dict[str, str]:
 
 @functools.cache
 def containerfile_complaints(text: str) -> list[str]:
-    """Returns what a linter does not know of: versions, users, ports and sources."""
+    """Returns complaints that a linter cannot have: versions, users, ports and sources."""
     found = []
     (version,) = re.findall(r"^ARG VERSION=(\S+)$", text, re.MULTILINE)
     if version != VERSION:

@@ -1,4 +1,4 @@
-"""Metrics of dashboards, alerts and autoscaling, against what the program exports."""
+"""Checks metrics of dashboards, alerts and autoscaling against what the program exports."""
 
 import ast
 import functools
@@ -11,7 +11,7 @@ from actors.metrics import ActorMetrics
 from deploy.lint.objects import ROOT, Object, name_of
 
 TARGET_LABELS = {"namespace", "pod", "job", "instance", "container", "endpoint"}
-OTHERS = {  # what Prometheus and the kubelet say
+OTHERS = {  # exported by Prometheus and the kubelet
     "up": set[str](),
     "kubelet_volume_stats_available_bytes": {"persistentvolumeclaim"},
     "kubelet_volume_stats_capacity_bytes": {"persistentvolumeclaim"},
@@ -49,7 +49,7 @@ def known_metrics() -> dict[str, set[str]]:
 
 
 def queries(objects: Sequence[Object]) -> Iterator[tuple[str, str, str]]:
-    """Yields where a query stands, the query, and its legend with {{label}} in it."""
+    """Yields the place of a query, the query, and its legend with {{label}} in it."""
     for each in objects:
         name = name_of(each)
         for group in each.get("spec", {}).get("groups", ()):

@@ -1,4 +1,4 @@
-"""Ports of flags, containers, probes, services and network policies."""
+"""Checks ports of flags, containers, probes, services and network policies."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -10,11 +10,11 @@ from learner.front.server import LIVENESS, SERVICE_NAME
 
 MONITORING = "namespace monitoring"
 LISTENS = {"grpc": "listen", "health": "health_listen", "metrics": "metrics_listen"}
-HEALTH = ("", SERVICE_NAME, LIVENESS)  # what probes may ask about
+HEALTH = ("", SERVICE_NAME, LIVENESS)  # services that probes may ask for
 
 
 def port_complaints(objects: Sequence[Object]) -> list[str]:
-    """Returns ports that one place says and another does not."""
+    """Returns ports that are inconsistent."""
     found: list[str] = []
     for each in started(objects):
         pod = each.pod
@@ -65,7 +65,7 @@ def grpc_services(objects: Sequence[Object]) -> set[tuple[str, str]]:
 
 
 def probe_complaints(pod: Pod, kind: str) -> Iterator[str]:
-    """Yields what is wrong with a probe; an actor needs no readiness probe."""
+    """Yields complaints about a probe; an actor needs no readiness probe."""
     probe = pod.container.get(kind)
     is_learner = "health" in pod.ports
     if probe is None:
@@ -83,7 +83,7 @@ def probe_complaints(pod: Pod, kind: str) -> Iterator[str]:
 
 
 def policy_complaints(objects: Sequence[Object]) -> list[str]:
-    """Returns where who reaches a port is not who should reach it."""
+    """Returns pods that network policies open to others than intended."""
     found: list[str] = []
     pods = pods_of(objects)
     learners = {pod.name for pod in pods if "grpc" in pod.ports}

@@ -1,4 +1,4 @@
-"""What manifests render to: objects, and the pods among them."""
+"""Renders manifests to objects and pods."""
 
 import functools
 import pathlib
@@ -17,12 +17,12 @@ BIN = pathlib.Path(sys.executable).parent  # where kubectl and hadolint are
 
 
 class RenderError(Exception):
-    """kubectl cannot render a directory; says what it said."""
+    """kubectl cannot render a directory; the message is kubectl's."""
 
 
 @functools.cache
 def render(directory: pathlib.Path) -> tuple[Object, ...]:
-    """Returns what `kubectl apply -k` would send to a cluster.
+    """Returns the objects that `kubectl apply -k` would send to a cluster.
 
     Raises:
       RenderError: kubectl refuses the directory.
@@ -56,12 +56,12 @@ class Pod(NamedTuple):
 
     @property
     def words(self) -> list[str]:
-        """The command line."""
+        """Returns the command line."""
         return [*self.container.get("command", ()), *self.container.get("args", ())]
 
     @property
     def ports(self) -> dict[str, int]:
-        """Name -> number."""
+        """Returns the opened ports: name -> number."""
         return {port["name"]: port["containerPort"] for port in self.container["ports"]}
 
     def port(self, port: int | str) -> int | None:
@@ -90,7 +90,7 @@ def is_selected(selector: Object, labels: Mapping[str, str]) -> bool:
     """Returns whether a label selector matches; an empty one matches everything.
 
     Raises:
-      NotImplementedError: it uses more of selectors than this project does.
+      NotImplementedError: it uses features of selectors that this project does not use.
     """
     if not {*selector} <= {"matchLabels", "matchExpressions"}:
         raise NotImplementedError(f"Selector {selector}: use matchLabels or matchExpressions.")

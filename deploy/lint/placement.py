@@ -1,4 +1,4 @@
-"""Nodes that may be taken away: who prefers them, and who avoids them."""
+"""Checks which pods prefer preemptible nodes, and which avoid them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +15,7 @@ PREEMPTIBLE = {  # label -> values, as the clouds and Karpenter document them
 
 
 def preferences(pod: Pod, node: Mapping[str, str]) -> int:
-    """Returns the weight of what a pod prefers that a node with these labels has."""
+    """Returns the total weight of a pod's preferences that a node with these labels satisfies."""
     rules = pod.spec.get("affinity", {}).get("nodeAffinity", {})
     if not {*rules} <= {"preferredDuringSchedulingIgnoredDuringExecution"}:
         raise NotImplementedError(f"{pod.name}: only preferences are judged, not {rules}.")
@@ -31,7 +31,7 @@ def preferences(pod: Pod, node: Mapping[str, str]) -> int:
 
 
 def placement_complaints(objects: Sequence[Object]) -> list[str]:
-    """Returns learners and evaluators that may land on such nodes, and actors that avoid them."""
+    """Returns learners and evaluators that may run on such nodes, and actors that avoid them."""
     found: list[str] = []
     nodes = [{label: value} for label, values in PREEMPTIBLE.items() for value in sorted(values)]
     for each in started(objects):

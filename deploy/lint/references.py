@@ -1,4 +1,4 @@
-"""Names within the manifests, and what a server makes of them when they are applied."""
+"""Checks references within the manifests, and what a server changes when they are applied."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ NAMESPACE = "impala"
 
 
 def reference_complaints(objects: Sequence[Object]) -> list[str]:
-    """Returns selectors, volumes and accounts that name nothing, or too much."""
+    """Returns selectors, volumes and accounts that refer to nothing, or to too much."""
     found: list[str] = []
     pods = pods_of(objects)
     by_name = {name_of(each): each for each in objects}
@@ -49,11 +49,11 @@ def reference_complaints(objects: Sequence[Object]) -> list[str]:
     return found
 
 
-RUN = {"app.kubernetes.io/name": "impala"}  # the label by which all of a run is found
+RUN = {"app.kubernetes.io/name": "impala"}  # the label of all objects of a run
 
 
 def apply_complaints(objects: Sequence[Object]) -> list[str]:
-    """Returns what would no longer be found, and what a server stores otherwise than written."""
+    """Returns objects without the run's label, and fields that a server stores differently."""
     found = [
         f"{name_of(each)}: {path} is {value!r}, which a server drops: each diff would show it"
         for each in objects
@@ -74,7 +74,7 @@ def apply_complaints(objects: Sequence[Object]) -> list[str]:
 
 
 def leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the path and value of everything that holds nothing more, empty lists included."""
+    """Yields path and value of every leaf, including empty lists."""
     if isinstance(value, dict) and value:
         for key, item in value.items():
             yield from leaves(f"{path}.{key}", item)

@@ -1,4 +1,4 @@
-"""Objects against Kubernetes' own schemas, and custom resources against ours."""
+"""Checks objects against Kubernetes' schemas, and custom resources against our own."""
 
 import functools
 import json
@@ -14,7 +14,7 @@ VERSIONS = [*dict.fromkeys(kubernetes_validate.utils.all_versions())][-3:]  # th
 
 @functools.cache
 def schema_complaint(thing: str, version: str) -> str | None:
-    """Returns what is wrong with an object, given as JSON; None if nothing is."""
+    """Returns what is wrong with an object, given as JSON, or None."""
     try:
         kubernetes_validate.validate(json.loads(thing), version, strict=True)
     except kubernetes_validate.ValidationError as error:
@@ -25,7 +25,7 @@ def schema_complaint(thing: str, version: str) -> str | None:
 
 
 def schema_complaints(objects: Sequence[Object]) -> list[str]:
-    """Returns objects that one of the versions of Kubernetes does not take."""
+    """Returns objects that one of the versions of Kubernetes refuses."""
     return [
         f"{name_of(each)}: {complaint}"
         for each in objects
@@ -35,8 +35,8 @@ def schema_complaints(objects: Sequence[Object]) -> list[str]:
     ]
 
 
-# Custom resources, whose schemas are in clusters only: the fields that are used here, by hand. "!"
-# marks what must be there, a list holds the form of its items, str as a key stands for any name.
+# Schemas of custom resources, which only clusters have: the fields used here, written by hand. "!"
+# marks required fields, a list holds the form of its items, str as a key stands for any name.
 KEY = {"algorithm!": str, "size": int, "encoding": str, "rotationPolicy": str}
 SCALING = {
     "stabilizationWindowSeconds": int,
@@ -104,7 +104,7 @@ CUSTOM: dict[tuple[str, str], Any] = {
 
 
 def form_complaints(where: str, value: Any, form: Any) -> Iterator[str]:
-    """Yields where a value is not of a form of `CUSTOM`."""
+    """Yields where a value does not have a form of `CUSTOM`."""
     if isinstance(form, type):
         if type(value) is not form:
             yield f"{where} is {value!r}, not {form.__name__}"
@@ -132,7 +132,7 @@ def form_complaints(where: str, value: Any, form: Any) -> Iterator[str]:
 
 
 def custom_complaints(objects: Sequence[Object]) -> list[str]:
-    """Returns custom resources of another form, or that lead nowhere."""
+    """Returns custom resources of another form, or with invalid references."""
     found: list[str] = []
     pods = pods_of(objects)
     names = {name_of(each) for each in objects}

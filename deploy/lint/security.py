@@ -1,4 +1,4 @@
-"""The restricted Pod Security level, and what this project asks for beyond it."""
+"""Checks the restricted Pod Security level, and this project's further requirements."""
 
 import itertools
 import json
@@ -52,9 +52,9 @@ def restricted_complaints(objects: Sequence[Object]) -> list[str]:
 
 
 def container_complaints(container: Object, pod: Object) -> Iterator[str]:
-    """Yields what the level forbids of a container whose pod has this security context."""
+    """Yields what the level forbids in a container whose pod has this security context."""
     own = container.get("securityContext", {})
-    both = {**pod, **own}  # what the container says counts
+    both = {**pod, **own}  # the container's setting overrides the pod's
     if both.get("runAsNonRoot") is not True:
         yield "may run as root"
     if 0 in (pod.get("runAsUser"), own.get("runAsUser")):
@@ -86,7 +86,7 @@ def container_complaints(container: Object, pod: Object) -> Iterator[str]:
 
 
 def house_complaints(objects: Sequence[Object]) -> list[str]:
-    """Returns what this project asks for beyond the restricted level, and does not get."""
+    """Returns violations of this project's requirements beyond the restricted level."""
     found: list[str] = []
     for pod in pods_of(objects):
         container = pod.container
@@ -109,7 +109,7 @@ def house_complaints(objects: Sequence[Object]) -> list[str]:
 
 
 def image_complaints(objects: Sequence[Object]) -> list[str]:
-    """Returns pods that run other images than those of this version."""
+    """Returns pods that run images of other versions."""
     images = [f"{name}:{VERSION}" for name in IMAGES]
     return [
         f"{pod.name} runs {pod.container['image']}, not version {VERSION}"
@@ -119,5 +119,5 @@ def image_complaints(objects: Sequence[Object]) -> list[str]:
 
 
 def grace_seconds(pod: Pod) -> float:
-    """Returns what the program itself allows for an end: a checkpoint, or the last receipts."""
+    """Returns the program's own time limit for its end: a checkpoint, or the last receipts."""
     return train.GRACE_SECONDS if pod.words[1] == "learner" else 2 * actors.run._DRAIN_SECONDS
