@@ -219,6 +219,86 @@ class Alone(Threads):
         super().__init__(1)
 
 
+class Odd(gym.Env):
+    """Counts to 3 in each of two numbers, until it does what it is told to.
+
+    Args:
+      how: what it does differently.
+      at: the step in which it does so; 0 is the reset.
+    """
+
+    def __init__(self, how: str, at: int = 1) -> None:
+        self.observation_space = gym.spaces.Dict(
+            {
+                "pair": gym.spaces.Box(-1.0, 3.0, (2,), np.float32),
+                "count": gym.spaces.Discrete(3, start=1),
+            }
+        )
+        self.action_space = gym.spaces.Discrete(2)
+        self._how, self._at, self._step = how, at, 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        self._step = 0
+        return self._observation(), {}
+
+    def step(self, action: int) -> Any:
+        self._step += 1
+        observation = self._observation()
+        if self._step == self._at and self._how == "four values":
+            return observation, 0.0, False, {}
+        return observation, 0.0, False, False, {}
+
+    def _observation(self) -> Any:
+        pair = np.full(2, self._step % 4, np.float32)
+        is_odd = self._step == self._at
+        if is_odd and self._how == "shape":
+            pair = np.zeros((2, 1), np.float32)
+        if is_odd and self._how == "low":
+            pair[1] = -1.5
+        if is_odd and self._how == "high":
+            pair[1] = 3.5
+        return {"pair": pair, "count": 4 if is_odd and self._how == "choice" else 1}
+
+
+def cut_off(**kwargs: Any) -> gym.Env:
+    """One of Gymnasium's wrappers, which unpacks what a step returns."""
+    return gym.wrappers.TimeLimit(Odd(**kwargs), 1000)
+
+
+class Mended(gym.Wrapper):
+    """A wrapper of a user's that gives five values for four."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(Odd(**kwargs))
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *done, info = self.env.step(action)
+        return observation, reward, done[0], False, info
+
+
+class OddVector(SyncVectorEnv):
+    def __init__(self, num_envs: int, **kwargs: Any) -> None:
+        made = [lambda: Odd("")] * num_envs
+        super().__init__(made, autoreset_mode=AutoresetMode.NEXT_STEP)
+        self._kwargs = kwargs
+
+    def step(self, actions: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(actions)
+        if self._kwargs["how"] == "four values":
+            return observation, reward, terminated, info
+        return {**observation, "pair": np.zeros((3, 4))}, reward, terminated, truncated, info
+
+
+class WithoutSeed(gym.Env):
+    observation_space = gym.spaces.Discrete(2)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self) -> Any:  # type: ignore[override]
+        return 0
+
+
 class Raises(gym.Env):
     def __init__(self) -> None:
         raise KeyError("map")

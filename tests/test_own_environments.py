@@ -1,5 +1,7 @@
 """Environments that a user brings, named module:attribute: each kind plays the same rows."""
 
+import json
+import re
 from contextlib import closing
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from impala import environments
 from impala.config.schema import EnvironmentConfig, NormaliseConfig, RepeatConfig
 from impala.environments.base import Environment
+from impala.environments.failure import EnvironmentFailed
 from impala.testing.environments import column, leaves, play, same
 from impala.types import EnvironmentStep, StepType
 
@@ -113,6 +116,7 @@ def test_a_vector_environment_that_shows_itself_can_be_looked_at() -> None:
         ("own:SameStep", {"repeat": RepeatConfig(most=2)}, "cannot be repeated"),
         ("own:Threads", {"kwargs": '{"scal": 3}'}, "unexpected keyword argument 'scal'.*It takes"),
         ("own:dataclasses", {}, "own:dataclasses is a module"),
+        ("own:WithoutSeed", {}, r"has a reset that takes no seed .*: define it as reset\(self, \*"),
         ("own:play-v0", {}, "'own:play-v0', which is not registered"),
     ],
 )
@@ -122,6 +126,82 @@ def test_what_cannot_be_played_is_refused_in_a_line(
     with pytest.raises(ValueError, match=says) as caught:
         environments.make(EnvironmentConfig(id=id, **settings), 3)
     assert "\n" not in str(caught.value)
+
+
+def error_of(name: str, steps: int = 3, **settings: Any) -> str:
+    """What the screen is told when this environment fails, within so many steps."""
+    with closing(make(name, **settings)) as environment, pytest.raises(EnvironmentFailed) as failed:
+        play(environment, steps)
+    assert "\n" not in failed.value.error and failed.value.where == ""
+    return failed.value.error
+
+
+SHAPE = r"observation/pair has shape \(2, 1\), expected \(2,\) by its space: return that shape, or"
+FOUR = (
+    "step returned 4 values, expected observation, reward, terminated, truncated, info: return te"
+)
+OUTSIDE = "outside of its space, -1.0 to 3.0: clip or scale it, or correct observation_space"
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "says"),
+    [
+        ("Odd", "shape", f"environment 0 of own:Odd: {SHAPE}"),
+        ("Odd", "four values", f"environment 0 of own:Odd: {FOUR}"),
+        ("cut_off", "four values", f"environment 0 of own:cut_off: {FOUR}"),
+        ("OddVector", "four values", f"own:OddVector: {FOUR}"),
+        (
+            "OddVector",
+            "shape",
+            r"own:OddVector: observation/pair has shape \(3, 4\), expected \(3, 2\) by its space",
+        ),
+        ("Odd", "low", rf"own:Odd: observation/pair\[1\] of environment 0 is -1\.5, {OUTSIDE}"),
+        ("Odd", "high", rf"own:Odd: observation/pair\[1\] of environment 0 is 3\.5, {OUTSIDE}"),
+        (
+            "Odd",
+            "choice",
+            "observation/count of environment 0 is 4, outside of its space, 1 to 3: c",
+        ),
+    ],
+)
+def test_what_an_environment_returns_wrongly_is_told_in_a_line(
+    name: str, how: str, says: str
+) -> None:
+    error = error_of(name, kwargs=json.dumps({"how": how}))
+    assert re.match(f"ValueError: .*{says}", error), error
+
+
+@pytest.mark.parametrize("how", ["shape", "low"])
+def test_the_first_observation_is_looked_at(how: str) -> None:
+    kwargs = json.dumps({"how": how, "at": 0})
+    failed = pytest.raises(EnvironmentFailed, match="own:Odd failed at step 0")
+    with closing(make("Odd", kwargs=kwargs)) as environment, failed:
+        environment.reset(0)
+
+
+def test_a_process_of_its_own_tells_it_too() -> None:
+    config = EnvironmentConfig(id="own:Odd", kwargs='{"how": "four values"}', vectorization="async")
+    with closing(environments.make(config, 1)) as environment:
+        environment.reset(0)
+        environment.send(np.zeros(1, np.int64))
+        (fault,) = environment.recv().faults
+    assert fault.detail.startswith(f"fault 1, ValueError: own:Odd: {FOUR}")
+
+
+def test_a_shape_is_checked_at_every_step_and_limits_at_the_first_hundred() -> None:
+    for at in (100, 101):
+        kwargs = json.dumps({"how": "shape", "at": at})
+        assert re.search(SHAPE, error_of("Odd", 102, kwargs=kwargs))
+    assert OUTSIDE in error_of("Odd", 102, kwargs='{"how": "low", "at": 100}')
+    pairs = [
+        step.timestep.observation["pair"]
+        for step in rows("Odd", 102, kwargs='{"how": "low", "at": 101}')
+    ]
+    assert pairs[101].min() == -1.5
+
+
+def test_a_wrapper_of_a_users_may_mend_what_an_environment_returns() -> None:
+    assert len(rows("Mended", 3, kwargs='{"how": "four values"}')) == 4
 
 
 @pytest.mark.parametrize("name", ["Threads", "SameStep", "Nested"])

@@ -133,7 +133,7 @@ def test_one_that_crashes_is_replaced_and_the_others_count_on(tmp_path: pathlib.
         (Do.EXIT, "its process ended with status 3"),
         (Do.KILL, "its process was killed by SIGKILL"),
         (Do.SEGFAULT, "its process was killed by SIGSEGV"),
-        (Do.NOT_FINITE, "ValueError: the reward is nan"),
+        (Do.NOT_FINITE, f"ValueError: {faulty.ID}: the reward is nan"),
     )
     with closing(make(6, first=10)) as environment:
         witness = Witness(environment)

@@ -167,6 +167,20 @@ def environment_step(
     )
 
 
+def check_shape(name: str, space: gym.Space, value: Any, leading: tuple[int, ...] = ()) -> None:
+    """Checks that a value is [*leading, *shape], with the shape of its space.
+
+    Raises:
+      ValueError: it is not.
+    """
+    expected = (*leading, *(space.shape or ()))
+    if (shape := np.shape(value)) != expected:
+        raise ValueError(
+            f"{name} has shape {shape}, expected {expected} by its space: return that shape, or "
+            "correct observation_space"
+        )
+
+
 def map_leaves(function: Callable[..., Any], name: str, space: gym.Space, *values: Nest) -> Nest:
     """function(name, leaf space, *leaf values) for each leaf, in a nest structured like the space.
 

@@ -1,5 +1,7 @@
 """How an environment failed: what it raised, and where in its own code."""
 
+from impala.components import where_raised
+
 
 class EnvironmentFailed(RuntimeError):
     """An environment has raised an exception, or given values that no agent can use.
@@ -13,3 +15,20 @@ class EnvironmentFailed(RuntimeError):
     def __init__(self, message: str, error: str, where: str) -> None:
         super().__init__(message)
         self.error, self.where = error, where
+
+
+def failure_of(error: BaseException, name: str) -> tuple[str, str]:
+    """Returns what an environment raised, as TYPE: TEXT, and where.
+
+    If it was not raised in a user's file, because the environment has not raised it but returned
+    what cannot be used, the text begins with the name instead.
+
+    Args:
+      error: what was raised.
+      name: of the environment.
+    """
+    if isinstance(error, EnvironmentFailed):
+        return error.error, error.where
+    where = where_raised(error)
+    text = f"{error}" if where else f"{name}: {error}"
+    return f"{type(error).__name__}: {text}", where

@@ -7,9 +7,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from impala.components import where_raised
-from impala.environments import base
-from impala.environments.failure import EnvironmentFailed
+from impala.environments import base, interface
+from impala.environments.failure import EnvironmentFailed, failure_of
 from impala.types import EnvironmentStep, Nest, TimeStep
 
 
@@ -42,7 +41,9 @@ class NextStep(base.Environment):
         self._action = action
 
     def recv(self) -> EnvironmentStep:
-        observation, reward, terminated, truncated, infos = self._vector.step(self._action)
+        observation, reward, terminated, truncated, infos = interface.checked_step(
+            self._vector.step(self._action)
+        )
         first, self._ended = self._ended, terminated | truncated
         return base.environment_step(
             observation, reward, terminated, truncated, first, _numbers(infos)
@@ -107,7 +108,7 @@ class OneByOne(base.Environment):
                 self.action_space,
                 self._action,
             )
-            observation, reward, ends, cut_off, info = vector.step(action)
+            observation, reward, ends, cut_off, info = interface.checked_step(vector.step(action))
             rewards[i], terminated[i], truncated[i] = reward[0], ends[0], cut_off[0]
             if (ends[0] or cut_off[0]) and self._resets_itself:
                 self._next_first[i] = _copied(self.observation_space, observation)
@@ -210,6 +211,8 @@ def autoreset_mode(vector: VectorEnv) -> AutoresetMode | None:
 class Numbered(gym.Wrapper):
     """One environment of several that step in turn; its errors say which one it is.
 
+    An observation of another shape than its space's is one.
+
     Args:
       environment: what is wrapped.
       name: which one it is.
@@ -218,6 +221,7 @@ class Numbered(gym.Wrapper):
     def __init__(self, environment: gym.Env, name: str) -> None:
         super().__init__(environment)
         self._name = name
+        self._shape = environment.observation_space.shape  # looked at first, since that is quick
 
     def doing(self) -> str:
         """Which one it is, for a message about where an actor hangs."""
@@ -227,19 +231,27 @@ class Numbered(gym.Wrapper):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         try:
-            return self.env.reset(seed=seed, options=options)
+            returned = self.env.reset(seed=seed, options=options)
+            self._check(returned[0])
         except Exception as error:
             raise self._failed(error) from error
+        return returned
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         try:
-            return self.env.step(action)
+            returned = self.env.step(action)
+            self._check(returned[0])
         except Exception as error:
             raise self._failed(error) from error
+        return returned
+
+    def _check(self, observation: Any) -> None:
+        if not isinstance(observation, np.ndarray) or observation.shape != self._shape:
+            base.map_leaves(base.check_shape, "observation", self.observation_space, observation)
 
     def _failed(self, error: Exception) -> EnvironmentFailed:
-        what = f"{type(error).__name__}: {error}"
-        return EnvironmentFailed(f"{self._name}: {what}", what, where_raised(error))
+        message = f"{self._name}: {type(error).__name__}: {error}"
+        return EnvironmentFailed(message, *failure_of(error, self._name))
 
 
 def _numbers(infos: dict[str, Any]) -> dict[str, np.ndarray]:

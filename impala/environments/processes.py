@@ -29,9 +29,8 @@ from typing import Any, Literal, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from impala.components import where_raised
 from impala.environments import base
-from impala.environments.failure import EnvironmentFailed
+from impala.environments.failure import EnvironmentFailed, failure_of
 from impala.types import EnvironmentFault, EnvironmentStep, Nest, TimeStep
 
 _log = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ _KILL_SECONDS = 1.0  # until a killed process is left to the kernel
 _MAX_FAILURES = 10  # in a row, without one step between them
 _HEALTHY_SECONDS = 60.0  # a process that has lived for this long is restarted at once again
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0  # before the second restart, and at most
-_MAX_DETAIL = 200  # characters
+_MAX_DETAIL = 400  # characters
 _MAX_ANSWER = 1 << 20  # bytes
 _SAFE_PATH, _OURS = "PYTHONSAFEPATH", "impala"  # any value is a yes; this one was not the user's
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
@@ -101,7 +100,8 @@ class Processes(base.Environment):
         self._half = 0  # of the memory, that the step under way is written to
         self._faults: list[EnvironmentFault] = []
         self._workers = [
-            _Worker(_Task(make, i, *spaces, max_bytes), buffer, seconds) for i in range(num_envs)
+            _Worker(_Task(make, name, i, *spaces, max_bytes), buffer, seconds)
+            for i in range(num_envs)
         ]
 
     def reset(self, seed: int) -> TimeStep:
@@ -282,6 +282,7 @@ class _Task(NamedTuple):
     """What a process is to do."""
 
     make: Callable[[], gym.Env]
+    name: str  # of the environment, for messages
     place: int  # in the memory
     observation_space: gym.Space
     action_space: gym.Space
@@ -494,12 +495,12 @@ def _serve(task: _Task, buffer: Any, channel: socket.socket) -> None:
                 said = json.dumps(info).encode() if info else b""
                 channel.sendall(_ANSWER.pack(b"k", len(said)) + said)
     except BaseException as error:
-        last = traceback.format_exception_only(error)[-1].strip()
+        detail, where = failure_of(error, task.name)
         said = json.dumps(
             {
-                "detail": last[:_MAX_DETAIL],
+                "detail": detail[:_MAX_DETAIL],
                 "traceback": traceback.format_exc()[-20_000:],
-                "where": where_raised(error)[-_MAX_DETAIL:],
+                "where": where[-_MAX_DETAIL:],
             }
         ).encode()
         with contextlib.suppress(OSError):
@@ -566,9 +567,8 @@ class _Player:
         place = self._task.place
 
         def put(name: str, space: gym.Space, value: Any, halves: np.ndarray) -> None:
+            base.check_shape(name, space, value)
             array = np.asarray(value, halves.dtype)
-            if array.shape != halves.shape[2:]:
-                raise ValueError(f"{name} has shape {array.shape}, expected {halves.shape[2:]}")
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise ValueError(f"{name} is not finite: {array}")
             halves[half, place] = array

@@ -20,7 +20,7 @@ from gymnasium.vector import VectorEnv
 from impala import components
 from impala.components import Allowed, described
 from impala.config.schema import RepeatConfig
-from impala.environments import base
+from impala.environments import base, interface
 from impala.environments.repeat import ActionRepeat
 
 
@@ -40,7 +40,7 @@ class Source:
         Raises:
           ValueError: it cannot be made so.
         """
-        made: gym.Env = self._made(gym.Env, render_mode)
+        made = interface.conforming(self._made(gym.Env, render_mode), self.id)
         return made if repeat == RepeatConfig() else ActionRepeat(made, repeat)
 
     def vector(self, num_envs: int, render_mode: str | None = None) -> VectorEnv:

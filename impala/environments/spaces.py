@@ -66,6 +66,18 @@ def chosen(space: gym.Space, action: Nest) -> list[int]:
     return []
 
 
+def limits(space: gym.Space) -> tuple[Any, Any]:
+    """Returns the lowest and the highest values in a space that is neither a Dict nor a Tuple."""
+    match space:
+        case gym.spaces.Box():
+            return space.low, space.high
+        case gym.spaces.Discrete():
+            return space.start, space.start + space.n - 1
+        case gym.spaces.MultiDiscrete():
+            return space.start, space.start + space.nvec - 1
+    return 0, 1  # MultiBinary
+
+
 def main_space(space: gym.Space) -> gym.Space:
     """The environment's own part of an observation space."""
     return space["observation"] if is_wrapped(space) else space

@@ -6,15 +6,25 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from impala.components import where_raised
 from impala.environments import base
-from impala.environments.failure import EnvironmentFailed
-from impala.environments.spaces import ACTION_MASK, choices, has_action_mask, is_wrapped
+from impala.environments.failure import EnvironmentFailed, failure_of
+from impala.environments.spaces import (
+    ACTION_MASK,
+    choices,
+    has_action_mask,
+    is_wrapped,
+    limits,
+)
 from impala.types import EnvironmentStep, Nest, StepType, TimeStep
+
+_FIRST_STEPS = 100  # in which observations are compared with the limits of their space
 
 
 class Checked(base.Environment):
     """Refuses calls out of order, actions outside the space and values that no agent can use.
+
+    Observations outside their space are refused in the first 100 steps: where the space is wrong,
+    that is soon seen, and to look at every number of every step would cost time.
 
     Args:
       environment: what is checked.
@@ -103,30 +113,23 @@ class Checked(base.Environment):
             return call()
         except Exception as error:
             self._state = "broken"
-            what, where = f"{type(error).__name__}: {error}", where_raised(error)
-            if isinstance(error, EnvironmentFailed):
-                what, where = error.error, error.where
             raise EnvironmentFailed(
                 f"{self._name} failed at step {self._steps}: {type(error).__name__}: {error}",
-                what,
-                where,
+                *failure_of(error, self._name),
             ) from error
 
     def _check_action(self, name: str, space: gym.Space, action: Any) -> np.ndarray:
         action = np.asarray(action)
-        self._check_shape(name, space, action)
+        expected = (self.num_envs, *(space.shape or ()))
+        if action.shape != expected:
+            raise ValueError(
+                f"{name} for {self._name} has shape {action.shape}, expected {expected}"
+            )
         kind, wanted = action.dtype.kind, np.dtype(space.dtype).kind
         if not ((kind in "biu" and wanted in "biuf") or kind == wanted == "f"):
             raise ValueError(f"{name} for {self._name} is {action.dtype}, expected {space.dtype}")
-        match space:
-            case gym.spaces.Discrete():
-                valid = (action >= space.start) & (action < space.start + space.n)
-            case gym.spaces.MultiDiscrete():
-                valid = (action >= space.start) & (action < space.start + space.nvec)
-            case gym.spaces.MultiBinary():
-                valid = (action == 0) | (action == 1)
-            case _:
-                valid = np.isfinite(action)
+        low, high = (-np.inf, np.inf) if isinstance(space, gym.spaces.Box) else limits(space)
+        valid = np.isfinite(action) & (action >= low) & (action <= high)
         if not valid.all():
             i = int(np.argwhere(~valid)[0][0])
             which = f"environment {self._first + i} of {self._name}"
@@ -164,18 +167,25 @@ class Checked(base.Environment):
                 )
 
     def _check_observation(self, name: str, space: gym.Space, value: np.ndarray) -> None:
-        self._check_shape(name, space, value)
+        base.check_shape(name, space, value, (self.num_envs,))
         if value.dtype != space.dtype:
             raise ValueError(f"{name} is {value.dtype}, expected {space.dtype}")
         if value.dtype.kind == "f" and not np.isfinite(value).all():
             i = int(np.argwhere(~np.isfinite(value))[0][0])
             raise ValueError(f"{name} of environment {self._first + i} is not finite: {value[i]}")
+        if self._steps <= _FIRST_STEPS:
+            self._check_limits(name, space, value)
 
-    def _check_shape(self, name: str, space: gym.Space, value: np.ndarray) -> None:
-        expected = (self.num_envs, *(space.shape or ()))
-        if value.shape != expected:
+    def _check_limits(self, name: str, space: gym.Space, value: np.ndarray) -> None:
+        low, high = (np.broadcast_to(limit, value.shape) for limit in limits(space))
+        outside = (value < low) | (value > high)
+        if outside.any():
+            place = tuple(map(int, np.argwhere(outside)[0]))
+            at = f"[{', '.join(map(str, place[1:]))}]" if place[1:] else ""
             raise ValueError(
-                f"{name} for {self._name} has shape {value.shape}, expected {expected}"
+                f"{name}{at} of environment {self._first + place[0]} is {value[place]}, outside of "
+                f"its space, {low[place]} to {high[place]}: clip or scale it, or correct "
+                "observation_space"
             )
 
 
