@@ -181,10 +181,11 @@ class _Built:
         entropy = [reply.seed, reply.actor_index, incarnation]
         self.seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
         self.unroll_length: int = reply.unroll_length
+        self.config = config.agent
         self._own = parts.found(config)
-        self._spaces = build.spaces(self.tasks, self._own)
-        self.agent = build.agent(config.agent, *self._spaces, own=self._own)
-        self._check(reply, build.unroll_spec(self.agent, *self._spaces, self.unroll_length))
+        self.spaces = build.spaces(self.tasks, self._own)
+        self.agent = build.agent(config.agent, *self.spaces, own=self._own)
+        self._check(reply, build.unroll_spec(self.agent, *self.spaces, self.unroll_length))
 
     def environment(
         self, task: int, num_envs: int, first: int = 0, render: bool = False
@@ -198,7 +199,7 @@ class _Built:
             actor=self.actor,
             first=first,
             render_mode="human" if render else None,
-            joint=self._spaces,
+            joint=self.spaces,
             own=self._own,
         )
 
@@ -255,6 +256,7 @@ def _act(
     render: bool,
     noting: Callable[[Failure], None],
 ) -> None:
+    from actors import policy
     from actors.actor import Actor
     from actors.hang import HangWatch
     from actors.memory import MemoryLimit
@@ -279,7 +281,8 @@ def _act(
                 for group in range(groups)
             ]
 
-        actor = Actor(environments, built.agent, built.unroll_length, built.seed)
+        chosen = policy.of(built.agent, built.config, built.spaces)
+        actor = Actor(environments, chosen, built.unroll_length, built.seed)
         unrolls = actor.run(client.parameters, client.task, client.prefetch)
         hang = stack.enter_context(HangWatch(built.actor.hang_seconds))
         memory = MemoryLimit(built.actor.max_memory_bytes)

@@ -8,6 +8,7 @@ import tree
 from scripted import Counter, Script, check_episodes, check_group
 
 from actors.actor import Actor
+from actors.policy import Compiled
 from impala.types import ActorUnrolls, Parameters, Unroll
 
 
@@ -24,7 +25,7 @@ def collect(
 ) -> list[list[ActorUnrolls]]:
     """Unrolls of `rounds` rounds, copied, by group."""
     versions = growing_versions()
-    stream = Actor(lambda task: environments, Counter(), unroll_length, seed).run(
+    stream = Actor(lambda task: environments, Compiled(Counter()), unroll_length, seed).run(
         lambda: next(versions)
     )
     groups: list[list[ActorUnrolls]] = [[] for _ in environments]
@@ -74,7 +75,7 @@ def test_parameters_are_fetched_once_a_round_before_they_are_taken(unroll_length
         return next(versions)
 
     environment, prefetch = Recorded(2, 0), lambda: events.append("prefetch")
-    actor = Actor(lambda task: [environment], Counter(), unroll_length, seed=1)
+    actor = Actor(lambda task: [environment], Compiled(Counter()), unroll_length, seed=1)
     stream = actor.run(take, prefetch=prefetch)
     for _ in range(4):
         next(stream)
@@ -95,7 +96,7 @@ def test_each_task_goes_on_where_it_was_left() -> None:
         return [Script(num_envs, first=100 * task), Script(num_envs, first=100 * task + 10)]
 
     versions, tasks = growing_versions(), iter([*plan, 0])
-    stream = Actor(environments, Counter(), unroll_length, seed=1).run(
+    stream = Actor(environments, Compiled(Counter()), unroll_length, seed=1).run(
         lambda: next(versions), lambda: next(tasks)
     )
     unrolls = [copied(next(stream)) for _ in range(2 * len(plan))]
@@ -133,7 +134,7 @@ def test_the_seed_decides_environments_and_actions() -> None:
 def test_parameters_are_assigned_only_when_they_are_others() -> None:
     agent = Counter()
     same = Parameters(5, 1, 0.0, 0, [np.array([1.0], np.float32)])
-    stream = Actor(lambda task: [Script(2, 0)], agent, 2, seed=0).run(lambda: same)
+    stream = Actor(lambda task: [Script(2, 0)], Compiled(agent), 2, seed=0).run(lambda: same)
     next(stream)
     agent.variables[0].assign([42.0])  # would be overwritten by an assignment
     next(stream)
@@ -141,7 +142,7 @@ def test_parameters_are_assigned_only_when_they_are_others() -> None:
     np.testing.assert_array_equal(unroll.output.policy[1:, :, 0], 42.0)
 
     # Another incarnation is another set of parameters, whatever its version.
-    stream = Actor(lambda task: [Script(2, 0)], agent, 2, seed=0).run(
+    stream = Actor(lambda task: [Script(2, 0)], Compiled(agent), 2, seed=0).run(
         iter([same, same._replace(incarnation=6), same._replace(incarnation=6)]).__next__
     )
     assert [next(stream).incarnation for _ in range(2)] == [5, 6]
@@ -149,13 +150,15 @@ def test_parameters_are_assigned_only_when_they_are_others() -> None:
 
 
 def test_parameters_of_another_agent_are_refused() -> None:
-    actor = Actor(lambda task: [Script(2, 0)], Counter(), 2, seed=0)
+    actor = Actor(lambda task: [Script(2, 0)], Compiled(Counter()), 2, seed=0)
     with pytest.raises(ValueError, match="holds 2 arrays, the agent has 1"):
         next(actor.run(lambda: Parameters(5, 3, 0.0, 0, [np.zeros(1), np.zeros(1)])))
 
 
 def test_impossible_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one group"):
-        next(Actor(lambda task: [], Counter(), 2, seed=0).run(growing_versions().__next__))
+        next(
+            Actor(lambda task: [], Compiled(Counter()), 2, seed=0).run(growing_versions().__next__)
+        )
     with pytest.raises(ValueError, match="unroll_length is 0"):
-        Actor(lambda task: [Script(1, 0)], Counter(), 0, seed=0)
+        Actor(lambda task: [Script(1, 0)], Compiled(Counter()), 0, seed=0)

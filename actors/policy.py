@@ -1,0 +1,160 @@
+"""What chooses an actor's actions: the agent's step, compiled by TensorFlow or in NumPy."""
+
+import abc
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+import tree
+
+from impala.agents.agent import Agent
+from impala.agents.numpy_agent import NumPyAgent
+from impala.agents.numpy_distributions import NotServed, Random
+from impala.config.schema import AgentConfig
+from impala.environments.spaces import Spaces
+from impala.types import AgentOutput, ArraySpec, Nest, TimeStep
+
+
+class Policy(abc.ABC):
+    """Acts for any number of groups of environments, with the same parameters for all."""
+
+    num_variables: int
+    """Of the agent."""
+
+    @abc.abstractmethod
+    def assign(self, values: Sequence[np.ndarray]) -> None:
+        """Takes the values of the agent's variables, in order; comes before `begin`."""
+
+    @abc.abstractmethod
+    def begin(self, timestep: TimeStep, seed: Sequence[int]) -> "Acting":
+        """Returns what acts for a group.
+
+        Args:
+          timestep: the group's first, [E, ...]. All are structured and shaped like it.
+          seed: two numbers; others for every group.
+        """
+
+
+class Acting(abc.ABC):
+    """Acts for one group, and remembers what the agent does."""
+
+    output: AgentOutput
+    """Specs of what it gives, [E, ...]: a nest of `ArraySpec`."""
+
+    @abc.abstractmethod
+    def act(self, timestep: TimeStep) -> list[np.ndarray]:
+        """Acts once: the leaves of an `AgentOutput` [E, ...]."""
+
+    @abc.abstractmethod
+    def core_state(self) -> Nest:
+        """Returns the core state [E, ...] before the next time step; it is not written again."""
+
+
+def of(agent: Agent, config: AgentConfig, spaces: Spaces) -> Policy:
+    """Returns what acts as an agent does: in NumPy, if it can.
+
+    Args:
+      agent: made of the rest by `build.agent`.
+      config: of the agent.
+      spaces: of one environment.
+    """
+    try:
+        return InNumPy(NumPyAgent(config, spaces, agent.variables), len(agent.variables))
+    except NotServed:
+        return Compiled(agent)
+
+
+class InNumPy(Policy):
+    """A small agent, without a call of TensorFlow."""
+
+    def __init__(self, agent: NumPyAgent, num_variables: int) -> None:
+        self.num_variables = num_variables
+        self._agent = agent
+
+    def assign(self, values: Sequence[np.ndarray]) -> None:
+        self._agent.assign(values)
+
+    def begin(self, timestep: TimeStep, seed: Sequence[int]) -> "Acting":
+        return _ActingInNumPy(self._agent, timestep, seed)
+
+
+class _ActingInNumPy(Acting):
+    def __init__(self, agent: NumPyAgent, timestep: TimeStep, seed: Sequence[int]) -> None:
+        num_envs = len(timestep.reward)
+        self._agent = agent
+        self._core_state = agent.initial_state(num_envs)
+        self._random = Random(num_envs, seed)
+        # With random numbers of its own: this action is not taken.
+        output, _ = agent.step(timestep, self._core_state, Random(num_envs, seed))
+        self.output = tree.map_structure(lambda x: ArraySpec(x.shape, x.dtype), output)
+
+    def act(self, timestep: TimeStep) -> list[np.ndarray]:
+        output, self._core_state = self._agent.step(timestep, self._core_state, self._random)
+        action, policy, baseline = output
+        return [*(tree.flatten(action)), policy, baseline]
+
+    def core_state(self) -> Nest:
+        return self._core_state
+
+
+class Compiled(Policy):
+    """Any agent, as a graph over flat lists of tensors, which is faster to call than over nests.
+
+    Args:
+      agent: its variables are overwritten.
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        self.num_variables = len(agent.variables)
+        self._agent = agent
+        self._graph = tf.function(self._trace)
+        # Of what is traced at the moment, which is structured alike for all groups.
+        self._timestep_like: Nest = None
+        self._state_like: Nest = None
+        self._output_like: Nest = None
+
+    def assign(self, values: Sequence[np.ndarray]) -> None:
+        for variable, value in zip(self._agent.variables, values, strict=True):
+            variable.assign(value)
+
+    def begin(self, timestep: TimeStep, seed: Sequence[int]) -> "Acting":
+        num_envs = len(timestep.reward)
+        state = self._agent.initial_state(num_envs), np.asarray(seed, np.int32)
+        state = tree.map_structure(tf.convert_to_tensor, state)
+        self._timestep_like, self._state_like = timestep, state
+        leaves = tree.flatten((timestep, state))
+        act = self._graph.get_concrete_function(*(tf.TensorSpec(x.shape, x.dtype) for x in leaves))
+        return _ActingCompiled(act, state, self._output_like)
+
+    def _trace(self, *leaves: tf.Tensor) -> list[tf.Tensor]:
+        timestep, (core_state, seed) = tree.unflatten_as(
+            (self._timestep_like, self._state_like), leaves
+        )
+        output, core_state = self._agent.step(timestep, core_state, seed)
+        self._output_like = tree.map_structure(
+            lambda x: ArraySpec(tuple(x.shape), np.dtype(x.dtype.as_numpy_dtype)), output
+        )
+        return tree.flatten((output, (core_state, seed + [0, 1])))
+
+
+class _ActingCompiled(Acting):
+    """The state is the core state and the seed of the next action."""
+
+    def __init__(
+        self, graph: tf.types.experimental.ConcreteFunction, state: Nest, output: AgentOutput
+    ) -> None:
+        self.output = output
+        self._graph = graph
+        self._num_outputs = len(tree.flatten(output))
+        self._state_like = state
+        self._state: list[tf.Tensor] = tree.flatten(state)
+
+    def act(self, timestep: TimeStep) -> list[np.ndarray]:
+        observed = [tf.convert_to_tensor(leaf) for leaf in tree.flatten(timestep)]
+        results = self._graph(*observed, *self._state)
+        self._state = results[self._num_outputs :]
+        return [x.numpy() for x in results[: self._num_outputs]]
+
+    def core_state(self) -> Nest:
+        core_state, _ = tree.unflatten_as(self._state_like, self._state)
+        return tree.map_structure(lambda x: x.numpy(), core_state)
