@@ -14,6 +14,7 @@ import tree
 from impala import build
 from impala.agents import cores, observation, torsos
 from impala.agents.agent import Agent
+from impala.agents.images import Frames
 from impala.agents.torsos import MLP, DeepResidual, Shallow, Small, Strided, Torso
 from impala.config.schema import AgentConfig
 from impala.testing.torsos import TorsoConformance
@@ -292,7 +293,8 @@ class TestFrameStack:
         # Two unrolls, of 7 rows and of 5: the state joins them.
         early, state = stack(timestep.observation[:7], is_first[:7], frame_stack.initial_state(B))
         late, _ = stack(timestep.observation[7:], is_first[7:], state)
-        stacked = np.concatenate([early, late])
+        parts = [x.pixels if isinstance(x, Frames) else x for x in (early, late)]
+        stacked = np.concatenate(parts)
 
         assert stacked.dtype == space.dtype
         assert stacked.shape[2:] == frame_stack.observation_space.shape

@@ -9,6 +9,8 @@ import numpy as np
 import sonnet as snt
 import tensorflow as tf
 
+from impala.agents import images
+from impala.agents.images import Frames, Images
 from impala.agents.torsos import Torso
 from impala.environments import spaces
 from impala.environments.spaces import is_wrapped, main_space
@@ -42,7 +44,7 @@ class Features(snt.Module):
         self._space = observation_space
         self._standardise_images = standardise_images
         self._main_space = main_space(observation_space)
-        if torso.sees == "image":
+        if torso.sees in ("image", "pixels"):
             _check_image(self._main_space, torso)
 
     def __call__(self, observation: Nest) -> tf.Tensor:
@@ -74,16 +76,23 @@ class Features(snt.Module):
         ]
 
     def _inputs(self, observation: Nest) -> Nest:
+        pixels = observation.pixels if isinstance(observation, Frames) else observation
         if self._torso.sees == "observation":
-            return observation
+            return pixels
         if self._torso.sees == "vector":
-            return as_vector(self._main_space, observation)
-        images = _as_float(self._main_space, observation)
-        if images.shape.rank == 3:
-            images = images[..., tf.newaxis]
+            return as_vector(self._main_space, pixels)
+        shown = self._images(observation)
+        return shown if self._torso.sees == "pixels" else images.standardised(shown)
+
+    def _images(self, observation: tf.Tensor | Frames) -> Images:
+        """Images [N, H, W, C], to be standardised if they shall be."""
         if self._standardise_images and _is_unsigned(self._main_space):
-            images = tf.image.per_image_standardization(images)
-        return images
+            if not isinstance(observation, Frames):
+                pixels = _with_channel(observation)
+                observation = Frames(pixels, images.sums(pixels))
+            return images.to_standardise(observation, float(self._main_space.high.max()))
+        pixels = observation.pixels if isinstance(observation, Frames) else observation
+        return Images(_with_channel(_as_float(self._main_space, pixels)))
 
 
 class FrameStack(snt.Module):
@@ -112,6 +121,7 @@ class FrameStack(snt.Module):
         # Frames [H, W] get a channel axis to be stacked on.
         self._shape = (*space.shape, 1) if len(space.shape) == 2 else space.shape
         self._dtype = tf.as_dtype(space.dtype)
+        self._is_image = _is_unsigned(space) and len(self._shape) == 3
         stacked = gym.spaces.Box(
             low=np.tile(space.low.reshape(self._shape), size),
             high=np.tile(space.high.reshape(self._shape), size),
@@ -130,6 +140,7 @@ class FrameStack(snt.Module):
     def __call__(
         self, observation: Nest, is_first: tf.Tensor, state: tf.Tensor
     ) -> tuple[Nest, tf.Tensor]:
+        """Returns stacked observations, images as `Frames`, and the state after the last row."""
         if self._is_wrapped:
             stacked, state = self._stack(observation["observation"], is_first, state)
             return {**observation, "observation": stacked}, state
@@ -137,7 +148,7 @@ class FrameStack(snt.Module):
 
     def _stack(
         self, frames: tf.Tensor, is_first: tf.Tensor, state: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    ) -> tuple[tf.Tensor | Frames, tf.Tensor]:
         rows, batch_size = tf.unstack(tf.shape(is_first))
         before = self._size - 1
         frames = tf.reshape(frames, [rows, batch_size, *self._shape])
@@ -159,7 +170,17 @@ class FrameStack(snt.Module):
         flat = [index * batch_size + tf.range(batch_size) for index in indices]
         frames = [tf.gather(history, index) for index in flat]
         stacked = _interleave(frames) if self.packs_bytes else tf.concat(frames, axis=-1)
-        return stacked, tf.gather(history, tf.stack([index[-1] for index in flat[1:]], axis=1))
+        state = tf.gather(history, tf.stack([index[-1] for index in flat[1:]], axis=1))
+        if not self._is_image:
+            return stacked, state
+        # Sums of single frames: in a stack each is seen `size` times.
+        sums = images.sums(history)
+        return Frames(stacked, tf.add_n([tf.gather(sums, index) for index in flat])), state
+
+
+def _with_channel(pixels: tf.Tensor) -> tf.Tensor:
+    """[N, H, W] as [N, H, W, 1]."""
+    return pixels[..., tf.newaxis] if pixels.shape.rank == 3 else pixels
 
 
 def as_vector(space: gym.Space, value: Nest) -> tf.Tensor:
