@@ -50,6 +50,7 @@ def run_actor(
     metrics_listen: str | None = None,
     failures: pathlib.Path | None = None,
     threads: int = 1,
+    bfloat16: bool = False,
 ) -> int:
     """Acts for the learner until training has finished, or SIGTERM, SIGINT or SIGHUP.
 
@@ -68,6 +69,7 @@ def run_actor(
       metrics_listen: HOST:PORT where Prometheus metrics are served.
       failures: file to which a line is added for each failure of an environment.
       threads: number of threads for TensorFlow's operations.
+      bfloat16: compute an actor's convolutions and products in bfloat16 if the CPU can.
 
     Returns:
       Exit status 0.
@@ -82,6 +84,8 @@ def run_actor(
         process.tune_malloc()
         process.hide_gpus()
         process.set_threads(intra_op=threads)
+        if bfloat16 and role == "actor":
+            process.use_bfloat16()
         from actors import client as wire
         from actors import memory
         from actors.metrics import ActorMetrics

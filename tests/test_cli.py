@@ -279,11 +279,12 @@ def test_several_actors_are_started_with_the_flags_of_one() -> None:
         name="here",
         render=True,
         reconnect_timeout=5.0,
+        bfloat16=False,
         allow=("mine", "yours:Part"),
     )
     assert _flags(command) == [
         *["--learner", "host:1", "--num-envs", "8", "--name", "here", "--render"],
-        *["--reconnect-timeout", "5.0", "--allow", "mine", "yours:Part"],
+        *["--reconnect-timeout", "5.0", "--no-bfloat16", "--allow", "mine", "yours:Part"],
     ]
     assert parse("actor", Actor, [*_flags(command), "--num-actors", "3"]) == command
 

@@ -38,6 +38,10 @@ class Actor:
     """Seconds without a learner after which to give up; 0: wait for ever."""
     role: Literal["actor", "evaluator"] = "actor"
     """actor, or evaluator: play whole episodes with frozen parameters and report their returns."""
+    bfloat16: bool = True
+    """Compute convolutions and matrix products in bfloat16 if the CPU has instructions for it
+    (AVX-512 BF16 or AMX): faster. The learner is sent the policy that acted, rounding included.
+    Evaluators always compute in float32."""
     metrics_listen: str | None = None
     """HOST:PORT where Prometheus metrics are served; with several processes, each has its own port,
     counted up from this one."""
@@ -87,6 +91,7 @@ def actor(command: Actor) -> int:
             security=command.security,
             metrics_listen=metrics_listen,
             failures=command.failures,
+            bfloat16=command.bfloat16,
         )
     except SecurityError as error:
         raise values.OptionError(str(error)) from error
@@ -108,5 +113,8 @@ def _flags(command: Actor) -> list[str]:
             continue
         flag = "--" + name.replace("_", "-")
         words = value if isinstance(value, tuple) else (value,)
-        flags += [flag] if value is True else [flag, *map(str, words)]
+        if isinstance(value, bool):
+            flags.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            flags += [flag, *map(str, words)]
     return flags

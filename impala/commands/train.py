@@ -154,6 +154,8 @@ def _actor_programs(
     """Returns the other programs, by name."""
     flags = {"actors": ["--num-actors", str(command.num_actors), "--name", "actor"]}
     common = ["--log-format", command.log_format, "--failures", str(failures)]
+    if not command.settings.learner.bfloat16:
+        common.append("--no-bfloat16")
     if command.render:
         flags["actors"].append("--render")
     several = len(command.settings.tasks.environments) > 1
