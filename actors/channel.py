@@ -66,7 +66,7 @@ class LearnerChannel:
     def metadata(self) -> list[tuple[str, str]]:
         """Returns the metadata of a call: the token, as currently in its file.
 
-        This is no interceptor: one that makes a call while its channel is closed crashes gRPC.
+        This is not an interceptor: one that makes a call while its channel is closed crashes gRPC.
         """
         if self._token is None:
             return []

@@ -52,6 +52,11 @@ class Kind:
     """Section of the configuration with the settings of built-in parts; "": one per part, by the
     part's name."""
 
+    @property
+    def a_word(self) -> str:
+        """The word with its article."""
+        return f"{'an' if self.word[0] in 'aeiou' else 'a'} {self.word}"
+
 
 TORSO = Kind(
     "torso",
@@ -171,7 +176,7 @@ def find(name: str, kind: Kind, allowed: Allowed) -> type[Any]:
     where = " import ".join(kind.base.split(":"))
     if not inspect.isclass(found) or not issubclass(found, base):
         raise ComponentError(
-            f"{name} is no {kind.word}: derive it from {base.__name__} (from {where})."
+            f"{name} is not {kind.a_word}: derive it from {base.__name__} (from {where})."
         )
     if inspect.isabstract(found):
         missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
@@ -237,7 +242,7 @@ def load_environment(id: str, allowed: Allowed) -> Any | None:
         found = load(id, allowed)
         if id not in allowed.names and not _makes_environments(found):
             raise ComponentError(
-                f"{id} is no environment: it must be a subclass of gymnasium.Env, "
+                f"{id} is not an environment: it must be a subclass of gymnasium.Env, "
                 "gymnasium.vector.VectorEnv or impala.environments.Environment, or a function "
                 "that gives a gymnasium.Env."
             )

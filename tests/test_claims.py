@@ -497,7 +497,7 @@ def test_absurd_numbers_of_a_checkpoint_are_shown_and_saved_as_the_largest_there
 )
 def test_what_is_no_count_is_no_checkpoint(change: dict[str, object]) -> None:
     state = Accounts().state()
-    with pytest.raises(ValueError, match="is no count"):
+    with pytest.raises(ValueError, match="is not a count"):
         Accounts().restore({**state, **change})
 
 

@@ -233,7 +233,7 @@ def test_whole_numbers_may_be_written_as_powers_of_ten(
     )
     assert (config.total_frames, config.seed, config.tasks.frames) == (1_000_000, 2, (1500, 2000))
     assert _run("train", "catch", "--total-frames", "1.5") == 2
-    assert "'1.5' is no whole number" in capsys.readouterr().err
+    assert "'1.5' is not a whole number" in capsys.readouterr().err
 
 
 def test_the_versions_that_matter_are_told_without_tensorflow() -> None:

@@ -114,9 +114,9 @@ def test_what_is_refused_is_not_imported(tmp_path: pathlib.Path) -> None:
         ("mine.things:Flut", "mine.things has no attribute 'Flut'. Did you mean 'Flat'?"),
         (
             "mine.things:Other",
-            "mine.things:Other is no thing: derive it from Thing (from mine.things import Thing)",
+            "mine.things:Other is not a thing: derive it from Thing (from mine.things import",
         ),
-        ("mine.things:made", "mine.things:made is no thing: derive it"),
+        ("mine.things:made", "mine.things:made is not a thing: derive it"),
         ("mine.things:Unfinished", "an abstract thing: it has to define show."),
         ("mine.broken:Flat", "Importing mine.broken raises ZeroDivisionError: division by zero ("),
         ("mine.broken:Flat", "broken.py:2, in <module>)."),
@@ -147,7 +147,9 @@ def test_an_allowed_module_allows_its_own_environments(name: str) -> None:
 def test_an_allowed_module_does_not_allow_what_it_has_imported(name: str) -> None:
     """Given that a learner, or a checkpoint, names it to have it called with its own arguments."""
     id = f"mine.games:{name}"
-    with pytest.raises(ComponentError, match=r"is not defined in what --allow|is no environment"):
+    with pytest.raises(
+        ComponentError, match=r"is not defined in what --allow|is not an environment"
+    ):
         load_environment(id, ALLOWED)
     # What a person has typed in full is theirs to judge.
     assert load_environment(id, Allowed((id,))) is not None

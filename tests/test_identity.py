@@ -203,7 +203,7 @@ def test_bytes_that_are_no_message_are_blamed_on_whose_stream_it_is_and_on_nobod
         assert served.quarantine.standing("a").blamed == 0  # it was not proven to be a
         send(messages.message(1, actor="a", incarnation=5, fingerprint=fingerprint))
         assert served.quarantine.standing("a").blamed == 1
-        assert "2 bytes are no Unrolls" in served.member("a").last_rejection
+        assert "2 bytes are not a valid Unrolls" in served.member("a").last_rejection
 
 
 # Names that belong to credentials.

@@ -137,9 +137,12 @@ def test_a_preset_of_ones_own_has_settings_of_parts(capsys: pytest.CaptureFixtur
         (f"--agent.torso {TORSO} --gated.wdth 1", "Did you mean '--gated.width'?"),
         (
             f"--agent.torso {ALGORITHM}",
-            f"{ALGORITHM} is no torso: derive it from Torso (from impala.agents.torsos import",
+            f"{ALGORITHM} is not a torso: derive it from Torso (from impala.agents.torsos import",
         ),
-        (f"--agent.core {TORSO}", f"{TORSO} is no core: derive it from Core (from impala.agents."),
+        (
+            f"--agent.core {TORSO}",
+            f"{TORSO} is not a core: derive it from Core (from impala.agents.",
+        ),
         ("--algorithm outside_parts:No", "outside_parts has no attribute 'No'."),
         (f"--phases {ALGORITHM} impala", "every phase but the last is ALGORITHM:FRAMES"),
         (f"--phases {ALGORITHM}:1000 impala --agent.policy epsilon_greedy", f"which {ALGORITHM}"),

@@ -64,5 +64,5 @@ def test_a_space_without_a_fixed_size_is_refused_by_name() -> None:
     "data", [{}, {"type": "Graph"}, {"type": "Discrete", "n": 2}, {"type": "Tuple", "spaces": 3}]
 )
 def test_what_is_no_space_is_refused(data: Any) -> None:
-    with pytest.raises(ValueError, match="no space that this version knows"):
+    with pytest.raises(ValueError, match="not a space that this version knows"):
         spaces.from_dict(data)

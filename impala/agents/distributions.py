@@ -454,7 +454,7 @@ def _choices(
 def _box(space: gym.spaces.Box) -> TanhNormal:
     if not np.issubdtype(space.dtype, np.floating):
         raise ValueError(
-            f"No action distribution for {space}: its dtype {space.dtype} is no float. Use "
+            f"No action distribution for {space}: its dtype {space.dtype} is not a float. Use "
             "Discrete or MultiDiscrete for choices, or a float Box."
         )
     if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):

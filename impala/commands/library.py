@@ -96,7 +96,7 @@ def train(
       TrainingError: the learner or the actors failed.
     """
     if logdir is None and not isinstance(config, str):
-        raise ValueError("A configuration that is no preset has no name: give its run a logdir.")
+        raise ValueError("A configuration that is not a preset has no name: give its run a logdir.")
     # Parts of one's own may import TensorFlow, whose messages are not wanted.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     base = preset(config) if isinstance(config, str) else config

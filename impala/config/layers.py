@@ -97,8 +97,8 @@ def find_preset(name: str) -> tuple[str, Config]:
         case (str(line), Config() as config):
             return line, config
     raise OptionError(
-        f"{name} is no preset: it must be a Config (from impala.config.schema import Config), or "
-        f"a line and a Config, not {type(found).__name__}."
+        f"{name} is not a preset: it must be a Config (from impala.config.schema import Config), "
+        f"or a line and a Config, not {type(found).__name__}."
     )
 
 
@@ -155,7 +155,7 @@ def read_yaml(file: pathlib.Path) -> Any:
     """Reads a YAML file as plain data; an empty one is {}.
 
     Raises:
-      OptionError: it cannot be read, or is no YAML.
+      OptionError: it cannot be read, or is not YAML.
     """
     try:
         data = yaml.safe_load(file.read_text(encoding="utf-8"))

@@ -260,7 +260,7 @@ def _default(part: Part) -> Any:
     settings = part.component.Settings
     what = f"{part.name} has a class Settings that"
     if not (inspect.isclass(settings) and dataclasses.is_dataclass(settings)):
-        raise ComponentError(f"{what} is no dataclass: put @dataclasses.dataclass(frozen=True).")
+        raise ComponentError(f"{what} is not a dataclass: put @dataclasses.dataclass(frozen=True).")
     if lacking := [
         field.name
         for field in dataclasses.fields(settings)

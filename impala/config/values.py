@@ -73,7 +73,7 @@ def from_stored(cls: type[T], data: Any) -> tuple[T, dict[str, Any]]:
       setting cannot take.
 
     Raises:
-      OptionError: `data`, or a section of it, is no mapping.
+      OptionError: `data`, or a section of it, is not a mapping.
     """
     return _known(cls(), data, path="")
 
@@ -189,19 +189,19 @@ def whole_number(text: str) -> int:
     """Parses an integer, which may be written as 1e6 or 1_000_000.
 
     Raises:
-      ValueError: it is no integer.
+      ValueError: it is not an integer.
     """
     try:
         return int(text)
     except ValueError:
         number = _number(int, text)
     if number is None:
-        raise ValueError(f"{text!r} is no whole number.")
+        raise ValueError(f"{text!r} is not a whole number.")
     return int(number)
 
 
 def check_ranges(command: Any) -> None:
-    """Checks the ranges of a dataclass that is no plain data, such as a command with its paths.
+    """Checks the ranges of a dataclass that is not plain data, such as a command with its paths.
 
     Raises:
       OptionError: a number is outside the `Range` of its field.

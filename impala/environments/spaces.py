@@ -146,7 +146,7 @@ def from_dict(data: Mapping[str, Any]) -> gym.Space:
             return gym.spaces.Dict([(name, from_dict(part)) for name, part in parts.items()])
         case {"type": "Tuple", "spaces": [*parts]}:
             return gym.spaces.Tuple([from_dict(part) for part in parts])
-    raise ValueError(f"{str(data)[:200]} is no space that this version knows.")
+    raise ValueError(f"{str(data)[:200]} is not a space that this version knows.")
 
 
 def _bounds(values: np.ndarray) -> Any:

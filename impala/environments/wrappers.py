@@ -88,7 +88,7 @@ class Checked(base.Environment):
         """As `Environment.render`.
 
         Raises:
-          ValueError: if it is no image.
+          ValueError: if it is not an image.
         """
         image = self._environment.render()
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:

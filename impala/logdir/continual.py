@@ -77,7 +77,7 @@ class Report(NamedTuple):
         good = isinstance(task, str) and type(learner) in (int, str)
         good = good and type(frames) is int and 0 <= frames < 2**63
         if not (good and all(json_lines.is_number(x) and abs(x) < _MAX_RETURN for x in returns)):
-            raise ValueError(f"{line} is no evaluation.")
+            raise ValueError(f"{line} is not an evaluation.")
         return cls(task, learner, frames, math.fsum(returns) / len(returns))
 
 

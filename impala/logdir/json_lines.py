@@ -110,7 +110,7 @@ def read(path: pathlib.Path, parse: Callable[[dict[str, Any]], _T]) -> list[_T]:
         for number, line in _lines(part):
             try:
                 if not isinstance(row := json.loads(line), dict):
-                    raise ValueError("It is no object.")
+                    raise ValueError("It is not an object.")
                 if _DIGEST in row:
                     row, place = _unsealed(row, place)
                 found.append(parse(row))

@@ -119,7 +119,7 @@ def check_dialled(address: str) -> None:
     is_port = port.isascii() and port.isdecimal() and 0 < int(port[:6]) <= MAX_PORT
     if not (_HOST.fullmatch(host) and is_port):
         raise OSError(
-            f"{address!r} is no address of a learner: give HOST:PORT with a port from 1 to "
+            f"{address!r} is not the address of a learner: give HOST:PORT with a port from 1 to "
             f"{MAX_PORT}, or unix:PATH."
         )
 

@@ -70,7 +70,7 @@ class _Outliving(io.FileIO):
 
 
 def _outliving(stream: TextIO) -> TextIO:
-    """Returns the stream on an `_Outliving`; unchanged if it is no file, as in tests."""
+    """Returns the stream on an `_Outliving`; unchanged if it is not a file, as in tests."""
     if type(stream) is not io.TextIOWrapper:
         return stream
     stream.flush()

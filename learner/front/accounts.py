@@ -384,10 +384,10 @@ def _count(value: Any) -> int:
     """Returns a count from a checkpoint, at most `MOST`.
 
     Raises:
-      ValueError: it is no count.
+      ValueError: it is not a count.
     """
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no count")
+        raise ValueError(f"{value!r} is not a count")
     return min(value, MOST)
 
 

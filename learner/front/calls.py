@@ -79,8 +79,8 @@ def parsed(kind: type[_M], data: bytes) -> _M:
         return kind.FromString(data)
     except DecodeError:
         raise InvalidRequest(
-            f"These {len(data)} bytes are no {kind.DESCRIPTOR.name}: send one as learner.proto "
-            "defines it."
+            f"These {len(data)} bytes are not a valid {kind.DESCRIPTOR.name}: send one as "
+            "learner.proto defines it."
         ) from None
 
 
