@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from impala.environments.base import Environment as Environment
     from impala.logdir.policy import Policy as Policy
 
+    __version__: str
+
 _SCHEMA = "impala.config.schema"  # every class of it whose name ends in Config is exported
 _PLACES = {
     **dict.fromkeys(
@@ -61,6 +63,8 @@ _PLACES = {
 def __getattr__(name: str) -> Any:
     if name == "vtrace":
         return importlib.import_module("vtrace")
+    if name == "__version__":
+        return importlib.import_module("impala.runtime.installation").VERSION
     if name in _PLACES or name.endswith("Config"):
         return getattr(importlib.import_module(_PLACES.get(name, _SCHEMA)), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -68,4 +72,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     configs = [name for name in dir(importlib.import_module(_SCHEMA)) if name.endswith("Config")]
-    return sorted([*globals(), *_PLACES, *configs, "vtrace"])
+    return sorted([*globals(), *_PLACES, *configs, "vtrace", "__version__"])

@@ -40,6 +40,19 @@ def test_importing_it_loads_nothing() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_its_version_is_the_one_that_the_command_tells() -> None:
+    code = (
+        "import sys, impala; print('impala', impala.__version__)\n"
+        "assert '__version__' in dir(impala)\n"
+        "assert not {'tensorflow', 'sonnet', 'gymnasium', 'grpc'} & set(sys.modules)\n"
+    )
+    told = [
+        subprocess.run([sys.executable, *words], check=True, capture_output=True, text=True).stdout
+        for words in (["-c", code], ["-m", "impala", "--version"])
+    ]
+    assert told[0].splitlines()[0] == told[1].splitlines()[0]
+
+
 def test_what_type_checkers_see_is_what_there_is() -> None:
     source = pathlib.Path(str(impala.__file__)).read_text(encoding="utf-8")
     typed = {
