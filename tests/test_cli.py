@@ -22,6 +22,7 @@ import yaml
 from impala.commands import foreign
 from impala.commands import main as cli
 from impala.commands.actor import Actor, _flags
+from impala.commands.evaluate import Evaluate
 from impala.commands.parsing import parse
 from impala.config import layers, values
 from impala.config.presets import PRESETS
@@ -284,9 +285,26 @@ def test_several_actors_are_started_with_the_flags_of_one() -> None:
     )
     assert _flags(command) == [
         *["--learner", "host:1", "--num-envs", "8", "--name", "here", "--render"],
-        *["--reconnect-timeout", "5.0", "--no-bfloat16", "--allow", "mine", "yours:Part"],
+        *[
+            "--reconnect-timeout",
+            "5.0",
+            "--no-bfloat16",
+            "--allow",
+            "mine",
+            "--allow",
+            "yours:Part",
+        ],
     ]
     assert parse("actor", Actor, [*_flags(command), "--num-actors", "3"]) == command
+
+
+def test_what_is_allowed_may_stand_before_a_log_directory() -> None:
+    for words in (
+        ["--allow", "mine", "--allow", "yours:Part", "runs/a"],
+        ["runs/a", "--allow=mine", "--episodes", "3", "--allow", "yours:Part"],
+    ):
+        command = parse("evaluate", Evaluate, words)
+        assert (command.logdir, command.allow) == (pathlib.Path("runs/a"), ("mine", "yours:Part"))
 
 
 # `impala train` with children that only pretend.

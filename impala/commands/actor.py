@@ -5,7 +5,7 @@ import pathlib
 import sys
 from typing import Annotated, Literal
 
-from impala.commands.flags import ADDRESS, NumActors, WhenFinished, next_port, plainly
+from impala.commands.flags import ADDRESS, Allow, NumActors, WhenFinished, next_port, plainly
 from impala.components import Allowed
 from impala.config import values
 from impala.config.schema import Range
@@ -50,9 +50,9 @@ class Actor:
     `impala train` shows them."""
     log_format: LogFormat = "text"
     """text, or json: one object per line."""
-    allow: tuple[str, ...] = ()
+    allow: Allow = ()
     """Code that this process may import if the learner names it, besides installed entry points of
-    the group impala.components: each MODULE, for what it defines, or MODULE:ATTRIBUTE."""
+    the group impala.components: MODULE, for what it defines, or MODULE:ATTRIBUTE."""
     security: ClientSecurity = dataclasses.field(default_factory=ClientSecurity)
 
 
@@ -112,9 +112,9 @@ def _flags(command: Actor) -> list[str]:
         if name in ("num_actors", "index") or value == defaults[name]:
             continue
         flag = "--" + name.replace("_", "-")
-        words = value if isinstance(value, tuple) else (value,)
         if isinstance(value, bool):
             flags.append(flag if value else flag.replace("--", "--no-", 1))
-        else:
-            flags += [flag, *map(str, words)]
+            continue
+        for word in value if isinstance(value, tuple) else (value,):
+            flags += [flag, str(word)]
     return flags

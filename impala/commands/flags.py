@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional, UseAppendAction, arg
 
 from impala.config import values
 from impala.config.presets import PRESETS
@@ -20,6 +20,7 @@ STOPPED = os.EX_TEMPFAIL  # exit status of a stopped run, which the same command
 WhenFinished = Literal["exit", "idle"]
 Port = Annotated[int, Range(0, 65535)]
 NumActors = Annotated[int, Range(1, 256)]
+Allow = UseAppendAction[tuple[str, ...]]  # one value, so that what follows it is not taken for one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
+from impala.commands.flags import Allow
 from impala.components import Allowed
 from impala.config import values
 from impala.runtime import process
@@ -27,9 +28,9 @@ class PlayerFlags:
     """Checkpoint to use: newest, best, a number of updates, or a path."""
     task: int = 0
     """Task to play, counted from 0."""
-    allow: tuple[str, ...] = ()
+    allow: Allow = ()
     """Code that may be imported if the checkpoint names it, besides installed entry points of the
-    group impala.components: each MODULE, for what it defines, or MODULE:ATTRIBUTE."""
+    group impala.components: MODULE, for what it defines, or MODULE:ATTRIBUTE."""
 
 
 def open_player(command: PlayerFlags) -> "Player":

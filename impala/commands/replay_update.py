@@ -7,6 +7,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from impala.commands.flags import Allow
 from impala.components import Allowed
 from impala.runtime import process
 
@@ -18,9 +19,9 @@ class ReplayUpdate:
     file: Positional[Annotated[pathlib.Path, arg(metavar="FILE")]]
     """File LOGDIR/bad-updates/UPDATE.npz, written by a learner. The exit status is 0 if the result
     is identical bit for bit, and 1 if it is not or the file cannot be used."""
-    allow: tuple[str, ...] = ()
+    allow: Allow = ()
     """Code that may be imported if the file names it, besides installed entry points of the group
-    impala.components: each MODULE, for what it defines, or MODULE:ATTRIBUTE."""
+    impala.components: MODULE, for what it defines, or MODULE:ATTRIBUTE."""
 
 
 def replay_update(command: ReplayUpdate) -> int:

@@ -162,7 +162,7 @@ def _actor_programs(
     if command.evaluate == "yes" or (command.evaluate == "auto" and several):
         flags["evaluator"] = ["--role", "evaluator", "--name", "evaluator"]
     if foreign := parts.allowed(command.settings, of_actors=True).names:
-        common += ["--allow", *foreign]
+        common += [word for name in foreign for word in ("--allow", name)]
     return {
         name: Program(
             name=name,
