@@ -281,6 +281,25 @@ class TestGymnasium:
         with pytest.raises(ValueError, match=r"'CartPol-v1'.*CartPole-v1"):
             environments.make(EnvironmentConfig(id="CartPol-v1"), 1)
 
+    @pytest.mark.parametrize(
+        ("id", "nearest"),
+        [
+            ("PongNoframeskip-v4", "ALE/Pong-v5"),  # of the old Gym
+            ("MsPacman-ramDeterministic-v4", "ALE/MsPacman-v5"),
+            ("Pong-v5", "ALE/Pong-v5"),
+            ("cartpole", "CartPole-v1"),
+            ("CartPole-v2", "CartPole-v1"),
+            ("LunarLander-v1", "LunarLander-v3"),
+            ("catch", "Catch."),
+        ],
+    )
+    def test_an_id_of_another_version_or_spelling_gets_the_one_that_is_played(
+        self, id: str, nearest: str
+    ) -> None:
+        for _ in range(2):  # looking for it loads ALE, which registers the old ids
+            with pytest.raises(ValueError, match=f"'{id}', which is not .* Nearest: {nearest}"):
+                environments.check(id)
+
     def test_a_package_that_is_not_there_is_named(self) -> None:
         def make(**kwargs: object) -> gym.Env:
             raise gym.error.DependencyNotInstalled("Box3D is not installed")

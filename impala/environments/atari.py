@@ -178,6 +178,11 @@ class _Screen:
         return self._ale.getScreenRGB()
 
 
+def games() -> list[str]:
+    """Returns the ids of all games."""
+    return [id for id in gym.registry if id.startswith("ALE/")]
+
+
 def game(id: str) -> str:
     """Returns the ROM's name of a Gymnasium id: ALE/MsPacman-v5 is ms_pacman.
 
@@ -185,8 +190,7 @@ def game(id: str) -> str:
       ValueError: there is no such game.
     """
     if id not in gym.registry:
-        games = [name for name in gym.registry if name.startswith("ALE/")]
-        nearest = ", ".join(difflib.get_close_matches(id, games, cutoff=0.5)) or "ALE/Pong-v5"
+        nearest = ", ".join(difflib.get_close_matches(id, games(), cutoff=0.5)) or "ALE/Pong-v5"
         raise ValueError(f"environment.id is {id!r}, which ALE does not have. Nearest: {nearest}.")
     return str(gym.spec(id).kwargs["game"])
 

@@ -11,6 +11,7 @@ import difflib
 import functools
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -170,7 +171,9 @@ def check_registered(id: str) -> None:
       ValueError: it does not; names the nearest.
     """
     with _explained(id):
-        gym.spec(id)
+        spec = gym.spec(id)
+        if str(spec.entry_point).startswith("ale_py."):  # once ALE is loaded, which it need not be
+            raise gym.error.NameNotFound(f"{id} is a game of ALE, without our preprocessing.")
 
 
 def _registered(id: str, kwargs: dict[str, Any], takes_vector: bool) -> Source:
@@ -205,15 +208,36 @@ def _explained(id: str, kwargs: dict[str, Any] | None = None) -> Iterator[None]:
         yield
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise ValueError(f"environment.id is {id!r}, which cannot be imported: {error}.") from error
-    except (gym.error.UnregisteredEnv, gym.error.NameNotFound) as error:
-        near = difflib.get_close_matches(id.rpartition(":")[2], gym.registry, cutoff=0.5)
-        advice = f"Nearest: {', '.join(near)}." if near else "Use module:attribute for your own."
-        raise ValueError(
-            f"environment.id is {id!r}, which is not registered with Gymnasium. {advice}"
-        ) from error
     except (TypeError, gym.error.Error) as error:
+        is_unknown = isinstance(error, gym.error.Error) and kwargs is None
+        if is_unknown or isinstance(error, gym.error.UnregisteredEnv):
+            near = _nearest(id.rpartition(":")[2])
+            advice = f"Nearest: {', '.join(near)}." if near else "Use module:attribute for yours."
+            raise ValueError(
+                f"environment.id is {id!r}, which is not registered with Gymnasium. {advice}"
+            ) from error
         if kwargs is None:
             raise
         raise ValueError(
             f"environment.kwargs is {kwargs}; {id} refuses it: {described(error)}."
         ) from error
+
+
+def _nearest(id: str) -> list[str]:
+    """Returns ids that can be played, of which one may be meant: the newest version of each.
+
+    Names are compared, without namespace, version and what older ids of Atari say of preprocessing:
+    that of PongNoFrameskip-v4 is pong.
+    """
+    from impala.environments import atari  # Here, so that others load no emulator.
+
+    def name_of(id: str) -> str:
+        name = re.sub(r"-v\d+$", "", id.rpartition("/")[2].lower())
+        return re.sub("(-ram)?(noframeskip|deterministic)?(-ram)?$", "", name)
+
+    newest = {("", "catch"): "Catch", **{("ALE", name_of(game)): game for game in atari.games()}}
+    for known, spec in gym.registry.items():
+        if not str(spec.entry_point).startswith("ale_py."):
+            newest[spec.namespace or "", name_of(known)] = known  # later versions come later
+    names = difflib.get_close_matches(name_of(id), {name for _, name in newest}, cutoff=0.6)
+    return [known for near in names for (_, name), known in newest.items() if name == near]
