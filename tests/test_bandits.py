@@ -175,8 +175,3 @@ def test_impossible_bandits_are_refused(
     )
     with pytest.raises(ValueError, match=message):
         environments.make(config, 2)
-
-
-def test_what_does_not_vectorise_itself_says_so() -> None:
-    with pytest.raises(ValueError, match="own, but Acrobot-v1 has no vector environment"):
-        environments.make(EnvironmentConfig(id="Acrobot-v1", vectorization="own"), 2)

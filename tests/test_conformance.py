@@ -120,10 +120,9 @@ class DrawsFromThin(Catch):
 
 class OneSeedForAll(Catch):
     def reset(self, seed: int) -> TimeStep:
-        timestep = super().reset(seed)
+        super().reset(seed)
         self._generators = [np.random.default_rng(seed) for _ in range(self.num_envs)]
-        self._start(self._envs)
-        return timestep._replace(observation=self._board())
+        return self._first()
 
 
 class CannotBeClosed(Catch):

@@ -31,7 +31,7 @@ _CATCH = Config(
 
 
 _CARTPOLE = Config(
-    environment=EnvironmentConfig(id="CartPole-v1"),
+    environment=EnvironmentConfig(id="CartPole-v1", vectorization="own"),
     agent=AgentConfig(torso="mlp", hidden_sizes=(64, 64)),
     # An agent that stops failing no longer sees failures, so half of each batch is replay. The
     # entropy bonus is annealed to 0, otherwise it keeps the policy from becoming deterministic.
@@ -57,7 +57,7 @@ _CARTPOLE_A3C = dataclasses.replace(
 # Eight updates of 256 steps for every 64 steps played. Replay holds all steps of the run, because
 # an agent that stops failing no longer sees failures.
 _CARTPOLE_Q = Config(
-    environment=EnvironmentConfig(id="CartPole-v1"),
+    environment=EnvironmentConfig(id="CartPole-v1", vectorization="own"),
     objective=ObjectiveConfig(reward_scale=0.1),
     agent=AgentConfig(
         hidden_sizes=(128, 128),

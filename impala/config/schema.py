@@ -117,7 +117,8 @@ class EnvironmentConfig:
     """Keyword arguments of the environment, or of gymnasium.make, as a JSON object."""
     vectorization: Literal["sync", "async", "own"] = "sync"
     """Gymnasium environments: sync, in the actor's process; async, a process for each; own, the
-    vector environment registered under the id (bandits have one). ALE has its own threads."""
+    vector environment registered under the id (CartPole and bandits have one), or sync if there is
+    none. ALE has its own threads."""
     repeat: RepeatConfig = RepeatConfig()
     normalise: NormaliseConfig = NormaliseConfig()
     last_action: bool = False

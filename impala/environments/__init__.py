@@ -145,7 +145,9 @@ def _make(
             )
         threads = actor.env_threads
         return Atari(config.id, config.atari, num_envs, threads=threads, render_mode=render_mode)
-    takes_vector = config.vectorization == "own" and render_mode is None
+    # What is shown or repeated is an environment by itself.
+    is_plain = render_mode is None and config.repeat == RepeatConfig()
+    takes_vector = config.vectorization == "own" and is_plain
     source = sources.find(config.id, kwargs, component, settings, takes_vector=takes_vector)
     if source.kind == "single":
         return _make_single(source, config, num_envs, actor, first, render_mode)

@@ -15,6 +15,10 @@ LEAF_SPACES = (
     gym.spaces.MultiBinary,
     gym.spaces.MultiDiscrete,
 )
+# What arrays are compared with and filled from many times a second: an enum's member is found, and
+# a number of Python turned into one of NumPy, in as much time as an operation takes.
+_FIRST, _MID, _LAST = np.int8(StepType.FIRST), np.int8(StepType.MID), np.int8(StepType.LAST)
+_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 
 class Environment(abc.ABC):
@@ -131,15 +135,13 @@ def next_timestep(
     `first` is where the step before was LAST, so where this one started an episode. An episode
     that terminates at its time limit has terminated.
     """
-    step_type = np.where(terminated | truncated, StepType.LAST, StepType.MID)
-    with np.errstate(over="ignore"):  # What is too large becomes infinite and is then refused.
-        reward = np.asarray(reward).astype(np.float32)
-    return TimeStep(
-        observation=observation,
-        reward=reward,
-        discount=np.where(terminated, 0.0, 1.0).astype(np.float32),
-        step_type=np.where(first, StepType.FIRST, step_type).astype(np.int8),
-    )
+    step_type = np.where(terminated | truncated, _LAST, _MID)
+    step_type[first] = _FIRST
+    reward = np.asarray(reward)
+    if reward.dtype != np.float32:
+        with np.errstate(over="ignore"):  # What is too large becomes infinite and is then refused.
+            reward = reward.astype(np.float32)
+    return TimeStep(observation, reward, np.where(terminated, _ZERO, _ONE), step_type)
 
 
 def environment_step(
@@ -156,15 +158,14 @@ def environment_step(
     step that does not terminate is discounted. NaN is as if it were not given.
     """
     info = dict(info)
-    ones = np.ones(len(first))
-    frames = np.nan_to_num(info.pop("frames", ones), nan=1.0)
-    discount = np.nan_to_num(info.pop("discount", ones), nan=1.0).astype(np.float32)
     timestep = next_timestep(observation, reward, terminated, truncated, first)
-    return EnvironmentStep(
-        timestep._replace(discount=timestep.discount * np.where(first, 1.0, discount)),
-        np.where(first, 0, frames).astype(np.int32),
-        info,
-    )
+    frames = (~first).astype(np.int32)
+    if "frames" in info:
+        frames *= np.nan_to_num(info.pop("frames"), nan=1.0).astype(np.int32)
+    if "discount" in info:
+        discount = np.nan_to_num(info.pop("discount"), nan=1.0).astype(np.float32)
+        timestep = timestep._replace(discount=timestep.discount * np.where(first, _ONE, discount))
+    return EnvironmentStep(timestep, frames, info)
 
 
 def check_shape(name: str, space: gym.Space, value: Any, leading: tuple[int, ...] = ()) -> None:
@@ -187,6 +188,8 @@ def map_leaves(function: Callable[..., Any], name: str, space: gym.Space, *value
     Raises:
       ValueError: if a value is not structured like the space, or the space has no fixed size.
     """
+    if type(space) in LEAF_SPACES:  # the usual case
+        return function(name, space, *values)
     match space:
         case gym.spaces.Dict():
             for value in values:

@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 
 from impala.environments import base
-from impala.types import EnvironmentStep, Nest, TimeStep
+from impala.types import EnvironmentStep, Nest, StepType, TimeStep
 
 _PIXELS_PER_CELL = 16
 
@@ -51,36 +51,37 @@ class Catch(base.Environment):
         self.action_space = gym.spaces.Discrete(3)
         self._rows, self._columns = rows, columns
         self._shift, self._marked = shift, marked
-        self._envs = np.arange(num_envs)
-        self._ball_row = np.zeros(num_envs, np.int64)
+        # [3, columns]: where an action takes the paddle.
+        moves = (np.arange(3)[:, np.newaxis] + shift) % 3 - 1
+        self._moved = np.clip(np.arange(columns) + moves, 0, columns - 1)
+        cells = (rows + marked) * columns
+        self._boards = np.arange(num_envs) * cells  # where each begins, if all are one flat array
+        self._played = np.ones(num_envs, np.int32)
+        # All episodes are equally long, so all environments are always in the same row.
+        self._ball_row = 0
         self._ball_column = np.zeros(num_envs, np.int64)
         self._paddle = np.zeros(num_envs, np.int64)
 
     def reset(self, seed: int) -> TimeStep:
         self._generators = [np.random.default_rng(s) for s in base.seeds(seed, self.num_envs)]
-        self._ended = np.zeros(self.num_envs, np.bool_)
-        self._start(self._envs)
-        return base.first_timestep(self._board(), self.num_envs)
+        return self._first()
 
     def send(self, action: Nest) -> None:
         self._action = action
 
     def recv(self) -> EnvironmentStep:
-        first = self._ended
-        move = (self._action + self._shift) % 3 - 1
-        self._paddle = np.clip(self._paddle + move, 0, self._columns - 1)
-        self._ball_row = self._ball_row + 1
-        self._start(np.flatnonzero(first))
-        self._ended = self._ball_row == self._rows - 1
-        caught = np.where(self._paddle == self._ball_column, 1.0, -1.0)
-        timestep = base.next_timestep(
-            self._board(),
-            reward=np.where(self._ended, caught, 0.0),
-            terminated=self._ended,
-            truncated=np.zeros(self.num_envs, np.bool_),
-            first=first,
-        )
-        return EnvironmentStep(timestep, (~first).astype(np.int32), {})
+        if self._ball_row == self._rows - 1:
+            return EnvironmentStep(self._first(), np.zeros_like(self._played), {})
+        self._ball_row += 1
+        self._paddle = self._moved[self._action, self._paddle]
+        timestep = base.first_timestep(self._board(), self.num_envs)
+        if self._ball_row < self._rows - 1:
+            timestep.step_type[:] = StepType.MID
+        else:
+            timestep.step_type[:] = StepType.LAST
+            timestep.discount[:] = 0.0
+            timestep.reward[:] = 2.0 * (self._paddle == self._ball_column) - 1.0
+        return EnvironmentStep(timestep, self._played, {})
 
     def render(self) -> np.ndarray:
         cells = self._board()[0] * np.uint8(255)
@@ -90,17 +91,18 @@ class Catch(base.Environment):
     def close(self) -> None:
         pass
 
-    def _start(self, envs: np.ndarray) -> None:
-        self._ball_row[envs] = 0
-        self._paddle[envs] = self._columns // 2
-        for i in envs:
-            self._ball_column[i] = self._generators[i].integers(self._columns)
+    def _first(self) -> TimeStep:
+        """Begins an episode everywhere."""
+        self._ball_row = 0
+        self._ball_column = np.array([g.integers(self._columns) for g in self._generators])
+        self._paddle = np.full(self.num_envs, self._columns // 2)
+        return base.first_timestep(self._board(), self.num_envs)
 
     def _board(self) -> np.ndarray:
-        shape = (self.num_envs, self._rows + self._marked, self._columns)
-        board = np.zeros(shape, np.uint8)
-        board[self._envs, self._ball_row, self._ball_column] = 1
-        board[self._envs, self._rows - 1, self._paddle] = 1
+        board = np.zeros((self.num_envs, self._rows + self._marked, self._columns), np.uint8)
+        cells = board.reshape(-1)
+        cells[self._boards + self._ball_row * self._columns + self._ball_column] = 1
+        cells[self._boards + (self._rows - 1) * self._columns + self._paddle] = 1
         if self._marked:
             board[:, self._rows, self._shift] = 1
         return board

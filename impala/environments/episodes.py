@@ -6,6 +6,8 @@ import numpy as np
 
 from impala.types import EnvironmentStep, Episode, StepType
 
+_FIRST, _LAST = np.int8(StepType.FIRST), np.int8(StepType.LAST)
+
 
 class EpisodeStatistics:
     """Counts for E environments that step together."""
@@ -23,9 +25,11 @@ class EpisodeStatistics:
         """
         step_type = step.timestep.step_type
         self._returns += step.timestep.reward
-        self._lengths += step_type != StepType.FIRST
+        self._lengths += step_type != _FIRST
         self._frames += step.frames
-        ended = np.flatnonzero(step_type == StepType.LAST)
+        if _LAST not in step_type:
+            return []
+        ended = np.flatnonzero(step_type == _LAST)
         episodes = [(int(i), self._episode(int(i), step)) for i in ended]
         for counts in (self._returns, self._lengths, self._frames):
             counts[ended] = 0

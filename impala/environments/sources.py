@@ -179,12 +179,7 @@ def check_registered(id: str) -> None:
 def _registered(id: str, kwargs: dict[str, Any], takes_vector: bool) -> Source:
     name = id.rpartition(":")[2]
     spec = gym.spec(name)
-    if takes_vector and spec.vector_entry_point is None:
-        raise ValueError(
-            f"environment.vectorization is own, but {id} has no vector environment. Use sync or "
-            "async."
-        )
-    if takes_vector or spec.entry_point is None:
+    if spec.entry_point is None or (takes_vector and spec.vector_entry_point is not None):
         return Source(id, "vector", functools.partial(_make_vector, id), kwargs)
     return Source(id, "single", functools.partial(_make_single, id), kwargs)
 

@@ -128,8 +128,11 @@ class Checked(base.Environment):
         kind, wanted = action.dtype.kind, np.dtype(space.dtype).kind
         if not ((kind in "biu" and wanted in "biuf") or kind == wanted == "f"):
             raise ValueError(f"{name} for {self._name} is {action.dtype}, expected {space.dtype}")
-        low, high = (-np.inf, np.inf) if isinstance(space, gym.spaces.Box) else limits(space)
-        valid = np.isfinite(action) & (action >= low) & (action <= high)
+        if isinstance(space, gym.spaces.Box):
+            valid = np.isfinite(action)
+        else:
+            low, high = limits(space)
+            valid = (action >= low) & (action <= high)
         if not valid.all():
             i = int(np.argwhere(~valid)[0][0])
             which = f"environment {self._first + i} of {self._name}"
@@ -143,14 +146,14 @@ class Checked(base.Environment):
         if self._choices:
             acts = timestep.step_type != StepType.LAST  # what is done at the end is ignored
             self._check_mask(timestep.observation[ACTION_MASK], acts)
-        discount = timestep.discount
-        for name, values, good in (
-            ("reward", timestep.reward, np.isfinite(timestep.reward)),
-            ("discount", discount, (discount >= 0.0) & (discount <= 1.0)),
-        ):
-            if not good.all():
-                i = int(np.flatnonzero(~good)[0])
-                raise ValueError(f"the {name} of environment {self._first + i} is {values[i]}")
+        reward, discount = timestep.reward, timestep.discount
+        good_reward, good_discount = np.isfinite(reward), (discount >= 0.0) & (discount <= 1.0)
+        if not (good_reward & good_discount).all():
+            name, values, good = ("discount", discount, good_discount)
+            if not good_reward.all():
+                name, values, good = ("reward", reward, good_reward)
+            i = int(np.flatnonzero(~good)[0])
+            raise ValueError(f"the {name} of environment {self._first + i} is {values[i]}")
 
     def _check_mask(self, mask: np.ndarray, acts: np.ndarray) -> None:
         if mask.shape[1:] != (sum(self._choices),):
