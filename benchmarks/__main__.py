@@ -2,12 +2,14 @@
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import pathlib
 import platform
 import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import rich.console
@@ -24,6 +26,8 @@ _CONFIG = dataclasses.replace(
     actor=configs.ActorConfig(num_envs=64),
 )
 
+_Part = Callable[[configs.Config, float], dict[str, float]]
+
 
 def main() -> int:
     """Runs the selected benchmarks; by default, the quick ones."""
@@ -31,14 +35,28 @@ def main() -> int:
     parser.add_argument(
         "parts",
         nargs="*",
-        help="training, ingest, replay, micro, by default; fleet, attack, speed-up, critic",
+        help="training, ingest, replay, micro, by default; actor, fleet, attack, speed-up, critic",
     )
     parser.add_argument("--seconds", type=float, default=30.0, help="for each measurement")
     parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("build/bench.json"))
+    parser.add_argument(
+        "--presets", nargs="+", default=["catch", "cartpole"], help="actor: what one actor plays"
+    )
+    parser.add_argument(
+        "--against",
+        type=pathlib.Path,
+        help="actor: a checkout of another version, to take turns with",
+    )
     arguments = parser.parse_args()
-    by_default = {"training": _training, "ingest": _ingest, "replay": _replay, "micro": _micro}
-    measures = {
+    by_default: dict[str, _Part] = {
+        "training": _training,
+        "ingest": _ingest,
+        "replay": _replay,
+        "micro": _micro,
+    }
+    measures: dict[str, _Part] = {
         **by_default,
+        "actor": functools.partial(_actor, arguments.presets, arguments.against),
         **{"fleet": _fleet, "attack": _attack, "speed-up": _speed_up, "critic": _critic},
     }
     if unknown := set(arguments.parts) - measures.keys():
@@ -111,6 +129,25 @@ def _micro(config: configs.Config, seconds: float) -> dict[str, float]:
 
     times = micro.measure(config, seconds / 10)
     return {f"{name}, µs": value * 1e6 for name, value in times.items()}
+
+
+def _actor(
+    presets: Sequence[str], against: pathlib.Path | None, config: configs.Config, seconds: float
+) -> dict[str, float]:
+    """Three rounds; for each preset one actor, and one of the other version if it is given."""
+    from benchmarks import actor
+
+    del config
+    measured = actor.measure(presets, seconds / 3, 3, against)
+    print(actor.table(measured))
+    return {
+        f"{preset}, round {number}, {whose}: {name.replace('_', ' ')}": value
+        for preset, rounds in measured.items()
+        for number, acted in enumerate(rounds, start=1)
+        for whose, each in zip(("ours", "theirs"), acted, strict=True)
+        if each is not None
+        for name, value in each._asdict().items()
+    }
 
 
 def _fleet(config: configs.Config, seconds: float) -> dict[str, float]:

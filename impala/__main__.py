@@ -6,7 +6,7 @@ import signal
 import sys
 from types import FrameType
 
-from impala.runtime import installation
+from impala.runtime import installation, process
 from impala.runtime.signals import is_ignored
 
 
@@ -16,6 +16,7 @@ def main() -> int:
     Commands that have work to do on a signal, such as a checkpoint, handle it themselves.
     """
     _put_working_directory_last()
+    process.bound_numpy_threads()  # before anything imports NumPy
     for number in (signal.SIGTERM, signal.SIGHUP):
         if not is_ignored(number):
             signal.signal(number, _leave)

@@ -1,6 +1,9 @@
 """The step in NumPy is the agent's, for every torso, core and distribution that it serves."""
 
 import itertools
+import os
+import subprocess
+import sys
 from typing import Any
 
 import gymnasium as gym
@@ -296,3 +299,23 @@ def test_what_is_not_known_exactly_acts_with_tensorflow(monkeypatch: pytest.Monk
     assert isinstance(chosen(AgentConfig(hidden_sizes=(800,) * 2), VECTOR, CHOICE), policy.Compiled)
     monkeypatch.setattr(numpy_agent, "MOST_WEIGHTS", 100)
     assert isinstance(chosen(SMALL, VECTOR, CHOICE), policy.Compiled)
+
+
+def test_a_command_multiplies_in_one_thread_unless_told_otherwise() -> None:
+    """It has to be said before NumPy is imported, which commands do."""
+    script = """
+import os, sys
+from impala import __main__
+assert "numpy" not in sys.modules
+__main__.main()
+print(os.environ["OPENBLAS_NUM_THREADS"], "numpy" in sys.modules)
+"""
+    environ = {name: value for name, value in os.environ.items() if "BLAS" not in name}
+    for told, expected in (({}, "1"), ({"OPENBLAS_NUM_THREADS": "3"}, "3")):
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env={**environ, **told},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert done.stdout.splitlines()[-1] == f"{expected} True"

@@ -83,6 +83,15 @@ def _outliving(stream: TextIO) -> TextIO:
     )
 
 
+def bound_numpy_threads() -> None:
+    """Has NumPy multiply matrices in one thread, unless the user has chosen otherwise.
+
+    Those of an actor are small, and its cores belong to environments and to other actors. It has
+    no effect once NumPy has been imported.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
 def load_tensorflow(use_gpus: bool, *, is_guest: bool = False) -> None:
     """Imports TensorFlow and initialises its devices, without its messages.
 
