@@ -21,7 +21,7 @@ from impala.config import schema as configs
 # The paper's batch: T 20, B 32.
 _CONFIG = dataclasses.replace(
     presets.PRESETS["atari"][1],
-    learner=configs.LearnerConfig(unroll_length=20),
+    learner=configs.LearnerConfig(unroll_length=20, bfloat16=True),
     mix=configs.MixConfig(fresh=32),
     actor=configs.ActorConfig(num_envs=64),
 )
@@ -35,7 +35,8 @@ def main() -> int:
     parser.add_argument(
         "parts",
         nargs="*",
-        help="training, ingest, replay, micro, by default; actor, fleet, attack, speed-up, critic",
+        help="training, ingest, replay, micro, by default; actor, fleet, attack, speed-up, critic, "
+        "gpu, profile",
     )
     parser.add_argument("--seconds", type=float, default=30.0, help="for each measurement")
     parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("build/bench.json"))
@@ -58,6 +59,8 @@ def main() -> int:
         **by_default,
         "actor": functools.partial(_actor, arguments.presets, arguments.against),
         **{"fleet": _fleet, "attack": _attack, "speed-up": _speed_up, "critic": _critic},
+        "gpu": _gpu,
+        "profile": _profile,
     }
     if unknown := set(arguments.parts) - measures.keys():
         parser.error(f"no part {sorted(unknown)[0]!r}; there are {', '.join(measures)}")
@@ -78,7 +81,11 @@ def main() -> int:
 
 
 def _training(config: configs.Config, seconds: float) -> dict[str, float]:
-    """Measures the roofline before and after training, as a shared machine's speed varies."""
+    """Measures the roofline before and after training, as a shared machine's speed varies.
+
+    The roofline is of our own parts. The emulator alone is not: what it does on all cores, with
+    nothing to learn and random actions, is the most that any trainer can do.
+    """
     from benchmarks import end_to_end, roofline
 
     before = roofline.measure(config, seconds / 3)
@@ -92,8 +99,10 @@ def _training(config: configs.Config, seconds: float) -> dict[str, float]:
         "roofline, steps/s": parts.steps_per_second,
         "roofline before, steps/s": before.steps_per_second,
         "roofline after, steps/s": after.steps_per_second,
-        "training end to end, steps/s": trained,
-        "share of the roofline": trained / parts.steps_per_second,
+        "training end to end, steps/s": trained.steps_per_second,
+        "share of the roofline": trained.steps_per_second / parts.steps_per_second,
+        "share of the emulator alone": trained.steps_per_second / parts.environment,
+        **{f"CPU of the {name}, µs a step": value for name, value in trained.cpu.items()},
     }
 
 
@@ -205,6 +214,45 @@ def _critic(config: configs.Config, seconds: float) -> dict[str, float]:
         f"{variant}, run {run}, frames": each
         for variant, of_seeds in measured.items()
         for run, each in enumerate(of_seeds, start=1)
+    }
+
+
+def _gpu(config: configs.Config, seconds: float) -> dict[str, float]:
+    """Measures updates of several networks and batch sizes, each for seconds of its own."""
+    from benchmarks import gpu
+
+    del seconds
+    results: dict[str, float] = {}
+    try:
+        measured = list(gpu.measure(config))
+    except RuntimeError as error:
+        raise SystemExit(f"benchmarks: {error}") from None
+    for each in measured:
+        name = f"{each.agent}, batch {each.batch_size}{', XLA' if each.xla else ''}"
+        print(f"{name}: {each.updates_per_second:.1f} updates/s", flush=True)
+        results |= {
+            f"{name}: {field.replace('_', ' ')}": float(value)
+            for field, value in each._asdict().items()
+            if field not in ("agent", "batch_size", "xla")
+        }
+    return results
+
+
+def _profile(config: configs.Config, seconds: float) -> dict[str, float]:
+    """Measures ten updates and inferences, and draws them."""
+    from benchmarks import profile
+
+    del seconds
+    measured = profile.measure(config)
+    path = pathlib.Path("build/profile.png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    profile.draw(measured, path)
+    print(f"Drawn to {path}.")
+    return {
+        f"{part}: {name}, µs a step": value
+        for part, operations in measured.items()
+        for name, value in operations.items()
+        if value > 0.5
     }
 
 

@@ -8,13 +8,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from typing import NamedTuple
 
+from benchmarks import cpu
 from impala.config import layers
 from impala.config.schema import Config
 
 
-def measure(config: Config, seconds: float, warm_up: float = 20.0) -> float:
-    """Returns agent steps learned per second.
+class Trained(NamedTuple):
+    """What a run did while it was measured."""
+
+    steps_per_second: float  # agent steps learned from
+    cpu: Mapping[str, float]  # microseconds a step, by what has spent them
+
+
+def measure(config: Config, seconds: float, warm_up: float = 20.0) -> Trained:
+    """Returns what training does.
 
     Args:
       config: of the run, which is stopped before its end.
@@ -42,9 +52,11 @@ def measure(config: Config, seconds: float, warm_up: float = 20.0) -> float:
                 metrics = logdir / "metrics.jsonl"
                 _wait_for_rows(metrics, training, count=1)
                 time.sleep(warm_up)
-                before = _last_row(metrics)
+                before, spent = _last_row(metrics), cpu.seconds(training.pid)
+                began = time.monotonic()
                 time.sleep(seconds)
-                after = _last_row(metrics)
+                after, spent_after = _last_row(metrics), cpu.seconds(training.pid)
+                took = time.monotonic() - began
             except RuntimeError as error:
                 log.seek(0)
                 raise RuntimeError(f"{error}\n{log.read()[-2000:]}") from None
@@ -56,7 +68,12 @@ def measure(config: Config, seconds: float, warm_up: float = 20.0) -> float:
                     training.kill()
     if after["time"] <= before["time"]:
         raise RuntimeError(f"No row of telemetry in {seconds} seconds.")
-    return (after["steps"] - before["steps"]) / (after["time"] - before["time"])
+    rate = (after["steps"] - before["steps"]) / (after["time"] - before["time"])
+    steps = rate * took
+    return Trained(
+        rate,
+        {name: 1e6 * (spent_after[name] - spent.get(name, 0.0)) / steps for name in spent_after},
+    )
 
 
 def _wait_for_rows(metrics: pathlib.Path, training: subprocess.Popen[bytes], count: int) -> None:

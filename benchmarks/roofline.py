@@ -17,6 +17,7 @@ import numpy as np
 
 from impala import build
 from impala.config import schema as configs
+from impala.runtime import process
 from impala.schedule import phases, tasks
 from impala.types import AgentOutput, Batch, StepType, TimeStep, Unroll
 
@@ -104,31 +105,31 @@ def _agent(config: configs.Config) -> tuple[Any, Any, Any]:
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
+    if config.learner.bfloat16:
+        process.use_bfloat16()
     spaces = build.spaces(tasks.make(config.environment, config.tasks))
     return build.agent(config.agent, *spaces), *spaces
 
 
 def _inference(config: configs.Config) -> tuple[Callable[[], Any], int]:
-    import tensorflow as tf
+    from actors import policy
 
-    agent, observation_space, _ = _agent(config)
+    agent, *spaces = _agent(config)
     num_envs = config.actor.num_envs // config.actor.num_groups
-    random = np.random.default_rng(0)
-    timestep = TimeStep(
-        observation=random.integers(0, 255, (num_envs, *observation_space.shape), np.uint8),
+    timestep = random_timestep(num_envs, spaces[0])
+    acting = policy.of(agent, config.agent, (spaces[0], spaces[1])).begin(timestep, [1, 2])
+    return lambda: acting.act(timestep), num_envs
+
+
+def random_timestep(num_envs: int, observation_space: gym.Space) -> TimeStep:
+    """Returns a time step with images of noise, in the middle of episodes: [E, ...]."""
+    shape = (num_envs, *(observation_space.shape or ()))
+    return TimeStep(
+        observation=np.random.default_rng(0).integers(0, 255, shape, np.uint8),
         reward=np.zeros(num_envs, np.float32),
         discount=np.ones(num_envs, np.float32),
         step_type=np.full(num_envs, StepType.MID, np.int8),
     )
-    step = tf.function(agent.step, autograph=False)
-    state = agent.initial_state(num_envs)
-
-    def once() -> None:
-        nonlocal state
-        output, state = step(timestep, state, tf.constant([1, 2], tf.int32))
-        output.action.numpy()
-
-    return once, num_envs
 
 
 def random_batch(config: configs.Config, agent: Any, spaces: tuple[Any, Any]) -> Batch:
