@@ -107,7 +107,7 @@ class Compiled(Policy):
     def __init__(self, agent: Agent) -> None:
         self.num_variables = len(agent.variables)
         self._agent = agent
-        self._graph = tf.function(self._trace)
+        self._graph = tf.function(self._trace, autograph=False)
         # Of what is traced at the moment, which is structured alike for all groups.
         self._timestep_like: Nest = None
         self._state_like: Nest = None

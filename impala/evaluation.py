@@ -161,7 +161,7 @@ _Act = Callable[[TimeStep, Nest, tf.Tensor], tuple[Nest, Nest]]
 
 @functools.lru_cache(maxsize=2)  # an evaluator uses the same agent repeatedly
 def _compiled(agent: Agent, greedy: bool) -> _Act:
-    act: _Act = tf.function(_greedy(agent) if greedy else _sampled(agent))
+    act: _Act = tf.function(_greedy(agent) if greedy else _sampled(agent), autograph=False)
     return act
 
 

@@ -174,7 +174,7 @@ class TestUnroll:
         agent, space = case
         timestep, state = experience(space), random_state(agent)
         eager = agent.unroll(timestep, state)
-        assert_close(tf.function(agent.unroll)(timestep, state), eager, atol=1e-5)
+        assert_close(tf.function(agent.unroll, autograph=False)(timestep, state), eager, atol=1e-5)
 
     def test_gradients_reach_every_variable(self, case: Case) -> None:
         agent, space = case
@@ -285,7 +285,7 @@ class TestFrameStack:
         self, space: gym.Space, size: int, jit_compile: bool
     ) -> None:
         frame_stack = observation.FrameStack(size, space)
-        stack = tf.function(frame_stack, jit_compile=jit_compile)
+        stack = tf.function(frame_stack, autograph=False, jit_compile=jit_compile)
         timestep = experience(space, rows=12)
         is_first = timestep.step_type == StepType.FIRST
         is_first[0] = True

@@ -295,3 +295,29 @@ def test_a_clock_that_jumps_changes_labels_only() -> None:
         "learner.telemetry.files",
         "impala.logdir.directory",
     }
+
+
+def graphs_with_autograph(source: str) -> list[int]:
+    """The lines on which tf.function is used without autograph=False."""
+    nodes = list(ast.walk(ast.parse(source)))
+    told = {
+        node
+        for call in nodes
+        if isinstance(call, ast.Call)
+        and any(
+            word.arg == "autograph" and ast.unparse(word.value) == "False" for word in call.keywords
+        )
+        for node in (call.func, *call.args)
+    }
+    uses = {node for node in nodes if isinstance(node, ast.Attribute) and node.attr == "function"}
+    return sorted(node.lineno for node in uses - told if ast.unparse(node) == "tf.function")
+
+
+def test_no_graph_is_made_with_autograph() -> None:
+    """It takes seconds of each process's start, and the learner would not have it anyway."""
+    found = {name: graphs_with_autograph(source) for name, source in modules_of(ROOT).items()}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+    assert graphs_with_autograph("tf.function(f)") == [1]
+    assert graphs_with_autograph("@tf.function\ndef f(): pass") == [1]
+    assert graphs_with_autograph("partial(tf.function, autograph=True)(f)") == [1]
+    assert graphs_with_autograph("partial(tf.function, autograph=False)(f)") == []

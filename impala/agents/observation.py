@@ -189,7 +189,6 @@ def as_vector(space: gym.Space, value: Nest) -> tf.Tensor:
     Raises:
       ValueError: the space, or one in it, has no fixed size.
     """
-    # No match statement: autograph, which tf.function applies, does not support it.
     if isinstance(space, gym.spaces.Discrete):
         return tf.one_hot(value - tf.cast(space.start, value.dtype), int(space.n))
     if isinstance(space, gym.spaces.MultiDiscrete):

@@ -90,7 +90,7 @@ class Functions:
         }
         functions = {"act": self._act, "act_greedy": self._act, "initial_state": self._begin}
         self.signatures = {
-            name: tf.function(functions[name]).get_concrete_function(
+            name: tf.function(functions[name], autograph=False).get_concrete_function(
                 **{spec.name: spec for spec in specs}
             )
             for name, specs in self.inputs.items()
@@ -194,7 +194,7 @@ def onnx(player: Player, directory: pathlib.Path, timesteps: Iterable[TimeStep])
         path = partial / "model.onnx"
         try:
             tf2onnx.convert.from_function(
-                tf.function(act, input_signature=specs),
+                tf.function(act, input_signature=specs, autograph=False),
                 specs,
                 opset=_OPSET,
                 custom_op_handlers={"Log1p": (_log1p, [])},

@@ -1,5 +1,6 @@
 """The contract of action distributions (see `impala.agents.distributions`) as tests."""
 
+import functools
 import itertools
 from typing import Any
 
@@ -221,9 +222,9 @@ class DistributionConformance:
             )
 
         p, q = self.parameters(3, 2, seed=1), self.parameters(3, 2, seed=2)
-        sample = tf.function(distribution.sample_and_log_prob, jit_compile=jit_compile)
-        actions, log_probs = sample(p, _SEED)
-        compiled = tf.function(everything, jit_compile=jit_compile)(p, q, actions)
+        graph = functools.partial(tf.function, autograph=False, jit_compile=jit_compile)
+        actions, log_probs = graph(distribution.sample_and_log_prob)(p, _SEED)
+        compiled = graph(everything)(p, q, actions)
         eager = everything(p, q, actions)
         for expected, found in zip(tree.flatten(eager), tree.flatten(compiled), strict=True):
             np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-4)
