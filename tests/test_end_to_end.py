@@ -14,6 +14,8 @@ import services
 
 from impala.logdir import checkpoint, continual
 
+OFTEN = ("--learner.log-seconds", 0.3)
+
 
 def test_a_fleet_survives_kills_of_actors_and_learner(tmp_path: pathlib.Path) -> None:
     logdir = tmp_path / "run"
@@ -85,10 +87,10 @@ def test_actors_leave_when_the_learner_is_away(tmp_path: pathlib.Path) -> None:
 
 def test_training_ends_by_itself_and_can_be_evaluated(tmp_path: pathlib.Path) -> None:
     logdir = tmp_path / "run"
-    trained = services.run(*("train", "catch", "--logdir", logdir, "--total-frames", 20_000))
+    trained = services.run(*("train", "catch", "--logdir", logdir, "--total-frames", 5_000))
     assert trained.returncode == 0, trained.stdout + trained.stderr
     saved = checkpoint.load(logdir)
-    assert saved.counters.frames >= 20_000
+    assert saved.counters.frames >= 5_000
     row = services.rows(logdir)[-1]
     assert row["frames"] == saved.counters.frames
     assert row["steps"] == pytest.approx(row["frames"], rel=0.01)  # Catch: a frame is a step
@@ -101,7 +103,7 @@ def test_training_ends_by_itself_and_can_be_evaluated(tmp_path: pathlib.Path) ->
     assert set(returns) <= {-1.0, 1.0}
 
     # A second `train` finds the run finished and says so, instead of learning on.
-    again = services.run("train", "catch", "--logdir", logdir, "--total-frames", 20_000)
+    again = services.run("train", "catch", "--logdir", logdir, "--total-frames", 5_000)
     assert again.returncode == 0, again.stdout + again.stderr
     assert checkpoint.load(logdir).counters == saved.counters
 
@@ -110,7 +112,7 @@ def test_train_leaves_a_checkpoint_however_it_is_ended_and_goes_on_from_it(
     tmp_path: pathlib.Path,
 ) -> None:
     logdir = tmp_path / "run"
-    arguments = ("train", "catch", "--logdir", logdir, "--total-frames", 1_000_000_000)
+    arguments = ("train", "catch", "--logdir", logdir, "--total-frames", 1_000_000_000, *OFTEN)
     with services.on_a_terminal(
         *[*arguments, "--evaluate", "yes", "--evaluator.every-frames", 10_000]
     ) as (training, terminal):
@@ -154,18 +156,18 @@ def test_three_tasks_survive_restarts_and_end_with_complete_curves(tmp_path: pat
     logdir = tmp_path / "run"
     logdir.mkdir()
     names = ["Catch", 'Catch{"rows": 9, "shift": 1}', 'Catch{"rows": 8, "columns": 7}']
-    frames = 60_000
+    frames = 30_000
     arguments = [
         *["--tasks.environments", *names, "--tasks.frames", *[frames] * 3],
         *["--mix.fresh", 16, "--mix.replayed", 16],
-        *["--evaluator.every-frames", 10_000, "--evaluator.episodes", 8],
+        *["--evaluator.every-frames", 5_000, "--evaluator.episodes", 8],
     ]
     with ExitStack() as stack:
-        # Given a learner with replay, three actors and an evaluator ...
+        # Given a learner with replay, an evaluator and two actors ...
         learner = stack.enter_context(services.learner(logdir, "127.0.0.1:0", *arguments))
         address = services.address_of(logdir)
-        victim, *_ = [stack.enter_context(services.actor(logdir, address)) for _ in range(3)]
         stack.enter_context(services.actor(logdir, address, "--role", "evaluator"))
+        victim, _ = [stack.enter_context(services.actor(logdir, address)) for _ in range(2)]
         services.wait_for_row(logdir, "frames", lambda row: row["frames"] > frames / 2)
 
         # ... when an actor and the learner are killed, and others started in their places ...
@@ -197,7 +199,7 @@ def test_three_tasks_survive_restarts_and_end_with_complete_curves(tmp_path: pat
 def test_a_lost_replay_is_noticed_and_can_be_done_without(tmp_path: pathlib.Path) -> None:
     logdir = tmp_path / "run"
     arguments = [
-        *("train", "catch", "--logdir", logdir, "--total-frames", 1_000_000_000),
+        *("train", "catch", "--logdir", logdir, "--total-frames", 1_000_000_000, *OFTEN),
         *("--mix.fresh", 16, "--mix.replayed", 16),
     ]
     with services.impala(*arguments, log=tmp_path / "first.log") as training:
@@ -229,21 +231,21 @@ def test_a_critic_learns_before_the_policy_and_another_run_starts_from_both(
     often = ("--learner.log-seconds", 0.1)
     phased = services.run(
         *("train", "catch", "--logdir", first, "--agent.separate-baseline", *often),
-        *("--phases", "critic:10000", "impala", "--total-frames", 20_000),
+        *("--phases", "critic:6000", "impala", "--total-frames", 12_000),
     )
     assert phased.returncode == 0, phased.stdout + phased.stderr
     assert "frames on: impala" in phased.stderr
     rows = [row for row in services.rows(first) if "loss/baseline" in row]
     alone = [row["frames"] for row in rows if "loss/policy_gradient" not in row]
-    assert alone and max(alone) < 11_000
+    assert alone and max(alone) < 7_000
     assert len(alone) < len(rows)
 
     other = services.run(
         *("train", "catch", "--logdir", second, "--init-from", first, *often),
-        *("--algorithm", "actor_critic", "--mix.max-policy-lag", 2, "--total-frames", 20_000),
+        *("--algorithm", "actor_critic", "--mix.max-policy-lag", 2, "--total-frames", 12_000),
     )
     assert other.returncode == 0, other.stdout + other.stderr
-    assert "Taken from 20," in other.stderr
+    assert "Taken from 12," in other.stderr
     assert "Not taken: baseline_mlp/linear_0/w:0" in other.stderr
     last = services.rows(second)[-1]
     assert max(row.get("policy_lag/max", 0) for row in services.rows(second)) <= 2

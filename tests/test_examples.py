@@ -1,6 +1,7 @@
 """The examples run: each learns or is trained with, as its page says."""
 
 import math
+import os
 import pathlib
 import subprocess
 import sys
@@ -17,9 +18,14 @@ EXAMPLES = ROOT / "examples"
 
 
 def _run(*arguments: object, seconds: float = 280.0) -> str:
-    command = [sys.executable, *map(str, arguments)]
     done = subprocess.run(
-        command, cwd=EXAMPLES, capture_output=True, text=True, timeout=seconds, check=False
+        [sys.executable, *map(str, arguments)],
+        cwd=EXAMPLES,
+        env={name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -1,7 +1,9 @@
 """Replay: whole unrolls, two eviction rules, uniform draws, and nothing lost to a kill."""
 
+import contextlib
 import itertools
 import json
+import os
 import pathlib
 import random
 import signal
@@ -10,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import hypothesis.stateful
@@ -420,20 +423,53 @@ def test_any_story_keeps_the_rules(rule: Rule) -> None:
     )
 
 
-# What is killed: adds unrolls and writes checkpoints as fast as it can.
-_VICTIM = """
-import json, pathlib, sys
+# For each line that it reads, a process to be killed: forked, for what it imports takes seconds.
+_VICTIMS = """
+import json, os, pathlib, sys
 sys.path[:0] = json.loads(sys.argv[1])
 import test_replay
-test_replay.add_for_ever(pathlib.Path(sys.argv[2]), sys.argv[3])
+for _ in sys.stdin:
+    victim = os.fork()
+    if not victim:
+        test_replay.add_for_ever(pathlib.Path(sys.argv[2]), sys.argv[3])
+    _, status = os.waitpid(victim, 0)
+    print("ended with", status, flush=True)
 """
 
 
+@contextlib.contextmanager
+def _victims(logdir: pathlib.Path, rule: Rule) -> Iterator[Callable[[float], None]]:
+    """Gives a function that has unrolls added for so many seconds, then kills who does it."""
+    paths = json.dumps([str(pathlib.Path(__file__).parent), *sys.path])
+    with subprocess.Popen(
+        [sys.executable, "-c", _VICTIMS, paths, str(logdir), rule],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        asked, said = process.stdin, process.stdout
+        assert asked is not None and said is not None
+
+        def kill_one_after(seconds: float) -> None:
+            print(file=asked, flush=True)
+            victim = int(said.readline())
+            time.sleep(seconds)
+            os.kill(victim, signal.SIGKILL)
+            assert said.readline() == f"ended with {int(signal.SIGKILL)}\n"
+
+        try:
+            yield kill_one_after
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 def add_for_ever(logdir: pathlib.Path, rule: Rule) -> None:
+    """Says its process, then adds unrolls and writes checkpoints as fast as it can."""
     from impala.config.presets import PRESETS
 
     replay = make(Disk(logdir / "replay", "test"), rule, capacity=50)
-    print("ready", flush=True)
+    print(os.getpid(), flush=True)
     for updates in itertools.count(replay.contents().added):
         replay.add(unrolls(replay.contents().added, 3), slice(None), ACTOR)
         if updates % 5 == 0:
@@ -447,28 +483,21 @@ def add_for_ever(logdir: pathlib.Path, rule: Rule) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_a_killed_learner_comes_back_with_its_replay(tmp_path: pathlib.Path, rule: Rule) -> None:
     rng = random.Random(0)
-    paths = json.dumps([str(pathlib.Path(__file__).parent), *sys.path])
     added = kills = 0
-    while kills < 25 or added <= 500:
-        victim = subprocess.Popen(
-            [sys.executable, "-c", _VICTIM, paths, str(tmp_path), rule], stdout=subprocess.PIPE
-        )
-        with victim:
-            assert victim.stdout is not None
-            assert victim.stdout.readline() == b"ready\n"
-            time.sleep(rng.uniform(0.0, 0.15))
-            victim.send_signal(signal.SIGKILL)
-        kills += 1
+    with _victims(tmp_path, rule) as kill_one_after:
+        while kills < 25 or added <= 500:
+            kill_one_after(rng.uniform(0.0, 0.15))
+            kills += 1
 
-        replay = make(Disk(tmp_path / "replay", "test"), rule, capacity=50)
-        contents = replay.contents()
-        if checkpoint.exists(tmp_path):
-            assert contents.added >= checkpoint.load(tmp_path).replay_added
-        assert contents.added >= added
-        assert contents.unrolls == min(50, contents.added)
-        if contents.unrolls:
-            batch = drawn(replay, contents.unrolls)  # all of it, each once
-            assert_whole(batch)
-            assert sorted(batch.parameter_version) == messages.held(replay).tolist()
-        added = contents.added
-        replay.close()
+            replay = make(Disk(tmp_path / "replay", "test"), rule, capacity=50)
+            contents = replay.contents()
+            if checkpoint.exists(tmp_path):
+                assert contents.added >= checkpoint.load(tmp_path).replay_added
+            assert contents.added >= added
+            assert contents.unrolls == min(50, contents.added)
+            if contents.unrolls:
+                batch = drawn(replay, contents.unrolls)  # all of it, each once
+                assert_whole(batch)
+                assert sorted(batch.parameter_version) == messages.held(replay).tolist()
+            added = contents.added
+            replay.close()

@@ -17,7 +17,9 @@ END = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 def _handlers() -> Iterator[None]:
     """Puts the handlers back: who was asked to end ignores these signals from then on."""
     before = {number: signal.getsignal(number) for number in END}
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # unless the tests themselves run under nohup
+    # If the tests themselves run under nohup or in the background of a script, these are ignored.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
