@@ -59,6 +59,7 @@ class Actor:
         parameters: Callable[[], Parameters],
         task: Callable[[], int] = lambda: 0,
         prefetch: Callable[[], None] = lambda: None,
+        whole_rounds: bool = False,
     ) -> Iterator[ActorUnrolls]:
         """Yields one `ActorUnrolls` per group and unroll, the groups in turn, for ever.
 
@@ -71,6 +72,8 @@ class Actor:
           task: returns the task to play; called just after `parameters`.
           prefetch: called when three quarters of a round are done, so that new parameters arrive
             in time for the next round without being a round old.
+          whole_rounds: whether all groups yield a round before `parameters` is called for the next.
+            Otherwise the first group goes on while the last steps of the others are under way.
         """
         last = self._unroll_length
         soon = max(1, 3 * last // 4)
@@ -92,11 +95,14 @@ class Actor:
             for place, group in enumerate(groups):
                 group.observe(last)
                 yield group.finish()
+                if whole_rounds and group is not groups[-1]:
+                    continue
                 if not next_groups:  # the other groups' row T is under way already
                     self._take(parameters())
                     next_groups = self._groups_of(task())
-                next_groups[place].begin(self._held)
-                next_groups[place].act(0)
+                for next_group in next_groups if whole_rounds else [next_groups[place]]:
+                    next_group.begin(self._held)
+                    next_group.act(0)
             groups = next_groups
 
     def _groups_of(self, task: int) -> list["_Group"]:

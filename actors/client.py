@@ -113,6 +113,11 @@ class LearnerClient:
         )
         self._stream: grpc.Call | None = None
         self._waited = 0.0  # seconds, since the last message
+        self._permit = 0  # number of that of the round that is being made
+        self._round_unrolls, self._unrolls_left = (
+            0,
+            0,
+        )  # of a round, and of this one still to be sent
         self._stopping = False
         self._closed = False
         self._error: BaseException | None = None
@@ -141,18 +146,52 @@ class LearnerClient:
             assert self._session.reply is not None
             return self._session.reply
 
+    def await_turn(self, unrolls: int) -> None:
+        """Waits until a round of unrolls may go on, or the next one begin.
+
+        If that takes a permit, there is one when this returns. Otherwise only the very first
+        parameters are waited for.
+
+        Args:
+          unrolls: of a round, in all its messages.
+        """
+        with self._lock:
+            if self._unrolls_left > 0:
+                return
+            self._round_unrolls = unrolls
+            self._want()
+            session = self._session
+            self._waited += self._wait(
+                lambda: (
+                    (session.permit if session.needs_permits else session.parameters) is not None
+                )
+            )
+
     def parameters(self) -> Parameters:
-        """Returns the newest parameters pulled. Waits only for the first ones."""
+        """Returns the newest parameters pulled. Waits only for the first ones.
+
+        If a round of unrolls needs a permit, it begins now, and these are its parameters.
+        """
         with self._lock:
             self._waited += self._wait(lambda: self._session.parameters is not None)
+            if self._session.needs_permits:
+                self._waited += self._wait(lambda: self._session.permit is not None)
+                self._permit = self._session.begin_round().number
+                self._unrolls_left = self._round_unrolls
             assert self._session.parameters is not None
             return self._session.parameters
 
     def prefetch(self) -> None:
-        """Starts a pull of newer parameters in the background."""
+        """Requests newer parameters, or a permit, in the background."""
         with self._lock:
+            self._want()
+
+    def _want(self) -> None:
+        if self._session.needs_permits:
+            self._session.want_permit(self._round_unrolls)
+        else:
             self._session.want_parameters()
-            self._lock.notify_all()
+        self._lock.notify_all()
 
     def newest(self) -> Parameters | None:
         """Returns the newest parameters pulled, also after the run has finished."""
@@ -180,7 +219,9 @@ class LearnerClient:
                 f"the unrolls of {message.num_envs} environments make a message of {size} bytes, "
                 f"the learner takes {reply.max_message_bytes}: use fewer environments per group"
             )
+        message.permit = self._permit
         with self._lock:
+            self._unrolls_left -= message.num_envs
             self._session.append(message, time.monotonic(), self._waited)
             self._waited = 0.0
             self._told()

@@ -182,7 +182,7 @@ class _Built:
 
         self.tasks, config = settings.read(reply, role, allow)
         self.actor, self.evaluator = config.actor, config.evaluator
-        entropy = [reply.seed, reply.actor_index, incarnation]
+        entropy = [reply.seed, reply.actor_index, reply.life or incarnation]
         self.seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
         self.unroll_length: int = reply.unroll_length
         self.config = config.agent
@@ -287,11 +287,12 @@ def _act(
 
         chosen = policy.of(built.agent, built.config, built.spaces)
         actor = Actor(environments, chosen, built.unroll_length, built.seed)
-        unrolls = actor.run(client.parameters, client.task, client.prefetch)
+        paced = client.join().needs_permits
+        unrolls = actor.run(client.parameters, client.task, client.prefetch, whole_rounds=paced)
         hang = stack.enter_context(HangWatch(built.actor.hang_seconds))
         memory = MemoryLimit(built.actor.max_memory_bytes)
-        client.parameters()  # waits for the first ones before the hang watch starts
         while True:
+            client.await_turn(total)  # the lack of parameters is no environment that hangs
             with hang.watched():
                 of_one_group = next(unrolls)
             for fault in of_one_group.faults:

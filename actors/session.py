@@ -249,6 +249,9 @@ class Session:
         self._is_connected = False
         self._learner_incarnation = 0  # from its last message
         self.wants_parameters = False
+        self.permit: pb.Permit | None = None  # for the next round of unrolls, with `parameters`
+        self._wanted = 0  # unrolls of a round for which a permit is wanted; 0: none is
+        self._round = 0  # that has begun last
         self._rejected: collections.Counter[int] = collections.Counter()  # by reason
         self._last_message = now
 
@@ -278,6 +281,8 @@ class Session:
             self._finish()
             return
         self._check_same(reply)
+        if self.reply is None or reply.learner_incarnation != self.reply.learner_incarnation:
+            self.permit = None  # that of the learner before is worthless
         self.reply = reply
         self.connection += 1
         self.task = reply.task
@@ -358,7 +363,8 @@ class Session:
                 f"those without one are {self.outbox.numbers()}"
             )
         message, made = found
-        self.task = receipt.task
+        if not self.needs_permits:  # otherwise a permit says what is to be played
+            self.task = receipt.task
         self._learner_incarnation = receipt.learner_incarnation
         warning = ""
         if receipt.status == pb.STATUS_FINISHED:
@@ -372,31 +378,55 @@ class Session:
         status = _STATUSES.get(receipt.status, "unknown")  # of a newer minor version
         return Receipted(status, message.num_envs, now - made, warning)
 
-    # Parameters.
+    # Parameters, and permits to make a round of unrolls with them.
+
+    @property
+    def needs_permits(self) -> bool:
+        """Whether a round of unrolls may only begin with a permit."""
+        return self.reply is not None and self.reply.needs_permits
 
     def want_parameters(self) -> None:
         """Requests a pull of newer parameters."""
         self.wants_parameters = True
 
+    def want_permit(self, unrolls: int) -> None:
+        """Has a permit for the next round asked for, of so many unrolls."""
+        self._wanted = unrolls
+
+    def begin_round(self) -> pb.Permit:
+        """Begins the round that there is a permit for; it is used up."""
+        permit, self.permit = self.permit, None
+        assert permit is not None
+        self._wanted = 0
+        self._round += 1
+        self.task = permit.task
+        return permit
+
     def must_pull(self) -> bool:
         """Returns whether to pull now rather than later."""
+        if self.needs_permits:
+            return self._lacks_permit()
         held = self.parameters
         return (
             self.wants_parameters or held is None or held.incarnation != self._learner_incarnation
         )
 
     def pull(self) -> Pull:
-        """Returns the request for newer parameters."""
+        """Returns the request for newer parameters, or for a permit."""
         self.wants_parameters = False
         held = self.parameters
         request = pb.GetParametersRequest(
             learner_incarnation=0 if held is None else held.incarnation,
             newer_than=0 if held is None else held.version,
         )
+        if self.needs_permits and self._role == pb.ROLE_ACTOR:
+            request.actor, request.incarnation = self._name, self._incarnation
+            if self._lacks_permit():
+                request.round, request.unrolls = self._round + 1, self._wanted
         return Pull(self.connection, request)
 
     def pulled(self, pull: Pull, reply: pb.GetParametersReply) -> bool:
-        """Takes a reply to `pull`. Returns whether it held parameters that this session can use.
+        """Takes a reply to `pull`. Returns whether it held what was asked for and can be used.
 
         Raises:
           CodecError: they do not match the specs of the JoinReply.
@@ -417,9 +447,16 @@ class Session:
                 frames=newest.frames,
                 values=codec.decode(newest.tensors, self.reply.parameter_specs),
             )
+        if reply.HasField("permit") and pull.request.round == self._round + 1:
+            self.permit = reply.permit
         if reply.finished:
             self._finish()
+        if self.needs_permits:
+            return not pull.request.round or self.permit is not None
         return newest is not None
+
+    def _lacks_permit(self) -> bool:
+        return self._wanted > 0 and self.permit is None
 
     def _most_in_flight(self) -> int:
         """Returns how many messages may be without a receipt."""

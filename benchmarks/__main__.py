@@ -36,7 +36,7 @@ def main() -> int:
         "parts",
         nargs="*",
         help="training, ingest, replay, micro, by default; actor, fleet, attack, speed-up, critic, "
-        "gpu, profile",
+        "gpu, profile, lag",
     )
     parser.add_argument("--seconds", type=float, default=30.0, help="for each measurement")
     parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("build/bench.json"))
@@ -61,6 +61,7 @@ def main() -> int:
         **{"fleet": _fleet, "attack": _attack, "speed-up": _speed_up, "critic": _critic},
         "gpu": _gpu,
         "profile": _profile,
+        "lag": _lag,
     }
     if unknown := set(arguments.parts) - measures.keys():
         parser.error(f"no part {sorted(unknown)[0]!r}; there are {', '.join(measures)}")
@@ -254,6 +255,27 @@ def _profile(config: configs.Config, seconds: float) -> dict[str, float]:
         for name, value in operations.items()
         if value > 0.5
     }
+
+
+def _lag(config: configs.Config, seconds: float) -> dict[str, float]:
+    """Whole runs, of presets of their own."""
+    from benchmarks import lag
+
+    del config, seconds
+    of_tasks = lag.shares()
+    print(lag.shares_table(of_tasks), flush=True)
+    found = {
+        f"{name}, slow task's share {what}": getattr(each, what)
+        for name, each in of_tasks.items()
+        for what in ("played", "learned")
+    }
+    for preset in ("catch", "cartpole"):
+        measured = lag.curves(preset)
+        print(f"{preset}, exact lag {lag.EXACT}\n\n{lag.curves_table(measured)}", flush=True)
+        for point, (difference, spread) in zip(lag.POINTS, lag.agreement(measured), strict=True):
+            found[f"{preset} at {point:.0%}, difference of means"] = difference
+            found[f"{preset} at {point:.0%}, spread of seeds"] = spread
+    return found
 
 
 def _machine() -> str:

@@ -71,6 +71,7 @@ def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Ra
         settings.message(config, played),
         settings.agreed(config, played),
         seed=0,
+        is_deterministic=False,
         max_envs_per_message=config.learner.max_envs_per_message,
         max_in_flight=_IN_FLIGHT,
         bounds=message_bounds(config, played, spaces[1]),
@@ -88,7 +89,7 @@ def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Ra
         while not stop.is_set():
             prepared = mix.get(timeout=0.2)
             for part in prepared.provenance if prepared else ():
-                records.accounts.settle(*part)
+                records.accounts.settle(*part.account)
 
     consumer = threading.Thread(target=consume)
     consumer.start()

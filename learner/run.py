@@ -20,6 +20,7 @@ from learner import farewell
 from learner.data.ingest import Ingest
 from learner.data.mix import Mix
 from learner.data.opening import open_replay
+from learner.data.pacing import Pacing
 from learner.front.incarnations import Incarnations
 from learner.front.receipts import ReceiptProofs, load_key
 from learner.front.records import Records
@@ -45,6 +46,8 @@ from learner.update.training import Training
 
 _log = logging.getLogger(__name__)
 
+# Between rows of a deterministic run; files get them as if that took so many seconds.
+_ROW_UPDATES, _ROW_SECONDS = 100, 5.0
 _GRACE_SECONDS = 2.0  # for calls in progress when the learner stops
 
 
@@ -93,7 +96,7 @@ def run_learner(
     """
     process.tune_malloc()
     process.allow_many_files()
-    devices.set_up(config.learner)
+    devices.set_up(config)
     security.check(listen, health=health_listen, metrics=metrics_listen)
     initial = checkpoint.load(init_from) if init_from is not None else None
     with (
@@ -114,7 +117,9 @@ def run_learner(
             incarnations = Incarnations(logdir / "incarnations.json", secrets.randbits(62) + 1)
 
             # The service for actors.
-            ingest = Ingest(config.learner.queue_unrolls)
+            pacing = Pacing.of(config)
+            # Unrolls with a permit always have room: none that is due waits behind others.
+            ingest = Ingest(pacing.capacity if pacing else config.learner.queue_unrolls)
             proofs = ReceiptProofs(load_key(logdir / "receipt.key"), incarnations.own)
             service = LearnerService(
                 terms(config, plan.phases.agent, plan.unroll_spec, plan.played, plan.spaces[1]),
@@ -122,6 +127,7 @@ def run_learner(
                 records,
                 ingest,
                 plan.schedule,
+                pacing,
             )
 
             # Telemetry, closed last.
@@ -134,13 +140,15 @@ def run_learner(
                 live=[Console(tasks.total_frames(config), to_log=rows_to_log)],
                 files=[TensorBoard(logdir), JsonLines(logdir)],
                 own=own_sinks.make(config, logdir),
+                seconds_per_update=_ROW_SECONDS / _ROW_UPDATES if config.deterministic else None,
             )
             at_the_end.callback(writer.close)
 
             # From messages to batches and updates.
             if replay is not None:
                 at_the_end.callback(replay.close)
-            mix = Mix(ingest, config.mix, replay, version=resumed.learner.counters.updates)
+            updates = resumed.learner.counters.updates
+            mix = Mix(ingest, config.mix, replay, version=updates, pacing=pacing)
             at_the_end.callback(mix.close)
             at_the_end.callback(ingest.close)
             guard = Guard(
@@ -162,9 +170,13 @@ def run_learner(
                 guarded=True,
             )
             gauges = Gauges(
-                plan.phases, records, server, ingest, replay, guard, checkpoints, writer
+                *(plan.phases, records, server, ingest, pacing),
+                *(replay, guard, checkpoints, writer),
             )
-            reporter = Reporter(telemetry, gauges, writer, plan.names, config.learner.log_seconds)
+            reporter = Reporter(
+                *(telemetry, gauges, writer, plan.names, config.learner.log_seconds),
+                updates=_ROW_UPDATES if config.deterministic else None,
+            )
 
         def check() -> None:
             server.check()
@@ -184,11 +196,14 @@ def run_learner(
             for iteration in training.iterations(until=stop.is_set):
                 server.check()
                 for part in iteration.provenance:
-                    records.accounts.settle(*part)
+                    records.accounts.settle(*part.account)
                 publisher.take(iteration)
                 reporter.take(iteration)
                 checkpoints.take(iteration)
                 kept.take(iteration)
+                # Last: with an exact lag of 0 nothing is under way until then, nor at the end.
+                if iteration.is_whole and not training.is_finished:
+                    service.learned()
 
             if stop.is_set():
                 _log.info("Stopping: %s.", stop.cause)

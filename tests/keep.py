@@ -22,6 +22,7 @@ from impala.config.schema import Config
 from impala.logdir import checkpoint
 from impala.schedule import tasks
 from impala.types import Parameters
+from learner.data.pacing import Pacing
 from learner.front import settings
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
@@ -42,7 +43,7 @@ SETTINGS = {
 
 
 def exchanged() -> dict[str, Message]:
-    """A join, a message of unrolls and their receipt, as an actor and a learner of now say them."""
+    """A join, a permit, unrolls and their receipt, as an actor and a learner of now say them."""
     config = values.from_dict(Config, SETTINGS)
     request = messages.join_request(
         "host-7-0",
@@ -53,18 +54,35 @@ def exchanged() -> dict[str, Message]:
         proof=b"proof",
         version="impala 0.1.0",
     )
-    service = messages.service()
+    service = messages.service(pacing=Pacing(fresh=8, lag=1, exact=False))
     service.publish(Parameters(messages.LEARNER, 3, 0.5, 100, [np.zeros((2, 3), np.float32)]))
     reply = service.join(request)
     reply.version = "impala 0.1.0"
     played = tasks.make(config.environment, config.tasks)
     reply.settings.CopyFrom(settings.message(config, played))
     reply.settings.parts["my_torso"] = '{"width": 64}'
-    unrolls = messages.message(3, actor="host-7-0", incarnation=81, fingerprint=reply.fingerprint)
+    reply.life = 1
+    ask = pb.GetParametersRequest(actor="host-7-0", incarnation=81, round=4, unrolls=2)
+    permit = asyncio.run(service.permit(ask))
+    given = pb.GetParametersReply.FromString(service.get_parameters(ask, permit))
+    unrolls = messages.message(
+        3,
+        actor="host-7-0",
+        incarnation=81,
+        fingerprint=reply.fingerprint,
+        permit=given.permit.number,
+    )
     unrolls.environment_faults.add(environment=1, kind=pb.FAULT_KIND_HUNG, detail="hung")
     receipt = asyncio.run(service.submit(unrolls))
     receipt.proof = b"proof"  # which is made with a key drawn at random
-    return {"JoinRequest": request, "JoinReply": reply, "Unrolls": unrolls, "Receipt": receipt}
+    return {
+        "JoinRequest": request,
+        "JoinReply": reply,
+        "GetParametersRequest": ask,
+        "GetParametersReply": given,
+        "Unrolls": unrolls,
+        "Receipt": receipt,
+    }
 
 
 def keep_messages(folder: pathlib.Path) -> None:

@@ -11,6 +11,7 @@ from impala.schedule.tasks import Schedule
 from impala.types import AgentOutput, ArraySpec, StepType, TimeStep, Unroll
 from learner.data.bounds import Bounds, MessageBounds
 from learner.data.ingest import Ingest
+from learner.data.pacing import Pacing
 from learner.data.replay import Replay
 from learner.front.accounts import Accounts
 from learner.front.info_names import InfoNames
@@ -131,6 +132,7 @@ def service(
     quarantine: Quarantine | None = None,
     refused_outputs: RefusedOutputs | None = None,
     proofs: ReceiptProofs | None = None,
+    pacing: Pacing | None = None,
 ) -> LearnerService:
     """A service for the small spec; actors are only quarantined if a quarantine is given."""
     schedule = Schedule(config or Config())
@@ -140,6 +142,7 @@ def service(
         SETTINGS,
         "{}",
         seed=5,
+        is_deterministic=False,
         max_envs_per_message=max_envs,
         max_in_flight=2,
         bounds=bounds(num_tasks=schedule.num_tasks),
@@ -153,7 +156,7 @@ def service(
     )
     proofs = proofs or ReceiptProofs(secrets.token_bytes(), LEARNER)
     lineage = Lineage(LEARNER, {EARLIER: 1000}, proofs)
-    return LearnerService(terms, lineage, records, ingest or Ingest(capacity=64), schedule)
+    return LearnerService(terms, lineage, records, ingest or Ingest(capacity=64), schedule, pacing)
 
 
 def join_request(actor: str = "a", incarnation: int = 1, **kw: Any) -> pb.JoinRequest:

@@ -17,12 +17,23 @@ from impala.logdir import checkpoint, continual
 OFTEN = ("--learner.log-seconds", 0.3)
 
 
-def test_a_fleet_survives_kills_of_actors_and_learner(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        pytest.param(("--mix.lag-budget", 2), marks=pytest.mark.slow),
+        pytest.param(("--mix.exact-lag", 1, "--actor.num-envs", 16), marks=pytest.mark.slow),
+    ],
+    ids=["as it comes", "lag budget", "exact lag"],
+)
+def test_a_fleet_survives_kills_of_actors_and_learner(
+    tmp_path: pathlib.Path, flags: tuple[object, ...]
+) -> None:
     logdir = tmp_path / "run"
     logdir.mkdir()
     with ExitStack() as stack:
         # Given a learner and two actors that train ...
-        learner = stack.enter_context(services.learner(logdir, "127.0.0.1:0"))
+        learner = stack.enter_context(services.learner(logdir, "127.0.0.1:0", *flags))
         address = services.address_of(logdir)
         victim = stack.enter_context(services.actor(logdir, address))
         survivor = stack.enter_context(services.actor(logdir, address))
@@ -44,7 +55,7 @@ def test_a_fleet_survives_kills_of_actors_and_learner(tmp_path: pathlib.Path) ->
 
         # ... and started again on the same port it goes on from there, with the same actors.
         seen = len(services.rows(logdir))
-        learner = stack.enter_context(services.learner(logdir, address))
+        learner = stack.enter_context(services.learner(logdir, address, *flags))
         row = services.wait_for_row(
             logdir, "updates after a restart", lambda row: row["updates"] > saved.updates, seen
         )
@@ -61,7 +72,7 @@ def test_a_fleet_survives_kills_of_actors_and_learner(tmp_path: pathlib.Path) ->
         learner.wait()
         saved = checkpoint.load(logdir).counters
         seen = len(services.rows(logdir))
-        stack.enter_context(services.learner(logdir, address))
+        stack.enter_context(services.learner(logdir, address, *flags))
         row = services.wait_for_row(
             logdir, "updates after a kill", lambda row: row["updates"] > saved.updates, seen
         )
@@ -72,6 +83,9 @@ def test_a_fleet_survives_kills_of_actors_and_learner(tmp_path: pathlib.Path) ->
         dropped = sum(n for name, n in row.items() if name.startswith("unrolls/dropped/"))
         assert row["unrolls/received"] == row["unrolls/learned"] + row["unrolls/queued"] + dropped
         assert row["policy_lag/mean"] < 100  # with parameters of the new incarnation
+        if flags:
+            lags = [row.get("policy_lag/max", 0.0) for row in services.rows(logdir)]
+            assert max(lags) == flags[1]
 
         # The actors leave within seconds when they are told to.
         for actor in (survivor, substitute):

@@ -249,12 +249,13 @@ class Scene:
             frames=int(unroll.frames[:fresh].sum()),
             steps=T * fresh,
             arrivals=[],
+            is_whole=True,
         )
 
     def learn(self, batch: Batch, fresh: int = B) -> tuple[Prepared, Update | None]:
         prepared, update = self.guard.learn(self.learner, self.prepare(batch, fresh))
         for part in prepared.provenance:
-            self.accounts.settle(*part)
+            self.accounts.settle(*part.account)
         self.learner.count(
             unrolls=prepared.unrolls, frames=prepared.frames, steps=prepared.steps, seconds=0.0
         )

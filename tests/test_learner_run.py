@@ -81,7 +81,7 @@ class Scene:
             frames=np.full(B, T, np.int32), parameter_version=np.zeros(B, np.int64)
         )
         batch = Batch(unroll, np.full(B, is_replay))
-        return Prepared(batch, [Origin("a", None)] * B, [], B, frames, frames, [])
+        return Prepared(batch, [Origin("a", None)] * B, [], B, frames, frames, [], True)
 
     def iterations(self, count: int, consume: Callable[[Iteration], None]) -> list[Iteration]:
         """Lets the loop make so many iterations, or fewer if the run ends."""
@@ -129,7 +129,7 @@ def test_an_error_of_a_part_of_ones_own_is_not_blamed_on_the_log_directory(
 
 def test_the_loop_tells_what_each_step_has_brought_and_ends_with_the_run(scene: Scene) -> None:
     """Given a batch, a message that only goes to replay, and a batch with the run's last frames."""
-    warm_up = Prepared(None, [], [Provenance("a", 1, 1, B, None)], B, B * T, B * T, [])
+    warm_up = Prepared(None, [], [Provenance("a", 1, 1, B, None)], B, B * T, B * T, [], True)
     seen: list[tuple[int, int]] = []
 
     def consume(iteration: Iteration) -> None:

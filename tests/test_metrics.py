@@ -28,8 +28,8 @@ def test_a_row_holds_the_means_since_the_last_row() -> None:
     telemetry.policy_lag(np.array([0, 90, 1, 5]), np.array([False, True, False, False]))
     telemetry.policy_lag(np.array([2, 2, 2]), np.zeros(3, bool))
     telemetry.episodes("Catch", [_episode(1.0), _episode(-1.0), _episode(3.0)])
-    telemetry.actor(elapsed=2.0, waited=0.5)
-    telemetry.actor(elapsed=2.0, waited=1.5)
+    telemetry.actor("Catch", elapsed=2.0, waited=0.5)
+    telemetry.actor("Catch", elapsed=2.0, waited=1.5)
     row, _ = telemetry.end(Counters(updates=2, frames=400, steps=100), {"ingest/depth": 7}).row()
     assert row["loss/total"] == 2.0
     assert (row["policy_lag/mean"], row["policy_lag/p50"], row["policy_lag/max"]) == (2.0, 2.0, 5.0)

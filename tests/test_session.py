@@ -677,8 +677,8 @@ MUTANTS = [
         id="the end is not heard in a join",
     ),
     pytest.param(
-        "            self._finish()\n        return newest",
-        "            pass\n        return newest",
+        "            self._finish()\n        if self.needs_permits",
+        "            pass\n        if self.needs_permits",
         id="the end is not heard in a pull",
     ),
 ]
@@ -796,3 +796,69 @@ def test_a_receipt_for_no_message_is_an_error_that_names_those_there_are() -> No
     assert learner.receive(receipt, now=0.0) is not None
     with pytest.raises(real.LearnerError, match=r"those without one are \[\]"):
         learner.receive(receipt, now=0.0)
+
+
+SPECS = [pb.TensorSpec(name="x", dtype=pb.DTYPE_FLOAT32)]
+
+
+def permitted(number: int, incarnation: int = 5) -> pb.GetParametersReply:
+    """A permit, and the parameters that it is for: version 10 * number."""
+    return pb.GetParametersReply(
+        permit=pb.Permit(number=number, version=10 * number, task=number),
+        parameters=pb.Parameters(
+            learner_incarnation=incarnation, version=10 * number, tensors=[bytes(4)]
+        ),
+    )
+
+
+def test_a_round_is_asked_for_until_there_is_a_permit_and_begins_with_its_parameters() -> None:
+    learner = session()
+    learner.joined(reply(needs_permits=True, parameter_specs=SPECS, task=9), now=0.0)
+    # Nobody wants to play yet: a sign of life, which is answered with nothing.
+    assert not learner.must_pull()
+    pull = learner.pull()
+    assert (pull.request.actor, pull.request.incarnation, pull.request.round) == (NAME, 7, 0)
+    assert learner.pulled(pull, pb.GetParametersReply())
+    learner.want_permit(8)
+    for _ in range(2):  # the learner had none within its time
+        assert learner.must_pull()
+        pull = learner.pull()
+        assert (pull.request.round, pull.request.unrolls) == (1, 8)
+        assert not learner.pulled(pull, pb.GetParametersReply())
+    assert learner.pulled(learner.pull(), permitted(1))
+    assert not learner.must_pull() and learner.pull().request.round == 0
+    assert learner.begin_round().number == 1
+    assert learner.parameters is not None and learner.parameters.version == 10
+    assert learner.task == 1
+    # The next one is asked for while this one is being made; receipts do not change the task.
+    learner.append(pb.Unrolls(num_envs=2), now=1.0, waited=0.0)
+    assert learner.next_message(1) is not None
+    learner.receive(pb.Receipt(sequence=1, status=pb.STATUS_ACCEPTED, task=4), now=1.0)
+    assert learner.task == 1
+    learner.want_permit(8)
+    assert learner.pull().request.round == 2
+
+
+def test_the_permit_of_a_learner_that_is_gone_is_not_used() -> None:
+    learner = session()
+    learner.joined(reply(needs_permits=True, parameter_specs=SPECS), now=0.0)
+    learner.want_permit(8)
+    learner.pulled(learner.pull(), permitted(1))
+    learner.joined(reply(needs_permits=True, parameter_specs=SPECS), now=1.0)
+    assert not learner.must_pull()  # the same learner, over another connection
+    learner.joined(reply(needs_permits=True, parameter_specs=SPECS, learner_incarnation=6), now=2.0)
+    assert learner.must_pull()
+    assert learner.pull().request.round == 1
+    assert learner.pulled(learner.pull(), permitted(3, incarnation=6))
+    assert learner.begin_round().number == 3
+
+
+def test_an_answer_that_comes_after_its_round_has_begun_is_not_its_successors_permit() -> None:
+    learner = session()
+    learner.joined(reply(needs_permits=True, parameter_specs=SPECS), now=0.0)
+    learner.want_permit(8)
+    early, again = learner.pull(), learner.pull()
+    assert learner.pulled(early, permitted(1))
+    learner.begin_round()
+    learner.pulled(again, permitted(1))
+    assert learner.permit is None

@@ -508,8 +508,8 @@ def test_absurd_numbers_reach_every_place_or_are_left_out(
 
 def test_the_schedule_is_what_its_words_say() -> None:
     schedule = Schedule()
-    assert schedule.due(interval(0), 5.0)
-    old = interval(10_000)  # of a run of 50,000 seconds that came back
+    assert schedule.due(interval(0).counters.seconds, 5.0)
+    old = interval(10_000).counters.seconds  # of a run of 50,000 seconds that came back
     assert not schedule.due(old, 55.0)
     assert schedule.due(old, 60.0)
     assert writer_module.Schedule.MOST_SECONDS == 60.0

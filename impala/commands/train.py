@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 from impala.commands.flags import STOPPED, NumActors, RunFlags, print_config
 from impala.config import layers, parts
 from impala.config.schema import Config
+from impala.config.values import OptionError
 from impala.runtime import process
 from impala.runtime.failures import Shown
 from impala.runtime.logs import log_to_stderr
@@ -63,11 +64,17 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
       output: called with each line of the learner's output; None: it goes to this process's output.
 
     Raises:
-      OptionError: the run cannot start; see `preflight.log_directory`.
+      OptionError: the run cannot start; see `preflight.log_directory`. Or it is deterministic and
+        has several actors.
     """
     from impala.commands import preflight
     from impala.schedule import tasks
 
+    if command.settings.deterministic and command.num_actors > 1:
+        raise OptionError(
+            f"num_actors is {command.num_actors}, but which of several actors joins first is left "
+            "to chance: a deterministic run has one actor."
+        )
     log = logging.getLogger("impala.train")
     logdir = preflight.log_directory(command)
     actors_log = logdir / "actors.log"

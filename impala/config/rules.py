@@ -52,6 +52,7 @@ def validate(config: Config) -> Config:
             f"mix.updates is {config.mix.updates}, but fresh unrolls are learned from once: set "
             "mix.learn_from_fresh to false (--mix.no-learn-from-fresh), or mix.updates to 1."
         )
+    _check_lag(config)
     if config.guard.max_skips > config.guard.window_updates:
         raise OptionError(
             f"guard.max_skips is {config.guard.max_skips}, but only the last "
@@ -60,6 +61,41 @@ def validate(config: Config) -> Config:
         )
     _check_frames(config)
     return config
+
+
+def _check_lag(config: Config) -> None:
+    """Refuses bounds of the policy lag that contradict each other, or fit no round of unrolls."""
+    mix, environments = config.mix, config.actor.num_envs
+    bounds = {
+        "mix.max_policy_lag": mix.max_policy_lag > 0,
+        "mix.lag_budget": mix.lag_budget > 0,
+        "deterministic" if mix.exact_lag < 0 else "mix.exact_lag": config.exact_lag is not None,
+    }
+    chosen = [name for name, is_set in bounds.items() if is_set]
+    if len(chosen) > 1:
+        raise OptionError(
+            f"{' and '.join(chosen)} are set: each of them bounds the policy lag in its own way. "
+            "Keep one."
+        )
+    if not config.is_paced:
+        return
+    if mix.updates > 1:
+        raise OptionError(
+            f"{chosen[0]} counts updates from batches of fresh unrolls, but mix.updates is "
+            f"{mix.updates}: set it to 1."
+        )
+    if mix.lag_budget and environments > mix.lag_budget * mix.fresh:
+        raise OptionError(
+            f"actor.num_envs is {environments}, but mix.lag_budget {mix.lag_budget} and mix.fresh "
+            f"{mix.fresh} leave room for {mix.lag_budget * mix.fresh} unrolls that begin at once: "
+            "lower the first, or raise one of the others."
+        )
+    if config.exact_lag is not None and mix.fresh % environments:
+        raise OptionError(
+            f"actor.num_envs is {environments} and mix.fresh {mix.fresh}: with an exact lag "
+            f"({chosen[0]}) a batch is made of whole rounds of unrolls, so the first must divide "
+            "the second."
+        )
 
 
 def _check_frames(config: Config) -> None:

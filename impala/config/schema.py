@@ -372,7 +372,15 @@ class MixConfig:
     updates: Positive = 1
     """Updates per batch of fresh unrolls; more than one needs mix.no-learn-from-fresh."""
     max_policy_lag: Count = 0
-    """Largest policy lag of a fresh unroll, in updates; older ones are dropped. 0: no limit."""
+    """Largest policy lag of a fresh unroll, in updates; older ones are dropped, which favours fast
+    environments and short episodes. 0: no limit."""
+    lag_budget: Count = 0
+    """Largest policy lag of a fresh unroll, in updates, kept by pacing: actors wait before they
+    begin an unroll, the learner waits for unrolls that are due, and none is dropped for its age. At
+    least actor.num_envs / mix.fresh. 0: no pacing."""
+    exact_lag: Annotated[int, Range(-1)] = -1
+    """Policy lag of every fresh unroll, in updates, however many actors there are: for experiments.
+    actor.num_envs must divide mix.fresh. -1: as it comes."""
 
     @property
     def batch_size(self) -> int:
@@ -548,5 +556,22 @@ class Config:
     """Environment frames after which training ends, unless tasks.frames says otherwise."""
     seed: Count = 0
     """Seed of the network's first weights and, with index and incarnation, of every actor."""
+    deterministic: bool = False
+    """Makes two runs with one actor equal bit for bit: the lag is exact (mix.exact_lag; 0 if that
+    is not set), TensorFlow uses deterministic operations and one thread unless learner.threads says
+    more, actors are not seeded by their incarnation, and rows of telemetry come by updates. Slower:
+    with a lag of 0, the actor and the learner take turns."""
+
+    @property
+    def exact_lag(self) -> int | None:
+        """The policy lag of every fresh unroll, in updates; None if it is as it comes."""
+        if self.mix.exact_lag < 0:
+            return 0 if self.deterministic else None
+        return self.mix.exact_lag
+
+    @property
+    def is_paced(self) -> bool:
+        """Whether actors need permits to begin unrolls."""
+        return self.exact_lag is not None or self.mix.lag_budget > 0
 
     own: ClassVar[tuple[Any, ...]] = ()  # `impala.config.parts.Part`s, of a class made for them

@@ -44,6 +44,8 @@ class Arrival(NamedTuple):
     waited_seconds: float  # part of it spent waiting for the learner
     received: float  # when it came, by the monotonic clock
     faults: Sequence[EnvironmentFault] = ()  # of its environments; details are printable
+    due: int = 0  # in a paced run: the batch with which, or by which, it is to be learned from
+    unpermitted: int = 0  # of its unrolls, from the end: those are dropped
 
 
 class Rejection(NamedTuple):

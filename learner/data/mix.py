@@ -1,5 +1,6 @@
 """The mix: makes batches of fresh and replayed unrolls while the previous update runs."""
 
+import heapq
 import itertools
 import logging
 import queue
@@ -14,6 +15,7 @@ from impala.config.schema import MixConfig
 from impala.logdir.directory import StorageError
 from impala.types import Batch, Nest, StepType, Unroll
 from learner.data.ingest import Arrival, Ingest
+from learner.data.pacing import LAPSED, Pacing
 from learner.data.replay import Drawn, Replay
 
 _log = logging.getLogger(__name__)
@@ -27,6 +29,18 @@ class Provenance(NamedTuple):
     sequence: int
     unrolls: int
     dropped: str | None  # why they were not learned from
+    task: int = 0
+    lag: int = 0  # of the oldest of them, in updates
+
+    @property
+    def account(self) -> "tuple[str, int, int, int, str | None]":
+        """What the accounts are told."""
+        return self[:5]
+
+    @property
+    def message(self) -> tuple[str, int, int]:
+        """Which message they were in."""
+        return self[:3]
 
 
 POLICY_LAG = "policy_lag"
@@ -52,6 +66,7 @@ class Prepared(NamedTuple):
     frames: int  # environment frames in them
     steps: int  # agent decisions in them
     arrivals: Sequence[Arrival]  # first used in this batch: their statistics count once
+    is_whole: bool  # a batch's number of fresh unrolls was taken, dropped ones not counted
 
 
 class _Chunk(NamedTuple):
@@ -60,6 +75,9 @@ class _Chunk(NamedTuple):
     arrival: Arrival
     columns: slice
     dropped: str | None = None
+    lag: int = (
+        0  # of the oldest when they were taken, in updates; < 0: of a learner that came further
+    )
 
     @property
     def size(self) -> int:
@@ -71,14 +89,21 @@ class _Chunk(NamedTuple):
         if middle >= self.columns.stop:
             return self, None
         return (
-            _Chunk(self.arrival, slice(self.columns.start, middle)),
-            _Chunk(self.arrival, slice(middle, self.columns.stop)),
+            self._replace(columns=slice(self.columns.start, middle)),
+            self._replace(columns=slice(middle, self.columns.stop)),
         )
+
+    def drop(self, why: str) -> "_Chunk":
+        """The chunk without its arrays, which may have to wait for a batch."""
+        arrival = self.arrival._replace(unroll=None)  # type: ignore[arg-type]
+        return self._replace(arrival=arrival, dropped=why)
 
     def provenance(self) -> Provenance:
         arrival = self.arrival
         return Provenance(
-            arrival.actor, arrival.incarnation, arrival.sequence, self.size, self.dropped
+            *(arrival.actor, arrival.incarnation, arrival.sequence, self.size, self.dropped),
+            task=arrival.task,
+            lag=max(0, self.lag),
         )
 
     def version(self) -> int:
@@ -109,6 +134,7 @@ class Mix:
         replay: Replay | None = None,
         version: int = 0,
         depth: int = 1,
+        pacing: Pacing | None = None,
     ):
         """Starts the thread.
 
@@ -119,6 +145,7 @@ class Mix:
           replay: receives fresh unrolls and provides replayed ones.
           version: of the parameters that the first batch updates.
           depth: batches to prepare ahead of the update.
+          pacing: tells which unrolls are due when. Without it they are taken in order.
 
         Raises:
           ValueError: the configuration asks for replayed unrolls, but there is no replay.
@@ -132,7 +159,11 @@ class Mix:
         self._version_lock = threading.Lock()
         self._has_dropped = False
         self._more: tuple[Unroll, int] | None = None  # template of batches; how many are due
-        self._rest: _Chunk | None = None  # of a message that is partly used
+        self._pacing = pacing
+        # What was taken out of the ingest: when it is due, how many had come before, what it is.
+        # Without pacing, that is what is left of one message.
+        self._waiting: list[tuple[int, int, _Chunk]] = []
+        self._numbers = itertools.count()
         self._ready: queue.Queue[Prepared] = queue.Queue(maxsize=depth)
         self._stop = threading.Event()
         self._error: BaseException | None = None
@@ -247,40 +278,75 @@ class Mix:
         while count > 0:
             if self._stop.is_set():
                 return None
-            if self._rest is None:
-                arrival = self._ingest.get(timeout=0.2)
-                if arrival is not None:
-                    num_envs = arrival.unroll.frames.shape[0]
-                    self._rest = _Chunk(arrival, slice(arrival.offset, num_envs))
+            chunk = self._next(count)
+            if chunk is None:
                 continue
-            if self._is_too_old(self._rest):
-                chunks.append(self._drop(self._rest))
-                self._rest = None
-                if count == self._config.fresh:
-                    return chunks  # nothing else: to be accounted for at once
-                continue
-            chunk, self._rest = self._rest.split(count)
             chunks.append(chunk)
-            count -= chunk.size
+            if not chunk.dropped:
+                count -= chunk.size
+            elif count == self._config.fresh:
+                return chunks  # nothing but that: to be accounted for at once
         return chunks
 
-    def _is_too_old(self, chunk: _Chunk) -> bool:
-        """Returns whether a chunk is too old, also by versions of a learner that was killed."""
-        limit, version = self._config.max_policy_lag, chunk.version()
-        return limit > 0 and not self._version - limit <= version <= self._version
+    def _next(self, count: int) -> _Chunk | None:
+        """The first unrolls that wait, at most `count`, or some to be dropped; None: look again."""
+        self._fetch()
+        if not (most := min(count, self._most())):
+            return None
+        due, number, chunk = heapq.heappop(self._waiting)
+        with self._version_lock:
+            lag = self._version - chunk.version()
+        if chunk.dropped or self._is_too_old(lag):
+            return self._drop(chunk._replace(lag=lag))
+        chunk, rest = chunk._replace(lag=lag).split(most)
+        if rest is not None:
+            heapq.heappush(self._waiting, (due, number, rest))
+        if self._pacing is not None:
+            self._pacing.taken(chunk.size)
+        return chunk
+
+    def _most(self) -> int:
+        """How many unrolls of those that are due first may be taken now."""
+        if not self._waiting:
+            return 0
+        due, _, chunk = self._waiting[0]
+        if self._pacing is None or chunk.dropped:
+            return chunk.size
+        return max(0, min(chunk.size, self._pacing.most(due)))
+
+    def _fetch(self) -> None:
+        """Takes messages out of the ingest: one if none waits; all, if they have to be sorted."""
+        while self._pacing is not None or not self._waiting:
+            can_take = self._most() > 0
+            if self._pacing is not None and not can_take:
+                self._pacing.expire()
+            arrival = self._ingest.get(timeout=0.0 if can_take else 0.2)
+            if arrival is None:
+                return
+            middle = arrival.unroll.frames.shape[0] - arrival.unpermitted
+            whole = _Chunk(arrival, slice(arrival.offset, middle + arrival.unpermitted))
+            chunk, rest = whole.split(middle - arrival.offset)
+            if chunk.size:
+                heapq.heappush(self._waiting, (arrival.due, next(self._numbers), chunk))
+            if rest is not None:
+                lapsed = rest._replace(dropped=LAPSED)
+                heapq.heappush(self._waiting, (-1, next(self._numbers), lapsed))
+
+    def _is_too_old(self, lag: int) -> bool:
+        """Also of what a learner made that came further, before it was killed."""
+        limit = self._config.max_policy_lag
+        return limit > 0 and not 0 <= lag <= limit
 
     def _drop(self, chunk: _Chunk) -> _Chunk:
-        """Returns the chunk without its arrays, as it may wait for a batch."""
-        if not self._has_dropped:
+        if chunk.dropped is None and not self._has_dropped:
             self._has_dropped = True
             _log.warning(
                 "Unrolls of %s were made with version %d, but it is update %d's turn: dropped, as "
                 "mix.max_policy_lag is %d. unrolls/dropped/policy_lag counts them.",
-                *(chunk.arrival.actor, chunk.version(), self._version),
+                *(chunk.arrival.actor, chunk.version(), chunk.version() + chunk.lag),
                 self._config.max_policy_lag,
             )
-        arrival = chunk.arrival._replace(unroll=None)  # type: ignore[arg-type]
-        return _Chunk(arrival, chunk.columns, dropped=POLICY_LAG)
+        return chunk.drop(chunk.dropped or POLICY_LAG)
 
     def _remember(self, chunks: Sequence[_Chunk]) -> list[Origin]:
         """Adds fresh unrolls to replay, if there is one. Returns their origins."""
@@ -312,6 +378,7 @@ def _prepared(
         frames=sum(chunk.frames() for chunk in fresh),
         steps=sum(chunk.steps() for chunk in fresh),
         arrivals=[chunk.arrival for chunk in taken if chunk.is_first()],
+        is_whole=bool(fresh),
     )
 
 

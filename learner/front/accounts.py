@@ -12,7 +12,7 @@ actor joins again and proves how far its receipts went. Unacknowledged messages 
 import dataclasses
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 LEARNER_CRASH = "learner_crash"
@@ -49,6 +49,13 @@ class Admission(NamedTuple):
     expected_sequence: int = 0  # the sequence number that would have been accepted
 
 
+class _Part(NamedTuple):
+    """What became of some unrolls of a message."""
+
+    unrolls: int
+    dropped: str | None  # why they were not learned from
+
+
 @dataclasses.dataclass
 class _Ledger:
     """One incarnation of one actor. Checkpoints do not hold what is queued."""
@@ -60,6 +67,9 @@ class _Ledger:
     queued: dict[int, int] = dataclasses.field(default_factory=dict)  # sequence -> unrolls left
     # Of the last messages that were accepted or refused: sequence -> unrolls accepted up to it.
     recent: dict[int, int] = dataclasses.field(default_factory=dict)
+    # What became of messages before it was known of one that came earlier: it is accounted for
+    # after that one. Until then they count as queued.
+    early: dict[int, list[_Part]] = dataclasses.field(default_factory=dict)
     of_earlier: bool = False  # whether it includes receipts of an earlier learner
 
     @property
@@ -124,14 +134,30 @@ class _Ledger:
         self.use_up(sequence, remembered)
         return Admission("accepted", offset, expected)
 
-    def account(self, sequence: int, unrolls: int) -> None:
-        """Moves unrolls of a message from queued to accounted."""
-        left = self.queued[sequence] - unrolls
+    def account(self, sequence: int, unrolls: int, dropped: str | None) -> list[_Part]:
+        """Moves unrolls of a message from queued to accounted, once all before it are.
+
+        Returns:
+          What is accounted for now.
+        """
+        parts = self.early.setdefault(sequence, [])
+        left = self.queued[sequence] - sum(part.unrolls for part in parts) - unrolls
         if left < 0:
             raise ValueError(
                 f"{unrolls} unrolls of message {sequence} are accounted for, but only "
-                f"{self.queued[sequence]} of it are queued: count each unroll once."
+                f"{left + unrolls} of it are queued: count each unroll once."
             )
+        parts.append(_Part(unrolls, dropped))
+        accounted = []
+        while parts := self.early.pop(next(iter(self.queued), 0), []):
+            oldest = next(iter(self.queued))
+            for part in parts:
+                self._account(oldest, part.unrolls)
+            accounted += parts
+        return accounted
+
+    def _account(self, sequence: int, unrolls: int) -> None:
+        left = self.queued[sequence] - unrolls
         self.accounted += unrolls
         if sequence > self.accounted_sequence + 1:  # messages between were refused or lost
             self.accounted_sequence, self.partial = sequence - 1, 0
@@ -216,6 +242,11 @@ class Accounts:
             self._forget()
             return self._indices[actor]
 
+    def lives(self, actor: str) -> int:
+        """How many incarnations of an actor are remembered, of this learner and of earlier ones."""
+        with self._lock:
+            return sum(name == actor for name, _ in self._ledgers)
+
     def may_send(self, actor: str, incarnation: int) -> bool:
         """Returns whether this incarnation is the actor's newest and has joined this learner."""
         with self._lock:
@@ -268,7 +299,10 @@ class Accounts:
     def settle(
         self, actor: str, incarnation: int, sequence: int, unrolls: int, dropped: str | None = None
     ) -> None:
-        """Counts unrolls of an accepted message, in the order of the queue.
+        """Counts unrolls of an accepted message.
+
+        What became of messages is counted in their order: one that is settled before one that came
+        earlier stays queued until then.
 
         Args:
           actor: its sender.
@@ -278,19 +312,14 @@ class Accounts:
           dropped: why they were dropped; None if they were learned from.
         """
         with self._lock:
-            self._ledgers[actor, incarnation].account(sequence, unrolls)
-            if dropped is None:
-                self._learned += unrolls
-            else:
-                self._dropped[dropped] += unrolls
+            self._count(self._ledgers[actor, incarnation].account(sequence, unrolls, dropped))
 
     def drop_queued(self, reason: str) -> None:
         """Counts everything queued as dropped."""
         with self._lock:
             for ledger in self._ledgers.values():
-                for sequence, unrolls in list(ledger.queued.items()):
-                    ledger.account(sequence, unrolls)
-                    self._dropped[reason] += unrolls
+                while ledger.queued:
+                    self._count(ledger.account(*next(iter(ledger.queued.items())), reason))
 
     def totals(self) -> Totals:
         """Returns a consistent copy of the run's totals."""
@@ -332,6 +361,13 @@ class Accounts:
                 ((str(actor), int(incarnation)), _Ledger.restored(*numbers))
                 for actor, incarnation, *numbers in state["ledgers"]
             )
+
+    def _count(self, parts: Iterable[_Part]) -> None:
+        for part in parts:
+            if part.dropped is None:
+                self._learned += part.unrolls
+            else:
+                self._dropped[part.dropped] += part.unrolls
 
     def _totals(self) -> Totals:
         return Totals(

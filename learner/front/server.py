@@ -221,8 +221,11 @@ class _Calls:
         async with calls.statuses(context, self._door):
             self._admit(context, "actor", "evaluator", "reader")
             request = await calls.request(context, pb.GetParametersRequest)
+            if request.actor:
+                self._admit(context, "actor", actor=request.actor)
+            permit = await self._unless_stopping(self._service.permit(request))
             with self._timed("GetParameters"):
-                return self._service.get_parameters(request)
+                return self._service.get_parameters(request, permit)
         raise AssertionError
 
     async def report_evaluation(

@@ -1,9 +1,10 @@
 """The Learner service of protos/impala/v1/learner.proto, without gRPC: messages in, messages out.
 
-`join`, `submit`, `get_parameters` and `get_status` are called on one event loop; the others from
-any thread.
+`join`, `submit`, `permit`, `get_parameters` and `get_status` are called on one event loop; the
+others from any thread.
 """
 
+import asyncio
 import contextlib
 import functools
 import queue
@@ -28,6 +29,7 @@ from learner.data.ingest import (
     Validator,
     wire_specs,
 )
+from learner.data.pacing import Pacing, Permit
 from learner.front.accounts import Admission
 from learner.front.receipts import ReceiptProofs
 from learner.front.records import Records
@@ -38,6 +40,7 @@ from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
 _MAX_NAME = 200  # characters of an actor's name
+_PERMIT_SECONDS = 20.0  # that a call waits for a permit
 _MAX_VERSION = 40  # characters kept of a program's version
 _MAX_EVALUATIONS = 64  # that may wait to be written
 _MAX_FRAMES = 2**53  # of parameters; every integer up to here is a float64
@@ -88,7 +91,13 @@ class LearnerService:
     """The learner's service for actors and evaluators."""
 
     def __init__(
-        self, terms: Terms, lineage: Lineage, records: Records, ingest: Ingest, schedule: Schedule
+        self,
+        terms: Terms,
+        lineage: Lineage,
+        records: Records,
+        ingest: Ingest,
+        schedule: Schedule,
+        pacing: Pacing | None = None,
     ):
         """Makes a service without parameters, which `publish` provides.
 
@@ -98,6 +107,7 @@ class LearnerService:
           records: updated with what is received and by whom.
           ingest: receives the messages.
           schedule: tells which task to play; used by nobody else.
+          pacing: gives permits to begin unrolls. Without it none is needed.
 
         Raises:
           ValueError: the largest message would exceed gRPC's limit.
@@ -106,6 +116,12 @@ class LearnerService:
         self._records = records
         self._ingest = ingest
         self._schedule = schedule
+        self._pacing = pacing
+        self._is_deterministic = terms.is_deterministic
+        self._learned = 0  # batches of fresh unrolls...
+        self._of_batch: dict[
+            int, _Published
+        ] = {}  # ...and what was published after each of the last
         self._finished = False
         self._first_frames = 0  # of the first published parameters
         self._published: _Published | None = None
@@ -135,6 +151,7 @@ class LearnerService:
             parameter_specs=terms.parameter_specs,
             max_unrolls_in_flight=terms.max_in_flight,
             max_message_bytes=self._validator.max_message_bytes,
+            needs_permits=pacing is not None,
         )
 
     @property
@@ -183,6 +200,10 @@ class LearnerService:
                 request.acknowledged_unrolls if self._can_be_lost(request) else 0,
             )
             self._records.roster.joined(request.actor, "actor", version)
+            if self._is_deterministic:
+                reply.life = self._records.accounts.lives(request.actor)
+            if self._pacing is not None:
+                self._pacing.replaced((request.actor, request.incarnation))
         return reply
 
     async def submit(self, message: pb.Unrolls) -> pb.Receipt:
@@ -241,6 +262,8 @@ class LearnerService:
         finally:
             if sender is not None:
                 self._records.roster.ended(sender[0])
+                if self._pacing is not None:
+                    self._pacing.left(sender)
 
     def refused(self, actor: str, why: str) -> None:
         """Notes, for the status, that an actor of this name was turned away."""
@@ -251,17 +274,82 @@ class LearnerService:
         self._records.quarantine.blame(actor, why)
         self._records.roster.refused(actor, why)
 
-    def get_parameters(self, request: pb.GetParametersRequest) -> bytes:
+    async def permit(self, request: pb.GetParametersRequest) -> Permit | None:
+        """Waits, for a while, until the caller may begin a round of unrolls.
+
+        Returns:
+          None if it may not yet, has not asked for it, or the run has finished.
+
+        Raises:
+          InvalidRequest: no such round can ever begin.
+          Quarantined: the actor is refused for a while.
+        """
+        pacing, key = self._pacing, (request.actor, request.incarnation)
+        if pacing is None or not self._records.accounts.may_send(*key):
+            return None  # an actor that is unknown has to join first, as its stream will tell
+        if not request.round:
+            pacing.heard(key)
+            return None
+        if (quarantined := self._quarantined(request.actor)) is not None:
+            raise Quarantined(quarantined)
+        loop = asyncio.get_running_loop()
+        changed = asyncio.Event()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended with all that waited on it
+                loop.call_soon_threadsafe(changed.set)
+
+        def ask() -> Permit | None:
+            try:
+                return pacing.ask(key, request.round, request.unrolls, wake)
+            except ValueError as error:
+                raise InvalidRequest(str(error)) from None
+
+        if (permit := ask()) is None and not self._finished:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), _PERMIT_SECONDS)
+            if not self._finished:
+                permit = ask()
+        return permit
+
+    def get_parameters(
+        self, request: pb.GetParametersRequest, permit: Permit | None = None
+    ) -> bytes:
         """Returns the newest parameters, if the caller does not hold them.
+
+        Args:
+          request: what the caller holds.
+          permit: of the caller. The parameters are those that it is for; an actor that needs one
+            and has none gets no parameters.
 
         Returns:
           A serialised GetParametersReply, the same bytes for all callers. It has no parameters if
           the caller holds the newest, or before the first `publish`.
         """
         published = self._published
-        if published is None or published.is_held(request):
+        needs_permit = self._pacing is not None and request.actor
+        if published is None or (needs_permit and permit is None):
             return pb.GetParametersReply(finished=self._finished).SerializeToString()
-        return published.reply
+        if permit is None:
+            if published.is_held(request):
+                return pb.GetParametersReply(finished=self._finished).SerializeToString()
+            return published.reply
+        assert self._pacing is not None
+        if self._pacing.is_exact:
+            published = self._of_batch[permit.learned]
+        version = published.parameters.version
+        reply = pb.GetParametersReply(
+            finished=self._finished,
+            permit=pb.Permit(
+                number=permit.number,
+                version=version,
+                task=self._schedule.next(published.parameters.frames),
+            ),
+        ).SerializeToString()
+        held = request.learner_incarnation, request.newer_than
+        if held == (self._lineage.incarnation, version):
+            return reply
+        return published.reply + reply  # two messages in a row are one with the fields of both
 
     def report_evaluation(self, request: pb.Evaluation) -> pb.EvaluationReceipt:
         """Adds an evaluator's report to `evaluations`.
@@ -328,7 +416,7 @@ class LearnerService:
             frames=published.parameters.frames if published else 0,
             progress=published.parameters.progress if published else 0.0,
             finished=self._finished,
-            queued=self._ingest.depth,
+            queued=self._ingest.depth if self._pacing is None else self._pacing.queued,
             queue_capacity=self._ingest.capacity,
             received=totals.received,
             learned=totals.learned,
@@ -359,9 +447,21 @@ class LearnerService:
             {f"tensor {i}": value for i, value in enumerate(parameters.values)},
             f"Parameters of version {parameters.version} are not published",
         )
+        published = _Published(parameters, self._finished, skipped_updates, rollbacks)
         if self._published is None:
             self._first_frames = parameters.frames
-        self._published = _Published(parameters, self._finished, skipped_updates, rollbacks)
+            if self._pacing is not None:
+                self._of_batch[0] = published
+        self._published = published
+
+    def learned(self) -> None:
+        """Takes note of a batch of fresh unrolls; what was learned from it has been published."""
+        if self._pacing is not None:
+            assert self._published is not None
+            self._learned += 1
+            self._of_batch[self._learned] = self._published
+            self._of_batch.pop(self._learned - self._pacing.lag - 1, None)
+            self._pacing.learned()
 
     def finish(self) -> None:
         """Reports to everyone that training has ended, and accepts no more unrolls."""
@@ -369,11 +469,14 @@ class LearnerService:
         if self._published is not None:
             self._published = self._published.finished()
         self._ingest.close()
+        if self._pacing is not None:
+            self._pacing.wake()
 
     def _admit(self, message: pb.Unrolls, arrival: Arrival, admission: Admission) -> pb.Receipt:
         if admission.verdict == "accepted":
             recorded = [self._records.info_names.keep(episode) for episode in arrival.episodes]
-            self._ingest.put(arrival._replace(offset=admission.offset, episodes=recorded))
+            arrival = arrival._replace(offset=admission.offset, episodes=recorded)
+            self._ingest.put(self._permitted(message, arrival))
             frames = int(arrival.unroll.frames.sum())
             self._schedule.played(arrival.task, frames)
             self._records.roster.sent(
@@ -395,6 +498,16 @@ class LearnerService:
         )
         return self._reject(message, Rejection(pb.REASON_SEQUENCE, detail))
 
+    def _permitted(self, message: pb.Unrolls, arrival: Arrival) -> Arrival:
+        """Looks up the permit of a message, if unrolls need one."""
+        if self._pacing is None:
+            return arrival
+        unrolls = message.num_envs - arrival.offset
+        is_ours = message.learner_incarnation == self._lineage.incarnation
+        key, number = (message.actor, message.incarnation), message.permit if is_ours else 0
+        admitted = self._pacing.came(key, number, unrolls)
+        return arrival._replace(due=admitted.due, unpermitted=unrolls - admitted.unrolls)
+
     def _reject(self, message: pb.Unrolls, rejection: Rejection) -> pb.Receipt:
         name = pb.Reason.Name(rejection.reason).removeprefix("REASON_").lower()
         self._records.accounts.rejected(name, message.actor, message.incarnation, message.sequence)
@@ -407,6 +520,8 @@ class LearnerService:
             )
         elif rejection.reason in _BLAMED:
             self._records.quarantine.blame(message.actor, f"{name}: {rejection.detail}")
+        if self._pacing is not None and rejection.reason != pb.REASON_UNKNOWN_ACTOR:
+            self._pacing.spoilt((message.actor, message.incarnation), message.permit)
         receipt = self._receipt(message, pb.STATUS_REJECTED, rejection.reason)
         receipt.detail = rejection.detail
         return receipt

@@ -18,6 +18,9 @@ from impala.schedule.tasks import Task
 from protos import settings
 from protos.impala.v1 import learner_pb2 as pb
 
+# Settings that are not told, but that actors have to know of where they are not at their default.
+_PACING = {"mix.lag_budget", "mix.exact_lag", "deterministic"}
+
 
 def message(config: Config, played: Sequence[Task]) -> pb.ActorSettings:
     """Returns the settings for actors.
@@ -37,6 +40,7 @@ def message(config: Config, played: Sequence[Task]) -> pb.ActorSettings:
         for section, of_section in sections
         for path in values.settings_that_matter(of_section)
     }
+    needs |= values.changed(config).keys() & _PACING
     told = pb.ActorSettings(
         needs=sorted(needs),
         parts={section: json.dumps(of_part) for section, of_part in of_parts.items()},
@@ -56,13 +60,16 @@ def message(config: Config, played: Sequence[Task]) -> pb.ActorSettings:
 def agreed(config: Config, played: Sequence[Task]) -> str:
     """Returns the settings in `message` that experience depends on, as one line of JSON.
 
-    These are the non-default settings of tasks, agent and parts of one's own.
+    These are the non-default settings of tasks, agent and parts of one's own, and whether unrolls
+    need permits.
     """
-    told = {
+    told: dict[str, Any] = {
         "tasks": [(task.name, values.changed(task.environment)) for task in played],
         "agent": values.changed(config.agent),
     }
     told |= {name: values.changed(getattr(config, name)) for name in parts.for_actors(config)}
+    if config.is_paced:
+        told["is_paced"] = True
     return json.dumps(told, sort_keys=True)
 
 

@@ -23,6 +23,7 @@ class Terms(NamedTuple):
     settings: pb.ActorSettings  # what actors need of the configuration
     agreed: str  # the part of them that must be equal for experience to be accepted
     seed: int  # the run's
+    is_deterministic: bool  # actors are seeded by it and their index alone
     max_envs_per_message: int  # largest E
     max_in_flight: int  # messages without a receipt that an actor may have
     bounds: MessageBounds  # of the numbers in a message, as for `Validator`
@@ -53,6 +54,7 @@ def terms(
         settings.message(config, played),
         settings.agreed(config, played),
         seed=config.seed,
+        is_deterministic=config.deterministic,
         max_envs_per_message=config.learner.max_envs_per_message,
         max_in_flight=config.learner.max_in_flight,
         bounds=message_bounds(config, played, action_space),

@@ -3,6 +3,7 @@
 from impala.logdir.checkpoint import Counters
 from impala.logdir.rows import Row
 from learner.data.ingest import Ingest
+from learner.data.pacing import Pacing
 from learner.data.replay import Replay
 from learner.front.records import Records
 from learner.front.server import Server
@@ -21,6 +22,7 @@ class Gauges:
         records: Records,
         server: Server,
         ingest: Ingest,
+        pacing: Pacing | None,
         replay: Replay | None,
         guard: Guard,
         checkpoints: Checkpoints,
@@ -31,6 +33,7 @@ class Gauges:
         self._records = records
         self._server = server
         self._ingest = ingest
+        self._pacing = pacing
         self._replay = replay
         self._guard = guard
         self._checkpoints = checkpoints
@@ -66,6 +69,8 @@ class Gauges:
             **{f"refused/{reason}": n for reason, n in self._server.refusals().items()},
             **{f"messages/rejected/{reason}": n for reason, n in totals.rejected.items()},
         }
+        if self._pacing is not None:
+            found |= {"ingest/depth": self._pacing.queued, "pacing/making": self._pacing.making}
         if self._replay is not None:
             contents = self._replay.contents()._asdict()
             found |= {f"replay/{name}": value for name, value in contents.items()}

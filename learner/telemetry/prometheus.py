@@ -131,6 +131,37 @@ SCALARS = (
         "actor/environment_faults/{kind}",
         "Environments of actors that crashed or hung, and were started again.",
     ),
+    Scalar(
+        "impala_task_unrolls_learned_total",
+        "counter",
+        "task/{task}/unrolls/learned",
+        "Unrolls of a task that were learned from, since the learner started.",
+    ),
+    Scalar(
+        "impala_task_unrolls_dropped_total",
+        "counter",
+        "task/{task}/unrolls/dropped/{reason}",
+        "Unrolls of a task that were not learned from while fresh, since the learner started.",
+    ),
+    Scalar(
+        "impala_task_policy_lag_updates",
+        "gauge",
+        "task/{task}/policy_lag/{fate}",
+        "Mean age of fresh unrolls of a task, learned from or dropped, in updates.",
+    ),
+    Scalar(
+        "impala_task_episode_length_steps",
+        "gauge",
+        "task/{task}/episode_length/{fate}",
+        "Mean length of episodes that ended in unrolls learned from, or dropped, in agent steps.",
+    ),
+    Scalar(
+        "impala_task_wait_seconds_total",
+        "counter",
+        "task/{task}/wait_seconds",
+        "Time that actors who played a task waited for the learner, since it started.",
+    ),
+    Scalar("impala_permitted_unrolls", "gauge", "pacing/making", "Unrolls that are being made."),
     Scalar("impala_queue_unrolls", "gauge", "ingest/depth", "Unrolls queued."),
     Scalar("impala_queue_capacity_unrolls", "gauge", "ingest/capacity", "Capacity of the queue."),
     Scalar(

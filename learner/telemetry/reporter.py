@@ -26,6 +26,7 @@ class Reporter:
         writer: Writer,
         tasks: Sequence[str],
         seconds: float,
+        updates: int | None = None,
     ):
         """Starts the first row at the first iteration.
 
@@ -35,12 +36,14 @@ class Reporter:
           writer: receives the rows.
           tasks: their names, in order.
           seconds: time between rows.
+          updates: between rows, used instead of the time; None: the time counts.
         """
         self._telemetry = telemetry
         self._gauges = gauges
         self._writer = writer
         self._tasks = tasks
         self._seconds = seconds
+        self._updates = updates
 
     def take(self, iteration: Iteration) -> None:
         """Collects the results of an iteration, and ends the row if it is due."""
@@ -50,13 +53,23 @@ class Reporter:
                 self._telemetry.sample("learner/update_seconds", iteration.update_seconds)
                 before = iteration.learner.counters.updates - 1  # the version before the update
                 self._learned(iteration.prepared.batch, iteration.update, before)
+            for part in iteration.provenance:
+                self._telemetry.unrolls(
+                    self._tasks[part.task], part.unrolls, part.lag, part.dropped
+                )
+            dropped = {part.message for part in iteration.provenance if part.dropped}
             for arrival in iteration.prepared.arrivals:
-                self._arrived(arrival)
+                message = arrival.actor, arrival.incarnation, arrival.sequence
+                self._arrived(arrival, is_dropped=message in dropped)
         self.end_row_if_due(iteration.learner.counters)
 
     def end_row_if_due(self, counters: Counters) -> None:
-        """Ends the row if its time has passed."""
-        if self._telemetry.due(self._seconds):
+        """Ends the row if it is time."""
+        if self._updates is None:
+            is_due = self._telemetry.due(self._seconds)
+        else:
+            is_due = self._telemetry.updates(counters) >= self._updates
+        if is_due:
             self.end_row(counters)
 
     def end_row(self, counters: Counters, is_last: bool = False) -> None:
@@ -78,8 +91,9 @@ class Reporter:
         for name, values in update.histograms.items():
             telemetry.newest(name, values[is_step])
 
-    def _arrived(self, arrival: Arrival) -> None:
-        telemetry = self._telemetry
-        telemetry.episodes(self._tasks[arrival.task], arrival.episodes)
-        telemetry.actor(arrival.elapsed_seconds, arrival.waited_seconds)
+    def _arrived(self, arrival: Arrival, is_dropped: bool) -> None:
+        telemetry, task = self._telemetry, self._tasks[arrival.task]
+        telemetry.episodes(task, arrival.episodes)
+        telemetry.lengths(task, arrival.episodes, is_dropped)
+        telemetry.actor(task, arrival.elapsed_seconds, arrival.waited_seconds)
         telemetry.sample("ingest/seconds", time.monotonic() - arrival.received)

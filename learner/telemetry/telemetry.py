@@ -130,6 +130,11 @@ class Interval:
         return self._counters
 
     @property
+    def updates(self) -> int:
+        """How many were made in it."""
+        return self._counters.updates - self._base.updates
+
+    @property
     def since(self) -> float:
         """Returns its start."""
         return self._since
@@ -249,6 +254,7 @@ class Telemetry:
             lambda: collections.deque(maxlen=recent)
         )
         self._episodes: collections.Counter[str] = collections.Counter()
+        self._of_tasks: dict[str, float] = collections.defaultdict(float)  # totals, by name
         self._waited_ever = 0.0
         self._lock = threading.Lock()  # samples come from any thread
         self.begin(Counters())
@@ -281,8 +287,28 @@ class Telemetry:
         """Replaces the numbers [N, ...] of a histogram that is not in the row."""
         self._interval.newest(name, values)
 
-    def actor(self, elapsed: float, waited: float) -> None:
+    def unrolls(self, task: str, count: int, lag: int, dropped: str | None) -> None:
+        """Adds what became of unrolls of a task: learned from, or dropped for this reason.
+
+        Args:
+          task: that was played.
+          count: unrolls.
+          lag: of the oldest of them when that was decided, in updates.
+          dropped: why they were not learned from; None if they were.
+        """
+        fate = "learned" if dropped is None else f"dropped/{dropped}"
+        self._of_tasks[f"task/{task}/unrolls/{fate}"] += count
+        self.mean(f"task/{task}/policy_lag/{fate.partition('/')[0]}", lag, count)
+
+    def lengths(self, task: str, episodes: Sequence[Episode], is_dropped: bool) -> None:
+        """Adds episodes that ended in unrolls that were learned from, or in dropped ones."""
+        fate = "dropped" if is_dropped else "learned"
+        for episode in episodes:
+            self.mean(f"task/{task}/episode_length/{fate}", episode.length)
+
+    def actor(self, task: str, elapsed: float, waited: float) -> None:
         """Adds an actor's times in seconds: in total, and waiting for the learner."""
+        self._of_tasks[f"task/{task}/wait_seconds"] += waited
         if elapsed > 0:
             self.mean("actor/wait_share", min(1.0, waited / elapsed))
 
@@ -297,12 +323,17 @@ class Telemetry:
         """Returns whether the last row is at least this old."""
         return time.monotonic() - self._interval.since >= seconds
 
+    def updates(self, counters: Counters) -> int:
+        """How many updates were made since the last row, by a run that is so far."""
+        return counters.updates - self._interval.counters.updates
+
     def end(self, counters: Counters, gauges: Mapping[str, float]) -> Interval:
         """Ends and returns the interval; the next one begins."""
         with self._lock:
             now, ended = time.monotonic(), self._interval
             self._interval = Interval(counters, now)
         ended.levels({"learner/wait_seconds": self._waited_ever, **gauges})
+        ended.levels(self._of_tasks)
         for task, returns in self._recent.items():
             ended.levels({f"episode/{task}/return_recent": sum(returns) / len(returns)})
             ended.levels({f"episodes/{task}": self._episodes[task]})

@@ -47,9 +47,9 @@ class Schedule:
         self._written = self._row_bytes = 0
         self._since_histograms = float("inf")
 
-    def due(self, interval: Interval, seconds: float) -> bool:
-        """Returns whether to write a row for the last `seconds`, which end with `interval`."""
-        run = max(interval.counters.seconds, self._age)
+    def due(self, run_seconds: float, seconds: float) -> bool:
+        """Returns whether to write a row for the last `seconds` of a run."""
+        run = max(run_seconds, self._age)
         if seconds < min(self.MOST_SECONDS, run * self.SHARE):
             return False
         allowed = self.FIRST_BYTES + self.BYTES_PER_SECOND * self._age
@@ -60,9 +60,9 @@ class Schedule:
         self._age += seconds
         self._since_histograms += seconds
 
-    def takes_histograms(self, interval: Interval) -> bool:
+    def takes_histograms(self, run_seconds: float) -> bool:
         """Returns whether this row has histograms."""
-        run = max(interval.counters.seconds, self._age)
+        run = max(run_seconds, self._age)
         least = min(self.MOST_HISTOGRAM_SECONDS, run * self.HISTOGRAM_SHARE)
         if self._since_histograms < least:
             return False
@@ -100,28 +100,44 @@ class Attempts:
 class Files:
     """Sinks that get rows by a `Schedule`, each covering the time since the previous one."""
 
-    def __init__(self, files: Sequence[File], attempt: Attempts):
-        """Starts with nothing written."""
+    def __init__(
+        self, files: Sequence[File], attempt: Attempts, seconds_per_update: float | None = None
+    ):
+        """Starts with nothing written.
+
+        Args:
+          files: receive the rows.
+          attempt: calls what may fail.
+          seconds_per_update: used by the schedule instead of the clock.
+        """
         self._files = files
+        self._seconds_per_update = seconds_per_update
+        self._seconds = 0.0  # of what is not written yet
         self._attempt = attempt
         self._schedule = Schedule()
         self._interval: Interval | None = None
 
     def write(self, interval: Interval, is_last: bool) -> None:
         """Takes over an interval; the last one is written at once."""
-        self._schedule.passed(interval.seconds)
+        seconds, run_seconds = interval.seconds, interval.counters.seconds
+        if self._seconds_per_update is not None:
+            seconds = interval.updates * self._seconds_per_update
+            run_seconds = interval.counters.updates * self._seconds_per_update
+        self._seconds += seconds
+        self._schedule.passed(seconds)
         if self._interval is None:
             self._interval = interval
         else:
             self._interval.merge(interval)
-        if is_last or self._schedule.due(interval, self._interval.seconds):
+        if is_last or self._schedule.due(run_seconds, self._seconds):
             row, histograms = self._interval.row()
-            if not self._schedule.takes_histograms(interval):
+            if not self._schedule.takes_histograms(run_seconds):
                 histograms = {}
             for file in self._files:
                 self._attempt(file, _write, file, row, histograms)
-            self._schedule.wrote(sum(file.written for file in self._files))
-            self._interval = None
+            if self._seconds_per_update is None:  # sizes differ by the digits of what was timed
+                self._schedule.wrote(sum(file.written for file in self._files))
+            self._interval, self._seconds = None, 0.0
 
     def close(self) -> None:
         """Closes the files."""
@@ -156,6 +172,7 @@ class Writer:
         live: Sequence[Sink],
         files: Sequence[File],
         own: Sequence[OwnSink] = (),
+        seconds_per_update: float | None = None,
     ):
         """Starts the thread.
 
@@ -166,6 +183,7 @@ class Writer:
           live: get every row of the run.
           files: get rows over longer intervals, merged exactly.
           own: sinks of one's own, which get the same rows as `live`.
+          seconds_per_update: used for these intervals instead of the clock, if given.
         """
         self._evaluations = evaluations
         self._reports = reports
@@ -173,7 +191,7 @@ class Writer:
         self._live = [*live, *own]
         self._own = own
         self._attempt = Attempts()
-        self._files = Files(files, self._attempt)
+        self._files = Files(files, self._attempt, seconds_per_update)
         self._queue: queue.Queue[_Item] = queue.Queue(_QUEUED)
         self._waiting: _Item | None = None  # in front of the full queue
         self._has_ended = False

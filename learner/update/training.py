@@ -32,6 +32,11 @@ class Iteration(NamedTuple):
         """Returns the unrolls to account for, learned from or not."""
         return () if self.prepared is None else self.prepared.provenance
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether a batch of fresh unrolls is done with."""
+        return self.prepared is not None and self.prepared.is_whole
+
 
 class Training:
     """Learns from batch after batch, phase after phase."""

@@ -131,7 +131,7 @@ class JoinRequest(_message.Message):
     def __init__(self, protocol: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., acknowledged_sequence: _Optional[int] = ..., acknowledged_unrolls: _Optional[int] = ..., proof: _Optional[bytes] = ..., version: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("protocol", "learner_incarnation", "actor_index", "seed", "fingerprint", "unroll_length", "unroll_specs", "num_core_state_specs", "parameter_specs", "max_unrolls_in_flight", "max_message_bytes", "finished", "task", "settings", "version")
+    __slots__ = ("protocol", "learner_incarnation", "actor_index", "seed", "fingerprint", "unroll_length", "unroll_specs", "num_core_state_specs", "parameter_specs", "max_unrolls_in_flight", "max_message_bytes", "finished", "task", "settings", "version", "needs_permits", "life")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     LEARNER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ACTOR_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +147,8 @@ class JoinReply(_message.Message):
     TASK_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_PERMITS_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
     protocol: ProtocolVersion
     learner_incarnation: int
     actor_index: int
@@ -162,7 +164,9 @@ class JoinReply(_message.Message):
     task: int
     settings: ActorSettings
     version: str
-    def __init__(self, protocol: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., learner_incarnation: _Optional[int] = ..., actor_index: _Optional[int] = ..., seed: _Optional[int] = ..., fingerprint: _Optional[str] = ..., unroll_length: _Optional[int] = ..., unroll_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., num_core_state_specs: _Optional[int] = ..., parameter_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., max_unrolls_in_flight: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., finished: _Optional[bool] = ..., task: _Optional[int] = ..., settings: _Optional[_Union[ActorSettings, _Mapping]] = ..., version: _Optional[str] = ...) -> None: ...
+    needs_permits: bool
+    life: int
+    def __init__(self, protocol: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., learner_incarnation: _Optional[int] = ..., actor_index: _Optional[int] = ..., seed: _Optional[int] = ..., fingerprint: _Optional[str] = ..., unroll_length: _Optional[int] = ..., unroll_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., num_core_state_specs: _Optional[int] = ..., parameter_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., max_unrolls_in_flight: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., finished: _Optional[bool] = ..., task: _Optional[int] = ..., settings: _Optional[_Union[ActorSettings, _Mapping]] = ..., version: _Optional[str] = ..., needs_permits: _Optional[bool] = ..., life: _Optional[int] = ...) -> None: ...
 
 class ActorSettings(_message.Message):
     __slots__ = ("tasks", "agent", "actor", "evaluator", "parts", "needs")
@@ -348,7 +352,7 @@ class Episode(_message.Message):
     def __init__(self, episode_return: _Optional[float] = ..., length: _Optional[int] = ..., frames: _Optional[int] = ..., info: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Unrolls(_message.Message):
-    __slots__ = ("actor", "incarnation", "sequence", "fingerprint", "learner_incarnation", "parameter_version", "num_envs", "frames", "tensors", "episodes", "elapsed_seconds", "waited_seconds", "task", "environment_faults")
+    __slots__ = ("actor", "incarnation", "sequence", "fingerprint", "learner_incarnation", "parameter_version", "num_envs", "frames", "tensors", "episodes", "elapsed_seconds", "waited_seconds", "task", "environment_faults", "permit")
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -363,6 +367,7 @@ class Unrolls(_message.Message):
     WAITED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_FAULTS_FIELD_NUMBER: _ClassVar[int]
+    PERMIT_FIELD_NUMBER: _ClassVar[int]
     actor: str
     incarnation: int
     sequence: int
@@ -377,7 +382,8 @@ class Unrolls(_message.Message):
     waited_seconds: float
     task: int
     environment_faults: _containers.RepeatedCompositeFieldContainer[EnvironmentFault]
-    def __init__(self, actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., fingerprint: _Optional[str] = ..., learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., num_envs: _Optional[int] = ..., frames: _Optional[_Iterable[int]] = ..., tensors: _Optional[_Iterable[bytes]] = ..., episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ..., elapsed_seconds: _Optional[float] = ..., waited_seconds: _Optional[float] = ..., task: _Optional[int] = ..., environment_faults: _Optional[_Iterable[_Union[EnvironmentFault, _Mapping]]] = ...) -> None: ...
+    permit: int
+    def __init__(self, actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., fingerprint: _Optional[str] = ..., learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., num_envs: _Optional[int] = ..., frames: _Optional[_Iterable[int]] = ..., tensors: _Optional[_Iterable[bytes]] = ..., episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ..., elapsed_seconds: _Optional[float] = ..., waited_seconds: _Optional[float] = ..., task: _Optional[int] = ..., environment_faults: _Optional[_Iterable[_Union[EnvironmentFault, _Mapping]]] = ..., permit: _Optional[int] = ...) -> None: ...
 
 class EnvironmentFault(_message.Message):
     __slots__ = ("environment", "kind", "detail")
@@ -412,12 +418,30 @@ class Receipt(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., detail: _Optional[str] = ..., learner_incarnation: _Optional[int] = ..., newest_version: _Optional[int] = ..., task: _Optional[int] = ..., acknowledged_unrolls: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class GetParametersRequest(_message.Message):
-    __slots__ = ("learner_incarnation", "newer_than")
+    __slots__ = ("learner_incarnation", "newer_than", "actor", "incarnation", "round", "unrolls")
     LEARNER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NEWER_THAN_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    UNROLLS_FIELD_NUMBER: _ClassVar[int]
     learner_incarnation: int
     newer_than: int
-    def __init__(self, learner_incarnation: _Optional[int] = ..., newer_than: _Optional[int] = ...) -> None: ...
+    actor: str
+    incarnation: int
+    round: int
+    unrolls: int
+    def __init__(self, learner_incarnation: _Optional[int] = ..., newer_than: _Optional[int] = ..., actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., round: _Optional[int] = ..., unrolls: _Optional[int] = ...) -> None: ...
+
+class Permit(_message.Message):
+    __slots__ = ("number", "version", "task")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    version: int
+    task: int
+    def __init__(self, number: _Optional[int] = ..., version: _Optional[int] = ..., task: _Optional[int] = ...) -> None: ...
 
 class Parameters(_message.Message):
     __slots__ = ("learner_incarnation", "version", "progress", "frames", "tensors")
@@ -434,12 +458,14 @@ class Parameters(_message.Message):
     def __init__(self, learner_incarnation: _Optional[int] = ..., version: _Optional[int] = ..., progress: _Optional[float] = ..., frames: _Optional[int] = ..., tensors: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class GetParametersReply(_message.Message):
-    __slots__ = ("parameters", "finished")
+    __slots__ = ("parameters", "finished", "permit")
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    PERMIT_FIELD_NUMBER: _ClassVar[int]
     parameters: Parameters
     finished: bool
-    def __init__(self, parameters: _Optional[_Union[Parameters, _Mapping]] = ..., finished: _Optional[bool] = ...) -> None: ...
+    permit: Permit
+    def __init__(self, parameters: _Optional[_Union[Parameters, _Mapping]] = ..., finished: _Optional[bool] = ..., permit: _Optional[_Union[Permit, _Mapping]] = ...) -> None: ...
 
 class Evaluation(_message.Message):
     __slots__ = ("actor", "incarnation", "learner_incarnation", "parameter_version", "frames", "episodes", "task")

@@ -80,7 +80,8 @@ class LearnerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetParameters(self, request, context):
-        """The newest parameters, if they are newer than those the caller holds.
+        """The newest parameters, if they are newer than those the caller holds; or a permit to begin a round
+        of unrolls, with the parameters that it is to be acted with.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,373 @@
+"""Pacing: permits to begin unrolls, so that each is learned from in time and none gets too old.
+
+An actor asks for a permit before each round: an unroll of each of its environments. The permit says
+with which parameters they are made, and its unrolls are due with a batch. Batches of fresh unrolls
+are counted from 0 since the learner has started, and `lag` is counted in them.
+
+* A budget: a round begins with the newest parameters, of which c batches are learned, and its
+  unrolls are due with batch c + lag at the latest. It may begin if there is room for all that is
+  under way in the batches up to that one. Whoever asks first is served first.
+* Exact: batch b is made of unrolls of the parameters of which b - lag batches are learned (0 before
+  there are any), and of nothing else. Its rounds are dealt to the actors in turn.
+
+In both cases the learner waits for unrolls that are due, and what is not due yet waits for them:
+this is the bounded staleness of Ho et al. 2013, "More Effective Distributed ML via a Stale
+Synchronous Parallel Parameter Server", with the rounds of actors for the iterations of workers.
+A permit lapses if its actor is not heard of any more, so that nobody is waited for in vain.
+"""
+
+import collections
+import dataclasses
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Self
+
+from impala.config.schema import Config
+
+_log = logging.getLogger(__name__)
+
+LAPSED = "lapsed"  # why unrolls without a permit, or of one that has lapsed, are dropped
+LEASE_SECONDS = 30.0  # without a sign of its actor, after which a permit lapses...
+LEFT_SECONDS = 10.0  # ...and if its stream has ended
+
+Key = tuple[str, int]  # an actor's name and incarnation
+
+
+class Permit(NamedTuple):
+    """Leave to make one round of unrolls."""
+
+    number: int
+    learned: int  # batches that its parameters have learned from
+    due: int  # the batch with which its unrolls are learned from, or at the latest, by a budget
+
+
+class Admitted(NamedTuple):
+    """How much of a message has a permit."""
+
+    unrolls: int  # its first ones
+    due: int
+
+
+@dataclasses.dataclass
+class _Open:
+    """A permit of which not all unrolls have come."""
+
+    permit: Permit
+    key: Key
+    missing: int  # of its unrolls
+    wanted: int  # of these: as many as its batch lacks
+    given: float  # when
+    has_begun: bool = False  # to come
+
+
+@dataclasses.dataclass
+class _Actor:
+    seen: float  # any sign of it
+    acted: float  # it asked or sent
+    round: int = 0  # that was permitted last
+    left: bool = False  # its stream has ended since it was seen
+    open: list[_Open] = dataclasses.field(default_factory=list)
+
+
+class _Asked(NamedTuple):
+    round: int
+    unrolls: int
+    wake: Callable[[], None]
+
+
+class Pacing:
+    """Deals permits and says which unrolls a batch may be made of. Every method is thread-safe."""
+
+    def __init__(
+        self,
+        fresh: int,
+        lag: int,
+        *,
+        exact: bool,
+        max_seconds: float = 1200.0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """Nothing has been permitted yet.
+
+        Args:
+          fresh: unrolls of a batch.
+          lag: batches between the parameters of an unroll and the batch that it is due with.
+          exact: whether that is how many there are; otherwise, it is how many there may be.
+          max_seconds: that a permit may be open, whatever its actor says.
+          clock: gives seconds that never go back.
+        """
+        self.is_exact = exact
+        self.lag = lag
+        self._fresh = fresh
+        self._max_seconds = max_seconds
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._learned = 0  # batches
+        self._batch, self._room = 0, fresh  # that is being made, and the unrolls that it lacks
+        self._queued = 0  # unrolls that have come, and are in no batch yet
+        self._open: dict[int, _Open] = {}  # by number
+        self._actors: dict[Key, _Actor] = {}
+        self._turns: collections.deque[Key] = (
+            collections.deque()
+        )  # whose turn it is, and who follows
+        self._asking: dict[Key, _Asked] = {}  # who asked first comes first
+        # If exact: unrolls of each batch that nobody has a permit for, and the first batch of which
+        # nobody ever had one.
+        self._undealt: collections.Counter[int] = collections.Counter()
+        self._undealt_from = 0
+
+    @classmethod
+    def of(cls, config: Config) -> Self | None:
+        """Returns the pacing of a run; None if its actors need no permits."""
+        fresh, budget, exact = config.mix.fresh, config.mix.lag_budget, config.exact_lag
+        if not config.is_paced:
+            return None
+        lag = budget if exact is None else exact
+        # One permit may be asked for while the round before is being made.
+        seconds = 2.0 * config.actor.hang_seconds
+        return cls(fresh, lag, exact=exact is not None, max_seconds=seconds)
+
+    @property
+    def capacity(self) -> int:
+        """The most unrolls that can have a permit and be in no batch yet."""
+        return (self.lag + 1) * self._fresh
+
+    @property
+    def queued(self) -> int:
+        """Unrolls with a permit that have come and are in no batch yet."""
+        return self._queued
+
+    @property
+    def making(self) -> int:
+        """Unrolls with a permit that have not come yet."""
+        with self._lock:
+            return sum(each.wanted for each in self._open.values())
+
+    # Actors.
+
+    def ask(self, key: Key, round: int, unrolls: int, wake: Callable[[], None]) -> Permit | None:
+        """Asks for the permit of a round. Asking again for the same one changes nothing.
+
+        Args:
+          key: who asks.
+          round: its number; one more than that of the permit before, if there was one.
+          unrolls: of the round.
+          wake: called, from any thread, when it is worth while to ask again.
+
+        Returns:
+          The permit, or None if there is none yet: the actor keeps its place among those who wait.
+
+        Raises:
+          ValueError: such a round can never begin; says what can.
+        """
+        self._check(unrolls)
+        with self._lock:
+            now = self._clock()
+            if key not in self._actors:
+                self._actors[key] = _Actor(now, now)
+                self._turns.appendleft(key)  # who is new comes first
+            actor = self._actors[key]
+            actor.seen = actor.acted = now
+            actor.left = False
+            if round > actor.round:
+                # A dict keeps the place of a key that it has.
+                self._asking[key] = _Asked(round, unrolls, wake)
+                self._deal()
+            if round > actor.round:
+                return None
+            if round == actor.round and actor.open and not actor.open[-1].has_begun:
+                return self._renewed(actor.open[-1])
+            raise ValueError(
+                f"round is {round}, but unrolls of round {actor.round} have come: number the "
+                "rounds 1, 2, 3, ... and ask for each before it begins."
+            )
+
+    def heard(self, key: Key) -> None:
+        """Takes note of a sign of life."""
+        with self._lock:
+            if (actor := self._actors.get(key)) is not None:
+                actor.seen, actor.left = self._clock(), False
+
+    def left(self, key: Key) -> None:
+        """Takes note that the stream of an actor has ended."""
+        with self._lock:
+            if (actor := self._actors.get(key)) is not None:
+                actor.seen, actor.left = self._clock(), True
+
+    def replaced(self, key: Key) -> None:
+        """Lapses the permits of all earlier incarnations by a name."""
+        with self._lock:
+            for other in [each for each in self._actors if each[0] == key[0] and each != key]:
+                self._forget(other, "another process goes by its name")
+            self._deal()
+
+    def came(self, key: Key, number: int, unrolls: int) -> Admitted:
+        """Takes note of a message.
+
+        Args:
+          key: who sent it.
+          number: of the permit that it names.
+          unrolls: in it.
+        """
+        with self._lock:
+            found = self._open.get(number)
+            if found is None or found.key != key:
+                return Admitted(0, 0)
+            actor = self._actors[key]
+            actor.seen = actor.acted = self._clock()
+            actor.left = False
+            found.has_begun = True
+            admitted = min(unrolls, found.wanted)
+            found.wanted -= admitted
+            found.missing -= unrolls
+            self._queued += admitted
+            if found.missing <= 0:
+                self._close(found)
+                self._deal()
+            return Admitted(admitted, found.permit.due)
+
+    def spoilt(self, key: Key, number: int) -> None:
+        """Lapses a permit of which a message was refused."""
+        with self._lock:
+            found = self._open.get(number)
+            if found is not None and found.key == key:
+                self._close(found)
+                self._deal()
+
+    def wake(self) -> None:
+        """Wakes everyone who asks."""
+        with self._lock:
+            for asked in self._asking.values():
+                asked.wake()
+
+    # Batches.
+
+    def most(self, due: int) -> int:
+        """How many unrolls that are due with a batch may be taken for the one being made.
+
+        Those that are due earlier, and have not come, must find room in the batches up to theirs.
+        """
+        with self._lock:
+            if self.is_exact:
+                return self._room if due == self._batch else 0
+            most, earlier = self._room, 0
+            for found in sorted(self._open.values(), key=lambda each: each.permit.due):
+                if found.permit.due >= due:
+                    break
+                earlier += found.wanted
+                room = self._room + (found.permit.due - self._batch) * self._fresh
+                most = min(most, room - earlier)
+            return most
+
+    def taken(self, unrolls: int) -> None:
+        """Takes note of unrolls that have gone into the batch being made."""
+        with self._lock:
+            self._queued -= unrolls
+            self._room -= unrolls
+            if not self._room:
+                self._batch, self._room = self._batch + 1, self._fresh
+            self._deal()
+
+    def learned(self) -> None:
+        """Takes note of a batch that was learned from; the parameters after it can be had."""
+        with self._lock:
+            self._learned += 1
+            self._deal()
+
+    def expire(self) -> None:
+        """Lapses the permits of actors that are not heard of any more."""
+        with self._lock:
+            now = self._clock()
+            for key, actor in list(self._actors.items()):
+                if now - actor.seen > (LEFT_SECONDS if actor.left else LEASE_SECONDS):
+                    self._forget(key, "it is not heard of any more")
+                elif actor.open and now - actor.open[0].given > self._max_seconds:
+                    self._forget(key, f"it has not sent them within {self._max_seconds:g} s")
+                elif now - actor.acted > LEASE_SECONDS and not (actor.open or key in self._asking):
+                    self._forget(key, "it asks for none")
+            self._deal()
+
+    # All of the following is called with the lock held.
+
+    def _check(self, unrolls: int) -> None:
+        if self.is_exact and (unrolls < 1 or self._fresh % unrolls):
+            raise ValueError(
+                f"A round has {unrolls} unrolls, but batches of {self._fresh} (mix.fresh) with an "
+                "exact lag are made of whole rounds: use a divisor of that as the number of "
+                "environments of each actor."
+            )
+        if not self.is_exact and not 1 <= unrolls <= self.lag * self._fresh:
+            raise ValueError(
+                f"A round has {unrolls} unrolls, but mix.lag_budget {self.lag} and mix.fresh "
+                f"{self._fresh} leave room for 1 to {self.lag * self._fresh}: use fewer "
+                "environments in each actor, or raise one of them."
+            )
+
+    def _deal(self) -> None:
+        """Gives permits to those who ask, as long as there are any."""
+        while (key := self._next()) is not None:
+            asked, actor = self._asking.pop(key), self._actors[key]
+            due, wanted = self._learned + self.lag, asked.unrolls
+            if self.is_exact:
+                due = self._next_undealt()
+                if due == self._undealt_from:
+                    self._undealt[due], self._undealt_from = self._fresh, due + 1
+                wanted = min(wanted, self._undealt[due])
+                self._undealt[due] -= wanted
+                self._undealt = +self._undealt  # without those of which all is dealt
+                self._turns.rotate(-1)
+            permit = Permit(next(self._numbers), max(0, due - self.lag), due)
+            found = _Open(permit, key, asked.unrolls, wanted, self._clock())
+            self._open[permit.number] = found
+            actor.open.append(found)
+            actor.round = asked.round
+            asked.wake()
+
+    def _next(self) -> Key | None:
+        """Whose round may begin now."""
+        if self.is_exact:
+            if self._next_undealt() - self.lag > self._learned:
+                return None
+            for key in itertools.islice(self._turns, 1):
+                # One at a time: what has come of a round is known when the next one is dealt.
+                if key in self._asking and not self._actors[key].open:
+                    return key
+            return None
+        under_way = self._queued + sum(each.wanted for each in self._open.values())
+        room = self._room + (self._learned + self.lag - self._batch) * self._fresh - under_way
+        for key, asked in self._asking.items():
+            if len(self._actors[key].open) < 2:  # that which is being made, and the next one
+                return key if asked.unrolls <= room else None
+        return None
+
+    def _next_undealt(self) -> int:
+        return min(self._undealt, default=self._undealt_from)
+
+    def _renewed(self, found: _Open) -> Permit:
+        """A permit that was not used yet, with parameters that can still be had."""
+        if not self.is_exact:
+            due = self._learned + self.lag
+            found.permit = found.permit._replace(learned=self._learned, due=due)
+        return found.permit
+
+    def _close(self, found: _Open) -> None:
+        """Forgets a permit; what is still wanted of it is dealt again."""
+        if self.is_exact:
+            self._undealt[found.permit.due] += found.wanted
+            self._undealt = +self._undealt
+        del self._open[found.permit.number]
+        self._actors[found.key].open.remove(found)
+
+    def _forget(self, key: Key, why: str) -> None:
+        actor = self._actors[key]
+        if lost := sum(each.wanted for each in actor.open):
+            _log.warning("%s has a permit for %d unrolls, which lapses: %s.", key[0], lost, why)
+        for found in list(actor.open):
+            self._close(found)
+        del self._actors[key]
+        self._turns.remove(key)
+        self._asking.pop(key, None)

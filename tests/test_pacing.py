@@ -1,0 +1,444 @@
+"""Pacing: nothing is dropped for its age, nothing is older than promised, nobody waits for ever.
+
+`Play` lets anything happen that actors and a learner may do, in a random order, against the real
+`Pacing`. If nothing can happen any more before the last batch, it fails: that would be a hang.
+"""
+
+import asyncio
+import heapq
+import random
+from collections import Counter
+from typing import Any
+
+import messages
+import numpy as np
+import pytest
+
+from impala.config import rules, values
+from impala.config.presets import PRESETS
+from impala.config.schema import Config, MixConfig
+from impala.config.values import OptionError
+from impala.types import Parameters
+from learner.data.ingest import Ingest
+from learner.data.mix import Mix, Prepared
+from learner.data.pacing import LAPSED, LEASE_SECONDS, LEFT_SECONDS, Key, Pacing, Permit
+from learner.front.accounts import Accounts
+from learner.front.service import InvalidRequest, LearnerService
+from protos.impala.v1 import learner_pb2 as pb
+
+FRESH = 8
+
+
+class Player:
+    """An actor of the play: it asks, makes a round in two messages, sends them."""
+
+    def __init__(self, name: str, unrolls: int, speed: float) -> None:
+        self.key: Key = (name, 1)
+        self.unrolls = unrolls
+        self.speed = speed  # probability that it does what it can do
+        self.round = 0
+        self.next: Permit | None = None  # of the next round
+        self.now: Permit | None = None  # of the one that is being made
+        self.parts = 0  # of it that were sent
+        self.is_dead = False
+        self.batches: Counter[int] = Counter()  # that it contributed to
+
+
+class Play:
+    """Actors and a learner, one step after another."""
+
+    def __init__(self, pacing: Pacing, players: list[Player], seed: int, ahead: int = 2) -> None:
+        self.pacing = pacing
+        self.players = players
+        self.random = random.Random(seed)
+        self.ahead = ahead  # batches that are made before the update
+        self.time = 0.0
+        self.learned = 0
+        self.made = 0
+        self.batch: list[tuple[Key, int]] = []  # of whom, and with which parameters
+        self.batches: list[list[tuple[Key, int]]] = []
+        self.waiting: list[tuple[int, int, Key, int]] = []  # due, number, of whom, parameters
+        self.came = 0
+        self.lapsed = 0
+
+    def run(self, batches: int) -> None:
+        while self.learned < batches:
+            before = self._progress()
+            for _ in range(1000):
+                self._step()
+                if self._progress() != before:
+                    break
+            else:
+                raise AssertionError(f"nothing happens after {self.learned} batches")
+
+    def _progress(self) -> tuple[Any, ...]:
+        rounds = [(player.round, player.parts) for player in self.players]
+        return self.learned, self.made, len(self.batch), self.came, rounds
+
+    def _step(self) -> None:
+        self.time += 0.1
+        player = self.random.choice(self.players)
+        choice = self.random.random()
+        if choice < 0.3:
+            self._take()
+        elif choice < 0.5 and self.made > self.learned:
+            self.learned += 1
+            self.pacing.learned()
+        elif not player.is_dead:
+            self.pacing.heard(player.key)
+            if self.random.random() < player.speed:
+                self._play(player)
+        self.pacing.expire()
+
+    def _play(self, player: Player) -> None:
+        if player.next is None and (
+            player.now is None or player.parts or self.random.random() < 0.5
+        ):
+            player.next = self.pacing.ask(
+                player.key, player.round + 1, player.unrolls, lambda: None
+            )
+            player.round += player.next is not None
+        if player.now is None:
+            player.now, player.next, player.parts = player.next, None, 0
+        else:
+            half = player.unrolls // 2
+            count = half if player.parts == 0 else player.unrolls - half
+            self._send(player, count)
+            player.parts += 1
+            if player.parts == 2:
+                player.now = None
+
+    def _send(self, player: Player, count: int) -> None:
+        assert player.now is not None
+        admitted = self.pacing.came(player.key, player.now.number, count)
+        self.lapsed += count - admitted.unrolls
+        for _ in range(admitted.unrolls):
+            self.came += 1
+            item = (admitted.due, self.came, player.key, player.now.learned)
+            heapq.heappush(self.waiting, item)
+
+    def _take(self) -> None:
+        if self.made - self.learned >= self.ahead or not self.waiting:
+            return
+        due, _, key, learned = self.waiting[0]
+        if self.pacing.most(due) <= 0:
+            return
+        heapq.heappop(self.waiting)
+        self.pacing.taken(1)
+        self.batch.append((key, learned))
+        if len(self.batch) == FRESH:
+            self.batches.append(self.batch)
+            self.batch = []
+            self.made += 1
+
+
+def _lags(play: Play) -> list[set[int]]:
+    """The lags in each batch."""
+    return [{b - learned for _, learned in batch} for b, batch in enumerate(play.batches)]
+
+
+def _pacing(play: list[Play], lag: int, exact: bool) -> Pacing:
+    """Pacing whose clock is that of the play which will be in the list."""
+    return Pacing(
+        FRESH, lag, exact=exact, max_seconds=1e6, clock=lambda: play[0].time if play else 0.0
+    )
+
+
+def _play(lag: int, exact: bool, players: list[Player], seed: int, ahead: int = 2) -> Play:
+    made: list[Play] = []
+    made.append(Play(_pacing(made, lag, exact), players, seed, ahead))
+    return made[0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("lag", [1, 2, 5])
+def test_under_a_budget_nothing_lapses_or_is_older(lag: int, seed: int) -> None:
+    """Given actors of which one is twenty times slower, and makes the largest rounds."""
+    players = [Player("slow", FRESH * lag, 0.05), Player("a", 2, 1.0), Player("b", 3, 1.0)]
+    play = _play(lag, exact=False, players=players, seed=seed)
+    play.run(100)
+    assert play.lapsed == 0
+    assert all(max(lags) <= lag for lags in _lags(play))
+    assert max(map(max, _lags(play))) == lag  # which is used
+    # What is played is learned from, or under way.
+    learned = Counter(key[0] for batch in play.batches for key, _ in batch)
+    waiting = Counter(key[0] for *_, key, _ in play.waiting) + Counter(k[0] for k, _ in play.batch)
+    rounds = {player.key[0]: player.unrolls * player.round for player in players}
+    for player in players:
+        name = player.key[0]
+        assert learned[name] + waiting[name] >= rounds[name] - 2 * player.unrolls
+        assert learned[name] > 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("lag", [0, 1, 3])
+@pytest.mark.parametrize("num_actors", [1, 2, 4])
+def test_an_exact_lag_is_exact_and_dealt_in_turn(num_actors: int, lag: int, seed: int) -> None:
+    rng = random.Random(seed)
+    players = [Player(f"a{i}", 2, rng.choice([0.1, 1.0])) for i in range(num_actors)]
+    play = _play(lag, exact=True, players=players, seed=seed)
+    play.run(60)
+    assert play.lapsed == 0
+    assert _lags(play) == [{min(b, lag)} for b in range(len(play.batches))]
+    # Once all are there, each has its share of every batch, however slow it is.
+    for batch in play.batches[20:]:
+        assert set(Counter(key for key, _ in batch).values()) == {FRESH // num_actors}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("lag", "exact"), [(2, False), (0, True), (2, True)])
+def test_a_dead_actor_holds_nobody_up(lag: int, exact: bool, seed: int) -> None:
+    players = [Player("a", 4, 1.0), Player("b", 4, 1.0), Player("c", 2, 0.3)]
+    play = _play(lag, exact=exact, players=players, seed=seed)
+    play.run(20)
+    players[seed % 3].is_dead = True
+    play.run(60)
+    alive = {player.key for player in players if not player.is_dead}
+    assert {key for batch in play.batches[40:] for key, _ in batch} <= alive
+    most = {b - learned for b, batch in enumerate(play.batches) for _, learned in batch}
+    assert max(most) <= lag
+    if exact:
+        assert _lags(play)[lag:] == [{lag}] * (len(play.batches) - lag)
+
+
+def test_a_permit_lapses_without_a_sign_of_life_sooner_without_a_stream() -> None:
+    now = [0.0]
+    pacing = Pacing(FRESH, 1, exact=False, max_seconds=1e6, clock=lambda: now[0])
+    permits = [pacing.ask((name, 1), 1, 2, lambda: None) for name in "ab"]
+    assert pacing.making == 4
+    pacing.left(("b", 1))
+    now[0] = LEFT_SECONDS + 0.1
+    pacing.heard(("a", 1))
+    pacing.expire()
+    assert pacing.making == 2
+    assert permits[1] is not None and pacing.came(("b", 1), permits[1].number, 2).unrolls == 0
+    now[0] += LEASE_SECONDS + 0.1
+    pacing.expire()
+    assert pacing.making == 0
+
+
+def test_an_actor_that_pretends_to_work_holds_its_permit_for_so_long_only() -> None:
+    now = [0.0]
+    pacing = Pacing(FRESH, 0, exact=True, max_seconds=100.0, clock=lambda: now[0])
+    assert pacing.ask(("idle", 1), 1, FRESH, lambda: None) is not None
+    assert pacing.ask(("honest", 1), 1, FRESH, lambda: None) is None
+    for _ in range(15):
+        now[0] += 10.0
+        pacing.heard(("idle", 1))
+        pacing.heard(("honest", 1))
+        pacing.expire()
+    permit = pacing.ask(("honest", 1), 1, FRESH, lambda: None)
+    assert permit is not None and permit.due == 0
+
+
+def test_nobody_takes_the_permit_of_another_or_more_than_there_are() -> None:
+    pacing = Pacing(FRESH, 1, exact=False)
+    permit = pacing.ask(("a", 1), 1, 4, lambda: None)
+    assert permit is not None
+    assert pacing.came(("b", 1), permit.number, 4).unrolls == 0
+    assert pacing.came(("a", 2), permit.number, 4).unrolls == 0
+    assert pacing.came(("a", 1), permit.number, 100).unrolls == 4
+    assert pacing.came(("a", 1), permit.number, 4).unrolls == 0
+    with pytest.raises(ValueError, match="round is 1, but unrolls of round 1 have come"):
+        pacing.ask(("a", 1), 1, 4, lambda: None)
+    # An actor has two permits at most, however often it asks.
+    assert pacing.ask(("a", 1), 2, 1, lambda: None) and pacing.ask(("a", 1), 3, 1, lambda: None)
+    assert pacing.ask(("a", 1), 4, 1, lambda: None) is None
+
+
+def test_asking_again_gives_the_same_permit_with_parameters_that_there_are() -> None:
+    pacing = Pacing(FRESH, 2, exact=False)
+    first = pacing.ask(("a", 1), 1, 4, lambda: None)
+    pacing.learned()
+    again = pacing.ask(("a", 1), 1, 4, lambda: None)
+    assert first == (1, 0, 2) and again == (1, 1, 3)
+    exact = Pacing(FRESH, 0, exact=True)
+    assert [exact.ask(("a", 1), 1, 4, lambda: None) for _ in range(2)] == [(1, 0, 0)] * 2
+    assert exact.making == 4
+
+
+@pytest.mark.parametrize(
+    ("mix", "num_envs", "says"),
+    [
+        ({"lag_budget": 2, "fresh": 8}, 32, "actor.num_envs is 32, .* leave room for 16"),
+        ({"exact_lag": 0, "fresh": 8}, 6, "the first must divide the second"),
+        ({"exact_lag": 0, "lag_budget": 4}, 32, "mix.lag_budget and mix.exact_lag are set"),
+        ({"max_policy_lag": 3, "lag_budget": 4}, 32, "mix.max_policy_lag and mix.lag_budget are"),
+        (
+            {"lag_budget": 4, "updates": 2, "learn_from_fresh": False, "replayed": 8},
+            32,
+            "mix.updates is 2",
+        ),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(mix: dict[str, Any], num_envs: int, says: str) -> None:
+    config = values.overlay(PRESETS["catch"][1], {"mix": mix, "actor": {"num_envs": num_envs}})
+    with pytest.raises(OptionError, match=says):
+        rules.validate(config)
+
+
+# ------------------------------------------------------------- with the service and the mix
+
+
+class Learner:
+    """A service, its accounts, and the mix that makes batches of what it takes."""
+
+    def __init__(self, lag: int, exact: bool) -> None:
+        self.pacing = Pacing(FRESH, lag, exact=exact)
+        self.ingest = Ingest(self.pacing.capacity)
+        self.accounts = Accounts()
+        self.service = messages.service(
+            accounts=self.accounts, ingest=self.ingest, pacing=self.pacing
+        )
+        self.mix = Mix(self.ingest, MixConfig(fresh=FRESH), pacing=self.pacing)
+        self.version = 0
+        self.publish()
+
+    def publish(self) -> None:
+        values = [np.full((2, 3), self.version, np.float32)]
+        self.service.publish(Parameters(messages.LEARNER, self.version, 0.5, 1000, values))
+
+    def learn(self) -> Prepared:
+        """Learns from what comes next: a batch, or something to be dropped."""
+        prepared = self.mix.get(timeout=20.0)
+        assert prepared is not None
+        for part in prepared.provenance:
+            self.accounts.settle(*part.account)
+        if prepared.is_whole:
+            self.version += 1
+            self.publish()
+            self.service.learned()
+        return prepared
+
+
+class Caller:
+    """An actor that calls the service as a client does."""
+
+    def __init__(self, service: LearnerService, name: str) -> None:
+        self.service, self.name = service, name
+        self.fingerprint = service.join(messages.join_request(name)).fingerprint
+        self.round = self.sequence = 0
+
+    def ask(self, unrolls: int = 4) -> pb.GetParametersReply:
+        """Asks for a permit, and does not wait for long."""
+        request = pb.GetParametersRequest(
+            actor=self.name, incarnation=1, round=self.round + 1, unrolls=unrolls
+        )
+
+        async def ask() -> bytes:
+            try:
+                permit = await asyncio.wait_for(self.service.permit(request), 0.05)
+            except TimeoutError:
+                permit = None
+            return self.service.get_parameters(request, permit)
+
+        reply = pb.GetParametersReply.FromString(asyncio.run(ask()))
+        self.round += reply.HasField("permit")
+        return reply
+
+    def send(self, reply: pb.GetParametersReply, unrolls: int = 4, **kw: Any) -> pb.Receipt:
+        self.sequence += 1
+        message = messages.message(
+            self.sequence,
+            unrolls,
+            actor=self.name,
+            fingerprint=self.fingerprint,
+            **{
+                "permit": reply.permit.number,
+                "parameter_version": reply.permit.version,
+                **kw,
+            },
+        )
+        return asyncio.run(self.service.submit(message))
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_a_batch_is_learned_from_with_the_lag_that_was_asked_for(lag: int) -> None:
+    learner = Learner(lag, exact=True)
+    try:
+        callers = [Caller(learner.service, name) for name in "ab"]
+        for caller in callers:
+            assert caller.service.join(messages.join_request(caller.name)).needs_permits
+        for batch in range(6):
+            for caller in callers:
+                reply = caller.ask()
+                assert reply.permit.version == max(0, batch - lag)
+                assert reply.parameters.version == reply.permit.version
+                assert caller.send(reply).status == pb.STATUS_ACCEPTED
+            prepared = learner.learn()
+            assert prepared.batch is not None
+            versions = prepared.batch.unroll.parameter_version
+            np.testing.assert_array_equal(versions, max(0, batch - lag))
+            assert {part.lag for part in prepared.provenance} == {min(batch, lag)}
+        totals = learner.accounts.totals()
+        assert totals.received == totals.learned == 6 * FRESH
+    finally:
+        learner.mix.close()
+
+
+def test_what_has_no_permit_is_dropped_and_counted() -> None:
+    learner = Learner(2, exact=False)
+    try:
+        good, bad = (Caller(learner.service, name) for name in ("good", "bad"))
+        reply = good.ask()
+        for kw in (
+            {"permit": 0},
+            {"permit": reply.permit.number},  # of another actor
+            {"permit": 1, "learner_incarnation": messages.EARLIER},
+        ):
+            assert bad.send(reply, **kw).status == pb.STATUS_ACCEPTED
+            prepared = learner.learn()
+            assert {part.dropped for part in prepared.provenance} == {LAPSED}
+            assert not prepared.is_whole
+        good.send(reply)
+        good.send(good.ask())
+        assert {part.dropped for part in learner.learn().provenance} == {None}
+        totals = learner.accounts.totals()
+        assert totals.received == 5 * 4
+        assert (totals.learned, totals.dropped, totals.queued) == (8, {LAPSED: 12}, 0)
+    finally:
+        learner.mix.close()
+
+
+def test_nobody_gets_parameters_before_its_turn_nor_a_round_that_never_fits() -> None:
+    learner = Learner(1, exact=False)
+    try:
+        caller = Caller(learner.service, "a")
+        for _ in range(2):
+            reply = caller.ask(8)
+            assert reply.parameters.version == reply.permit.version == 0
+        assert not caller.ask(8).HasField("parameters")  # two rounds are under way
+        with pytest.raises(InvalidRequest, match="leave room for 1 to 8: use fewer"):
+            caller.ask(9)
+        stranger = pb.GetParametersRequest(actor="x", incarnation=1, round=1, unrolls=4)
+        assert asyncio.run(learner.service.permit(stranger)) is None
+        # An evaluator, which names nobody, has them as ever.
+        anyone = learner.service.get_parameters(pb.GetParametersRequest())
+        assert pb.GetParametersReply.FromString(anyone).HasField("parameters")
+    finally:
+        learner.mix.close()
+
+
+def test_a_message_that_is_refused_gives_its_permit_back() -> None:
+    learner = Learner(0, exact=True)
+    try:
+        caller = Caller(learner.service, "a")
+        refused = caller.send(caller.ask(8), 8, task=7)
+        assert refused.reason == pb.REASON_RANGE
+        caller.send(caller.ask(8), 8)
+        assert learner.learn().is_whole
+    finally:
+        learner.mix.close()
+
+
+def test_actors_of_before_are_told_that_they_do_not_know_of_permits() -> None:
+    from impala.schedule import tasks
+    from learner.front import settings
+
+    config = values.overlay(PRESETS["catch"][1], {"mix": {"lag_budget": 2}})
+    played = tasks.make(config.environment, config.tasks)
+    assert "mix.lag_budget" in settings.message(config, played).needs
+    plain = PRESETS["catch"][1]
+    assert "mix.lag_budget" not in settings.message(plain, played).needs
+    assert settings.agreed(config, played) != settings.agreed(plain, played)
+    assert Pacing.of(Config()) is None
