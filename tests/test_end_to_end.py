@@ -78,7 +78,10 @@ def test_a_fleet_survives_kills_of_actors_and_learner(
         )
         assert min(row["updates"] for row in services.rows(logdir)[seen:]) >= saved.updates
         row = services.wait_for_row(
-            logdir, "both actors again", lambda row: row["actor/active"] >= 2, seen
+            logdir,
+            "both actors again",
+            lambda row: row["actor/active"] >= 2 and "policy_lag/mean" in row,
+            seen,
         )
         dropped = sum(n for name, n in row.items() if name.startswith("unrolls/dropped/"))
         assert row["unrolls/received"] == row["unrolls/learned"] + row["unrolls/queued"] + dropped
