@@ -147,25 +147,21 @@ class LearnerClient:
             return self._session.reply
 
     def await_turn(self, unrolls: int) -> None:
-        """Waits until a round of unrolls may go on, or the next one begin.
+        """Waits for the first parameters and, if rounds of unrolls need permits, for the next one.
 
-        If that takes a permit, there is one when this returns. Otherwise only the very first
-        parameters are waited for.
+        Returns at once within a round.
 
         Args:
           unrolls: of a round, in all its messages.
         """
         with self._lock:
-            if self._unrolls_left > 0:
-                return
-            self._round_unrolls = unrolls
-            self._want()
             session = self._session
-            self._waited += self._wait(
-                lambda: (
-                    (session.permit if session.needs_permits else session.parameters) is not None
-                )
-            )
+            if not session.needs_permits:
+                self._waited += self._wait(lambda: session.parameters is not None)
+            elif self._unrolls_left <= 0:
+                self._round_unrolls = unrolls
+                self._want()
+                self._waited += self._wait(lambda: session.permit is not None)
 
     def parameters(self) -> Parameters:
         """Returns the newest parameters pulled. Waits only for the first ones.
