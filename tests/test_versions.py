@@ -248,7 +248,9 @@ def test_spaces_of_a_newer_version_are_refused_and_not_passed_over(tmp_path: pat
     newest = checkpoint.save(tmp_path, checkpoint.load(OLDEST), keep=3)
     graph = {"type": "Graph", "nodes": 3}
     rewrite(newest, lambda state: state.update(version="9.9", spaces=[graph, graph]))
-    with pytest.raises(CheckpointError, match=r"impala 9\.9, .*Graph.* no space .*Open it with"):
+    with pytest.raises(
+        CheckpointError, match=r"impala 9\.9, .*Graph.* is not a space .*Open it with"
+    ):
         checkpoint.load(tmp_path)
 
 
