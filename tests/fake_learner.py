@@ -20,7 +20,8 @@ class FakeLearner(pb_grpc.LearnerServicer):
     """Listens on 127.0.0.1, or `address`; a context manager.
 
     Set `answer` to judge messages otherwise than by accepting them, clear `receipts` or `replies`
-    to hold receipts or parameters back, set `finished`, `refusal` or `parameters` at any time.
+    to hold receipts or parameters back, set `finished`, `refusal` or `parameters` at any time. Set
+    `permit` before anyone joins, to have rounds need permits: it gives a number, or 0 for none yet.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class FakeLearner(pb_grpc.LearnerServicer):
         self.finished = False
         self.refusal = ""
         self.answer: Answer = self.accepted
+        self.permit: Callable[[pb.GetParametersRequest], int] | None = None
         self.receipts = threading.Event()
         self.receipts.set()
         self.replies = threading.Event()
@@ -128,6 +130,7 @@ class FakeLearner(pb_grpc.LearnerServicer):
             max_unrolls_in_flight=self.max_in_flight,
             max_message_bytes=self.max_message_bytes,
             finished=self.finished,
+            needs_permits=self.permit is not None,
         )
 
     def StreamUnrolls(
@@ -146,18 +149,28 @@ class FakeLearner(pb_grpc.LearnerServicer):
         self._hear(self.pulls, request)
         self.replies.wait()
         with self.changed:
+            number = self.permit(request) if self.permit is not None else 0
+            if self.permit is not None and not number:
+                return pb.GetParametersReply(finished=self.finished)
+            if number:
+                reply = self._parameters()
+                reply.permit.CopyFrom(pb.Permit(number=number, version=self.version, task=7))
+                return reply
             held = request.learner_incarnation, request.newer_than
             if held[0] == self.incarnation and held[1] >= self.version:
                 return pb.GetParametersReply(finished=self.finished)
-            return pb.GetParametersReply(
-                parameters=pb.Parameters(
-                    learner_incarnation=self.incarnation,
-                    version=self.version,
-                    frames=self.frames,
-                    tensors=codec.encode(self.parameters),
-                ),
-                finished=self.finished,
-            )
+            return self._parameters()
+
+    def _parameters(self) -> pb.GetParametersReply:
+        return pb.GetParametersReply(
+            parameters=pb.Parameters(
+                learner_incarnation=self.incarnation,
+                version=self.version,
+                frames=self.frames,
+                tensors=codec.encode(self.parameters),
+            ),
+            finished=self.finished,
+        )
 
     def ReportEvaluation(
         self, request: pb.Evaluation, context: grpc.ServicerContext

@@ -351,3 +351,28 @@ def test_the_identity_holds_whatever_happens(seed: int) -> None:
             fleet.step(rng)
         fleet.all_come_back()
         assert fleet.ended == [] or i % 3 == 0
+
+
+def test_what_is_settled_before_an_earlier_message_is_counted_after_it() -> None:
+    accounts = Accounts()
+    accounts.join("a", 1, 0, 0)
+    for sequence in (1, 2, 3):
+        accounts.receive("a", 1, sequence, 4)
+    accounts.settle("a", 1, 3, 4)
+    accounts.settle("a", 1, 2, 1, dropped="lapsed")
+    accounts.settle("a", 1, 1, 2)
+    totals = accounts.totals()
+    assert (totals.learned, totals.dropped, totals.queued) == (2, {}, 10)
+    # A checkpoint holds what is accounted for in order: after a crash, the rest is sent again.
+    (ledger,) = accounts.state()["ledgers"]
+    assert ledger[2:5] == [2, 0, 2]
+    accounts.settle("a", 1, 1, 2)
+    totals = accounts.totals()
+    assert (totals.learned, totals.dropped, totals.queued) == (4, {"lapsed": 1}, 7)
+    with pytest.raises(ValueError, match="only 0 of it are queued"):
+        accounts.settle("a", 1, 3, 1)
+    # At the end, what was learned from counts as that, and the rest as dropped.
+    accounts.drop_queued("run_finished")
+    totals = accounts.totals()
+    assert (totals.learned, totals.dropped) == (8, {"lapsed": 1, "run_finished": 3})
+    assert totals.received == 12 and totals.queued == 0

@@ -25,6 +25,7 @@ from actors.client import (
     actor_name,
     new_incarnation,
 )
+from actors.policy import Compiled
 from impala.types import (
     ActorUnrolls,
     AgentOutput,
@@ -488,7 +489,7 @@ def test_rows_arrive_as_they_were_played(order: tuple[int, ...]) -> None:
         agent = Counter()
         with connect(learner) as client:
             reply = client.join()
-            actor = Actor(lambda task: environments, agent, reply.unroll_length, seed=1)
+            actor = Actor(lambda task: environments, Compiled(agent), reply.unroll_length, seed=1)
             stream = actor.run(client.parameters)
             for number in range(rounds * len(order)):
                 client.send(next(stream))
@@ -505,6 +506,40 @@ def test_rows_arrive_as_they_were_played(order: tuple[int, ...]) -> None:
     versions = [m.parameter_version for m in learner.messages]
     assert versions == sorted(versions)
     assert len(set(versions)) > 2
+
+
+def test_a_round_is_sent_as_a_whole_before_the_next_one_is_permitted() -> None:
+    """Given a learner that permits a round once it has all unrolls of the one before."""
+    num_envs, rounds, groups = 3, 6, 2
+    with FakeLearner() as learner:
+
+        def permit(request: pb.GetParametersRequest) -> int:
+            begun = len(learner.messages) == (request.round - 1) * groups
+            return 100 + request.round if request.round and begun else 0
+
+        learner.permit = permit
+        learner.answer = lambda message: learner.receipt(message, pb.STATUS_ACCEPTED, task=1)
+        environments = [Script(num_envs, 10 * group) for group in range(groups)]
+        with connect(learner) as client:
+            reply = client.join()
+            actor = Actor(
+                lambda task: environments, Compiled(Counter()), reply.unroll_length, seed=1
+            )
+            stream = actor.run(client.parameters, client.task, whole_rounds=reply.needs_permits)
+            for number in range(rounds * groups):
+                client.await_turn(groups * num_envs)
+                client.send(next(stream))
+                if number % groups == 0:
+                    learner.publish(number + 1)  # which no permit of this round is for
+            assert client.drain(PATIENCE)
+    assert [m.permit for m in learner.messages] == [101 + i // 2 for i in range(rounds * groups)]
+    assert {m.task for m in learner.messages} == {7}  # as the permits say, not the receipts
+    asked = [pull for pull in learner.pulls if pull.round]
+    assert {(pull.actor, pull.incarnation, pull.unrolls) for pull in asked} == {
+        ("a", INCARNATION, groups * num_envs)
+    }
+    versions = [m.parameter_version for m in learner.messages]
+    assert versions[0::2] == versions[1::2] == sorted(versions[0::2]) and len(set(versions)) > 2
 
 
 def decoded(message: pb.Unrolls, unroll_length: int, num_envs: int) -> ActorUnrolls:

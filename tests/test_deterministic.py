@@ -1,13 +1,37 @@
 """Two deterministic runs are equal, bit for bit: variables, replay's draws and telemetry."""
 
+import asyncio
+import itertools
 import pathlib
 from concurrent.futures import ThreadPoolExecutor
 
+import messages
 import numpy as np
 import pytest
 import services
 
+from actors import policy
+from actors.actor import Actor
+from actors.messages import unrolls as unrolls_message
+from actors.run import _Built
+from impala.components import Allowed
+from impala.config import values
+from impala.config.presets import PRESETS
 from impala.logdir import checkpoint, rows
+from impala.types import Parameters
+from learner.data.ingest import Ingest
+from learner.data.mix import Mix
+from learner.data.pacing import Pacing
+from learner.data.replay import Replay
+from learner.data.storage import Memory
+from learner.front.receipts import ReceiptProofs
+from learner.front.records import Records
+from learner.front.service import LearnerService, Lineage
+from learner.front.terms import terms
+from learner.plan import plan_of
+from learner.update.learner import Update
+from protos import codec
+from protos.impala.v1 import learner_pb2 as pb
 
 FRESH, T = 8, 9
 SMALL = (
@@ -68,8 +92,84 @@ def _check_equal(tmp_path: pathlib.Path, updates: int) -> None:
     assert first[-1]["policy_lag/max"] == 0.0 and first[-1]["replay/policy_lag/max"] > 0.0
 
 
-def test_two_short_runs_are_equal(tmp_path: pathlib.Path) -> None:
-    _check_equal(tmp_path, 30)
+def _play(incarnation: int, updates: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Plays and learns in this process; the variables, and which unrolls were learned from."""
+    settings = {
+        "deterministic": True,
+        "seed": 3,
+        "agent": {"hidden_sizes": [8]},
+        "mix": {"fresh": FRESH, "replayed": FRESH, "warm_up_unrolls": 12},
+        "replay": {"storage": "memory"},
+        "actor": {"num_envs": 4},
+    }
+    config = values.overlay(PRESETS["catch"][1], settings)
+    plan = plan_of(config)
+    learner = plan.phases.learner_at(checkpoint.Counters())
+    pacing = Pacing.of(config)
+    assert pacing is not None
+    ingest = Ingest(pacing.capacity)
+    lineage = Lineage(incarnation, {}, ReceiptProofs(bytes(32), incarnation))
+    service = LearnerService(
+        terms(config, plan.phases.agent, plan.unroll_spec, plan.played, plan.spaces[1]),
+        *(lineage, Records.begin(config), ingest, plan.schedule, pacing),
+    )
+    replay = Replay(
+        plan.unroll_spec, Memory(), "reservoir", capacity_frames=10_000, seed=config.seed
+    )
+    mix = Mix(ingest, config.mix, replay, pacing=pacing)
+    drawn: list[np.ndarray] = []
+
+    def publish() -> None:
+        version = learner.counters.updates
+        service.publish(Parameters(incarnation, version, 0.0, 0, learner.agent_values()))
+
+    publish()
+    reply = service.join(messages.join_request("a", incarnation))
+    built = _Built(reply, incarnation, "actor", Allowed())
+    rounds = itertools.count(1)
+    permit = 0
+
+    def parameters() -> Parameters:
+        nonlocal permit
+        request = pb.GetParametersRequest(
+            actor="a", incarnation=incarnation, round=next(rounds), unrolls=4
+        )
+        data = service.get_parameters(request, asyncio.run(service.permit(request)))
+        given = pb.GetParametersReply.FromString(data)
+        permit = given.permit.number
+        tensors = codec.decode(given.parameters.tensors, reply.parameter_specs)
+        return Parameters(incarnation, given.permit.version, 0.0, 0, tensors)
+
+    chosen = policy.of(built.agent, built.config, built.spaces)
+    actor = Actor(
+        lambda task: [built.environment(task, 2, 2 * i) for i in range(2)], chosen, T, built.seed
+    )
+    stream = actor.run(parameters, whole_rounds=True)
+    sequence = itertools.count(1)
+    try:
+        while learner.counters.updates < updates:
+            for unrolls in itertools.islice(stream, FRESH // 2):
+                message = unrolls_message("a", incarnation, reply.fingerprint, unrolls)
+                message.sequence, message.permit = next(sequence), permit
+                assert asyncio.run(service.submit(message)).status == pb.STATUS_ACCEPTED
+            prepared = mix.get(timeout=60.0)
+            assert prepared is not None
+            if prepared.batch is not None:
+                assert isinstance(learner.update(prepared.batch), Update)
+                drawn.append(prepared.batch.unroll.timestep.observation)
+                publish()
+            service.learned()
+    finally:
+        mix.close()
+    return [variable.numpy() for variable in plan.phases.agent.variables], drawn
+
+
+def test_what_is_played_drawn_and_learned_is_the_same_whatever_the_incarnations() -> None:
+    one, other = _play(7, 12), _play(8, 12)
+    for arrays, others in zip(one, other, strict=True):
+        for array, same in zip(arrays, others, strict=True):
+            np.testing.assert_array_equal(array, same)
+    assert not np.array_equal(one[1][0], one[1][-1])
 
 
 @pytest.mark.slow

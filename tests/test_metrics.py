@@ -48,6 +48,32 @@ def test_a_row_holds_the_means_since_the_last_row() -> None:
     assert after["episode/Catch/return_recent"] == 1.0  # the last hundred episodes, not this row's
 
 
+def test_a_row_says_by_task_what_was_learned_from_and_what_was_dropped() -> None:
+    telemetry = Telemetry()
+    telemetry.begin(Counters())
+    telemetry.unrolls("Catch", 6, 1, None)
+    telemetry.unrolls("Catch", 2, 5, None)
+    telemetry.unrolls("Catch", 3, 9, "policy_lag")
+    telemetry.lengths("Catch", [_episode(1.0)] * 2, is_dropped=False)
+    telemetry.lengths("Catch", [_episode(1.0)._replace(length=40)], is_dropped=True)
+    telemetry.actor("Catch", elapsed=2.0, waited=0.5)
+    row, _ = telemetry.end(Counters(), {}).row()
+    of_task = {name: value for name, value in row.items() if name.startswith("task/")}
+    assert of_task == {
+        "task/Catch/unrolls/learned": 8,
+        "task/Catch/unrolls/dropped/policy_lag": 3,
+        "task/Catch/policy_lag/learned": 2.0,
+        "task/Catch/policy_lag/dropped": 9.0,
+        "task/Catch/episode_length/learned": 10.0,
+        "task/Catch/episode_length/dropped": 40.0,
+        "task/Catch/wait_seconds": 0.5,
+    }
+    telemetry.unrolls("Catch", 1, 0, None)
+    row, _ = telemetry.end(Counters(), {}).row()
+    assert row["task/Catch/unrolls/learned"] == 9  # a total
+    assert "task/Catch/episode_length/dropped" not in row  # a mean of this row
+
+
 def test_histograms_are_of_lags_and_of_each_part_of_the_actions() -> None:
     telemetry = Telemetry()
     telemetry.policy_lag(np.array([0, 90, 1]), np.array([False, True, False]))
