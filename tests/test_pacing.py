@@ -252,6 +252,9 @@ def test_asking_again_gives_the_same_permit_with_parameters_that_there_are() -> 
     pacing.learned()
     again = pacing.ask(("a", 1), 1, 4, lambda: None)
     assert first == (1, 0, 2) and again == (1, 1, 3)
+    # Nobody waits for what was due with the permit as it was.
+    assert pacing.came(("a", 1), 1, 4) == (4, 3) and pacing.making == 0
+    assert pacing.most(3) == FRESH
     exact = Pacing(FRESH, 0, exact=True)
     assert [exact.ask(("a", 1), 1, 4, lambda: None) for _ in range(2)] == [(1, 0, 0)] * 2
     assert exact.making == 4

@@ -110,6 +110,7 @@ class Pacing:
         self._batch, self._room = 0, fresh  # that is being made, and the unrolls that it lacks
         self._queued = 0  # unrolls that have come, and are in no batch yet
         self._open: dict[int, _Open] = {}  # by number
+        self._making: collections.Counter[int] = collections.Counter()  # wanted of these, by due
         self._actors: dict[Key, _Actor] = {}
         self._turns: collections.deque[Key] = (
             collections.deque()
@@ -145,7 +146,7 @@ class Pacing:
     def making(self) -> int:
         """Unrolls with a permit that have not come yet."""
         with self._lock:
-            return sum(each.wanted for each in self._open.values())
+            return self._making.total()
 
     # Actors.
 
@@ -223,6 +224,7 @@ class Pacing:
             found.has_begun = True
             admitted = min(unrolls, found.wanted)
             found.wanted -= admitted
+            self._making[found.permit.due] -= admitted
             found.missing -= unrolls
             self._queued += admitted
             if found.missing <= 0:
@@ -255,11 +257,9 @@ class Pacing:
             if self.is_exact:
                 return self._room if due == self._batch else 0
             most, earlier = self._room, 0
-            for found in sorted(self._open.values(), key=lambda each: each.permit.due):
-                if found.permit.due >= due:
-                    break
-                earlier += found.wanted
-                room = self._room + (found.permit.due - self._batch) * self._fresh
+            for before in sorted(each for each, n in self._making.items() if n and each < due):
+                earlier += self._making[before]
+                room = self._room + (before - self._batch) * self._fresh
                 most = min(most, room - earlier)
             return most
 
@@ -323,6 +323,7 @@ class Pacing:
             permit = Permit(next(self._numbers), max(0, due - self.lag), due)
             found = _Open(permit, key, asked.unrolls, wanted, self._clock())
             self._open[permit.number] = found
+            self._making[due] += wanted
             actor.open.append(found)
             actor.round = asked.round
             asked.wake()
@@ -337,7 +338,7 @@ class Pacing:
                 if key in self._asking and not self._actors[key].open:
                     return key
             return None
-        under_way = self._queued + sum(each.wanted for each in self._open.values())
+        under_way = self._queued + self._making.total()
         room = self._room + (self._learned + self.lag - self._batch) * self._fresh - under_way
         for key, asked in self._asking.items():
             if len(self._actors[key].open) < 2:  # that which is being made, and the next one
@@ -351,11 +352,15 @@ class Pacing:
         """A permit that was not used yet, with parameters that can still be had."""
         if not self.is_exact:
             due = self._learned + self.lag
+            self._making[found.permit.due] -= found.wanted
+            self._making[due] += found.wanted
             found.permit = found.permit._replace(learned=self._learned, due=due)
         return found.permit
 
     def _close(self, found: _Open) -> None:
         """Forgets a permit; what is still wanted of it is dealt again."""
+        self._making[found.permit.due] -= found.wanted
+        self._making = +self._making  # without those of which all has come
         if self.is_exact:
             self._undealt[found.permit.due] += found.wanted
             self._undealt = +self._undealt
