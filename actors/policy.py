@@ -119,31 +119,36 @@ class Compiled(Policy):
 
     def begin(self, timestep: TimeStep, seed: Sequence[int]) -> "Acting":
         num_envs = len(timestep.reward)
-        state = self._agent.initial_state(num_envs), np.asarray(seed, np.int32)
-        state = tree.map_structure(tf.convert_to_tensor, state)
+        acting = self._agent.acting(self._agent.initial_state(num_envs))
+        state = tree.map_structure(tf.convert_to_tensor, (acting, np.asarray(seed, np.int32)))
         self._timestep_like, self._state_like = timestep, state
         leaves = tree.flatten((timestep, state))
         act = self._graph.get_concrete_function(*(tf.TensorSpec(x.shape, x.dtype) for x in leaves))
-        return _ActingCompiled(act, state, self._output_like)
+        return _ActingCompiled(self._agent, act, state, self._output_like)
 
     def _trace(self, *leaves: tf.Tensor) -> list[tf.Tensor]:
-        timestep, (core_state, seed) = tree.unflatten_as(
+        timestep, (acting, seed) = tree.unflatten_as(
             (self._timestep_like, self._state_like), leaves
         )
-        output, core_state = self._agent.step(timestep, core_state, seed)
+        output, acting = self._agent.act(timestep, acting, seed)
         self._output_like = tree.map_structure(
             lambda x: ArraySpec(tuple(x.shape), np.dtype(x.dtype.as_numpy_dtype)), output
         )
-        return tree.flatten((output, (core_state, seed + [0, 1])))
+        return tree.flatten((output, (acting, seed + [0, 1])))
 
 
 class _ActingCompiled(Acting):
-    """The state is the core state and the seed of the next action."""
+    """The state is the agent's for acting and the seed of the next action."""
 
     def __init__(
-        self, graph: tf.types.experimental.ConcreteFunction, state: Nest, output: AgentOutput
+        self,
+        agent: Agent,
+        graph: tf.types.experimental.ConcreteFunction,
+        state: Nest,
+        output: AgentOutput,
     ) -> None:
         self.output = output
+        self._agent = agent
         self._graph = graph
         self._num_outputs = len(tree.flatten(output))
         self._state_like = state
@@ -156,5 +161,5 @@ class _ActingCompiled(Acting):
         return [x.numpy() for x in results[: self._num_outputs]]
 
     def core_state(self) -> Nest:
-        core_state, _ = tree.unflatten_as(self._state_like, self._state)
-        return tree.map_structure(lambda x: x.numpy(), core_state)
+        acting, _ = tree.unflatten_as(self._state_like, self._state)
+        return tree.map_structure(lambda x: x.numpy(), self._agent.core_state(acting))

@@ -21,6 +21,7 @@ from impala.runtime import process
 from impala.schedule import phases, tasks
 from learner.update.learner import Learner
 
+_BY_XLA = "CpuExecutable::ExecuteAsyncOnStream"  # a function that XLA has compiled
 _CALLS = 10
 _SHOWN = 14  # operations; the others are added up
 
@@ -85,6 +86,8 @@ def _operations(call: Callable[[], Any], steps: int) -> dict[str, float]:
             for event in line.events:
                 # NAME:OPERATION; what contains others is named differently.
                 name = plane.event_metadata[event.metadata_id].name
+                if name == _BY_XLA:
+                    name = ":XLA"
                 where, colon, operation = name.rpartition(":")
                 if colon and operation.isidentifier() and "::" not in name and " " not in name:
                     spent[f"{_room(where)} {operation.removeprefix('_')}"] += event.duration_ps

@@ -88,10 +88,16 @@ class Counter(tf.Module):
     def initial_state(self, batch_size: int) -> tf.Tensor:
         return tf.zeros([batch_size], tf.int32)
 
-    def step(
-        self, timestep: TimeStep, core_state: tf.Tensor, seed: tf.Tensor
+    def acting(self, core_state: tf.Tensor) -> tf.Tensor:
+        return core_state
+
+    def core_state(self, acting: tf.Tensor) -> tf.Tensor:
+        return acting
+
+    def act(
+        self, timestep: TimeStep, acting: tf.Tensor, seed: tf.Tensor
     ) -> tuple[AgentOutput, tf.Tensor]:
-        count = tf.where(timestep.step_type == int(StepType.FIRST), 0, core_state) + 1
+        count = tf.where(timestep.step_type == int(StepType.FIRST), 0, acting) + 1
         action = tf.random.stateless_uniform(
             tf.shape(count), seed, maxval=NUM_ACTIONS, dtype=tf.int64
         )

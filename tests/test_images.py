@@ -1,4 +1,4 @@
-"""Standardising by the first convolution is the same as standardising each pixel."""
+"""Images are standardised, and their frames stacked, as in NumPy."""
 
 import numpy as np
 import pytest
@@ -8,8 +8,8 @@ import tree
 from gymnasium import spaces
 
 from impala.agents import images, torsos
-from impala.agents.images import Frames, Images
-from impala.agents.observation import FrameStack
+from impala.agents.images import Frames
+from impala.agents.observation import Features, FrameStack
 from impala.config.schema import AgentConfig
 
 TORSOS = [torsos.Shallow, torsos.Small, torsos.Strided, torsos.DeepResidual]
@@ -37,42 +37,45 @@ def standardised() -> np.ndarray:
     return exact
 
 
-def to_standardise() -> Images:
+def test_they_are_standardised_as_in_double_precision() -> None:
     pixels = tf.constant(pictures())
-    return images.to_standardise(Frames(pixels, images.sums(pixels)), 255.0)
-
-
-@pytest.mark.parametrize("padding", ["VALID", "SAME"])
-@pytest.mark.parametrize(("kernel", "stride"), [(8, 4), (3, 1), (3, 2)])
-def test_a_convolution_is_that_of_standardised_pixels(
-    padding: str, kernel: int, stride: int
-) -> None:
-    random = np.random.default_rng(1)
-    convolution = snt.Conv2D(16, kernel_shape=kernel, stride=stride, padding=padding)
-    expected = convolution(tf.constant(standardised()))
-    convolution.b.assign(random.normal(0.0, 0.5, 16))  # as 0 it would hide mistakes
-    weights = tf.constant(random.normal(size=expected.shape), tf.float32)
-
-    def outputs_and_gradients(shown: Images) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        with tf.GradientTape() as tape:
-            outputs = images.convolve(convolution, shown)
-            loss = tf.reduce_sum(weights * outputs)  # linear: no rounding decides a ReLU
-        return outputs, tape.gradient(loss, convolution.trainable_variables)
-
-    expected, their_gradients = outputs_and_gradients(Images(tf.constant(standardised())))
-    outputs, gradients = outputs_and_gradients(to_standardise())
-    np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-4)
-    for ours, theirs in zip(gradients, their_gradients, strict=True):
-        scale = float(tf.reduce_max(tf.abs(theirs)))
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * scale)
+    shown = images.standardised(Frames(pixels, images.sums(pixels)), 255.0)
+    np.testing.assert_allclose(shown, standardised(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("torso", TORSOS)
-def test_every_torso_begins_with_such_a_convolution(torso: type[torsos.Torso]) -> None:
+def test_every_torso_sees_them_standardised(torso: type[torsos.Torso]) -> None:
     made = torso(AgentConfig(), name="torso")
-    expected = made(Images(tf.constant(standardised())))
-    assert to_standardise().shift is not None
-    np.testing.assert_allclose(made(to_standardise()), expected, rtol=1e-3, atol=1e-4)
+    features = Features(made, spaces.Box(0, 255, pictures().shape[1:], np.uint8))
+    expected = made(tf.constant(standardised()))
+    np.testing.assert_allclose(features(tf.constant(pictures())), expected, rtol=1e-3, atol=1e-4)
+
+
+class _Convolution(torsos.Torso):
+    """Linear: no rounding decides a ReLU."""
+
+    def __init__(self, padding: str) -> None:
+        super().__init__(name="convolution")
+        self._convolution = snt.Conv2D(16, kernel_shape=8, stride=4, padding=padding)
+
+    def __call__(self, images: tf.Tensor) -> tf.Tensor:
+        return snt.flatten(self._convolution(images))
+
+
+@pytest.mark.parametrize("padding", ["VALID", "SAME"])
+def test_gradients_are_those_of_standardised_pixels(padding: str) -> None:
+    convolution = _Convolution(padding)
+    features = Features(convolution, spaces.Box(0, 255, pictures().shape[1:], np.uint8))
+    of_each: list[list[tf.Tensor]] = []
+    for function, shown in ((convolution, standardised()), (features, pictures())):
+        with tf.GradientTape() as tape:
+            outputs = function(tf.constant(shown))
+            weights = tf.random.stateless_normal(outputs.shape, [1, 2])
+            loss = tf.reduce_sum(weights * outputs)
+        of_each.append([outputs, *tape.gradient(loss, convolution.trainable_variables)])
+    for expected, ours in zip(*of_each, strict=True):
+        scale = float(tf.reduce_max(tf.abs(expected)))
+        np.testing.assert_allclose(ours, expected, atol=1e-4 * scale)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
@@ -96,12 +99,3 @@ def test_a_stack_of_frames_has_the_sums_of_its_frames() -> None:
     assert isinstance(stacked, Frames)
     assert stacked.pixels.shape == (7, 3, 9, 8, 4)
     tree.map_structure(np.testing.assert_array_equal, stacked.sums, images.sums(stacked.pixels))
-
-
-def test_whole_numbers_are_what_is_convolved() -> None:
-    """They are exact in bfloat16, and so are products that cancel a large mean."""
-    shown = to_standardise()
-    np.testing.assert_array_equal(
-        shown.pixels, tf.cast(tf.cast(shown.pixels, tf.bfloat16), tf.float32)
-    )
-    assert float(tf.reduce_max(tf.abs(shown.shift))) <= 0.5

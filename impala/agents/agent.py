@@ -94,16 +94,34 @@ class Agent(snt.Module):
         Returns:
           Output [B, ...], and the core state after it.
         """
-        output, core_state = self._one_row(timestep, core_state)
-        policy = self.distribution.behaviour(output.policy, seed)
-        action, _ = self.distribution.sample_and_log_prob(policy, seed)
-        return AgentOutput(action, policy, output.baseline), core_state
+        output, acting = self.act(timestep, self.acting(core_state), seed)
+        return output, self.core_state(acting)
 
     def greedy_step(self, timestep: TimeStep, core_state: Nest) -> tuple[AgentOutput, Nest]:
         """Acts as `step`, with the distribution's mode instead of a sample."""
-        output, core_state = self._one_row(timestep, core_state)
+        output, acting = self._row(timestep, self.acting(core_state))
         policy = self.distribution.behaviour(output.policy, seed=None)
-        return AgentOutput(self.distribution.mode(policy), policy, output.baseline), core_state
+        greedy = AgentOutput(self.distribution.mode(policy), policy, output.baseline)
+        return greedy, self.core_state(acting)
+
+    def acting(self, core_state: Nest) -> Nest:
+        """Returns the state from which `act` goes on: frames are stacked already."""
+        if self._frame_stack is None:
+            return core_state
+        return self._frame_stack.window(core_state[0]), *core_state[1:]
+
+    def act(self, timestep: TimeStep, acting: Nest, seed: tf.Tensor) -> tuple[AgentOutput, Nest]:
+        """Acts as `step`, faster: with the state of `acting` instead of a core state."""
+        output, acting = self._row(timestep, acting)
+        policy = self.distribution.behaviour(output.policy, seed)
+        action, _ = self.distribution.sample_and_log_prob(policy, seed)
+        return AgentOutput(action, policy, output.baseline), acting
+
+    def core_state(self, acting: Nest) -> Nest:
+        """Returns the core state [B, ...] before the next row."""
+        if self._frame_stack is None:
+            return acting
+        return self._frame_stack.state(acting[0]), *acting[1:]
 
     def unroll(self, timestep: TimeStep, core_state: Nest) -> tuple[NetworkOutput, Nest]:
         """Applies the network to T rows.
@@ -116,14 +134,32 @@ class Agent(snt.Module):
           Outputs [T, B, ...], and the core state after row T - 1.
         """
         timestep, core_state = tree.map_structure(tf.convert_to_tensor, (timestep, core_state))
-        is_first = tf.equal(timestep.step_type, tf.cast(StepType.FIRST, tf.int8))  # [T, B]
-        before, after = list(core_state), []
+        observation, is_first = timestep.observation, _is_first(timestep)
+        if self._frame_stack is None:
+            return self._network(timestep, observation, is_first, core_state)
+        observation, stacked = self._frame_stack(observation, is_first, core_state[0])
+        output, after = self._network(timestep, observation, is_first, core_state[1:])
+        return output, (stacked, *after)
 
-        observation = timestep.observation
+    def _row(self, timestep: TimeStep, acting: Nest) -> tuple[NetworkOutput, Nest]:
+        """Applies the network to one row."""
+        timestep = tree.map_structure(tf.convert_to_tensor, timestep)
+        observation, is_first = timestep.observation, _is_first(timestep)
+        window: tuple[Nest, ...] = ()
         if self._frame_stack is not None:
-            observation, state = self._frame_stack(observation, is_first, before.pop(0))
-            after.append(state)
+            observation, pushed = self._frame_stack.push(observation, is_first, acting[0])
+            window, acting = (pushed,), acting[1:]
+        timestep, observation, is_first = tree.map_structure(
+            lambda x: tf.expand_dims(x, 0), (timestep, observation, is_first)
+        )
+        output, after = self._network(timestep, observation, is_first, acting)
+        return tree.map_structure(lambda x: tf.squeeze(x, 0), output), (*window, *after)
 
+    def _network(
+        self, timestep: TimeStep, observation: Nest, is_first: tf.Tensor, core_state: Nest
+    ) -> tuple[NetworkOutput, tuple[Nest, ...]]:
+        """Applies everything behind the frame stack to T rows."""
+        before, after = list(core_state), []
         features = snt.BatchApply(self._torso)(observation)
         if self._core is not None:
             features, state = self._core(features, is_first, before.pop(0))
@@ -144,7 +180,6 @@ class Agent(snt.Module):
         baseline = tf.squeeze(snt.BatchApply(self._baseline_head)(baseline_features), axis=-1)
         return NetworkOutput(policy, baseline), tuple(after)
 
-    def _one_row(self, timestep: TimeStep, core_state: Nest) -> tuple[NetworkOutput, Nest]:
-        rows = tree.map_structure(lambda x: tf.expand_dims(x, 0), timestep)
-        output, core_state = self.unroll(rows, core_state)
-        return tree.map_structure(lambda x: tf.squeeze(x, 0), output), core_state
+
+def _is_first(timestep: TimeStep) -> tf.Tensor:
+    return tf.equal(timestep.step_type, tf.cast(StepType.FIRST, tf.int8))

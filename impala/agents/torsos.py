@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal
 import sonnet as snt
 import tensorflow as tf
 
-from impala.agents.images import Images, convolve
 from impala.config.schema import AgentConfig
 
 
@@ -21,11 +20,10 @@ class Torso(snt.Module, abc.ABC):
     in the episode) bypasses the torso and is appended to its features.
     """
 
-    sees: ClassVar[Literal["vector", "image", "pixels", "observation"]] = "image"
+    sees: ClassVar[Literal["vector", "image", "observation"]] = "image"
     """The torso's input. vector: the observation of any space as [N, D] float32, choices as
-    one-hot. image: [N, H, W, C] float32. pixels: `impala.agents.images.Images`, which the first
-    convolution standardises, for less than standardising each pixel. observation: a nest of
-    tensors [N, ...], as the environment gave it."""
+    one-hot. image: [N, H, W, C] float32. observation: a nest of tensors [N, ...], as the
+    environment gave it."""
     smallest: ClassVar[int] = 1
     """Smallest height and width of an image, in pixels."""
 
@@ -66,7 +64,6 @@ class MLP(Torso):
 class Shallow(Torso):
     """Two convolutions and a linear layer of 256. [N, H, W, C] to [N, 256]."""
 
-    sees = "pixels"
     smallest = 20  # pixels; smaller images leave no input for the second convolution
 
     def __init__(self, settings: AgentConfig | None = None, name: str | None = None) -> None:
@@ -77,11 +74,10 @@ class Shallow(Torso):
         ]
         self._linear = snt.Linear(256, w_init=_he())
 
-    def __call__(self, images: Images) -> tf.Tensor:
-        first, second = self._convolutions
-        features = tf.nn.relu(convolve(first, images))
-        features = tf.nn.relu(second(features))
-        return tf.nn.relu(self._linear(snt.flatten(features)))
+    def __call__(self, images: tf.Tensor) -> tf.Tensor:
+        for convolution in self._convolutions:
+            images = tf.nn.relu(convolution(images))
+        return tf.nn.relu(self._linear(snt.flatten(images)))
 
 
 class Small(Torso):
@@ -90,7 +86,6 @@ class Small(Torso):
     For images of 10x10, as in MinAtar: Young and Tian 2019, arXiv 1903.03176.
     """
 
-    sees = "pixels"
     smallest = 3
 
     def __init__(self, settings: AgentConfig | None = None, name: str | None = None) -> None:
@@ -100,15 +95,13 @@ class Small(Torso):
         )
         self._linear = snt.Linear(128, w_init=_he())
 
-    def __call__(self, images: Images) -> tf.Tensor:
-        features = tf.nn.relu(convolve(self._convolution, images))
-        return tf.nn.relu(self._linear(snt.flatten(features)))
+    def __call__(self, images: tf.Tensor) -> tf.Tensor:
+        images = tf.nn.relu(self._convolution(images))
+        return tf.nn.relu(self._linear(snt.flatten(images)))
 
 
 class Strided(Torso):
     """Four convolutions that each halve an image: [N, H, W, C] to [N, F]; 288 features of 47x47."""
-
-    sees = "pixels"
 
     def __init__(self, settings: AgentConfig | None = None, name: str | None = None) -> None:
         super().__init__(settings, name=name)
@@ -117,18 +110,14 @@ class Strided(Torso):
             for i in range(4)
         ]
 
-    def __call__(self, images: Images) -> tf.Tensor:
-        first, *others = self._convolutions
-        features = tf.nn.elu(convolve(first, images))
-        for convolution in others:
-            features = tf.nn.elu(convolution(features))
-        return snt.flatten(features)
+    def __call__(self, images: tf.Tensor) -> tf.Tensor:
+        for convolution in self._convolutions:
+            images = tf.nn.elu(convolution(images))
+        return snt.flatten(images)
 
 
 class DeepResidual(Torso):
     """Three sections of residual blocks and a linear layer of 256. [N, H, W, C] to [N, 256]."""
-
-    sees = "pixels"
 
     def __init__(self, settings: AgentConfig | None = None, name: str | None = None) -> None:
         super().__init__(settings, name=name)
@@ -137,12 +126,10 @@ class DeepResidual(Torso):
         ]
         self._linear = snt.Linear(256, w_init=_he())
 
-    def __call__(self, images: Images) -> tf.Tensor:
-        first, *others = self._sections
-        features = first.convolved(convolve(first.convolution, images))
-        for section in others:
-            features = section(features)
-        return tf.nn.relu(self._linear(snt.flatten(tf.nn.relu(features))))
+    def __call__(self, images: tf.Tensor) -> tf.Tensor:
+        for section in self._sections:
+            images = section(images)
+        return tf.nn.relu(self._linear(snt.flatten(tf.nn.relu(images))))
 
 
 class _Section(snt.Module):
@@ -150,7 +137,7 @@ class _Section(snt.Module):
 
     def __init__(self, channels: int, name: str | None = None) -> None:
         super().__init__(name=name)
-        self.convolution = snt.Conv2D(channels, kernel_shape=3, w_init=_he(), name="conv")
+        self._convolution = snt.Conv2D(channels, kernel_shape=3, w_init=_he(), name="conv")
         self._blocks = [
             [
                 snt.Conv2D(channels, kernel_shape=3, w_init=_he(), name=f"block_{i}_conv_{j}")
@@ -160,11 +147,7 @@ class _Section(snt.Module):
         ]
 
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
-        return self.convolved(self.convolution(images))
-
-    def convolved(self, images: tf.Tensor) -> tf.Tensor:
-        """Returns what the section makes of images that `convolution` has seen."""
-        images = tf.nn.max_pool2d(images, ksize=3, strides=2, padding="SAME")
+        images = tf.nn.max_pool2d(self._convolution(images), ksize=3, strides=2, padding="SAME")
         for block in self._blocks:
             shortcut = images
             for convolution in block:
