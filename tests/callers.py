@@ -11,6 +11,7 @@ import grpc
 import messages
 import numpy as np
 import trustme
+from services import WAIT
 
 from deploy.lint import certificates
 from impala.runtime.security import ServerSecurity
@@ -21,7 +22,6 @@ from learner.front.server import Server
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 
-WAIT = 60.0  # seconds
 GOOD_TENSORS = list(messages.message().tensors)
 STREAM_METHOD = "/impala.v1.Learner/StreamUnrolls"
 TOKENS = {role: f"{role}-token-0123456789" for role in ("actor", "evaluator", "reader")}

@@ -4,7 +4,8 @@ import socket
 import struct
 from typing import Self
 
-WAIT = 20.0  # seconds that nothing here should ever take
+from services import WAIT
+
 ELSEWHERE = "127.0.0.2"  # another host, as far as the learner sees
 
 DATA, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE = 0, 1, 3, 4, 8  # frames

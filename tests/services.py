@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 SECONDS = 90.0  # longest wait without progress; starting TensorFlow on a busy machine takes a while
+WAIT = 300.0  # seconds; nothing within this process takes so long, however busy the machine
 _PROGRESS = 0.05  # CPU seconds per second: services that start or learn use more, idle ones less
 
 

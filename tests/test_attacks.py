@@ -46,6 +46,7 @@ from callers import (
 )
 from google.protobuf.message import DecodeError
 from http2 import DATA, END_STREAM, HEADERS, Raw, connect, framed
+from services import WAIT
 
 from impala.runtime import process
 from impala.types import Parameters
@@ -58,7 +59,6 @@ from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 
-WAIT = 20.0  # seconds that nothing here should ever take
 UNARY = ("Join", "GetParameters", "ReportEvaluation", "GetStatus")
 METHODS = (*UNARY, "StreamUnrolls")
 

@@ -12,7 +12,7 @@ import grpc
 import messages
 import pytest
 import services
-from callers import WAIT
+from services import WAIT
 
 from benchmarks.fleet import idle_tensors
 from impala.config.rules import validate

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import trustme
 from callers import OK, STREAM_METHOD, certificate, secure_channel, status, write
+from services import WAIT
 
 from actors.client import LearnerClient, LearnerRefused, new_incarnation
 from impala.config.schema import QuarantineConfig
@@ -25,8 +26,6 @@ from learner.front.server import Server
 from learner.front.service import Quarantined
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
-
-WAIT = 30.0  # seconds that nothing here should ever take
 
 
 class _Clock:

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import tree
 from callers import STREAM_METHOD, Actor, Learner, received
+from services import WAIT
 
 from protos.impala.v1 import learner_pb2 as pb
 
-WAIT = 60.0  # seconds
 MALFORMED = 10_000
 STREAMS = 4
 

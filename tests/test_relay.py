@@ -40,6 +40,7 @@ from callers import (
 )
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from http2 import ELSEWHERE, Raw, connect
+from services import WAIT
 
 from impala.config.schema import QuarantineConfig
 from impala.runtime.security import ServerSecurity
@@ -51,7 +52,6 @@ from learner.front.server import Server
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 
-WAIT = 20.0
 JOIN = "/impala.v1.Learner/Join"
 
 

@@ -30,6 +30,7 @@ from callers import (
     write,
 )
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from services import WAIT
 
 from actors.client import LearnerClient, LearnerRefused, new_incarnation
 from impala.runtime import credentials
@@ -40,9 +41,6 @@ from learner.front import server as server_module
 from learner.front.server import Server
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
-
-WAIT = 30.0
-
 
 # Tokens.
 

@@ -10,6 +10,7 @@ import messages
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from services import WAIT
 
 from impala.types import Parameters
 from learner.data.ingest import Arrival, Ingest
@@ -19,8 +20,6 @@ from learner.front.server import SERVICE_NAME, Server
 from learner.front.service import LearnerService
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc
-
-WAIT = 30.0  # seconds that nothing here should ever take
 
 
 def _taken(ingest: Ingest) -> Arrival:

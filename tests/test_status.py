@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import rich.console
 import services
-from callers import WAIT, Actor, Learner
+from callers import Actor, Learner
+from services import WAIT
 
 from actors import channel, session
 from actors import status as view

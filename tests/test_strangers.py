@@ -17,6 +17,7 @@ import prometheus_client as prometheus
 import pytest
 from callers import OK, Learner, serving, status
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from services import WAIT
 
 from impala.commands import main as cli
 from impala.runtime import exporter, listen
@@ -26,9 +27,6 @@ from impala.runtime.security import ClientSecurity, ServerSecurity
 from learner.front import calls as call_limits
 from learner.front import door, probes
 from learner.front.server import Server
-
-WAIT = 30.0
-
 
 # Addresses.
 

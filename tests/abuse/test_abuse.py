@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from abuse.caller import Caller
 from callers import Actor, Learner
+from services import WAIT
 
 from protos.impala.v1 import learner_pb2 as pb
 
 MESSAGES = 1_500
-WAIT = 60.0  # seconds
 
 
 def test_absurd_messages_change_nothing_but_the_account_of_who_sends_them() -> None:
