@@ -1,6 +1,7 @@
 """The learner service, wired from top to bottom: composition root of this package."""
 
 import contextlib
+import functools
 import logging
 import pathlib
 import secrets
@@ -147,8 +148,12 @@ def run_learner(
             # From messages to batches and updates.
             if replay is not None:
                 at_the_end.callback(replay.close)
-            updates = resumed.learner.counters.updates
-            mix = Mix(ingest, config.mix, replay, version=updates, pacing=pacing)
+            mix = Mix(
+                *(ingest, config.mix, replay),
+                version=resumed.learner.counters.updates,
+                pacing=pacing,
+                place=functools.partial(devices.place, device=resumed.learner.device),
+            )
             at_the_end.callback(mix.close)
             at_the_end.callback(ingest.close)
             guard = Guard(

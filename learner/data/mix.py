@@ -5,7 +5,7 @@ import itertools
 import logging
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -67,6 +67,7 @@ class Prepared(NamedTuple):
     steps: int  # agent decisions in them
     arrivals: Sequence[Arrival]  # first used in this batch: their statistics count once
     is_whole: bool  # a batch's number of fresh unrolls was taken, dropped ones not counted
+    placed: Batch | None = None  # `batch` as tensors on the learner's device; None: not there yet
 
 
 class _Chunk(NamedTuple):
@@ -135,6 +136,7 @@ class Mix:
         version: int = 0,
         depth: int = 1,
         pacing: Pacing | None = None,
+        place: Callable[[Batch], Batch] | None = None,
     ):
         """Starts the thread.
 
@@ -146,6 +148,7 @@ class Mix:
           version: of the parameters that the first batch updates.
           depth: batches to prepare ahead of the update.
           pacing: tells which unrolls are due when. Without it they are taken in order.
+          place: copies a batch to the learner's device, while the previous update runs.
 
         Raises:
           ValueError: the configuration asks for replayed unrolls, but there is no replay.
@@ -160,6 +163,7 @@ class Mix:
         self._has_dropped = False
         self._more: tuple[Unroll, int] | None = None  # template of batches; how many are due
         self._pacing = pacing
+        self._place = place
         # What was taken out of the ingest: when it is due, how many had come before, what it is.
         # Without pacing, that is what is left of one message.
         self._waiting: list[tuple[int, int, _Chunk]] = []
@@ -203,6 +207,8 @@ class Mix:
     def _run(self) -> None:
         try:
             while (prepared := self._prepare()) is not None:
+                if self._place is not None and prepared.batch is not None:
+                    prepared = prepared._replace(placed=self._place(prepared.batch))
                 while not self._stop.is_set():
                     try:
                         self._ready.put(prepared, timeout=0.2)

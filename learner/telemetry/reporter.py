@@ -44,6 +44,7 @@ class Reporter:
         self._tasks = tasks
         self._seconds = seconds
         self._updates = updates
+        self._newest: tuple[Batch, Update] | None = None  # of the row, for histograms
 
     def take(self, iteration: Iteration) -> None:
         """Collects the results of an iteration, and ends the row if it is due."""
@@ -74,6 +75,9 @@ class Reporter:
 
     def end_row(self, counters: Counters, is_last: bool = False) -> None:
         """Ends the row, and begins the next."""
+        if self._newest is not None:
+            self._add_histograms(*self._newest)
+            self._newest = None
         interval = self._telemetry.end(counters, self._gauges.read(counters))
         self._writer.put(interval, is_last)
 
@@ -85,11 +89,16 @@ class Reporter:
         # After a restart, actors may still act with a newer version than the checkpoint's.
         lags = np.maximum(0, before - unroll.parameter_version)
         telemetry.policy_lag(lags, batch.is_replay)
+        self._newest = batch, update
+
+    def _add_histograms(self, batch: Batch, update: Update) -> None:
+        unroll = batch.unroll
         is_step = unroll.timestep.step_type[1:] != StepType.FIRST
         fresh = is_step & ~batch.is_replay
-        telemetry.newest("action", tree.map_structure(lambda x: x[1:][fresh], unroll.output.action))
+        actions = tree.map_structure(lambda x: x[1:][fresh], unroll.output.action)
+        self._telemetry.newest("action", actions)
         for name, values in update.histograms.items():
-            telemetry.newest(name, values[is_step])
+            self._telemetry.newest(name, np.asarray(values)[is_step])
 
     def _arrived(self, arrival: Arrival, is_dropped: bool) -> None:
         telemetry, task = self._telemetry, self._tasks[arrival.task]

@@ -1,11 +1,13 @@
-"""Configures TensorFlow for learning: GPU memory, threads, bfloat16."""
+"""Configures TensorFlow for learning (GPU memory, threads, bfloat16), and places batches."""
 
 import logging
 
 import tensorflow as tf
+import tree
 
 from impala.config.schema import Config
 from impala.runtime import process
+from impala.types import Batch
 
 _log = logging.getLogger(__name__)
 
@@ -24,3 +26,19 @@ def set_up(config: Config) -> None:
     if config.learner.bfloat16:
         kind = "bfloat16" if process.use_bfloat16() else "float32: this CPU has no bfloat16"
         _log.info("Convolutions and products are computed in %s.", kind)
+
+
+def place(batch: Batch, device: str) -> Batch:
+    """Copies a batch to a device, and returns when it is there.
+
+    Args:
+      batch: NumPy arrays, or tensors of any device.
+      device: TensorFlow's name of it.
+
+    Returns:
+      Tensors on the device.
+    """
+    with tf.device(device):
+        # An operation of the device: a mere conversion would copy when the tensor is first used.
+        placed: Batch = tree.map_structure(lambda leaf: tf.raw_ops.Identity(input=leaf), batch)
+    return placed

@@ -99,7 +99,7 @@ class Guard:
             self._outputs.good_came_in()
         if batch is None:
             return prepared, None
-        result = learner.update(batch)
+        result = learner.update(batch, None, prepared.placed)
         if isinstance(result, Update):
             self._good()
             return prepared, result

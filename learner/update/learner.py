@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +16,9 @@ from impala.finite import is_finite
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Counters
 from impala.schedule.phases import Phase
-from impala.types import Batch
+from impala.types import Array, Batch
 from learner.data.bounds import limit_of
-from learner.update import optimisers
+from learner.update import devices, optimisers
 
 _START = Counters()
 
@@ -31,7 +31,7 @@ class Update(NamedTuple):
 
     learning_rate: float
     metrics: Mapping[str, float]
-    histograms: Mapping[str, np.ndarray]
+    histograms: Mapping[str, Array]  # [T, B], on the device until `np.asarray` reads them
 
 
 class Refusal(NamedTuple):
@@ -62,6 +62,9 @@ class Learner:
         self.config = config
         self.phase = phase
         self._algorithm = algorithm
+        self._of_agent = tuple(algorithm.agent.variables)  # to collect them takes a while
+        self.device: str = self._of_agent[0].device
+        """Where the agent's variables are and updates are computed."""
         self._optimiser = optimisers.make(
             config.optimiser, algorithm.learned_variables, parts.found(config)
         )
@@ -77,6 +80,7 @@ class Learner:
         self._differentiate = compiled(self._gradients)
         self._judge = compiled(self._is_good)
         self._apply = compiled(algorithm.agent.unroll)
+        self._metrics: Sequence[str] = ()  # their names, known once an update is traced
         self.last_good: Batch | None = None  # to try the variables on after a bad batch
         self.counters = counters
 
@@ -85,29 +89,38 @@ class Learner:
         """Share of the phase done, 0 to 1."""
         return self.phase.progress(self.counters.frames)
 
-    def update(self, batch: Batch, weights: np.ndarray | None = None) -> Update | Refusal:
+    def update(
+        self, batch: Batch, weights: np.ndarray | None = None, placed: Batch | None = None
+    ) -> Update | Refusal:
         """Learns from a batch, or refuses it as a whole.
 
         Loss, gradients, their norm and the new variables are checked inside the compiled update. If
         one of them is not finite, no variable, slot, target network or counter changes.
 
+        One small tensor leaves the device: whether the update is good, and the metrics.
+
         Args:
           batch: arrays [T + 1, B, ...].
           weights: [B] float32, of the unrolls' losses; None: all 1.
+          placed: the same batch, already on the device; None: it is copied now.
         """
         learning_rate = optimisers.learning_rate(self.config.optimiser, self.phase_progress)
         if weights is None:
             weights = np.ones(batch.is_replay.shape, np.float32)
+        if placed is None:
+            placed = devices.place(batch, self.device)
         # TensorFlow caches a constant for every Python float that it is given, hence NumPy's.
         arguments = (
-            batch,
+            placed,
             weights,
             tf.constant(np.float32(learning_rate)),
             tf.constant(np.float32(self.phase_progress)),
         )
         spoilt: list[str] = []
         for update in (self._update, self._update_by_large):
-            metrics, histograms, is_good, before = update(*arguments)
+            report, histograms, before = update(*arguments)
+            is_good, *values = report.numpy().tolist()  # waits for the update
+            metrics = dict(zip(self._metrics, values, strict=True))
             if is_good:
                 break
             spoilt = self._move_back(before)
@@ -115,14 +128,10 @@ class Learner:
                 break
             # Gradients may be finite although the sum of their squares overflows float32.
         if not is_good:
-            return self._refusal(batch, weights, learning_rate, spoilt)
+            return self._refusal(batch, placed, weights, learning_rate, spoilt)
         self.last_good = batch
         self.counters = self.counters._replace(updates=self.counters.updates + 1)
-        return Update(
-            learning_rate,
-            {name: float(value) for name, value in metrics.items()},
-            {name: values.numpy() for name, values in histograms.items()},
-        )
+        return Update(learning_rate, metrics, histograms)
 
     def count(self, *, unrolls: int, frames: int, steps: int, seconds: float) -> None:
         """Counts what an update learned from, or what was only added to replay.
@@ -163,12 +172,13 @@ class Learner:
         return float(beyond.mean())
 
     def agent_values(self) -> list[np.ndarray]:
-        """Returns copies of the agent's variables, in the order of published parameters."""
-        return [variable.numpy().copy() for variable in self._algorithm.agent.variables]
+        """Returns the agent's variables, in the order of published parameters: see `_values`."""
+        return _values(self._of_agent)
 
     def variables(self) -> dict[str, np.ndarray]:
-        """Returns copies of everything that a checkpoint holds."""
-        return {name: variable.numpy().copy() for name, variable in self._named_variables().items()}
+        """Returns everything that a checkpoint holds: see `_values`."""
+        named = self._named_variables()
+        return dict(zip(named, _values(named.values()), strict=True))
 
     def restore(self, saved: checkpoint.Checkpoint) -> None:
         """Restores a checkpoint; if another algorithm wrote it, only the agent.
@@ -201,11 +211,10 @@ class Learner:
         self.counters = counters._replace(updates=counters.updates + 1)
 
     def _named_variables(self) -> dict[str, tf.Variable]:
-        agent = self._algorithm.agent.variables
-        of_agent = {id(variable) for variable in agent}
+        of_agent = {id(variable) for variable in self._of_agent}
         others = [v for v in self._algorithm.variables if id(v) not in of_agent]
         return {
-            **checkpoint.named("agent", agent),
+            **checkpoint.named("agent", self._of_agent),
             **checkpoint.named("algorithm", others),
             **checkpoint.named("optimiser", self._optimiser.variables),
         }
@@ -217,7 +226,7 @@ class Learner:
         weights: tf.Tensor,
         learning_rate: tf.Tensor,
         progress: tf.Tensor,
-    ) -> tuple[dict[str, tf.Tensor], Mapping[str, tf.Tensor], tf.Tensor, tf.Tensor]:
+    ) -> tuple[tf.Tensor, Mapping[str, tf.Tensor], Sequence[tf.Tensor]]:
         output, loss, gradients = self._loss_and_gradients(batch, weights, progress)
         # Values from before, for `update` to restore. While these tensors exist, in-place kernels
         # copy a variable before they change it.
@@ -230,7 +239,9 @@ class Learner:
             lambda: tf.constant(False),
         )
         metrics = {**output.metrics, "loss/total": loss, "gradient_norm": norm}
-        return metrics, output.histograms, is_good, before
+        self._metrics = tuple(metrics)
+        report = tf.stack([tf.cast(value, norm.dtype) for value in (is_good, *metrics.values())])
+        return report, output.histograms, before
 
     def _step(
         self, gradients: Sequence[tf.Tensor], learning_rate: tf.Tensor, progress: tf.Tensor
@@ -279,10 +290,15 @@ class Learner:
         return spoilt
 
     def _refusal(
-        self, batch: Batch, weights: np.ndarray, learning_rate: float, spoilt: Sequence[str]
+        self,
+        batch: Batch,
+        placed: Batch,
+        weights: np.ndarray,
+        learning_rate: float,
+        spoilt: Sequence[str],
     ) -> Refusal:
         loss, gradients = self._differentiate(
-            batch, weights, tf.constant(np.float32(self.phase_progress))
+            placed, weights, tf.constant(np.float32(self.phase_progress))
         )
         learned = self._algorithm.learned_variables
         by_name = {v.name: g.numpy() for v, g in zip(learned, gradients, strict=True)}
@@ -330,6 +346,18 @@ class Learner:
                 tf.constant(np.float32(self.phase_progress)),
             )
         )
+
+
+def _values(variables: Iterable[tf.Variable]) -> list[np.ndarray]:
+    """Returns values of variables, read-only; later updates leave them as they are.
+
+    Each is copied from the device once. On a CPU it is not copied: while an array holds the memory,
+    in-place kernels copy a variable before they change it.
+    """
+    return [
+        np.asarray(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype))
+        for variable in variables
+    ]
 
 
 def columns(batch: Batch, which: Sequence[int] | np.ndarray) -> Batch:

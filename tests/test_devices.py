@@ -1,0 +1,242 @@
+"""The way of a batch to a device and of its results back, with a second CPU in the place of a GPU.
+
+What runs in what order is the same there; how long it takes is not.
+"""
+
+import asyncio
+import dataclasses
+import functools
+import pathlib
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tree
+
+from impala import build
+from impala.config.presets import PRESETS
+from impala.config.schema import AgentConfig, Config, LearnerConfig, MixConfig
+from impala.logdir.checkpoint import Counters
+from impala.schedule import phases, tasks
+from impala.types import Batch, StepType, Unroll
+from learner.data.ingest import Arrival, Ingest
+from learner.data.mix import Mix, Prepared
+from learner.telemetry.reporter import Reporter
+from learner.telemetry.telemetry import Interval, Telemetry
+from learner.update import devices
+from learner.update.learner import Learner, Update
+from learner.update.training import Iteration
+
+T, B, UPDATES = 5, 4, 4
+CONFIG = dataclasses.replace(
+    PRESETS["catch"][1],
+    learner=LearnerConfig(unroll_length=T),
+    mix=MixConfig(fresh=B),
+    total_frames=1000,
+)
+XLA = dataclasses.replace(CONFIG, learner=LearnerConfig(unroll_length=T, jit_compile=True))
+Q_LEARNING = dataclasses.replace(
+    CONFIG, algorithm="q_learning", agent=AgentConfig(policy="epsilon_greedy")
+)
+SPACES = build.spaces(tasks.make(CONFIG.environment, CONFIG.tasks))
+
+
+def make_learner(config: Config = CONFIG) -> Learner:
+    agent = build.agent(config.agent, *SPACES, seed=1)
+    return Learner(build.algorithm(config.algorithm, config, agent), config, phases.make(config)[0])
+
+
+def make_unroll(learner: Learner, seed: int) -> Unroll:
+    random = np.random.default_rng(seed)
+    spec = build.unroll_spec(learner._algorithm.agent, *SPACES, T)
+    unroll = tree.map_structure(
+        lambda leaf: random.integers(0, 2, (T + 1, B, *leaf.shape[1:])).astype(leaf.dtype),
+        spec._replace(core_state=()),
+    )
+    unroll.timestep.step_type[:] = StepType.MID
+    return unroll._replace(frames=np.full(B, T, np.int32), parameter_version=np.zeros(B, np.int64))
+
+
+def make_batch(learner: Learner, seed: int) -> Batch:
+    return Batch(make_unroll(learner, seed), np.zeros(B, np.bool_))
+
+
+def make_mix(learner: Learner, place: Callable[[Batch], Batch]) -> Mix:
+    """A mix that has the messages of a few batches."""
+    ingest = Ingest(capacity=1000)
+
+    async def put() -> None:
+        for seed in range(UPDATES):
+            async with ingest.room(B):
+                unroll = make_unroll(learner, seed)
+                ingest.put(Arrival(unroll, "a", 1, seed + 1, 0, 0, [], 0.0, 0.0, 0.0))
+
+    asyncio.run(put())
+    return Mix(ingest, CONFIG.mix, place=place)
+
+
+def learn(learner: Learner, mix: Mix) -> list[Update]:
+    """Learns from all batches of the mix."""
+    updates = []
+    for _ in range(UPDATES):
+        prepared = mix.get(timeout=60.0)
+        assert prepared is not None and prepared.batch is not None
+        update = learner.update(prepared.batch, None, prepared.placed)
+        assert isinstance(update, Update)
+        updates.append(update)
+    mix.close()
+    return updates
+
+
+def assert_same(one: Any, other: Any) -> None:
+    tree.map_structure(np.testing.assert_array_equal, one, other)
+
+
+def test_the_next_batch_is_on_the_device_before_the_results_of_an_update_are_read() -> None:
+    learner = make_learner()
+    placed = threading.Semaphore(0)
+    update = learner._update
+
+    def place(batch: Batch) -> Batch:
+        try:
+            return devices.place(batch, learner.device)
+        finally:
+            placed.release()
+
+    def wait_and_update(*arguments: Any) -> Any:
+        """The update ends when the batch of the next one is there, and not before."""
+        if learner.counters.updates < UPDATES - 1:
+            assert placed.acquire(timeout=60.0)
+        return update(*arguments)
+
+    mix = make_mix(learner, place)
+    assert placed.acquire(timeout=60.0)  # of the first update
+    learner._update = wait_and_update
+    learn(learner, mix)
+    assert learner.counters.updates == UPDATES
+
+
+class OneRead:
+    """A tensor that may be read once; a second time raises an error."""
+
+    def __init__(self, tensor: tf.Tensor) -> None:
+        self._tensors = [tensor]
+
+    def numpy(self) -> np.ndarray:
+        array: np.ndarray = self._tensors.pop().numpy()
+        return array
+
+
+class Unread:
+    """In the place of a tensor that nobody reads."""
+
+    def __init__(self, tensor: tf.Tensor) -> None:
+        del tensor
+
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        raise AssertionError("It was read.")
+
+
+def test_an_update_reads_one_tensor_and_histograms_are_read_when_a_row_ends() -> None:
+    # Given a learner whose update returns tensors that watch how they are read ...
+    learner, oracle = make_learner(Q_LEARNING), make_learner(Q_LEARNING)
+    update = learner._update
+
+    def watched(*arguments: Any) -> Any:
+        report, histograms, before = update(*arguments)
+        seen = {name: Unread(values) for name, values in histograms.items()}
+        if is_last:
+            seen = histograms
+        return OneRead(report), seen, [Unread(value) for value in before]
+
+    learner._update = watched
+    rows: list[Interval] = []
+
+    class Rows:
+        def put(self, interval: Interval, is_last: bool) -> None:
+            rows.append(interval)
+
+    class NoGauges:
+        def read(self, counters: Counters) -> dict[str, float]:
+            return {}
+
+    telemetry = Telemetry()
+    telemetry.begin(Counters())
+    reporter = Reporter(telemetry, NoGauges(), Rows(), ["Catch"], 1e9)  # type: ignore[arg-type]
+    # ... when a row is made of some updates ...
+    expected = []
+    for seed in range(UPDATES):
+        is_last = seed == UPDATES - 1
+        batch = make_batch(learner, seed)
+        result, other = learner.update(batch), oracle.update(batch)
+        assert isinstance(result, Update) and isinstance(other, Update)
+        assert result.metrics == other.metrics
+        expected.append(other)
+        prepared = Prepared(batch, [], [], B, B * T, B * T, [], True)
+        reporter.take(Iteration(learner, prepared, result, 0.0, 0.1, False, True, False))
+    reporter.end_row(learner.counters)
+    reporter.end_row(learner.counters)
+    # ... then metrics are means over all updates, and histograms are those of the newest.
+    row, histograms = rows[0].row()
+    for name in expected[0].metrics:
+        assert row[name] == pytest.approx(np.mean([each.metrics[name] for each in expected]))
+    assert expected[-1].histograms
+    for name, values in expected[-1].histograms.items():
+        np.testing.assert_array_equal(histograms[name], np.asarray(values).reshape(-1))
+    np.testing.assert_array_equal(histograms["action"], batch.unroll.output.action[1:].reshape(-1))
+    assert "action" not in rows[1].row()[1]
+
+
+@pytest.mark.parametrize("xla", [False, True], ids=["graph", "xla"])
+def test_what_was_published_is_read_only_and_later_updates_leave_it_alone(xla: bool) -> None:
+    learner = make_learner(XLA if xla else CONFIG)
+    learner.update(make_batch(learner, 0))
+    published, saved = learner.agent_values(), learner.variables()
+    copies = tree.map_structure(np.copy, (published, saved))
+    for seed in range(1, 3):
+        learner.update(make_batch(learner, seed))
+    assert_same((published, saved), copies)
+    assert any((a != b).any() for a, b in zip(published, learner.agent_values(), strict=True))
+    assert not any(value.flags.writeable for value in [*published, *saved.values()])
+
+
+def test_on_a_device_of_their_own_batches_and_variables_give_the_same() -> None:
+    """In a process of its own: TensorFlow makes its devices once."""
+    subprocess.run([sys.executable, __file__], check=True, cwd=pathlib.Path(__file__).parent)
+
+
+def main() -> None:
+    """Learns on two devices, and compares."""
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    tf.config.experimental.enable_op_determinism()
+    results = []
+    for name in ("CPU:0", "CPU:1"):
+        tf.random.set_seed(0)
+        with tf.device(name):  # as TensorFlow itself chooses a GPU where there is one
+            learner = make_learner()
+            where = {variable.device for variable in learner._named_variables().values()}
+            assert where == {learner.device} and learner.device.endswith(name)
+            # The mix's thread is not within `tf.device`: it is told the device.
+            place = functools.partial(devices.place, device=learner.device)
+            placed: list[Batch] = []
+
+            def keep(batch: Batch, place: Any = place, placed: list[Batch] = placed) -> Batch:
+                placed.append(place(batch))
+                return placed[-1]
+
+            updates = learn(learner, make_mix(learner, keep))
+        assert {leaf.backing_device for leaf in tree.flatten(placed)} == {learner.device}
+        assert len(placed) == UPDATES
+        metrics = [update.metrics for update in updates]
+        results.append((metrics, learner.agent_values(), learner.variables()))
+    assert_same(*results)
+
+
+if __name__ == "__main__":
+    main()
