@@ -116,6 +116,9 @@ def _ingest(config: configs.Config, seconds: float) -> dict[str, float]:
         "ingest, unrolls/s": ours.unrolls_per_second,
         "bare stream, MB/s": bare.bytes_per_second / 1e6,
         "share of the bare stream": ours.bytes_per_second / bare.bytes_per_second,
+        "CPU of a GB, ingest, ms": 1e3 * ours.cpu_seconds,
+        "CPU of a GB, bare stream, ms": 1e3 * bare.cpu_seconds,
+        "share of the bare stream, by CPU": bare.cpu_seconds / ours.cpu_seconds,
     }
 
 
@@ -124,9 +127,12 @@ def _replay(config: configs.Config, seconds: float) -> dict[str, float]:
 
     cost = replay.measure(config, seconds)
     return {
-        "updates/s, all fresh": cost.updates_per_second,
-        "updates/s, half replayed": cost.replaying_updates_per_second,
-        "share of all fresh": cost.replaying_updates_per_second / cost.updates_per_second,
+        "updates/s, all fresh": cost.fresh.per_second,
+        "updates/s, half replayed": cost.replaying.per_second,
+        "share of all fresh": cost.replaying.per_second / cost.fresh.per_second,
+        "CPU of an update, all fresh, ms": 1e3 * cost.fresh.cpu_seconds,
+        "CPU of an update, half replayed, ms": 1e3 * cost.replaying.cpu_seconds,
+        "share of all fresh, by CPU": cost.fresh.cpu_seconds / cost.replaying.cpu_seconds,
         "stored bytes per agent frame": cost.bytes_per_frame,
         "the same, not compressed": cost.raw_bytes_per_frame,
         "add an unroll, µs": cost.add_seconds * 1e6,

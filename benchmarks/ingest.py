@@ -2,7 +2,8 @@
 
 Synthetic actors in their own processes send the messages of an Atari actor: once to the real
 server, service, ingest and mix, which check every message and copy it into batches that are
-discarded; once to a server that only counts bytes.
+discarded; once to a server that only counts bytes. CPU time is of all programs: on a machine with
+other work, its ratio is the one to trust.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.synchronize import Barrier
 from typing import Any, NamedTuple
 
 import grpc
@@ -36,6 +38,7 @@ from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 
 _IN_FLIGHT = 2
+_START_SECONDS = 120.0  # for all actors to start
 
 
 class Rate(NamedTuple):
@@ -43,6 +46,7 @@ class Rate(NamedTuple):
 
     bytes_per_second: float
     unrolls_per_second: float
+    cpu_seconds: float  # of all programs, for a gigabyte
 
 
 def measure(config: configs.Config, seconds: float, num_actors: int = 2) -> tuple[Rate, Rate]:
@@ -148,17 +152,33 @@ def _with_bare_stream(config: configs.Config, seconds: float, num_actors: int) -
 
 def _senders(config: configs.Config, address: str, seconds: float, num_actors: int) -> Rate:
     context = multiprocessing.get_context("spawn")
-    with context.Pool(num_actors) as pool:
+    begin = context.Barrier(num_actors + 1)
+    with context.Pool(num_actors, _keep, (begin,)) as pool:
         jobs = [
             pool.apply_async(_send, (config, address, index, seconds))
             for index in range(num_actors)
         ]
-        rates = [job.get(timeout=seconds + 120) for job in jobs]
-    return Rate(*(sum(values) for values in zip(*rates, strict=True)))
+        begin.wait(timeout=_START_SECONDS)
+        spent = time.process_time()
+        time.sleep(seconds)
+        spent = time.process_time() - spent
+        sent = [job.get(timeout=_START_SECONDS) for job in jobs]
+    size, unrolls, spent_sending = (sum(values) for values in zip(*sent, strict=True))
+    return Rate(size / seconds, unrolls / seconds, (spent + spent_sending) / (size / 1e9))
 
 
-def _send(config: configs.Config, address: str, index: int, seconds: float) -> Rate:
-    """Runs one synthetic actor. Returns what was acknowledged per second."""
+_begin: Barrier
+
+
+def _keep(begin: Barrier) -> None:
+    global _begin
+    _begin = begin
+
+
+def _send(
+    config: configs.Config, address: str, index: int, seconds: float
+) -> tuple[int, int, float]:
+    """Runs one synthetic actor. Returns acknowledged bytes and unrolls, and the CPU seconds."""
     process.tune_malloc()
     channel = grpc.insecure_channel(address, options=[("grpc.max_send_message_length", -1)])
     stub = pb_grpc.LearnerStub(channel)
@@ -182,18 +202,20 @@ def _send(config: configs.Config, address: str, index: int, seconds: float) -> R
                 message.sequence += 1
                 yield message
 
-    receipts, start = 0, 0.0
+    receipts, spent = 0, 0.0
     for receipt in stub.StreamUnrolls(messages(), timeout=seconds + 60):
         if receipt.status != pb.STATUS_ACCEPTED:
             raise RuntimeError(f"The learner did not take a synthetic message: {receipt}")
-        if not start:  # connecting and the first message are not measured
-            start = time.perf_counter()
-            end = start + seconds
+        if end == float("inf"):  # connecting and the first message are not measured
+            _begin.wait(timeout=_START_SECONDS)
+            spent = time.process_time()
+            end = time.perf_counter() + seconds
         elif time.perf_counter() < end:
             receipts += 1
         window.release()
+    spent = time.process_time() - spent
     channel.close()
-    return Rate(receipts * message.ByteSize() / seconds, receipts * message.num_envs / seconds)
+    return receipts * message.ByteSize(), receipts * message.num_envs, spent
 
 
 def _message(

@@ -1,7 +1,8 @@
-"""Measures the cost of replay: updates with half of each batch replayed, against none.
+"""Measures the cost of replay on disk: updates with half of each batch replayed, against none.
 
-The learner never waits for actors: recorded messages of a real game arrive as fast as it takes
-them. Both variants alternate within one run.
+Mix, replay and update have the threads and the precision of a learner. It never waits for actors:
+recorded messages of a real game arrive as fast as it takes them. Both variants alternate within one
+run. CPU time is of all threads: on a machine with other work, its ratio is the one to trust.
 """
 
 import contextlib
@@ -15,16 +16,20 @@ from typing import NamedTuple
 import numpy as np
 import tree
 
+from actors import policy
 from actors.actor import Actor
 from impala import build
 from impala.agents.agent import Agent
 from impala.config import schema as configs
+from impala.environments.spaces import Spaces
+from impala.runtime import process
 from impala.schedule import phases, tasks
 from impala.types import Parameters, Unroll
 from learner.data.ingest import Arrival, Ingest
 from learner.data.mix import Mix
 from learner.data.replay import Replay
 from learner.data.storage import Disk
+from learner.update import devices
 from learner.update.learner import Learner
 
 _ROUNDS = 4
@@ -35,12 +40,19 @@ _UNROLLS = 4000  # in replay before anything is measured
 class Cost(NamedTuple):
     """The results."""
 
-    updates_per_second: float  # without replay
-    replaying_updates_per_second: float
+    fresh: "Updates"  # without replay
+    replaying: "Updates"
     bytes_per_frame: float  # agent frames, as stored on disk
     raw_bytes_per_frame: float
     add_seconds: float  # of one unroll
     sample_seconds: float
+
+
+class Updates(NamedTuple):
+    """What updates and making their batches take."""
+
+    per_second: float
+    cpu_seconds: float  # of each, all threads
 
 
 class _Endless(Ingest):
@@ -56,11 +68,13 @@ class _Endless(Ingest):
 
 def measure(config: configs.Config, seconds: float) -> Cost:
     """Measures on the configuration's environment, agent and batch size."""
+    process.tune_malloc()
+    devices.set_up(config)
     size = config.mix.batch_size
     spaces = build.spaces(tasks.make(config.environment, config.tasks))
     agent = build.agent(config.agent, *spaces)
     spec = build.unroll_spec(agent, *spaces, config.learner.unroll_length)
-    unrolls = list(_recorded(config, agent))
+    unrolls = list(_recorded(config, agent, spaces))
     arrivals = [
         Arrival(unroll, "recorded", 1, number, 0, 0, [], 0.0, 0.0, 0.0)
         for number, unroll in enumerate(unrolls)
@@ -86,22 +100,23 @@ def measure(config: configs.Config, seconds: float) -> Cost:
         sample_seconds = (time.perf_counter() - start) / 1600
 
         halves = configs.MixConfig(fresh=size - size // 2, replayed=size // 2)
-        rates: dict[bool, list[float]] = {False: [], True: []}
+        measured: dict[bool, list[Updates]] = {False: [], True: []}
         for _ in range(_ROUNDS):
-            for replaying in (False, True):
+            for has_replay in (False, True):
                 mix = Mix(
                     _Endless(arrivals),
-                    halves if replaying else configs.MixConfig(fresh=size),
-                    replay if replaying else None,
+                    halves if has_replay else configs.MixConfig(fresh=size),
+                    replay if has_replay else None,
                 )
-                rates[replaying].append(_updates(learner, mix, seconds / _ROUNDS / 2))
+                measured[has_replay].append(_updates(learner, mix, seconds / _ROUNDS / 2))
                 mix.close()
         contents = replay.contents()
     rows = config.learner.unroll_length + 1
     raw = sum(np.asarray(leaf).nbytes for leaf in tree.flatten(unrolls[0]))
+    fresh, replaying = (Updates(*np.mean(measured[kind], axis=0)) for kind in (False, True))
     return Cost(
-        float(np.mean(rates[False])),
-        float(np.mean(rates[True])),
+        fresh,
+        replaying,
         contents.bytes / contents.unrolls / rows,
         raw / unrolls[0].frames.shape[0] / rows,
         add_seconds,
@@ -109,12 +124,13 @@ def measure(config: configs.Config, seconds: float) -> Cost:
     )
 
 
-def _recorded(config: configs.Config, agent: Agent) -> Iterator[Unroll]:
+def _recorded(config: configs.Config, agent: Agent, spaces: Spaces) -> Iterator[Unroll]:
     """Yields messages of a game played with the agent's initial weights."""
     environment = build.environment(config.environment, config.mix.batch_size)
     values = [variable.numpy() for variable in agent.variables]
     parameters = Parameters(1, 0, 0.0, 0, values)
-    actor = Actor(lambda task: [environment], agent, config.learner.unroll_length, seed=0)
+    acting = policy.of(agent, config.agent, spaces)
+    actor = Actor(lambda task: [environment], acting, config.learner.unroll_length, seed=0)
     with contextlib.closing(environment):
         for unrolls in itertools.islice(actor.run(lambda: parameters), _MESSAGES):
             copied: Unroll = tree.map_structure(np.array, unrolls.unroll)
@@ -122,14 +138,15 @@ def _recorded(config: configs.Config, agent: Agent) -> Iterator[Unroll]:
             yield copied._replace(parameter_version=versions)
 
 
-def _updates(learner: Learner, mix: Mix, seconds: float) -> float:
-    """Returns updates per second, after the first, which may build a graph."""
-    count, start = -1, 0.0
+def _updates(learner: Learner, mix: Mix, seconds: float) -> Updates:
+    """Measures updates after the first, which may build a graph."""
+    count, start, spent = -1, 0.0, 0.0
     while count < 0 or time.perf_counter() < start + seconds:
         prepared = mix.get(timeout=10.0)
         assert prepared is not None and prepared.batch is not None
         learner.update(prepared.batch)
         count += 1
         if count == 0:
-            start = time.perf_counter()
-    return count / (time.perf_counter() - start)
+            start, spent = time.perf_counter(), time.process_time()
+    took, spent = time.perf_counter() - start, time.process_time() - spent
+    return Updates(count / took, spent / count)
