@@ -7,6 +7,7 @@ that it computes comes from there. docs/wire-protocol.md has all of this in pros
 
 import hashlib
 import math
+import re
 import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -34,6 +35,10 @@ _WIRE_DTYPES: dict[str, "pb.DType"] = {
     "f8": pb.DTYPE_FLOAT64,
 }
 _NUMPY_DTYPES = {wire: np.dtype(f"<{code}") for code, wire in _WIRE_DTYPES.items()}
+
+_TENSOR_TAG = pb.Unrolls.TENSORS_FIELD_NUMBER << 3 | 2
+_VARINT = re.compile(rb"[\x80-\xff]{0,4}[\x00-\x7f]")  # of at most 35 bits
+_MOST_FIELDS = 1000  # that `split` looks at, in about a millisecond
 
 
 class CodecError(ValueError):
@@ -145,11 +150,59 @@ def _encode(index: int, array: np.ndarray) -> bytes:
     return array.astype(dtype, copy=False).tobytes()
 
 
-def decode(tensors: Sequence[bytes], specs: Sequence[pb.TensorSpec]) -> list[np.ndarray]:
+def split(data: bytes) -> tuple[list[memoryview], bytes]:
+    """Separates the tensors of a serialised `pb.Unrolls` from the rest, without copying them.
+
+    Parsing would copy them into the message, and reading them would copy them again.
+
+    Returns:
+      Views of tensors, and what is to be parsed: the message without them, which is valid exactly
+      if `data` is. Its own tensors come after the views: from the first field on that is not plain,
+      everything is left to protobuf.
+    """
+    view, tensors, rest, at = memoryview(data), [], bytearray(), 0
+    for _ in range(_MOST_FIELDS):
+        value = _plain_value(data, at)
+        if value is None:
+            break
+        if data[at] == _TENSOR_TAG:
+            tensors.append(view[value])
+        else:
+            rest += view[at : value.stop]
+        at = value.stop
+    return tensors, bytes(rest + view[at:])
+
+
+def _plain_value(data: bytes, at: int) -> slice | None:
+    """Returns where the value of a protobuf field is.
+
+    None if there is none, or it is a group, has a number over 15, or is cut off.
+    https://protobuf.dev/programming-guides/encoding
+    """
+    start = at + 1
+    match data[at] & 0x87 if at < len(data) else None:  # the wire type; 0x80: a longer tag
+        case 1:
+            stop = start + 8
+        case 5:
+            stop = start + 4
+        case (0 | 2) as wire_type:
+            if (varint := _VARINT.match(data, start)) is None:
+                return None
+            start = stop = varint.end()
+            if wire_type == 2:
+                stop += sum((byte & 0x7F) << 7 * place for place, byte in enumerate(varint[0]))
+        case _:
+            return None
+    return slice(start, stop) if stop <= len(data) else None
+
+
+def decode(
+    tensors: Sequence[bytes | memoryview], specs: Sequence[pb.TensorSpec]
+) -> list[np.ndarray]:
     """Looks at bytes as arrays, without a copy.
 
     Args:
-      tensors: from `encode`, or from whoever.
+      tensors: from `encode`, or from whoever; a view need not be aligned.
       specs: the receiver's own; with the environment axis, where there is one.
 
     Returns:
@@ -167,7 +220,7 @@ def decode(tensors: Sequence[bytes], specs: Sequence[pb.TensorSpec]) -> list[np.
     return [_decode(tensor, spec) for tensor, spec in zip(tensors, specs, strict=True)]
 
 
-def _decode(tensor: bytes, spec: pb.TensorSpec) -> np.ndarray:
+def _decode(tensor: bytes | memoryview, spec: pb.TensorSpec) -> np.ndarray:
     try:
         dtype = numpy_dtype(spec.dtype)
     except CodecError as error:

@@ -10,6 +10,7 @@ import hypothesis
 import numpy as np
 import pytest
 import tree
+from google.protobuf.message import DecodeError
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -147,6 +148,77 @@ def test_encoding_takes_a_copy_so_that_the_actor_may_write_on() -> None:
     (tensor,) = codec.encode([array])
     array[:] = 9
     assert tensor == bytes(4)
+
+
+def _field(tag: bytes, value: bytes) -> bytes:
+    return tag + value
+
+
+def _sized(tag: bytes, value: bytes, padding: int = 0) -> bytes:
+    """A field of bytes; `padding` makes the number of its size longer than it need be."""
+    size = (
+        bytes([len(value) | 0x80, *[0x80] * (padding - 1), 0]) if padding else bytes([len(value)])
+    )
+    return tag + size + value
+
+
+TENSOR = b"\x4a"  # the tag
+Fields = st.one_of(
+    st.builds(_sized, st.just(TENSOR), st.binary(max_size=60)),
+    st.builds(_sized, st.just(TENSOR), st.binary(max_size=60), st.integers(1, 10)),
+    st.builds(_sized, st.sampled_from([b"\x0a", b"\x22", b"\x42"]), st.binary(max_size=9)),
+    st.builds(_sized, st.sampled_from([b"\x7a", b"\xca\x00", b"\x82\x01"]), st.binary(max_size=9)),
+    st.builds(
+        _field,
+        st.sampled_from([b"\x18", b"\x30", b"\x48", b"\x00", b"\x88\x01"]),
+        st.sampled_from([b"\x05", b"\xff\x01", b"\xff" * 9 + b"\x01", b"\xff" * 11]),
+    ),
+    st.builds(
+        _field, st.sampled_from([b"\x11", b"\x29", b"\x49"]), st.binary(min_size=8, max_size=8)
+    ),
+    st.builds(_field, st.sampled_from([b"\x5d", b"\x4d"]), st.binary(min_size=4, max_size=4)),
+    st.sampled_from([b"\x82\x01\x03\x4a\x01x", b"\x4b\x4c", b"\x4b\x4a\x01x\x4c"]),  # no tensors
+    st.sampled_from([b"\x4b", b"\x4e", b"\xff"]),  # nonsense
+)
+
+
+def _read(data: bytes) -> pb.Unrolls | None:
+    try:
+        return pb.Unrolls.FromString(data)
+    except DecodeError:
+        return None
+
+
+@hypothesis.given(st.lists(Fields, max_size=8).map(b"".join), st.integers(0, 20))
+@hypothesis.settings(max_examples=1000, deadline=None, derandomize=True)
+def test_a_split_message_is_the_one_that_protobuf_reads(data: bytes, cut_off: int) -> None:
+    for each in (data, data[: len(data) - cut_off]):
+        tensors, rest = codec.split(each)
+        whole, parsed = _read(each), _read(rest)
+        assert (whole is None) == (parsed is None)
+        if whole is not None and parsed is not None:
+            assert [*map(bytes, tensors), *parsed.tensors] == whole.tensors
+            del whole.tensors[:], parsed.tensors[:]
+            assert parsed.SerializeToString() == whole.SerializeToString()
+
+
+def test_no_tensor_of_a_message_is_copied() -> None:
+    sent = pb.Unrolls(
+        actor="a", sequence=2**34, frames=[3] * 512, tensors=[b"one", bytes(300), b""]
+    )
+    sent.episodes.add(length=5)
+    data = sent.SerializeToString()
+    tensors, rest = codec.split(data)
+    assert tensors == list(sent.tensors)
+    assert all(tensor.obj is data for tensor in tensors)
+    del sent.tensors[:]
+    assert pb.Unrolls.FromString(rest) == sent
+
+
+def test_a_message_of_many_fields_is_left_to_protobuf() -> None:
+    """To look at each in Python would let one message hold up all."""
+    data = b"\x18\x01" * 1_000_000 + _sized(TENSOR, b"x")
+    assert codec.split(data) == ([], data)
 
 
 def test_specs_name_leaves_by_their_paths_in_the_order_in_which_they_travel() -> None:

@@ -130,6 +130,28 @@ def test_unrolls_before_the_offset_are_left_out() -> None:
     assert [p.unrolls for p in prepared.provenance] == [1, 4]
 
 
+def test_a_message_that_is_a_whole_batch_is_not_copied() -> None:
+    ingest = Ingest(capacity=100)
+    arrivals = [_arrival(1, 2, 0), _arrival(2, 4, 2), _arrival(3, 4, 6, offset=2)]
+    _put(ingest, arrivals)
+    mix = Mix(ingest, MixConfig(fresh=2))
+    try:
+        batches = [_batch(prepared).unroll for prepared in _take(mix, 4)]
+    finally:
+        mix.close()
+    assert [unroll.frames.tolist() for unroll in batches] == [[0, 1], [2, 3], [4, 5], [8, 9]]
+    sources = [arrivals[0], arrivals[1], arrivals[1], arrivals[2]]
+    shared = [
+        [
+            np.shares_memory(x, y)
+            for x, y in zip(tree.flatten(a), tree.flatten(b.unroll), strict=True)
+        ]
+        for a, b in zip(batches, sources, strict=True)
+    ]
+    assert all(shared[0])
+    assert not any(map(any, shared[1:]))
+
+
 def test_a_batch_is_never_written_again() -> None:
     ingest = Ingest(capacity=100)
     _put(ingest, [_arrival(i + 1, 4, 4 * i) for i in range(4)])

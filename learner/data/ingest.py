@@ -219,20 +219,26 @@ class Validator:
         episodes = 4096 + 64 * self._unroll_length  # of one environment, a generous bound
         return self._max_envs * (per_env + episodes) + 2**20
 
-    def check(self, message: pb.Unrolls, newest_version: int | None) -> Arrival | Rejection:
+    def check(
+        self,
+        message: pb.Unrolls,
+        newest_version: int | None,
+        tensors: Sequence[memoryview] = (),
+    ) -> Arrival | Rejection:
         """Checks everything but the sender and the sequence number.
 
         Args:
           message: as received.
           newest_version: the last parameter version that the learner incarnation in the message can
             have published; None if that was no learner of this run.
+          tensors: from `codec.split`; those of the message come after them.
 
         Returns:
           An arrival with offset 0, or the reason for a rejection.
         """
         try:
             self._check_header(message, newest_version)
-            arrays = self._decode(message)
+            arrays = self._decode(message.num_envs, [*tensors, *message.tensors])
             self._check_numbers(arrays)
             unroll = self._unroll(message, arrays)
             self._check_values(unroll)
@@ -349,20 +355,17 @@ class Validator:
                 "with parameters from GetParameters and name their incarnation and version.",
             )
 
-    def _decode(self, message: pb.Unrolls) -> list[np.ndarray]:
-        tensors = list(message.tensors)  # protobuf copies the bytes at each access
+    def _decode(self, num_envs: int, tensors: Sequence[bytes | memoryview]) -> list[np.ndarray]:
         if len(tensors) != len(self._specs):
             raise Rejected(
                 pb.REASON_TENSOR_COUNT,
                 f"There are {len(tensors)} tensors, the spec has {len(self._specs)}: send one "
                 "for each of JoinReply.unroll_specs, in that order.",
             )
-        specs = self._specs_of.get(message.num_envs)
+        specs = self._specs_of.get(num_envs)
         if specs is None:
-            specs = codec.with_environments(
-                self._specs, self._num_core_state_specs, message.num_envs
-            )
-            self._specs_of[message.num_envs] = specs
+            specs = codec.with_environments(self._specs, self._num_core_state_specs, num_envs)
+            self._specs_of[num_envs] = specs
         try:
             return codec.decode(tensors, specs)
         except codec.CodecError as error:

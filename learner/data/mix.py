@@ -125,7 +125,7 @@ class Mix:
     """Fills batches from the ingest and from replay in a thread of its own.
 
     TensorFlow may keep using an array's memory after it was handed over, so every batch gets new
-    arrays.
+    arrays, or those of a message, which never change, if it makes up the whole batch.
     """
 
     def __init__(
@@ -238,12 +238,12 @@ class Mix:
                 self._remember(fresh)
                 return _prepared(None, taken)
 
-        unroll = _empty_like(fresh[0].arrival.unroll, config.batch_size)
-        filled = 0
-        if config.learn_from_fresh:
-            for chunk in fresh:
-                _copy_columns(unroll, filled, chunk)
-                filled += chunk.size
+        learned = fresh if config.learn_from_fresh else []
+        filled = sum(chunk.size for chunk in learned)
+        unroll = fresh[0].arrival.unroll
+        if not filled == fresh[0].size == len(unroll.frames) == config.batch_size:
+            unroll = _empty_like(unroll, config.batch_size)
+            _copy_columns(unroll, learned)
         is_replay = np.arange(config.batch_size) >= filled
         replayed: list[Origin] = []
         if config.replayed:
@@ -406,11 +406,14 @@ def _empty_like(unroll: Unroll, batch_size: int) -> Unroll:
     return Unroll(*timed, *untimed)
 
 
-def _copy_columns(target: Unroll, at: int, chunk: _Chunk) -> None:
-    """Copies the columns of a chunk to columns `at` and following of `target`."""
-    into_columns = slice(at, at + chunk.size)
-    targets, sources = _time_major(target), _time_major(chunk.arrival.unroll)
-    for into, out_of in zip(tree.flatten(targets[0]), tree.flatten(sources[0]), strict=True):
-        into[:, into_columns] = out_of[:, chunk.columns]
-    for into, out_of in zip(tree.flatten(targets[1]), tree.flatten(sources[1]), strict=True):
-        into[into_columns] = out_of[chunk.columns]
+def _copy_columns(target: Unroll, chunks: Sequence[_Chunk]) -> None:
+    """Copies the columns of chunks to the first columns of `target`."""
+    at = 0
+    for chunk in chunks:
+        into_columns = slice(at, at + chunk.size)
+        targets, sources = _time_major(target), _time_major(chunk.arrival.unroll)
+        for into, out_of in zip(tree.flatten(targets[0]), tree.flatten(sources[0]), strict=True):
+            into[:, into_columns] = out_of[:, chunk.columns]
+        for into, out_of in zip(tree.flatten(targets[1]), tree.flatten(sources[1]), strict=True):
+            into[into_columns] = out_of[chunk.columns]
+        at += chunk.size

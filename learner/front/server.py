@@ -23,6 +23,7 @@ from learner.front import calls, door
 from learner.front.door import Door
 from learner.front.probes import Probes
 from learner.front.service import InvalidRequest, LearnerService
+from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
 _log = logging.getLogger(__name__)
@@ -257,8 +258,9 @@ class _Calls:
             actor = ""  # the stream's, once known
             with self._service.stream() as submit:
                 while (data := await self._unless_stopping(context.read())) is not grpc.aio.EOF:
+                    tensors, rest = codec.split(data)
                     try:
-                        message = calls.parsed(pb.Unrolls, data)
+                        message = calls.parsed(pb.Unrolls, rest)
                     except InvalidRequest as error:
                         if actor:
                             self._service.blame(actor, str(error))
@@ -266,7 +268,7 @@ class _Calls:
                     # Again: the token may have been removed, or the actor revoked.
                     self._admit(context, "actor", actor=message.actor)
                     with self._timed("StreamUnrolls"):
-                        receipt = await self._unless_stopping(submit(message))
+                        receipt = await self._unless_stopping(submit(message, tensors))
                     await context.write(receipt)
                     if receipt.reason == pb.REASON_QUARANTINED:
                         self._door.refused(context.peer(), "quarantined")

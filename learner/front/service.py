@@ -8,8 +8,8 @@ import asyncio
 import contextlib
 import functools
 import queue
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import tree
 
@@ -85,6 +85,14 @@ class Lineage(NamedTuple):
     incarnation: int  # drawn at random when the learner starts, not 0
     earlier: Mapping[int, int]  # incarnation -> the highest version that it can have published
     proofs: ReceiptProofs  # of receipts, which only learners of this run can verify
+
+
+class Submit(Protocol):
+    """`LearnerService.submit`, also of one stream."""
+
+    async def __call__(
+        self, message: pb.Unrolls, tensors: Sequence[memoryview] = ()
+    ) -> pb.Receipt: ...
 
 
 class LearnerService:
@@ -206,10 +214,14 @@ class LearnerService:
                 self._pacing.replaced((request.actor, request.incarnation))
         return reply
 
-    async def submit(self, message: pb.Unrolls) -> pb.Receipt:
+    async def submit(self, message: pb.Unrolls, tensors: Sequence[memoryview] = ()) -> pb.Receipt:
         """Submits unrolls to the ingest. Waits while it is full.
 
         It may be cancelled: then the message is either not counted, or counted and queued.
+
+        Args:
+          message: as received, with or without its tensors.
+          tensors: from `codec.split`; those of the message come after them.
 
         Returns:
           The receipt, which also reports anything wrong with the message.
@@ -221,7 +233,8 @@ class LearnerService:
             return self._reject(message, _unknown(message))
         if (quarantined := self._quarantined(message.actor)) is not None:
             return self._reject(message, Rejection(pb.REASON_QUARANTINED, quarantined))
-        checked = self._validator.check(message, self._newest_of(message.learner_incarnation))
+        newest = self._newest_of(message.learner_incarnation)
+        checked = self._validator.check(message, newest, tensors)
         if isinstance(checked, Rejection):
             return self._reject(message, checked)
         try:
@@ -239,7 +252,7 @@ class LearnerService:
             raise Unavailable("The learner is stopping: connect again later.") from None
 
     @contextlib.contextmanager
-    def stream(self) -> Iterator[Callable[[pb.Unrolls], Awaitable[pb.Receipt]]]:
+    def stream(self) -> Iterator[Submit]:
         """Yields the `submit` of one stream of messages.
 
         The first message that is allowed binds the stream to its actor and incarnation; messages of
@@ -247,7 +260,7 @@ class LearnerService:
         """
         sender: tuple[str, int] | None = None
 
-        async def submit(message: pb.Unrolls) -> pb.Receipt:
+        async def submit(message: pb.Unrolls, tensors: Sequence[memoryview] = ()) -> pb.Receipt:
             nonlocal sender
             named = message.actor, message.incarnation
             if sender is None and self._records.accounts.may_send(*named):
@@ -255,7 +268,7 @@ class LearnerService:
                 sender = named
             if sender is not None and sender != named:
                 return self._reject_another(message, sender[0])
-            return await self.submit(message)
+            return await self.submit(message, tensors)
 
         try:
             yield submit
