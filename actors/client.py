@@ -102,7 +102,8 @@ class LearnerClient:
 
         # This lock guards everything below except `_stopping`, which a signal handler sets:
         # waiting callers check it a few times a second.
-        self._lock = threading.Condition()
+        self._lock = threading.RLock()
+        self._waiting: dict[threading.Condition, Callable[[], bool]] = {}  # and what for
         self._session = Session(
             learner,
             name=name,
@@ -187,7 +188,7 @@ class LearnerClient:
             self._session.want_permit(self._round_unrolls)
         else:
             self._session.want_parameters()
-        self._lock.notify_all()
+        self._wake()
 
     def newest(self) -> Parameters | None:
         """Returns the newest parameters pulled, also after the run has finished."""
@@ -249,7 +250,7 @@ class LearnerClient:
     def drain(self, seconds: float) -> bool:
         """Waits for the outstanding receipts. Returns whether all came within `seconds`."""
         with self._lock:
-            return self._lock.wait_for(
+            return self._wait_for(
                 lambda: not self._session.outbox or self._error is not None, seconds
             )
 
@@ -257,7 +258,7 @@ class LearnerClient:
         """Ends the session and its threads. Messages without a receipt are dropped."""
         with self._lock:
             self._closed = True
-            self._lock.notify_all()
+            self._wake()
         self._channel.close()  # ends the calls in progress
         for thread in self._threads:
             thread.join(timeout=2.0)
@@ -274,9 +275,26 @@ class LearnerClient:
                 raise RunFinished
             if ready():
                 return time.monotonic() - start
-            self._lock.wait(_WAKE_SECONDS)
+            self._wait_for(
+                lambda: self._error is not None or self._session.finished or ready(), _WAKE_SECONDS
+            )
 
     # What the threads do.
+
+    def _wait_for(self, until: Callable[[], bool], seconds: float | None = None) -> bool:
+        """Waits, with the lock held, at most `seconds`. Returns the last value of `until`."""
+        woken = threading.Condition(self._lock)
+        self._waiting[woken] = until
+        try:
+            return woken.wait_for(until, seconds)
+        finally:
+            del self._waiting[woken]
+
+    def _wake(self) -> None:
+        """Wakes, with the lock held, the threads for which a change was what they wait for."""
+        for woken, until in self._waiting.items():
+            if until():
+                woken.notify()
 
     def _guard(self, target: Callable[[], None]) -> None:
         """Runs a thread's target and passes its error on to the caller's thread."""
@@ -286,7 +304,7 @@ class LearnerClient:
             with self._lock:
                 if self._error is None and not self._closed:
                     self._error = error
-                self._lock.notify_all()
+                self._wake()
 
     def _ended(self) -> bool:
         return self._closed or self._session.finished or self._error is not None
@@ -299,11 +317,11 @@ class LearnerClient:
         self._metrics.pending.set(len(self._session.outbox))
         if self._stream is not None and not self._goes_on(self._session.connection):
             self._stream.cancel()
-        self._lock.notify_all()
+        self._wake()
 
     def _sleep(self, seconds: float | None, until: Callable[[], bool] = lambda: False) -> None:
         with self._lock:
-            self._lock.wait_for(lambda: self._ended() or until(), seconds)
+            self._wait_for(lambda: self._ended() or until(), seconds)
 
     def _keep_session(self) -> None:
         """Joins, serves the session, and joins again with backoff whenever it is lost."""
@@ -377,7 +395,11 @@ class LearnerClient:
                 while (message := self._session.next_message(connection)) is None:
                     if not self._goes_on(connection):
                         return
-                    self._lock.wait()
+                    self._wait_for(
+                        lambda: (
+                            self._session.has_message(connection) or not self._goes_on(connection)
+                        )
+                    )
             yield message
 
     def _receive(self, receipt: pb.Receipt) -> None:

@@ -120,13 +120,15 @@ class Outbox:
         """Marks all messages as unsent, for a new connection."""
         self._num_sent = 0
 
-    def next(self, most: int) -> pb.Unrolls | None:
-        """Returns the next message to send; None if there is none or `most` lack a receipt."""
-        if self._num_sent == min(most, len(self._messages)):
-            return None
+    def next(self) -> pb.Unrolls:
+        """Returns the next message to send."""
         message, _ = self._messages[self._num_sent]
         self._num_sent += 1
         return message
+
+    def has_next(self, most: int) -> bool:
+        """Returns whether there is a message to send, and fewer than `most` lack a receipt."""
+        return self._num_sent < min(most, len(self._messages))
 
     def numbers(self) -> list[int]:
         """Returns the numbers of the messages."""
@@ -339,11 +341,13 @@ class Session:
         self._last_message = now
         self.outbox.append(message, now)
 
+    def has_message(self, connection: int) -> bool:
+        """Returns whether there is a message to send over this connection now."""
+        return self.is_connected(connection) and self.outbox.has_next(self._most_in_flight())
+
     def next_message(self, connection: int) -> pb.Unrolls | None:
         """Returns the next message to send over this connection; None if there is none now."""
-        if not self.is_connected(connection):
-            return None
-        return self.outbox.next(self._most_in_flight())
+        return self.outbox.next() if self.has_message(connection) else None
 
     def receive(self, receipt: pb.Receipt, now: float) -> Receipted | None:
         """Accounts for a receipt. Returns None if its message is still without one.

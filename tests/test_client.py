@@ -1,5 +1,6 @@
 """The client against a real gRPC learner that comes, goes, refuses, rejects and finishes."""
 
+import collections
 import contextlib
 import logging
 import threading
@@ -26,6 +27,7 @@ from actors.client import (
     new_incarnation,
 )
 from actors.policy import Compiled
+from actors.session import Session
 from impala.types import (
     ActorUnrolls,
     AgentOutput,
@@ -129,6 +131,30 @@ def test_a_message_says_which_environments_failed(learner: FakeLearner) -> None:
     assert (crashed.environment, crashed.kind) == (2, pb.FAULT_KIND_CRASHED)
     assert crashed.detail == "KeyError: 'gear'"
     assert (hung.environment, hung.kind, hung.detail) == (1, pb.FAULT_KIND_HUNG, "x" * 200)
+
+
+def test_a_message_wakes_no_thread_that_it_does_not_concern(
+    learner: FakeLearner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: collections.Counter[str] = collections.Counter()
+    must_pull = Session.must_pull
+
+    def watched(session: Session) -> bool:
+        looked[threading.current_thread().name] += 1
+        return must_pull(session)
+
+    monkeypatch.setattr(Session, "must_pull", watched)
+    with connect(learner) as client:
+        client.join()
+        client.parameters()
+        start = time.monotonic()
+        for number in range(100):
+            client.send(unrolls(number))
+        assert client.drain(PATIENCE)
+        seconds = time.monotonic() - start
+    assert len(learner.messages) == 100
+    assert looked.total() > 200  # at each message and each receipt, by who brings it
+    assert looked["_keep_pulling"] < 20 + 10 * seconds  # it polls once a second
 
 
 def test_the_buffers_may_be_written_again_after_send(learner: FakeLearner) -> None:
