@@ -165,6 +165,7 @@ def run_learner(
 
             # Consumers of the stream of iterations.
             publisher = Publisher(service, incarnations, plan.phases, guard)
+            at_the_end.callback(publisher.close)
             checkpoints = Checkpoints(logdir, resumed, plan.spaces, records.accounts, replay)
             kept = Kept(logdir, resumed, plan.spaces, evaluated=lambda: evaluations.newest)
             if empty_replay and added:
@@ -207,8 +208,10 @@ def run_learner(
                 checkpoints.take(iteration)
                 kept.take(iteration)
                 # Last: with an exact lag of 0 nothing is under way until then, nor at the end.
-                if iteration.is_whole and not training.is_finished:
+                if pacing is not None and iteration.is_whole and not training.is_finished:
+                    publisher.wait()
                     service.learned()
+            publisher.wait()
 
             if stop.is_set():
                 _log.info("Stopping: %s.", stop.cause)

@@ -10,26 +10,30 @@ import pathlib
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tree
+from services import WAIT
 
-from impala import build
+from impala import build, finite
 from impala.config.presets import PRESETS
 from impala.config.schema import AgentConfig, Config, LearnerConfig, MixConfig
 from impala.logdir.checkpoint import Counters
 from impala.schedule import phases, tasks
-from impala.types import Batch, StepType, Unroll
+from impala.types import Batch, Parameters, StepType, Unroll
 from learner.data.ingest import Arrival, Ingest
 from learner.data.mix import Mix, Prepared
+from learner.front.incarnations import Incarnations
 from learner.telemetry.reporter import Reporter
 from learner.telemetry.telemetry import Interval, Telemetry
 from learner.update import devices
 from learner.update.learner import Learner, Update
+from learner.update.phases import Phases
+from learner.update.publisher import Publisher
 from learner.update.training import Iteration
 
 T, B, UPDATES = 5, 4, 4
@@ -84,7 +88,7 @@ def learn(learner: Learner, mix: Mix) -> list[Update]:
     """Learns from all batches of the mix."""
     updates = []
     for _ in range(UPDATES):
-        prepared = mix.get(timeout=60.0)
+        prepared = mix.get(timeout=WAIT)
         assert prepared is not None and prepared.batch is not None
         update = learner.update(prepared.batch, None, prepared.placed)
         assert isinstance(update, Update)
@@ -111,11 +115,11 @@ def test_the_next_batch_is_on_the_device_before_the_results_of_an_update_are_rea
     def wait_and_update(*arguments: Any) -> Any:
         """The update ends when the batch of the next one is there, and not before."""
         if learner.counters.updates < UPDATES - 1:
-            assert placed.acquire(timeout=60.0)
+            assert placed.acquire(timeout=WAIT)
         return update(*arguments)
 
     mix = make_mix(learner, place)
-    assert placed.acquire(timeout=60.0)  # of the first update
+    assert placed.acquire(timeout=WAIT)  # of the first update
     learner._update = wait_and_update
     learn(learner, mix)
     assert learner.counters.updates == UPDATES
@@ -203,6 +207,82 @@ def test_what_was_published_is_read_only_and_later_updates_leave_it_alone(xla: b
     assert_same((published, saved), copies)
     assert any((a != b).any() for a, b in zip(published, learner.agent_values(), strict=True))
     assert not any(value.flags.writeable for value in [*published, *saved.values()])
+
+
+class Gate:
+    """In the place of a service: what is published waits until it is let in."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.published: list[Parameters] = []
+
+    def publish(self, parameters: Parameters, *, skipped_updates: int, rollbacks: int) -> None:
+        assert self.open.wait(WAIT)
+        finite.check({"all": np.concatenate([v.ravel() for v in parameters.values])}, "No")
+        self.published.append(parameters)
+
+
+class Counts:
+    """In the place of a guard."""
+
+    skipped_updates = rollbacks = 0
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+def publisher(gate: Gate, tmp_path: pathlib.Path) -> Iterator[Publisher]:
+    made = Publisher(
+        gate,  # type: ignore[arg-type]
+        Incarnations(tmp_path / "incarnations.json", own=7),
+        Phases(CONFIG, make_learner()._algorithm.agent),
+        Counts(),  # type: ignore[arg-type]
+    )
+    yield made
+    gate.open.set()
+    made.close()
+
+
+def iteration_of(learner: Learner) -> Iteration:
+    return Iteration(learner, None, None, 0.0, 0.0, False, True, False)
+
+
+def test_a_version_is_published_while_the_next_update_runs_and_holds_nothing_of_it(
+    gate: Gate, publisher: Publisher
+) -> None:
+    learner, expected = make_learner(), []
+    for seed in range(UPDATES):
+        learner.update(make_batch(learner, seed))
+        expected.append(tree.map_structure(np.copy, learner.agent_values()))
+        gate.open.set()  # for the version before
+        publisher.wait()
+        gate.open.clear()
+        publisher.take(iteration_of(learner))
+        assert len(gate.published) == seed
+    gate.open.set()
+    publisher.wait()
+    assert [each.version for each in gate.published] == [1, 2, 3, 4]
+    assert_same([each.values for each in gate.published], expected)
+
+
+def test_a_version_that_is_not_finite_is_not_published_and_ends_the_run(
+    gate: Gate, publisher: Publisher
+) -> None:
+    learner = make_learner()
+    publisher.take(iteration_of(learner))
+    variable = learner._algorithm.agent.variables[0]
+    variable.assign(np.full(variable.shape, np.nan, np.float32))
+    gate.open.set()
+    publisher.take(iteration_of(learner))
+    with pytest.raises(finite.NotFiniteError):
+        publisher.take(iteration_of(learner)._replace(is_new=False))
+    with pytest.raises(finite.NotFiniteError):
+        publisher.publish(learner)
+    assert len(gate.published) == 1
+    assert all(np.isfinite(value).all() for value in gate.published[0].values)
 
 
 def test_on_a_device_of_their_own_batches_and_variables_give_the_same() -> None:

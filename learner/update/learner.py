@@ -171,12 +171,16 @@ class Learner:
             beyond |= [limit.beyond(values[:, i]) is not None for i in range(len(which))]
         return float(beyond.mean())
 
+    def agent_tensors(self) -> list[tf.Tensor]:
+        """Returns the agent's variables on the device, in the order of published parameters."""
+        return _tensors(self._of_agent)
+
     def agent_values(self) -> list[np.ndarray]:
-        """Returns the agent's variables, in the order of published parameters: see `_values`."""
+        """Returns the same in the memory of the host."""
         return _values(self._of_agent)
 
     def variables(self) -> dict[str, np.ndarray]:
-        """Returns everything that a checkpoint holds: see `_values`."""
+        """Returns everything that a checkpoint holds."""
         named = self._named_variables()
         return dict(zip(named, _values(named.values()), strict=True))
 
@@ -348,16 +352,21 @@ class Learner:
         )
 
 
-def _values(variables: Iterable[tf.Variable]) -> list[np.ndarray]:
-    """Returns values of variables, read-only; later updates leave them as they are.
+def _tensors(variables: Iterable[tf.Variable]) -> list[tf.Tensor]:
+    """Returns values of variables, which later updates leave as they are.
 
-    Each is copied from the device once. On a CPU it is not copied: while an array holds the memory,
-    in-place kernels copy a variable before they change it.
+    Nothing is copied: while a tensor or an array holds the memory, in-place kernels copy a variable
+    before they change it.
     """
     return [
-        np.asarray(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype))
+        tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
         for variable in variables
     ]
+
+
+def _values(variables: Iterable[tf.Variable]) -> list[np.ndarray]:
+    """Returns the same as read-only arrays: one copy from a GPU, none on a CPU."""
+    return [np.asarray(tensor) for tensor in _tensors(variables)]
 
 
 def columns(batch: Batch, which: Sequence[int] | np.ndarray) -> Batch:

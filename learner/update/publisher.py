@@ -1,6 +1,14 @@
-"""Publishes parameters to actors and evaluators after each iteration that has changed them."""
+"""Publishes parameters to actors and evaluators after each iteration that has changed them.
 
-from impala.types import Parameters
+They are copied from the device, checked and published in a thread, while the next update runs.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from impala.types import Array, Parameters
 from learner.front.incarnations import Incarnations
 from learner.front.service import LearnerService
 from learner.update.guard import Guard
@@ -10,7 +18,7 @@ from learner.update.training import Iteration
 
 
 class Publisher:
-    """Passes a learner's parameters to the service."""
+    """Passes a learner's parameters to the service, one version after the other."""
 
     def __init__(
         self, service: LearnerService, incarnations: Incarnations, phases: Phases, guard: Guard
@@ -27,32 +35,63 @@ class Publisher:
         self._incarnations = incarnations
         self._phases = phases
         self._guard = guard
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="publisher")
+        self._under_way: Future[None] | None = None
 
     def take(self, iteration: Iteration) -> None:
-        """Publishes if anything has changed.
+        """Begins to publish if anything has changed, when the version before is published.
 
         Raises:
-          NotFiniteError: a parameter is not finite.
+          NotFiniteError: a parameter of the version before is not finite.
         """
+        self.wait()
         if iteration.is_new:
-            self.publish(iteration.learner)
+            self._begin(iteration.learner)
 
     def publish(self, learner: Learner) -> None:
-        """Publishes copies of the agent's variables.
+        """Publishes the agent's variables.
 
         Raises:
           NotFiniteError: a parameter is not finite.
         """
+        self.wait()
+        self._begin(learner)
+        self.wait()
+
+    def wait(self) -> None:
+        """Returns when all that was begun is published.
+
+        Raises:
+          NotFiniteError: a parameter is not finite, and so was not published.
+        """
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.result()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._thread.shutdown()
+
+    def _begin(self, learner: Learner) -> None:
         counters = learner.counters
         self._incarnations.reserve(counters.updates)
+        parameters = Parameters(
+            incarnation=self._incarnations.own,
+            version=counters.updates,
+            progress=self._phases.progress(counters),
+            frames=counters.frames,
+            values=(),
+        )
+        counts = self._guard.skipped_updates, self._guard.rollbacks
+        self._under_way = self._thread.submit(
+            self._publish, parameters, learner.agent_tensors(), *counts
+        )
+
+    def _publish(
+        self, parameters: Parameters, values: Sequence[Array], skipped_updates: int, rollbacks: int
+    ) -> None:
         self._service.publish(
-            Parameters(
-                incarnation=self._incarnations.own,
-                version=counters.updates,
-                progress=self._phases.progress(counters),
-                frames=counters.frames,
-                values=learner.agent_values(),
-            ),
-            skipped_updates=self._guard.skipped_updates,
-            rollbacks=self._guard.rollbacks,
+            parameters._replace(values=[np.asarray(value) for value in values]),
+            skipped_updates=skipped_updates,
+            rollbacks=rollbacks,
         )
