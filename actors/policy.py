@@ -124,7 +124,7 @@ class Compiled(Policy):
         self._timestep_like, self._state_like = timestep, state
         leaves = tree.flatten((timestep, state))
         act = self._graph.get_concrete_function(*(tf.TensorSpec(x.shape, x.dtype) for x in leaves))
-        return _ActingCompiled(self._agent, act, state, self._output_like)
+        return _ActingCompiled(self._agent, act, timestep, state, self._output_like)
 
     def _trace(self, *leaves: tf.Tensor) -> list[tf.Tensor]:
         timestep, (acting, seed) = tree.unflatten_as(
@@ -144,19 +144,28 @@ class _ActingCompiled(Acting):
         self,
         agent: Agent,
         graph: tf.types.experimental.ConcreteFunction,
+        timestep: TimeStep,
         state: Nest,
         output: AgentOutput,
     ) -> None:
         self.output = output
         self._agent = agent
-        self._graph = graph
         self._num_outputs = len(tree.flatten(output))
         self._state_like = state
         self._state: list[tf.Tensor] = tree.flatten(state)
+        # Python's part of a call costs as much as the arithmetic of ten rows. So only what the
+        # graph reads becomes a tensor, and arguments are not checked again.
+        self._observed = [tf.convert_to_tensor(leaf) for leaf in tree.flatten(timestep)]
+        given = graph.inputs[: len(self._observed)]
+        self._read = [place for place, leaf in enumerate(given) if leaf.consumers()]
+        self._call = graph.inference_fn.call_flat
+        self._captured = graph.captured_inputs
 
     def act(self, timestep: TimeStep) -> list[np.ndarray]:
-        observed = [tf.convert_to_tensor(leaf) for leaf in tree.flatten(timestep)]
-        results = self._graph(*observed, *self._state)
+        leaves = tree.flatten(timestep)
+        for place in self._read:
+            self._observed[place] = tf.convert_to_tensor(leaves[place])
+        results = self._call(*self._observed, *self._state, *self._captured)
         self._state = results[self._num_outputs :]
         return [x.numpy() for x in results[: self._num_outputs]]
 
