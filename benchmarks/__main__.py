@@ -23,7 +23,7 @@ _CONFIG = dataclasses.replace(
     presets.PRESETS["atari"][1],
     learner=configs.LearnerConfig(unroll_length=20, bfloat16=True),
     mix=configs.MixConfig(fresh=32),
-    actor=configs.ActorConfig(num_envs=64),
+    actor=configs.ActorConfig(num_envs=64, num_groups=1),
 )
 
 _Part = Callable[[configs.Config, float], dict[str, float]]

@@ -24,7 +24,7 @@ class Trained(NamedTuple):
 
 
 def measure(config: Config, seconds: float, warm_up: float = 20.0) -> Trained:
-    """Returns what training does.
+    """Returns what training does with an actor for each core.
 
     Args:
       config: of the run, which is stopped before its end.
@@ -38,7 +38,8 @@ def measure(config: Config, seconds: float, warm_up: float = 20.0) -> Trained:
         logdir = pathlib.Path(directory) / "run"
         command = [
             *(sys.executable, "-m", "impala", "train", "atari"),
-            *("--logdir", str(logdir), "--total-frames", "1000000000"),
+            *("--logdir", str(logdir), "--total-frames", "1000000000", "--evaluate", "no"),
+            *("--num-actors", str(os.cpu_count())),
         ]
         environ = {**os.environ, **layers.to_environment(config), "COLUMNS": "200"}
         log = open(pathlib.Path(directory) / "log", "w+", encoding="utf-8")  # noqa: SIM115
