@@ -48,6 +48,9 @@ def main() -> int:
         type=pathlib.Path,
         help="actor: a checkout of another version, to take turns with",
     )
+    parser.add_argument(
+        "--trial", action="store_true", help="gpu: a tiny batch, on a CPU if there is no GPU"
+    )
     arguments = parser.parse_args()
     by_default: dict[str, _Part] = {
         "training": _training,
@@ -59,7 +62,7 @@ def main() -> int:
         **by_default,
         "actor": functools.partial(_actor, arguments.presets, arguments.against),
         **{"fleet": _fleet, "attack": _attack, "speed-up": _speed_up, "critic": _critic},
-        "gpu": _gpu,
+        "gpu": functools.partial(_gpu, arguments.trial),
         "profile": _profile,
         "lag": _lag,
     }
@@ -224,25 +227,25 @@ def _critic(config: configs.Config, seconds: float) -> dict[str, float]:
     }
 
 
-def _gpu(config: configs.Config, seconds: float) -> dict[str, float]:
+def _gpu(is_trial: bool, config: configs.Config, seconds: float) -> dict[str, float]:
     """Measures updates of several networks and batch sizes, each for seconds of its own."""
     from benchmarks import gpu
 
     del seconds
-    results: dict[str, float] = {}
+    measured = []
     try:
-        measured = list(gpu.measure(config))
+        for each in gpu.measure(config, is_trial=is_trial):
+            measured.append(each)
+            print(f"{each.name}: {each.updates_per_second:.1f} updates/s", flush=True)
     except RuntimeError as error:
         raise SystemExit(f"benchmarks: {error}") from None
-    for each in measured:
-        name = f"{each.agent}, batch {each.batch_size}{', XLA' if each.xla else ''}"
-        print(f"{name}: {each.updates_per_second:.1f} updates/s", flush=True)
-        results |= {
-            f"{name}: {field.replace('_', ' ')}": float(value)
-            for field, value in each._asdict().items()
-            if field not in ("agent", "batch_size", "xla")
-        }
-    return results
+    print(gpu.table(measured))
+    return {
+        f"{each.name}: {field.replace('_', ' ')}": value
+        for each in measured
+        for field, value in each._asdict().items()
+        if isinstance(value, float)
+    }
 
 
 def _profile(config: configs.Config, seconds: float) -> dict[str, float]:

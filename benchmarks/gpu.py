@@ -1,13 +1,15 @@
 """Updates per second on the GPU of this machine: networks, batch sizes, with and without XLA.
 
-Each update is the learner's own, guard and metrics included, of a batch that comes from the memory
-of the host, as in a run. It takes less than ten minutes.
+Each update is the learner's own, guard and metrics included. As in a run, the next batch is copied
+from the memory of the host while an update is computed, and the parameters are copied back after
+each. It takes less than ten minutes.
 """
 
 import dataclasses
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -16,6 +18,8 @@ from benchmarks.roofline import random_batch
 from impala import build
 from impala.config import schema as configs
 from impala.schedule import phases, tasks
+from impala.types import Batch
+from learner.update import devices
 from learner.update.learner import Learner
 
 _AGENTS = {
@@ -23,14 +27,18 @@ _AGENTS = {
     "deep": configs.AgentConfig(torso="deep", frame_stack=4),
     "deep, LSTM": configs.AgentConfig(torso="deep", core="lstm"),
 }
-_BATCH_SIZES = (32, 128, 256)  # unrolls
+_BATCH_SIZES: tuple[int, ...] = (32, 128, 256)  # unrolls
+_TRIAL_SIZES = (2,)
 _SECONDS = 10.0  # of each measurement, at most
+_TRIAL_SECONDS = 0.5
 _UPDATES = 200  # of each, at most
+_LIMIT = 480.0  # seconds after which no measurement is begun: XLA may compile for a minute
 
 
 class Measured(NamedTuple):
     """One kind of update."""
 
+    device: str  # its model
     agent: str
     batch_size: int  # unrolls of `unroll_length`
     xla: bool
@@ -39,26 +47,46 @@ class Measured(NamedTuple):
     steps_per_second: float
     megabytes_per_second: float  # from host to device
 
+    @property
+    def name(self) -> str:
+        """Returns what was measured, and on what."""
+        return f"{_name(self.agent, self.batch_size, self.xla)}, {self.device}"
 
-def measure(config: configs.Config) -> Iterator[Measured]:
-    """Measures each kind of update.
+
+def measure(config: configs.Config, *, is_trial: bool = False) -> Iterator[Measured]:
+    """Measures each kind of update; prints what it leaves out, and why.
 
     Args:
       config: the environment, the algorithm and the unroll length.
+      is_trial: only to try the measurement: a tiny batch, on a CPU if there is no GPU.
 
     Raises:
       RuntimeError: TensorFlow finds no GPU.
     """
-    if not tf.config.list_physical_devices("GPU"):
+    if not (tf.config.list_physical_devices("GPU") or is_trial):
         raise RuntimeError(
             "TensorFlow finds no GPU on this machine. With an NVIDIA GPU and its driver, install "
-            "requirements-gpu.lock (docs/operations.md)."
+            "requirements-gpu.lock (docs/operations.md). --trial measures a tiny batch on a CPU."
         )
-    for (name, agent), size, xla in itertools.product(_AGENTS.items(), _BATCH_SIZES, (False, True)):
-        yield update(dataclasses.replace(config, agent=agent), name, size, xla)
+    sizes, seconds = (_TRIAL_SIZES, _TRIAL_SECONDS) if is_trial else (_BATCH_SIZES, _SECONDS)
+    if is_trial:
+        learner = dataclasses.replace(config.learner, unroll_length=2)
+        config = dataclasses.replace(config, learner=learner)
+    end = time.monotonic() + _LIMIT
+    for (name, agent), size, xla in itertools.product(_AGENTS.items(), sizes, (False, True)):
+        what = _name(name, size, xla)
+        if time.monotonic() > end:
+            print(f"{what}: left out, for want of time")
+            continue
+        try:
+            yield update(dataclasses.replace(config, agent=agent), name, size, xla, seconds)
+        except tf.errors.ResourceExhaustedError:
+            print(f"{what}: left out, the memory of the device is too small")
 
 
-def update(config: configs.Config, name: str, batch_size: int, xla: bool) -> Measured:
+def update(
+    config: configs.Config, name: str, batch_size: int, xla: bool, seconds: float = _SECONDS
+) -> Measured:
     """Measures one kind of update, on whatever device TensorFlow uses."""
     config = dataclasses.replace(
         config,
@@ -75,11 +103,55 @@ def update(config: configs.Config, name: str, batch_size: int, xla: bool) -> Mea
     start = time.perf_counter()
     learner.update(batch)
     compiled = time.perf_counter() - start
-    learner.update(batch)
-    done, start = 0, time.perf_counter()
-    while done < _UPDATES and time.perf_counter() - start < _SECONDS:
-        learner.update(batch)
+    done = -1
+    for placed in _placed_ahead(batch, learner.device):
+        learner.update(batch, None, placed)
+        learner.agent_values()
         done += 1
-    rate = done / (time.perf_counter() - start)
+        if done == 0:  # the one before was not like the others: nothing had been placed
+            start = time.perf_counter()
+        elapsed = time.perf_counter() - start
+        if done > 0 and (done == _UPDATES or elapsed >= seconds):
+            break
+    rate = done / elapsed
     steps = rate * batch_size * config.learner.unroll_length
-    return Measured(name, batch_size, xla, compiled, rate, steps, rate * size / 1e6)
+    model = _model(learner.device)
+    return Measured(model, name, batch_size, xla, compiled, rate, steps, rate * size / 1e6)
+
+
+def table(measured: Sequence[Measured]) -> str:
+    """Returns a table in Markdown."""
+    lines = [
+        f"| on {', '.join({each.device: None for each in measured})} | batch | XLA | updates/s | "
+        "steps/s | MB/s to the device | first update, s |",
+        "|---|---:|---|---:|---:|---:|---:|",
+        *(
+            f"| {each.agent} | {each.batch_size} | {'yes' if each.xla else 'no'} | "
+            f"{each.updates_per_second:,.1f} | {each.steps_per_second:,.0f} | "
+            f"{each.megabytes_per_second:,.0f} | {each.compile_seconds:.1f} |"
+            for each in measured
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def _name(agent: str, batch_size: int, xla: bool) -> str:
+    return f"{agent}, batch {batch_size}{', XLA' if xla else ''}"
+
+
+def _placed_ahead(batch: Batch, device: str) -> Iterator[Batch]:
+    """Yields the batch on the device again and again; while it is used, the next one is copied."""
+    with ThreadPoolExecutor(1) as thread:
+        ahead = thread.submit(devices.place, batch, device)
+        while True:
+            placed, ahead = ahead.result(), thread.submit(devices.place, batch, device)
+            yield placed
+
+
+def _model(device: str) -> str:
+    """Returns the model of a GPU, or CPU."""
+    for gpu in tf.config.list_physical_devices("GPU"):
+        if device.endswith(gpu.name.removeprefix("/physical_device:")):
+            name: str = tf.config.experimental.get_device_details(gpu).get("device_name", "GPU")
+            return name
+    return "CPU"

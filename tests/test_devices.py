@@ -6,7 +6,9 @@ What runs in what order is the same there; how long it takes is not.
 import asyncio
 import dataclasses
 import functools
+import json
 import pathlib
+import re
 import subprocess
 import sys
 import threading
@@ -19,6 +21,7 @@ import tensorflow as tf
 import tree
 from services import WAIT
 
+from benchmarks import gpu
 from impala import build, finite
 from impala.config.presets import PRESETS
 from impala.config.schema import AgentConfig, Config, LearnerConfig, MixConfig
@@ -283,6 +286,36 @@ def test_a_version_that_is_not_finite_is_not_published_and_ends_the_run(
         publisher.publish(learner)
     assert len(gate.published) == 1
     assert all(np.isfinite(value).all() for value in gate.published[0].values)
+
+
+def test_the_benchmark_of_a_gpu_refuses_to_measure_without_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [])
+    with pytest.raises(RuntimeError, match="TensorFlow finds no GPU"):
+        next(gpu.measure(CONFIG))
+
+
+def test_the_benchmark_of_a_gpu_measures_an_update_on_any_device() -> None:
+    measured = gpu.update(CONFIG, "mlp", 2, xla=False, seconds=0.0)
+    assert measured.name.startswith("mlp, batch 2, ")
+    assert measured.steps_per_second == pytest.approx(measured.updates_per_second * 2 * T)
+    assert measured.updates_per_second > 0.0
+    assert measured.megabytes_per_second > 0.0
+    assert gpu.table([measured]).splitlines()[2].startswith("| mlp | 2 | no |")
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_a_gpu_can_be_tried_without_one(tmp_path: pathlib.Path) -> None:
+    path, root = tmp_path / "bench.json", pathlib.Path(__file__).parents[1]
+    command = [sys.executable, "-m", "benchmarks", "gpu", "--trial", "--json", str(path)]
+    subprocess.run(command, check=True, cwd=root)
+    found = json.loads(path.read_text())["gpu"]
+    for agent in ("shallow", "deep", "deep, LSTM"):
+        for xla in ("", ", XLA"):
+            name = re.compile(f"{agent}, batch 2{xla}, [^,]+: updates per second")
+            (rate,) = (value for key, value in found.items() if name.fullmatch(key))
+            assert rate > 0.0
 
 
 def test_on_a_device_of_their_own_batches_and_variables_give_the_same() -> None:
