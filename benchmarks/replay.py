@@ -6,6 +6,7 @@ run. CPU time is of all threads: on a machine with other work, its ratio is the 
 """
 
 import contextlib
+import functools
 import itertools
 import pathlib
 import tempfile
@@ -107,6 +108,7 @@ def measure(config: configs.Config, seconds: float) -> Cost:
                     _Endless(arrivals),
                     halves if has_replay else configs.MixConfig(fresh=size),
                     replay if has_replay else None,
+                    place=functools.partial(devices.place, device=learner.device),
                 )
                 measured[has_replay].append(_updates(learner, mix, seconds / _ROUNDS / 2))
                 mix.close()
@@ -144,7 +146,7 @@ def _updates(learner: Learner, mix: Mix, seconds: float) -> Updates:
     while count < 0 or time.perf_counter() < start + seconds:
         prepared = mix.get(timeout=10.0)
         assert prepared is not None and prepared.batch is not None
-        learner.update(prepared.batch)
+        learner.update(prepared.batch, placed=prepared.placed)
         count += 1
         if count == 0:
             start, spent = time.perf_counter(), time.process_time()

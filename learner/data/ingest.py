@@ -27,6 +27,7 @@ _MORE_FRAMES = (
     "If steps play more, set the learner's frame skip, environment.repeat.most or "
     "limits.frames_per_step to what the environment does."
 )
+_FIRST, _LAST = int(StepType.FIRST), int(StepType.LAST)  # NumPy compares with an enum slowly
 _ROUNDING = 1e-4  # relative, of a return summed in float32
 
 
@@ -386,7 +387,7 @@ class Validator:
 
     def _check_frames(self, frames: np.ndarray, step_type: np.ndarray, task: int) -> None:
         """Checks frames [E] against the steps in rows 1..T of step_type [T + 1, E]."""
-        steps = (step_type[1:] != StepType.FIRST).sum(axis=0)
+        steps = (step_type[1:] != _FIRST).sum(axis=0)
         most = self._bounds.frames_per_step[task]
         wrong = (frames < steps) | (frames > most * steps)
         if wrong.any():
@@ -492,8 +493,8 @@ def _check_range(name: str, array: np.ndarray, low: Any, high: Any) -> None:
 
 def _check_step_types(step_type: np.ndarray) -> None:
     """Checks of rows [T + 1, E] that they are step types, with FIRST exactly after each LAST."""
-    _check_range("timestep/step_type", step_type, StepType.FIRST, StepType.LAST)
-    wrong = (step_type[:-1] == StepType.LAST) != (step_type[1:] == StepType.FIRST)
+    _check_range("timestep/step_type", step_type, _FIRST, _LAST)
+    wrong = (step_type[:-1] == _LAST) != (step_type[1:] == _FIRST)
     if wrong.any():
         row, env = np.argwhere(wrong)[0]
         before, after = (StepType(step_type[row + i, env]).name for i in (0, 1))

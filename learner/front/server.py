@@ -205,7 +205,9 @@ class _Calls:
         self._observe = observe
         self._door = door
         self._limits = _Limits()
+        self._waiting: set[asyncio.Timeout] = set()  # expire when the server stops
         self._stopping = stopping
+        stopping.add_done_callback(self._end_waiting)
 
     async def join(self, _: object, context: grpc.aio.ServicerContext) -> pb.JoinReply:
         async with calls.statuses(context, self._door):
@@ -269,6 +271,7 @@ class _Calls:
                     self._admit(context, "actor", actor=message.actor)
                     with self._timed("StreamUnrolls"):
                         receipt = await self._unless_stopping(submit(message, tensors))
+                    del data, tensors  # may be megabytes, which nobody needs while this waits
                     await context.write(receipt)
                     if receipt.reason == pb.REASON_QUARANTINED:
                         self._door.refused(context.peer(), "quarantined")
@@ -306,17 +309,21 @@ class _Calls:
 
     async def _unless_stopping(self, awaitable: Awaitable[_T]) -> _T:
         """Returns the result of `awaitable`, which is cancelled if the server stops first."""
-        task = asyncio.ensure_future(awaitable)
+        waiting = asyncio.timeout(0.0 if self._stopping.done() else None)
         try:
-            await asyncio.wait(
-                {task, self._stopping},  # type: ignore[type-var]
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if task.done():
-                return task.result()
-            raise calls.Stopping
+            async with waiting:
+                self._waiting.add(waiting)
+                return await awaitable
+        except TimeoutError:
+            if waiting.expired():
+                raise calls.Stopping from None
+            raise
         finally:
-            task.cancel()
+            self._waiting.discard(waiting)
+
+    def _end_waiting(self, _: object) -> None:
+        for waiting in self._waiting:
+            waiting.reschedule(0.0)
 
 
 class _Limits:
