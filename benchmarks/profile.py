@@ -23,7 +23,7 @@ from learner.update.learner import Learner
 
 _BY_XLA = "CpuExecutable::ExecuteAsyncOnStream"  # a function that XLA has compiled
 _CALLS = 10
-_SHOWN = 14  # operations; the others are added up
+_SHOWN = 9  # operations; the others are added up
 
 
 def measure(config: configs.Config) -> dict[str, dict[str, float]]:
@@ -54,7 +54,7 @@ def draw(measured: Mapping[str, Mapping[str, float]], path: pathlib.Path) -> Non
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(1, len(measured), figsize=(12, 5), layout="constrained")
+    figure, panels = pyplot.subplots(1, len(measured), figsize=(14, 4.5), layout="constrained")
     for panel, (part, operations) in zip(panels, measured.items(), strict=True):
         names = list(operations)[:_SHOWN]
         rest = sum(operations.values()) - sum(operations[name] for name in names)
@@ -87,11 +87,15 @@ def _operations(call: Callable[[], Any], steps: int) -> dict[str, float]:
                 # NAME:OPERATION; what contains others is named differently.
                 name = plane.event_metadata[event.metadata_id].name
                 if name == _BY_XLA:
-                    name = ":XLA"
+                    name = "pixels:XLA"
                 where, colon, operation = name.rpartition(":")
                 if colon and operation.isidentifier() and "::" not in name and " " not in name:
-                    spent[f"{_room(where)} {operation.removeprefix('_')}"] += event.duration_ps
+                    spent[f"{_room(where)} {_short(operation)}"] += event.duration_ps
     return {name: ps / 1e6 / _CALLS / steps for name, ps in spent.most_common()}
+
+
+def _short(operation: str) -> str:
+    return operation.removeprefix("_").removeprefix("MklNative").removesuffix("WithBias")
 
 
 def _room(where: str) -> str:
