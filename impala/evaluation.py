@@ -52,7 +52,7 @@ class Acting:
 
     def __init__(self, agent: Agent, greedy: bool, seed: int, num_envs: int) -> None:
         self._act = _compiled(agent, greedy)
-        self._core_state = agent.initial_state(num_envs)
+        self._state = agent.acting(agent.initial_state(num_envs))
         self._seed = seed % 2**31
         self._count = 0  # number of samples drawn
 
@@ -61,7 +61,7 @@ class Acting:
         # Copied, as TensorFlow may still use the memory when the environment overwrites it.
         copy = tree.map_structure(lambda x: tf.constant(np.array(x)), timestep)
         seed = tf.constant([self._seed, self._count], tf.int32)
-        action, self._core_state = self._act(copy, self._core_state, seed)
+        action, self._state = self._act(copy, self._state, seed)
         self.skip()
         return tree.map_structure(lambda x: x.numpy(), action)
 
@@ -155,27 +155,15 @@ def summary(episodes: Sequence[Episode]) -> Summary:
     )
 
 
-# (time step, core state, seed) -> (actions, next core state)
+# (time step, state for acting, seed) -> (actions, next state)
 _Act = Callable[[TimeStep, Nest, tf.Tensor], tuple[Nest, Nest]]
 
 
 @functools.lru_cache(maxsize=2)  # an evaluator uses the same agent repeatedly
 def _compiled(agent: Agent, greedy: bool) -> _Act:
-    act: _Act = tf.function(_greedy(agent) if greedy else _sampled(agent), autograph=False)
-    return act
+    def act(timestep: TimeStep, acting: Nest, seed: tf.Tensor) -> tuple[Nest, Nest]:
+        output, acting = agent.act(timestep, acting, None if greedy else seed)
+        return output.action, acting
 
-
-def _sampled(agent: Agent) -> _Act:
-    def act(timestep: TimeStep, core_state: Nest, seed: tf.Tensor) -> tuple[Nest, Nest]:
-        output, core_state = agent.step(timestep, core_state, seed)
-        return output.action, core_state
-
-    return act
-
-
-def _greedy(agent: Agent) -> _Act:
-    def act(timestep: TimeStep, core_state: Nest, seed: tf.Tensor) -> tuple[Nest, Nest]:
-        output, core_state = agent.greedy_step(timestep, core_state)
-        return output.action, core_state
-
-    return act
+    compiled: _Act = tf.function(act, autograph=False)
+    return compiled

@@ -68,15 +68,15 @@ class Counting:
     def initial_state(self, batch_size: int) -> tf.Tensor:
         return tf.zeros([batch_size], tf.int64)
 
-    def greedy_step(self, timestep: TimeStep, core_state: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        seen = tf.where(timestep.step_type == StepType.FIRST, tf.zeros_like(core_state), core_state)
-        return AgentOutput(seen % 5, (), ()), seen + 1
+    def acting(self, core_state: tf.Tensor) -> tf.Tensor:
+        return core_state
 
-    def step(self, timestep: TimeStep, core_state: tf.Tensor, seed: tf.Tensor) -> Any:
-        output, core_state = self.greedy_step(timestep, core_state)
-        shape = tf.shape(output.action)
-        action = tf.random.stateless_uniform(shape, seed, maxval=5, dtype=tf.int64)
-        return output._replace(action=action), core_state
+    def act(self, timestep: TimeStep, acting: tf.Tensor, seed: tf.Tensor | None) -> Any:
+        seen = tf.where(timestep.step_type == StepType.FIRST, tf.zeros_like(acting), acting)
+        action = seen % 5
+        if seed is not None:
+            action = tf.random.stateless_uniform(tf.shape(seen), seed, maxval=5, dtype=tf.int64)
+        return AgentOutput(action, (), ()), seen + 1
 
 
 def _play(environment: Environment, num: int, greedy: bool = True, seed: int = 0) -> list[Episode]:

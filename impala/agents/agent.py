@@ -99,10 +99,8 @@ class Agent(snt.Module):
 
     def greedy_step(self, timestep: TimeStep, core_state: Nest) -> tuple[AgentOutput, Nest]:
         """Acts as `step`, with the distribution's mode instead of a sample."""
-        output, acting = self._row(timestep, self.acting(core_state))
-        policy = self.distribution.behaviour(output.policy, seed=None)
-        greedy = AgentOutput(self.distribution.mode(policy), policy, output.baseline)
-        return greedy, self.core_state(acting)
+        output, acting = self.act(timestep, self.acting(core_state), seed=None)
+        return output, self.core_state(acting)
 
     def acting(self, core_state: Nest) -> Nest:
         """Returns the state from which `act` goes on: frames are stacked already."""
@@ -110,11 +108,25 @@ class Agent(snt.Module):
             return core_state
         return self._frame_stack.window(core_state[0]), *core_state[1:]
 
-    def act(self, timestep: TimeStep, acting: Nest, seed: tf.Tensor) -> tuple[AgentOutput, Nest]:
-        """Acts as `step`, faster: with the state of `acting` instead of a core state."""
+    def act(
+        self, timestep: TimeStep, acting: Nest, seed: tf.Tensor | None
+    ) -> tuple[AgentOutput, Nest]:
+        """Acts as `step`, or as `greedy_step` if `seed` is None, in less time.
+
+        Args:
+          timestep: [B, ...].
+          acting: from `acting` or from this method before, instead of a core state.
+          seed: as for `step`.
+
+        Returns:
+          Output [B, ...], and the state from which to go on.
+        """
         output, acting = self._row(timestep, acting)
         policy = self.distribution.behaviour(output.policy, seed)
-        action, _ = self.distribution.sample_and_log_prob(policy, seed)
+        if seed is None:
+            action = self.distribution.mode(policy)
+        else:
+            action, _ = self.distribution.sample_and_log_prob(policy, seed)
         return AgentOutput(action, policy, output.baseline), acting
 
     def core_state(self, acting: Nest) -> Nest:
