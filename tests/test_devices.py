@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -319,8 +320,9 @@ def test_the_benchmark_of_a_gpu_can_be_tried_without_one(tmp_path: pathlib.Path)
 
 
 def test_on_a_device_of_their_own_batches_and_variables_give_the_same() -> None:
-    """In a process of its own: TensorFlow makes its devices once."""
-    subprocess.run([sys.executable, __file__], check=True, cwd=pathlib.Path(__file__).parent)
+    """In a process of its own, with the paths of this one: TensorFlow makes its devices once."""
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, __file__], check=True, env=os.environ | paths)
 
 
 def main() -> None:
