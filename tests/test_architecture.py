@@ -43,7 +43,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "impala.environments": {
         *("impala.components", "impala.config", "impala.config.schema", "impala.types"),
     },
-    "impala.agents": {"impala.config.schema", "impala.environments", "impala.types"},
+    "impala.agents": {
+        *("impala.config.schema", "impala.environments", "impala.runtime", "impala.types"),
+    },
     "impala.algorithms": {
         *("impala.agents", "impala.config", "impala.config.schema", "impala.types", "vtrace"),
     },

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tree
 from gymnasium import spaces
 
-from impala.agents import images, torsos
+from impala.agents import images, observation, torsos
 from impala.agents.images import Frames
 from impala.agents.observation import Features, FrameStack
 from impala.config.schema import AgentConfig
@@ -41,6 +41,39 @@ def test_they_are_standardised_as_in_double_precision() -> None:
     pixels = tf.constant(pictures())
     shown = images.standardised(Frames(pixels, images.sums(pixels)), 255.0)
     np.testing.assert_allclose(shown, standardised(), rtol=1e-4, atol=1e-4)
+
+
+def test_they_are_rounded_to_bfloat16_as_tensorflow_does() -> None:
+    pixels = tf.constant(pictures())
+    frames = Frames(pixels, images.sums(pixels))
+    exact = images.standardised(frames, 255.0)
+    rounded = images.standardised(frames, 255.0, tf.bfloat16)
+    assert np.any(exact != tf.cast(rounded, tf.float32))
+    np.testing.assert_array_equal(rounded, tf.cast(exact, tf.bfloat16))
+
+
+@pytest.mark.parametrize("torso", TORSOS)
+def test_every_torso_learns_nearly_the_same_in_bfloat16(
+    torso: type[torsos.Torso], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = torso(AgentConfig(), name="torso")
+    features = Features(made, spaces.Box(0, 255, pictures().shape[1:], np.uint8))
+
+    def learned() -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            outputs = features(tf.constant(pictures()))
+            loss = tf.reduce_sum(outputs * tf.random.stateless_normal(outputs.shape, [1, 2]))
+        return [outputs, *tape.gradient(loss, made.trainable_variables)]
+
+    learned()  # makes the variables
+    exact = tf.function(learned)()
+    monkeypatch.setattr(observation, "uses_bfloat16", lambda: True)
+    rounded = tf.function(learned)()
+    assert {x.dtype for x in [*made.variables, *rounded]} == {tf.float32}
+    for whole, part in zip(exact, rounded, strict=True):
+        cosine = tf.reduce_sum(whole * part) / (tf.norm(whole) * tf.norm(part))
+        assert 0.95 < cosine < 1.0
+    assert 1e-4 < tf.norm(rounded[0] - exact[0]) / tf.norm(exact[0]) < 0.02
 
 
 @pytest.mark.parametrize("torso", TORSOS)

@@ -14,6 +14,7 @@ from impala.agents.images import Frames
 from impala.agents.torsos import Torso
 from impala.environments import spaces
 from impala.environments.spaces import is_wrapped, main_space
+from impala.runtime.process import uses_bfloat16
 from impala.types import Nest
 
 
@@ -44,13 +45,14 @@ class Features(snt.Module):
         self._space = observation_space
         self._standardise_images = standardise_images
         self._main_space = main_space(observation_space)
+        self._has_variables = False
         if torso.sees == "image":
             _check_image(self._main_space, torso)
 
     def __call__(self, observation: Nest) -> tf.Tensor:
         if not is_wrapped(self._space):
-            return self._torso(self._inputs(observation))
-        features = self._torso(self._inputs(observation["observation"]))
+            return self._seen(observation)
+        features = self._seen(observation["observation"])
         return tf.concat([features, *self._added(observation)], axis=-1)
 
     def vector(self, observation: Nest) -> tf.Tensor:
@@ -75,6 +77,12 @@ class Features(snt.Module):
             if key in spaces.SEEN
         ]
 
+    def _seen(self, observation: Nest) -> tf.Tensor:
+        """Returns what the torso makes of an observation."""
+        features = tf.cast(self._torso(self._inputs(observation)), tf.float32)
+        self._has_variables = True
+        return features
+
     def _inputs(self, observation: Nest) -> Nest:
         pixels = observation.pixels if isinstance(observation, Frames) else observation
         if self._torso.sees == "observation":
@@ -86,7 +94,10 @@ class Features(snt.Module):
         if not isinstance(observation, Frames):
             pixels = _with_channel(pixels)
             observation = Frames(pixels, images.sums(pixels))
-        return images.standardised(observation, float(self._main_space.high.max()))
+        # A layer's variables are of the type of its first input: float32.
+        in_bfloat16 = self._has_variables and self._torso.takes_bfloat16 and uses_bfloat16()
+        dtype = tf.bfloat16 if in_bfloat16 else tf.float32
+        return images.standardised(observation, float(self._main_space.high.max()), dtype)
 
 
 class FrameStack(snt.Module):

@@ -26,6 +26,9 @@ class Torso(snt.Module, abc.ABC):
     environment gave it."""
     smallest: ClassVar[int] = 1
     """Smallest height and width of an image, in pixels."""
+    takes_bfloat16: ClassVar[bool] = False
+    """Whether images, and then the features, may be in bfloat16 once its variables are made. They
+    are where the process computes in it, which saves a conversion of every pixel."""
 
     def __init__(self, settings: Any = None, name: str | None = None) -> None:
         """Initialises the torso; variables are made in the first call.
@@ -65,14 +68,15 @@ class Shallow(Torso):
     """Two convolutions and a linear layer of 256. [N, H, W, C] to [N, 256]."""
 
     smallest = 20  # pixels; smaller images leave no input for the second convolution
+    takes_bfloat16 = True
 
     def __init__(self, settings: AgentConfig | None = None, name: str | None = None) -> None:
         super().__init__(settings, name=name)
         self._convolutions = [
-            snt.Conv2D(16, kernel_shape=8, stride=4, padding="VALID", w_init=_he(), name="conv_0"),
-            snt.Conv2D(32, kernel_shape=4, stride=2, padding="VALID", w_init=_he(), name="conv_1"),
+            _Conv2D(16, kernel_shape=8, stride=4, padding="VALID", w_init=_he(), name="conv_0"),
+            _Conv2D(32, kernel_shape=4, stride=2, padding="VALID", w_init=_he(), name="conv_1"),
         ]
-        self._linear = snt.Linear(256, w_init=_he())
+        self._linear = _Linear(256, w_init=_he(), name="linear")
 
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
         for convolution in self._convolutions:
@@ -87,13 +91,12 @@ class Small(Torso):
     """
 
     smallest = 3
+    takes_bfloat16 = True
 
     def __init__(self, settings: AgentConfig | None = None, name: str | None = None) -> None:
         super().__init__(settings, name=name)
-        self._convolution = snt.Conv2D(
-            16, kernel_shape=3, padding="VALID", w_init=_he(), name="conv"
-        )
-        self._linear = snt.Linear(128, w_init=_he())
+        self._convolution = _Conv2D(16, kernel_shape=3, padding="VALID", w_init=_he(), name="conv")
+        self._linear = _Linear(128, w_init=_he(), name="linear")
 
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
         images = tf.nn.relu(self._convolution(images))
@@ -103,11 +106,12 @@ class Small(Torso):
 class Strided(Torso):
     """Four convolutions that each halve an image: [N, H, W, C] to [N, F]; 288 features of 47x47."""
 
+    takes_bfloat16 = True
+
     def __init__(self, settings: AgentConfig | None = None, name: str | None = None) -> None:
         super().__init__(settings, name=name)
         self._convolutions = [
-            snt.Conv2D(32, kernel_shape=3, stride=2, w_init=_he(), name=f"conv_{i}")
-            for i in range(4)
+            _Conv2D(32, kernel_shape=3, stride=2, w_init=_he(), name=f"conv_{i}") for i in range(4)
         ]
 
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
@@ -119,12 +123,14 @@ class Strided(Torso):
 class DeepResidual(Torso):
     """Three sections of residual blocks and a linear layer of 256. [N, H, W, C] to [N, 256]."""
 
+    takes_bfloat16 = True
+
     def __init__(self, settings: AgentConfig | None = None, name: str | None = None) -> None:
         super().__init__(settings, name=name)
         self._sections = [
             _Section(channels, name=f"section_{i}") for i, channels in enumerate((16, 32, 32))
         ]
-        self._linear = snt.Linear(256, w_init=_he())
+        self._linear = _Linear(256, w_init=_he(), name="linear")
 
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
         for section in self._sections:
@@ -137,10 +143,10 @@ class _Section(snt.Module):
 
     def __init__(self, channels: int, name: str | None = None) -> None:
         super().__init__(name=name)
-        self._convolution = snt.Conv2D(channels, kernel_shape=3, w_init=_he(), name="conv")
+        self._convolution = _Conv2D(channels, kernel_shape=3, w_init=_he(), name="conv")
         self._blocks = [
             [
-                snt.Conv2D(channels, kernel_shape=3, w_init=_he(), name=f"block_{i}_conv_{j}")
+                _Conv2D(channels, kernel_shape=3, w_init=_he(), name=f"block_{i}_conv_{j}")
                 for j in range(2)
             ]
             for i in range(2)
@@ -154,6 +160,26 @@ class _Section(snt.Module):
                 images = convolution(tf.nn.relu(images))
             images += shortcut
         return images
+
+
+class _Conv2D(snt.Conv2D):
+    """Computes in the precision of its input; its variables are float32."""
+
+    def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
+        if inputs.dtype == tf.float32:
+            return super().__call__(inputs)
+        weights, bias = (tf.cast(variable, inputs.dtype) for variable in (self.w, self.b))
+        return tf.nn.bias_add(tf.nn.conv2d(inputs, weights, self.stride, self.conv_padding), bias)
+
+
+class _Linear(snt.Linear):
+    """Computes in the precision of its input; its variables are float32."""
+
+    def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
+        if inputs.dtype == tf.float32:
+            return super().__call__(inputs)
+        weights, bias = (tf.cast(variable, inputs.dtype) for variable in (self.w, self.b))
+        return tf.nn.bias_add(inputs @ weights, bias)
 
 
 def _he() -> snt.initializers.Initializer:

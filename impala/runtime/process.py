@@ -27,6 +27,8 @@ _MALLOC_OPTIONS = {
     _M_TOP_PAD: 64 << 20,
 }
 
+_BFLOAT16 = "auto_mixed_precision_onednn_bfloat16"  # TensorFlow's name of an option
+
 IMPALA = (sys.executable, "-P", "-m", "impala")
 """Starts the `impala` command as a child. -P: the working directory is not first on Python's path,
 so a user's modules cannot hide ours."""
@@ -160,8 +162,15 @@ def use_bfloat16() -> bool:
         return False
     import tensorflow as tf
 
-    tf.config.optimizer.set_experimental_options({"auto_mixed_precision_onednn_bfloat16": True})
+    tf.config.optimizer.set_experimental_options({_BFLOAT16: True})
     return True
+
+
+def uses_bfloat16() -> bool:
+    """Returns whether `use_bfloat16` was called and had an effect."""
+    import tensorflow as tf
+
+    return bool(tf.config.optimizer.get_experimental_options().get(_BFLOAT16))
 
 
 def available_cores() -> int:
