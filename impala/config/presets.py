@@ -134,8 +134,7 @@ _ATARI = Config(
 # Tuned to learn Pong in few frames on two cores: small batches, three replayed unrolls for each
 # fresh one, and a lower entropy cost than the paper's, which is set for 200M frames. The learning
 # rate is high; cloning the policy on the short replay limits how far an update moves it (KL to
-# the behaviour policy 0.03 instead of 0.2). One group of environments: the learner is the limit, so
-# an actor has time to wait for its environments, and calls are fewer.
+# the behaviour policy 0.03 instead of 0.2).
 _ATARI_CPU = dataclasses.replace(
     _ATARI,
     impala=ImpalaConfig(
@@ -149,7 +148,7 @@ _ATARI_CPU = dataclasses.replace(
     mix=MixConfig(fresh=4, replayed=12),
     replay=ReplayConfig(rule="fifo", capacity_frames=32_000),
     learner=LearnerConfig(queue_unrolls=16, max_in_flight=1, bfloat16=True),
-    actor=ActorConfig(num_envs=32, num_groups=1),
+    actor=ActorConfig(num_envs=32),
     total_frames=10_000_000,
 )
 
