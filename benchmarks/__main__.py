@@ -21,9 +21,9 @@ from impala.config import schema as configs
 # The paper's batch: T 20, B 32.
 _CONFIG = dataclasses.replace(
     presets.PRESETS["atari"][1],
-    learner=configs.LearnerConfig(unroll_length=20, bfloat16=True),
+    learner=configs.LearnerConfig(unroll_length=20, bfloat16=True, threads=1),
     mix=configs.MixConfig(fresh=32),
-    actor=configs.ActorConfig(num_envs=64, num_groups=1),
+    actor=configs.ActorConfig(num_envs=128, num_groups=1),
 )
 
 _Part = Callable[[configs.Config, float], dict[str, float]]
@@ -85,24 +85,25 @@ def main() -> int:
 
 
 def _training(config: configs.Config, seconds: float) -> dict[str, float]:
-    """Measures the roofline before and after training, as a shared machine's speed varies.
+    """Compares training with the emulator alone, measured in turn, and with the roofline.
 
     The roofline is of our own parts. The emulator alone is not: what it does on all cores, with
     nothing to learn and random actions, is the most that any trainer can do.
     """
     from benchmarks import end_to_end, roofline
 
-    before = roofline.measure(config, seconds / 3)
-    trained = end_to_end.measure(config, seconds * 2)
-    after = roofline.measure(config, seconds / 3)
-    parts = roofline.Roofline(*((a + b) / 2 for a, b in zip(before, after, strict=True)))
+    with roofline.OnAllCores(roofline.environment, config) as emulators:
+        trained = end_to_end.measure(config, seconds * 2, emulators.measure)
+    with roofline.OnAllCores(roofline.inference, config) as inferring:
+        inference = inferring.measure(seconds / 3)
+    with roofline.OnAllCores(roofline.learner, config) as learning:
+        learner = learning.measure(seconds / 3)
+    parts = roofline.Roofline(trained.other, inference, learner)
     return {
         "environment alone, steps/s": parts.environment,
         "inference alone, steps/s": parts.inference,
         "learner alone, steps/s": parts.learner,
         "roofline, steps/s": parts.steps_per_second,
-        "roofline before, steps/s": before.steps_per_second,
-        "roofline after, steps/s": after.steps_per_second,
         "training end to end, steps/s": trained.steps_per_second,
         "share of the roofline": trained.steps_per_second / parts.steps_per_second,
         "share of the emulator alone": trained.steps_per_second / parts.environment,

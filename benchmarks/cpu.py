@@ -14,11 +14,11 @@ def seconds(parent: int) -> dict[str, float]:
 
     Returns:
       Seconds by what spends them: a program's main thread, and its other threads together. An
-      actor's main thread acts (inference, assembling, messages); of its other threads nearly all
-      is emulation. A learner's main thread waits while TensorFlow's threads compute.
+      actor's main thread assembles unrolls and calls the others, which emulate and infer. A
+      learner's main thread waits while TensorFlow's threads compute.
     """
     spent: dict[str, float] = {}
-    for process in _descendants(parent):
+    for process in descendants(parent):
         words = (pathlib.Path("/proc") / str(process) / "cmdline").read_bytes().split(b"\0")
         program = next((w.decode() for w in words if w in (b"learner", b"actor")), None)
         if program is None:
@@ -29,7 +29,8 @@ def seconds(parent: int) -> dict[str, float]:
     return spent
 
 
-def _descendants(parent: int) -> list[int]:
+def descendants(parent: int) -> list[int]:
+    """Returns the process ids of the children of a process, of theirs, and so on."""
     children: dict[int, list[int]] = {}
     for process in pathlib.Path("/proc").iterdir():
         if process.name.isdigit():

@@ -1,5 +1,10 @@
-"""Measures `impala train` end to end, by its own telemetry."""
+"""Measures `impala train` end to end, by its own telemetry, in turn with something else.
 
+The speed of a shared machine changes from minute to minute. So all processes of the run are stopped
+every few seconds, and what it is compared with has the machine to itself.
+"""
+
+import contextlib
 import json
 import os
 import pathlib
@@ -8,12 +13,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from benchmarks import cpu
 from impala.config import layers
 from impala.config.schema import Config
+
+_TURN = 9.0  # seconds, of which the run has two thirds
+_ROW = 6.0  # seconds within which the run adds a row of telemetry
 
 
 class Trained(NamedTuple):
@@ -21,14 +29,19 @@ class Trained(NamedTuple):
 
     steps_per_second: float  # agent steps learned from
     cpu: Mapping[str, float]  # microseconds a step, by what has spent them
+    other: float  # mean of what the other measurements gave
 
 
-def measure(config: Config, seconds: float, warm_up: float = 20.0) -> Trained:
+def measure(
+    config: Config, seconds: float, other: Callable[[float], float], warm_up: float = 20.0
+) -> Trained:
     """Returns what training does with an actor for each core.
 
     Args:
       config: of the run, which is stopped before its end.
       seconds: how long to measure, after the first update and `warm_up` seconds more.
+      other: measures something else for so many seconds, while the run stands still. It has a third
+        of the time.
       warm_up: seconds before measuring: tracing, filling queues, first episodes.
 
     Raises:
@@ -55,9 +68,17 @@ def measure(config: Config, seconds: float, warm_up: float = 20.0) -> Trained:
                 time.sleep(warm_up)
                 before, spent = _last_row(metrics), cpu.seconds(training.pid)
                 began = time.monotonic()
-                time.sleep(seconds)
+                others: list[float] = []
+                pauses: list[tuple[float, float]] = []
+                for _ in range(max(1, round(seconds / _TURN))):
+                    time.sleep(_TURN * 2 / 3)
+                    start = time.time()
+                    with _stopped(training.pid):
+                        others.append(other(_TURN / 3))
+                    pauses.append((start, time.time()))
+                time.sleep(_ROW)  # what was done after the last pause
                 after, spent_after = _last_row(metrics), cpu.seconds(training.pid)
-                took = time.monotonic() - began
+                took = time.monotonic() - began - sum(end - start for start, end in pauses)
             except RuntimeError as error:
                 log.seek(0)
                 raise RuntimeError(f"{error}\n{log.read()[-2000:]}") from None
@@ -69,12 +90,32 @@ def measure(config: Config, seconds: float, warm_up: float = 20.0) -> Trained:
                     training.kill()
     if after["time"] <= before["time"]:
         raise RuntimeError(f"No row of telemetry in {seconds} seconds.")
-    rate = (after["steps"] - before["steps"]) / (after["time"] - before["time"])
+    between = [(a, b) for a, b in pauses if before["time"] <= a and b <= after["time"]]
+    paused = sum(b - a for a, b in between)
+    rate = (after["steps"] - before["steps"]) / (after["time"] - before["time"] - paused)
     steps = rate * took
     return Trained(
         rate,
         {name: 1e6 * (spent_after[name] - spent.get(name, 0.0)) / steps for name in spent_after},
+        sum(others) / len(others),
     )
+
+
+@contextlib.contextmanager
+def _stopped(parent: int) -> Iterator[None]:
+    """Stops all processes that a process has started, and lets them go on."""
+    processes = cpu.descendants(parent)
+
+    def tell(number: signal.Signals) -> None:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.kill(process, number)
+
+    tell(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        tell(signal.SIGCONT)
 
 
 def _wait_for_rows(metrics: pathlib.Path, training: subprocess.Popen[bytes], count: int) -> None:

@@ -6,7 +6,9 @@ division of the cores between them trains faster than 1 / (1/R_env + 1/R_inferen
 the roofline.
 """
 
+import contextlib
 import multiprocessing
+import multiprocessing.connection
 import os
 import time
 from collections.abc import Callable
@@ -35,67 +37,74 @@ class Roofline(NamedTuple):
         return 1.0 / (1.0 / self.environment + 1.0 / self.inference + 1.0 / self.learner)
 
 
-def measure(config: configs.Config, seconds: float) -> Roofline:
-    """Measures each part for `seconds`, with one single-threaded process per core."""
-    return Roofline(
-        environment=_on_all_cores(_environment, config, seconds),
-        inference=_on_all_cores(_inference, config, seconds),
-        learner=_on_all_cores(_learner, config, seconds),
-    )
+_Part = Callable[[configs.Config], tuple[Callable[[], Any], int]]
 
 
-def _on_all_cores(
-    part: Callable[[configs.Config], tuple[Callable[[], Any], int]],
-    config: configs.Config,
-    seconds: float,
-) -> float:
-    """Returns steps per second of one process per core, all running at the same time."""
-    cores = len(os.sched_getaffinity(0))
-    context = multiprocessing.get_context("spawn")
-    barrier = context.Barrier(cores)
-    with context.Pool(cores, _keep_barrier, (barrier,)) as pool:
-        results = [pool.apply_async(_timed, (part, config, seconds)) for _ in range(cores)]
-        return sum(result.get(timeout=seconds + 300) for result in results)
+class OnAllCores(contextlib.AbstractContextManager["OnAllCores"]):
+    """One single-threaded process per core that does a part when asked, and waits otherwise.
+
+    Args:
+      part: `environment`, `inference` or `learner`.
+      config: of the run whose part it is.
+    """
+
+    def __init__(self, part: _Part, config: configs.Config) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._children, self._pipes = [], []
+        for _ in os.sched_getaffinity(0):
+            ours, theirs = context.Pipe()
+            child = context.Process(target=_serve, args=(theirs, part, config), daemon=True)
+            child.start()
+            theirs.close()
+            self._children.append(child)
+            self._pipes.append(ours)
+        self.measure(0.0)  # they have started, and done it once
+
+    def measure(self, seconds: float) -> float:
+        """Returns steps per second of all processes together, all running at the same time.
+
+        Raises:
+          EOFError: a process has ended.
+        """
+        for pipe in self._pipes:
+            pipe.send(seconds)
+        return float(sum(pipe.recv() for pipe in self._pipes))
+
+    def __exit__(self, *exception: object) -> None:
+        for child in self._children:
+            child.kill()
+            child.join()
 
 
-_barrier: Any = None
-
-
-def _keep_barrier(barrier: Any) -> None:
-    global _barrier
-    _barrier = barrier
-
-
-def _timed(
-    part: Callable[[configs.Config], tuple[Callable[[], Any], int]],
-    config: configs.Config,
-    seconds: float,
-) -> float:
+def _serve(
+    pipe: multiprocessing.connection.Connection, part: _Part, config: configs.Config
+) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     once, steps = part(config)
     for _ in range(3):
         once()
-    _barrier.wait(timeout=300)
-    start = time.perf_counter()
-    done = 0
-    while time.perf_counter() - start < seconds:
-        once()
-        done += steps
-    return done / (time.perf_counter() - start)
+    while True:
+        seconds = pipe.recv()
+        start, done = time.perf_counter(), 0
+        while not done or time.perf_counter() - start < seconds:
+            once()
+            done += steps
+        pipe.send(done / (time.perf_counter() - start))
 
 
-def _environment(config: configs.Config) -> tuple[Callable[[], Any], int]:
+def environment(config: configs.Config) -> tuple[Callable[[], Any], int]:
+    """Returns what steps environments with random actions, and how many steps that is."""
     num_envs = config.actor.num_envs // config.actor.num_groups
-    environment = build.environment(config.environment, num_envs)
-    environment.reset(seed=os.getpid())
+    environments = build.environment(config.environment, num_envs)
+    environments.reset(seed=os.getpid())
     random = np.random.default_rng(os.getpid())
 
-    space = environment.action_space
+    space = environments.action_space
     assert isinstance(space, gym.spaces.Discrete)
 
     def once() -> None:
-        environment.send(random.integers(space.n, size=num_envs))
-        environment.recv()
+        environments.send(random.integers(space.n, size=num_envs))
+        environments.recv()
 
     return once, num_envs
 
@@ -111,7 +120,8 @@ def _agent(config: configs.Config) -> tuple[Any, Any, Any]:
     return build.agent(config.agent, *spaces), *spaces
 
 
-def _inference(config: configs.Config) -> tuple[Callable[[], Any], int]:
+def inference(config: configs.Config) -> tuple[Callable[[], Any], int]:
+    """Returns what acts for environments, and for how many."""
     from actors import policy
 
     agent, *spaces = _agent(config)
@@ -164,13 +174,13 @@ def random_batch(config: configs.Config, agent: Any, spaces: tuple[Any, Any]) ->
     )
 
 
-def _learner(config: configs.Config) -> tuple[Callable[[], Any], int]:
+def learner(config: configs.Config) -> tuple[Callable[[], Any], int]:
+    """Returns what makes an update, and of how many steps."""
     from learner.update.learner import Learner
 
     agent, *spaces = _agent(config)
-    learner = Learner(
-        build.algorithm(config.algorithm, config, agent), config, phases.make(config)[0]
-    )
+    algorithm = build.algorithm(config.algorithm, config, agent)
+    learns = Learner(algorithm, config, phases.make(config)[0])
     batch = random_batch(config, agent, (spaces[0], spaces[1]))
     steps = config.mix.batch_size * config.learner.unroll_length
-    return lambda: learner.update(batch), steps
+    return lambda: learns.update(batch), steps
