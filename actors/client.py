@@ -115,10 +115,8 @@ class LearnerClient:
         self._stream: grpc.Call | None = None
         self._waited = 0.0  # seconds, since the last message
         self._permit = 0  # number of that of the round that is being made
-        self._round_unrolls, self._unrolls_left = (
-            0,
-            0,
-        )  # of a round, and of this one still to be sent
+        self._round_unrolls = 0  # of a round
+        self._unrolls_left = 0  # of this round, still to be sent
         self._stopping = False
         self._closed = False
         self._error: BaseException | None = None
