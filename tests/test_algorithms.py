@@ -202,8 +202,9 @@ def paper(
                 continue
             a = arrays["action"][t + 1, b]
             ratio = np.exp(log_pi[t, b, a] - log_mu[t + 1, b, a])
-            rho[t] = min(config.clip_rho_threshold, ratio)
-            c[t] = config.vtrace_lambda * min(config.clip_c_threshold, ratio)
+            weight = ratio if config.correction == "vtrace" else 1.0
+            rho[t] = min(config.clip_rho_threshold, weight)
+            c[t] = config.vtrace_lambda * min(config.clip_c_threshold, weight)
             gamma[t] = objective.discount * arrays["discount"][t + 1, b]
             reward = objective.reward_scale * arrays["reward"][t + 1, b]
             delta[t] = rho[t] * (reward + gamma[t] * values[t + 1, b] - values[t, b])
@@ -228,9 +229,9 @@ def paper(
             ratio = np.exp(log_pi[t, b, a] - log_mu[t + 1, b, a])
             reward = objective.reward_scale * arrays["reward"][t + 1, b]
             vs = target(t)
-            advantage = min(config.clip_pg_rho_threshold, ratio) * (
-                reward + gamma[t] * target(t + 1) - values[t, b]
-            )
+            advantage = reward + gamma[t] * target(t + 1) - values[t, b]
+            if config.correction in ("vtrace", "one_step"):
+                advantage *= min(config.clip_pg_rho_threshold, ratio)
             if config.clip_advantage_to_positive:
                 advantage = max(advantage, 0.0)
             pi = np.exp(log_pi[t, b])
@@ -244,7 +245,7 @@ def paper(
                 "loss/entropy": -h,
                 "policy/entropy": h,
                 "policy/kl_behaviour": kl,
-                "vtrace/rho_mean": rho[t],
+                "vtrace/rho_mean": min(config.clip_rho_threshold, ratio),
                 "vtrace/rho_clip_fraction": float(ratio > config.clip_rho_threshold),
                 "baseline/mean": values[t, b],
                 "vtrace/vs_mean": vs,
@@ -288,8 +289,11 @@ def paper(
             ),
             ObjectiveConfig(discount=0.9, reward_scale=0.5),
         ),
+        (ImpalaConfig(correction="one_step", clip_pg_rho_threshold=1.5), ObjectiveConfig()),
+        (ImpalaConfig(correction="epsilon"), ObjectiveConfig()),
+        (ImpalaConfig(correction="none"), ObjectiveConfig()),
     ],
-    ids=["defaults", "every number its own"],
+    ids=["defaults", "every number its own", "one step", "epsilon", "no correction"],
 )
 def test_loss_metrics_and_gradients_are_the_papers(
     config: ImpalaConfig, objective: ObjectiveConfig
@@ -501,6 +505,23 @@ def test_a_discount_of_zero_blocks_the_bootstrap(name: str, step_types: Sequence
     targets = values_learned(agent, batch, name)
 
     np.testing.assert_allclose(targets[:2], [1.0 + 0.9 * 1.0, 1.0], rtol=1e-5)
+
+
+@pytest.mark.parametrize(("correction", "share"), [("none", 1.0), ("epsilon", 0.01)])
+def test_epsilon_bounds_the_gradient_of_an_action_that_became_unlikely(
+    correction: Literal["none", "epsilon"], share: float
+) -> None:
+    """log(pi + 1e-6) has pi / (pi + 1e-6) of the gradient of log pi: a hundredth at 1.01e-8."""
+    logits = np.zeros([2, NUM_ACTIONS])
+    logits[0] = [np.log(1e-6 / 99.0), -50.0, 0.0]
+    agent, batch = one_environment(policy=logits, reward=[0.0, 1.0])
+
+    config = ImpalaConfig(correction=correction, entropy_cost=0.0)
+    _, gradients = loss_and_gradients(impala(agent, config), batch)
+
+    by_name = {id(v): g for v, g in zip(agent.trainable_variables, gradients, strict=True)}
+    found = by_name[id(agent.policy)].numpy()[0, 0]
+    np.testing.assert_allclose(found, share * np.array([-1.0, 0.0, 1.0]), rtol=1e-3, atol=1e-6)
 
 
 def test_an_advantage_below_zero_teaches_the_policy_nothing_if_clipped_to_positive() -> None:

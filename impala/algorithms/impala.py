@@ -14,6 +14,8 @@ from impala.config import demands
 from impala.config.schema import ImpalaConfig
 from impala.types import Batch
 
+_EPSILON = 1e-6  # section 5.2.2
+
 
 class Impala(Algorithm):
     """Trains policy and baseline on unrolls of a policy that may be some updates older."""
@@ -35,9 +37,10 @@ class Impala(Algorithm):
         behaviour_log_probs = distribution.log_prob(steps.behaviour_policy, steps.actions)
         log_rhos = tf.where(steps.mask > 0.0, log_probs - behaviour_log_probs, -math.inf)
 
-        # Value targets and advantages (section 4.1).
+        # Value targets and advantages (section 4.1); without importance weights n-step returns.
+        is_vtrace = config.correction == "vtrace"
         returns = vtrace.from_importance_weights(
-            log_rhos=log_rhos,
+            log_rhos=log_rhos if is_vtrace else tf.where(steps.mask > 0.0, 0.0, -math.inf),
             discounts=steps.discounts,
             rewards=steps.rewards,
             values=steps.values,
@@ -47,12 +50,17 @@ class Impala(Algorithm):
             clip_c_threshold=config.clip_c_threshold,
             lambda_=config.vtrace_lambda,
         )
+        rhos = tf.exp(log_rhos)
         advantages = returns.pg_advantages
+        if config.correction == "one_step":
+            advantages *= tf.minimum(rhos, config.clip_pg_rho_threshold)
         if config.clip_advantage_to_positive:
             advantages = tf.maximum(advantages, 0.0)
 
         # The three gradients (section 4.2).
         entropies = distribution.entropy(steps.target_policy)
+        if config.correction == "epsilon":
+            log_probs = tf.math.log(tf.exp(log_probs) + _EPSILON)
         policy_gradient = losses.policy_gradient(log_probs, advantages)
         baseline = losses.baseline(steps.values, returns.vs)
         entropy = losses.entropy(entropies)
@@ -69,7 +77,6 @@ class Impala(Algorithm):
         loss += config.policy_cloning_cost * policy_cloning
         loss += config.value_cloning_cost * value_cloning
 
-        rhos = tf.exp(log_rhos)
         # Actors and learner round differently: a weight of 1 + 1e-6 does not count as clipped.
         rho_is_clipped = tf.cast(rhos > 1.001 * config.clip_rho_threshold, tf.float32)
         terms = {

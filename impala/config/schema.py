@@ -274,6 +274,10 @@ class ImpalaConfig(PolicyGradientConfig):
     """c-bar: clips the trace; influences the speed of convergence."""
     vtrace_lambda: Share = 1.0
     """Decay of the trace, 1 in the paper."""
+    correction: Literal["vtrace", "one_step", "epsilon", "none"] = "vtrace"
+    """What corrects for an older behaviour policy. The others are section 5.2.2's, for comparison:
+    their value targets are n-step returns. one_step: only the policy gradient has importance
+    weights. epsilon: none has, and log(pi + 1e-6) bounds the gradient. none: nothing."""
     clip_advantage_to_positive: bool = False
     """Clip negative advantages of the policy gradient to 0."""
 
