@@ -438,7 +438,7 @@ class LearnerConfig:
     """Compile the update with XLA: worth trying on a GPU, slower on a CPU."""
     bfloat16: bool = False
     """Compute the update's convolutions and matrix products in bfloat16 if the CPU has instructions
-    for it (AVX-512 BF16 or AMX): faster, with less precision."""
+    for it (AVX-512 BF16 or AMX): faster, with less precision. On a GPU it has no effect."""
     threads: Annotated[Count, OPERATIONAL] = 0
     """TensorFlow threads of the update; 0 means all cores this process may use."""
 

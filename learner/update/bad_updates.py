@@ -167,7 +167,7 @@ def _arrays(learner: Learner, prepared: Prepared, refusal: Refusal) -> dict[str,
         "culprits": list(refusal.culprits),
         "origins": [list(origin) for origin in prepared.origins],
         "threads": _threads(),
-        "bfloat16": learner.config.learner.bfloat16,
+        "bfloat16": process.uses_bfloat16(),
         "device": "GPU" if tf.config.get_visible_devices("GPU") else "CPU",
         "machine": _machine(),
     }

@@ -18,12 +18,13 @@ def set_up(config: Config) -> None:
         # Its operations want a seed of the global generator, which building the agent sets again.
         tf.random.set_seed(config.seed)
         tf.config.experimental.enable_op_determinism()
-    for gpu in tf.config.list_physical_devices("GPU"):
+    gpus = tf.config.list_physical_devices("GPU")
+    for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
         _log.info("Learning on %s.", gpu.name)
     most = 1 if config.deterministic else process.available_cores()
     process.set_threads(config.learner.threads or most)
-    if config.learner.bfloat16:
+    if config.learner.bfloat16 and not gpus:
         kind = "bfloat16" if process.use_bfloat16() else "float32: this CPU has no bfloat16"
         _log.info("Convolutions and products are computed in %s.", kind)
 
