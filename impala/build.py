@@ -193,6 +193,7 @@ def algorithm(name: str, config: Config, agent: Agent) -> Algorithm:
     """Returns the algorithm of this name, with its settings."""
     found = part(ALGORITHM, name, getattr(config, name, None), parts.found(config))
     made: Algorithm = found.component(agent, config.objective, found.settings)
+    made.burn_in = config.replay.burn_in
     return made
 
 

@@ -16,7 +16,7 @@ import sonnet as snt
 import tensorflow as tf
 
 from impala import build
-from impala.agents import distributions
+from impala.agents import distributions, observation
 from impala.agents.agent import Agent
 from impala.algorithms.actor_critic import ActorCritic
 from impala.algorithms.base import Algorithm
@@ -117,6 +117,8 @@ def make_arrays(seed: int = 0, **replace: np.ndarray) -> dict[str, np.ndarray]:
 def make_batch(arrays: dict[str, np.ndarray], agent: Agent | TableAgent) -> Batch:
     """A batch; half of it is replayed."""
     cast = {"action": np.int64, "observation": np.float32}
+    if arrays["observation"].dtype == np.uint8:
+        del cast["observation"]
     cast_arrays = {
         name: array.astype(cast.get(name, array.dtype)) for name, array in arrays.items()
     }
@@ -193,12 +195,16 @@ def paper(
     log_mu = log_softmax(arrays["policy"])
     loss = np.zeros([T, B])
     by_policy, by_baseline = np.zeros(policy.shape), np.zeros(values.shape)
-    rows, clones = [], []
+    rows, states, clones = [], [], []
     for b in range(B):
         ends = [t for t in range(T) if SEAMS[t, b]]
         rho, c, delta, gamma = (np.zeros(T) for _ in range(4))
+        # LASER: KL(pi || mu) of a state says whether its behaviour policy is relevant. Where it is
+        # not, rho = c = 0: the trace ends there, and the state has no target.
+        kl_mu = (np.exp(log_pi[:-1, b]) * (log_pi[:-1, b] - log_mu[1:, b])).sum(-1)
+        far = kl_mu > config.trust_region if config.trust_region else np.zeros(T, np.bool_)
         for t in range(T):
-            if t in ends:
+            if t in ends or far[t]:
                 continue
             a = arrays["action"][t + 1, b]
             ratio = np.exp(log_pi[t, b, a] - log_mu[t + 1, b, a])
@@ -239,26 +245,33 @@ def paper(
             mu = np.exp(log_mu[t + 1, b])
             kl = (mu * (log_mu[t + 1, b] - log_pi[t, b])).sum()
             change = values[t, b] - arrays["baseline"][t + 1, b]
-            terms = {
-                "loss/policy_gradient": -log_pi[t, b, a] * advantage,
-                "loss/baseline": 0.5 * (vs - values[t, b]) ** 2,
-                "loss/entropy": -h,
-                "policy/entropy": h,
-                "policy/kl_behaviour": kl,
-                "vtrace/rho_mean": min(config.clip_rho_threshold, ratio),
-                "vtrace/rho_clip_fraction": float(ratio > config.clip_rho_threshold),
-                "baseline/mean": values[t, b],
-                "vtrace/vs_mean": vs,
-            }
-            rows.append(terms)
-            loss[t, b] = (
-                terms["loss/policy_gradient"]
-                + config.baseline_cost * terms["loss/baseline"]
-                + config.entropy_cost * terms["loss/entropy"]
+            states.append(
+                {
+                    "policy/entropy": h,
+                    "policy/kl_behaviour": kl,
+                    "baseline/mean": values[t, b],
+                }
             )
-            by_policy[t, b] = advantage * (pi - np.eye(NUM_ACTIONS)[a])
-            by_policy[t, b] += config.entropy_cost * pi * (log_pi[t, b] + h)
-            by_baseline[t, b] = config.baseline_cost * (values[t, b] - vs)
+            if config.trust_region:
+                states[-1] |= {"trust_region/left_out": far[t], "trust_region/kl": kl_mu[t]}
+            if not far[t]:
+                terms = {
+                    "loss/policy_gradient": -log_pi[t, b, a] * advantage,
+                    "loss/baseline": 0.5 * (vs - values[t, b]) ** 2,
+                    "loss/entropy": -h,
+                    "vtrace/rho_mean": min(config.clip_rho_threshold, ratio),
+                    "vtrace/rho_clip_fraction": float(ratio > config.clip_rho_threshold),
+                    "vtrace/vs_mean": vs,
+                }
+                rows.append(terms)
+                loss[t, b] = (
+                    terms["loss/policy_gradient"]
+                    + config.baseline_cost * terms["loss/baseline"]
+                    + config.entropy_cost * terms["loss/entropy"]
+                )
+                by_policy[t, b] = advantage * (pi - np.eye(NUM_ACTIONS)[a])
+                by_policy[t, b] += config.entropy_cost * pi * (log_pi[t, b] + h)
+                by_baseline[t, b] = config.baseline_cost * (values[t, b] - vs)
             if IS_REPLAY[b]:
                 loss[t, b] += config.policy_cloning_cost * kl
                 loss[t, b] += config.value_cloning_cost * change**2
@@ -266,7 +279,9 @@ def paper(
                 by_baseline[t, b] += config.value_cloning_cost * 2.0 * change
                 clones.append({"loss/policy_cloning": kl, "loss/value_cloning": change**2})
     metrics = {
-        name: np.mean([row[name] for row in some]) for some in (rows, clones) for name in some[0]
+        name: np.mean([row[name] for row in some])
+        for some in (rows, states, clones)
+        for name in some[0]
     }
     return loss, metrics, by_policy, by_baseline
 
@@ -292,8 +307,26 @@ def paper(
         (ImpalaConfig(correction="one_step", clip_pg_rho_threshold=1.5), ObjectiveConfig()),
         (ImpalaConfig(correction="epsilon"), ObjectiveConfig()),
         (ImpalaConfig(correction="none"), ObjectiveConfig()),
+        (ImpalaConfig(trust_region=0.7), ObjectiveConfig()),
+        (
+            ImpalaConfig(
+                trust_region=0.7,
+                baseline_cost=0.3,
+                policy_cloning_cost=0.7,
+                value_cloning_cost=0.4,
+                clip_rho_threshold=2.0,
+                clip_pg_rho_threshold=1.5,
+                clip_c_threshold=0.7,
+                vtrace_lambda=0.8,
+            ),
+            ObjectiveConfig(discount=0.9),
+        ),
+        (ImpalaConfig(trust_region=0.7, correction="one_step"), ObjectiveConfig()),
     ],
-    ids=["defaults", "every number its own", "one step", "epsilon", "no correction"],
+    ids=[
+        *("defaults", "every number its own", "one step", "epsilon", "no correction"),
+        *("trust region", "trust region and numbers", "trust region and one step"),
+    ],
 )
 def test_loss_metrics_and_gradients_are_the_papers(
     config: ImpalaConfig, objective: ObjectiveConfig
@@ -305,6 +338,9 @@ def test_loss_metrics_and_gradients_are_the_papers(
     )
 
     loss, metrics, by_policy, by_baseline = paper(arrays, agent, config, objective)
+    assert output.metrics.keys() == {*metrics, "baseline/explained_variance"}
+    if config.trust_region:
+        assert 0.2 < metrics["trust_region/left_out"] < 0.8
     np.testing.assert_allclose(output.loss, loss, rtol=1e-4, atol=1e-5)
     for name, expected in metrics.items():
         assert output.metrics[name].numpy() == pytest.approx(expected, rel=1e-4, abs=1e-5), name
@@ -522,6 +558,139 @@ def test_epsilon_bounds_the_gradient_of_an_action_that_became_unlikely(
     by_name = {id(v): g for v, g in zip(agent.trainable_variables, gradients, strict=True)}
     found = by_name[id(agent.policy)].numpy()[0, 0]
     np.testing.assert_allclose(found, share * np.array([-1.0, 0.0, 1.0]), rtol=1e-3, atol=1e-6)
+
+
+ALONE = ImpalaConfig(trust_region=0.5, policy_cloning_cost=0.0, value_cloning_cost=0.0)
+
+
+def test_a_return_bootstraps_from_the_first_state_beyond_the_trust_region() -> None:
+    """As at a time limit: of that state only the value is used, and nothing behind it."""
+    far = [5.0, 0.0, 0.0]
+    even = [0.0, 0.0, 0.0]
+    agent, batch = one_environment(
+        reward=[0.0, 1.0, 1.0, 50.0, 1.0],
+        baseline=[0.5, 0.5, 7.0, 0.5, 0.5],
+        behaviour=[even, even, even, far, even],  # in row t + 1: of step t
+    )
+    algorithm = impala(agent, dataclasses.replace(ALONE, baseline_cost=1.0), ObjectiveConfig(0.9))
+
+    output, gradients = loss_and_gradients(algorithm, batch)
+
+    by_name = {id(v): g for v, g in zip(agent.trainable_variables, gradients, strict=True)}
+    by_baseline = by_name[id(agent.baseline)].numpy()[:, 0]
+    second = 1.0 + 0.9 * 7.0
+    first = 1.0 + 0.9 * second
+    np.testing.assert_allclose(
+        by_baseline[[0, 1, 3]], [0.5 - first, 0.5 - second, 0.5 - (1.0 + 0.9 * 0.5)], rtol=1e-5
+    )
+    assert by_baseline[2] == 0.0 and not by_name[id(agent.policy)].numpy()[2].any()
+    assert output.loss.numpy()[2] == 0.0
+    assert output.metrics["trust_region/left_out"].numpy() == 0.25
+
+
+def test_beyond_the_trust_region_replayed_states_are_still_cloned() -> None:
+    """Cloning estimates nothing of pi from mu, and keeps what would else be forgotten."""
+    policy, baseline = cloning_gradients(True, CLONING_ONLY)
+    config = dataclasses.replace(CLONING_ONLY, trust_region=1e-6)
+    for one, other in zip(cloning_gradients(True, config), (policy, baseline), strict=True):
+        assert other.any()
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("old", ["likelier", "rarer"])
+def test_the_trust_region_ends_where_pi_does_what_mu_avoids(old: str) -> None:
+    """KL(pi || mu) is large there, and V-trace biased. The other KL is small, if mu is even."""
+    sure, even = [6.0, 0.0, 0.0], [0.0, 0.0, 0.0]  # KL(sure || even) 1.07, KL(even || sure) 2.9
+    policy, behaviour = (even, sure) if old == "likelier" else (sure, even)
+    agent, batch = one_environment(
+        reward=[0.0, 1.0], policy=[policy, policy], behaviour=[behaviour, behaviour]
+    )
+    metrics = impala(agent, ImpalaConfig(trust_region=2.0)).loss(batch).metrics
+    assert metrics["trust_region/left_out"].numpy() == (old == "likelier")
+
+
+def test_a_policy_that_is_not_finite_is_not_hidden_by_the_trust_region() -> None:
+    """The guard at the update has to see it."""
+    agent, batch = one_environment(
+        reward=[0.0, 1.0, 1.0], policy=[[np.nan, 0.0, 0.0], [0.0] * 3, [0.0] * 3]
+    )
+    assert not np.isfinite(impala(agent, ALONE).loss(batch).loss.numpy()[0])
+
+
+SPACES = {
+    "choice": gym.spaces.Discrete(3, start=2),
+    "choices": gym.spaces.MultiDiscrete([2, 3]),
+    "bits": gym.spaces.MultiBinary(2),
+    "box": gym.spaces.Box(-2.0, 1.0, (2,), np.float32),
+    "nest": gym.spaces.Dict(
+        {"move": gym.spaces.Box(-1.0, 1.0, (1,), np.float32), "look": gym.spaces.Discrete(3)}
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "compiler"), [*((name, "none") for name in SPACES), ("nest", "graph"), ("nest", "xla")]
+)
+def test_every_distribution_has_a_trust_region(name: str, compiler: str) -> None:
+    """Of four steps the second and the third were made by other policies than pi."""
+    space = SPACES[name]
+    distribution = distributions.for_space(space)
+    rng = np.random.default_rng(2)
+    pi = rng.normal(size=[5, 1, distribution.num_parameters])
+    agent = TableAgent(pi, rng.normal(size=[5, 1]))
+    agent.distribution = distribution
+    mu = np.concatenate([pi[:1], pi[:-1]])
+    mu[2:4] += 4.0 * (-1.0) ** np.arange(distribution.num_parameters)
+    space.seed(1)
+    actions = [space.sample() for _ in range(5)]
+    arrays = {
+        "observation": np.zeros([5, 1, 2]),
+        "reward": np.ones([5, 1]),
+        "discount": np.ones([5, 1]),
+        "step_type": np.full([5, 1], MID),
+        "action": tf.nest.map_structure(lambda *x: np.stack(x)[:, None], *actions),
+        "policy": mu,
+        "baseline": np.zeros([5, 1]),
+    }
+    batch = algorithms.make_batch(arrays, agent, np.array([True]))
+    algorithm = impala(agent, ALONE)
+
+    def learned_from(batch: Batch) -> Any:
+        return loss_and_gradients(algorithm, batch)
+
+    function = learned_from
+    if compiler != "none":
+        function = tf.function(learned_from, autograph=False, jit_compile=compiler == "xla")
+    output, gradients = function(batch)
+
+    learned = [True, False, False, True, False]  # nothing is learned of the last row
+    assert output.metrics["trust_region/left_out"].numpy() == 0.5
+    assert output.metrics["trust_region/kl"].numpy() > 0.25
+    assert (output.loss.numpy()[:, 0] != 0.0).tolist() == learned[:4]
+    for gradient in gradients:
+        assert np.isfinite(gradient.numpy()).all()
+        assert gradient.numpy()[:, 0].reshape(5, -1).any(axis=1).tolist() == learned
+
+
+def test_rounding_to_bfloat16_is_within_the_trust_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Actors may compute in float32 what the learner computes in bfloat16, or the reverse."""
+    space = gym.spaces.Box(0, 255, (10, 10, 4), np.uint8)
+    agent = build.agent(AgentConfig("small"), space, gym.spaces.Discrete(NUM_ACTIONS), seed=1)
+    rng = np.random.default_rng(0)
+    weights = agent._policy_head.w
+    weights.assign(3.0 * rng.normal(size=weights.shape) / np.sqrt(weights.shape[0]))
+    arrays = make_arrays(observation=rng.integers(0, 256, (*STEP_TYPES.shape, 10, 10, 4)))
+    batch = make_batch({**arrays, "observation": arrays["observation"].astype(np.uint8)}, agent)
+    policy = agent.unroll(batch.unroll.timestep, ())[0].policy
+    output = batch.unroll.output._replace(policy=tf.concat([policy[:1], policy[:-1]], axis=0))
+    batch = batch._replace(unroll=batch.unroll._replace(output=output))
+    monkeypatch.setattr(observation, "uses_bfloat16", lambda: True)
+
+    metrics = impala(agent, ImpalaConfig(trust_region=1e-2)).loss(batch).metrics
+
+    assert metrics["policy/entropy"].numpy() < 0.8  # far from even
+    assert 0.0 < abs(metrics["trust_region/kl"].numpy()) < 1e-3
+    assert metrics["trust_region/left_out"].numpy() == 0.0
 
 
 def test_an_advantage_below_zero_teaches_the_policy_nothing_if_clipped_to_positive() -> None:

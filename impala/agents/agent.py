@@ -135,6 +135,16 @@ class Agent(snt.Module):
             return acting
         return self._frame_stack.state(acting[0]), *acting[1:]
 
+    def recurrent_state(self, core_state: Nest) -> Nest:
+        """Returns the part of a core state that the network computed: all but stacked frames."""
+        return core_state if self._frame_stack is None else core_state[1:]
+
+    def forget(self, core_state: Nest) -> Nest:
+        """Returns a core state [B, ...] with the initial state of all cores; frames are kept."""
+        size = tf.shape(tree.flatten(core_state)[0])[0]
+        kept = len(core_state) - len(self.recurrent_state(core_state))
+        return (*core_state[:kept], *self.initial_state(size)[kept:])
+
     def unroll(self, timestep: TimeStep, core_state: Nest) -> tuple[NetworkOutput, Nest]:
         """Applies the network to T rows.
 

@@ -8,15 +8,16 @@ import sonnet as snt
 import tensorflow as tf
 
 from impala.agents.agent import Agent
+from impala.algorithms import burn_in
 from impala.config.demands import Demands
 from impala.config.schema import ObjectiveConfig
-from impala.types import Batch
+from impala.types import Batch, NetworkOutput
 
 
 class LossOutput(NamedTuple):
     """A loss, and its metrics."""
 
-    loss: tf.Tensor  # [T, B] weighted, 0 on seams; the learner sums it over T and B
+    loss: tf.Tensor  # [T, B] weighted, 0 where masked; the learner sums it over T and B
     metrics: dict[str, tf.Tensor]  # name -> scalar mean over experience; terms are unweighted
     histograms: Mapping[str, tf.Tensor] = {}  # name -> [T, B], including seams
 
@@ -30,6 +31,10 @@ class Algorithm(snt.Module, abc.ABC):
 
     demands: ClassVar[Demands] = Demands()
     """Requirements on the rest of the configuration."""
+
+    burn_in: int = 0
+    """Rows of a replayed unroll that are not learned from: `replay.burn_in`, set by `impala.build`
+    for algorithms that have `Demands.burns_in`."""
 
     def __init__(
         self, agent: Agent, objective: ObjectiveConfig, config: Any, name: str | None = None
@@ -52,6 +57,14 @@ class Algorithm(snt.Module, abc.ABC):
     def learned_variables(self) -> Sequence[tf.Variable]:
         """Returns the variables to train: the agent's, and those that the algorithm adds."""
         return self.agent.trainable_variables
+
+    def unroll(self, batch: Batch, agent: Agent | None = None) -> NetworkOutput:
+        """Applies the agent, or another one, to all rows of a batch: [T + 1, B, ...].
+
+        There is no gradient through the burn-in of replayed unrolls. Pass `self.burn_in` to
+        `losses.align`, which masks it.
+        """
+        return burn_in.unroll(self.agent if agent is None else agent, batch, self.burn_in)
 
     @abc.abstractmethod
     def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:

@@ -26,8 +26,7 @@ class Critic(Algorithm):
 
     def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:
         """Computes half the squared error to the discounted return, bootstrapped from V(x_T)."""
-        network_output, _ = self.agent.unroll(batch.unroll.timestep, batch.unroll.core_state)
-        steps = losses.align(batch, network_output, self._objective)
+        steps = losses.align(batch, self.unroll(batch), self._objective, self.burn_in)
         returns = losses.lambda_returns(steps)
         baseline = losses.baseline(steps.values, returns)
         metrics = {

@@ -1,6 +1,7 @@
 """IMPALA: actor-critic with V-trace correction of policy lag, and CLEAR's losses on replay.
 
-Espeholt et al. 2018, arXiv 1802.01561; Rolnick et al. 2018, arXiv 1811.11682.
+Espeholt et al. 2018, arXiv 1802.01561; Rolnick et al. 2018, arXiv 1811.11682. For very old data,
+LASER's trust region: Schmitt et al. 2020, arXiv 1909.11583.
 """
 
 import math
@@ -28,19 +29,24 @@ class Impala(Algorithm):
         config, distribution = self._config, self.agent.distribution
 
         # Outputs of the current network for all T + 1 observations.
-        network_output, _ = self.agent.unroll(batch.unroll.timestep, batch.unroll.core_state)
-        steps = losses.align(batch, network_output, self._objective)
+        network_output = self.unroll(batch)
+        steps = losses.align(batch, network_output, self._objective, self.burn_in)
+        trusted = steps.mask
+        if config.trust_region:
+            distances = distribution.kl(steps.target_policy, steps.behaviour_policy)
+            trusted = losses.trust_region(steps.mask, distances, config.trust_region)
 
         # Log importance weights of target over behaviour policy. -inf on a seam cuts the trace, so
-        # that the value of the LAST row bootstraps its episode.
+        # that the value of the LAST row bootstraps its episode; so does V(x_t) where mu is not
+        # trusted.
         log_probs = distribution.log_prob(steps.target_policy, steps.actions)
         behaviour_log_probs = distribution.log_prob(steps.behaviour_policy, steps.actions)
-        log_rhos = tf.where(steps.mask > 0.0, log_probs - behaviour_log_probs, -math.inf)
+        log_rhos = tf.where(trusted > 0.0, log_probs - behaviour_log_probs, -math.inf)
 
         # Value targets and advantages (section 4.1); without importance weights n-step returns.
         is_vtrace = config.correction == "vtrace"
         returns = vtrace.from_importance_weights(
-            log_rhos=log_rhos if is_vtrace else tf.where(steps.mask > 0.0, 0.0, -math.inf),
+            log_rhos=log_rhos if is_vtrace else tf.where(trusted > 0.0, 0.0, -math.inf),
             discounts=steps.discounts,
             rewards=steps.rewards,
             values=steps.values,
@@ -68,6 +74,8 @@ class Impala(Algorithm):
             config.entropy_cost, config.entropy_cost_end, progress, config.entropy_anneal
         )
         loss = policy_gradient + config.baseline_cost * baseline + entropy_cost * entropy
+        if config.trust_region:
+            loss = losses.masked(loss, trusted)
 
         # Cloning against forgetting (CLEAR, section 3): on replayed rows, keep policy and value
         # close to the recorded ones.
@@ -79,22 +87,31 @@ class Impala(Algorithm):
 
         # Actors and learner round differently: a weight of 1 + 1e-6 does not count as clipped.
         rho_is_clipped = tf.cast(rhos > 1.001 * config.clip_rho_threshold, tf.float32)
-        terms = {
+        learned = {
             "loss/policy_gradient": policy_gradient,
             "loss/baseline": baseline,
             "loss/entropy": entropy,
-            "policy/entropy": entropies,
-            "policy/kl_behaviour": kls,
             "vtrace/rho_mean": tf.minimum(rhos, config.clip_rho_threshold),
             "vtrace/rho_clip_fraction": rho_is_clipped,
-            "baseline/mean": steps.values,
             "vtrace/vs_mean": returns.vs,
         }
-        metrics = {name: losses.masked_mean(term, steps.mask) for name, term in terms.items()}
+        everywhere = {
+            "policy/entropy": entropies,
+            "policy/kl_behaviour": kls,
+            "baseline/mean": steps.values,
+        }
+        metrics = {
+            name: losses.masked_mean(term, mask)
+            for terms, mask in ((learned, trusted), (everywhere, steps.mask))
+            for name, term in terms.items()
+        }
+        if config.trust_region:
+            metrics["trust_region/left_out"] = losses.masked_mean(1.0 - trusted, steps.mask)
+            metrics["trust_region/kl"] = losses.masked_mean(distances, steps.mask)
         replayed = steps.mask * tf.cast(steps.is_replay, tf.float32)
         metrics["loss/policy_cloning"] = losses.masked_mean(policy_cloning, replayed)
         metrics["loss/value_cloning"] = losses.masked_mean(value_cloning, replayed)
         metrics["baseline/explained_variance"] = losses.explained_variance(
-            steps.values, returns.vs, steps.mask
+            steps.values, returns.vs, trusted
         )
         return LossOutput(losses.masked(loss, steps.mask), metrics)

@@ -19,7 +19,7 @@ from impala.types import Batch, Nest, NetworkOutput, StepType
 class Aligned(NamedTuple):
     """A batch as T steps: in step t the agent observed row t and acted; row t + 1 has the result.
 
-    On seams (mask 0) rewards, discounts and behaviour are 0; actions there are meaningless.
+    Where the mask is 0 rewards, discounts and behaviour are 0; actions on seams are meaningless.
     """
 
     target_policy: tf.Tensor  # [T, B, P] pi, of the current network
@@ -30,17 +30,20 @@ class Aligned(NamedTuple):
     behaviour_values: tf.Tensor  # [T, B] V(x_t), as recorded when the agent acted
     rewards: tf.Tensor  # [T, B] scaled and clipped
     discounts: tf.Tensor  # [T, B] gamma times the environment's
-    mask: tf.Tensor  # [T, B] float32, 1 on experience and 0 on seams
+    mask: tf.Tensor  # [T, B] float32, 1 on what is learned from, 0 on seams and burn-in
     is_replay: tf.Tensor  # [B] bool
 
 
-def align(batch: Batch, network_output: NetworkOutput, objective: ObjectiveConfig) -> Aligned:
+def align(
+    batch: Batch, network_output: NetworkOutput, objective: ObjectiveConfig, burn_in: int = 0
+) -> Aligned:
     """Aligns actions, behaviour policy, rewards and discounts of row t + 1 with outputs of row t.
 
     Args:
       batch: [T + 1, B, ...], T >= 1.
       network_output: [T + 1, B, ...], of the same rows.
       objective: how to transform rewards and discounts.
+      burn_in: steps at the start of replayed unrolls that are masked, as seams are.
 
     Raises:
       ValueError: there are fewer than two rows, or the network's rows are not the batch's.
@@ -54,6 +57,9 @@ def align(batch: Batch, network_output: NetworkOutput, objective: ObjectiveConfi
     # Before a seam there is a LAST row, whose value bootstraps a truncated episode. The seam itself
     # is no step: the environment ignored the action.
     experience = timestep.step_type[1:] != tf.cast(StepType.FIRST, timestep.step_type.dtype)
+    if burn_in:
+        steps = tf.range(tf.shape(experience)[0])[:, tf.newaxis]
+        experience &= (steps >= burn_in) | ~tf.convert_to_tensor(batch.is_replay)
     rewards = clip_rewards(timestep.reward[1:], objective.reward_clipping, objective.reward_scale)
     return Aligned(
         target_policy=network_output.policy[:-1],
@@ -193,6 +199,24 @@ def clip_rewards(rewards: tf.Tensor, mode: str, scale: float = 1.0) -> tf.Tensor
             squeezed = 5.0 * tf.tanh(rewards / 5.0)
             return tf.where(rewards < 0.0, 0.3 * squeezed, squeezed)
     raise ValueError(f"No reward clipping {mode!r}; choose none, abs_one or soft_asymmetric.")
+
+
+def trust_region(mask: tf.Tensor, distances: tf.Tensor, limit: float) -> tf.Tensor:
+    """Returns `mask`, with 0 also where the behaviour policy is too far from the target policy.
+
+    The trust region of LASER: Schmitt et al. 2020, arXiv 1909.11583. A state is learned from only
+    if its behaviour policy is relevant there, which is decided by both policies and not by the
+    action taken: leaving out actions would bias what is learned. The trace of V-trace ends at a
+    state without relevance, from whose value earlier targets bootstrap.
+
+    Args:
+      mask: [T, B], of the steps.
+      distances: [T, B], KL(pi || mu) in each state. It is large where pi favours actions that mu
+        avoids, whose importance weights V-trace clips; that is its bias. KL(mu || pi) is not.
+      limit: b, the largest distance of a relevant behaviour policy, in nats.
+    """
+    # A distance that is NaN leaves the step in, so that the loss shows it.
+    return tf.where(distances > limit, 0.0, mask)
 
 
 def masked(terms: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:

@@ -52,10 +52,9 @@ class QLearning(Algorithm):
     def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:
         """Computes the Huber loss of the temporal differences of the actions taken."""
         config = self._config
-        timestep, core_state = batch.unroll.timestep, batch.unroll.core_state
-        network_output, _ = self.agent.unroll(timestep, core_state)
-        target_output, _ = self._target.unroll(timestep, core_state)
-        steps = losses.align(batch, network_output, self._objective)
+        network_output = self.unroll(batch)
+        target_output = self.unroll(batch, self._target)
+        steps = losses.align(batch, network_output, self._objective, self.burn_in)
 
         # Q-values of all T + 1 states.
         values, target_values = network_output.policy, target_output.policy  # [T + 1, B, n]

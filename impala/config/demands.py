@@ -25,12 +25,16 @@ class Demands:
     """It changes the policy. Until an algorithm does, the policy in replay is the current one."""
     feed_forward: bool = False
     """It uses single observations: no core and no frame stack."""
+    burns_in: bool = False
+    """It leaves out the burn-in of replayed unrolls: `Algorithm.burn_in`."""
 
 
-IMPALA = Demands()
+IMPALA = Demands(burns_in=True)
 ACTOR_CRITIC = Demands(on_policy=True)
-CRITIC = Demands(policies=("stochastic", "epsilon_greedy"), on_policy=True, changes_policy=False)
-Q_LEARNING = Demands(policies=("epsilon_greedy",))
+CRITIC = Demands(
+    policies=("stochastic", "epsilon_greedy"), on_policy=True, changes_policy=False, burns_in=True
+)
+Q_LEARNING = Demands(policies=("epsilon_greedy",), burns_in=True)
 SAC = Demands(feed_forward=True)
 
 BUILT_IN = {
@@ -64,6 +68,11 @@ def check(config: Config) -> None:
             raise OptionError(
                 f"mix.replayed is {config.mix.replayed}, but {name} does not correct for what an "
                 "older policy did. Set mix.replayed to 0, or learn with impala."
+            )
+        if config.replay.burn_in and not demands.burns_in:
+            raise OptionError(
+                f"replay.burn_in is {config.replay.burn_in}, but {name} does not leave these steps "
+                "out of its loss. Set it to 0, or learn with impala or q_learning."
             )
 
 

@@ -52,6 +52,7 @@ def validate(config: Config) -> Config:
             f"mix.updates is {config.mix.updates}, but fresh unrolls are learned from once: set "
             "mix.learn_from_fresh to false (--mix.no-learn-from-fresh), or mix.updates to 1."
         )
+    _check_burn_in(config)
     _check_lag(config)
     if config.guard.max_skips > config.guard.window_updates:
         raise OptionError(
@@ -61,6 +62,29 @@ def validate(config: Config) -> Config:
         )
     _check_frames(config)
     return config
+
+
+def _check_burn_in(config: Config) -> None:
+    """Refuses a burn-in that leaves nothing to learn from, or has nothing to bring up to date."""
+    rows, unroll_length = config.replay.burn_in, config.learner.unroll_length
+    if not rows:
+        return
+    if rows >= unroll_length:
+        raise OptionError(
+            f"replay.burn_in is {rows} and learner.unroll_length {unroll_length}: nothing of a "
+            "replayed unroll would be learned from. Lower the first, or raise the second."
+        )
+    if config.agent.core == "feed_forward":
+        raise OptionError(
+            f"replay.burn_in is {rows}, but agent.core is feed_forward, which has no state to "
+            "bring up to date (stacked frames do not depend on parameters): set the first to 0, or "
+            "the second to lstm."
+        )
+    if not config.mix.replayed:
+        raise OptionError(
+            f"replay.burn_in is {rows}, but mix.replayed is 0: nothing is replayed. Set one of "
+            "them."
+        )
 
 
 def _check_lag(config: Config) -> None:

@@ -280,6 +280,10 @@ class ImpalaConfig(PolicyGradientConfig):
     weights. epsilon: none has, and log(pi + 1e-6) bounds the gradient. none: nothing."""
     clip_advantage_to_positive: bool = False
     """Clip negative advantages of the policy gradient to 0."""
+    trust_region: Cost = 0.0
+    """Trust region for very old data: Schmitt et al. 2020, arXiv 1909.11583. Steps in whose state
+    KL(pi || mu) is larger than this, in nats, are not learned from (cloning excepted), and returns
+    bootstrap from the value there. 0 is off."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -402,6 +406,10 @@ class ReplayConfig:
     """Environment frames it may hold."""
     capacity_bytes: Count = 0
     """Compressed bytes it may hold; 0 is no limit."""
+    burn_in: Count = 0
+    """Burn-in of recurrent agents, in steps: the first rows of a replayed unroll are not learned
+    from, they only bring the core state up to date with the present parameters: Kapturowski et al.
+    2019 (R2D2), section 3. Less than learner.unroll_length; 0 is off."""
     storage: Annotated[Literal["disk", "memory"], OPERATIONAL] = "disk"
     """disk: in the log directory, and still there after a crash; memory: lost with the process."""
     on_damage: Annotated[Literal["empty", "refuse"], OPERATIONAL] = "empty"

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tree
 
+from impala.algorithms import burn_in
 from impala.algorithms.base import Algorithm, LossOutput
 from impala.config import parts
 from impala.config.schema import Config
@@ -243,6 +244,10 @@ class Learner:
             lambda: tf.constant(False),
         )
         metrics = {**output.metrics, "loss/total": loss, "gradient_norm": norm}
+        if rows := self.config.replay.burn_in:
+            metrics["replay/state_influence"] = burn_in.influence(
+                self._algorithm.agent, batch, rows
+            )
         self._metrics = tuple(metrics)
         report = tf.stack([tf.cast(value, norm.dtype) for value in (is_good, *metrics.values())])
         return report, output.histograms, before
