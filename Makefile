@@ -29,7 +29,8 @@ lock = $(BIN)/uv pip compile --quiet --generate-hashes --no-header --python-vers
 TEST := $(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos train test test-slow soak abuse image-test manifests check dist bench lock clean
+.PHONY: help setup protos train test test-slow soak abuse image-test manifests check dist bench results \
+	lock clean
 
 ## setup: make .venv with everything that the lock files pin, and the impala command
 setup: $(STAMP) protos
@@ -84,7 +85,7 @@ image-test: setup
 manifests: setup
 	$(BIN)/python -m deploy.lint $(ARGS)
 
-## check: what CI runs: format, lint, types, fresh stubs, tests
+## check: what CI runs: format, lint, types, fresh stubs, pages of results, tests
 # Without `setup`, whose `protos` would hide that the committed stubs are stale.
 check: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -93,6 +94,7 @@ check: $(STAMP)
 	@fresh=$$(mktemp -d) && trap 'rm -r "$$fresh"' EXIT && $(call generate_stubs,"$$fresh") && \
 	for stub in $(STUBS); do diff -u "$$stub" "$$fresh/$$stub" || \
 		{ echo "$$stub is stale: run make protos and commit it." >&2; exit 1; }; done
+	$(BIN)/python -m ledger check
 	$(TEST) $(ARGS)
 
 ## dist: build the source distribution, and the wheel from it, in dist/
@@ -105,6 +107,10 @@ dist: setup
 ## bench: measure this machine: roofline, training, ingest, codec and V-trace
 bench: setup
 	$(BIN)/python -m benchmarks $(ARGS)
+
+## results: render the pages of results; ARGS="run catch" runs what has no record yet, ARGS=list lists
+results: setup
+	$(BIN)/python -m ledger $(or $(ARGS),render)
 
 ## lock: pin the newest versions that pyproject.toml allows
 lock: $(STAMP)

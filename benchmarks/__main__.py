@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import pathlib
-import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 import rich.console
 import rich.table
 
+from benchmarks.machine import machine
 from impala.config import presets, values
 from impala.config import schema as configs
 
@@ -71,7 +71,8 @@ def main() -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
     console = rich.console.Console()
-    results: dict[str, Any] = {"machine": _machine(), "config": values.to_dict(_CONFIG)}
+    named = f"{machine()}, {time.strftime('%Y-%m-%d')}"
+    results: dict[str, Any] = {"machine": named, "config": values.to_dict(_CONFIG)}
     for part in arguments.parts or by_default:
         results[part] = measures[part](_CONFIG, arguments.seconds)
         table = rich.table.Table("measured", "value", title=f"{part} ({results['machine']})")
@@ -286,17 +287,6 @@ def _lag(config: configs.Config, seconds: float) -> dict[str, float]:
             found[f"{preset} at {point:.0%}, difference of means"] = difference
             found[f"{preset} at {point:.0%}, spread of seeds"] = spread
     return found
-
-
-def _machine() -> str:
-    cores = len(os.sched_getaffinity(0))
-    model = platform.processor() or platform.machine()
-    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
-    day = time.strftime("%Y-%m-%d")
-    return f"{cores} cores of {model}, Python {sys.version.split()[0]}, {day}"
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ def violations(modules: Mapping[str, str]) -> list[str]:
                 found.append(f"{name} imports {other}: nothing imports a composition root")
             if is_in(other, GRPC) and not is_in(name, MAY_IMPORT_GRPC):
                 found.append(f"{name} imports {other}: only {MAY_IMPORT_GRPC} may")
-            if is_in(other, ("benchmarks", "deploy", "tests")):
+            if is_in(other, ("benchmarks", "deploy", "ledger", "tests")):
                 found.append(f"{name} imports {other}: that is not installed")
         if is_in(name, WITHOUT_TENSORFLOW):
             for reached in sorted(reachable(name, imports)):
@@ -185,14 +185,18 @@ def test_the_modules_named_here_exist() -> None:
     assert {*MAY_IMPORT_GRPC, *WITHOUT_TENSORFLOW, *COMPOSITION_ROOTS} <= names
 
 
-def test_nothing_but_tests_imports_deploy_and_it_imports_no_test() -> None:
-    """It checks manifests against the program, so it may import all of that."""
+def test_nothing_but_tests_imports_deploy_or_ledger_and_they_import_no_test() -> None:
+    """They check manifests and pages against the program, so they may import all of that."""
     tests = {path.stem for path in (ROOT / "tests").iterdir() if path.suffix in ("", ".py")}
     for path in (ROOT / "deploy").rglob("*.py"):
         imported = {*imports_of("deploy.x.y", path.read_text(encoding="utf-8"))}
         assert not [name for name in imported if name.partition(".")[0] in {*tests, "tests"}], path
     for path in (ROOT / "benchmarks").rglob("*.py"):
         imported = {*imports_of("benchmarks.x.y", path.read_text(encoding="utf-8"))}
+        assert not [name for name in imported if is_in(name, ("deploy", "ledger"))], path
+    for path in (ROOT / "ledger").rglob("*.py"):
+        imported = {*imports_of("ledger.x", path.read_text(encoding="utf-8"))}
+        assert not [name for name in imported if name.partition(".")[0] in {*tests, "tests"}], path
         assert not [name for name in imported if is_in(name, ("deploy",))], path
 
 
@@ -228,6 +232,7 @@ def test_nothing_but_tests_imports_deploy_and_it_imports_no_test() -> None:
             {"impala.agents.agent": "from tests import counting"},
             "impala.agents.agent imports tests: that is",
         ),
+        ({"learner.run": "from ledger import records"}, "learner.run imports ledger.records: that"),
         (
             {"learner.run": "from deploy.lint import checks"},
             "learner.run imports deploy.lint: that",

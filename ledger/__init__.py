@@ -1,0 +1,1 @@
+"""The ledger of learning results: runs experiments, records them, renders pages from records."""

@@ -1,0 +1,81 @@
+"""`make results`: runs experiments, records them, and renders the pages that show them."""
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from ledger import records, rendering, running
+from ledger.experiments import EXPERIMENTS
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+_STOPPED = 75  # exit status, as that of `impala train`
+
+
+def main() -> int:
+    """Runs a command line. Returns its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m ledger", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="show the experiments, and what is recorded of them")
+    commands.add_parser("render", help="write pages and pictures from the records")
+    commands.add_parser("check", help="fail if a page or picture is not what its records give")
+    run = commands.add_parser("run", help="run what has no record yet; resumes what was stopped")
+    run.add_argument("name", choices=EXPERIMENTS, metavar="NAME", help="see list")
+    run.add_argument("--arms", nargs="+", default=[], help="only these")
+    run.add_argument("--seeds", nargs="+", type=int, default=[], help="instead of its own")
+    run.add_argument(
+        "--work", type=pathlib.Path, default=ROOT / "runs/ledger", help="for log directories"
+    )
+    arguments = parser.parse_args()
+    try:
+        match arguments.command:
+            case "list":
+                return _list()
+            case "render":
+                print("\n".join(rendering.render(ROOT)) or "All pages are up to date.")
+            case "check":
+                return _check()
+            case "run":
+                experiment = EXPERIMENTS[arguments.name]
+                running.run(experiment, ROOT, arguments.work, arguments.arms, arguments.seeds)
+    except running.Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        return _STOPPED
+    except (records.RecordError, rendering.RenderError, running.RunError) as error:
+        print(f"ledger: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _list() -> int:
+    ledger = records.read(ROOT)
+    stale = rendering.staleness(ledger, ROOT)
+    for experiment in EXPERIMENTS.values():
+        print(f"{experiment.name}: {experiment.question}")
+        for arm in experiment.arms:
+            found = [record.seed for record in ledger.measured.get((experiment.name, arm), [])]
+            missing = [seed for seed in experiment.seeds if seed not in found]
+            changed = stale.get(rendering.key(experiment.name, arm), [])
+            parts: dict[str, Sequence[object]] = {
+                "recorded": found,
+                "missing": missing,
+                "stale": changed,
+            }
+            shown = (f"{name} {', '.join(map(str, x))}" for name, x in parts.items() if x)
+            print(f"  {arm}: {'; '.join(shown)}")
+    return 0
+
+
+def _check() -> int:
+    found = rendering.check(ROOT)
+    for note in found.notes:
+        print(note)
+    for problem in found.problems:
+        print(problem, file=sys.stderr)
+    if found.problems:
+        print("Run make results, look at what it writes, and commit it.", file=sys.stderr)
+    return int(bool(found.problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

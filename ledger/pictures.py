@@ -1,0 +1,140 @@
+"""Draws learning curves from records; each picture holds a digest of what it was drawn from."""
+
+import ast
+import hashlib
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+import PIL.Image
+
+from ledger import digests, statistics
+from ledger.records import Record
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter
+
+_COLOURS = plt.get_cmap("tab10").colors  # type: ignore[attr-defined]
+_WIDTH, _HEIGHT, _LEGEND = 9.0, 2.4, 0.3  # inches: of a picture, a row of panels, a line of legend
+_DPI = 160  # GitHub shows about 900 pixels: a hundred for each inch
+_COLUMNS = 3
+_GRID = 300  # points of a mean curve
+_KEY = "Ledger"  # of the digest in a PNG file
+
+
+class Panel(NamedTuple):
+    """Curves of one task over environment frames."""
+
+    title: str
+    y: str
+    lines: Mapping[str, Sequence[Sequence[tuple[float, float]]]]  # arm -> for each seed its points
+
+
+class Picture(NamedTuple):
+    """Panels side by side, three in a row."""
+
+    panels: tuple[Panel, ...]
+
+    @property
+    def digest(self) -> str:
+        """Returns a digest of what is drawn and of the code that draws it."""
+        code = ast.dump(digests.normal(pathlib.Path(__file__).read_text(encoding="utf-8")))
+        return hashlib.sha256(f"{code}\n{json.dumps(self.panels)}".encode()).hexdigest()
+
+
+def panels(title: str, of_arms: Mapping[str, Sequence[Record]], source: str) -> list[Panel]:
+    """Returns a panel for each task that the arms of an experiment play.
+
+    Args:
+      title: of the experiment.
+      of_arms: arm -> its records.
+      source: "training" or "evaluations".
+    """
+    y = {
+        "training": "training return, mean of 100",
+        "evaluations": "return, mean of an evaluation",
+    }[source]
+    found: dict[str, dict[str, list[list[tuple[float, float]]]]] = {}
+    for arm, of_seeds in of_arms.items():
+        for record in of_seeds:
+            for task, points in _points(record, source).items():
+                found.setdefault(task, {}).setdefault(arm, []).append(points)
+    named = {task: title if len(found) == 1 else f"{title}: {task}" for task in found}
+    if title in of_arms and len(of_arms) == 1:
+        named = {task: f"{name} ({task})" for task, name in named.items()}
+    return [Panel(named[task], y, lines) for task, lines in found.items()]
+
+
+def _points(record: Record, source: str) -> dict[str, list[tuple[float, float]]]:
+    if source == "training":
+        return {task: [(row[0], row[2]) for row in rows] for task, rows in record.training.items()}
+    curves = statistics.continual_run(record).curves
+    return {
+        task: [(float(x), float(y)) for x, y in zip(curve.frames, curve.returns, strict=True)]
+        for task, curve in curves.items()
+    }
+
+
+def draw(picture: Picture, path: pathlib.Path) -> None:
+    """Writes a picture as PNG: means over seeds, in bands from the smallest to the largest."""
+    arms = list(dict.fromkeys(arm for panel in picture.panels for arm in panel.lines))
+    colours = {arm: _COLOURS[i % len(_COLOURS)] for i, arm in enumerate(arms)}
+    has_legend = any(len(panel.lines) > 1 for panel in picture.panels)
+    columns = min(_COLUMNS, len(picture.panels))
+    rows = -(-len(picture.panels) // columns)
+    figure, axes = plt.subplots(
+        *(rows, columns),
+        figsize=(_WIDTH, rows * _HEIGHT + 0.3 + has_legend * _LEGEND * (1 + len(arms) // 5)),
+        squeeze=False,
+        layout="constrained",
+    )
+    for number, place in enumerate(axes.flat):
+        if number >= len(picture.panels):
+            place.axis("off")
+            continue
+        panel = picture.panels[number]
+        for arm, of_seeds in panel.lines.items():
+            _draw_line(place, of_seeds, colours[arm] if has_legend else _COLOURS[0])
+        place.set_title(panel.title, fontsize=9)
+        place.xaxis.set_major_formatter(EngFormatter(sep=""))
+        place.grid(alpha=0.3)
+        if number % columns == 0:
+            place.set_ylabel(panel.y, fontsize=9)
+        if number + columns >= len(picture.panels):
+            place.set_xlabel("environment frames", fontsize=9)
+    if has_legend:
+        lines = [Line2D([], [], color=colour) for colour in colours.values()]
+        figure.legend(lines, arms, loc="outside lower center", ncols=min(5, len(arms)))
+    figure.savefig(path, dpi=_DPI, metadata={_KEY: picture.digest, "Software": None})
+    plt.close(figure)
+
+
+def _draw_line(
+    place: Axes, of_seeds: Sequence[Sequence[tuple[float, float]]], colour: object
+) -> None:
+    curves = [np.array(points) for points in of_seeds if len(points)]  # each [N, 2]
+    if len(curves) == 1:
+        place.plot(*curves[0].T, color=colour)
+        return
+    # Only where all seeds have been: otherwise the mean would jump where one begins or ends.
+    grid = np.linspace(max(c[0, 0] for c in curves), min(c[-1, 0] for c in curves), _GRID)
+    seeds = np.array([np.interp(grid, *curve.T) for curve in curves])
+    place.plot(grid, seeds.mean(axis=0), color=colour)
+    place.fill_between(
+        grid, seeds.min(axis=0), seeds.max(axis=0), color=colour, alpha=0.2, linewidth=0
+    )
+
+
+def digest_in(path: pathlib.Path) -> str | None:
+    """Returns the digest that a picture holds; None if it is not there or holds none."""
+    try:
+        with PIL.Image.open(path) as image:
+            return str(image.info.get(_KEY))
+    except OSError:
+        return None

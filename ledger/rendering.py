@@ -1,0 +1,418 @@
+"""Renders pages from templates and records, and checks that they are what their records give.
+
+A page is `ledger/pages/NAME.md`, a Jinja template whose functions are those of `_Page` without an
+underscore. A page ends with the records on it that are stale: measured with other code or other
+settings than today's. A check renders a page with the staleness that it shows, so that a change of
+the code never makes a page wrong; it only says that `make results` would mark more.
+"""
+
+import difflib
+import hashlib
+import json
+import pathlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jinja2
+
+from impala.config import values
+from impala.config.schema import Config
+from ledger import digests, pictures, records, running, statistics
+from ledger.experiments import EXPERIMENTS, Experiment
+from ledger.records import Ledger, Older, Record
+
+# Template -> the file that it becomes, or a part of: that between two comments with its name.
+PAGES = {
+    "results": "docs/results/README.md",
+    "bandits": "docs/results/bandits.md",
+    "continual": "docs/results/continual.md",
+    "expectations": "README.md",
+}
+_PARTS = ("expectations",)
+
+_STALE = re.compile(r"<!-- stale: (.*) -->")
+_DASH = "—"
+
+Stale = Mapping[str, Sequence[str]]  # EXPERIMENT, or EXPERIMENT/ARM -> what has changed
+
+
+class Rendered(NamedTuple):
+    """A page, and the pictures on it."""
+
+    text: str
+    pictures: dict[str, pictures.Picture]  # file name -> what it shows
+    files: dict[str, str]  # file name -> SHA-256: pictures that cannot be drawn again
+    used: frozenset[str]  # keys of `Stale` whose records are on the page
+
+
+class RenderError(ValueError):
+    """A template asks for something that is not there."""
+
+
+def render(root: pathlib.Path) -> list[str]:
+    """Writes all pages and pictures that are not what their records give; returns their paths."""
+    ledger, written = records.read(root), []
+    stale = staleness(ledger, root)
+    for name, target in PAGES.items():
+        path = root / target
+        rendered = _rendered(name, root, ledger, stale)
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        after = _placed(name, before, rendered.text)
+        if after != before:
+            path.write_text(after, encoding="utf-8")
+            written.append(target)
+        for file, picture in rendered.pictures.items():
+            place = path.parent / file
+            if pictures.digest_in(place) != picture.digest:
+                pictures.draw(picture, place)
+                written.append(str(place.relative_to(root)))
+    return written
+
+
+class Checked(NamedTuple):
+    """What a check has found."""
+
+    problems: list[str]
+    notes: list[str]
+
+
+def check(root: pathlib.Path) -> Checked:
+    """Compares all pages and pictures with what their records give."""
+    found = Checked([], [])
+    ledger = records.read(root)
+    stale = staleness(ledger, root)
+    for name, target in PAGES.items():
+        path = root / target
+        if not path.exists():
+            found.problems.append(f"{target} is missing.")
+            continue
+        text = path.read_text(encoding="utf-8")
+        shown = _shown(_part(name, text))
+        rendered = _rendered(name, root, ledger, shown)
+        if (expected := _placed(name, text, rendered.text)) != text:
+            lines = difflib.unified_diff(
+                *(text.splitlines(), expected.splitlines()),
+                *(target, "what its records give"),
+                lineterm="",
+                n=0,
+            )
+            found.problems.append("\n".join(lines))
+        for file, picture in rendered.pictures.items():
+            if pictures.digest_in(path.parent / file) != picture.digest:
+                found.problems.append(f"{file} on {target} is not what its records give.")
+        for file, digest in rendered.files.items():
+            if _sha256(path.parent / file) != digest:
+                found.problems.append(f"{file} on {target} is not the file that was recorded.")
+        now = {key: reasons for key, reasons in stale.items() if key in rendered.used}
+        if now != shown:
+            found.notes.append(f"make results would show as stale on {target}: {_named(now)}")
+    return found
+
+
+def staleness(ledger: Ledger, root: pathlib.Path) -> dict[str, list[str]]:
+    """Returns what has changed since the records were made, for those that are stale."""
+    found: dict[str, list[str]] = {}
+    for (name, arm), of_seeds in ledger.measured.items():
+        if changed := sorted({part for record in of_seeds for part in _changes(record, root)}):
+            found[key(name, arm)] = changed
+    return found
+
+
+def _changes(record: Record, root: pathlib.Path) -> set[str]:
+    """Returns the groups of modules that differ from a record's, and "settings"."""
+    experiment = EXPERIMENTS.get(record.experiment)
+    if experiment is None or record.arm not in experiment.arms:
+        return {"definition"}
+    config, _ = values.from_stored(Config, record.settings)
+    now = digests.of(config, root)
+    changed = {group for group in record.digests if record.digests[group] != now.get(group)}
+    today = values.leaves(values.to_dict(running.settings(experiment.arms[record.arm])))
+    defaults = values.leaves(values.to_dict(Config()))
+    then = defaults | values.leaves(record.settings)  # a newer setting's default changes nothing
+    if any(
+        then[path] != today.get(path)
+        for path in then
+        if path != "seed" and not (path in today and values.is_operational(Config, path))
+    ):
+        changed.add("settings")
+    return changed
+
+
+def key(experiment: str, arm: str) -> str:
+    """Returns the name of an arm, by which its staleness is known."""
+    return experiment if experiment == arm else f"{experiment}/{arm}"
+
+
+def _named(stale: Stale) -> str:
+    return ", ".join(f"`{key}` ({', '.join(why)})" for key, why in stale.items()) or "nothing"
+
+
+def _shown(text: str) -> dict[str, list[str]]:
+    """Returns the staleness that a page shows."""
+    try:
+        return dict(json.loads(match[1])) if (match := _STALE.search(text)) else {}
+    except ValueError:
+        return {}
+
+
+def _rendered(name: str, root: pathlib.Path, ledger: Ledger, stale: Stale) -> Rendered:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(root / "ledger/pages"),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = _Page(ledger, stale)
+    functions = {x: getattr(page, x) for x in dir(page) if not x.startswith("_")}
+    text = environment.get_template(f"{name}.md").render(functions)
+    text += page._end()
+    if name not in _PARTS:
+        source = f"ledger/pages/{name}.md"
+        text = f"<!-- Rendered by `make results` from {source} and records: edit these. -->\n{text}"
+    return Rendered(text, page._drawn, page._files, frozenset(page._used))
+
+
+def _marks(name: str) -> tuple[str, str]:
+    return f"<!-- {name}: rendered by `make results` -->\n", f"<!-- end of {name} -->\n"
+
+
+def _part(name: str, text: str) -> str:
+    """Returns the part of a file that a template becomes."""
+    if name not in _PARTS:
+        return text
+    begin, end = _marks(name)
+    if begin not in text or end not in text:
+        raise RenderError(f"{PAGES[name]} needs the lines {begin.strip()} and {end.strip()}.")
+    return text.partition(begin)[2].partition(end)[0]
+
+
+def _placed(name: str, text: str, rendered: str) -> str:
+    """Returns a file with what a template gives in its place."""
+    if name not in _PARTS:
+        return rendered
+    begin, end = _marks(name)
+    return text.replace(begin + _part(name, text) + end, begin + rendered + end)
+
+
+def _sha256(path: pathlib.Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
+
+
+class _Page:
+    """The functions of a template, which note what they show."""
+
+    def __init__(self, ledger: Ledger, stale: Stale):
+        self._ledger, self._stale = ledger, stale
+        self._used: dict[str, None] = {}
+        self._drawn: dict[str, pictures.Picture] = {}
+        self._files: dict[str, str] = {}
+
+    # Measured results.
+
+    def results(self, *experiments: str) -> str:
+        """Returns a table of experiments: a row for each arm that has records.
+
+        Experiments without records are named below it.
+        """
+        head = ("command", "seeds", "score", "each seed", "frames", "training", "measured")
+        found = [(EXPERIMENTS[name], arm) for name in experiments for arm in EXPERIMENTS[name].arms]
+        table = [
+            (
+                f"`{_without_seed(of_seeds[0])}`",
+                _range([record.seed for record in of_seeds]),
+                f"{_kind(experiment, of_seeds[0])} {self._interval(of_seeds, experiment.score)}",
+                ", ".join(_number(statistics.SCORES[experiment.score](x)) for x in of_seeds),
+                _millions(max(record.frames for record in of_seeds)),
+                _durations(of_seeds),
+                self._measured(experiment.name, arm),
+            )
+            for experiment, arm in found
+            if (of_seeds := self._records(experiment.name, arm))
+        ]
+        missing = [f"`{key(x.name, arm)}`" for x, arm in found if not self._records(x.name, arm)]
+        note = f"Not measured in this way yet: {', '.join(missing)}.\n" if missing else ""
+        return "\n".join(filter(None, [_table(head, table) if table else "", note])).rstrip("\n")
+
+    def arms(self, experiment: str, *scores: str) -> str:
+        """Returns a table with a row for each arm of an experiment, and a column for each score."""
+        rows = [
+            (
+                *(arm, _range([record.seed for record in of_seeds])),
+                *(self._interval(of_seeds, score) for score in scores),
+                self._measured(experiment, arm),
+            )
+            for arm in EXPERIMENTS[experiment].arms
+            if (of_seeds := self._records(experiment, arm))
+        ]
+        head = ("arm", "seeds", *(f"{score} (95%)" for score in scores), "measured")
+        return _table(head, rows) if rows else "Not measured yet."
+
+    def score(self, experiment: str, arm: str = "", score: str = "") -> str:
+        """Returns an arm's score with its interval, for use in a sentence."""
+        found = self._records(experiment, arm or experiment)
+        if not found:
+            return "(not measured yet)"
+        return self._interval(found, score or EXPERIMENTS[experiment].score)
+
+    def is_measured(self, experiment: str, arm: str = "") -> bool:
+        """Returns whether an arm has records."""
+        return bool(self._records(experiment, arm or experiment))
+
+    def milestones(self, experiment: str, arm: str = "") -> str:
+        """Returns a table of when each seed's training return came to the milestones."""
+        thresholds = EXPERIMENTS[experiment].milestones
+        rows = []
+        for record in self._records(experiment, arm or experiment):
+            points = [statistics.first(record, threshold) for threshold in thresholds]
+            cells = [
+                f"{_millions(point.frames)}, {point.seconds / 60:.1f} min" if point else _DASH
+                for point in points
+            ]
+            rows.append((str(record.seed), *cells))
+        head = ("seed", *(_number(threshold, digits=0) for threshold in thresholds))
+        return _table(head, rows) if rows else "Not measured in this way yet."
+
+    def curves(self, file: str, alt: str, *experiments: str, source: str = "training") -> str:
+        """Returns a picture of the curves of experiments, a panel for each; its arms are lines.
+
+        Args:
+          file: its name.
+          alt: what it shows.
+          experiments: those without records are left out.
+          source: "training": return in training; "evaluations": of evaluators beside it.
+        """
+        panels = []
+        for name in experiments:
+            of_arms = {arm: self._records(name, arm) for arm in EXPERIMENTS[name].arms}
+            measured = {arm: of_seeds for arm, of_seeds in of_arms.items() if of_seeds}
+            panels += pictures.panels(name, measured, source)
+        if not panels:
+            return "No curves have been recorded yet."
+        self._drawn[file] = pictures.Picture(tuple(panels))
+        return f"![{alt}]({file})"
+
+    # Older results.
+
+    def older(self, name: str) -> str:
+        """Returns tables, text and pictures of an older result, and when it was measured."""
+        result = self._older(name)
+        blocks = [self._block(block) for block in result.body]
+        return "\n\n".join([*blocks, f"*{_when(result)}*"])
+
+    def older_table(self, *names: str) -> str:
+        """Returns a table with the rows of several older results, and when each was measured."""
+        found = [
+            (block, self._older(name))
+            for name in names
+            for block in self._older(name).body
+            if "rows" in block
+        ]
+        columns, align = found[0][0]["columns"], found[0][0]["align"]
+        rows = [(*row, _when(result)) for table, result in found for row in table["rows"]]
+        return _table((*columns, "measured"), rows, (*align, "---"))
+
+    def older_pictures(self, *names: str) -> str:
+        """Returns the pictures of older results."""
+        blocks = (block for name in names for block in self._older(name).body)
+        return "\n".join(self._block(block) for block in blocks if "picture" in block)
+
+    def older_text(self, name: str) -> str:
+        """Returns the text of an older result alone, for use in a paragraph that says when."""
+        blocks = (block for block in self._older(name).body if "text" in block)
+        return "\n\n".join(self._block(block) for block in blocks)
+
+    def _older(self, name: str) -> Older:
+        if name not in self._ledger.older:
+            raise RenderError(f"There is no record {records.FOLDER}/{records.OLDER}/{name}.json.")
+        return self._ledger.older[name]
+
+    def _block(self, block: Mapping[str, Any]) -> str:
+        if "text" in block:
+            return "\n".join(block["text"])
+        if "rows" in block:
+            return _table(block["columns"], block["rows"], block["align"])
+        self._files[block["picture"]] = block["sha256"]
+        return f"![{block['alt']}]({block['picture']})"
+
+    # What they share.
+
+    def _records(self, experiment: str, arm: str) -> Sequence[Record]:
+        found = self._ledger.measured.get((experiment, arm), [])
+        if found:
+            self._used[key(experiment, arm)] = None
+        return found
+
+    def _interval(self, of_seeds: Sequence[Record], score: str) -> str:
+        found = statistics.interval([statistics.SCORES[score](record) for record in of_seeds])
+        mean = f"**{_number(found.mean)}**"
+        if found.seeds == 1:
+            return mean
+        return f"{mean} ({_number(found.low)} to {_number(found.high)})"
+
+    def _measured(self, experiment: str, arm: str) -> str:
+        found = self._records(experiment, arm)
+        dates = sorted({record.date for record in found})
+        commits = dict.fromkeys(record.commit[:7] for record in found)
+        stale = " (stale)" if key(experiment, arm) in self._stale else ""
+        return f"{_range(dates)}, {', '.join(f'`{x}`' for x in commits)}{stale}"
+
+    def _end(self) -> str:
+        """Returns what the page's records are stale in."""
+        stale = {key: list(self._stale[key]) for key in self._used if key in self._stale}
+        if not stale:
+            return ""
+        return (
+            f"\nStale, measured with other code or settings than today's: {_named(stale)}.\n"
+            f"<!-- stale: {json.dumps(stale)} -->\n"
+        )
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], align: Sequence[str] = ()) -> str:
+    align = align or ["---"] * len(head)
+    lines = [f"| {' | '.join(head)} |", f"|{'|'.join(align)}|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _when(older: Older) -> str:
+    """Returns when, and with which code, an older result was measured."""
+    if older.commit:
+        return f"{older.date}, `{older.commit[:7]}`"
+    reported = f"; reported in `{older.reported[:7]}`" if older.reported else ""
+    return f"{older.date}, commit not recorded{reported}"
+
+
+def _kind(experiment: Experiment, record: Record) -> str:
+    if experiment.score != "return":
+        return experiment.score
+    return "greedy return" if record.final[0].greedy else "return"
+
+
+def _without_seed(record: Record) -> str:
+    return re.sub(r" --seed \d+$", "", record.command)
+
+
+def _number(value: float, digits: int | None = None) -> str:
+    if digits is None:
+        digits = 1 if abs(value) >= 100 else 2
+    return f"{value:.{digits}f}".replace("-", "−")
+
+
+def _millions(frames: float) -> str:
+    return f"{frames / 1e6:.3g}M" if frames >= 999_500 else f"{frames / 1e3:.3g}k"
+
+
+def _durations(of_seeds: Sequence[Record]) -> str:
+    seconds = sorted(record.seconds for record in of_seeds)
+    unit, name = (60.0, "min") if seconds[-1] >= 120 else (1.0, "s")
+    return f"{_range([f'{x / unit:.0f}' for x in seconds])} {name}"
+
+
+def _range(found: Sequence[Any]) -> str:
+    """Returns the first and last of sorted values; all of them where seeds have gaps."""
+    distinct = list(dict.fromkeys(map(str, found)))
+    gaps = all(isinstance(x, int) for x in found) and found[-1] - found[0] != len(found) - 1
+    if gaps:
+        return ", ".join(distinct)
+    return distinct[0] if len(distinct) == 1 else f"{distinct[0]} to {distinct[-1]}"

@@ -1,0 +1,341 @@
+"""Runs experiments: trains each arm with each seed, evaluates it, and writes its record.
+
+What has a record is skipped. A run that was stopped is resumed by `impala train` in its log
+directory, as long as the source that its result depends on is the same.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any, Self
+
+from benchmarks.machine import machine
+from impala.commands.parsing import parse
+from impala.commands.train import Train
+from impala.config import values
+from impala.config.schema import Config
+from impala.logdir import atomic, json_lines, rows
+from impala.runtime import process
+from impala.schedule import tasks
+from ledger import digests, records
+from ledger.experiments import Experiment
+from ledger.records import Evaluation, Record
+
+_POINTS = 100  # of a recorded training curve
+
+
+class RunError(RuntimeError):
+    """An experiment cannot be run; the message says what to do."""
+
+
+class Stopped(RuntimeError):
+    """An experiment was stopped before its end; the same command resumes it."""
+
+
+def run(
+    experiment: Experiment,
+    root: pathlib.Path,
+    work: pathlib.Path,
+    arms: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+) -> None:
+    """Runs what has no record yet, seed by seed, and prints a line for each run.
+
+    Args:
+      experiment: what to run.
+      root: of the source tree, which gets the records.
+      work: the log directories are WORK/NAME/ARM-seedN.
+      arms: only these; (): all of them.
+      seeds: instead of the experiment's own.
+
+    Raises:
+      RunError: the source tree differs from its commit, an arm is unknown, a run fails or was
+        begun with other code.
+      RecordError: a seed is not for reporting, or a record is damaged.
+      Stopped: by a signal.
+    """
+    for arm in arms:
+        if arm not in experiment.arms:
+            raise RunError(f"{experiment.name} has no arm {arm!r}; it has {list(experiment.arms)}.")
+    for seed in seeds or experiment.seeds:
+        records.check_seed(seed)
+    work = work.resolve()
+    of_arms = [(seed, arm) for seed in seeds or experiment.seeds for arm in arms or experiment.arms]
+    with _Signals() as signals:
+        for seed, arm in of_arms:
+            path = records.path_of(root, experiment.name, arm, seed)
+            name = f"{experiment.name}, {arm}, seed {seed}"
+            if path.exists():
+                records.load(path, Record)
+                print(f"{name}: recorded already", flush=True)
+                continue
+            print(f"{name}: running", flush=True)
+            record = _Run(experiment, arm, seed, root, work, signals).record()
+            records.save(path, record)
+            print(f"{name}: {record.frames:,} frames in {record.seconds:.0f} s", flush=True)
+
+
+def settings(arguments: Sequence[str]) -> Config:
+    """Returns the settings of `impala train ARGUMENTS`, whatever the environment variables."""
+    return _settings(tuple(arguments))
+
+
+@functools.cache
+def _settings(arguments: tuple[str, ...]) -> Config:
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(_without_settings(before))
+    try:
+        return parse("train", Train, list(arguments)).settings
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def commit(root: pathlib.Path) -> str:
+    """Returns the commit that is checked out.
+
+    Raises:
+      RunError: files differ from it, other than documentation and records.
+    """
+    changed = _git(root, "status", "--porcelain", "--", ".", ":!docs", ":!*.md")
+    if changed:
+        raise RunError(
+            "The source differs from its commit, so a record could not say what was run:\n"
+            f"{changed}\nCommit or stash these changes."
+        )
+    return _git(root, "rev-parse", "HEAD")
+
+
+def _git(root: pathlib.Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RunError(f"git {words[0]} in {root}: {done.stderr.strip()}")
+    return done.stdout.rstrip()
+
+
+@dataclasses.dataclass
+class _Begun:
+    """What is known of a run before its end, kept beside its log directory."""
+
+    commit: str
+    digests: dict[str, str]
+    settings: dict[str, Any]
+    seconds: float = 0.0
+    sessions: int = 0
+    is_trained: bool = False
+
+
+class _Run:
+    """An arm with a seed."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        arm: str,
+        seed: int,
+        root: pathlib.Path,
+        work: pathlib.Path,
+        signals: "_Signals",
+    ):
+        """Reads what an earlier session has left.
+
+        Raises:
+          RunError: it was begun with other code or settings.
+        """
+        self._experiment, self._arm, self._seed, self._root = experiment, arm, seed, root
+        self._signals = signals
+        self._arguments = [*experiment.arms[arm], "--seed", str(seed)]
+        self._config = settings(self._arguments)
+        self._logdir = work / experiment.name / f"{arm}-seed{seed}"
+        self._file = self._logdir.with_name(f"{self._logdir.name}.json")
+        self._logdir.mkdir(parents=True, exist_ok=True)
+        now = _Begun(commit(root), digests.of(self._config, root), values.to_dict(self._config))
+        self._begun = now
+        if self._file.exists():
+            self._begun = _Begun(**json.loads(self._file.read_text()))
+        self._check(now)
+
+    def record(self) -> Record:
+        """Trains and evaluates, as far as that was not done before; returns the record."""
+        begun = self._begun
+        if not begun.is_trained:
+            self._train()
+        self._check(dataclasses.replace(begun, digests=digests.of(self._config, self._root)))
+        of_tasks = tasks.make(self._config.environment, self._config.tasks)
+        played = [self._evaluate(number) for number in range(len(of_tasks))]
+        return Record(
+            experiment=self._experiment.name,
+            arm=self._arm,
+            seed=self._seed,
+            command=f"impala train {shlex.join(self._arguments)}",
+            commit=begun.commit,
+            date=time.strftime("%Y-%m-%d", time.gmtime()),
+            machine=machine(),
+            settings=begun.settings,
+            digests=begun.digests,
+            frames=played[0][1],
+            seconds=round(begun.seconds, 1),
+            sessions=begun.sessions,
+            training=training(self._logdir, self._experiment.milestones),
+            evaluations=json_lines.read(self._logdir / "evaluations.jsonl", _rounded_report),
+            final=[evaluation for evaluation, _ in played],
+        )
+
+    def _check(self, now: _Begun) -> None:
+        begun = self._begun
+        changed = [group for group in now.digests if begun.digests.get(group) != now.digests[group]]
+        if begun.settings != now.settings:
+            changed.append("settings")
+        if changed:
+            raise RunError(
+                f"{self._logdir} was begun at commit {begun.commit[:7]}, and this source differs "
+                f"in what the result depends on: {', '.join(changed)}. Check that commit out, or "
+                f"move {self._logdir} and {self._file.name} away to begin again."
+            )
+
+    def _train(self) -> None:
+        start, before = time.monotonic(), self._begun.seconds
+        self._begun.sessions += 1
+        self._save()
+        try:
+            self._impala("train", *self._arguments, "--logdir", str(self._logdir))
+            self._begun.is_trained = True
+        finally:
+            self._begun.seconds = before + time.monotonic() - start
+            self._save()
+
+    def _evaluate(self, task: int) -> tuple[Evaluation, int]:
+        """Returns the evaluation of a task, and the frames that the agent was trained for."""
+        output = self._logdir / f"final-{task}.json"
+        words = [*self._experiment.evaluation, *(["--task", str(task)] if task else [])]
+        self._impala("evaluate", str(self._logdir), *words, "--json", str(output))
+        result = json.loads(output.read_text(encoding="utf-8"))
+        episodes = result["episodes"]
+        evaluation = Evaluation(
+            task=result["environment"],
+            command=f"impala evaluate LOGDIR {shlex.join(words)}",
+            greedy=result["greedy"],
+            seed=result["seed"],
+            returns=[records.rounded(episode["episode_return"]) for episode in episodes],
+            lengths=[episode["length"] for episode in episodes],
+            info={
+                name: [records.rounded(episode["info"][name]) for episode in episodes]
+                for name in self._experiment.info
+            },
+        )
+        return evaluation, result["frames_trained"]
+
+    def _impala(self, *words: str) -> None:
+        """Runs the `impala` command of the source tree, with its output in console.log.
+
+        Raises:
+          Stopped: it was stopped by a signal, which is passed on to it.
+          RunError: it failed.
+        """
+        console = self._logdir / "console.log"
+        environ = _without_settings(os.environ) | {"PYTHONPATH": str(self._root)}
+        self._signals.check(self._logdir)
+        with open(console, "a", encoding="utf-8") as log:
+            # In a session of its own: it gets each signal once, from here.
+            child = subprocess.Popen(
+                [*process.IMPALA, *words],
+                cwd=self._root,
+                env=environ,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            status = self._signals.wait(child)
+        self._signals.check(self._logdir)
+        if status:
+            raise RunError(f"impala {words[0]} ended with status {status}: see {console}.")
+
+    def _save(self) -> None:
+        atomic.write(self._file, json.dumps(dataclasses.asdict(self._begun), indent=1).encode())
+
+
+def training(logdir: pathlib.Path, milestones: Sequence[float]) -> dict[str, list[list[float]]]:
+    """Returns the curve of the training return of each task, with about a hundred points.
+
+    Args:
+      logdir: of a run.
+      milestones: returns whose first row stays.
+
+    Returns:
+      Task -> rows of frames, seconds and the mean return of the last 100 episodes.
+    """
+    curves: dict[str, list[list[float]]] = {}
+    for row in rows.read(logdir):
+        for task, value in rows.recent_returns(row).items():
+            curve = curves.setdefault(task, [])
+            while curve and curve[-1][0] >= row["frames"]:
+                curve.pop()  # the run was resumed from a checkpoint before these
+            curve.append([records.rounded(x) for x in (row["frames"], row["seconds"], value)])
+    return {task: _thinned(curve, milestones) for task, curve in curves.items()}
+
+
+def _thinned(curve: list[list[float]], milestones: Sequence[float]) -> list[list[float]]:
+    last = len(curve) - 1
+    steps = min(last, _POINTS - 1)
+    kept = {round(i * last / steps) for i in range(steps + 1)} if steps else {0}
+    for milestone in milestones:
+        kept |= set([i for i, row in enumerate(curve) if row[2] >= milestone][:1])
+    return [curve[i] for i in sorted(kept)]
+
+
+def _rounded_report(line: dict[str, Any]) -> dict[str, Any]:
+    """Returns a line of evaluations.jsonl with shorter numbers."""
+    returns = [records.rounded(value) for value in line["returns"]]
+    return line | {"returns": returns, "time": round(line["time"])}
+
+
+def _without_settings(environ: Any) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if not name.startswith("IMPALA_")}
+
+
+class _Signals:
+    """Passes SIGINT and SIGTERM on to a child instead of ending this process."""
+
+    def __init__(self) -> None:
+        self._received: list[int] = []
+        self._child: subprocess.Popen[bytes] | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self._received.append(number)
+        if self._child is not None:
+            self._child.send_signal(number)
+
+    def wait(self, child: subprocess.Popen[bytes]) -> int:
+        """Returns a child's exit status."""
+        self._child = child
+        for number in self._received[:1]:  # it came while the child was started
+            child.send_signal(number)
+        try:
+            return child.wait()
+        finally:
+            self._child = None
+
+    def check(self, logdir: pathlib.Path) -> None:
+        """Raises Stopped if a signal was received."""
+        if self._received:
+            raise Stopped(f"Stopped in {logdir}; the same command resumes it.")

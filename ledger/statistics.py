@@ -1,0 +1,80 @@
+"""Scores of records, and their means with bootstrapped intervals over seeds."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import scipy.stats
+
+from impala.config import values
+from impala.config.schema import Config
+from impala.logdir import continual
+from ledger.records import Record
+
+
+class Interval(NamedTuple):
+    """A mean over seeds, and its bootstrapped interval of 95%."""
+
+    mean: float
+    low: float  # as high: the mean, if there is one seed only
+    high: float
+    seeds: int
+
+
+def interval(of_seeds: Sequence[float]) -> Interval:
+    """Returns the mean of at least one number and the interval that resampling seeds gives."""
+    mean = float(np.mean(of_seeds))
+    if len(of_seeds) == 1:
+        return Interval(mean, mean, mean, 1)
+    found = scipy.stats.bootstrap(
+        (np.array(of_seeds),), np.mean, method="percentile", rng=np.random.default_rng(0)
+    ).confidence_interval
+    return Interval(mean, float(found.low), float(found.high), len(of_seeds))
+
+
+def continual_run(record: Record) -> continual.Run:
+    """Returns the evaluations beside a run's training as curves of its tasks."""
+    config, _ = values.from_stored(Config, record.settings)
+    history = continual.History(config)
+    for line in record.evaluations:
+        history.add(continual.Report.parse(line))
+    return history.run()
+
+
+def _of_info(name: str) -> Callable[[Record], float]:
+    return lambda record: float(np.mean([np.mean(each.info[name]) for each in record.final]))
+
+
+def _area(record: Record) -> float:
+    run = continual_run(record)
+    return float(np.mean([curve.area(curve.frames[-1]) for curve in run.curves.values()]))
+
+
+def _forgetting(record: Record) -> float:
+    return float(np.mean(list(continual.forgetting(continual_run(record)).values())))
+
+
+SCORES: Mapping[str, Callable[[Record], float]] = {
+    "return": lambda record: float(np.mean([np.mean(each.returns) for each in record.final])),
+    "regret": _of_info("regret"),
+    "area": _area,
+    "forgetting": _forgetting,
+    "frames": lambda record: float(record.frames),
+    "minutes": lambda record: record.seconds / 60,
+}
+"""Name -> the number that a record gives, a mean over its tasks."""
+
+
+class Point(NamedTuple):
+    """When a run came to a score."""
+
+    frames: float
+    seconds: float
+
+
+def first(record: Record, threshold: float) -> Point | None:
+    """Returns when the training return first came to a threshold, on a run's first task."""
+    for frames, seconds, value in next(iter(record.training.values()), []):
+        if value >= threshold:
+            return Point(frames, seconds)
+    return None

@@ -1,0 +1,387 @@
+"""The ledger: records of learning results, when they are stale, and the pages with them."""
+
+import dataclasses
+import json
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from impala.config import values
+from ledger import digests, pictures, records, rendering, running, statistics
+from ledger.experiments import EXPERIMENTS
+from ledger.records import Evaluation, Record, RecordError
+
+ROOT = pathlib.Path(__file__).parent.parent
+PACKAGES = ("actors", "impala", "learner", "protos", "vtrace")
+LOSSES = "impala/algorithms/losses.py"
+RESULTS = "docs/results/README.md"
+
+
+def _tree(root: pathlib.Path) -> pathlib.Path:
+    """A copy of the sources, pages and records, without what is measured by and by."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in (*PACKAGES, "ledger", "docs"):
+        shutil.copytree(ROOT / name, root / name, ignore=ignored)
+    shutil.copy(ROOT / "README.md", root)
+    for folder in (root / records.FOLDER).iterdir():
+        if folder.name != records.OLDER:
+            shutil.rmtree(folder)
+    return root
+
+
+@pytest.fixture
+def tree(tmp_path: pathlib.Path) -> pathlib.Path:
+    return _tree(tmp_path / "tree")
+
+
+def _record(root: pathlib.Path, seed: int = 101, arm: str = "catch", **changes: Any) -> Record:
+    """A record of a preset as if it had just been measured; it is written."""
+    config = running.settings([*EXPERIMENTS[arm].arms[arm], "--seed", str(seed)])
+    record = Record(
+        experiment=arm,
+        arm=arm,
+        seed=seed,
+        command=f"impala train {arm} --seed {seed}",
+        commit="0123456789",
+        date="2026-11-23",
+        machine="a machine",
+        settings=values.to_dict(config),
+        digests=digests.of(config, root),
+        frames=400_000,
+        seconds=31.5,
+        sessions=1,
+        training={"Catch": [[0, 0.0, -0.6], [200_000, 15.0, 0.5], [400_000, 30.0, 1 - seed / 1e4]]},
+        evaluations=[],
+        final=[
+            Evaluation(
+                task="Catch",
+                command="impala evaluate LOGDIR --episodes 4 --greedy",
+                greedy=True,
+                seed=0,
+                returns=[1, 1, -1, 1 - seed / 1e3],
+                lengths=[9, 9, 9, 9],
+                info={},
+            )
+        ],
+    )
+    record = dataclasses.replace(record, **changes)
+    records.save(records.path_of(root, record.experiment, record.arm, record.seed), record)
+    return record
+
+
+def _edit(path: pathlib.Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def _stale(root: pathlib.Path) -> dict[str, list[str]]:
+    return rendering.staleness(records.read(root), root)
+
+
+# Pages.
+
+
+def test_a_deleted_page_is_rendered_back_byte_for_byte(tree: pathlib.Path) -> None:
+    for seed in (101, 102, 103):
+        _record(tree, seed)
+    rendering.render(tree)
+    pages = {path: (tree / path).read_bytes() for path in rendering.PAGES.values()}
+    assert b"| 101 to 103 |" in pages[RESULTS]
+    for path in pages:
+        if path == "README.md":  # of which a part is rendered
+            _edit(tree / path, "| 101 to 103 |", "| 1 to 3 |")
+        else:
+            (tree / path).unlink()
+    assert len(rendering.check(tree).problems) == len(pages)
+    assert set(rendering.render(tree)) == set(pages)
+    assert {path: (tree / path).read_bytes() for path in pages} == pages
+    assert rendering.check(tree) == ([], [])
+
+
+def test_a_page_changed_by_hand_or_a_missing_picture_fails_the_check(tree: pathlib.Path) -> None:
+    _record(tree)
+    rendering.render(tree)
+    picture = tree / "docs/results/presets.png"
+    drawn = picture.read_bytes()
+    picture.unlink()
+    assert rendering.check(tree).problems == [
+        "presets.png on docs/results/README.md is not what its records give."
+    ]
+    rendering.render(tree)
+    assert picture.read_bytes() == drawn
+    (tree / "docs/results/pong.png").write_bytes(drawn)  # its runs are gone: it cannot be drawn
+    (problem,) = rendering.check(tree).problems
+    assert "pong.png" in problem
+    shutil.copy(ROOT / "docs/results/pong.png", tree / "docs/results")
+    _edit(tree / RESULTS, "greedy return **0.47**", "greedy return **0.99**")
+    (problem,) = rendering.check(tree).problems
+    assert "-| `impala train catch` | 101 | greedy return **0.99**" in problem
+
+
+# Staleness.
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "stale"),
+    [
+        (LOSSES, "0.5 * tf.square(tf.stop", "0.25 * tf.square(tf.stop", ["algorithm"]),
+        (LOSSES, "0.5 * tf.square(inner)", "0.25 * tf.square(inner)", []),  # of Q-learning
+        ("vtrace/vtrace.py", "clipped_rhos * (", "clipped_rhos + (", ["algorithm"]),
+        ("impala/algorithms/impala.py", "losses.", "losses . ", []),  # layout
+        ("impala/algorithms/sac.py", "0.5 *", "0.25 *", []),  # another algorithm
+        ("impala/agents/torsos.py", "class MLP", "FACTOR = 3\n\n\nclass MLP", []),
+        ("learner/data/mix.py", "import heapq", "import heapq  # for drops", []),
+        ("learner/data/replay.py", "import heapq", "import bisect", []),  # catch has no replay
+        ("impala/environments/atari.py", '"""', '"""Not catch. ', []),
+        ("impala/environments/catch.py", "import ", "import os\nimport ", ["environment"]),
+    ],
+)
+def test_a_changed_loss_makes_a_record_stale_and_a_changed_comment_does_not(
+    tree: pathlib.Path, path: str, old: str, new: str, stale: list[str]
+) -> None:
+    _record(tree)
+    assert _stale(tree) == {}
+    text = (tree / path).read_text()
+    (tree / path).write_text(text.replace(old, new, 1))
+    assert (tree / path).read_text() != text
+    assert _stale(tree) == ({"catch": stale} if stale else {})
+
+
+def test_a_changed_docstring_does_not_make_a_record_stale(tree: pathlib.Path) -> None:
+    _record(tree)
+    for path in (tree / "impala").rglob("*.py"):
+        text = path.read_text()
+        path.write_text(re.sub(r'"""([A-Z])', r'"""In other words: \1', text) + "\n# The end.\n")
+    assert _stale(tree) == {}
+
+
+def test_a_stale_record_is_shown_as_such_and_never_fails_the_check(tree: pathlib.Path) -> None:
+    _record(tree)
+    rendering.render(tree)
+    before = (tree / RESULTS).read_text()
+    assert "(stale)" not in before
+    _edit(tree / LOSSES, "0.5 *", "0.25 *")
+    problems, notes = rendering.check(tree)
+    assert problems == []
+    assert notes[0] == (
+        "make results would show as stale on docs/results/README.md: `catch` (algorithm)"
+    )
+    rendering.render(tree)
+    assert "`0123456` (stale) |" in (tree / RESULTS).read_text()
+    assert rendering.check(tree) == ([], [])
+    _edit(tree / LOSSES, "0.25 *", "0.5 *")
+    assert rendering.check(tree).problems == []  # nor if it is no longer stale
+    rendering.render(tree)
+    assert (tree / RESULTS).read_text() == before
+
+
+def test_other_settings_make_a_record_stale(tree: pathlib.Path) -> None:
+    settings = _record(tree).settings
+    operational = settings | {"learner": settings["learner"] | {"log_seconds": 77.0}}
+    unknown = {name: value for name, value in settings.items() if name != "deterministic"}
+    for same in (operational, unknown):  # the second: of before there was that setting
+        _record(tree, settings=same)
+        assert _stale(tree) == {}
+    _record(tree, settings=settings | {"total_frames": 500_000})
+    assert _stale(tree) == {"catch": ["settings"]}
+
+
+# Records.
+
+
+def test_seeds_that_presets_are_tuned_on_are_refused(tree: pathlib.Path) -> None:
+    with pytest.raises(RecordError, match=r"seed 7 is not for reporting.* from 101 on"):
+        running.run(EXPERIMENTS["catch"], tree, tree / "work", seeds=[101, 7])
+    _record(tree, seed=7)
+    with pytest.raises(RecordError, match=r"catch-seed7\.json: seed 7 is not for reporting"):
+        records.read(tree)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text[:-20], r"is damaged \(.*Restore it"),
+        (lambda text: text.replace('"frames": 400000', '"frames": "many"'), "frames is 'many'"),
+        (lambda text: text.replace('"frames": 400000', '"frames": NaN'), "NaN is not a number"),
+        (lambda text: text.replace('"machine": "a machine",', ""), r"lacks .*\['machine'\]"),
+        (lambda text: text.replace('"seed": 101', '"seed": 102'), "it must be named"),
+    ],
+)
+def test_a_damaged_record_is_an_error_that_names_it(
+    tree: pathlib.Path, damage: Callable[[str], str], message: str
+) -> None:
+    record = _record(tree)
+    path = records.path_of(tree, "catch", "catch", 101)
+    text = path.read_text()
+    assert records.read(tree).measured["catch", "catch"] == [record]
+    path.write_text(damage(text))
+    assert path.read_text() != text
+    with pytest.raises(RecordError, match=message) as error:
+        records.read(tree)
+    assert str(path) in str(error.value)
+
+
+def test_an_older_result_with_a_short_row_is_refused(tree: pathlib.Path) -> None:
+    path = tree / records.FOLDER / records.OLDER / "catch.json"
+    data = json.loads(path.read_text())
+    data["body"][0]["rows"][0].pop()
+    path.write_text(json.dumps(data))
+    with pytest.raises(RecordError, match=r"catch\.json: a row is not as long"):
+        records.read(tree)
+
+
+def test_every_experiment_can_be_run() -> None:
+    for name, experiment in EXPERIMENTS.items():
+        assert name == experiment.name
+        assert experiment.score in statistics.SCORES
+        for arm, arguments in experiment.arms.items():
+            assert re.fullmatch(r"[a-z0-9-]+", arm)
+            assert running.settings(arguments).total_frames > 0
+        for seed in experiment.seeds:
+            records.check_seed(seed)
+
+
+# Runs.
+
+
+def _rows(*rows: Sequence[float]) -> str:
+    names = ("frames", "seconds", "episode/Catch/return_recent")
+    return "".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows)
+
+
+def test_a_curve_is_thinned_and_keeps_milestones(tmp_path: pathlib.Path) -> None:
+    curve = [(100 * i, i, -1.0 + (i >= 777)) for i in range(1001)]
+    (tmp_path / "metrics.jsonl").write_text(_rows((5, 1, -9.0), (200, 2, -9.0), *curve))
+    kept = running.training(tmp_path, milestones=[0.0])["Catch"]
+    assert len(kept) <= 102
+    assert [77_700, 777, 0] in kept
+    assert kept[0] == [0, 0, -1]  # resumed from a checkpoint before the first rows
+    assert kept[-1] == [100_000, 1000, 0]
+    assert [row[0] for row in kept] == sorted({row[0] for row in kept})
+
+
+def test_a_tree_that_differs_from_its_commit_is_refused(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "docs").mkdir()
+    for name in ("a.py", "docs/page.md"):
+        (tmp_path / name).write_text("1\n")
+    committed = _commit(tmp_path)
+    (tmp_path / "docs/page.md").write_text("2\n")
+    assert running.commit(tmp_path) == committed
+    (tmp_path / "b.py").write_text("1\n")
+    with pytest.raises(running.RunError, match=r"(?s)differs from its commit.*b\.py.*Commit or"):
+        running.commit(tmp_path)
+
+
+def _commit(root: pathlib.Path) -> str:
+    def git(*words: str) -> str:
+        name = ("-c", "user.name=n", "-c", "user.email=e")
+        done = subprocess.run(["git", *name, *words], cwd=root, capture_output=True, check=True)
+        return done.stdout.decode().strip()
+
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "All")
+    return git("rev-parse", "HEAD")
+
+
+TINY = """
+import pathlib, sys
+from ledger import running
+from ledger.experiments import Experiment
+
+tiny = Experiment(
+    name="tiny",
+    question="?",
+    arms={"tiny": ("catch", "--total-frames", "5000")},
+    seeds=(101,),
+    evaluation=("--episodes", "8"),
+)
+try:
+    running.run(tiny, pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))
+except running.Stopped:
+    sys.exit(75)
+except running.RunError as error:
+    sys.exit(str(error))
+"""
+
+
+def test_a_run_that_is_stopped_goes_on_and_is_not_repeated(
+    tree: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    committed = _commit(tree)
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", TINY, str(tree), str(tmp_path / "work")],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    path = records.path_of(tree, "tiny", "tiny", 101)
+    with start() as stopped:
+        assert stopped.stdout is not None
+        assert stopped.stdout.readline() == "tiny, tiny, seed 101: running\n"
+        stopped.send_signal(signal.SIGTERM)
+        assert stopped.wait() == 75
+    assert not path.exists()
+    _edit(tree / LOSSES, "0.5 *", "0.25 *")  # with another loss it must not go on
+    _commit(tree)
+    with start() as refused:
+        assert "differs in what the result depends on: algorithm" in refused.communicate()[1]
+    _edit(tree / LOSSES, "0.25 *", "0.5 *")
+    _commit(tree)
+    with start() as resumed:
+        assert resumed.communicate()[1] == ""
+        assert resumed.wait() == 0
+    record = records.load(path, Record)
+    assert record.sessions == 2
+    assert (record.frames >= 5_000, record.commit) == (True, committed)
+    assert record.settings["total_frames"] == 5_000
+    assert len(record.final[0].returns) == 8
+    assert record.training["Catch"][-1][0] >= 5_000
+    written = path.stat().st_mtime_ns
+    with start() as again:
+        assert again.communicate()[0] == "tiny, tiny, seed 101: recorded already\n"
+    assert path.stat().st_mtime_ns == written
+
+
+# Statistics.
+
+
+def test_an_interval_is_bootstrapped_over_seeds() -> None:
+    found = statistics.interval([1.0, 2.0, 6.0])
+    assert found.mean == 3.0
+    assert (found.low, found.high) == (1.0, 6.0)  # 1 in 27 resamplings is of one seed alone
+    assert statistics.interval([1.0, 2.0, 6.0]) == found
+    assert statistics.interval([5.0, 5.0, 5.0])[:3] == (5.0, 5.0, 5.0)
+    assert statistics.interval([5.0])[:3] == (5.0, 5.0, 5.0)
+
+
+def test_arms_are_tabled_and_drawn_beside_each_other(
+    tree: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    for seed in (101, 102, 103):
+        _record(tree, seed)
+        _record(tree, seed, arm="pendulum")
+    page = rendering._Page(records.read(tree), stale={"catch": ["algorithm"]})
+    assert page.arms("catch", "return", "minutes").splitlines()[2] == (
+        "| catch | 101 to 103 | **0.47** (0.47 to 0.47) | **0.53** (0.53 to 0.53) "
+        "| 2026-11-23, `0123456` (stale) |"
+    )
+    of_arms = {name: records.read(tree).measured[name, name] for name in ("catch", "pendulum")}
+    (panel,) = pictures.panels("both", of_arms, "training")
+    assert [len(of_seeds) for of_seeds in panel.lines.values()] == [3, 3]
+    picture = pictures.Picture((panel,))
+    pictures.draw(picture, tmp_path / "both.png")
+    assert pictures.digest_in(tmp_path / "both.png") == picture.digest
+    assert picture.digest != pictures.Picture((panel._replace(title="other"),)).digest
