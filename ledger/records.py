@@ -61,6 +61,8 @@ class Record:
     frames: int
     seconds: float
     """From the start of the command to its end, evaluation not included."""
+    other_cores: float
+    """Cores that other processes of the machine used meanwhile, on average."""
     sessions: int
     """1 + how often it was stopped and resumed."""
     training: dict[str, list[list[float]]]

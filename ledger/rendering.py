@@ -33,6 +33,7 @@ _PARTS = ("expectations",)
 
 _STALE = re.compile(r"<!-- stale: (.*) -->")
 _DASH = "—"
+_OTHER_CORES = 0.2  # used by others, from which on a time is of a busy machine
 
 Stale = Mapping[str, Sequence[str]]  # EXPERIMENT, or EXPERIMENT/ARM -> what has changed
 
@@ -406,7 +407,9 @@ def _millions(frames: float) -> str:
 def _durations(of_seeds: Sequence[Record]) -> str:
     seconds = sorted(record.seconds for record in of_seeds)
     unit, name = (60.0, "min") if seconds[-1] >= 120 else (1.0, "s")
-    return f"{_range([f'{x / unit:.0f}' for x in seconds])} {name}"
+    beside = any(record.other_cores > _OTHER_CORES for record in of_seeds)
+    times = _range([f"{x / unit:.0f}" for x in seconds])
+    return f"{times} {name}{', beside other work' if beside else ''}"
 
 
 def _range(found: Sequence[Any]) -> str:

@@ -130,6 +130,7 @@ class _Begun:
     digests: dict[str, str]
     settings: dict[str, Any]
     seconds: float = 0.0
+    other_cpu_seconds: float = 0.0
     sessions: int = 0
     is_trained: bool = False
 
@@ -184,6 +185,7 @@ class _Run:
             digests=begun.digests,
             frames=played[0][1],
             seconds=round(begun.seconds, 1),
+            other_cores=round(max(0.0, begun.other_cpu_seconds) / begun.seconds, 2),
             sessions=begun.sessions,
             training=training(self._logdir, self._experiment.milestones),
             evaluations=json_lines.read(self._logdir / "evaluations.jsonl", _rounded_report),
@@ -203,14 +205,15 @@ class _Run:
             )
 
     def _train(self) -> None:
-        start, before = time.monotonic(), self._begun.seconds
+        start, others = time.monotonic(), _cpu_seconds_of_others()
         self._begun.sessions += 1
         self._save()
         try:
             self._impala("train", *self._arguments, "--logdir", str(self._logdir))
             self._begun.is_trained = True
         finally:
-            self._begun.seconds = before + time.monotonic() - start
+            self._begun.seconds += time.monotonic() - start
+            self._begun.other_cpu_seconds += _cpu_seconds_of_others() - others
             self._save()
 
     def _evaluate(self, task: int) -> tuple[Evaluation, int]:
@@ -300,6 +303,15 @@ def _rounded_report(line: dict[str, Any]) -> dict[str, Any]:
 
 def _without_settings(environ: Any) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not name.startswith("IMPALA_")}
+
+
+def _cpu_seconds_of_others() -> float:
+    """Returns the CPU time that all but this process and its ended children have used so far."""
+    ticks = list(map(int, pathlib.Path("/proc/stat").read_text().split()[1:9]))
+    busy = sum(ticks) - ticks[3] - ticks[4]  # without idle and waiting for the disk
+    own = os.times()
+    ours = own.user + own.system + own.children_user + own.children_system
+    return busy / os.sysconf("SC_CLK_TCK") - ours
 
 
 class _Signals:

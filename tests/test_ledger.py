@@ -56,6 +56,7 @@ def _record(root: pathlib.Path, seed: int = 101, arm: str = "catch", **changes: 
         digests=digests.of(config, root),
         frames=400_000,
         seconds=31.5,
+        other_cores=0.05,
         sessions=1,
         training={"Catch": [[0, 0.0, -0.6], [200_000, 15.0, 0.5], [400_000, 30.0, 1 - seed / 1e4]]},
         evaluations=[],
@@ -349,6 +350,7 @@ def test_a_run_that_is_stopped_goes_on_and_is_not_repeated(
     assert record.settings["total_frames"] == 5_000
     assert len(record.final[0].returns) == 8
     assert record.training["Catch"][-1][0] >= 5_000
+    assert record.other_cores >= 0
     written = path.stat().st_mtime_ns
     with start() as again:
         assert again.communicate()[0] == "tiny, tiny, seed 101: recorded already\n"
