@@ -21,12 +21,20 @@ import grpc
 from actors import messages
 from actors.channel import NO_SECURITY, LearnerChannel, failure
 from actors.metrics import ActorMetrics
-from actors.session import LearnerAway, LearnerChanged, LearnerError, LearnerRefused, Session
+from actors.session import (
+    Assignment,
+    LearnerAway,
+    LearnerChanged,
+    LearnerError,
+    LearnerRefused,
+    Session,
+)
 from impala.runtime.security import ClientSecurity
 from impala.types import ActorUnrolls, Episode, Parameters
 from protos.impala.v1 import learner_pb2 as pb
 
 __all__ = [
+    "Assignment",
     "LearnerAway",
     "LearnerChanged",
     "LearnerClient",
@@ -44,6 +52,7 @@ _WAKE_SECONDS = 0.2  # how often a waiting caller checks whether it was stopped
 _CALL_SECONDS = 10.0
 _PULL_SECONDS = 60.0
 _POLL_SECONDS = 1.0  # between pulls of parameters that nobody has asked for
+_SIGN_OF_LIFE_SECONDS = 10.0  # between those of an evaluator at work
 _RETRY_POLL_SECONDS = 0.05
 _RETRY_PULL_SECONDS = 0.1  # after a failed pull
 
@@ -76,7 +85,7 @@ class LearnerClient:
       learner: host:port or unix:PATH.
       name: unique in the fleet, 1 to 200 characters.
       incarnation: from `new_incarnation`.
-      role: an actor streams unrolls; an evaluator only pulls parameters and reports evaluations.
+      role: an actor streams unrolls; an evaluator gets assignments and reports evaluations.
       reconnect_timeout: seconds without a learner after which to give up; None: never.
       security: the credentials to present, and how to verify the learner.
       metrics: the instruments to update; None: private ones.
@@ -188,10 +197,6 @@ class LearnerClient:
             self._session.want_parameters()
         self._wake()
 
-    def newest(self) -> Parameters | None:
-        """Returns the newest parameters pulled, also after the run has finished."""
-        return self._session.parameters
-
     def task(self) -> int:
         """Returns the task that the learner last named."""
         return self._session.task
@@ -227,19 +232,30 @@ class LearnerClient:
         self._metrics.sent_bytes.inc(size)
         self._metrics.wait_seconds.inc(message.waited_seconds)
 
-    def report_evaluation(
-        self, task: int, parameters: Parameters, episodes: Sequence[Episode]
-    ) -> bool:
-        """Reports what frozen parameters achieved. Returns whether the learner was reached."""
+    def next_assignment(self) -> Assignment:
+        """Waits for something to evaluate. The assignment before counts as done."""
+        with self._lock:
+            self._session.want_assignment()
+            self._wake()
+            self._wait(lambda: self._session.assignment is not None)
+            return self._session.begin_assignment()
+
+    def report_evaluation(self, assignment: Assignment, episodes: Sequence[Episode]) -> None:
+        """Reports an assignment's episodes. If the learner cannot be reached, it is logged: the
+        learner will assign them again.
+
+        Raises:
+          LearnerRefused: the learner would refuse this report again.
+        """
+        task, parameters = assignment.task, assignment.parameters
         evaluation = messages.evaluation(self._name, self._incarnation, task, parameters, episodes)
         try:
             self._channel.stub.ReportEvaluation(
                 evaluation, timeout=_CALL_SECONDS, metadata=self._channel.metadata()
             )
         except grpc.RpcError as error:
+            self._session.raise_if_refused(failure(error))
             _log.warning("%s could not report an evaluation: %s", self._name, failure(error))
-            return False
-        return True
 
     def stop(self) -> None:
         """Makes the caller's current or next wait raise `Stopped`. Safe in a signal handler."""
@@ -425,10 +441,25 @@ class LearnerClient:
             self._sleep(_POLL_SECONDS, until=self._session.must_pull)
 
     def _poll(self, connection: int) -> None:
-        """Pulls newer parameters until the connection ends."""
+        """Asks for assignments, and gives signs of life, until the connection ends."""
         while self._goes_on(connection):
-            self._pull()
-            self._sleep(_POLL_SECONDS, until=lambda: not self._goes_on(connection))
+            with self._lock:
+                request = self._session.snapshot_request()
+            with self._metrics.rpc_seconds.labels("GetSnapshot").time():
+                reply = self._channel.stub.GetSnapshot(
+                    request, timeout=_PULL_SECONDS, metadata=self._channel.metadata()
+                )
+            with self._lock:
+                self._session.assigned(connection, request, reply)
+                self._told()
+                is_idle = self._session.wants_assignment
+            if is_idle:
+                self._sleep(_POLL_SECONDS, until=lambda: not self._goes_on(connection))
+            else:
+                self._sleep(
+                    _SIGN_OF_LIFE_SECONDS,
+                    until=lambda: self._session.wants_assignment or not self._goes_on(connection),
+                )
 
     def _pull(self) -> bool:
         """Asks for newer parameters. Returns whether this session could use any."""

@@ -4,10 +4,8 @@ Composition root of the actor: only here does configuration become objects.
 """
 
 import contextlib
-import itertools
 import logging
 import pathlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -20,7 +18,7 @@ from impala.runtime.exporter import Exporter
 from impala.runtime.failures import Failure, note
 from impala.runtime.security import ClientSecurity
 from impala.runtime.signals import EndRequest
-from impala.types import Parameters, Unroll
+from impala.types import Unroll
 
 if TYPE_CHECKING:  # heavy modules are imported only when the process needs them
     from actors.client import LearnerClient
@@ -62,8 +60,7 @@ def run_actor(
       render: show environment 0.
       when_finished: exit, or wait for the next run at the same address.
       reconnect_timeout: seconds without a learner after which to give up; None: never.
-      role: an actor streams unrolls; an evaluator plays whole episodes of every task with frozen
-        parameters.
+      role: an actor streams unrolls; an evaluator plays whole episodes with snapshots of the agent.
       allow: what may be imported if the learner names it, beside installed entry points.
       security: the credentials to present, and how to verify the learner.
       metrics_listen: HOST:PORT where Prometheus metrics are served.
@@ -302,44 +299,17 @@ def _act(
 
 
 def _evaluate(client: "LearnerClient", built: _Built) -> None:
-    from actors.client import RunFinished
     from impala.evaluation import play_episodes
 
     config = built.evaluator
     num_envs = min(config.episodes, built.actor.num_envs)
-    seeds = itertools.count(built.seed)
-    evaluated = -1  # version
-
-    def evaluate(parameters: Parameters) -> None:
-        nonlocal evaluated
-        evaluated = parameters.version
-        seed = next(seeds)
-        for variable, value in zip(built.agent.variables, parameters.values, strict=True):
-            variable.assign(value)
-        for task in range(len(built.tasks)):
-            with contextlib.closing(built.environment(task, num_envs)) as environment:
-                episodes = play_episodes(
-                    environment, built.agent, config.episodes, config.greedy, seed
-                )
-            client.report_evaluation(task, parameters, episodes)
-
-    try:
-        for parameters in _every(client, config.every_frames):
-            evaluate(parameters)
-    except RunFinished:
-        if (final := client.newest()) is not None and final.version != evaluated:
-            evaluate(final)  # the learner waits for this evaluation
-        raise
-
-
-def _every(client: "LearnerClient", frames: int) -> Iterator[Parameters]:
-    """Yields the newest parameters whenever they are `frames` or more past the last ones."""
-    last: int | None = None
     while True:
-        parameters = client.parameters()
-        # After a rollback to a checkpoint the count is lower.
-        if last is None or not last <= parameters.frames < last + frames:
-            last = parameters.frames
-            yield parameters
-        else:
-            time.sleep(0.2)
+        assignment = client.next_assignment()
+        values = assignment.parameters.values
+        for variable, value in zip(built.agent.variables, values, strict=True):
+            variable.assign(value)
+        with contextlib.closing(built.environment(assignment.task, num_envs)) as environment:
+            episodes = play_episodes(
+                environment, built.agent, config.episodes, config.greedy, assignment.seed
+            )
+        client.report_evaluation(assignment, episodes)

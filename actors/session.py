@@ -90,6 +90,14 @@ class Pull:
     request: pb.GetParametersRequest
 
 
+class Assignment(NamedTuple):
+    """What an evaluator is to evaluate."""
+
+    parameters: Parameters  # of a snapshot
+    task: int
+    seed: int  # of environments and actions
+
+
 class Acknowledged(NamedTuple):
     """How far this incarnation's messages are acknowledged, for the next join."""
 
@@ -254,6 +262,9 @@ class Session:
         self.permit: pb.Permit | None = None  # for the next round of unrolls, with `parameters`
         self._wanted = 0  # unrolls of a round for which a permit is wanted; 0: none is
         self._round = 0  # that has begun last
+        self.assignment: Assignment | None = None  # of an evaluator, not begun yet
+        self.wants_assignment = False
+        self._snapshot: Parameters | None = None  # of the last assignment
         self._rejected: collections.Counter[int] = collections.Counter()  # by reason
         self._last_message = now
 
@@ -444,13 +455,7 @@ class Session:
                 self._learner_incarnation = newest.learner_incarnation
                 self._is_connected = False
                 return False
-            self.parameters = Parameters(
-                incarnation=newest.learner_incarnation,
-                version=newest.version,
-                progress=newest.progress,
-                frames=newest.frames,
-                values=codec.decode(newest.tensors, self.reply.parameter_specs),
-            )
+            self.parameters = _parameters(newest, self.reply)
         if reply.HasField("permit") and pull.request.round == self._round + 1:
             self.permit = reply.permit
         if reply.finished:
@@ -458,6 +463,46 @@ class Session:
         if self.needs_permits:
             return not pull.request.round or self.permit is not None
         return newest is not None
+
+    # An evaluator's assignments.
+
+    def want_assignment(self) -> None:
+        """Has the next assignment asked for; the one before is done."""
+        self.wants_assignment = True
+
+    def snapshot_request(self) -> pb.GetSnapshotRequest:
+        """Returns the request for an assignment or, while none is wanted, a sign of life."""
+        request = pb.GetSnapshotRequest(actor=self._name, busy=not self.wants_assignment)
+        if (held := self._snapshot) is not None:
+            request.learner_incarnation, request.frames = held.incarnation, held.frames
+        return request
+
+    def assigned(
+        self, connection: int, request: pb.GetSnapshotRequest, reply: pb.GetSnapshotReply
+    ) -> None:
+        """Takes the reply to a request that was made over a connection.
+
+        Raises:
+          CodecError: the parameters do not match the specs of the JoinReply.
+        """
+        if self.reply is None or not self.is_connected(connection):
+            return
+        if reply.HasField("parameters") and not request.busy:
+            sent, held = reply.parameters, self._snapshot
+            named = sent.learner_incarnation, sent.frames
+            if held is None or named != (held.incarnation, held.frames):
+                held = _parameters(sent, self.reply)
+            self._snapshot = held
+            self.assignment = Assignment(held, reply.task, reply.seed)
+            self.wants_assignment = False
+        if reply.finished:
+            self._finish()
+
+    def begin_assignment(self) -> Assignment:
+        """Returns the assignment there is; it is used up."""
+        assignment, self.assignment = self.assignment, None
+        assert assignment is not None
+        return assignment
 
     def _lacks_permit(self) -> bool:
         return self._wanted > 0 and self.permit is None
@@ -500,3 +545,14 @@ class Session:
             f"{self._name}: message {receipt.sequence} was rejected ({reason}, number {count}): "
             f"{receipt.detail}"
         )
+
+
+def _parameters(message: pb.Parameters, reply: pb.JoinReply) -> Parameters:
+    """Returns the parameters in a message of the learner that gave this reply."""
+    return Parameters(
+        incarnation=message.learner_incarnation,
+        version=message.version,
+        progress=message.progress,
+        frames=message.frames,
+        values=codec.decode(message.tensors, reply.parameter_specs),
+    )

@@ -49,6 +49,8 @@ def _about_the_run(learner: str, status: pb.RunStatus) -> list[str]:
             f"updates: {status.skipped_updates:,} skipped as not finite, "
             f"{status.rollbacks:,} rolled back to a checkpoint"
         )
+    if status.waiting_snapshots:
+        lines.append(f"evaluations: {status.waiting_snapshots:,} snapshots to go")
     if any(status.refused.values()):
         lines.append(f"strangers: {_counts('refused', status.refused)}")
     if status.dropped_info_names:

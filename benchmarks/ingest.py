@@ -32,6 +32,7 @@ from learner.front.receipts import ReceiptProofs
 from learner.front.records import Records
 from learner.front.server import SERVICE_NAME, Server
 from learner.front.service import LearnerService, Lineage
+from learner.front.snapshots import Snapshots
 from learner.front.terms import Terms
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
@@ -82,7 +83,9 @@ def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Ra
     )
     records = Records.begin(config)
     lineage = Lineage(incarnation, {}, ReceiptProofs(secrets.token_bytes(), incarnation))
-    service = LearnerService(terms, lineage, records, ingest, tasks.Schedule(config))
+    service = LearnerService(
+        *(terms, lineage, records, ingest, tasks.Schedule(config)), Snapshots(1, "never")
+    )
     service.publish(Parameters(incarnation, 0, 0.0, 0, [v.numpy() for v in agent.variables]))
     mix = Mix(ingest, config.mix)
     server = Server(service, "127.0.0.1:0")

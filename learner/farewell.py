@@ -6,38 +6,35 @@ import time
 from collections.abc import Callable
 
 from impala.runtime.signals import EndRequest
-from learner.telemetry.evaluations import Evaluations
+from learner.front.snapshots import Snapshots
 
 _log = logging.getLogger(__name__)
 
-_EVALUATION_SECONDS = 120.0  # limit for an evaluator to play one task
+_SILENT_SECONDS = 120.0  # without an evaluator, after which the run ends
 _FAREWELL_SECONDS = 5.0  # for actors to learn that training has finished
 
 
-def await_evaluations(
-    evaluations: Evaluations,
-    learner: int,
-    version: int,
-    check: Callable[[], None],
-    stop: EndRequest,
-) -> None:
-    """Waits until every task is evaluated with the final parameters, or time is up.
+def await_evaluations(snapshots: Snapshots, check: Callable[[], None], stop: EndRequest) -> None:
+    """Waits until every snapshot is evaluated, or no evaluator has been heard of for a while.
 
     Args:
-      evaluations: those reported so far.
-      learner: this learner's incarnation.
-      version: of the final parameters.
+      snapshots: that may wait.
       check: called often; raises an error that ends the run.
       stop: ends the wait.
     """
-    missing = evaluations.missing(learner, version)
-    deadline = time.monotonic() + _EVALUATION_SECONDS
-    while missing and not stop.wait(0.2) and time.monotonic() < deadline:
+    if len(snapshots):
+        _log.info("Waiting for evaluators: %d snapshots to go.", len(snapshots))
+    began = time.monotonic()
+    while len(snapshots) and not stop.wait(0.2):
         check()
-        if (now := evaluations.missing(learner, version)) < missing:
-            missing, deadline = now, time.monotonic() + _EVALUATION_SECONDS
-    if missing:
-        _log.warning("No evaluation of the final parameters on %s.", ", ".join(missing))
+        if min(snapshots.silent_seconds, time.monotonic() - began) > _SILENT_SECONDS:
+            break
+    if len(snapshots):
+        _log.warning(
+            "%d snapshots are not evaluated. They are kept: the same command, with an evaluator, "
+            "goes on with them.",
+            len(snapshots),
+        )
 
 
 def serve_on(when_finished: str, check: Callable[[], None], stop: EndRequest) -> None:

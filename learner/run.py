@@ -27,6 +27,7 @@ from learner.front.receipts import ReceiptProofs, load_key
 from learner.front.records import Records
 from learner.front.server import Server
 from learner.front.service import LearnerService, Lineage
+from learner.front.snapshots import Snapshots
 from learner.front.terms import terms
 from learner.plan import plan_of
 from learner.telemetry import own_sinks
@@ -43,6 +44,7 @@ from learner.update import devices
 from learner.update.checkpoints import Checkpoints, resume
 from learner.update.guard import Guard
 from learner.update.publisher import Publisher
+from learner.update.snapshot_maker import SnapshotMaker
 from learner.update.training import Training
 
 _log = logging.getLogger(__name__)
@@ -121,6 +123,10 @@ def run_learner(
             pacing = Pacing.of(config)
             # Unrolls with a permit always have room: none that is due waits behind others.
             ingest = Ingest(pacing.capacity if pacing else config.learner.queue_unrolls)
+            snapshots = Snapshots(len(plan.played), config.learner.snapshots)
+            snapshot_maker = SnapshotMaker(
+                *(logdir, resumed, plan.phases, plan.spaces, snapshots, incarnations.own)
+            )
             proofs = ReceiptProofs(load_key(logdir / "receipt.key"), incarnations.own)
             service = LearnerService(
                 terms(config, plan.phases.agent, plan.unroll_spec, plan.played, plan.spaces[1]),
@@ -128,12 +134,13 @@ def run_learner(
                 records,
                 ingest,
                 plan.schedule,
+                snapshots,
                 pacing,
             )
 
             # Telemetry, closed last.
             telemetry = Telemetry()
-            evaluations = Evaluations(logdir, config, plan.names, incarnations.own)
+            evaluations = Evaluations(logdir, config, plan.names, snapshots)
             writer = Writer(
                 evaluations,
                 service.evaluations,
@@ -167,7 +174,7 @@ def run_learner(
             publisher = Publisher(service, incarnations, plan.phases, guard)
             at_the_end.callback(publisher.close)
             checkpoints = Checkpoints(logdir, resumed, plan.spaces, records.accounts, replay)
-            kept = Kept(logdir, resumed, plan.spaces, evaluated=lambda: evaluations.newest)
+            kept = Kept(logdir, resumed, plan.spaces, evaluated=snapshots.take_evaluated)
             if empty_replay and added:
                 checkpoints.save(training.learner)  # no longer counts the replay moved aside
             server = Server(
@@ -177,7 +184,7 @@ def run_learner(
             )
             gauges = Gauges(
                 *(plan.phases, records, server, ingest, pacing),
-                *(replay, guard, checkpoints, writer),
+                *(replay, guard, checkpoints, snapshots, writer),
             )
             reporter = Reporter(
                 *(telemetry, gauges, writer, plan.names, config.learner.log_seconds),
@@ -191,6 +198,7 @@ def run_learner(
 
         try:
             publisher.publish(training.learner)
+            snapshot_maker.begin(training.learner)
             address = server.start()
             at_the_end.callback(server.stop, _GRACE_SECONDS)
             directory.write("address", f"{address}\n")
@@ -205,12 +213,14 @@ def run_learner(
                     records.accounts.settle(*part.account)
                 publisher.take(iteration)
                 reporter.take(iteration)
+                snapshot_maker.take(iteration)  # before the checkpoint, which counts these frames
                 checkpoints.take(iteration)
                 kept.take(iteration)
                 # Last: with an exact lag of 0 nothing is under way until then, nor at the end.
                 if pacing is not None and iteration.is_whole and not training.is_finished:
                     publisher.wait()
                     service.learned()
+                snapshot_maker.await_room(check, stop)
             publisher.wait()
 
             if stop.is_set():
@@ -220,19 +230,20 @@ def run_learner(
             else:
                 server.stop(_GRACE_SECONDS)
             records.accounts.drop_queued("run_finished" if finished else "learner_stop")
-            if is_safe := training.settle():
-                publisher.publish(training.learner)  # the final parameters, for evaluators
+            if training.settle():
+                publisher.publish(training.learner)  # the final parameters
+                if finished:
+                    snapshot_maker.make_last(training.learner)
                 checkpoints.save(training.learner)
-            counters = training.learner.counters
-            if finished and service.has_evaluators:
-                version = counters.updates
-                farewell.await_evaluations(evaluations, incarnations.own, version, check, stop)
-            if is_safe:
-                kept.consider(training.learner)  # with its last evaluation
-            reporter.end_row(counters, is_last=True)
+                kept.consider(training.learner)
+            if finished:
+                snapshots.end()
+                farewell.await_evaluations(snapshots, check, stop)
+            kept.keep_evaluated()
+            reporter.end_row(training.learner.counters, is_last=True)
             writer.drain()
             if finished:
-                _log.info("Finished: %s.", counters)
+                _log.info("Finished: %s.", training.learner.counters)
                 evaluations.log()
                 farewell.serve_on(when_finished, check, stop)
         except (NotFiniteError, StorageError) as error:

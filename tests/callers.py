@@ -191,6 +191,9 @@ def calls(channel: grpc.Channel, token: str | None = None) -> dict[str, str]:
         "parameters": lambda: stub.GetParameters(
             pb.GetParametersRequest(), timeout=WAIT, metadata=metadata
         ),
+        "snapshot": lambda: stub.GetSnapshot(
+            pb.GetSnapshotRequest(actor="e"), timeout=WAIT, metadata=metadata
+        ),
         "report": lambda: stub.ReportEvaluation(
             pb.Evaluation(
                 actor="e",
@@ -216,7 +219,7 @@ def status(attempt: Callable[[], object]) -> str:
 
 
 ACTOR = ("join as actor", "stream", "parameters")
-EVALUATOR = ("join as evaluator", "parameters", "report")
+EVALUATOR = ("join as evaluator", "parameters", "snapshot", "report")
 READER = ("parameters", "status")
 
 

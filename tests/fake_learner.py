@@ -60,6 +60,8 @@ class FakeLearner(pb_grpc.LearnerServicer):
         self.joins: list[pb.JoinRequest] = []
         self.messages: list[pb.Unrolls] = []
         self.pulls: list[pb.GetParametersRequest] = []
+        self.asked: list[pb.GetSnapshotRequest] = []
+        self.snapshots: list[pb.GetSnapshotReply] = []  # what evaluators get, in order
         self.evaluations: list[pb.Evaluation] = []
         self.status = pb.RunStatus()
 
@@ -172,10 +174,33 @@ class FakeLearner(pb_grpc.LearnerServicer):
             finished=self.finished,
         )
 
+    def snapshot(self, frames: int, task: int = 0, seed: int = 0) -> None:
+        """Adds a snapshot with the present parameters to those that evaluators get."""
+        reply = pb.GetSnapshotReply(task=task, seed=seed)
+        reply.parameters.CopyFrom(self._parameters().parameters)
+        reply.parameters.frames = frames
+        self.snapshots.append(reply)
+
+    def GetSnapshot(
+        self, request: pb.GetSnapshotRequest, context: grpc.ServicerContext
+    ) -> pb.GetSnapshotReply:
+        self._hear(self.asked, request)
+        reply = pb.GetSnapshotReply()
+        with self.changed:
+            if self.snapshots and not request.busy:
+                reply = self.snapshots.pop(0)
+        reply.finished = self.finished
+        held = request.learner_incarnation, request.frames
+        if held == (reply.parameters.learner_incarnation, reply.parameters.frames):
+            del reply.parameters.tensors[:]
+        return reply
+
     def ReportEvaluation(
         self, request: pb.Evaluation, context: grpc.ServicerContext
     ) -> pb.EvaluationReceipt:
         self._hear(self.evaluations, request)
+        if self.refusal:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, self.refusal)
         return pb.EvaluationReceipt()
 
     def GetStatus(

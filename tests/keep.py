@@ -24,6 +24,7 @@ from impala.schedule import tasks
 from impala.types import Parameters
 from learner.data.pacing import Pacing
 from learner.front import settings
+from learner.front.snapshots import Snapshot, Snapshots
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -43,7 +44,7 @@ SETTINGS = {
 
 
 def exchanged() -> dict[str, Message]:
-    """A join, a permit, unrolls and their receipt, as an actor and a learner of now say them."""
+    """What an actor, an evaluator and a learner of now say to each other."""
     config = values.from_dict(Config, SETTINGS)
     request = messages.join_request(
         "host-7-0",
@@ -54,7 +55,9 @@ def exchanged() -> dict[str, Message]:
         proof=b"proof",
         version="impala 0.1.0",
     )
-    service = messages.service(pacing=Pacing(fresh=8, lag=1, exact=False))
+    snapshots = Snapshots(1, "auto")
+    snapshots.add(Snapshot(pathlib.Path("not read"), messages.LEARNER, 3, 100, 0.5))
+    service = messages.service(pacing=Pacing(fresh=8, lag=1, exact=False), snapshots=snapshots)
     service.publish(Parameters(messages.LEARNER, 3, 0.5, 100, [np.zeros((2, 3), np.float32)]))
     reply = service.join(request)
     reply.version = "impala 0.1.0"
@@ -75,6 +78,7 @@ def exchanged() -> dict[str, Message]:
     unrolls.environment_faults.add(environment=1, kind=pb.FAULT_KIND_HUNG, detail="hung")
     receipt = asyncio.run(service.submit(unrolls))
     receipt.proof = b"proof"  # which is made with a key drawn at random
+    held = pb.GetSnapshotRequest(actor="judge", learner_incarnation=messages.LEARNER, frames=100)
     return {
         "JoinRequest": request,
         "JoinReply": reply,
@@ -82,6 +86,8 @@ def exchanged() -> dict[str, Message]:
         "GetParametersReply": given,
         "Unrolls": unrolls,
         "Receipt": receipt,
+        "GetSnapshotRequest": held,
+        "GetSnapshotReply": pb.GetSnapshotReply.FromString(service.get_snapshot(held)),
     }
 
 

@@ -21,6 +21,7 @@ from learner.front.records import Records
 from learner.front.refused_outputs import RefusedOutputs
 from learner.front.roster import Roster
 from learner.front.service import LearnerService, Lineage
+from learner.front.snapshots import Snapshots
 from learner.front.terms import Terms
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
@@ -133,6 +134,7 @@ def service(
     refused_outputs: RefusedOutputs | None = None,
     proofs: ReceiptProofs | None = None,
     pacing: Pacing | None = None,
+    snapshots: Snapshots | None = None,
 ) -> LearnerService:
     """A service for the small spec; actors are only quarantined if a quarantine is given."""
     schedule = Schedule(config or Config())
@@ -156,7 +158,10 @@ def service(
     )
     proofs = proofs or ReceiptProofs(secrets.token_bytes(), LEARNER)
     lineage = Lineage(LEARNER, {EARLIER: 1000}, proofs)
-    return LearnerService(terms, lineage, records, ingest or Ingest(capacity=64), schedule, pacing)
+    if snapshots is None:
+        snapshots = Snapshots(schedule.num_tasks, "auto")
+    ingest = ingest or Ingest(capacity=64)
+    return LearnerService(terms, lineage, records, ingest, schedule, snapshots, pacing)
 
 
 def join_request(actor: str = "a", incarnation: int = 1, **kw: Any) -> pb.JoinRequest:

@@ -68,7 +68,7 @@ def become() -> None:
     from protos import codec
     from protos import settings as wire
 
-    codec.PROTOCOL_VERSION.minor = 1
+    codec.PROTOCOL_VERSION.minor += 1
     fill = wire.fill
 
     def fill_more(message: Message, settings: Mapping[str, Any], path: str = "") -> None:

@@ -59,7 +59,7 @@ from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 
-UNARY = ("Join", "GetParameters", "ReportEvaluation", "GetStatus")
+UNARY = ("Join", "GetParameters", "GetSnapshot", "ReportEvaluation", "GetStatus")
 METHODS = (*UNARY, "StreamUnrolls")
 
 FUZZED = int(os.environ.get("FUZZED", "100000"))  # by each of the two tests; make abuse: more

@@ -13,6 +13,7 @@ import pytest
 from fake_learner import FakeLearner
 from scripted import Counter, Script, check_episodes, check_group
 
+from actors import client as client_module
 from actors.actor import Actor
 from actors.channel import StatusClient
 from actors.client import (
@@ -373,18 +374,62 @@ def test_finished_ends_the_actor(learner: FakeLearner) -> None:
         raises_within(RunFinished, client.join)
 
 
-def test_finished_reaches_who_only_pulls(learner: FakeLearner) -> None:
+def test_an_evaluator_gets_snapshots_and_reports_until_all_are_evaluated(
+    learner: FakeLearner,
+) -> None:
+    learner.publish(3)
+    learner.snapshot(100, task=1, seed=9)
+    learner.snapshot(100, task=2)
     with connect(learner, role="evaluator") as client:
         client.join()
-        parameters = client.parameters()
-        assert client.report_evaluation(0, parameters, [Episode(2.0, 1, 4, {})])
+        first = client.next_assignment()
+        assert (first.parameters.version, first.parameters.frames) == (3, 100)
+        assert (first.task, first.seed) == (1, 9)
+        client.report_evaluation(first, [Episode(2.0, 1, 4, {})])
+        second = client.next_assignment()  # of the same snapshot, which is not sent again
+        assert second.task == 2
+        np.testing.assert_array_equal(second.parameters.values, first.parameters.values)
+        assert (learner.asked[-1].learner_incarnation, learner.asked[-1].frames) == (5, 100)
         learner.finished = True
-        raises_within(RunFinished, client.parameters)
+        raises_within(RunFinished, client.next_assignment)
     assert learner.joins[0].role == pb.ROLE_EVALUATOR
     [evaluation] = learner.evaluations
     assert (evaluation.actor, evaluation.learner_incarnation) == ("a", 5)
+    assert (evaluation.frames, evaluation.task) == (100, 1)
     assert [episode.episode_return for episode in evaluation.episodes] == [2.0]
     assert not learner.messages
+
+
+def test_an_evaluator_at_work_gives_signs_of_life(
+    learner: FakeLearner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "_SIGN_OF_LIFE_SECONDS", 0.05)
+    learner.snapshot(0)
+    with connect(learner, role="evaluator") as client:
+        client.next_assignment()
+        learner.wait_for(lambda: sum(request.busy for request in learner.asked) >= 3)
+        learner.snapshot(10)
+        assert client.next_assignment().parameters.frames == 10
+
+
+def test_a_report_that_is_refused_ends_the_evaluator(learner: FakeLearner) -> None:
+    learner.snapshot(0)
+    with connect(learner, role="evaluator") as client:
+        assignment = client.next_assignment()
+        learner.refusal = "task is 7, the run has 1"
+        with pytest.raises(LearnerRefused, match="task is 7, the run has 1"):
+            client.report_evaluation(assignment, [Episode(2.0, 1, 4, {})])
+
+
+def test_a_report_that_does_not_arrive_is_logged(
+    learner: FakeLearner, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner.snapshot(0)
+    with connect(learner, role="evaluator") as client:
+        assignment = client.next_assignment()
+        learner.__exit__()
+        client.report_evaluation(assignment, [Episode(2.0, 1, 4, {})])
+    assert any("could not report an evaluation" in message for message in caplog.messages)
 
 
 def test_a_receipt_after_a_pull_has_said_that_training_ended_is_no_error(
@@ -406,11 +451,12 @@ def test_a_receipt_after_a_pull_has_said_that_training_ended_is_no_error(
 
 def test_an_evaluator_follows_a_restarted_learner() -> None:
     with FakeLearner() as first:
+        first.snapshot(10)
         client = connect(first, role="evaluator")
-        client.join()
-        client.parameters()
-    with client, FakeLearner(incarnation=6, port=first.port):
-        wait_until(lambda: client.parameters().incarnation == 6)
+        client.next_assignment()
+    with client, FakeLearner(incarnation=6, port=first.port) as second:
+        second.snapshot(20)
+        assert client.next_assignment().parameters.incarnation == 6
 
 
 def test_a_refused_join_says_why(learner: FakeLearner) -> None:

@@ -27,6 +27,7 @@ from learner.data.storage import Memory
 from learner.front.receipts import ReceiptProofs
 from learner.front.records import Records
 from learner.front.service import LearnerService, Lineage
+from learner.front.snapshots import Snapshots
 from learner.front.terms import terms
 from learner.plan import plan_of
 from learner.update.learner import Update
@@ -111,7 +112,8 @@ def _play(incarnation: int, updates: int) -> tuple[list[np.ndarray], list[np.nda
     lineage = Lineage(incarnation, {}, ReceiptProofs(bytes(32), incarnation))
     service = LearnerService(
         terms(config, plan.phases.agent, plan.unroll_spec, plan.played, plan.spaces[1]),
-        *(lineage, Records.begin(config), ingest, plan.schedule, pacing),
+        *(lineage, Records.begin(config), ingest, plan.schedule, Snapshots(1, "never")),
+        pacing=pacing,
     )
     replay = Replay(
         plan.unroll_spec, Memory(), "reservoir", capacity_frames=10_000, seed=config.seed

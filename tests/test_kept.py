@@ -11,9 +11,9 @@ import pytest
 from impala.config import values
 from impala.config.presets import PRESETS
 from impala.logdir import checkpoint
-from impala.logdir.checkpoint import CheckpointError, Counters
+from impala.logdir.checkpoint import Checkpoint, CheckpointError, Counters
 from impala.types import Episode
-from learner.telemetry.evaluations import Evaluated
+from learner.front.snapshots import Evaluated
 from learner.telemetry.kept import Kept
 from learner.update.checkpoints import Resumed
 
@@ -40,9 +40,13 @@ class Story:
                 "environment": environment or {},
             },
         )
-        self.evaluated: Evaluated | None = None
+        self.evaluated: list[Evaluated] = []
         self.frames = frames
-        self.kept = Kept(logdir, Resumed(self._learner()), SPACES, lambda: self.evaluated)
+        self.kept = Kept(logdir, Resumed(self._learner()), SPACES, self._take_evaluated)
+
+    def _take_evaluated(self) -> list[Evaluated]:
+        evaluated, self.evaluated = self.evaluated, []
+        return evaluated
 
     def _learner(self) -> Any:
         updates = self.frames // 10
@@ -71,7 +75,12 @@ class Story:
         return self
 
     def is_evaluated(self, mean: float) -> "Story":
-        self.evaluated = Evaluated(1, self.frames, mean)
+        """The agent as it is now is a snapshot that has been evaluated."""
+        learner = self._learner()
+        variables = checkpoint.of_agent(learner.variables())
+        made = Checkpoint(self.config, learner.counters, variables, {}, incarnation=1)
+        path = checkpoint.save(self.logdir, made, keep=None, kind="snapshots")
+        self.evaluated.append(Evaluated(path, self.frames, mean))
         return self
 
     @property
@@ -93,11 +102,11 @@ class Story:
 def test_the_agent_with_the_best_evaluation_is_kept(tmp_path: pathlib.Path) -> None:
     story = Story(tmp_path)
     assert story.goes_on_to(100).best is None
-    assert story.is_evaluated(-5.0).goes_on_to(110).best == 11
-    assert story.goes_on_to(120).best == 11  # the same evaluation is no reason
-    assert story.is_evaluated(3.5).goes_on_to(500).best == 50
-    assert story.is_evaluated(3.0).goes_on_to(600).best == 50
-    assert story.score == {**PLAYED, "return": 3.5, "by": "evaluation", "frames": 500}
+    assert story.is_evaluated(-5.0).goes_on_to(110).best == 10
+    assert story.is_evaluated(3.5).goes_on_to(500).best == 11
+    assert story.is_evaluated(3.0).is_evaluated(2.0).goes_on_to(600).best == 11
+    assert story.score == {**PLAYED, "return": 3.5, "by": "evaluation", "frames": 110}
+    assert not list((tmp_path / "snapshots").iterdir())
     assert len(list((tmp_path / "best").iterdir())) == 2  # it, and its score
 
 
@@ -110,17 +119,17 @@ def test_without_an_evaluator_a_hundred_episodes_of_training_count(tmp_path: pat
     assert story.goes_on_to(200, [8.0] * 100).best == 12
     assert story.goes_on_to(300, [10.0] * 100).best == 30
     # As soon as there is one, evaluations alone count, though they may be lower.
-    assert story.is_evaluated(1.0).goes_on_to(400, []).best == 40
-    assert story.goes_on_to(500, [11.0] * 100).best == 40
+    assert story.goes_on_to(350, []).is_evaluated(1.0).goes_on_to(400, []).best == 35
+    assert story.goes_on_to(500, [11.0] * 100).best == 35
 
 
 def test_a_run_that_is_started_again_remembers_its_best(tmp_path: pathlib.Path) -> None:
     Story(tmp_path).is_evaluated(5.0).goes_on_to(100)
     again = Story(tmp_path, frames=100)
-    assert again.is_evaluated(4.0).goes_on_to(200).best == 10
-    assert again.is_evaluated(6.0).goes_on_to(300).best == 30
+    assert again.is_evaluated(4.0).goes_on_to(200).best == 0
+    assert again.is_evaluated(6.0).goes_on_to(300).best == 20
     (tmp_path / "best" / "score.json").write_text("{")  # damaged: the next is the best
-    assert Story(tmp_path, frames=300).is_evaluated(1.0).goes_on_to(400).best == 40
+    assert Story(tmp_path, frames=300).is_evaluated(1.0).goes_on_to(400).best == 30
 
 
 @pytest.mark.parametrize("other", [{"id": "CartPole-v1"}, {"kwargs": '{"rows": 5}'}])
@@ -129,10 +138,10 @@ def test_returns_in_another_environment_do_not_compare(
 ) -> None:
     Story(tmp_path).is_evaluated(5.0).goes_on_to(100)
     changed = Story(tmp_path, frames=100, environment=other)  # with --change-settings
-    assert changed.is_evaluated(-5.0).goes_on_to(200).best == 20
-    assert changed.is_evaluated(-6.0).goes_on_to(300).best == 20
+    assert changed.is_evaluated(-5.0).goes_on_to(200).best == 10
+    assert changed.is_evaluated(-6.0).goes_on_to(300).best == 10
     again = Story(tmp_path, frames=300, environment=other)
-    assert again.is_evaluated(-5.5).goes_on_to(400).best == 20
+    assert again.is_evaluated(-5.5).goes_on_to(400).best == 10
 
 
 def test_a_score_of_an_earlier_version_which_names_no_tasks_counts(tmp_path: pathlib.Path) -> None:
@@ -140,13 +149,13 @@ def test_a_score_of_an_earlier_version_which_names_no_tasks_counts(tmp_path: pat
     score = {name: value for name, value in story.score.items() if name != "tasks"}
     (tmp_path / "best" / "score.json").write_text(json.dumps(score))
     again = Story(tmp_path, frames=100)
-    assert again.is_evaluated(4.0).goes_on_to(200).best == 10
-    assert again.is_evaluated(6.0).goes_on_to(300).best == 30
+    assert again.is_evaluated(4.0).goes_on_to(200).best == 0
+    assert again.is_evaluated(6.0).goes_on_to(300).best == 20
 
 
 def test_variables_in_doubt_are_not_kept_until_they_are_good(tmp_path: pathlib.Path) -> None:
     story = Story(tmp_path, milestones=1)
-    assert story.is_evaluated(5.0).goes_on_to(1000, in_doubt=True).best is None
+    assert story.goes_on_to(1000, [5.0] * 100, in_doubt=True).best is None
     assert not (tmp_path / "milestones").exists()
     assert story.goes_on_to(1000).best == 100
     assert [path.name for path in (tmp_path / "milestones").iterdir()] == ["000000000100-000001"]
@@ -171,12 +180,12 @@ def test_nothing_is_kept_that_nobody_wants(tmp_path: pathlib.Path, by: str) -> N
     if by == "evaluation":
         story.is_evaluated(1.0)
     story.goes_on_to(1000, [5.0] * 200)
-    assert list(tmp_path.iterdir()) == []
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_returns_in_training_say_nothing_about_several_tasks(tmp_path: pathlib.Path) -> None:
     story = Story(tmp_path)
     story.config = values.overlay(story.config, {"tasks": {"environments": ["a", "b"]}})
-    story.kept = Kept(tmp_path, Resumed(story._learner()), SPACES, lambda: story.evaluated)
+    story.kept = Kept(tmp_path, Resumed(story._learner()), SPACES, story._take_evaluated)
     assert story.goes_on_to(500, [5.0] * 100).best is None
-    assert story.is_evaluated(1.0).goes_on_to(600).best == 60
+    assert story.is_evaluated(1.0).goes_on_to(600).best == 50

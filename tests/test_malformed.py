@@ -254,7 +254,7 @@ def test_what_grpc_itself_cannot_read_is_refused_and_the_others_go_on() -> None:
         with pytest.raises(grpc.RpcError) as error:
             list(raw(iter([whole + bytes(limit)]), timeout=WAIT))
         assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        for method in ("Join", "GetParameters", "ReportEvaluation"):
+        for method in ("Join", "GetParameters", "GetSnapshot", "ReportEvaluation"):
             with pytest.raises(grpc.RpcError):
                 good.channel.unary_unary(f"/impala.v1.Learner/{method}")(b"\xff" * 9, timeout=WAIT)
 

@@ -183,15 +183,17 @@ def test_it_names_the_tensor_that_differs(learner: FakeLearner) -> None:
     assert not learner.messages
 
 
-def test_an_evaluator_reports_whole_episodes(learner: FakeLearner) -> None:
+def test_an_evaluator_plays_the_same_episodes_for_every_snapshot(learner: FakeLearner) -> None:
+    for frames, seed in ((0, 3), (100, 3), (200, 4)):
+        learner.snapshot(frames, seed=seed)
     evaluator = start(learner, role="evaluator")
-    learner.wait_for(lambda: len(learner.evaluations) == 1, PATIENCE)
-    learner.frames = 100
-    learner.publish(1)
-    learner.wait_for(lambda: len(learner.evaluations) == 2, PATIENCE)
+    learner.wait_for(lambda: len(learner.evaluations) == 3, PATIENCE)
     evaluator.send_signal(signal.SIGTERM)
     log = end_of(evaluator)
     assert evaluator.returncode == 0, log
-    assert [e.frames for e in learner.evaluations] == [0, 100]
-    for evaluation in learner.evaluations:
-        assert [episode.length for episode in evaluation.episodes] == [9, 9, 9]
+    first, second, other = learner.evaluations
+    assert [each.frames for each in learner.evaluations] == [0, 100, 200]
+    assert [episode.length for episode in first.episodes] == [9, 9, 9]
+    assert first.episodes == second.episodes  # the parameters were equal
+    assert first.episodes != other.episodes
+    assert not learner.pulls

@@ -173,7 +173,7 @@ def test_a_certificate_and_a_token_must_both_allow_it(
         assert calls(channel, TOKENS["actor"]) == only(ACTOR, "PERMISSION_DENIED")
         assert calls(channel, TOKENS["evaluator"]) == only(("parameters",), "PERMISSION_DENIED")
         assert calls(channel) == only((), "UNAUTHENTICATED") | dict.fromkeys(
-            ("report", "status"), "PERMISSION_DENIED"
+            ("snapshot", "report", "status"), "PERMISSION_DENIED"
         )
 
 

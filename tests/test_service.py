@@ -1,6 +1,7 @@
 """What the service answers, without gRPC."""
 
 import asyncio
+import pathlib
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -10,14 +11,14 @@ import pytest
 
 from impala.config.schema import Config, QuarantineConfig, TasksConfig
 from impala.finite import NotFiniteError
-from impala.logdir import continual
-from impala.schedule.tasks import make
+from impala.logdir import checkpoint
 from impala.types import Parameters
 from learner.data.ingest import Arrival, Ingest
 from learner.front.accounts import Accounts, Superseded
 from learner.front.quarantine import Quarantine
 from learner.front.refused_outputs import RefusedOutputs
 from learner.front.service import IncompatibleProtocol, InvalidRequest, LearnerService, Unavailable
+from learner.front.snapshots import Snapshot, Snapshots
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -84,7 +85,7 @@ def test_another_major_version_is_refused_naming_both_and_a_minor_one_is_not() -
     ):
         protocol = pb.ProtocolVersion(major=major, minor=minor)
         sides = (
-            rf"actor \({program}\) speaks protocol {major}\.{minor}, the learner \(impala .*2\.1"
+            rf"actor \({program}\) speaks protocol {major}\.{minor}, the learner \(impala .*2\.2"
         )
         with pytest.raises(IncompatibleProtocol, match=rf"{sides}.*run the same major version"):
             service.join(messages.join_request(protocol=protocol, version=version))
@@ -280,8 +281,6 @@ def test_evaluations_are_kept_for_the_learner_and_checked() -> None:
         service.report_evaluation(_with(good, parameter_version=4))
     with pytest.raises(InvalidRequest, match="of the learner incarnation 5, which this run never"):
         service.report_evaluation(_with(good, learner_incarnation=5))
-    with pytest.raises(InvalidRequest, match=r"frames is 18446744073709551615, .* 99 to 1000:"):
-        service.report_evaluation(_with(good, frames=2**64 - 1))
     with pytest.raises(InvalidRequest, match=r"There are 1001 episodes, at most 1000"):
         service.report_evaluation(_with(good, episodes=[pb.Episode(length=1)] * 1001))
     with pytest.raises(InvalidRequest, match=r"Raise limits\.reward"):
@@ -293,27 +292,70 @@ def test_evaluations_are_kept_for_the_learner_and_checked() -> None:
     assert service.evaluations.get_nowait().parameter_version == 1000
 
 
-def test_no_report_takes_the_evaluations_before_a_restart_back() -> None:
-    """Given a run of 9,000 frames, resumed at 1,000; a report says that it was resumed at 0."""
-    history = continual.History(Config())
-    task = next(iter(make(Config().environment, Config().tasks))).name
-    for frames in (500, 900, 9000):
-        history.add(continual.Report(task, messages.EARLIER, frames, 1.0))
-    service = messages.service()
-    service.publish(_parameters(version=3))
-    report = pb.Evaluation(
-        actor="e",
-        learner_incarnation=messages.LEARNER,
-        frames=1000,
-        episodes=[pb.Episode(length=1)],
-    )
-    for frames in (0, 999):
-        with pytest.raises(InvalidRequest, match=rf"frames is {frames}, but .* 1000 to 1000:"):
-            service.report_evaluation(_with(report, frames=frames))
-    service.report_evaluation(report)
-    filed = service.evaluations.get_nowait()
-    history.add(continual.Report(task, filed.learner_incarnation, filed.frames, 2.0))
-    assert history.run().curves[task].frames.tolist() == [500, 900, 1000]
+def _snapshots(logdir: pathlib.Path, *frames: int, num_tasks: int = 1) -> Snapshots:
+    """Snapshots that wait, whose variables are their frames."""
+    snapshots = Snapshots(num_tasks, "auto")
+    for number in frames:
+        values = {"agent/000/w:0": np.full((2, 3), number, np.float32)}
+        made = checkpoint.Checkpoint(Config(), checkpoint.Counters(frames=number), values, {})
+        path = checkpoint.save(logdir, made, keep=None, kind="snapshots")
+        snapshots.add(Snapshot(path, messages.LEARNER, number // 10, number, 0.25))
+    return snapshots
+
+
+def _assigned(service: LearnerService, **kw: Any) -> pb.GetSnapshotReply:
+    request = pb.GetSnapshotRequest(actor="e", **kw)
+    return pb.GetSnapshotReply.FromString(service.get_snapshot(request))
+
+
+def test_evaluators_get_snapshots_task_by_task(tmp_path: pathlib.Path) -> None:
+    snapshots = _snapshots(tmp_path, 10, 20, num_tasks=2)
+    service = messages.service(snapshots=snapshots)
+    assert not _assigned(service, busy=True).HasField("parameters")
+    first = _assigned(service)
+    sent = first.parameters
+    assert (sent.learner_incarnation, sent.version, sent.frames) == (messages.LEARNER, 1, 10)
+    assert (sent.progress, first.task, first.finished) == (0.25, 0, False)
+    assert sent.tensors == [np.full((2, 3), 10, np.float32).tobytes()]
+    held = {"learner_incarnation": messages.LEARNER, "frames": 10}
+    second = _assigned(service, **held)
+    assert (second.parameters.frames, second.task) == (10, 1)
+    assert not second.parameters.tensors  # it holds them
+    third = _assigned(service, **held)
+    assert (third.parameters.frames, len(third.parameters.tensors)) == (20, 1)
+    assert first.seed == second.seed == third.seed != 0
+    assert service.get_status().waiting_snapshots == 2
+    assert [member.name for member in service.get_status().members] == ["e"]
+
+
+def test_a_damaged_snapshot_is_passed_over(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    snapshots = _snapshots(tmp_path, 10, 20)
+    service = messages.service(snapshots=snapshots)
+    (path, _) = checkpoint.of_kind(tmp_path, "snapshots")
+    (path / "variables.npz").write_bytes(b"nothing")
+    assert _assigned(service).parameters.frames == 20
+    assert any("A snapshot is not evaluated" in message for message in caplog.messages)
+    assert len(snapshots) == 1
+
+
+def test_evaluators_go_when_all_is_evaluated(tmp_path: pathlib.Path) -> None:
+    snapshots = _snapshots(tmp_path, 10)
+    service = messages.service(snapshots=snapshots)
+    service.finish()
+    assert not service.join(messages.join_request("e", role=pb.ROLE_EVALUATOR)).finished
+    snapshots.end()
+    assert not _assigned(service).finished
+    snapshots.settle(messages.LEARNER, 10, 0, 1.0)
+    assert _assigned(service).finished
+    assert service.join(messages.join_request("e", role=pb.ROLE_EVALUATOR)).finished
+
+
+def test_a_run_without_snapshots_refuses_evaluators() -> None:
+    service = messages.service(snapshots=Snapshots(1, "never"))
+    with pytest.raises(InvalidRequest, match=r"learner\.snapshots is never"):
+        service.join(messages.join_request("e", role=pb.ROLE_EVALUATOR))
 
 
 def test_a_report_is_not_looked_at_while_too_many_wait() -> None:

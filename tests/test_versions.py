@@ -59,6 +59,7 @@ MARKED = {
     *("learner.max_envs_per_message", "learner.checkpoint_seconds", "learner.checkpoints_kept"),
     *("learner.log_seconds", "learner.jit_compile", "learner.threads"),
     *("learner.keep_best", "learner.milestones"),
+    *("learner.snapshots", "learner.max_snapshots"),
     *("limits.info_names", "limits.frames_per_step", "limits.reward", "limits.observation"),
     *("limits.policy_parameter", "limits.baseline"),
     *("quarantine.blames", "quarantine.window_seconds", "quarantine.seconds"),
@@ -260,7 +261,7 @@ PAGE = (TESTS.parent / "docs" / "wire-protocol.md").read_text(encoding="utf-8")
 UNKNOWN = b"\xa0\x06\x2a"  # field 100, which is none of ours, is 42
 
 
-def reply_of(config: Config, version: str = "impala 9.9", minor: int = 2) -> pb.JoinReply:
+def reply_of(config: Config, version: str = "impala 9.9", minor: int = 3) -> pb.JoinReply:
     """What a learner of a newer minor version answers, as far as this one can say it."""
     return pb.JoinReply(
         protocol=pb.ProtocolVersion(major=codec.PROTOCOL_VERSION.major, minor=minor),
@@ -382,7 +383,7 @@ def test_an_actor_goes_on_without_what_it_does_not_know() -> None:
 def test_an_actor_refuses_what_it_does_not_know_and_changes_what_is_played(need: str) -> None:
     reply = reply_of(PRESETS["catch"][1])
     reply.settings.needs.append(need)
-    sides = rf"impala 9\.9 with protocol 2\.2, this actor is impala {VERSION} with protocol 2\.1"
+    sides = rf"impala 9\.9 with protocol 2\.3, this actor is impala {VERSION} with protocol 2\.2"
     with pytest.raises(
         LearnerError, match=rf"{sides}.* {need}.*run the learner's version"
     ) as error:
@@ -435,7 +436,7 @@ def test_an_actor_refuses_a_learner_of_another_major_version(major: int) -> None
     reply = reply_of(PRESETS["catch"][1])
     reply.protocol.major = major
     with pytest.raises(
-        LearnerError, match=rf"protocol {major}\.2, this actor .* 2\.1: run the same"
+        LearnerError, match=rf"protocol {major}\.3, this actor .* 2\.2: run the same"
     ):
         told.read(reply, "actor", Allowed())
 

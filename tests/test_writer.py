@@ -21,12 +21,12 @@ from impala.logdir import continual, rows
 from impala.logdir.checkpoint import Counters
 from impala.types import Episode
 from learner.front.service import EvaluationReport
-from learner.telemetry import evaluations as evaluations_module
+from learner.front.snapshots import Snapshot, Snapshots
 from learner.telemetry import own_sinks, sinks
 from learner.telemetry import telemetry as telemetry_module
 from learner.telemetry import writer as writer_module
 from learner.telemetry.console import Console
-from learner.telemetry.evaluations import Evaluated, Evaluations
+from learner.telemetry.evaluations import Evaluations
 from learner.telemetry.files import File, JsonLines, TensorBoard
 from learner.telemetry.own_sinks import OwnSink
 from learner.telemetry.prometheus import Prometheus
@@ -73,7 +73,7 @@ def writing(
     own: Sequence[OwnSink] = (),
 ) -> Iterator[Writer]:
     (logdir / "config.yaml").write_text(values.to_yaml(CONFIG))
-    evaluations = Evaluations(logdir, CONFIG, ["Catch"], LEARNER)
+    evaluations = Evaluations(logdir, CONFIG, ["Catch"], snapshots(0, 50, 70, 2**53))
     writer = Writer(evaluations, queue.Queue(64), exporter, live, files, own)
     try:
         yield writer
@@ -99,18 +99,47 @@ def report(
     return EvaluationReport("e", 0, learner, version, frames, episodes)
 
 
-def test_an_evaluation_is_whole_when_all_tasks_were_played_with_the_same_parameters(
-    tmp_path: pathlib.Path,
-) -> None:
-    evaluations = Evaluations(tmp_path, CONFIG, ["Catch", "other"], LEARNER)
-    given = [(0, 3, 1.0), (0, 4, 2.0), (1, 3, 4.0), (1, 4, 8.0), (0, 5, 3.0)]
-    found = []
-    for task, version, value in given:
-        evaluations.add(report(100, value, version=version)._replace(task=task))
-        found.append(evaluations.newest)
+def snapshots(*frames: int, num_tasks: int = 1) -> Snapshots:
+    """Those that wait for reports."""
+    made = Snapshots(num_tasks, "auto")
+    for number in frames:
+        made.add(Snapshot(pathlib.Path(str(number)), LEARNER, 3, number, 0.0))
+    return made
+
+
+def test_a_report_settles_a_snapshot_once_and_for_ever(tmp_path: pathlib.Path) -> None:
+    waiting = snapshots(100, 200, num_tasks=2)
+    evaluations = Evaluations(tmp_path, CONFIG, ["Catch", "other"], waiting)
+    for task, frames, value in [(0, 100, 1.0), (0, 100, 9.0), (1, 100, 4.0), (0, 200, 2.0)]:
+        evaluations.add(report(frames, value)._replace(task=task))
     evaluations.close()
-    whole = Evaluated(LEARNER, 4, (2.0 + 8.0) / 2)
-    assert found == [None, None, None, whole, whole]
+    assert evaluations.dropped == 1
+    (whole,) = waiting.take_evaluated()
+    assert (whole.frames, whole.mean) == (100, 2.5)
+
+    again = snapshots(100, 200, num_tasks=2)  # after a restart
+    Evaluations(tmp_path, CONFIG, ["Catch", "other"], again).close()
+    assert again.take_evaluated() == [whole]
+    assert not again.awaits(LEARNER, 200, 0) and again.awaits(LEARNER, 200, 1)
+
+
+def test_a_report_that_cannot_be_written_is_awaited_still(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = snapshots(100)
+    evaluations = Evaluations(tmp_path, CONFIG, ["Catch"], waiting)
+
+    def fail(line: object) -> None:
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(evaluations._file, "write", fail)
+        with pytest.raises(OSError, match="No space"):
+            evaluations.add(report(100))
+    assert waiting.awaits(LEARNER, 100, 0)
+    evaluations.add(report(100))
+    evaluations.close()
+    assert not len(waiting)
 
 
 def test_a_sink_that_blocks_does_not_hold_training_up(
@@ -410,8 +439,7 @@ def test_evaluations_are_filed_and_told_of_outside_of_training(tmp_path: pathlib
     with writing(tmp_path, live=[console]) as writer:
         writer._reports.put(report(0, value=0.0, version=1))
         writer._reports.put(report(50, value=20.0))
-        services.wait_for("both", lambda: not writer._evaluations.missing(LEARNER, 3))
-        assert writer._evaluations.missing(LEARNER, 1) == {"Catch"}  # other parameters since
+        assert writer.drain(30.0)
         writer.put(interval(0))
         assert writer.drain(30.0)
         (row,) = console.rows
@@ -441,13 +469,12 @@ def test_a_torn_line_ends_no_learner_and_the_next_start_goes_on(
 
 
 def test_absurd_reports_and_floods_of_them_neither_raise_nor_fill_the_disk(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path,
 ) -> None:
-    monkeypatch.setattr(evaluations_module, "_FIRST_BYTES", 5_000)
     odd = [
         report(0, value=3e38),
         report(2**53, value=-3e38),
-        report(5, learner=12345),  # of no learner that has reported
+        report(5),  # of no snapshot
         report(0, learner=12346),
     ]
     with writing(tmp_path, live=[sink := Sink()]) as writer:
@@ -455,8 +482,8 @@ def test_absurd_reports_and_floods_of_them_neither_raise_nor_fill_the_disk(
             writer._reports.put(each)
         writer.put(interval(0))
         assert writer.drain(30.0)
-    assert sink.rows[0]["evaluations/dropped"] > 200
-    assert (tmp_path / "evaluations.jsonl").stat().st_size < 5_200
+    assert sink.rows[0]["evaluations/dropped"] == 298
+    assert len((tmp_path / "evaluations.jsonl").read_text().splitlines()) == 2
     assert set(continual.read(tmp_path).curves["Catch"].frames) == {0, 2**53}
     json.dumps(sink.rows[0], allow_nan=False)
 

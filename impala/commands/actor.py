@@ -37,7 +37,7 @@ class Actor:
     reconnect_timeout: Annotated[float, Range(0.0)] = 0.0
     """Seconds without a learner after which to give up; 0: wait for ever."""
     role: Literal["actor", "evaluator"] = "actor"
-    """actor, or evaluator: play whole episodes with frozen parameters and report their returns."""
+    """actor, or evaluator: play episodes with snapshots of the agent and report their returns."""
     bfloat16: bool = True
     """Compute convolutions and matrix products in bfloat16 if the CPU has instructions for it
     (AVX-512 BF16 or AMX): faster. The learner is sent the policy that acted, rounding included.

@@ -65,7 +65,7 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
 
     Raises:
       OptionError: the run cannot start; see `preflight.log_directory`. Or it is deterministic and
-        has several actors.
+        has several actors, or is to be evaluated without snapshots.
     """
     from impala.commands import preflight
     from impala.schedule import tasks
@@ -74,6 +74,11 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
         raise OptionError(
             f"num_actors is {command.num_actors}, but which of several actors joins first is left "
             "to chance: a deterministic run has one actor."
+        )
+    if command.evaluate == "yes" and command.settings.learner.snapshots == "never":
+        raise OptionError(
+            "learner.snapshots is never, but evaluate is yes: evaluators need snapshots. Leave one "
+            "of the two out."
         )
     log = logging.getLogger("impala.train")
     logdir = preflight.log_directory(command)
@@ -114,7 +119,9 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
                 status, cause = 1, f"the actors keep failing: {why} (see {actors_log})"
                 supervisor.stop("the actors keep failing")
             elif not supervisor.stopping:
-                log.error("The %s keeps failing (see %s): going on.", end.name, actors_log)
+                log.error("The %s keeps failing (see %s). Stopping the run.", end.name, actors_log)
+                status, cause = 1, f"the {end.name} keeps failing (see {actors_log})"
+                supervisor.stop(f"the {end.name} keeps failing")
     if supervisor.interrupted and learner_status == 128 + signal.SIGTERM:
         learner_status = STOPPED  # it was killed before it began
     status = 128 + signal.SIGINT if supervisor.killed else status or learner_status
@@ -141,6 +148,10 @@ def _learner_program(
         "--empty-replay": command.empty_replay,
     }
     words = [name for name, is_on in switches.items() if is_on]
+    settings = command.settings
+    if _is_evaluated(command):  # the learner may begin before its evaluator joins
+        learner = dataclasses.replace(settings.learner, snapshots="always")
+        settings = dataclasses.replace(settings, learner=learner)
     if command.init_from is not None:
         words += ["--init-from", str(command.init_from)]
     return Program(
@@ -150,9 +161,16 @@ def _learner_program(
             *["--logdir", str(logdir), "--listen", f"unix:{socket}"],
             *["--log-format", command.log_format, "--stopped-status", str(STOPPED)],
         ],
-        environ=layers.to_environment(command.settings),
+        environ=layers.to_environment(settings),
         output=output,
     )
+
+
+def _is_evaluated(command: Train) -> bool:
+    """Returns whether the run has an evaluator."""
+    several = len(command.settings.tasks.environments) > 1
+    keeps = command.settings.learner.snapshots != "never"
+    return command.evaluate == "yes" or (command.evaluate == "auto" and several and keeps)
 
 
 def _actor_programs(
@@ -165,8 +183,7 @@ def _actor_programs(
         common.append("--no-bfloat16")
     if command.render:
         flags["actors"].append("--render")
-    several = len(command.settings.tasks.environments) > 1
-    if command.evaluate == "yes" or (command.evaluate == "auto" and several):
+    if _is_evaluated(command):
         flags["evaluator"] = ["--role", "evaluator", "--name", "evaluator"]
     if foreign := parts.allowed(command.settings, of_actors=True).names:
         common += [word for name in foreign for word in ("--allow", name)]

@@ -182,7 +182,8 @@ class EvaluatorConfig:
     """Evaluators, which play every task with frozen parameters."""
 
     every_frames: Count = 0
-    """Environment frames of training between two evaluations; 0: a fiftieth of the run."""
+    """Environment frames of training between two evaluations; 0: a fiftieth of the run. The ends of
+    phases and of tasks' turns are evaluated too."""
     episodes: Annotated[int, Range(1, MOST_EVALUATION_EPISODES)] = 20
     """Episodes of each task per evaluation."""
     greedy: bool = False
@@ -440,6 +441,11 @@ class LearnerConfig:
     one task without an evaluator, by the mean of 100 episodes in training."""
     milestones: Annotated[Count, OPERATIONAL] = 10
     """Keep the agent in LOGDIR/milestones so many times, in equal shares of the run; 0: never."""
+    snapshots: Annotated[Literal["auto", "always", "never"], OPERATIONAL] = "auto"
+    """Whether to keep snapshots of the agent for evaluators, in LOGDIR/snapshots; auto: from when
+    the first evaluator joins."""
+    max_snapshots: Annotated[Positive, OPERATIONAL] = 20
+    """Snapshots that may wait to be evaluated. When there are so many, training waits."""
     log_seconds: Annotated[float, Range(0.1), OPERATIONAL] = 5.0
     """Seconds between rows of telemetry."""
     jit_compile: Annotated[bool, OPERATIONAL] = False

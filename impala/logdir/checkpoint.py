@@ -7,8 +7,8 @@ another name, flushed to the disk and renamed, so a reader sees all of it or not
 while writing leaves the previous one. The serial number counts saves: it identifies the newest
 checkpoint, also after a rollback to an earlier one, and distinguishes two of the same update.
 
-`LOGDIR/best` and `LOGDIR/milestones` have checkpoints of the agent alone, in the same form, from
-which a run cannot resume.
+`LOGDIR/best`, `LOGDIR/milestones` and `LOGDIR/snapshots` have checkpoints of the agent alone, in
+the same form, from which a run cannot resume. Snapshots wait there to be evaluated.
 
 `state.json` has the version of its schema. Versions of impala with the same major version open each
 other's checkpoints: unknown settings are kept and written again, and refused only if they change
@@ -41,6 +41,7 @@ from impala.logdir.directory import StorageError
 from impala.runtime.installation import VERSION
 
 T = TypeVar("T")
+Kind = Literal["checkpoints", "milestones", "best", "snapshots"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ SCHEMA = 1, 0
 
 _FILES = ("state.json", "variables.npz")
 _MANIFEST = "MANIFEST"
-_ROOTS = ("checkpoints", "milestones", "best")
+_ROOTS = ("checkpoints", "milestones", "best", "snapshots")
 _LEFTOVER = ".partial-"  # prefix of what is being written or deleted; readers ignore it
 _NAME = re.compile(r"([0-9]+)(?:-([0-9]+))?")  # updates and serial, which early versions lacked
 _FIRST_SECONDS = 30.0
@@ -88,6 +89,7 @@ class Checkpoint(NamedTuple):
     # has them only when it is written; `impala.config.parts.restore` joins the two.
     own: Mapping[str, Any] = types.MappingProxyType({})
     needs: frozenset[str] = frozenset()  # paths of those that a reader has to know
+    incarnation: int = 0  # of the learner that made it; only in snapshots
 
     @property
     def agent_values(self) -> list[np.ndarray]:
@@ -139,7 +141,7 @@ def save(
     directory: pathlib.Path,
     checkpoint: Checkpoint,
     keep: int | None,
-    kind: Literal["checkpoints", "milestones", "best"] = "checkpoints",
+    kind: Kind = "checkpoints",
 ) -> pathlib.Path:
     """Writes a checkpoint into LOGDIR and deletes all of its kind but the newest `keep`.
 
@@ -163,8 +165,7 @@ def save(
     try:
         root.mkdir(parents=True, exist_ok=True)
         remove_leftovers(directory)
-        serial = max((_order(path) for path in _saved(root)), default=(0, 0))[0] + 1
-        final = root / f"{checkpoint.counters.updates:012d}-{serial:06d}"
+        final = _new_path(root, checkpoint.counters.updates)
         partial = root / f"{_LEFTOVER}{final.name}"
         partial.mkdir()
         try:
@@ -184,8 +185,49 @@ def save(
             "newest."
         ) from error
     for old in _saved(root)[:-keep] if keep is not None else ():
-        _delete(old)
+        delete(old)
     return final
+
+
+def move(path: pathlib.Path, directory: pathlib.Path, kind: Kind, keep: int) -> pathlib.Path:
+    """Moves a checkpoint to another folder of LOGDIR and deletes all there but the newest `keep`.
+
+    Returns:
+      Its new path.
+
+    Raises:
+      StorageError: it cannot be moved.
+    """
+    root = directory / kind
+    try:
+        root.mkdir(exist_ok=True)
+        final = _new_path(root, _order(path)[1])
+        os.rename(path, final)
+        _flush_directory(root)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be moved to {root} ({error.strerror}).") from error
+    for old in _saved(root)[:-keep]:
+        delete(old)
+    return final
+
+
+def of_kind(directory: pathlib.Path, kind: Kind) -> list[pathlib.Path]:
+    """Returns the checkpoints in a folder of LOGDIR, in the order in which they were saved.
+
+    Raises:
+      CheckpointError: they cannot be listed.
+    """
+    return _saved(directory / kind)
+
+
+def delete(path: pathlib.Path) -> None:
+    """Deletes a checkpoint, which is invisible once its first file is removed."""
+    partial = path.with_name(f"{_LEFTOVER}{path.name}")
+    try:
+        os.rename(path, partial)
+        shutil.rmtree(partial)
+    except OSError as error:
+        _log.warning("%s cannot be deleted (%s).", path, error.strerror)
 
 
 def remove_leftovers(directory: pathlib.Path) -> None:
@@ -363,6 +405,7 @@ def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:
         "own": [part.section for part in checkpoint.config.own if part.section],
         "needs": sorted(values.settings_that_matter(checkpoint.config)),
         "spaces": checkpoint.spaces and [spaces.to_dict(space) for space in checkpoint.spaces],
+        "incarnation": checkpoint.incarnation,
     }
     arrays = io.BytesIO()
     np.savez(arrays, **checkpoint.variables)  # type: ignore[arg-type]
@@ -399,6 +442,7 @@ def _read(path: pathlib.Path) -> Checkpoint:
         unknown=unknown,
         own=own,
         needs=frozenset(path for path in state.get("needs", ()) if path.partition(".")[0] in own),
+        incarnation=_count("incarnation", state.get("incarnation", 0)),
     )
     if unknown:
         _warn_once(
@@ -504,6 +548,12 @@ def _is_one(path: pathlib.Path) -> bool:
     return _NAME.fullmatch(path.name) is not None and (path / _FILES[0]).is_file()
 
 
+def _new_path(root: pathlib.Path, updates: int) -> pathlib.Path:
+    """Returns the path of a new checkpoint in a folder."""
+    serial = max((_order(path) for path in _saved(root)), default=(0, 0))[0] + 1
+    return root / f"{updates:012d}-{serial:06d}"
+
+
 def _what_is(directory: pathlib.Path) -> str:
     """Lists the checkpoints of LOGDIR, for an error message."""
     updates = {root: [_order(path)[1] for path in _saved(directory / root)] for root in _ROOTS}
@@ -513,16 +563,6 @@ def _what_is(directory: pathlib.Path) -> str:
     numbers = sorted({n for of_root in updates.values() for n in of_root})
     newest = [f"newest ({n} updates)" for n in updates["checkpoints"][-1:]]
     return f"There are: {', '.join([*newest, *best, *map(str, numbers)])}; or give a path."
-
-
-def _delete(path: pathlib.Path) -> None:
-    """Deletes a checkpoint, which is invisible once its first file is removed."""
-    partial = path.with_name(f"{_LEFTOVER}{path.name}")
-    try:
-        os.rename(path, partial)
-        shutil.rmtree(partial)
-    except OSError as error:
-        _log.warning("%s cannot be deleted (%s).", path, error.strerror)
 
 
 def _in_one_line(error: Exception) -> str:

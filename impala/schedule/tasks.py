@@ -80,6 +80,11 @@ def total_frames(config: Config) -> int:
     return sum(config.tasks.frames) * config.tasks.cycles or config.total_frames
 
 
+def evaluation_frames(config: Config) -> int:
+    """Returns the environment frames of training between two evaluations."""
+    return config.evaluator.every_frames or max(1, total_frames(config) // 50)
+
+
 def blocks(config: Config) -> list[Block]:
     """Returns the blocks of a run whose tasks are sequential; one block for a single task.
 

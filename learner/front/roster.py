@@ -110,6 +110,11 @@ class Roster:
                 entry.streams = max(0, entry.streams - 1)
                 entry.left = not entry.streams
 
+    def heard(self, name: str, role: Role) -> None:
+        """Notes a sign of life."""
+        with self._lock:
+            self._seen(name, role)
+
     def reported(self, name: str, version: int) -> None:
         """Notes an evaluator's report."""
         with self._lock:

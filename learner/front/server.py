@@ -231,6 +231,15 @@ class _Calls:
                 return self._service.get_parameters(request, permit)
         raise AssertionError
 
+    async def get_snapshot(self, _: object, context: grpc.aio.ServicerContext) -> bytes:
+        async with calls.statuses(context, self._door):
+            self._admit(context, "evaluator")
+            request = await calls.request(context, pb.GetSnapshotRequest)
+            self._admit(context, "evaluator", actor=request.actor)
+            with self._timed("GetSnapshot"):
+                return await asyncio.to_thread(self._service.get_snapshot, request)
+        raise AssertionError
+
     async def report_evaluation(
         self, _: object, context: grpc.aio.ServicerContext
     ) -> pb.EvaluationReceipt:
@@ -370,6 +379,7 @@ def _handlers(methods: _Calls) -> grpc.GenericRpcHandler:
                 methods.stream_unrolls, response_serializer=pb.Receipt.SerializeToString
             ),
             "GetParameters": one_request(methods.get_parameters),
+            "GetSnapshot": one_request(methods.get_snapshot),
             "ReportEvaluation": one_request(
                 methods.report_evaluation,
                 response_serializer=pb.EvaluationReceipt.SerializeToString,

@@ -1,7 +1,7 @@
 """The Learner service of protos/impala/v1/learner.proto, without gRPC: messages in, messages out.
 
-`join`, `submit`, `permit`, `get_parameters` and `get_status` are called on one event loop; the
-others from any thread.
+`join`, `submit`, `permit`, `get_parameters`, `report_evaluation` and `get_status` are called on one
+event loop; the others from any thread.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import queue
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import tree
 
 from impala import finite
@@ -35,6 +36,7 @@ from learner.front.receipts import ReceiptProofs
 from learner.front.records import Records
 from learner.front.refused_outputs import RefusedOutput
 from learner.front.roster import Member
+from learner.front.snapshots import Snapshot, Snapshots
 from learner.front.terms import Terms
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
@@ -43,7 +45,6 @@ _MAX_NAME = 200  # characters of an actor's name
 _PERMIT_SECONDS = 20.0  # that a call waits for a permit
 _MAX_VERSION = 40  # characters kept of a program's version
 _MAX_EVALUATIONS = 64  # that may wait to be written
-_MAX_FRAMES = 2**53  # of parameters; every integer up to here is a float64
 # No honest actor causes these, not by a restart nor by another version of the spec.
 _BLAMED = {
     *(pb.REASON_NUM_ENVS, pb.REASON_TENSOR_COUNT, pb.REASON_TENSOR_SIZE),
@@ -69,13 +70,13 @@ class Unavailable(RuntimeError):
 
 
 class EvaluationReport(NamedTuple):
-    """An evaluator's results with frozen parameters."""
+    """An evaluator's results with a snapshot."""
 
     actor: str
     task: int
-    learner_incarnation: int  # of the learner that published the parameters
+    learner_incarnation: int  # of the learner that made the snapshot
     parameter_version: int
-    frames: int  # environment frames learned from when the parameters were published
+    frames: int  # environment frames that the snapshot was learned from
     episodes: list[Episode]
 
 
@@ -105,6 +106,7 @@ class LearnerService:
         records: Records,
         ingest: Ingest,
         schedule: Schedule,
+        snapshots: Snapshots,
         pacing: Pacing | None = None,
     ):
         """Makes a service without parameters, which `publish` provides.
@@ -115,6 +117,7 @@ class LearnerService:
           records: updated with what is received and by whom.
           ingest: receives the messages.
           schedule: tells which task to play; used by nobody else.
+          snapshots: handed to evaluators.
           pacing: gives permits to begin unrolls. Without it none is needed.
 
         Raises:
@@ -124,16 +127,16 @@ class LearnerService:
         self._records = records
         self._ingest = ingest
         self._schedule = schedule
+        self._snapshots = snapshots
         self._pacing = pacing
+        self._evaluation_seed = int(np.random.SeedSequence([terms.seed, 1]).generate_state(1)[0])
         self._is_deterministic = terms.is_deterministic
         self._learned = 0  # batches of fresh unrolls...
         self._of_batch: dict[
             int, _Published
         ] = {}  # ...and what was published after each of the last
         self._finished = False
-        self._first_frames = 0  # of the first published parameters
         self._published: _Published | None = None
-        self.has_evaluators = False  # whether one has ever joined
         self.evaluations: queue.Queue[EvaluationReport] = queue.Queue(_MAX_EVALUATIONS)
         unroll_specs, num_core_state_specs = wire_specs(terms.unroll_spec)
         fingerprint = codec.fingerprint(unroll_specs, terms.parameter_specs, terms.agreed)
@@ -198,7 +201,12 @@ class LearnerService:
         reply.task = self._task()
         version = request.version[:_MAX_VERSION]
         if request.role == pb.ROLE_EVALUATOR:
-            self.has_evaluators = True
+            if self._snapshots.are_refused:
+                raise InvalidRequest(
+                    "learner.snapshots is never: this run has nothing to evaluate. Start its "
+                    "learner with --learner.snapshots auto."
+                )
+            reply.finished = self._snapshots.are_over
             self._records.roster.joined(request.actor, "evaluator", version)
         else:
             reply.actor_index = self._records.accounts.join(
@@ -364,6 +372,41 @@ class LearnerService:
             return reply
         return published.reply + reply  # two messages in a row are one with the fields of both
 
+    def get_snapshot(self, request: pb.GetSnapshotRequest) -> bytes:
+        """Returns what an evaluator is to evaluate next, as a serialised GetSnapshotReply.
+
+        It may read a file; thread-safe.
+
+        Raises:
+          InvalidRequest: the name is invalid.
+        """
+        _check_name(request.actor)
+        self._records.roster.heard(request.actor, "evaluator")
+        self._snapshots.heard()
+        reply = pb.GetSnapshotReply()
+        while not request.busy and (assignment := self._snapshots.next()) is not None:
+            snapshot = assignment.snapshot
+            held = request.learner_incarnation, request.frames
+            if held == (snapshot.incarnation, snapshot.frames):
+                tensors: Sequence[bytes] | None = ()
+            else:
+                tensors = self._tensors(snapshot)
+            if tensors is not None:
+                reply.task, reply.seed = assignment.task, self._evaluation_seed
+                reply.parameters.learner_incarnation = snapshot.incarnation
+                reply.parameters.version = snapshot.version
+                reply.parameters.progress = snapshot.progress
+                reply.parameters.frames = snapshot.frames
+                reply.parameters.tensors.extend(tensors)
+                break
+        reply.finished = self._snapshots.are_over
+        return reply.SerializeToString()
+
+    def _tensors(self, snapshot: Snapshot) -> Sequence[bytes] | None:
+        """Returns the encoded variables of a snapshot; None if it is damaged."""
+        saved = self._snapshots.read(snapshot)
+        return codec.encode(saved.agent_values) if saved is not None else None
+
     def report_evaluation(self, request: pb.Evaluation) -> pb.EvaluationReceipt:
         """Adds an evaluator's report to `evaluations`.
 
@@ -385,17 +428,8 @@ class LearnerService:
         if newest is None or request.parameter_version > newest:
             raise InvalidRequest(
                 f"parameter_version is {request.parameter_version} of the learner incarnation "
-                f"{request.learner_incarnation}, which this run never published: evaluate "
-                "parameters from GetParameters."
-            )
-        published = self._published
-        most = published.parameters.frames if published else _MAX_FRAMES
-        is_own = request.learner_incarnation == self._lineage.incarnation
-        least = self._first_frames if is_own else 0  # of the first publication, which tells where
-        if not least <= request.frames <= most:  # the run resumed: anything later is gone
-            raise InvalidRequest(
-                f"frames is {request.frames}, but parameters of that learner were learned from "
-                f"{least} to {most}: report those of the parameters."
+                f"{request.learner_incarnation}, which this run never had: evaluate snapshots "
+                "from GetSnapshot."
             )
         try:
             report = EvaluationReport(
@@ -439,6 +473,7 @@ class LearnerService:
             skipped_updates=published.skipped_updates if published else 0,
             rollbacks=published.rollbacks if published else 0,
             members=[self._member(member) for member in self._records.roster.members()],
+            waiting_snapshots=len(self._snapshots),
             dropped_info_names=self._records.info_names.dropped,
             version=f"impala {VERSION}",
         )
@@ -461,10 +496,8 @@ class LearnerService:
             f"Parameters of version {parameters.version} are not published",
         )
         published = _Published(parameters, self._finished, skipped_updates, rollbacks)
-        if self._published is None:
-            self._first_frames = parameters.frames
-            if self._pacing is not None:
-                self._of_batch[0] = published
+        if self._published is None and self._pacing is not None:
+            self._of_batch[0] = published
         self._published = published
 
     def learned(self) -> None:

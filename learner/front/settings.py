@@ -75,5 +75,5 @@ def agreed(config: Config, played: Sequence[Task]) -> str:
 
 def _evaluator(config: Config) -> EvaluatorConfig:
     """Returns the evaluator's settings, with 0 replaced by the number of frames it stands for."""
-    every_frames = config.evaluator.every_frames or max(1, tasks.total_frames(config) // 50)
+    every_frames = tasks.evaluation_frames(config)
     return dataclasses.replace(config.evaluator, every_frames=every_frames)

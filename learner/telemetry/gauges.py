@@ -7,6 +7,7 @@ from learner.data.pacing import Pacing
 from learner.data.replay import Replay
 from learner.front.records import Records
 from learner.front.server import Server
+from learner.front.snapshots import Snapshots
 from learner.telemetry.writer import Writer
 from learner.update.checkpoints import Checkpoints
 from learner.update.guard import Guard
@@ -26,6 +27,7 @@ class Gauges:
         replay: Replay | None,
         guard: Guard,
         checkpoints: Checkpoints,
+        snapshots: Snapshots,
         writer: Writer,
     ):
         """Keeps references to the components."""
@@ -37,6 +39,7 @@ class Gauges:
         self._replay = replay
         self._guard = guard
         self._checkpoints = checkpoints
+        self._snapshots = snapshots
         self._writer = writer
 
     def read(self, counters: Counters) -> Row:
@@ -62,6 +65,7 @@ class Gauges:
             "guard/skipped_updates": self._guard.skipped_updates,
             "guard/culprits": self._guard.culprits,
             "guard/rollbacks": self._guard.rollbacks,
+            "evaluations/waiting": len(self._snapshots),
             "info_names/dropped": records.info_names.dropped,
             "telemetry/dropped": self._writer.dropped,
             "telemetry/sinks_dropped": self._writer.sinks_dropped,

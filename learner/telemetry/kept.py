@@ -4,7 +4,7 @@ import collections
 import json
 import logging
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -14,7 +14,7 @@ from impala.logdir import atomic, checkpoint, json_lines
 from impala.logdir.checkpoint import Checkpoint, Counters
 from impala.logdir.directory import StorageError
 from impala.schedule import tasks
-from learner.telemetry.evaluations import Evaluated
+from learner.front.snapshots import Evaluated
 from learner.update.checkpoints import Resumed
 from learner.update.learner import Learner
 from learner.update.training import Iteration
@@ -76,9 +76,9 @@ class Score(NamedTuple):
 class Kept:
     """Consumes the training loop, and keeps the best agent and milestones.
 
-    The best agent is the current one when an evaluator reports the highest mean return over all
-    tasks so far, measured with slightly older variables. Until there are evaluations, the mean
-    return of the last 100 training episodes counts, in runs of one task.
+    The best agent is the snapshot with the highest mean return over all tasks. Until one has been
+    evaluated, it is the current agent when the mean return of the last 100 training episodes is the
+    highest, in runs of one task.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Kept:
         logdir: pathlib.Path,
         resumed: Resumed,
         spaces: Spaces,
-        evaluated: Callable[[], Evaluated | None],
+        evaluated: Callable[[], Sequence[Evaluated]],
     ):
         """Continues from what the run has kept before.
 
@@ -94,7 +94,7 @@ class Kept:
           logdir: the run's log directory.
           resumed: the state that the run resumed from.
           spaces: those that the agent was made for, saved with it.
-          evaluated: returns the newest evaluation of all tasks.
+          evaluated: returns the snapshots evaluated since the last call, to be kept or deleted.
         """
         config, counters = resumed.learner.config, resumed.learner.counters
         self._unknown = resumed.unknown
@@ -109,7 +109,6 @@ class Kept:
         self._has_one_task = len(config.tasks.environments) < 2
         self._score_file = logdir / "best" / "score.json"
         self._best = Score.read(self._score_file)
-        self._seen: Evaluated | None = None
         self._milestone = self._share(counters, self._milestones)
         self._look = self._share(counters, _LOOKS)
         self._returns: collections.deque[float] = collections.deque(maxlen=_EPISODES)
@@ -122,11 +121,26 @@ class Kept:
         """
         for arrival in iteration.prepared.arrivals if iteration.prepared is not None else ():
             self._returns.extend(episode.episode_return for episode in arrival.episodes)
+        self.keep_evaluated()
         if not iteration.in_doubt:
             self.consider(iteration.learner)
 
+    def keep_evaluated(self) -> None:
+        """Keeps the best of the newly evaluated snapshots, and deletes the others.
+
+        Raises:
+          StorageError: one cannot be kept.
+        """
+        for snapshot in self._evaluated():
+            score = Score(snapshot.mean, "evaluation", snapshot.frames, self._tasks)
+            if self._is_best(score):
+                path = checkpoint.move(snapshot.path, self._logdir, "best", keep=1)
+                self._note_best(score, path)
+            else:
+                checkpoint.delete(snapshot.path)
+
     def consider(self, learner: Learner) -> None:
-        """Keeps a learner's agent as `take` does.
+        """Keeps a learner's agent as a milestone, or as the best in training.
 
         Raises:
           StorageError: it cannot be written.
@@ -136,19 +150,20 @@ class Kept:
             self._milestone = milestone
             path = self._save(learner, None, "milestones")
             _log.info("Milestone %d of %d: %s.", milestone, self._milestones, path)
-        score = self._score(learner.counters) if self._keeps_best else None
-        if score is not None and (self._best is None or self._best.is_beaten_by(score)):
-            self._best = score
-            path = self._save(learner, 1, "best")
-            score.write(self._score_file)
-            _log.info("Best return so far, in %s: %.2f. Kept as %s.", score.by, score.mean, path)
+        score = self._score(learner.counters)
+        if score is not None and self._is_best(score):
+            self._note_best(score, self._save(learner, 1, "best"))
+
+    def _is_best(self, score: Score) -> bool:
+        return self._keeps_best and (self._best is None or self._best.is_beaten_by(score))
+
+    def _note_best(self, score: Score, path: pathlib.Path) -> None:
+        self._best = score
+        score.write(self._score_file)
+        _log.info("Best return so far, in %s: %.2f. Kept as %s.", score.by, score.mean, path)
 
     def _score(self, counters: Counters) -> Score | None:
-        """Returns the agent's newest score if there is a new one."""
-        evaluated = self._evaluated()
-        if evaluated is not None and evaluated != self._seen:
-            self._seen = evaluated
-            return Score(evaluated.mean, "evaluation", counters.frames, self._tasks)
+        """Returns the agent's score in training if there is a new one."""
         look = self._share(counters, _LOOKS)
         if look == self._look:
             return None

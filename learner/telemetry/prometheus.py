@@ -103,7 +103,7 @@ SCALARS = (
         "impala_evaluations_dropped_total",
         "counter",
         "evaluations/dropped",
-        "Evaluations that were not filed.",
+        "Evaluations of no snapshot that waited for them, and so not filed.",
     ),
     Scalar(
         "impala_skipped_updates_total",

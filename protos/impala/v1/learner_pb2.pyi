@@ -467,6 +467,30 @@ class GetParametersReply(_message.Message):
     permit: Permit
     def __init__(self, parameters: _Optional[_Union[Parameters, _Mapping]] = ..., finished: _Optional[bool] = ..., permit: _Optional[_Union[Permit, _Mapping]] = ...) -> None: ...
 
+class GetSnapshotRequest(_message.Message):
+    __slots__ = ("actor", "busy", "learner_incarnation", "frames")
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    LEARNER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    actor: str
+    busy: bool
+    learner_incarnation: int
+    frames: int
+    def __init__(self, actor: _Optional[str] = ..., busy: _Optional[bool] = ..., learner_incarnation: _Optional[int] = ..., frames: _Optional[int] = ...) -> None: ...
+
+class GetSnapshotReply(_message.Message):
+    __slots__ = ("parameters", "task", "seed", "finished")
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    parameters: Parameters
+    task: int
+    seed: int
+    finished: bool
+    def __init__(self, parameters: _Optional[_Union[Parameters, _Mapping]] = ..., task: _Optional[int] = ..., seed: _Optional[int] = ..., finished: _Optional[bool] = ...) -> None: ...
+
 class Evaluation(_message.Message):
     __slots__ = ("actor", "incarnation", "learner_incarnation", "parameter_version", "frames", "episodes", "task")
     ACTOR_FIELD_NUMBER: _ClassVar[int]
@@ -494,7 +518,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("learner_incarnation", "parameter_version", "frames", "progress", "finished", "queued", "queue_capacity", "received", "learned", "dropped", "rejected", "duplicates", "members", "skipped_updates", "rollbacks", "refused", "dropped_info_names", "version")
+    __slots__ = ("learner_incarnation", "parameter_version", "frames", "progress", "finished", "queued", "queue_capacity", "received", "learned", "dropped", "rejected", "duplicates", "members", "skipped_updates", "rollbacks", "refused", "dropped_info_names", "version", "waiting_snapshots")
     class DroppedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -534,6 +558,7 @@ class RunStatus(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     DROPPED_INFO_NAMES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    WAITING_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     learner_incarnation: int
     parameter_version: int
     frames: int
@@ -552,7 +577,8 @@ class RunStatus(_message.Message):
     refused: _containers.ScalarMap[str, int]
     dropped_info_names: int
     version: str
-    def __init__(self, learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., frames: _Optional[int] = ..., progress: _Optional[float] = ..., finished: _Optional[bool] = ..., queued: _Optional[int] = ..., queue_capacity: _Optional[int] = ..., received: _Optional[int] = ..., learned: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., duplicates: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., skipped_updates: _Optional[int] = ..., rollbacks: _Optional[int] = ..., refused: _Optional[_Mapping[str, int]] = ..., dropped_info_names: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    waiting_snapshots: int
+    def __init__(self, learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., frames: _Optional[int] = ..., progress: _Optional[float] = ..., finished: _Optional[bool] = ..., queued: _Optional[int] = ..., queue_capacity: _Optional[int] = ..., received: _Optional[int] = ..., learned: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., duplicates: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., skipped_updates: _Optional[int] = ..., rollbacks: _Optional[int] = ..., refused: _Optional[_Mapping[str, int]] = ..., dropped_info_names: _Optional[int] = ..., version: _Optional[str] = ..., waiting_snapshots: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("name", "role", "joins", "unrolls", "frames", "frames_per_second", "parameter_version", "silent_seconds", "active", "rejected", "last_rejection", "blamed", "quarantined_seconds", "environment_faults", "last_fault", "version")

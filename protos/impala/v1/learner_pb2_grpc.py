@@ -49,6 +49,11 @@ class LearnerStub:
                 request_serializer=protos_dot_impala_dot_v1_dot_learner__pb2.GetParametersRequest.SerializeToString,
                 response_deserializer=protos_dot_impala_dot_v1_dot_learner__pb2.GetParametersReply.FromString,
                 _registered_method=True)
+        self.GetSnapshot = channel.unary_unary(
+                '/impala.v1.Learner/GetSnapshot',
+                request_serializer=protos_dot_impala_dot_v1_dot_learner__pb2.GetSnapshotRequest.SerializeToString,
+                response_deserializer=protos_dot_impala_dot_v1_dot_learner__pb2.GetSnapshotReply.FromString,
+                _registered_method=True)
         self.ReportEvaluation = channel.unary_unary(
                 '/impala.v1.Learner/ReportEvaluation',
                 request_serializer=protos_dot_impala_dot_v1_dot_learner__pb2.Evaluation.SerializeToString,
@@ -87,8 +92,15 @@ class LearnerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetSnapshot(self, request, context):
+        """What an evaluator is to evaluate next: a snapshot of the agent, in one task.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReportEvaluation(self, request, context):
-        """Returns that an evaluator saw with frozen parameters.
+        """Returns that an evaluator saw with a snapshot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -118,6 +130,11 @@ def add_LearnerServicer_to_server(servicer, server):
                     servicer.GetParameters,
                     request_deserializer=protos_dot_impala_dot_v1_dot_learner__pb2.GetParametersRequest.FromString,
                     response_serializer=protos_dot_impala_dot_v1_dot_learner__pb2.GetParametersReply.SerializeToString,
+            ),
+            'GetSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSnapshot,
+                    request_deserializer=protos_dot_impala_dot_v1_dot_learner__pb2.GetSnapshotRequest.FromString,
+                    response_serializer=protos_dot_impala_dot_v1_dot_learner__pb2.GetSnapshotReply.SerializeToString,
             ),
             'ReportEvaluation': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportEvaluation,
@@ -211,6 +228,33 @@ class Learner:
             '/impala.v1.Learner/GetParameters',
             protos_dot_impala_dot_v1_dot_learner__pb2.GetParametersRequest.SerializeToString,
             protos_dot_impala_dot_v1_dot_learner__pb2.GetParametersReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/impala.v1.Learner/GetSnapshot',
+            protos_dot_impala_dot_v1_dot_learner__pb2.GetSnapshotRequest.SerializeToString,
+            protos_dot_impala_dot_v1_dot_learner__pb2.GetSnapshotReply.FromString,
             options,
             channel_credentials,
             insecure,

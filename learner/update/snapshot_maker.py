@@ -1,0 +1,161 @@
+"""Makes snapshots of the agent at fixed numbers of frames, and has training wait for evaluators."""
+
+import logging
+import pathlib
+import time
+from collections.abc import Callable
+
+from impala.config.schema import Config
+from impala.environments.spaces import Spaces
+from impala.logdir import checkpoint
+from impala.logdir.checkpoint import Checkpoint, CheckpointError, Counters
+from impala.runtime.signals import EndRequest
+from impala.schedule import phases as schedule
+from impala.schedule import tasks
+from learner.front.snapshots import Snapshot, Snapshots
+from learner.update.checkpoints import Resumed
+from learner.update.learner import Learner
+from learner.update.phases import Phases
+from learner.update.training import Iteration
+
+_log = logging.getLogger(__name__)
+
+_WAKE_SECONDS = 0.2
+_REMIND_SECONDS = 600.0  # between two messages that training waits
+
+
+class SnapshotMaker:
+    """Consumes the training loop, and makes snapshots whether or not evaluators are free.
+
+    One is due at the start, at the first update at or after each multiple of
+    `evaluator.every_frames`, and at the end of each phase, of each block of sequential tasks, and
+    of the run.
+    """
+
+    def __init__(
+        self,
+        logdir: pathlib.Path,
+        resumed: Resumed,
+        phases: Phases,
+        spaces: Spaces,
+        snapshots: Snapshots,
+        incarnation: int,
+    ):
+        """Adds the snapshots that the run has made before and that may still wait.
+
+        Those of later frames than the checkpoint are deleted: the run repeats these frames.
+
+        Args:
+          logdir: the run's log directory.
+          resumed: the state from which the run resumed.
+          phases: compute the run's progress.
+          spaces: those that the agent was made for, saved with it.
+          snapshots: receives them.
+          incarnation: of this learner.
+        """
+        counters = resumed.learner.counters
+        self._logdir = logdir
+        self._unknown = resumed.unknown
+        self._phases = phases
+        self._spaces = spaces
+        self._snapshots = snapshots
+        self._incarnation = incarnation
+        self._most = phases.config.learner.max_snapshots
+        self._every = tasks.evaluation_frames(phases.config)
+        self._ends = _ends(phases.config)
+        self._next = 0 if counters == Counters() else self._after(counters.frames)
+        self._newest = -1  # frames of the newest snapshot
+        self._reminded = -_REMIND_SECONDS
+        for path in checkpoint.of_kind(logdir, "snapshots"):
+            self._restore(path, counters)
+
+    def begin(self, learner: Learner) -> None:
+        """Makes the snapshot of a run that has not begun, if it is wanted."""
+        self._make_if_due(learner)
+
+    def take(self, iteration: Iteration) -> None:
+        """Makes a snapshot if one is due; of variables in doubt, not until they are good.
+
+        Raises:
+          StorageError: it cannot be written.
+        """
+        if not iteration.in_doubt:
+            self._make_if_due(iteration.learner)
+
+    def make_last(self, learner: Learner) -> None:
+        """Makes the snapshot of a finished run, unless there is one of as many frames.
+
+        Raises:
+          StorageError: it cannot be written.
+        """
+        if self._snapshots.are_wanted and learner.counters.frames > self._newest:
+            self._make(learner)
+
+    def await_room(self, check: Callable[[], None], stop: EndRequest) -> None:
+        """Waits while as many snapshots as allowed wait to be evaluated.
+
+        Args:
+          check: called often; raises an error that ends the run.
+          stop: ends the wait.
+        """
+        while len(self._snapshots) >= self._most and not stop.wait(_WAKE_SECONDS):
+            check()
+            if time.monotonic() >= self._reminded + _REMIND_SECONDS:
+                self._reminded = time.monotonic()
+                _log.warning(
+                    "Training waits: %d snapshots of the agent are to be evaluated, the most that "
+                    "may (learner.max_snapshots). If there is no evaluator, start one with impala "
+                    "actor --role evaluator, or go on with --learner.snapshots never.",
+                    len(self._snapshots),
+                )
+
+    def _make_if_due(self, learner: Learner) -> None:
+        if self._snapshots.are_wanted and learner.counters.frames >= self._next:
+            self._make(learner)
+
+    def _make(self, learner: Learner) -> None:
+        counters = learner.counters
+        self._next = self._after(counters.frames)
+        self._newest = counters.frames
+        made = Checkpoint(
+            learner.config,
+            counters,
+            checkpoint.of_agent(learner.variables()),
+            accounts={},
+            algorithm=learner.phase.algorithm,
+            spaces=self._spaces,
+            unknown=self._unknown,
+            incarnation=self._incarnation,
+        )
+        self._add(checkpoint.save(self._logdir, made, keep=None, kind="snapshots"), made)
+
+    def _restore(self, path: pathlib.Path, resumed: Counters) -> None:
+        """Adds a snapshot of this run's past, or deletes it."""
+        try:
+            made = checkpoint.load(path)
+        except CheckpointError as error:
+            _log.error("A snapshot is not evaluated: %s", error)
+        else:
+            if made.counters.frames <= resumed.frames:
+                self._newest = made.counters.frames
+                self._add(path, made)
+                return
+        checkpoint.delete(path)
+
+    def _add(self, path: pathlib.Path, made: Checkpoint) -> None:
+        updates, frames = made.counters.updates, made.counters.frames
+        progress = self._phases.progress(made.counters)
+        self._snapshots.add(Snapshot(path, made.incarnation, updates, frames, progress))
+
+    def _after(self, frames: int) -> int:
+        """Returns the frames at which the next snapshot is due."""
+        later = [end for end in self._ends if end > frames]
+        return min([(frames // self._every + 1) * self._every, *later])
+
+
+def _ends(config: Config) -> set[int]:
+    """Returns the frames at which phases and blocks of tasks end."""
+    ends = {phase.end for phase in schedule.make(config)}
+    if config.tasks.order == "sequential":
+        ends |= {block.end for block in tasks.blocks(config)}
+    return ends

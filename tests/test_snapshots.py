@@ -1,0 +1,263 @@
+"""Snapshots are made at fixed frames, and evaluated in order, whatever the evaluators' speed."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import services
+
+from impala.config import values
+from impala.config.presets import PRESETS
+from impala.logdir import checkpoint, continual
+from impala.logdir.checkpoint import Counters
+from learner.front.snapshots import Snapshot, Snapshots
+from learner.update.checkpoints import Resumed
+from learner.update.snapshot_maker import SnapshotMaker
+
+LEARNER = 7
+SPACES: Any = None  # none are stored
+
+
+def waiting(*frames: int, num_tasks: int = 1) -> Snapshots:
+    """Those of these frames wait."""
+    snapshots = Snapshots(num_tasks, "auto")
+    for number in frames:
+        snapshots.add(Snapshot(pathlib.Path(str(number)), LEARNER, number, number, 0.0))
+    return snapshots
+
+
+def given(snapshots: Snapshots) -> tuple[int, int] | None:
+    """Frames and task that the next evaluator gets."""
+    assignment = snapshots.next()
+    return assignment and (assignment.snapshot.frames, assignment.task)
+
+
+def test_they_are_given_in_order_and_again_when_nothing_else_is_left() -> None:
+    snapshots = waiting(0, 10, num_tasks=2)
+    first_round = [(0, 0), (0, 1), (10, 0), (10, 1)]
+    assert [given(snapshots) for _ in range(4)] == first_round
+    snapshots.settle(LEARNER, 10, 0, 1.0)
+    snapshots.settle(LEARNER, 0, 1, 1.0)
+    assert [given(snapshots) for _ in range(2)] == [(0, 0), (10, 1)]  # whoever had them is dead?
+    snapshots.add(Snapshot(pathlib.Path("20"), LEARNER, 20, 20, 0.0))
+    assert given(snapshots) == (20, 0)
+    for frames, task in ((0, 0), (10, 1), (20, 0), (20, 1)):
+        assert not snapshots.are_over
+        snapshots.settle(LEARNER, frames, task, 3.0)
+        snapshots.end()
+    assert given(snapshots) is None and snapshots.are_over
+    assert [(each.frames, each.mean) for each in snapshots.take_evaluated()] == [
+        *[(0, 2.0), (10, 2.0), (20, 3.0)]
+    ]
+
+
+def test_the_first_report_counts_and_those_of_others_do_not() -> None:
+    snapshots = waiting(0)
+    for incarnation, frames, task in ((LEARNER + 1, 0, 0), (LEARNER, 1, 0), (LEARNER, 0, 1)):
+        assert not snapshots.awaits(incarnation, frames, task)
+        snapshots.settle(incarnation, frames, task, 9.0)
+    for mean in (1.0, 2.0):
+        snapshots.settle(LEARNER, 0, 0, mean)
+    assert [each.mean for each in snapshots.take_evaluated()] == [1.0]
+    assert snapshots.take_evaluated() == []
+
+
+@pytest.mark.parametrize(
+    ("keep", "before", "after"),
+    [("auto", False, True), ("always", True, True), ("never", False, False)],
+)
+def test_who_wants_them(keep: Any, before: bool, after: bool) -> None:
+    snapshots = Snapshots(1, keep)
+    assert snapshots.are_wanted == before
+    snapshots.heard()
+    assert snapshots.are_wanted == after
+
+
+class Story:
+    """A run of 1000 frames, 10 to an update; an evaluation every 300."""
+
+    def __init__(self, logdir: pathlib.Path, frames: int = 0, **changes: Any) -> None:
+        settings = {"total_frames": 1000, "evaluator": {"every_frames": 300}}
+        config = values.overlay(PRESETS["catch"][1], settings | changes)
+        self.logdir, self.frames, self.config = logdir, frames, config
+        self.snapshots = Snapshots(1, "always")
+        phases: Any = SimpleNamespace(config=config, progress=lambda c: c.frames / 1000)
+        resumed = Resumed(self._learner())
+        self.maker = SnapshotMaker(logdir, resumed, phases, SPACES, self.snapshots, LEARNER)
+        self.maker.begin(resumed.learner)
+
+    def _learner(self) -> Any:
+        return SimpleNamespace(
+            config=self.config,
+            counters=Counters(updates=self.frames // 10, frames=self.frames),
+            phase=SimpleNamespace(algorithm="impala"),
+            variables=lambda: {
+                "agent/000/w:0": np.full(3, self.frames, np.float32),
+                "optimiser/000/m:0": np.zeros(3, np.float32),
+            },
+        )
+
+    def goes_on_to(self, frames: int, in_doubt: bool = False) -> "Story":
+        while self.frames < frames:
+            self.frames += 10
+            iteration: Any = SimpleNamespace(learner=self._learner(), in_doubt=in_doubt)
+            self.maker.take(iteration)
+        return self
+
+    @property
+    def made(self) -> list[int]:
+        """Frames of the snapshots on the disk, whose variables are these frames too."""
+        saved = [checkpoint.load(p) for p in checkpoint.of_kind(self.logdir, "snapshots")]
+        assert [each.agent_values[0][0] for each in saved] == [s.counters.frames for s in saved]
+        assert all(list(each.variables) == ["agent/000/w:0"] for each in saved)
+        return [each.counters.frames for each in saved]
+
+
+def test_they_are_made_at_fixed_frames_and_at_the_end(tmp_path: pathlib.Path) -> None:
+    story = Story(tmp_path)
+    assert story.made == [0]
+    assert story.goes_on_to(890).made == [0, 300, 600]
+    assert story.goes_on_to(1000).made == [0, 300, 600, 900, 1000]
+    story.maker.make_last(story._learner())  # there is one already
+    assert story.made == [0, 300, 600, 900, 1000]
+    assert len(story.snapshots) == 5
+
+
+def test_they_are_made_at_the_ends_of_phases_and_blocks(tmp_path: pathlib.Path) -> None:
+    phases = Story(tmp_path / "a", phases=["critic:450", "impala"])
+    assert phases.goes_on_to(1000).made == [0, 300, 450, 600, 900, 1000]
+    tasks = {"environments": ["Catch", 'Catch{"rows": 8}'], "frames": [250, 150], "cycles": 2}
+    blocks = Story(tmp_path / "b", tasks=tasks)
+    assert blocks.goes_on_to(800).made == [0, 250, 300, 400, 600, 650, 800]
+
+
+def test_variables_in_doubt_wait_until_they_are_good(tmp_path: pathlib.Path) -> None:
+    story = Story(tmp_path).goes_on_to(290).goes_on_to(350, in_doubt=True)
+    assert story.made == [0]
+    assert story.goes_on_to(360).made == [0, 360]
+    assert story.goes_on_to(600).made == [0, 360, 600]
+
+
+def test_after_a_restart_those_of_its_past_wait_and_the_frames_to_repeat_have_none(
+    tmp_path: pathlib.Path,
+) -> None:
+    Story(tmp_path).goes_on_to(700)
+    again = Story(tmp_path, frames=450)  # at the last checkpoint
+    assert again.made == [0, 300]
+    assert [given(again.snapshots) for _ in range(2)] == [(0, 0), (300, 0)]
+    assert again.snapshots.awaits(LEARNER, 300, 0)
+    assert again.goes_on_to(620).made == [0, 300, 600]
+
+
+def test_a_damaged_one_ends_no_start(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Story(tmp_path).goes_on_to(300)
+    (checkpoint.of_kind(tmp_path, "snapshots")[0] / "state.json").write_text("{")
+    assert Story(tmp_path, frames=300).made == [300]
+    assert any("A snapshot is not evaluated" in message for message in caplog.messages)
+
+
+def test_training_waits_at_the_bound_and_says_so(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    story = Story(tmp_path, learner={"max_snapshots": 2}).goes_on_to(300)
+    looks = 0
+
+    def check() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            story.snapshots.settle(LEARNER, 0, 0, 1.0)
+
+    never: Any = SimpleNamespace(wait=lambda seconds: False)
+    story.maker.await_room(check, never)
+    assert looks == 3
+    assert sum("Training waits: 2 snapshots" in message for message in caplog.messages) == 1
+    at_once: Any = SimpleNamespace(wait=lambda seconds: True)
+    story.goes_on_to(600).maker.await_room(check, at_once)
+    assert looks == 3
+
+
+_SLOWLY = """
+import sys, time
+from impala import evaluation
+plays = evaluation.play_episodes
+def slowly(*arguments):
+    began = time.monotonic()
+    episodes = plays(*arguments)
+    time.sleep(4 * (time.monotonic() - began))
+    return episodes
+evaluation.play_episodes = slowly
+from actors.run import run_actor
+sys.exit(run_actor(sys.argv[1], role="evaluator"))
+"""
+FRAMES = [0, 4_000, 8_000, 10_000, 12_000, 16_000, 20_000]  # or a little later
+FLAGS = (
+    *("--tasks.environments", "Catch", 'Catch{"rows": 8, "columns": 7}'),
+    *("--tasks.frames", "10_000", "10_000", "--evaluator.every-frames", "4_000"),
+    *("--learner.snapshots", "always"),
+)
+
+
+def _evaluated(logdir: pathlib.Path, is_slow: bool, *flags: object) -> continual.Run:
+    """What a run comes to with an evaluator; it ends by itself."""
+    with ExitStack() as stack:
+        learner = stack.enter_context(services.learner(logdir, "127.0.0.1:0", *FLAGS, *flags))
+        address = services.address_of(logdir)
+        if is_slow:
+            command = [sys.executable, "-c", _SLOWLY, address]
+            evaluator = stack.enter_context(subprocess.Popen(command))
+            stack.callback(evaluator.kill)
+        else:
+            stack.enter_context(services.actor(logdir, address, "--role", "evaluator"))
+        stack.enter_context(services.actor(logdir, address))
+        assert services.end_of(learner) == 0
+    assert not checkpoint.of_kind(logdir, "snapshots")
+    assert len(checkpoint.of_kind(logdir, "best")) == 1
+    run = continual.read(logdir)
+    for curve in run.curves.values():
+        late = curve.frames - np.array(FRAMES)
+        assert late.shape == (7,) and late.min() >= 0 and late.max() < 1_000
+    return run
+
+
+def test_a_run_at_the_bound_waits_and_ends_complete(tmp_path: pathlib.Path) -> None:
+    logdir = tmp_path / "run"
+    _evaluated(logdir, True, "--learner.max-snapshots", 2)
+    log = logdir.with_suffix(".learner.log").read_text()
+    assert "Training waits: 2 snapshots" in log
+    assert max(row["evaluations/waiting"] for row in services.rows(logdir)) == 2
+
+
+@pytest.mark.slow
+def test_a_slow_evaluator_comes_to_the_same_areas_to_the_last_digit(
+    tmp_path: pathlib.Path,
+) -> None:
+    first = tmp_path / "first"
+    with ExitStack() as stack:  # a run whose snapshots nobody evaluates
+        learner = stack.enter_context(services.learner(first, "127.0.0.1:0", *FLAGS))
+        stack.enter_context(services.actor(first, services.address_of(first)))
+        log = first.with_suffix(".learner.log")
+        services.wait_for("its end", lambda: "Waiting for evaluators" in log.read_text())
+        assert services.stop(learner) == 0
+    assert len(checkpoint.of_kind(first, "snapshots")) == 7
+    runs = []
+    for is_slow in (False, True):
+        logdir = tmp_path / f"slow-{is_slow}"
+        shutil.copytree(first, logdir)
+        began = time.monotonic()
+        runs.append(_evaluated(logdir, is_slow))
+        print(f"{'slow' if is_slow else 'fast'}: {time.monotonic() - began:.0f} s")
+    fast, slow = runs
+    print(continual.summary(fast))
+    assert continual.summary(fast) == continual.summary(slow)
+    for task, curve in fast.curves.items():
+        np.testing.assert_array_equal(curve.returns, slow.curves[task].returns)
