@@ -37,13 +37,14 @@ def _preset(name: str, **options: Any) -> Experiment:
     return Experiment(name=name, question=question, **{"arms": {name: (name,)}} | options)
 
 
+_EACH_SECOND = ("--learner.log-seconds", "1")  # for runs of a minute
 _PONG = (-18.0, 0.0, 10.0, 18.0)
 _PULLS = ("--episodes", "3000", "--num-envs", "1000")  # sampled: exploring is what is learned
 _BANDITS: dict[str, Any] = {"evaluation": _PULLS, "info": ("regret",), "score": "regret"}
 
 _ALL = (
-    _preset("catch"),
-    _preset("cartpole"),
+    _preset("catch", arms={"catch": ("catch", *_EACH_SECOND)}),
+    _preset("cartpole", arms={"cartpole": ("cartpole", *_EACH_SECOND)}),
     _preset("cartpole-a3c"),
     _preset("cartpole-q"),
     _preset("pendulum"),

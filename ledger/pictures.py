@@ -4,6 +4,7 @@ import ast
 import hashlib
 import json
 import pathlib
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -65,10 +66,10 @@ def panels(title: str, of_arms: Mapping[str, Sequence[Record]], source: str) -> 
         for record in of_seeds:
             for task, points in _points(record, source).items():
                 found.setdefault(task, {}).setdefault(arm, []).append(points)
-    named = {task: title if len(found) == 1 else f"{title}: {task}" for task in found}
-    if title in of_arms and len(of_arms) == 1:
-        named = {task: f"{name} ({task})" for task, name in named.items()}
-    return [Panel(named[task], y, lines) for task, lines in found.items()]
+    names = {task: title if len(found) == 1 else f"{title}: {task}" for task in found}
+    return [
+        Panel("\n".join(textwrap.wrap(names[task], 38)), y, lines) for task, lines in found.items()
+    ]
 
 
 def _points(record: Record, source: str) -> dict[str, list[tuple[float, float]]]:
@@ -86,11 +87,13 @@ def draw(picture: Picture, path: pathlib.Path) -> None:
     arms = list(dict.fromkeys(arm for panel in picture.panels for arm in panel.lines))
     colours = {arm: _COLOURS[i % len(_COLOURS)] for i, arm in enumerate(arms)}
     has_legend = any(len(panel.lines) > 1 for panel in picture.panels)
+    per_line = max(1, 110 // (8 + max(map(len, arms))))
+    legend = -(-len(arms) // per_line) * _LEGEND if has_legend else 0.0
     columns = min(_COLUMNS, len(picture.panels))
     rows = -(-len(picture.panels) // columns)
     figure, axes = plt.subplots(
         *(rows, columns),
-        figsize=(_WIDTH, rows * _HEIGHT + 0.3 + has_legend * _LEGEND * (1 + len(arms) // 5)),
+        figsize=(_WIDTH, rows * _HEIGHT + 0.3 + legend),
         squeeze=False,
         layout="constrained",
     )
@@ -110,7 +113,7 @@ def draw(picture: Picture, path: pathlib.Path) -> None:
             place.set_xlabel("environment frames", fontsize=9)
     if has_legend:
         lines = [Line2D([], [], color=colour) for colour in colours.values()]
-        figure.legend(lines, arms, loc="outside lower center", ncols=min(5, len(arms)))
+        figure.legend(lines, arms, loc="outside lower center", ncols=per_line)
     figure.savefig(path, dpi=_DPI, metadata={_KEY: picture.digest, "Software": None})
     plt.close(figure)
 

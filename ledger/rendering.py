@@ -233,8 +233,9 @@ class _Page:
             if (of_seeds := self._records(experiment.name, arm))
         ]
         missing = [f"`{key(x.name, arm)}`" for x, arm in found if not self._records(x.name, arm)]
-        note = f"Not measured in this way yet: {', '.join(missing)}.\n" if missing else ""
-        return "\n".join(filter(None, [_table(head, table) if table else "", note])).rstrip("\n")
+        parts = [_table(head, table)] if table else []
+        parts += [f"Not measured in this way yet: {', '.join(missing)}."] if missing else []
+        return "\n\n".join(parts)
 
     def arms(self, experiment: str, *scores: str) -> str:
         """Returns a table with a row for each arm of an experiment, and a column for each score."""
