@@ -34,11 +34,12 @@ BOUNDS: Mapping[str, Sequence[str]] = {
 
 EXACT = 2  # updates
 ACTORS = (1, 2, 4)
+ENVS = 32  # of all actors together: how many there are changes what is learned from
 SEEDS = (101, 102, 103)
 POINTS = (0.25, 0.5, 0.75, 1.0)  # of a run, at which returns are compared
 _CURVES: Mapping[str, Sequence[str]] = {
     "catch": ("--total-frames", "200000", "--mix.fresh", "32"),
-    "cartpole": ("--total-frames", "200000", "--mix.fresh", "32", "--mix.replayed", "32"),
+    "cartpole": ("--total-frames", "300000", "--mix.fresh", "32", "--mix.replayed", "32"),
 }
 
 
@@ -111,24 +112,30 @@ Curves = dict[tuple[int, int], list[float]]  # actors, seed -> return at each of
 
 
 def curves(preset: str, actors: Sequence[int] = ACTORS, seeds: Sequence[int] = SEEDS) -> Curves:
-    """Learns with an exact lag; raises ValueError if a lag was another one."""
+    """Learns with an exact lag and as many environments, dealt to more or fewer actors.
+
+    Raises:
+      ValueError: a lag was another one.
+    """
     measured: Curves = {}
     for seed, number in itertools.product(seeds, actors):
         rows = _train(
-            *(preset, *_CURVES[preset], "--mix.exact-lag", str(EXACT), "--actor.num-envs", "8"),
-            *("--num-actors", str(number), "--seed", str(seed), "--learner.log-seconds", "0.5"),
+            *(preset, *_CURVES[preset], "--mix.exact-lag", str(EXACT), "--seed", str(seed)),
+            *("--num-actors", str(number), "--actor.num-envs", str(ENVS // number)),
+            *("--learner.log-seconds", "0.5"),
         )
         # After the first updates, which have only so many before them.
-        told = [row for a, row in itertools.pairwise(rows) if a.get("updates", 0) >= EXACT]
-        lags = {row[f"policy_lag/{each}"] for row in told for each in ("p10", "max")}
+        told = [row for a, row in itertools.pairwise(rows) if a["updates"] >= EXACT]
+        named = ("policy_lag/p10", "policy_lag/max")
+        lags = {row[name] for row in told for name in named if name in row}
         if lags != {float(EXACT)}:
             raise ValueError(f"{preset}, {number} actors, seed {seed}: lags of {sorted(lags)}")
-        measured[number, seed] = _at(rows, preset)
+        measured[number, seed] = _at(rows)
         print(f"{preset}, {number} actors, seed {seed}: {measured[number, seed]}", flush=True)
     return measured
 
 
-def _at(rows: Sequence[Mapping[str, float]], preset: str) -> list[float]:
+def _at(rows: Sequence[Mapping[str, float]]) -> list[float]:
     """The mean return of the last hundred episodes, at each of POINTS."""
     (name,) = {n for n in rows[-1] if n.startswith("episode/") and n.endswith("/return_recent")}
     end = rows[-1]["frames"]
