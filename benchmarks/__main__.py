@@ -18,10 +18,11 @@ from benchmarks.machine import machine
 from impala.config import presets, values
 from impala.config import schema as configs
 
+_ATARI = presets.PRESETS["atari"][1]
 # The paper's batch: T 20, B 32.
 _CONFIG = dataclasses.replace(
-    presets.PRESETS["atari"][1],
-    learner=configs.LearnerConfig(unroll_length=20, bfloat16=True, threads=1),
+    _ATARI,
+    learner=dataclasses.replace(_ATARI.learner, unroll_length=20, queue_unrolls=64, threads=1),
     mix=configs.MixConfig(fresh=32),
     actor=configs.ActorConfig(num_envs=128, num_groups=1),
 )
