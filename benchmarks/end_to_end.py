@@ -64,7 +64,7 @@ def measure(
         ):
             try:
                 metrics = logdir / "metrics.jsonl"
-                _wait_for_rows(metrics, training, count=1)
+                _wait_for_updates(metrics, training)
                 time.sleep(warm_up)
                 before, spent = _last_row(metrics), cpu.seconds(training.pid)
                 began = time.monotonic()
@@ -118,14 +118,18 @@ def _stopped(parent: int) -> Iterator[None]:
         tell(signal.SIGCONT)
 
 
-def _wait_for_rows(metrics: pathlib.Path, training: subprocess.Popen[bytes], count: int) -> None:
+def _wait_for_updates(metrics: pathlib.Path, training: subprocess.Popen[bytes]) -> None:
     for _ in range(1200):
         if training.poll() is not None:
             raise RuntimeError(f"Training ended with status {training.returncode}.")
-        if metrics.exists() and len(metrics.read_text().splitlines()) >= count:
+        if (
+            metrics.exists()
+            and metrics.read_text().endswith("\n")
+            and _last_row(metrics)["updates"]
+        ):
             return
         time.sleep(0.1)
-    raise RuntimeError("No telemetry within two minutes.")
+    raise RuntimeError("No update within two minutes.")
 
 
 def _last_row(metrics: pathlib.Path) -> dict[str, float]:
