@@ -9,6 +9,7 @@ the code never makes a page wrong; it only says that `make results` would mark m
 import difflib
 import hashlib
 import json
+import math
 import pathlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -347,7 +348,10 @@ class _Page:
         return found
 
     def _interval(self, of_seeds: Sequence[Record], score: str) -> str:
-        found = statistics.interval([statistics.SCORES[score](record) for record in of_seeds])
+        scores = [statistics.SCORES[score](record) for record in of_seeds]
+        if any(map(math.isnan, scores)):
+            return _DASH
+        found = statistics.interval(scores)
         mean = f"**{_number(found.mean)}**"
         if found.seeds == 1:
             return mean

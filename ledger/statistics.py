@@ -1,5 +1,6 @@
 """Scores of records, and their means with bootstrapped intervals over seeds."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -47,11 +48,15 @@ def _of_info(name: str) -> Callable[[Record], float]:
 
 def _area(record: Record) -> float:
     run = continual_run(record)
-    return float(np.mean([curve.area(curve.frames[-1]) for curve in run.curves.values()]))
+    return _mean([curve.area(curve.frames[-1]) for curve in run.curves.values()])
 
 
 def _forgetting(record: Record) -> float:
-    return float(np.mean(list(continual.forgetting(continual_run(record)).values())))
+    return _mean(list(continual.forgetting(continual_run(record)).values()))
+
+
+def _mean(of_tasks: Sequence[float]) -> float:
+    return float(np.mean(of_tasks)) if of_tasks else math.nan
 
 
 SCORES: Mapping[str, Callable[[Record], float]] = {
@@ -62,7 +67,7 @@ SCORES: Mapping[str, Callable[[Record], float]] = {
     "frames": lambda record: float(record.frames),
     "minutes": lambda record: record.seconds / 60,
 }
-"""Name -> the number that a record gives, a mean over its tasks."""
+"""Name -> the number that a record gives, a mean over its tasks; NaN if it gives none."""
 
 
 class Point(NamedTuple):

@@ -380,6 +380,7 @@ def test_arms_are_tabled_and_drawn_beside_each_other(
         "| catch | 101 to 103 | **0.47** (0.47 to 0.47) | **0.53** (0.53 to 0.53) "
         "| 2026-11-23, `0123456` (stale) |"
     )
+    assert "| 101 to 103 | — | — |" in page.arms("catch", "area", "forgetting")  # not evaluated
     of_arms = {name: records.read(tree).measured[name, name] for name in ("catch", "pendulum")}
     (panel,) = pictures.panels("both", of_arms, "training")
     assert [len(of_seeds) for of_seeds in panel.lines.values()] == [3, 3]
