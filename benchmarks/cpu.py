@@ -35,7 +35,9 @@ def descendants(parent: int) -> list[int]:
     for process in pathlib.Path("/proc").iterdir():
         if process.name.isdigit():
             try:
-                after_name = (process / "stat").read_text().rpartition(")")[2].split()
+                after_name = (
+                    (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                )
             except OSError:  # it has ended
                 continue
             children.setdefault(int(after_name[1]), []).append(int(process.name))
@@ -49,7 +51,7 @@ def descendants(parent: int) -> list[int]:
 
 def _ticks(thread: pathlib.Path) -> int:
     try:
-        after_name = (thread / "stat").read_text().rpartition(")")[2].split()
+        after_name = (thread / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:  # it has ended
         return 0
     return int(after_name[11]) + int(after_name[12])  # user and system

@@ -138,7 +138,10 @@ def _cpu_seconds_below() -> float:
     parents, ticks = {}, {}
     for file in pathlib.Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
-            pid, fields = int(file.parent.name), file.read_text().rpartition(")")[2].split()
+            pid, fields = (
+                int(file.parent.name),
+                file.read_text(errors="replace").rpartition(")")[2].split(),
+            )
             parents[pid] = int(fields[1])
             # Of it and of its children that have ended; of this process, only of those.
             ticks[pid] = sum(map(int, fields[13 if pid == os.getpid() else 11 : 15]))

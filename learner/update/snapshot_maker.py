@@ -103,10 +103,10 @@ class SnapshotMaker:
             if time.monotonic() >= self._reminded + _REMIND_SECONDS:
                 self._reminded = time.monotonic()
                 _log.warning(
-                    "Training waits: %d snapshots of the agent are to be evaluated, the most that "
-                    "may (learner.max_snapshots). If there is no evaluator, start one with impala "
-                    "actor --role evaluator, or go on with --learner.snapshots never.",
-                    len(self._snapshots),
+                    "Training waits for evaluators: %d snapshots are not evaluated, the most that "
+                    "learner.max_snapshots allows. If there is no evaluator, start one (impala "
+                    "actor --role evaluator), or go on with --learner.snapshots never.",
+                    self._most,
                 )
 
     def _make_if_due(self, learner: Learner) -> None:
