@@ -42,7 +42,20 @@ _PONG = (-18.0, 0.0, 10.0, 18.0)
 _PULLS = ("--episodes", "3000", "--num-envs", "1000")  # sampled: exploring is what is learned
 _BANDITS: dict[str, Any] = {"evaluation": _PULLS, "info": ("regret",), "score": "regret"}
 
+# Without replay: every row is as old as the exact lag.
+_AT_EXACT_LAG = ("cartpole", "--mix.fresh", "32", "--mix.replayed", "0", "--mix.exact-lag")
+_VTRACE_AT_LAG = Experiment(
+    name="vtrace-at-lag",
+    question="What do V-trace and one-step importance sampling correct at an exact policy lag?",
+    arms={
+        f"{correction}-lag-{lag}": (*_AT_EXACT_LAG, str(lag), "--impala.correction", correction)
+        for correction in ("vtrace", "one_step", "none")
+        for lag in (0, 50, 200)
+    },
+)
+
 _ALL = (
+    _VTRACE_AT_LAG,
     _preset("catch", arms={"catch": ("catch", *_EACH_SECOND)}),
     _preset("cartpole", arms={"cartpole": ("cartpole", *_EACH_SECOND)}),
     _preset("cartpole-a3c"),

@@ -28,6 +28,7 @@ PAGES = {
     "results": "docs/results/README.md",
     "bandits": "docs/results/bandits.md",
     "continual": "docs/results/continual.md",
+    "vtrace": "docs/results/vtrace.md",
     "expectations": "README.md",
 }
 _PARTS = ("expectations",)

@@ -59,8 +59,18 @@ def _mean(of_tasks: Sequence[float]) -> float:
     return float(np.mean(of_tasks)) if of_tasks else math.nan
 
 
+def _in_training(record: Record) -> float:
+    """Returns the mean over training of the return in training, over tasks."""
+    of_tasks = []
+    for points in record.training.values():
+        frames, _, returns = np.transpose(points)
+        of_tasks.append(np.trapezoid(returns, frames) / (frames[-1] - frames[0]))
+    return float(np.mean(of_tasks))
+
+
 SCORES: Mapping[str, Callable[[Record], float]] = {
     "return": lambda record: float(np.mean([np.mean(each.returns) for each in record.final])),
+    "return in training": _in_training,
     "regret": _of_info("regret"),
     "area": _area,
     "forgetting": _forgetting,
