@@ -48,7 +48,12 @@ _VTRACE_AT_LAG = Experiment(
     name="vtrace-at-lag",
     question="What do V-trace and one-step importance sampling correct at an exact policy lag?",
     arms={
-        f"{correction}-lag-{lag}": (*_AT_EXACT_LAG, str(lag), "--impala.correction", correction)
+        f"{correction.replace('_', '-')}-lag-{lag}": (
+            *_AT_EXACT_LAG,
+            str(lag),
+            "--impala.correction",
+            correction,
+        )
         for correction in ("vtrace", "one_step", "none")
         for lag in (0, 50, 200)
     },
