@@ -42,18 +42,23 @@ _PONG = (-18.0, 0.0, 10.0, 18.0)
 _PULLS = ("--episodes", "3000", "--num-envs", "1000")  # sampled: exploring is what is learned
 _BANDITS: dict[str, Any] = {"evaluation": _PULLS, "info": ("regret",), "score": "regret"}
 
-# Without replay: every row is as old as the exact lag.
-_AT_EXACT_LAG = ("cartpole", "--mix.fresh", "32", "--mix.replayed", "0", "--mix.exact-lag")
+
+def _at_lag(correction: str, lag: int) -> Sequence[str]:
+    """Returns arguments for CartPole without replay: each row is as old as the exact lag."""
+    flags = {
+        "--mix.fresh": "32",
+        "--mix.replayed": "0",
+        "--mix.exact-lag": str(lag),
+        "--impala.correction": correction,
+    }
+    return ("cartpole", *(word for flag in flags.items() for word in flag))
+
+
 _VTRACE_AT_LAG = Experiment(
     name="vtrace-at-lag",
     question="What do V-trace and one-step importance sampling correct at an exact policy lag?",
     arms={
-        f"{correction.replace('_', '-')}-lag-{lag}": (
-            *_AT_EXACT_LAG,
-            str(lag),
-            "--impala.correction",
-            correction,
-        )
+        f"{correction.replace('_', '-')}-lag-{lag}": _at_lag(correction, lag)
         for correction in ("vtrace", "one_step", "none")
         for lag in (0, 50, 200)
     },

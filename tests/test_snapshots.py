@@ -80,6 +80,13 @@ def test_who_wants_them(keep: Any, before: bool, after: bool) -> None:
     assert snapshots.are_wanted == after
 
 
+def test_a_run_that_was_evaluated_before_it_was_resumed_wants_them() -> None:
+    snapshots = Snapshots(1, "auto")
+    snapshots.settle(LEARNER, 0, 0, 1.0)  # as evaluations.jsonl says
+    assert snapshots.are_wanted
+    assert waiting(0).are_wanted  # one is on the disk
+
+
 class Story:
     """A run of 1000 frames, 10 to an update; an evaluation every 300."""
 

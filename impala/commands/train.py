@@ -149,8 +149,9 @@ def _learner_program(
     }
     words = [name for name, is_on in switches.items() if is_on]
     settings = command.settings
-    if _is_evaluated(command):  # the learner may begin before its evaluator joins
-        learner = dataclasses.replace(settings.learner, snapshots="always")
+    if settings.learner.snapshots == "auto":  # here it is known from the start
+        keep: Literal["always", "never"] = "always" if _is_evaluated(command) else "never"
+        learner = dataclasses.replace(settings.learner, snapshots=keep)
         settings = dataclasses.replace(settings, learner=learner)
     if command.init_from is not None:
         words += ["--init-from", str(command.init_from)]

@@ -443,7 +443,7 @@ class LearnerConfig:
     """Keep the agent in LOGDIR/milestones so many times, in equal shares of the run; 0: never."""
     snapshots: Annotated[Literal["auto", "always", "never"], OPERATIONAL] = "auto"
     """Whether to keep snapshots of the agent for evaluators, in LOGDIR/snapshots; auto: from when
-    the first evaluator joins."""
+    the run's first evaluator joins."""
     max_snapshots: Annotated[Positive, OPERATIONAL] = 20
     """Snapshots that may wait to be evaluated. When there are so many, training waits."""
     log_seconds: Annotated[float, Range(0.1), OPERATIONAL] = 5.0

@@ -110,6 +110,7 @@ class Snapshots:
     def add(self, snapshot: Snapshot) -> None:
         """Adds a snapshot, of more frames than those before."""
         with self._lock:
+            self._has_evaluators = True  # as below, if this one is of the run's past
             assigned = dict.fromkeys(range(self._num_tasks), 0)
             self._waiting.append(_Waiting(snapshot, assigned))
 
@@ -145,8 +146,9 @@ class Snapshots:
             return found is not None and task in found.assigned
 
     def settle(self, incarnation: int, frames: int, task: int, mean: float) -> None:
-        """Notes the mean return of a snapshot in a task; nothing changes if none waits for it."""
+        """Notes the mean return of a snapshot in a task, if one waits for it."""
         with self._lock:
+            self._has_evaluators = True  # before the run was resumed, at least
             found = self._find(incarnation, frames)
             if found is None or found.assigned.pop(task, None) is None:
                 return

@@ -66,7 +66,7 @@ class SnapshotMaker:
         self._next = 0 if counters == Counters() else self._after(counters.frames)
         self._newest = -1  # frames of the newest snapshot
         self._reminded = -_REMIND_SECONDS
-        for path in checkpoint.of_kind(logdir, "snapshots"):
+        for path in () if snapshots.are_refused else checkpoint.of_kind(logdir, "snapshots"):
             self._restore(path, counters)
 
     def begin(self, learner: Learner) -> None:
