@@ -51,7 +51,7 @@ def _at_lag(correction: str, lag: int) -> Sequence[str]:
         "--mix.exact-lag": str(lag),
         "--impala.correction": correction,
     }
-    return ("cartpole", *(word for flag in flags.items() for word in flag))
+    return ("cartpole", *_EACH_SECOND, *(word for flag in flags.items() for word in flag))
 
 
 _VTRACE_AT_LAG = Experiment(
