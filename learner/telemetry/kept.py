@@ -11,11 +11,11 @@ import numpy as np
 
 from impala.environments.spaces import Spaces
 from impala.logdir import atomic, checkpoint, json_lines
-from impala.logdir.checkpoint import Checkpoint, Counters
+from impala.logdir.checkpoint import Counters
 from impala.logdir.directory import StorageError
 from impala.schedule import tasks
 from learner.front.snapshots import Evaluated
-from learner.update.checkpoints import Resumed
+from learner.update.checkpoints import Resumed, of_agent
 from learner.update.learner import Learner
 from learner.update.training import Iteration
 
@@ -180,13 +180,5 @@ class Kept:
     def _save(
         self, learner: Learner, keep: int | None, kind: Literal["milestones", "best"]
     ) -> pathlib.Path:
-        saved = Checkpoint(
-            learner.config,
-            learner.counters,
-            checkpoint.of_agent(learner.variables()),
-            accounts={},
-            algorithm=learner.phase.algorithm,
-            spaces=self._spaces,
-            unknown=self._unknown,
-        )
+        saved = of_agent(learner, self._spaces, self._unknown)
         return checkpoint.save(self._logdir, saved, keep, kind)

@@ -66,6 +66,29 @@ def resume(
     return Resumed(learner, saved.replay_added, saved.unknown)
 
 
+def of_agent(
+    learner: Learner, spaces: Spaces, unknown: Mapping[str, Any], incarnation: int = 0
+) -> Checkpoint:
+    """Returns a checkpoint of a learner's agent alone, from which no run can resume.
+
+    Args:
+      learner: has the agent.
+      spaces: those that it was made for.
+      unknown: settings of a newer version, nested.
+      incarnation: of the learner, for a snapshot.
+    """
+    return Checkpoint(
+        learner.config,
+        learner.counters,
+        checkpoint.of_agent(learner.variables()),
+        accounts={},
+        algorithm=learner.phase.algorithm,
+        spaces=spaces,
+        unknown=unknown,
+        incarnation=incarnation,
+    )
+
+
 class Checkpoints:
     """Saves replay, then a checkpoint, which so counts no unroll that replay may have lost."""
 

@@ -13,7 +13,7 @@ from impala.runtime.signals import EndRequest
 from impala.schedule import phases as schedule
 from impala.schedule import tasks
 from learner.front.snapshots import Snapshot, Snapshots
-from learner.update.checkpoints import Resumed
+from learner.update.checkpoints import Resumed, of_agent
 from learner.update.learner import Learner
 from learner.update.phases import Phases
 from learner.update.training import Iteration
@@ -117,16 +117,7 @@ class SnapshotMaker:
         counters = learner.counters
         self._next = self._after(counters.frames)
         self._newest = counters.frames
-        made = Checkpoint(
-            learner.config,
-            counters,
-            checkpoint.of_agent(learner.variables()),
-            accounts={},
-            algorithm=learner.phase.algorithm,
-            spaces=self._spaces,
-            unknown=self._unknown,
-            incarnation=self._incarnation,
-        )
+        made = of_agent(learner, self._spaces, self._unknown, self._incarnation)
         self._add(checkpoint.save(self._logdir, made, keep=None, kind="snapshots"), made)
 
     def _restore(self, path: pathlib.Path, resumed: Counters) -> None:
