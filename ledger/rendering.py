@@ -253,17 +253,6 @@ class _Page:
         head = ("arm", "seeds", *(f"{score} (95%)" for score in scores), "measured")
         return _table(head, rows) if rows else "Not measured yet."
 
-    def score(self, experiment: str, arm: str = "", score: str = "") -> str:
-        """Returns an arm's score with its interval, for use in a sentence."""
-        found = self._records(experiment, arm or experiment)
-        if not found:
-            return "(not measured yet)"
-        return self._interval(found, score or EXPERIMENTS[experiment].score)
-
-    def is_measured(self, experiment: str, arm: str = "") -> bool:
-        """Returns whether an arm has records."""
-        return bool(self._records(experiment, arm or experiment))
-
     def milestones(self, experiment: str, arm: str = "") -> str:
         """Returns a table of when each seed's training return came to the milestones."""
         thresholds = EXPERIMENTS[experiment].milestones
