@@ -7,12 +7,12 @@ versions. The task changes at the same boundary; each task has its own groups, w
 state while another task is played.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 import tree
 
-from actors.policy import Policy
+from actors.policy import Policy, Uniform
 from impala.environments.base import Environment
 from impala.environments.episodes import EpisodeStatistics
 from impala.types import (
@@ -22,6 +22,7 @@ from impala.types import (
     Episode,
     Nest,
     Parameters,
+    StepType,
     Unroll,
 )
 
@@ -36,6 +37,9 @@ class Actor:
       policy: chooses the actions.
       unroll_length: T, in agent steps.
       seed: of environments and actions.
+      random_warm_up: draw actions uniformly from their box as long as parameters have version 0.
+      step_info: names in the environments' info whose numbers of every step are collected; "*": all
+        names.
     """
 
     def __init__(
@@ -44,6 +48,8 @@ class Actor:
         policy: Policy,
         unroll_length: int,
         seed: int,
+        random_warm_up: bool = False,
+        step_info: Collection[str] = (),
     ):
         if unroll_length < 1:
             raise ValueError(f"unroll_length is {unroll_length}, it must be at least 1")
@@ -51,6 +57,8 @@ class Actor:
         self._policy = policy
         self._unroll_length = unroll_length
         self._seed = seed
+        self._random_warm_up = random_warm_up
+        self._step_info = step_info
         self._held = (0, 0)  # incarnation and version of what the policy acts with; none yet
         self._groups: dict[int, list[_Group]] = {}  # of each task that was played
 
@@ -112,7 +120,11 @@ class Actor:
                 raise ValueError("an actor needs at least one group of environments, got none")
             seeds = np.random.SeedSequence([self._seed, task]).spawn(len(environments))
             self._groups[task] = [
-                _Group(task, place, environment, self._policy, self._unroll_length, seed)
+                _Group(
+                    *(task, place, environment, self._policy, self._unroll_length, seed),
+                    random_warm_up=self._random_warm_up,
+                    step_info=self._step_info,
+                )
                 for place, (environment, seed) in enumerate(zip(environments, seeds, strict=True))
             ]
         return self._groups[task]
@@ -141,8 +153,14 @@ class _Group:
         policy: Policy,
         unroll_length: int,
         seed: np.random.SeedSequence,
+        random_warm_up: bool = False,
+        step_info: Collection[str] = (),
     ):
         self._task, self._place = task, place
+        self._asked = step_info
+        self._uniform: Uniform | None = None
+        if random_warm_up:
+            self._uniform = Uniform(environment.action_space, environment.num_envs, seed)
         environment_seed, *action_seed = (int(s) for s in seed.generate_state(3) >> 1)
         num_envs = environment.num_envs
         first = environment.reset(environment_seed)
@@ -161,6 +179,7 @@ class _Group:
         self._statistics = EpisodeStatistics(num_envs)
         self._episodes: list[Episode] = []
         self._faults: list[EnvironmentFault] = []
+        self._step_info: dict[str, list[np.ndarray]] = {}  # name -> [N] of each row
 
     def doing(self) -> str:
         """Returns which group this is, for the error about an actor that hangs."""
@@ -175,10 +194,14 @@ class _Group:
         self._frames[:] = 0
         self._episodes = []
         self._faults = []
+        self._step_info = {}
 
     def act(self, row: int) -> None:
         """Infers from `row` the actions that lead to the next row, and starts the step."""
-        self._outputs.write(row + 1, self._acting.act(self._timesteps[row]))
+        leaves = self._acting.act(self._timesteps[row])
+        if self._uniform is not None and self._held[1] == 0:
+            leaves = [self._uniform.draw(), *leaves[1:]]  # the rest is the network's
+        self._outputs.write(row + 1, leaves)
         self._environment.send(self._outputs[row + 1].action)
 
     def observe(self, row: int) -> None:
@@ -188,6 +211,11 @@ class _Group:
         self._frames += step.frames
         self._episodes += [episode for _, episode in self._statistics.update(step)]
         self._faults += step.faults
+        if self._asked:
+            is_step = step.timestep.step_type != StepType.FIRST
+            for name in step.info if "*" in self._asked else step.info.keys() & self._asked:
+                values = np.asarray(step.info[name], np.float32)[is_step]
+                self._step_info.setdefault(name, []).append(values[np.isfinite(values)])
 
     def finish(self) -> ActorUnrolls:
         """Returns the finished unroll, once its last row has been observed."""
@@ -199,7 +227,10 @@ class _Group:
             frames=self._frames,
             parameter_version=version,
         )
-        return ActorUnrolls(unroll, self._task, incarnation, self._episodes, self._faults)
+        step_info = {name: np.concatenate(rows) for name, rows in self._step_info.items()}
+        return ActorUnrolls(
+            unroll, self._task, incarnation, self._episodes, self._faults, step_info
+        )
 
 
 class _Rows:

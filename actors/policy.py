@@ -3,6 +3,7 @@
 import abc
 from collections.abc import Sequence
 
+import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 import tree
@@ -48,6 +49,28 @@ class Acting(abc.ABC):
     @abc.abstractmethod
     def core_state(self) -> Nest:
         """Returns the core state [E, ...] before the next time step; it is not written again."""
+
+
+class Uniform:
+    """Draws actions uniformly from a box.
+
+    Args:
+      space: of one action.
+      num_envs: E.
+      seed: determines what is drawn.
+    """
+
+    def __init__(self, space: gym.Space, num_envs: int, seed: np.random.SeedSequence) -> None:
+        if not isinstance(space, gym.spaces.Box):
+            raise ValueError(f"agent.random_warm_up draws actions from a Box, not from {space}.")
+        self._space = space
+        self._shape = (num_envs, *space.shape)
+        self._random = np.random.default_rng(seed)
+
+    def draw(self) -> np.ndarray:
+        """Returns actions [E, ...]."""
+        drawn = self._random.uniform(self._space.low, self._space.high, self._shape)
+        return drawn.astype(self._space.dtype)
 
 
 def of(agent: Agent, config: AgentConfig, spaces: Spaces) -> Policy:

@@ -184,7 +184,7 @@ class _Built:
         self.unroll_length: int = reply.unroll_length
         self.config = config.agent
         self._own = parts.found(config)
-        self.spaces = build.spaces(self.tasks, self._own)
+        self.spaces = build.spaces(self.tasks, self._own, numbered=config.agent.popart)
         self.agent = build.agent(config.agent, *self.spaces, own=self._own)
         self._check(reply, build.unroll_spec(self.agent, *self.spaces, self.unroll_length))
 
@@ -201,6 +201,7 @@ class _Built:
             first=first,
             render_mode="human" if render else None,
             joint=self.spaces,
+            task=task,
             own=self._own,
         )
 
@@ -283,7 +284,11 @@ def _act(
             ]
 
         chosen = policy.of(built.agent, built.config, built.spaces)
-        actor = Actor(environments, chosen, built.unroll_length, built.seed)
+        actor = Actor(
+            *(environments, chosen, built.unroll_length, built.seed),
+            random_warm_up=built.config.random_warm_up,
+            step_info=frozenset(built.actor.step_info),
+        )
         paced = client.join().needs_permits
         unrolls = actor.run(client.parameters, client.task, client.prefetch, whole_rounds=paced)
         hang = stack.enter_context(HangWatch(built.actor.hang_seconds))

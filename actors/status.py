@@ -62,11 +62,12 @@ def _table(status: pb.RunStatus) -> rich.table.Table:
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("name", overflow="fold", min_width=12)
     table.add_column("role")
-    for column in ("last seen", "frames/s", "frames", "lag", "joins", "rejected"):
+    for column in ("last seen", "frames/s", "return", "frames", "lag", "joins", "rejected"):
         table.add_column(column, justify="right")
     only_if_any = {
         "blamed": [member.blamed for member in status.members],
         "faults": [member.environment_faults for member in status.members],
+        "mistakes": [sum(member.mistakes.values()) for member in status.members],
     }
     seldom = {name: counts for name, counts in only_if_any.items() if any(counts)}
     for name in seldom:
@@ -78,6 +79,7 @@ def _table(status: pb.RunStatus) -> rich.table.Table:
             rich.text.Text(printable(member.name)),  # no markup
             *("actor" if is_actor else "evaluator", _ago(member.silent_seconds)),
             f"{member.frames_per_second:,.0f}" if is_actor else "",
+            f"{member.recent_return:,.2f}" if member.HasField("recent_return") else "",
             f"{member.frames:,}" if is_actor else "",
             "" if is_actor and not member.unrolls else f"{behind:,}",
             *(f"{member.joins:,}", f"{member.rejected:,}"),
@@ -98,6 +100,9 @@ def _notes(member: pb.Member, status: pb.RunStatus) -> list[str]:
     if member.last_rejection:
         why = printable(member.last_rejection, _MAX_DETAIL)
         notes.append(f"{name} was last rejected for {why}")
+    if member.mistakes:
+        last = printable(member.last_mistake, _MAX_DETAIL)
+        notes.append(f"{name}: {_counts('mistakes', member.mistakes)}, the last one {last}")
     if member.version and member.version != status.version:
         theirs, ours = printable(member.version), printable(status.version)
         notes.append(f"{name} runs {theirs}, the learner {ours}")

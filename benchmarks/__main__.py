@@ -36,8 +36,8 @@ def main() -> int:
     parser.add_argument(
         "parts",
         nargs="*",
-        help="training, ingest, replay, micro, by default; actor, fleet, attack, speed-up, critic, "
-        "gpu, profile, lag",
+        help="training, ingest, replay, micro, by default; actor, fleet, attack, speed-up, gpu, "
+        "profile, lag",
     )
     parser.add_argument("--seconds", type=float, default=30.0, help="for each measurement")
     parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("build/bench.json"))
@@ -62,7 +62,7 @@ def main() -> int:
     measures: dict[str, _Part] = {
         **by_default,
         "actor": functools.partial(_actor, arguments.presets, arguments.against),
-        **{"fleet": _fleet, "attack": _attack, "speed-up": _speed_up, "critic": _critic},
+        **{"fleet": _fleet, "attack": _attack, "speed-up": _speed_up},
         "gpu": functools.partial(_gpu, arguments.trial),
         "profile": _profile,
         "lag": _lag,
@@ -214,20 +214,6 @@ def _speed_up(config: configs.Config, seconds: float) -> dict[str, float]:
     }
     speed_ups = speed_up.speed_ups(measured)
     return times | {f"{actors} actors, speed-up": each for actors, each in speed_ups.items()}
-
-
-def _critic(config: configs.Config, seconds: float) -> dict[str, float]:
-    """Measures whole runs, of a preset of their own."""
-    from benchmarks import critic
-
-    del config, seconds
-    measured = critic.measure()
-    print(critic.table(measured))
-    return {
-        f"{variant}, run {run}, frames": each
-        for variant, of_seeds in measured.items()
-        for run, each in enumerate(of_seeds, start=1)
-    }
 
 
 def _gpu(is_trial: bool, config: configs.Config, seconds: float) -> dict[str, float]:

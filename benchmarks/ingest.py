@@ -24,16 +24,14 @@ from impala.config import schema as configs
 from impala.runtime import process
 from impala.schedule import tasks
 from impala.types import Parameters
-from learner.data.bounds import message_bounds
 from learner.data.ingest import Ingest
 from learner.data.mix import Mix
-from learner.front import settings
 from learner.front.receipts import ReceiptProofs
 from learner.front.records import Records
 from learner.front.server import SERVICE_NAME, Server
 from learner.front.service import LearnerService, Lineage
 from learner.front.snapshots import Snapshots
-from learner.front.terms import Terms
+from learner.front.terms import terms
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
@@ -70,21 +68,14 @@ def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Ra
     agent = build.agent(config.agent, *spaces)
     ingest = Ingest(config.learner.queue_unrolls)
     incarnation = secrets.randbits(62) + 1
-    terms = Terms(
-        build.unroll_spec(agent, *spaces, config.learner.unroll_length),
-        codec.specs(agent.variables),
-        settings.message(config, played),
-        settings.agreed(config, played),
-        seed=0,
-        is_deterministic=False,
-        max_envs_per_message=config.learner.max_envs_per_message,
-        max_in_flight=_IN_FLIGHT,
-        bounds=message_bounds(config, played, spaces[1]),
+    unroll_spec = build.unroll_spec(agent, *spaces, config.learner.unroll_length)
+    of_run = terms(config, agent.variables, unroll_spec, played, spaces)._replace(
+        max_in_flight=_IN_FLIGHT
     )
     records = Records.begin(config)
     lineage = Lineage(incarnation, {}, ReceiptProofs(secrets.token_bytes(), incarnation))
     service = LearnerService(
-        *(terms, lineage, records, ingest, tasks.Schedule(config)), Snapshots(1, "never")
+        *(of_run, lineage, records, ingest, tasks.Schedule(config)), Snapshots(1, "never")
     )
     service.publish(Parameters(incarnation, 0, 0.0, 0, [v.numpy() for v in agent.variables]))
     mix = Mix(ingest, config.mix)

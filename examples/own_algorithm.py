@@ -26,7 +26,7 @@ import impala
 import vtrace
 from impala.agents.agent import Agent
 from impala.algorithms import losses
-from impala.algorithms.base import Algorithm, LossOutput
+from impala.algorithms.base import Algorithm, LossOutput, Term
 from impala.config.schema import Cost, ObjectiveConfig, Positive, Range, Share
 from impala.types import Batch
 
@@ -92,19 +92,16 @@ class Impact(Algorithm):
 
         entropies = distribution.entropy(steps.target_policy)
         baseline = losses.baseline(steps.values, returns.vs)
-        loss = (
-            -surrogate
-            + config.baseline_cost * baseline
-            + config.entropy_cost * losses.entropy(entropies)
-        )
         terms = {
-            "loss/surrogate": -surrogate,
-            "loss/baseline": baseline,
-            "policy/entropy": entropies,
-            "impact/ratio": ratios,
+            "surrogate": Term(-surrogate, steps.mask),
+            "baseline": Term(baseline, steps.mask, config.baseline_cost),
+            "entropy": Term(losses.entropy(entropies), steps.mask, config.entropy_cost),
         }
-        metrics = {name: losses.masked_mean(term, steps.mask) for name, term in terms.items()}
-        return LossOutput(losses.masked(loss, steps.mask), metrics)
+        metrics = {
+            "policy/entropy": losses.masked_mean(entropies, steps.mask),
+            "impact/ratio": losses.masked_mean(ratios, steps.mask),
+        }
+        return LossOutput.of(terms, metrics)
 
     def after_update(self, progress: tf.Tensor | float) -> None:
         """Copies the agent into the target network every now and then."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from impala.config.schema import ActorCriticConfig as ActorCriticConfig
     from impala.config.schema import AgentConfig as AgentConfig
     from impala.config.schema import AtariConfig as AtariConfig
+    from impala.config.schema import ChecksConfig as ChecksConfig
     from impala.config.schema import Config as Config
     from impala.config.schema import CriticConfig as CriticConfig
     from impala.config.schema import EnvironmentConfig as EnvironmentConfig

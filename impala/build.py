@@ -16,12 +16,13 @@ from impala.agents import distributions
 from impala.agents.agent import Agent
 from impala.agents.cores import Core
 from impala.agents.observation import Features, FrameStack
+from impala.agents.popart import PopArt
 from impala.algorithms.base import Algorithm
 from impala.components import ALGORITHM, CORE, ENVIRONMENT, TORSO, Allowed, Kind
 from impala.config import parts
 from impala.config.parts import Found, Own
 from impala.config.schema import ActorConfig, AgentConfig, Config, EnvironmentConfig
-from impala.environments.spaces import ACTION_MASK, Spaces, has_action_mask
+from impala.environments.spaces import ACTION_MASK, Spaces, has_action_mask, num_tasks
 from impala.schedule.tasks import Task
 from impala.types import AgentOutput, ArraySpec, Nest, StepType, TimeStep, Unroll
 
@@ -41,11 +42,13 @@ def environment(
     first: int = 0,
     render_mode: str | None = None,
     joint: Spaces | None = None,
+    task: int = 0,
     own: Own = _NONE,
 ) -> Environment:
     """Returns `num_envs` environments that step together, adapted to `joint` spaces.
 
-    `actor` and `first` are as for `impala.environments.make`.
+    `actor` and `first` are as for `impala.environments.make`; `task` is the number of the task in
+    the run.
 
     Raises:
       ValueError: there is no such environment, or it cannot be made with these settings.
@@ -67,23 +70,29 @@ def environment(
     )
     if joint is None or joint == (made.observation_space, made.action_space):
         return made
-    return environments.Joint(made, *joint)
+    return environments.Joint(made, *joint, task)
 
 
-def spaces(tasks: Sequence[Task], own: Own = _NONE) -> Spaces:
+def spaces(tasks: Sequence[Task], own: Own = _NONE, *, numbered: bool = False) -> Spaces:
     """Returns the observation and action space of one environment, common to all tasks.
+
+    Args:
+      tasks: of the run.
+      own: the parts of one's own that the configuration names.
+      numbered: whether observations hold the number of the task: `agent.popart`.
 
     Raises:
       ValueError: as `environment`, or no spaces join the tasks.
     """
     from impala import environments
 
+    environments.check_joint(tasks)
     of_tasks = []
     for task in tasks:
         probe = environment(task.environment, num_envs=1, own=own)
         probe.close()
         of_tasks.append((probe.observation_space, probe.action_space))
-    return environments.join([task.name for task in tasks], of_tasks)
+    return environments.join([task.name for task in tasks], of_tasks, numbered)
 
 
 def agent(
@@ -130,6 +139,7 @@ def agent(
         baseline_torso=_features(config, observation_space, own, "baseline_") if separate else None,
         baseline_core=_core(config, own, "baseline_") if separate else None,
         masks_actions=masks_actions,
+        popart=PopArt(num_tasks(observation_space)) if config.popart else None,
     )
     built.greedy_step(_zeros(single_observation_space), built.initial_state(1))
     return built

@@ -65,6 +65,7 @@ TORSO = Kind(
         "mlp": "impala.agents.torsos:MLP",
         "small": "impala.agents.torsos:Small",
         "strided": "impala.agents.torsos:Strided",
+        "strided_valid": "impala.agents.torsos:StridedValid",
         "shallow": "impala.agents.torsos:Shallow",
         "deep": "impala.agents.torsos:DeepResidual",
     },

@@ -17,7 +17,7 @@ import tree
 from impala.agents.agent import Agent
 from impala.environments.base import Environment
 from impala.environments.episodes import EpisodeStatistics
-from impala.types import EnvironmentStep, Episode, Nest, TimeStep
+from impala.types import EnvironmentStep, Episode, Nest, StepType, TimeStep
 
 _log = logging.getLogger(__name__)
 
@@ -91,8 +91,37 @@ def play(
         yield step
 
 
+class FirstEpisodes:
+    """Keeps reward and infos of each step of the first episode of some environments.
+
+    Args:
+      number: of environments, counted from the first.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.steps: list[dict[str, list[float]]] = [{"reward": []} for _ in range(number)]
+        """Of each environment: name -> a number for each step, or NaN; `reward` and the infos."""
+        self._ended = np.zeros(number, np.bool_)
+
+    def add(self, step: EnvironmentStep) -> None:
+        """Adds a step of all environments; the reset is none."""
+        for e, steps in enumerate(self.steps):
+            step_type = step.timestep.step_type[e]
+            if self._ended[e] or step_type == StepType.FIRST:
+                continue
+            steps["reward"].append(float(step.timestep.reward[e]))
+            for name, values in step.info.items():
+                steps.setdefault(name, []).append(float(values[e]))
+            self._ended[e] = step_type == StepType.LAST
+
+
 def play_episodes(
-    environment: Environment, agent: Agent, num_episodes: int, greedy: bool, seed: int
+    environment: Environment,
+    agent: Agent,
+    num_episodes: int,
+    greedy: bool,
+    seed: int,
+    first: FirstEpisodes | None = None,
 ) -> list[Episode]:
     """Plays an equal number of episodes in each of E environments (one more in the first ones).
 
@@ -105,6 +134,7 @@ def play_episodes(
         discarded.
       greedy: use the mode of the policy instead of a sample.
       seed: of the environments and the sampled actions.
+      first: keeps the steps of first episodes, of at most E environments; None: nothing is kept.
 
     Returns:
       `num_episodes` episodes with raw returns, ordered by environment.
@@ -117,6 +147,8 @@ def play_episodes(
     statistics = EpisodeStatistics(num_envs)
     logged = time.monotonic()
     for count, step in enumerate(play(environment, agent, greedy, seed)):
+        if first is not None:
+            first.add(step)
         for e, episode in statistics.update(step):
             if len(finished[e]) < quota[e]:
                 finished[e].append(episode)

@@ -116,6 +116,7 @@ class ActorUnrolls(NamedTuple):
     incarnation: int  # of the learner whose parameters acted in rows 1..T
     episodes: list[Episode]  # that ended in rows 1..T
     faults: Sequence[EnvironmentFault] = ()  # of the group's environments, in rows 1..T
+    step_info: Mapping[str, np.ndarray] = {}  # name -> [N], numbers in rows 1..T without seams
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,9 @@ from impala.schedule import tasks
 from impala.schedule.tasks import Schedule, Task
 from impala.types import Unroll
 from learner.update.phases import Phases
+from learner.update.replicas import Replicas
+
+_ALONE = Replicas()
 
 
 class Plan(NamedTuple):
@@ -28,8 +31,12 @@ class Plan(NamedTuple):
         return [task.name for task in self.played]
 
 
-def plan_of(config: Config) -> Plan:
+def plan_of(config: Config, replicas: Replicas = _ALONE) -> Plan:
     """Returns the plan of a run. Makes the agent, and every environment once.
+
+    Args:
+      config: the run's configuration.
+      replicas: the devices that learn.
 
     Raises:
       OptionError: there is no such environment, or the agent or an algorithm does not fit it.
@@ -38,9 +45,10 @@ def plan_of(config: Config) -> Plan:
         played = tasks.make(config.environment, config.tasks)
         schedule = Schedule(config)
         own = parts.found(config)
-        spaces = build.spaces(played, own)
-        agent = build.agent(config.agent, *spaces, seed=config.seed, own=own)
-        phases = Phases(config, agent)
+        spaces = build.spaces(played, own, numbered=config.agent.popart)
+        with replicas.scope():
+            agent = build.agent(config.agent, *spaces, seed=config.seed, own=own)
+        phases = Phases(config, agent, replicas)
     except ValueError as error:
         raise values.OptionError(str(error)) from error
     unroll_spec = build.unroll_spec(agent, *spaces, config.learner.unroll_length)

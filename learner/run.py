@@ -1,7 +1,6 @@
 """The learner service, wired from top to bottom: composition root of this package."""
 
 import contextlib
-import functools
 import logging
 import pathlib
 import secrets
@@ -44,6 +43,7 @@ from learner.update import devices
 from learner.update.checkpoints import Checkpoints, resume
 from learner.update.guard import Guard
 from learner.update.publisher import Publisher
+from learner.update.replicas import replicas_of
 from learner.update.snapshot_maker import SnapshotMaker
 from learner.update.training import Training
 
@@ -107,7 +107,8 @@ def run_learner(
         LogDirectory(logdir, fresh) as directory,
         contextlib.ExitStack() as at_the_end,
     ):
-        plan = plan_of(config)  # may raise an OSError that does not concern the log directory
+        # May raise an OSError that does not concern the log directory.
+        plan = plan_of(config, replicas_of(config))
         with log_directory.opening(logdir):
             # Restored state.
             records = Records.begin(config)
@@ -129,7 +130,9 @@ def run_learner(
             )
             proofs = ReceiptProofs(load_key(logdir / "receipt.key"), incarnations.own)
             service = LearnerService(
-                terms(config, plan.phases.agent, plan.unroll_spec, plan.played, plan.spaces[1]),
+                terms(
+                    config, plan.phases.agent.variables, plan.unroll_spec, plan.played, plan.spaces
+                ),
                 Lineage(incarnations.own, incarnations.earlier, proofs),
                 records,
                 ingest,
@@ -137,6 +140,8 @@ def run_learner(
                 snapshots,
                 pacing,
             )
+
+            at_the_end.callback(service.close)
 
             # Telemetry, closed last.
             telemetry = Telemetry()
@@ -159,7 +164,7 @@ def run_learner(
                 *(ingest, config.mix, replay),
                 version=resumed.learner.counters.updates,
                 pacing=pacing,
-                place=functools.partial(devices.place, device=resumed.learner.device),
+                place=resumed.learner.place,
             )
             at_the_end.callback(mix.close)
             at_the_end.callback(ingest.close)
@@ -189,6 +194,7 @@ def run_learner(
             reporter = Reporter(
                 *(telemetry, gauges, writer, plan.names, config.learner.log_seconds),
                 updates=_ROW_UPDATES if config.deterministic else None,
+                logs_episodes=config.telemetry.log_episodes,
             )
 
         def check() -> None:

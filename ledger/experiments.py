@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ledger import sequences
+
 REPORTING_SEEDS = 101  # and up; presets are tuned on seeds 1 to 20
 
 
@@ -27,6 +29,8 @@ class Experiment:
     """Arguments of `impala evaluate`, for each task."""
     info: Sequence[str] = ()
     """Infos of each episode that are recorded with its return."""
+    step_info: Sequence[str] = ()
+    """Infos of each step that are recorded of the episodes that `evaluation` has --steps for."""
     milestones: Sequence[float] = ()
     """Training returns whose first row of telemetry is recorded, however the curve is thinned."""
 
@@ -41,6 +45,14 @@ _EACH_SECOND = ("--learner.log-seconds", "1")  # for runs of a minute
 _PONG = (-18.0, 0.0, 10.0, 18.0)
 _PULLS = ("--episodes", "3000", "--num-envs", "1000")  # sampled: exploring is what is learned
 _BANDITS: dict[str, Any] = {"evaluation": _PULLS, "info": ("regret",), "score": "regret"}
+
+# As long as in Wang et al. 2016, arXiv 1611.05763: 20,000 episodes, and an LSTM of 48.
+_AS_IN_THE_PAPER: dict[str, Any] = {
+    "evaluation": (*_PULLS, "--steps", "100"),
+    "info": ("regret",),
+    "step_info": ("best",),
+}
+_PAPER_EPISODES = 20_000
 
 
 def _at_lag(correction: str, lag: int) -> Sequence[str]:
@@ -64,7 +76,174 @@ _VTRACE_AT_LAG = Experiment(
     },
 )
 
+# What no task of a sequence may do to the next: end its learning.
+_STEADY = ("--optimiser.no-decay-to-zero",)
+_SAMPLED = ("--episodes", "100")
+
+
+def _sequence(name: str, of: sequences.Tasks) -> Experiment:
+    """Returns the experiment that trains tasks in turn, with and without CLEAR."""
+    return Experiment(
+        name=name,
+        question="What does CLEAR keep of tasks that are trained in turn, and what of it counts?",
+        arms=sequences.arms(of),
+        evaluation=_SAMPLED,
+    )
+
+
+# Boards of different height put the paddle in different rows: they can be told apart, and no
+# action means the same in two of them.
+_CATCH_BOARDS = sequences.Tasks(
+    preset="catch",
+    # A policy that is certain of one board's controls must still explore on the next.
+    flags=(*_STEADY, *_EACH_SECOND, "--impala.entropy-cost", "0.05", "--evaluator.episodes", "32"),
+    tasks=("Catch", 'Catch{"rows": 9, "shift": 1}', 'Catch{"rows": 8, "shift": 2}'),
+    frames=45_000,
+    cycles=2,
+    fresh=16,
+    unroll_length=9,
+)
+
+# In alphabetical order, as they were chosen; each is learned alone.
+_MINATAR_GAMES = ("Asterix", "Breakout", "SpaceInvaders")
+
+_ALL_SIX_ACTIONS = '{"use_minimal_action_set": false}'
+
+_MINATAR_SEQUENCE = sequences.Tasks(
+    preset="minatar",
+    flags=(*_STEADY, "--environment.kwargs", _ALL_SIX_ACTIONS),
+    tasks=tuple(f"MinAtar/{game}-v1" for game in _MINATAR_GAMES),
+    frames=2_500_000,
+    cycles=2,
+    fresh=16,
+    unroll_length=20,
+)
+
+# CORA's six games (Powers et al. 2022, arXiv 2110.10067, and its code): 50M frames of each, five
+# cycles, all 18 actions; its CLEAR has RMSProp with 4e-4 and 32 + 32 unrolls of 20 steps.
+_CORA_ATARI = sequences.Tasks(
+    preset="atari-deep",
+    flags=(
+        *("--tasks.anneal-anew", "--environment.atari.full-action-set"),
+        *("--optimiser.learning-rate", "4e-4"),
+        *("--optimiser.epsilon", "0.01"),
+        *("--impala.entropy-cost", "0.01", "--evaluator.every-frames", "5_000_000"),
+        *("--evaluator.episodes", "10"),
+    ),
+    tasks=tuple(
+        f"ALE/{game}-v5"
+        for game in ("SpaceInvaders", "Krull", "BeamRider", "Hero", "StarGunner", "MsPacman")
+    ),
+    frames=50_000_000,
+    cycles=5,
+    fresh=32,
+    unroll_length=20,
+    frame_skip=4,
+)
+
+
+def _corrections(game: str) -> Experiment:
+    """Returns the experiment that compares corrections on a game, with and without replay.
+
+    Those with replay take as many unrolls per update from the newest 10,000; nothing is cloned.
+    """
+    every = (
+        *("minatar", "--environment.id", f"MinAtar/{game}-v1", "--total-frames", "2_000_000"),
+        *("--impala.policy-cloning-cost", "0", "--impala.value-cloning-cost", "0"),
+        *("--replay.rule", "fifo", "--replay.capacity-frames", "200_000"),
+    )
+    mixes = {"": "0", "-replay": "16"}
+    return Experiment(
+        name=f"vtrace-{game.lower()}",
+        question="Which correction is best with and without replay?",
+        arms={
+            f"{correction.replace('_', '-')}{suffix}": (
+                *(*every, "--impala.correction", correction, "--mix.replayed", replayed),
+            )
+            for suffix, replayed in mixes.items()
+            for correction in ("vtrace", "one_step", "epsilon", "none")
+        },
+        evaluation=_SAMPLED,
+    )
+
+
+# All that is learned from is 1,000 to 1,100 updates old. With the preset's learning rate, policies
+# so far apart differ by several nats, and what is learned collapses in both arms.
+_VERY_OLD = (
+    *("cartpole", *_EACH_SECOND, "--mix.exact-lag", "1000", "--mix.no-learn-from-fresh"),
+    *("--mix.fresh", "8", "--mix.replayed", "16", "--actor.num-envs", "8"),
+    *("--replay.rule", "fifo", "--replay.capacity-frames", "16_000"),
+    *("--optimiser.learning-rate", "1e-4"),
+    *("--impala.policy-cloning-cost", "0", "--impala.value-cloning-cost", "0"),
+)
+
+# Pulls must be remembered over an episode of 100, in unrolls of 40.
+_REPLAYED_MEMORY = (
+    *("bandit", "--algorithm", "impala", "--impala.baseline-cost", "1"),
+    *("--impala.entropy-anneal", "0.5", "--impala.vtrace-lambda", "0.9"),
+    *("--mix.fresh", "8", "--learner.unroll-length", "40", "--mix.replayed"),
+)
+
+_PRE_TRAINING = 100_000  # frames
+
+
+def _with_critic(*flags: str, is_first: bool) -> Sequence[str]:
+    """Returns arguments for IMPALA on CartPole, after a critic if it is first."""
+    frames, of_critic = 750_000, _PRE_TRAINING if is_first else 0
+    phases = ("--phases", f"critic:{of_critic}", "impala") if is_first else ()
+    return ("cartpole", *_EACH_SECOND, *flags, *phases, "--total-frames", str(frames + of_critic))
+
+
+_GAMES = ("Pong", "Breakout", "SpaceInvaders", "Seaquest", "Qbert", "BeamRider")
+
 _ALL = (
+    Experiment(
+        name="critic-first",
+        question="Does IMPALA learn in fewer frames from a pre-trained critic?",
+        arms={
+            "from-scratch": _with_critic(is_first=False),
+            "critic-first": _with_critic(is_first=True),
+            "critic-head-first": _with_critic("--critic.trains", "baseline", is_first=True),
+            "separate-from-scratch": _with_critic("--agent.separate-baseline", is_first=False),
+            "separate-critic-first": _with_critic("--agent.separate-baseline", is_first=True),
+        },
+        milestones=(100.0, 200.0, 400.0, 475.0),
+    ),
+    Experiment(
+        name="trust-region",
+        question="What does a trust region make of data that are 1,000 updates old?",
+        arms={
+            "without": _VERY_OLD,
+            "trust-region": (*_VERY_OLD, "--impala.trust-region", "0.3"),
+        },
+    ),
+    Experiment(
+        name="burn-in",
+        question="What does burn-in make of replayed unrolls of a recurrent agent?",
+        arms={
+            "without": (*_REPLAYED_MEMORY, "24"),
+            "burn-in-20": (*_REPLAYED_MEMORY, "24", "--replay.burn-in", "20"),
+            "as-many-rows": (*_REPLAYED_MEMORY, "12"),
+        },
+        **_BANDITS,
+    ),
+    Experiment(
+        name="atari-games",
+        question="What does the preset atari come to on six games after 5M frames, tuned on none?",
+        arms={
+            game.lower(): (
+                *("atari", "--environment.id", f"ALE/{game}-v5"),
+                *("--environment.atari.sticky-actions", "0.25", "--total-frames", "5_000_000"),
+            )
+            for game in _GAMES
+        },
+        seeds=(101,),
+        evaluation=_SAMPLED,
+    ),
+    *map(_corrections, _MINATAR_GAMES[:2]),
+    _sequence("clear-minatar", _MINATAR_SEQUENCE),
+    _sequence("clear-catch", _CATCH_BOARDS),
+    _sequence("clear-atari", _CORA_ATARI),
     _VTRACE_AT_LAG,
     _preset("catch", arms={"catch": ("catch", *_EACH_SECOND)}),
     _preset("cartpole", arms={"cartpole": ("cartpole", *_EACH_SECOND)}),
@@ -83,8 +262,50 @@ _ALL = (
     ),
     _preset("bandit-independent", **_BANDITS),
     _preset("bandit-eleven", **_BANDITS | {"score": "return"}),
+    Experiment(
+        name="bandit-paper",
+        question="What regret is left after the paper's 20,000 episodes, with its LSTM of 48?",
+        arms={
+            "independent": (
+                *("bandit-independent", "--agent.lstm-size", "48"),
+                *("--total-frames", str(100 * _PAPER_EPISODES)),
+            ),
+            **{
+                problem.lower(): (
+                    *("bandit", "--environment.id", f"Bandit/Dependent{problem}-v0"),
+                    *("--total-frames", str(100 * _PAPER_EPISODES)),
+                )
+                for problem in ("Uniform", "Easy", "Medium", "Hard")
+            },
+        },
+        score="regret",
+        **_AS_IN_THE_PAPER,
+    ),
+    Experiment(
+        name="bandit-eleven-paper",
+        question="What is paid by the eleven arms after the paper's 20,000 episodes?",
+        arms={"eleven": ("bandit-eleven", "--total-frames", str(5 * _PAPER_EPISODES))},
+        **_AS_IN_THE_PAPER,
+    ),
+    _preset("atari-a3c-small", seeds=(101,), milestones=_PONG),
+    Experiment(
+        name="breakout",
+        question="What do A3C and Q-learning come to on Breakout after 10M frames?",
+        arms={
+            "atari-a3c": (
+                *("atari-a3c", "--environment.id", "ALE/Breakout-v5"),
+                *("--total-frames", "10_000_000"),
+            ),
+            "atari-q": ("atari-q",),
+            "atari-q-replay": ("atari-q-replay",),
+        },
+        seeds=(101,),
+        evaluation=_SAMPLED,  # a greedy policy may never serve
+    ),
+    _preset("bipedal-walker", seeds=(101,)),
     _preset("atari", milestones=_PONG),
     _preset("atari-a3c", seeds=(101,), milestones=_PONG),
+    _preset("minatar"),
     _preset("minatar-q", seeds=(101,)),
     _preset("lunar-lander", seeds=(101,)),
 )

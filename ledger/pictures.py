@@ -1,4 +1,4 @@
-"""Draws learning curves from records; each picture holds a digest of what it was drawn from."""
+"""Draws curves and choices from records; each picture holds a digest of what it was drawn from."""
 
 import ast
 import hashlib
@@ -35,12 +35,20 @@ class Panel(NamedTuple):
     title: str
     y: str
     lines: Mapping[str, Sequence[Sequence[tuple[float, float]]]]  # arm -> for each seed its points
+    shaded: Sequence[tuple[int, int]] = ()  # frames from which and to which the task is trained
+
+
+class Grid(NamedTuple):
+    """A number of each step of some episodes, as shades of grey: white is 0, black is 1."""
+
+    title: str
+    rows: Sequence[Sequence[float]]  # an episode each, all of the same length
 
 
 class Picture(NamedTuple):
     """Panels side by side, three in a row."""
 
-    panels: tuple[Panel, ...]
+    panels: tuple[Panel | Grid, ...]
 
     @property
     def digest(self) -> str:
@@ -53,7 +61,7 @@ def panels(title: str, of_arms: Mapping[str, Sequence[Record]], source: str) -> 
     """Returns a panel for each task that the arms of an experiment play.
 
     Args:
-      title: of the experiment.
+      title: of the experiment; "": none, tasks say enough.
       of_arms: arm -> its records.
       source: "training" or "evaluations".
     """
@@ -66,10 +74,27 @@ def panels(title: str, of_arms: Mapping[str, Sequence[Record]], source: str) -> 
         for record in of_seeds:
             for task, points in _points(record, source).items():
                 found.setdefault(task, {}).setdefault(arm, []).append(points)
-    names = {task: title if len(found) == 1 else f"{title}: {task}" for task in found}
+    names = {
+        task: title if title and len(found) == 1 else ": ".join(filter(None, (title, task)))
+        for task in found
+    }
+    shaded = _shaded([record for of_seeds in of_arms.values() for record in of_seeds])
     return [
-        Panel("\n".join(textwrap.wrap(names[task], 38)), y, lines) for task, lines in found.items()
+        Panel("\n".join(textwrap.wrap(names[task], 38)), y, lines, shaded.get(task, ()))
+        for task, lines in found.items()
     ]
+
+
+def _shaded(shown: Sequence[Record]) -> dict[str, list[tuple[int, int]]]:
+    """Returns the blocks of each task in the first run that trains several in turn."""
+    for run in map(statistics.continual_run, shown):
+        trained = [block for block in run.blocks if block.end > block.start]
+        if len({block.task for block in trained}) > 1:
+            return {
+                name: [(block.start, block.end) for block in trained if block.task == number]
+                for number, name in enumerate(run.tasks)
+            }
+    return {}
 
 
 def _points(record: Record, source: str) -> dict[str, list[tuple[float, float]]]:
@@ -84,10 +109,11 @@ def _points(record: Record, source: str) -> dict[str, list[tuple[float, float]]]
 
 def draw(picture: Picture, path: pathlib.Path) -> None:
     """Writes a picture as PNG: means over seeds, in bands from the smallest to the largest."""
-    arms = list(dict.fromkeys(arm for panel in picture.panels for arm in panel.lines))
+    curves = [panel for panel in picture.panels if isinstance(panel, Panel)]
+    arms = list(dict.fromkeys(arm for panel in curves for arm in panel.lines))
     colours = {arm: _COLOURS[i % len(_COLOURS)] for i, arm in enumerate(arms)}
-    has_legend = any(len(panel.lines) > 1 for panel in picture.panels)
-    per_line = max(1, 110 // (8 + max(map(len, arms))))
+    has_legend = any(len(panel.lines) > 1 for panel in curves)
+    per_line = max(1, 110 // (8 + max(map(len, arms), default=0)))
     legend = -(-len(arms) // per_line) * _LEGEND if has_legend else 0.0
     columns = min(_COLUMNS, len(picture.panels))
     rows = -(-len(picture.panels) // columns)
@@ -102,9 +128,14 @@ def draw(picture: Picture, path: pathlib.Path) -> None:
             place.axis("off")
             continue
         panel = picture.panels[number]
+        place.set_title(panel.title, fontsize=9)
+        if isinstance(panel, Grid):
+            _draw_grid(place, panel, number)
+            continue
         for arm, of_seeds in panel.lines.items():
             _draw_line(place, of_seeds, colours[arm] if has_legend else _COLOURS[0])
-        place.set_title(panel.title, fontsize=9)
+        for start, end in panel.shaded:
+            place.axvspan(start, end, color="0.9", zorder=0)
         place.xaxis.set_major_formatter(EngFormatter(sep=""))
         place.grid(alpha=0.3)
         if number % columns == 0:
@@ -116,6 +147,17 @@ def draw(picture: Picture, path: pathlib.Path) -> None:
         figure.legend(lines, arms, loc="outside lower center", ncols=per_line)
     figure.savefig(path, dpi=_DPI, metadata={_KEY: picture.digest, "Software": None})
     plt.close(figure)
+
+
+def _draw_grid(place: Axes, grid: Grid, number: int) -> None:
+    shown = np.array(grid.rows)
+    bounds = (0.5, shown.shape[1] + 0.5, len(shown) + 0.5, 0.5)
+    place.imshow(
+        *(shown, "Greys"), vmin=0, vmax=1, aspect="auto", interpolation="none", extent=bounds
+    )
+    place.set_xlabel("step", fontsize=9)
+    if number % _COLUMNS == 0:
+        place.set_ylabel("episode", fontsize=9)
 
 
 def _draw_line(

@@ -22,6 +22,7 @@ FOLDER = "docs/results/records"
 OLDER = "older"
 
 _T = TypeVar("_T")
+_MISSING = dataclasses.MISSING
 
 
 class RecordError(ValueError):
@@ -41,6 +42,8 @@ class Evaluation:
     lengths: list[int]
     info: dict[str, list[float]]
     """Of each episode, at its end."""
+    steps: dict[str, list[list[float]]] = dataclasses.field(default_factory=dict)
+    """Info -> of each step of some episodes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -193,10 +196,11 @@ def _from_plain(data: Any, kind: Any, where: str) -> Any:
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        if not isinstance(data, dict) or data.keys() != hints.keys():
-            differing = sorted(hints.keys() ^ (data.keys() if isinstance(data, dict) else set()))
+        has = data.keys() if isinstance(data, dict) else set()
+        newer = {x.name for x in dataclasses.fields(kind) if x.default_factory is not _MISSING}
+        if differing := sorted((hints.keys() ^ has) - (newer - has)):
             raise ValueError(f"{where or 'the record'} lacks or should not have {differing}")
-        values = {name: _from_plain(data[name], hint, name) for name, hint in hints.items()}
+        values = {name: _from_plain(data[name], hints[name], name) for name in has}
         return typing.cast(Any, kind)(**values)
     if origin is list and isinstance(data, list):
         return [_from_plain(item, parts[0], where) for item in data]

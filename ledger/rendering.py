@@ -19,7 +19,7 @@ import jinja2
 
 from impala.config import values
 from impala.config.schema import Config
-from ledger import digests, pictures, records, running, statistics
+from ledger import continual, digests, pictures, records, running, statistics
 from ledger.experiments import EXPERIMENTS, Experiment
 from ledger.records import Ledger, Older, Record
 
@@ -253,38 +253,140 @@ class _Page:
         head = ("arm", "seeds", *(f"{score} (95%)" for score in scores), "measured")
         return _table(head, rows) if rows else "Not measured yet."
 
-    def milestones(self, experiment: str, arm: str = "") -> str:
+    def score(self, experiment: str, arm: str, score: str = "return") -> str:
+        """Returns an arm's score with its interval, for a table of the template's own."""
+        of_seeds = self._records(experiment, arm)
+        return self._interval(of_seeds, score) if of_seeds else "not measured yet"
+
+    def milestones(self, experiment: str) -> str:
         """Returns a table of when each seed's training return came to the milestones."""
-        thresholds = EXPERIMENTS[experiment].milestones
+        thresholds, arms = EXPERIMENTS[experiment].milestones, EXPERIMENTS[experiment].arms
         rows = []
-        for record in self._records(experiment, arm or experiment):
+        for record in (record for arm in arms for record in self._records(experiment, arm)):
             points = [statistics.first(record, threshold) for threshold in thresholds]
             cells = [
                 f"{_millions(point.frames)}, {point.seconds / 60:.1f} min" if point else _DASH
                 for point in points
             ]
-            rows.append((str(record.seed), *cells))
-        head = ("seed", *(_number(threshold, digits=0) for threshold in thresholds))
+            rows.append((*([record.arm] if len(arms) > 1 else ()), str(record.seed), *cells))
+        head = (
+            *(["arm"] if len(arms) > 1 else ()),
+            *("seed", *(_number(threshold, digits=0) for threshold in thresholds)),
+        )
         return _table(head, rows) if rows else "Not measured in this way yet."
 
-    def curves(self, file: str, alt: str, *experiments: str, source: str = "training") -> str:
+    def curves(
+        self,
+        file: str,
+        alt: str,
+        *experiments: str,
+        arms: Sequence[str] = (),
+        panels: Mapping[str, Mapping[str, str]] = {},
+        source: str = "training",
+    ) -> str:
         """Returns a picture of the curves of experiments, a panel for each; its arms are lines.
 
         Args:
           file: its name.
           alt: what it shows.
           experiments: those without records are left out.
+          arms: only these; (): all of them.
+          panels: of one experiment: title -> line's name -> arm; {}: all arms in one panel.
           source: "training": return in training; "evaluations": of evaluators beside it.
         """
-        panels = []
+        drawn = []
         for name in experiments:
-            of_arms = {arm: self._records(name, arm) for arm in EXPERIMENTS[name].arms}
-            measured = {arm: of_seeds for arm, of_seeds in of_arms.items() if of_seeds}
-            panels += pictures.panels(name, measured, source)
-        if not panels:
+            titles = panels or {"" if len(experiments) == 1 else name: {}}
+            for title, lines in titles.items():
+                measured = self._arms(name, [*lines.values()] or arms)
+                names = {arm: line for line, arm in lines.items()}
+                named = {names.get(arm, arm): of_seeds for arm, of_seeds in measured.items()}
+                drawn += pictures.panels(title, named, source)
+        if not drawn:
             return "No curves have been recorded yet."
-        self._drawn[file] = pictures.Picture(tuple(panels))
+        self._drawn[file] = pictures.Picture(tuple(drawn))
         return f"![{alt}]({file})"
+
+    def choices(self, file: str, alt: str, info: str, *experiments: str) -> str:
+        """Returns a picture of what was chosen in each step of some episodes after training.
+
+        There is a panel for each arm, of its first seed.
+
+        Args:
+          file: its name.
+          alt: what it shows.
+          info: 1 where the choice is drawn dark, 0 where it is left white.
+          experiments: those without records are left out.
+        """
+        grids = [
+            pictures.Grid(arm, of_seeds[0].final[0].steps[info])
+            for name in experiments
+            for arm, of_seeds in self._arms(name).items()
+        ]
+        if not grids:
+            return "No choices have been recorded yet."
+        self._drawn[file] = pictures.Picture(tuple(grids))
+        return f"![{alt}]({file})"
+
+    # Sequences of tasks.
+
+    def sequence(self, experiment: str) -> str:
+        """Returns a table of the arms of `ledger.sequences`: area, forgetting and transfer."""
+        arms = self._arms(experiment)
+        areas = continual.areas(arms)
+        best = statistics.interval([*areas.get("simultaneous", {}).values()] or [math.nan]).mean
+        rows = []
+        for arm, of_seeds in arms.items():
+            area = statistics.interval([*areas[arm].values()]) if arm in areas else None
+            rows.append(
+                (
+                    *(arm, _range([record.seed for record in of_seeds])),
+                    *((_shown_interval(area), _number(area.mean / best)) if area else (_DASH,) * 2),
+                    *(self._interval(of_seeds, score) for score in ("forgetting", "transfer")),
+                    self._measured(experiment, arm),
+                )
+            )
+        head = (
+            *("arm", "seeds", "area (95%)", "of simultaneous"),
+            *("forgetting (95%)", "transfer (95%)", "measured"),
+        )
+        return _table(head, rows) if rows else "Not measured yet."
+
+    def claims(self, experiment: str) -> str:
+        """Returns a table of CLEAR's claims: the paper's figure, the one here, and the verdict."""
+        scores = continual.areas(self._arms(experiment))
+        rows = []
+        for each in continual.CLAIMS:
+            found = continual.claim(each, scores)
+            ours = (
+                (_shown_interval(found), each.verdict(found)) if found else (_DASH, "not measured")
+            )
+            side = "above" if each.is_above else "below"
+            limit = f"{side} {_number(each.limit, 1)}"
+            rows.append((each.text, each.quantity, limit, each.paper, *ours))
+        head = ("claim", "number", "holds if", "in the paper", "here (95%)", "verdict")
+        return _table(head, rows)
+
+    def effects(self, experiment: str, arm: str) -> str:
+        """Returns the matrix of forgetting and transfer of an arm: a row for each block."""
+        of_seeds = self._records(experiment, arm)
+        if not of_seeds:
+            return "Not measured yet."
+        names = statistics.continual_run(of_seeds[0]).tasks
+        rows: dict[tuple[int, int], list[str]] = {}
+        for effect in continual.effects(of_seeds):
+            cells = rows.setdefault((effect.block.start, effect.block.task), [_DASH] * len(names))
+            known = effect.forgetting if effect.transfer is None else effect.transfer
+            kind = "" if effect.transfer is None else " gained"
+            cells[effect.task] = f"{_number(known or 0.0)}{kind}"
+        table = [(f"{_millions(start)}, {names[task]}", *c) for (start, task), c in rows.items()]
+        return _table(("trained from", *names), table)
+
+    def _arms(self, experiment: str, arms: Sequence[str] = ()) -> dict[str, Sequence[Record]]:
+        """Returns those arms that have records, of all or of these."""
+        names = arms or list(EXPERIMENTS[experiment].arms)
+        found = {arm: self._records(experiment, arm) for arm in names}
+        return {arm: of_seeds for arm, of_seeds in found.items() if of_seeds}
 
     # Older results.
 
@@ -341,11 +443,7 @@ class _Page:
         scores = [statistics.SCORES[score](record) for record in of_seeds]
         if any(map(math.isnan, scores)):
             return _DASH
-        found = statistics.interval(scores)
-        mean = f"**{_number(found.mean)}**"
-        if found.seeds == 1:
-            return mean
-        return f"{mean} ({_number(found.low)} to {_number(found.high)})"
+        return _shown_interval(statistics.interval(scores))
 
     def _measured(self, experiment: str, arm: str) -> str:
         found = self._records(experiment, arm)
@@ -363,6 +461,13 @@ class _Page:
             f"\nStale, measured with other code or settings than today's: {_named(stale)}.\n"
             f"<!-- stale: {json.dumps(stale)} -->\n"
         )
+
+
+def _shown_interval(found: statistics.Interval) -> str:
+    mean = f"**{_number(found.mean)}**"
+    if found.seeds == 1:
+        return mean
+    return f"{mean} ({_number(found.low)} to {_number(found.high)})"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], align: Sequence[str] = ()) -> str:

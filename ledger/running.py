@@ -234,6 +234,10 @@ class _Run:
                 name: [records.rounded(episode["info"][name]) for episode in episodes]
                 for name in self._experiment.info
             },
+            steps={
+                name: [[records.rounded(x) for x in steps[name]] for steps in result["steps"]]
+                for name in self._experiment.step_info
+            },
         )
         return evaluation, result["frames_trained"]
 

@@ -55,6 +55,10 @@ def _forgetting(record: Record) -> float:
     return _mean(list(continual.forgetting(continual_run(record)).values()))
 
 
+def _transfer(record: Record) -> float:
+    return _mean(list(continual.transfer(continual_run(record)).values()))
+
+
 def _mean(of_tasks: Sequence[float]) -> float:
     return float(np.mean(of_tasks)) if of_tasks else math.nan
 
@@ -74,6 +78,7 @@ SCORES: Mapping[str, Callable[[Record], float]] = {
     "regret": _of_info("regret"),
     "area": _area,
     "forgetting": _forgetting,
+    "transfer": _transfer,
     "frames": lambda record: float(record.frames),
     "minutes": lambda record: record.seconds / 60,
 }

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from typing import NamedTuple
 
 import messages
 import numpy as np
@@ -18,12 +19,12 @@ from google.protobuf import text_format
 from google.protobuf.message import Message
 
 from impala.config import values
-from impala.config.schema import Config
+from impala.config.schema import AgentConfig, Config
 from impala.logdir import checkpoint
 from impala.schedule import tasks
 from impala.types import Parameters
 from learner.data.pacing import Pacing
-from learner.front import settings
+from learner.front import description, settings
 from learner.front.snapshots import Snapshot, Snapshots
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
@@ -41,6 +42,12 @@ SETTINGS = {
     "actor": {"num_envs": 64},
     "evaluator": {"greedy": True},
 }
+
+
+class Named(NamedTuple):
+    """A variable of an agent, as far as it is described."""
+
+    name: str
 
 
 def exchanged() -> dict[str, Message]:
@@ -65,6 +72,15 @@ def exchanged() -> dict[str, Message]:
     reply.settings.CopyFrom(settings.message(config, played))
     reply.settings.parts["my_torso"] = '{"width": 64}'
     reply.life = 1
+    named = [f"agent/{head}/{name}" for head in ("baseline", "policy") for name in "bw"]
+    described = description.of(
+        Config(agent=AgentConfig(hidden_sizes=())),
+        [Named(name) for name in named],
+        messages.SPACES,
+        messages.bounds(),
+    )
+    reply.network.CopyFrom(described.network)
+    reply.limits.CopyFrom(described.limits)
     ask = pb.GetParametersRequest(actor="host-7-0", incarnation=81, round=4, unrolls=2)
     permit = asyncio.run(service.permit(ask))
     given = pb.GetParametersReply.FromString(service.get_parameters(ask, permit))

@@ -3,18 +3,21 @@
 import secrets
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import tree
 
-from impala.config.schema import Config, QuarantineConfig
+from impala.config.schema import AgentConfig, ChecksConfig, Config, QuarantineConfig
 from impala.schedule.tasks import Schedule
 from impala.types import AgentOutput, ArraySpec, StepType, TimeStep, Unroll
 from learner.data.bounds import Bounds, MessageBounds
 from learner.data.ingest import Ingest
 from learner.data.pacing import Pacing
 from learner.data.replay import Replay
+from learner.front import description
 from learner.front.accounts import Accounts
 from learner.front.info_names import InfoNames
+from learner.front.mistakes import Mistakes
 from learner.front.quarantine import Quarantine
 from learner.front.receipts import ReceiptProofs
 from learner.front.records import Records
@@ -31,6 +34,21 @@ MAX_ENVS = 8
 LEARNER = 77  # the learner's incarnation
 EARLIER = 55  # of a learner of the same run that came as far as version 1,000
 FRAMES_PER_STEP = 6
+SPACES = (
+    gym.spaces.Dict(
+        {
+            "flag": gym.spaces.Box(0, 1, (), np.bool_),
+            "image": gym.spaces.Box(0, 255, (3,), np.uint8),
+            "speed": gym.spaces.Box(-1.0, 1.0, (2,), np.float32),
+        }
+    ),
+    gym.spaces.Discrete(3),
+)
+DESCRIBED = pb.JoinReply(
+    observation_space=description.leaves(SPACES[0], description.OBSERVATION),
+    action_space=description.leaves(SPACES[1], description.ACTION),
+    policy=description.policy(AgentConfig(), SPACES, ()),
+)
 SETTINGS = pb.ActorSettings(
     tasks=[
         pb.ActorSettings.Task(name="Small", environment=pb.ActorSettings.Environment(id="Small"))
@@ -135,10 +153,11 @@ def service(
     proofs: ReceiptProofs | None = None,
     pacing: Pacing | None = None,
     snapshots: Snapshots | None = None,
+    terms: Terms | None = None,
 ) -> LearnerService:
     """A service for the small spec; actors are only quarantined if a quarantine is given."""
     schedule = Schedule(config or Config())
-    terms = Terms(
+    terms = terms or Terms(
         unroll_spec or spec(),
         codec.specs([ArraySpec((2, 3), np.dtype(np.float32))]),
         SETTINGS,
@@ -148,6 +167,8 @@ def service(
         max_envs_per_message=max_envs,
         max_in_flight=2,
         bounds=bounds(num_tasks=schedule.num_tasks),
+        described=DESCRIBED,
+        checks=ChecksConfig("off"),
     )
     records = Records(
         accounts or Accounts(),
@@ -155,6 +176,7 @@ def service(
         quarantine or Quarantine(QuarantineConfig(blames=0)),
         InfoNames(8),
         refused_outputs or RefusedOutputs(),
+        Mistakes(),
     )
     proofs = proofs or ReceiptProofs(secrets.token_bytes(), LEARNER)
     lineage = Lineage(LEARNER, {EARLIER: 1000}, proofs)

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -207,3 +207,18 @@ def run(*arguments: object) -> "subprocess.CompletedProcess[str]":
             file.seek(0)
             texts.append(file.read().decode())
     return subprocess.CompletedProcess(command, status, *texts)
+
+
+def check_losses(row: Mapping[str, float]) -> bool:
+    """Checks that the terms of each loss in a row add up to its total. Returns whether it has any.
+
+    Sums in float32 are exact to about 1e-7 of their largest part.
+    """
+    totals = [name for name in row if name.endswith("loss/total")]
+    for total in totals:
+        prefix = total.removesuffix("total")
+        parts = [value for name, value in row.items() if name.startswith(prefix) and name != total]
+        assert parts, f"{total} has no terms"
+        scale = max(1.0, *map(abs, parts))
+        assert abs(sum(parts) - row[total]) <= 1e-4 * scale, f"{prefix}: {parts}, {row[total]}"
+    return bool(totals)

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tree
+from page import says
 
 from impala import build
 from impala.agents import cores, observation, torsos
 from impala.agents.agent import Agent
 from impala.agents.images import Frames
-from impala.agents.torsos import MLP, DeepResidual, Shallow, Small, Strided, Torso
+from impala.agents.torsos import MLP, DeepResidual, Shallow, Small, Strided, StridedValid, Torso
+from impala.config.presets import PRESETS
 from impala.config.schema import AgentConfig
 from impala.testing.torsos import TorsoConformance
 from impala.types import ArraySpec, Nest, StepType, TimeStep
@@ -23,6 +25,7 @@ from impala.types import ArraySpec, Nest, StepType, TimeStep
 spaces = gym.spaces
 
 PIXELS = spaces.Box(0, 255, (20, 20, 1), np.uint8)
+LARGER = spaces.Box(0, 255, (47, 47, 1), np.uint8)
 VECTOR = spaces.Box(-1.0, 1.0, (4,), np.float32)
 CHOICE = spaces.Discrete(3)
 SEED = tf.constant([3, 5], tf.int32)
@@ -99,6 +102,7 @@ AGENTS = {
     "vector-stack": (AgentConfig(hidden_sizes=(8,), frame_stack=3), VECTOR),
     "wrapped": (AgentConfig("shallow", core="lstm", lstm_size=5), wrapped(PIXELS)),
     "small": (AgentConfig("small"), booleans(10, 10, 4)),
+    "strided-valid": (AgentConfig("strided_valid", core="lstm", lstm_size=5), LARGER),
     "strided": (AgentConfig("strided", core="lstm", lstm_size=5), wrapped(PIXELS)),
     "two networks": (
         AgentConfig("mlp", core="lstm", lstm_size=5, frame_stack=2, separate_baseline=True),
@@ -118,6 +122,33 @@ Case = tuple[Agent, gym.Space]  # and the space of its observations
 def case(request: pytest.FixtureRequest) -> Case:
     config, observation_space = AGENTS[request.param]
     return build.agent(config, observation_space, CHOICE, seed=1), observation_space
+
+
+def test_the_network_of_a3cs_code_is_four_convolutions_and_an_lstm() -> None:
+    config = PRESETS["atari-a3c-small"][1].agent
+    agent = build.agent(config, LARGER, CHOICE)
+    shapes = {variable.name: tuple(variable.shape) for variable in agent.trainable_variables}
+    assert shapes == {
+        "strided_valid/conv_0/w:0": (3, 3, 1, 32),
+        **{f"strided_valid/conv_{i}/w:0": (3, 3, 32, 32) for i in (1, 2, 3)},
+        **{f"strided_valid/conv_{i}/b:0": (32,) for i in range(4)},
+        # 47 -> 23 -> 11 -> 5 -> 2 pixels without padding, and nothing else goes in.
+        "lstm/from_input/w:0": (2 * 2 * 32, 4 * 256),
+        "lstm/from_input/b:0": (4 * 256,),
+        "lstm/from_hidden/w:0": (256, 4 * 256),
+        "agent/policy/w:0": (256, 3),
+        "agent/policy/b:0": (3,),
+        "agent/baseline/w:0": (256, 1),
+        "agent/baseline/b:0": (1,),
+    }
+    torso = StridedValid()
+    images = np.random.default_rng(0).uniform(size=(2, 47, 47, 1)).astype(np.float32)
+    expected = torso(tf.constant(images))
+    weights = {variable.name.split("/", 1)[1]: variable for variable in torso.variables}
+    for i in range(4):
+        w, b = weights[f"conv_{i}/w:0"], weights[f"conv_{i}/b:0"]
+        images = np.maximum(tf.nn.conv2d(images, w, 2, "VALID") + b, 0.0)
+    assert_close(expected, images.reshape(2, -1), atol=1e-5)
 
 
 class TestUnroll:
@@ -142,6 +173,7 @@ class TestUnroll:
         assert_close(tf.concat([early.policy, late.policy], 0), output.policy, atol=1e-5)
         assert_close(state, final_state, atol=1e-5)
 
+    @says("It is forgotten wherever a row is FIRST.")
     def test_the_state_before_an_episode_has_no_influence(self, case: Case) -> None:
         agent, space = case
         timestep = experience(space)
@@ -504,6 +536,11 @@ for _torso in (MLP, Small, Strided, Shallow, DeepResidual):
     globals()[f"Test{_torso.__name__}"] = type(
         f"Test{_torso.__name__}", (_Contract,), {"torso": _torso}
     )
+
+
+class TestStridedValid(_Contract):
+    torso = StridedValid
+    observation_space = LARGER
 
 
 class TestVariables:

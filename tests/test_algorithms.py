@@ -25,6 +25,7 @@ from impala.config.schema import (
     ActorCriticConfig,
     AgentConfig,
     Config,
+    CriticConfig,
     ImpalaConfig,
     ObjectiveConfig,
 )
@@ -50,7 +51,8 @@ FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 class TableAgent(snt.Module):
     """An agent whose policy and baseline in each row are themselves the variables."""
 
-    baseline_variables = property(lambda self: [self.baseline])
+    baseline_variables = variables_of_values = property(lambda self: [self.baseline])
+    popart = None
 
     def __init__(self, policy: np.ndarray, baseline: np.ndarray) -> None:
         super().__init__()
@@ -140,7 +142,7 @@ class _Contract(AlgorithmConformance):
     def test_the_agent_learns_as_a_whole_or_all_that_serves_its_baseline(self) -> None:
         algorithm = self.make(self.make_agent())
         agent = algorithm.agent
-        part = agent.baseline_variables if self.name == "critic" else agent.trainable_variables
+        part = agent.variables_of_values if self.name == "critic" else agent.trainable_variables
         assert {id(v) for v in part} == {id(variable) for variable in algorithm.learned_variables}
 
 
@@ -256,18 +258,18 @@ def paper(
                 states[-1] |= {"trust_region/left_out": far[t], "trust_region/kl": kl_mu[t]}
             if not far[t]:
                 terms = {
-                    "loss/policy_gradient": -log_pi[t, b, a] * advantage,
-                    "loss/baseline": 0.5 * (vs - values[t, b]) ** 2,
-                    "loss/entropy": -h,
+                    "loss_mean/policy_gradient": -log_pi[t, b, a] * advantage,
+                    "loss_mean/baseline": 0.5 * (vs - values[t, b]) ** 2,
+                    "loss_mean/entropy": -h,
                     "vtrace/rho_mean": min(config.clip_rho_threshold, ratio),
                     "vtrace/rho_clip_fraction": float(ratio > config.clip_rho_threshold),
                     "vtrace/vs_mean": vs,
                 }
                 rows.append(terms)
                 loss[t, b] = (
-                    terms["loss/policy_gradient"]
-                    + config.baseline_cost * terms["loss/baseline"]
-                    + config.entropy_cost * terms["loss/entropy"]
+                    terms["loss_mean/policy_gradient"]
+                    + config.baseline_cost * terms["loss_mean/baseline"]
+                    + config.entropy_cost * terms["loss_mean/entropy"]
                 )
                 by_policy[t, b] = advantage * (pi - np.eye(NUM_ACTIONS)[a])
                 by_policy[t, b] += config.entropy_cost * pi * (log_pi[t, b] + h)
@@ -277,12 +279,16 @@ def paper(
                 loss[t, b] += config.value_cloning_cost * change**2
                 by_policy[t, b] += config.policy_cloning_cost * (pi - mu)
                 by_baseline[t, b] += config.value_cloning_cost * 2.0 * change
-                clones.append({"loss/policy_cloning": kl, "loss/value_cloning": change**2})
+                clones.append(
+                    {"loss_mean/policy_cloning": kl, "loss_mean/value_cloning": change**2}
+                )
     metrics = {
         name: np.mean([row[name] for row in some])
         for some in (rows, states, clones)
         for name in some[0]
     }
+    for name in ("baseline", "entropy", "policy_cloning", "value_cloning"):
+        metrics[f"{name}_cost"] = getattr(config, f"{name}_cost")
     return loss, metrics, by_policy, by_baseline
 
 
@@ -415,8 +421,10 @@ def test_the_entropy_cost_is_annealed_over_a_share_of_the_run(
     config = ImpalaConfig(
         baseline_cost=0.0, entropy_cost=0.4, entropy_anneal=share, entropy_cost_end=0.1
     )
-    loss, metrics, _ = impala(agent, config).loss(batch, tf.constant(progress))
-    assert loss.numpy().sum() == pytest.approx(-cost * metrics["policy/entropy"].numpy())
+    output = impala(agent, config).loss(batch, tf.constant(progress))
+    entropy = output.metrics["policy/entropy"].numpy()
+    assert output.loss.numpy().sum() == pytest.approx(-cost * entropy)
+    assert output.metrics["entropy_cost"].numpy() == pytest.approx(cost)
 
 
 def test_the_baseline_moves_towards_its_target() -> None:
@@ -827,10 +835,24 @@ def test_on_policy_impala_and_actor_critic_are_one() -> None:
 # ---------------------------------------------------------------------------- critic
 
 
-@pytest.mark.parametrize("agent_name", ["feed_forward", "lstm", "two_lstms"])
-def test_the_critic_leaves_the_policy_as_it_is_to_the_last_bit(agent_name: str) -> None:
+@pytest.mark.parametrize(
+    ("agent_name", "trains", "moves"),
+    [
+        ("feed_forward", "all", True),
+        ("lstm", "all", True),
+        ("two_lstms", "all", False),
+        ("feed_forward", "baseline", False),
+        ("lstm", "baseline", False),
+        ("two_lstms", "baseline", False),
+    ],
+)
+def test_the_critic_moves_the_policy_only_through_what_it_shares(
+    agent_name: str, trains: Literal["all", "baseline"], moves: bool
+) -> None:
     agent = AGENTS[agent_name]()
-    algorithm, batch = make("critic", agent), make_batch(make_arrays(), agent)
+    config = Config(critic=CriticConfig(trains=trains))
+    algorithm = build.algorithm("critic", config, agent)
+    batch = make_batch(make_arrays(), agent)
     timestep, core_state = batch.unroll.timestep, batch.unroll.core_state
     before, _ = agent.unroll(timestep, core_state)
     loss = tf.reduce_sum(algorithm.loss(batch).loss)
@@ -839,7 +861,7 @@ def test_the_critic_leaves_the_policy_as_it_is_to_the_last_bit(agent_name: str) 
         descend(algorithm, batch, rate=0.01)
 
     after, _ = agent.unroll(timestep, core_state)
-    np.testing.assert_array_equal(after.policy, before.policy)
+    assert np.array_equal(after.policy, before.policy) == (not moves)  # to the last bit
     assert not np.array_equal(after.baseline, before.baseline)
     assert tf.reduce_sum(algorithm.loss(batch).loss) < loss
 

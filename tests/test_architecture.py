@@ -59,8 +59,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         *(*_LIBRARY, "impala.logdir"),
         *("learner.data", "learner.front", "learner.update"),
     },
-    "learner.front": {*_LIBRARY, "impala.logdir", "learner.data", "protos"},
-    "learner.data": {*_LIBRARY, "impala.logdir", "protos"},
+    "learner.checks": {"protos"},
+    "learner.front": {*_LIBRARY, "impala.logdir", "learner.checks", "learner.data", "protos"},
+    "learner.data": {*_LIBRARY, "impala.logdir", "learner.checks", "protos"},
     "learner.update": {*_LIBRARY, "impala.logdir", "learner.data", "learner.front"},
     "learner": {
         *(*_LIBRARY, "impala.logdir", "protos"),
@@ -84,7 +85,7 @@ GRPC = ("grpc", "grpc_health", "protos.impala.v1.learner_pb2_grpc")
 WITHOUT_TENSORFLOW = (
     *("actors.channel", "actors.client", "actors.session", "actors.status"),
     *("impala.config.schema", "impala.environments", "impala.types"),
-    "impala.testing.environments",
+    *("impala.testing.environments", "learner.checks", "learner.front.service", "protos"),
 )
 TENSORFLOW = ("sonnet", "tensorflow")
 

@@ -19,7 +19,7 @@ import pytest
 import services
 import yaml
 
-from impala.commands import foreign
+from impala.commands import foreign, train
 from impala.commands import main as cli
 from impala.commands.actor import Actor, _flags
 from impala.commands.evaluate import Evaluate
@@ -611,3 +611,75 @@ def test_videos_keep_their_colours_and_say_what_they_need(tmp_path: pathlib.Path
     np.testing.assert_array_equal(images[1], blue)
     with pytest.raises(ValueError, match=r"must end in \.gif or \.mp4"):
         video.check(tmp_path / "film")
+
+
+@pytest.mark.parametrize(
+    ("words", "is_evaluated"),
+    [
+        ("catch", False),
+        ("catch --evaluator.every-frames 1000", True),
+        ("pendulum", True),
+        ("bipedal-walker", True),
+        ("pendulum --evaluate no", False),
+        ("pendulum --learner.snapshots never", False),
+    ],
+)
+def test_a_run_that_says_how_often_to_evaluate_has_an_evaluator(
+    words: str, is_evaluated: bool
+) -> None:
+    """The presets of SAC do: ten greedy episodes beside training."""
+    command = parse("train", train.Train, words.split())
+    assert train._is_evaluated(command) == is_evaluated
+    if words == "pendulum":
+        assert command.settings.evaluator.episodes == 10 and command.settings.evaluator.greedy
+
+
+@pytest.mark.parametrize(
+    ("words", "cores", "expected"),
+    [
+        ("catch --num-actors auto", 8, 7),
+        ("catch --num-actors auto", 1, 1),
+        ("catch --num-actors auto --deterministic", 8, 1),
+        ("catch --num-actors 3", 8, 3),
+        ("catch", 8, 1),
+    ],
+)
+def test_the_number_of_actors_may_follow_from_the_cores(
+    words: str, cores: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("impala.runtime.process.available_cores", lambda: cores)
+    assert train.num_actors(parse("train", train.Train, words.split())) == expected
+
+
+def test_without_tensorboard_its_flag_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert _run("train", "catch", "--tensorboard", "--logdir", str(tmp_path / "run")) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--tensorboard needs TensorBoard" in line and "install the package tensorboard" in line
+
+
+def test_tensorboard_runs_beside_a_run_and_ends_with_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """Here TensorBoard is a program that writes what it writes, and when it was asked to end."""
+    (tmp_path / "tensorboard").mkdir()
+    (tmp_path / "tensorboard" / "__init__.py").touch()
+    (tmp_path / "tensorboard" / "main.py").write_text(
+        "import pathlib, signal, sys, time\n"
+        "def end(*_):\n"
+        f"    pathlib.Path({str(tmp_path / 'ended')!r}).touch()\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "assert sys.argv[1] == '--logdir' and sys.argv[2].endswith('run/tensorboard')\n"
+        "print('TensorBoard 9.9 at http://localhost:6006/ (Press CTRL+C to quit)', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    path = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    words = ("catch", "--total-frames", "20_000", "--logdir", str(tmp_path / "run"))
+    done = services.run("train", *words, "--tensorboard")
+    assert done.returncode == 0
+    assert "TensorBoard 9.9 at http://localhost:6006/\n" in done.stderr
+    assert (tmp_path / "ended").exists()

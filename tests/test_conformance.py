@@ -302,7 +302,7 @@ class CountsSeams(Learns):
     """Adds an entropy bonus in every row."""
 
     def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:
-        loss, metrics, histograms = super().loss(batch, progress)
+        loss, metrics, histograms, *_ = super().loss(batch, progress)
         output, _ = self.agent.unroll(batch.unroll.timestep, batch.unroll.core_state)
         entropy = self.agent.distribution.entropy(output.policy[:-1])
         return LossOutput(loss - 0.1 * entropy, metrics, histograms)
@@ -312,7 +312,7 @@ class ReadsSeams(Learns):
     """Averages rewards over all rows."""
 
     def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:
-        loss, metrics, histograms = super().loss(batch, progress)
+        loss, metrics, histograms, *_ = super().loss(batch, progress)
         mean = tf.reduce_mean(batch.unroll.timestep.reward)
         return LossOutput(loss, {**metrics, "reward/mean": mean}, histograms)
 
@@ -321,7 +321,7 @@ class LearnsLess(Learns):
     """Says that it learns what has no gradient."""
 
     def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:
-        loss, metrics, histograms = super().loss(batch, progress)
+        loss, metrics, histograms, *_ = super().loss(batch, progress)
         return LossOutput(tf.stop_gradient(loss), metrics, histograms)
 
 
@@ -329,7 +329,7 @@ class Sums(Learns):
     """Sums the loss itself."""
 
     def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:
-        loss, metrics, histograms = super().loss(batch, progress)
+        loss, metrics, histograms, *_ = super().loss(batch, progress)
         return LossOutput(tf.reduce_sum(loss), metrics, histograms)
 
 
@@ -339,7 +339,7 @@ class HidesWhatItKnows(Learns):
     updates = 0
 
     def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:
-        loss, metrics, histograms = super().loss(batch, progress)
+        loss, metrics, histograms, *_ = super().loss(batch, progress)
         return LossOutput(loss / (1.0 + self.updates), metrics, histograms)
 
     def after_update(self, progress: tf.Tensor | float) -> None:

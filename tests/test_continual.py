@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from benchmarks.continual import report, tiers
 from impala.commands import main as cli
 from impala.config import values
 from impala.config.schema import Config, EnvironmentConfig, TasksConfig
@@ -236,43 +235,3 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: pathlib.Path) -> None:
         plot.draw([tmp_path], tmp_path / "figure.png")
     with pytest.raises(ValueError, match=r"use one of .*\.png"):
         plot.draw([story(tmp_path / "one")], tmp_path / "figure.doc")
-
-
-def test_an_arm_scores_0_if_nothing_is_learned_and_1_if_all_is_as_alone(
-    tmp_path: pathlib.Path,
-) -> None:
-    tier = tiers.Tier("catch", ("a", "b"), frames=100, cycles=2, flags=(), fresh=1)
-
-    def run(arm: str, seed: int, a: list[float], b: list[float]) -> None:
-        lines = [
-            (task, 100 * i, [value])
-            for task, values in (("a", a), ("b", b))
-            for i, value in enumerate(values)
-        ]
-        write(report.logdir(tmp_path, arm, seed), lines)
-
-    for seed in (1, 2):
-        run("separate-0", seed, [0.0, 4.0, 4.0, 4.0, 4.0], [2.0] * 5)
-        run("separate-1", seed, [0.0] * 5, [2.0, 6.0, 6.0, 6.0, 6.0])
-        run("clear", seed, [0.0, 4.0, 4.0, 4.0, 4.0], [2.0, 6.0, 6.0, 6.0, 6.0])
-        run("sequential", seed, [0.0, 4.0, 0.0, 4.0, 0.0], [2.0] * 5)
-    runs = {
-        (arm, seed): continual.read(report.logdir(tmp_path, arm, seed))
-        for arm in ("separate-0", "separate-1", "clear", "sequential")
-        for seed in (1, 2)
-    }
-    scores = report.scores(tier, runs, (1, 2))
-    assert list(scores) == ["clear", "sequential"]
-    assert scores["clear"].area.tolist() == pytest.approx([1.0, 1.0])
-    # Task a's area is 2 of 3.5, task b's is none.
-    assert scores["sequential"].area.tolist() == pytest.approx([2 / 3.5 / 2] * 2)
-    assert scores["clear"].forgetting.tolist() == pytest.approx([0.0, 0.0])
-    assert scores["sequential"].forgetting.tolist() == pytest.approx([0.5, 0.5])  # 1 and 0
-
-
-def test_all_arms_learn_from_as_many_fresh_unrolls_and_play_every_task() -> None:
-    tier = tiers.MINUTES
-    for name, flags in tiers.arms(tier).items():
-        assert flags[flags.index("--mix.fresh") + 1] == str(tier.fresh), name
-        first = flags.index("--tasks.environments") + 1
-        assert tuple(flags[first : first + len(tier.tasks)]) == tier.tasks, name

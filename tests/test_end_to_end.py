@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import sys
 import time
@@ -37,7 +38,13 @@ def test_a_fleet_survives_kills_of_actors_and_learner(
         address = services.address_of(logdir)
         victim = stack.enter_context(services.actor(logdir, address))
         survivor = stack.enter_context(services.actor(logdir, address))
-        services.wait_for_row(logdir, "two actors", lambda row: row["actor/active"] >= 2)
+        row = services.wait_for_row(
+            logdir,
+            "two actors, with a return and a speed each",
+            lambda row: sum(name.endswith("/return_recent") for name in row) >= 3,  # and the task's
+        )
+        assert row["actor/active"] >= 2
+        assert sum(re.match("worker/.*/frames_per_second", name) is not None for name in row) == 2
 
         # ... when one actor is killed and another one started, then training goes on.
         victim.kill()
@@ -252,10 +259,12 @@ def test_a_critic_learns_before_the_policy_and_another_run_starts_from_both(
     )
     assert phased.returncode == 0, phased.stdout + phased.stderr
     assert "frames on: impala" in phased.stderr
-    rows = [row for row in services.rows(first) if "loss/baseline" in row]
-    alone = [row["frames"] for row in rows if "loss/policy_gradient" not in row]
+    assert "critic trains 7,489 parameters (baseline_mlp 7,424, baseline 65)" in phased.stderr
+    rows = [row for row in services.rows(first) if services.check_losses(row)]
+    alone = [row["frames"] for row in rows if "loss/total" not in row]
     assert alone and max(alone) < 7_000
     assert len(alone) < len(rows)
+    assert {row["phase/number"] for row in rows} == {1.0, 2.0}
 
     other = services.run(
         *("train", "catch", "--logdir", second, "--init-from", first, *often),

@@ -17,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
+from page import says
 
 from impala import environments
 from impala.config.schema import (
@@ -491,6 +492,15 @@ class TestCatch:
             assert board[:, 10].tolist() == [[int(cell == shift) for cell in range(5)]] * 2
             assert (board[:, :10] == boards[0][:, :10]).all()
 
+    @pytest.mark.parametrize("reward", [1.0, 1000])
+    def test_a_ball_is_worth_its_reward(self, reward: float) -> None:
+        environment = catch.make({"rows": 2, "reward": reward}, 40)
+        ball = environment.reset(0).observation[:, 0].argmax(axis=1)
+        environment.send(np.ones(40, np.int64))  # the paddle stays in column 2
+        rewards = environment.recv().timestep.reward
+        assert rewards.tolist() == np.where(ball == 2, reward, -reward).tolist()
+        assert len(set(rewards)) == 2
+
     @pytest.mark.parametrize(
         "kwargs",
         [
@@ -500,6 +510,8 @@ class TestCatch:
             '{"shift": -1}',
             '{"marked": 1}',
             '{"shift": 3}',
+            '{"reward": 0}',
+            '{"reward": "1"}',
         ],
     )
     def test_boards_that_cannot_be_are_refused(self, kwargs: str) -> None:
@@ -520,6 +532,7 @@ def atari(num_envs: int = 2, game: str = "Pong", threads: int = 1, **settings: A
 
 
 class TestAtari:
+    @says("A life loss is not an end: it is discount 0 on a MID row.")
     def test_it_plays_what_ale_plays_frame_for_frame(self) -> None:
         # Given ALE's vector environment with the same settings and seeds, as the slow truth ...
         num_envs, num_steps = 4, 700
@@ -627,6 +640,56 @@ class TestAtari:
     def test_actions_that_it_does_not_have_are_refused(self, actions: tuple[int, ...]) -> None:
         with pytest.raises(ValueError, match=r"the 6 actions of ALE/Pong-v5 are 0 to 5"):
             atari(actions=actions)
+
+    def test_a_table_restricts_actions_by_game_and_leaves_other_games_theirs(self) -> None:
+        # Given Pong with the table, whose three actions are 0, 2 and 3 of its own six ...
+        with (
+            closing(atari(action_table=True)) as few,
+            closing(atari(actions=(0, 2, 3))) as by_index,
+        ):
+            assert few.action_space == gym.spaces.Discrete(3)
+            few.reset(5)
+            by_index.reset(5)
+            for chosen in ([0, 1], [2, 0], [1, 2]) * 10:
+                few.send(np.array(chosen))
+                by_index.send(np.array(chosen))
+                # ... then both play the same game.
+                one, other = few.recv().timestep, by_index.recv().timestep
+                assert (one.observation == other.observation).all()
+        with closing(atari(game="Breakout", action_table=True)) as environment:
+            assert environment.action_space == gym.spaces.Discrete(4)
+
+    @pytest.mark.parametrize(("game", "actions"), [("Breakout", (0, 2, 3)), ("Tennis", (0, 2))])
+    def test_a_restriction_without_the_fire_that_a_game_needs_is_refused(
+        self, game: str, actions: tuple[int, ...]
+    ) -> None:
+        with pytest.raises(ValueError, match=r"leaves out FIRE: without it nothing happens in ALE"):
+            atari(game=game, actions=actions)
+        with closing(atari(game=game, actions=(*actions, 1))) as environment:
+            assert environment.action_space == gym.spaces.Discrete(len(actions) + 1)
+
+    def test_breakout_is_not_played_without_fire(self) -> None:
+        """What the refusal says is so."""
+        with closing(atari(game="Breakout")) as environment:
+            environment.reset(0)
+            for i in range(300):
+                environment.send(np.array([2 + i // 20 % 2, 3 - i // 20 % 2]))
+                assert (environment.recv().info["lives"] == 5).all()
+
+    def test_a_table_and_indices_are_not_both_taken(self) -> None:
+        with pytest.raises(ValueError, match=r"leave out one of them"):
+            atari(action_table=True, actions=(0, 1))
+
+    def test_the_last_frame_alone_may_be_observed(self) -> None:
+        """In Space Invaders bullets are drawn in some frames only: the maximum has more of them."""
+
+        def seen(max_pool: bool) -> np.ndarray:
+            with closing(atari(game="SpaceInvaders", max_pool=max_pool)) as environment:
+                return column(play(environment, 150), "observation")
+
+        both, last = seen(True), seen(False)
+        assert (both != last).any()
+        assert both.sum(dtype=np.int64) > last.sum(dtype=np.int64)
 
     def test_sticky_actions_repeat_what_was_done(self) -> None:
         def observations(sticky: float) -> np.ndarray:
@@ -749,6 +812,10 @@ def script(*step_types: list[int]) -> list[TimeStep]:
 
 
 class TestWithHistory:
+    @says(
+        "What `last_action`, `last_reward` and `time_in_episode` add to the observation are leaves "
+        "beside `observation`.",
+    )
     def test_it_remembers_the_last_step_and_forgets_at_the_start_of_an_episode(self) -> None:
         timesteps = script([0, 0], [1, 1], [2, 1], [0, 1], [1, 2])
         environment = WithHistory(
@@ -783,6 +850,11 @@ class TestWithHistory:
             [1, 4],
         ]
 
+    @says(
+        "In an episode's first row the last action is none: each choice is one below the smallest "
+        "(it has one choice more in `observation_space`), other numbers are 0; the last reward and "
+        "the time are 0.",
+    )
     def test_no_action_is_below_the_choices_and_zero_otherwise(self) -> None:
         space = gym.spaces.Dict(
             {

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import tensorflow as tf
+from page import says
 
 from impala import evaluation
 from impala.environments.base import Environment
@@ -92,6 +93,12 @@ def test_short_episodes_are_not_preferred() -> None:
     assert np.mean([episode.episode_return for episode in episodes]) == 5.5
 
 
+@says(
+    "Play `evaluator.episodes` whole episodes of that task in min(`evaluator.episodes`, "
+    "`actor.num_envs`) environments that step together, environments and actions seeded by "
+    "`seed`, the same number in each (one more in the first ones, if they do not divide): so a "
+    "snapshot's returns do not depend on who evaluates it and when.",
+)
 def test_each_environment_gives_its_first_episodes_and_the_first_ones_one_more() -> None:
     episodes = _play(Scripted([[3, 5, 9], [2, 4, 8], [6, 7, 1]]), 7)
 
@@ -105,6 +112,18 @@ def test_fewer_episodes_than_environments() -> None:
 def test_an_episode_tells_return_steps_frames_and_the_last_info() -> None:
     # The row that starts the second episode counts nowhere.
     assert _play(Scripted([[3]]), 2) == [Episode(3.0, 3, 12, {"left": 7.0})] * 2
+
+
+def test_steps_of_first_episodes_are_kept_if_asked_for() -> None:
+    # Given three environments, and the steps of two of them kept,
+    first = evaluation.FirstEpisodes(2)
+    environment, agent = Scripted([[2, 1], [3, 5], [9]]), Counting()
+    evaluation.play_episodes(environment, agent, 6, False, 7, first)  # type: ignore
+    # then each has those of its first episode, and nothing of what follows.
+    assert first.steps == [
+        {"reward": [1.0, 1.0], "left": [8.0, 7.0]},
+        {"reward": [1.0, 1.0, 1.0], "left": [9.0, 8.0, 7.0]},
+    ]
 
 
 def test_what_takes_long_says_how_far_it_is(

@@ -52,7 +52,8 @@ class Story:
         updates = self.frames // 10
         return SimpleNamespace(
             config=self.config,
-            counters=Counters(updates=updates, frames=self.frames),
+            # A run of two hours.
+            counters=Counters(updates=updates, frames=self.frames, seconds=7.2 * self.frames),
             phase=SimpleNamespace(algorithm="impala"),
             variables=lambda: {
                 "agent/000/w:0": np.full(3, updates, np.float32),
@@ -172,6 +173,17 @@ def test_milestones_are_kept_in_equal_shares_of_the_run(tmp_path: pathlib.Path) 
     assert kept == [26, 50, 80, 100]
     assert checkpoint.choose(tmp_path, "26").counters.frames == 260
     assert not checkpoint.exists(tmp_path)  # a run does not go on from these
+
+
+def test_milestones_are_kept_every_few_hours_if_asked_for(tmp_path: pathlib.Path) -> None:
+    story = Story(tmp_path, milestone_hours=0.5)
+    for frames in (0, 240, 260, 270, 510, 740):
+        story.goes_on_to(frames)
+    story = Story(tmp_path, frames=740, milestone_hours=0.5)  # back at a checkpoint
+    for frames in (760, 1000):
+        story.goes_on_to(frames)
+    kept = sorted(int(path.name.split("-")[0]) for path in (tmp_path / "milestones").iterdir())
+    assert kept == [26, 51, 76, 100]
 
 
 @pytest.mark.parametrize("by", ["evaluation", "training"])

@@ -11,7 +11,7 @@ import tree
 
 from impala import build
 from impala.config.presets import PRESETS
-from impala.config.schema import Config
+from impala.config.schema import Config, QLearningConfig
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Checkpoint
 from impala.schedule import phases
@@ -62,6 +62,31 @@ def learn(learner: Learner, batch: Batch, **counts: Any) -> Update:
     return update
 
 
+def test_a_target_network_is_copied_by_the_frames_and_episodes_of_the_run() -> None:
+    either: list[dict[str, Any]] = [{"target_frames": 500}, {"target_episodes": 5}]
+    for settings in either:
+        config = dataclasses.replace(
+            CONFIG,
+            algorithm="q_learning",
+            agent=dataclasses.replace(CONFIG.agent, policy="epsilon_greedy"),
+            q_learning=QLearningConfig(target_updates=1, **settings),
+        )
+        learner = _learner(config=config)
+        output = np.zeros((T + 1, B, 4), np.float32)
+        batch = _batch()
+        unroll = batch.unroll._replace(output=batch.unroll.output._replace(policy=output))
+        counts = {"unrolls": 4, "frames": 300, "steps": 20, "seconds": 0.5, "episodes": 3}
+        copied = []
+        for _ in range(4):
+            learn(learner, batch._replace(unroll=unroll), **counts)
+            of_agent, of_target = (
+                next(value for name, value in learner.variables().items() if name.endswith(which))
+                for which in ("/agent/policy/w:0", "/q_learning/agent/policy/w:0")
+            )
+            copied.append(np.array_equal(of_agent, of_target))
+        assert copied == [False, True, False, True]
+
+
 def test_an_update_counts_and_moves_the_agent() -> None:
     learner = _learner()
     before = learner.agent_values()
@@ -72,7 +97,8 @@ def test_an_update_counts_and_moves_the_agent() -> None:
     )
     # The learning rate of an update is that of the frames before it: linear down to zero.
     full = CONFIG.optimiser.learning_rate
-    assert (first.learning_rate, second.learning_rate) == pytest.approx((full, 0.6 * full))
+    rates = [update.metrics["learning_rate"] for update in (first, second)]
+    assert rates == pytest.approx([full, 0.6 * full])
     assert learner.phase_progress == 0.8
     assert all(np.isfinite(value) for value in second.metrics.values())
     assert {"loss/total", "gradient_norm", "policy/entropy"} <= second.metrics.keys()

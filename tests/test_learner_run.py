@@ -22,6 +22,7 @@ from learner.update import devices
 from learner.update.checkpoints import Checkpoints, resume
 from learner.update.guard import Guard
 from learner.update.phases import Phases
+from learner.update.replicas import Replicas
 from learner.update.training import Iteration, Training
 
 T, B = 4, 2
@@ -39,12 +40,16 @@ class Batches:
 
     def __init__(self) -> None:
         self.ready: list[Prepared] = []
+        self.phases_begun = 0
 
     def get(self, timeout: float) -> Prepared | None:
         return self.ready.pop(0) if self.ready else None
 
     def shift_version(self, updates: int) -> None:
         pass
+
+    def begin_phase(self) -> None:
+        self.phases_begun += 1
 
 
 class Scene:
@@ -109,7 +114,7 @@ def test_an_error_of_a_part_of_ones_own_is_not_blamed_on_the_log_directory(
 ) -> None:
     """Given an environment or a network whose constructor finds one of its files missing."""
 
-    def plan_of(config: Config) -> Plan:
+    def plan_of(config: Config, replicas: Replicas) -> Plan:
         raise FileNotFoundError(2, "No such file or directory", "levels.txt")
 
     monkeypatch.setattr(run, "plan_of", plan_of)
@@ -148,6 +153,19 @@ def test_the_loop_tells_what_each_step_has_brought_and_ends_with_the_run(scene: 
     assert not last.begins_phase and last.learner is second.learner
     assert scene.training.is_finished
     assert scene.iterations(9, consume) == []
+
+
+@pytest.mark.parametrize("across_phases", [False, True])
+def test_replay_begins_anew_with_a_phase_unless_it_is_kept(
+    scene: Scene, across_phases: bool
+) -> None:
+    phases = scene.training._phases
+    replay = dataclasses.replace(CONFIG.replay, across_phases=across_phases)
+    phases.config = dataclasses.replace(CONFIG, replay=replay)
+    scene.batches.ready = [scene.prepared(), scene.prepared(frames=1000), scene.prepared()]
+    first, second, _ = scene.iterations(3, lambda iteration: None)
+    assert not first.begins_phase and second.begins_phase
+    assert scene.batches.phases_begun == (0 if across_phases else 1)
 
 
 def test_the_first_checkpoint_is_not_kept_waiting_by_actors_that_send_nothing_more(

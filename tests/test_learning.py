@@ -17,9 +17,10 @@ import tensorflow as tf
 import tree
 
 from impala import build
-from impala.logdir import checkpoint
+from impala.logdir import checkpoint, continual
 from impala.logdir.player import Player
 from impala.types import StepType
+from ledger.experiments import EXPERIMENTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
@@ -227,3 +228,64 @@ def _explained_variance(logdir: pathlib.Path, trained: bool, steps: int = 2000) 
                 pairs.append((values[t][e], returns))
     predicted, actual = np.array(pairs).T
     return float(1.0 - np.var(actual - predicted) / np.var(actual))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_with_popart_tasks_of_very_different_rewards_are_learned_and_without_one_is_not(
+    tmp_path: pathlib.Path, seed: int
+) -> None:
+    """Two boards of Catch in which the actions mean something else, told apart by a mark."""
+    boards = ('Catch{"marked": true}', 'Catch{"marked": true, "shift": 1, "reward": 1000}')
+    flags = ("--tasks.environments", *boards, "--tasks.order", "simultaneous", "--evaluate", "no")
+    worst = {}
+    for popart in ("popart", "no-popart"):
+        logdir = _trained(tmp_path / popart, "catch", seed, *flags, f"--agent.{popart}")
+        returns = [
+            _evaluated(logdir, "--task", task, "--greedy", "--episodes", 100)["return_mean"]
+            for task in range(len(boards))
+        ]
+        print(f"returns {', '.join(f'{each:.2f}' for each in returns)}")
+        worst[popart] = min(returns[0], returns[1] / 1000.0)
+    assert worst["popart"] >= 0.95
+    assert worst["no-popart"] <= 0.5
+
+
+def test_what_is_trained_in_turn_is_forgotten_and_with_clear_it_is_not(
+    tmp_path: pathlib.Path,
+) -> None:
+    runs = {}
+    for arm in ("sequential", "clear"):
+        preset, *flags = EXPERIMENTS["clear-catch"].arms[arm]
+        runs[arm] = continual.read(_trained(tmp_path / arm, preset, 1, *flags))
+        print(f"{arm} forgets {_forgotten(runs[arm]):.2f}, area {_area(runs[arm]):.2f}")
+    assert _forgotten(runs["sequential"]) >= 0.25
+    assert _forgotten(runs["clear"]) <= 0.15
+    assert _area(runs["clear"]) >= _area(runs["sequential"]) + 0.2
+
+
+def test_coras_sequence_of_games_runs_to_its_end(tmp_path: pathlib.Path) -> None:
+    """With a smaller network and few frames; nothing is learned."""
+    preset, *flags = EXPERIMENTS["clear-atari"].arms["clear"]
+    few = {
+        **{"--tasks.cycles": 1, "--agent.torso": "shallow", "--actor.num-envs": 8},
+        **{"--mix.fresh": 4, "--mix.replayed": 4, "--mix.warm-up-unrolls": 4},
+        **{"--replay.capacity-frames": 6000, "--evaluator.episodes": 1},
+        **{"--environment.atari.max-frames-per-episode": 400},
+    }
+    overrides = [word for pair in few.items() for word in pair]
+    frames = ("--tasks.frames", *[2000] * 6)
+    logdir = _trained(tmp_path, preset, 1, *flags, *overrides, *frames)
+    run = continual.read(logdir)
+    assert [block.end for block in run.blocks] == [2000 * (i + 1) for i in range(6)]
+    for curve in run.curves.values():
+        assert curve.frames[-1] >= 12_000
+        assert len(curve.frames) >= 7  # the start, and the end of each turn
+
+
+def _forgotten(run: continual.Run) -> float:
+    return float(np.mean(list(continual.forgetting(run).values())))
+
+
+def _area(run: continual.Run) -> float:
+    """The mean return over the run, over tasks."""
+    return float(np.mean([curve.area(run.blocks[-1].end) for curve in run.curves.values()]))

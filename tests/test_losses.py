@@ -163,6 +163,11 @@ class TestClipRewards:
 
         assert clipped.numpy().tolist() == [-1.0, -1.0, -0.5, 0.0, 0.5, 1.0, 1.0]
 
+    def test_sign_leaves_only_the_sign(self) -> None:
+        clipped = losses.clip_rewards(self.REWARDS, "sign")
+
+        assert clipped.numpy().tolist() == [-1.0, -1.0, -1.0, 0.0, 1.0, 1.0, 1.0]
+
     def test_soft_asymmetric_takes_losses_less_to_heart_than_gains(self) -> None:
         clipped = losses.clip_rewards(self.REWARDS, "soft_asymmetric").numpy()
 
@@ -177,7 +182,7 @@ class TestClipRewards:
         np.testing.assert_allclose(clipped, [-1.0, -0.1, -0.05, 0.0, 0.05, 0.1, 1.0], rtol=1e-6)
 
     def test_another_mode_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="'hard'; choose none, abs_one or soft_asymmetric"):
+        with pytest.raises(ValueError, match="'hard'; choose none, sign, abs_one or soft"):
             losses.clip_rewards(self.REWARDS, "hard")
 
 

@@ -11,9 +11,10 @@ import tensorflow as tf
 
 from impala.logdir.checkpoint import Counters
 from impala.types import Episode
+from learner.telemetry import images
 from learner.telemetry.console import Console
 from learner.telemetry.files import JsonLines, TensorBoard
-from learner.telemetry.telemetry import Telemetry
+from learner.telemetry.telemetry import Spread, Telemetry
 
 
 def _episode(value: float) -> Episode:
@@ -35,6 +36,9 @@ def test_a_row_holds_the_means_since_the_last_row() -> None:
     assert (row["policy_lag/mean"], row["policy_lag/p50"], row["policy_lag/max"]) == (2.0, 2.0, 5.0)
     assert row["replay/policy_lag/mean"] == 90.0  # replayed unrolls have a lag of their own
     assert row["episode/Catch/return"] == row["episode/Catch/return_recent"] == 1.0
+    assert (row["episode/Catch/return_min"], row["episode/Catch/return_max"]) == (-1.0, 3.0)
+    assert row["episode/Catch/return_deviation"] == pytest.approx(np.std([1.0, -1.0, 3.0]))
+    assert row["episode/Catch/length"] == row["episode/Catch/length_max"] == 10.0
     assert row["episode/Catch/info/lives"] == 3.0
     assert row["actor/wait_share"] == 0.5
     assert row["episodes/Catch"] == 3
@@ -121,6 +125,7 @@ def test_rows_reach_json_lines_tensorboard_and_console(tmp_path: pathlib.Path) -
     board = TensorBoard(tmp_path)
     board.write(row)
     board.write_histograms({"action/move": np.array([0, 1, 1, 2])}, row["frames"])
+    board.write_images({"observation": np.full([4, 64, 32, 3], 7, np.uint8)}, row["frames"])
     board.close()
     (events,) = (tmp_path / "tensorboard").iterdir()
     in_file = {
@@ -131,6 +136,38 @@ def test_rows_reach_json_lines_tensorboard_and_console(tmp_path: pathlib.Path) -
     assert in_file["loss/total"] == (123, 0.25)
     step, buckets = in_file["histogram/action/move"]  # of each bucket: left, right, count
     assert (step, buckets[:, 2].sum()) == (123, 4)
+    step, (width, height, *pictures) = in_file["image/observation"]
+    assert (step, int(width), int(height), len(pictures)) == (123, 32, 64, 4)
+    np.testing.assert_array_equal(tf.io.decode_png(pictures[3]), np.full([64, 32, 3], 7))
+
+
+def test_a_spread_is_numpys_however_it_is_put_together() -> None:
+    numbers = 1e6 + np.random.default_rng(0).normal(size=50)  # a large mean takes digits
+    whole, parts = Spread(), [Spread() for _ in range(3)]
+    for i, number in enumerate(numbers):
+        whole.add(number)
+        parts[i * i % 3].add(number)  # none to the last one
+    merged = parts[0]
+    for part in parts[1:2]:
+        merged.merge(part)
+    expected = [numbers.mean(), numbers.min(), numbers.max(), numbers.std()]
+    for spread in (whole, merged):
+        found = spread.scalars("x")
+        assert [*found] == ["x", "x_min", "x_max", "x_deviation"]
+        assert [*found.values()] == pytest.approx(expected, rel=1e-6)
+
+
+def test_images_are_the_newest_observations_of_one_environment() -> None:
+    rng = np.random.default_rng(0)
+    grey = rng.integers(0, 256, (6, 2, 84, 80), np.uint8)
+    board = rng.integers(0, 2, (6, 2, 10, 5, 4)).astype(bool)
+    shown = images.of_observations({"seen": {"grey": grey, "board": board}, "speed": grey * 0.5})
+    assert {*shown} == {"observation/seen/grey", "observation/seen/board"}
+    np.testing.assert_array_equal(shown["observation/seen/grey"][..., 0], grey[2:, 0])
+    # What is small is enlarged, on is white, and channels are beside each other.
+    enlarged = shown["observation/seen/board"]
+    assert enlarged.shape == (4, 70, 4 * 5 * 7, 1) and enlarged.dtype == np.uint8
+    np.testing.assert_array_equal(enlarged[3, ::7, 35:70:7, 0], 255 * board[5, 0, :, :, 1])
 
 
 def test_the_console_can_write_to_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import services
 import tree
+from page import says
 
 from impala.config.schema import MixConfig
 from impala.logdir.directory import StorageError
@@ -333,6 +335,10 @@ def _made_with(version: int, arrival: Arrival) -> Arrival:
     return arrival._replace(unroll=unroll._replace(parameter_version=versions))
 
 
+@says(
+    "`policy_lag` for what was older than `mix.max_policy_lag` allows;",
+    "Policy lag is the learner's version minus the unroll's.",
+)
 def test_what_is_older_than_the_limit_is_dropped_and_accounted_for() -> None:
     # Given messages of two unrolls, of several versions, for the updates 10, 11 and 12 ...
     ingest = Ingest(capacity=100)
@@ -428,6 +434,31 @@ def test_a_replay_of_which_everything_was_removed_warms_up_again() -> None:
         assert [prepared.batch is None for prepared in _take(mix, 2)] == [True, False]
     finally:
         mix.close()
+
+
+def test_what_an_earlier_phase_stored_is_not_learned_from_again() -> None:
+    # Given a batch of fresh and replayed unrolls that was made before a phase began ...
+    ingest, replay = Ingest(capacity=100), _replay()
+    _put(ingest, [_framed(i + 1, 4, 4 * i) for i in range(2)])
+    mix = Mix(ingest, MixConfig(fresh=4, replayed=2, warm_up_unrolls=4), replay)
+    try:
+        (warm_up,) = _take(mix, 1)
+        services.wait_for("the batch", lambda: len(replay) == 8)
+        mix.begin_phase()
+        # ... then what it has of replay counts for nothing ...
+        (prepared,) = _take(mix, 1)
+        # ... and later batches, after another warm-up, replay what was added since.
+        _put(ingest, [_framed(i + 1, 4, 4 * i) for i in range(2, 5)])
+        later = _take(mix, 3)
+    finally:
+        mix.close()
+    assert warm_up.batch is None and warm_up.weights is None
+    assert prepared.weights is not None
+    assert prepared.weights.tolist() == [1, 1, 1, 1, 0, 0] and prepared.weights.dtype == np.float32
+    assert (prepared.unrolls, _numbers(prepared)[:4]) == (4, [4, 5, 6, 7])
+    assert [each.batch is None for each in later] == [True, False, False]
+    for each in later[1:]:
+        assert each.weights is None and min(_numbers(each)) >= 8
 
 
 def test_batches_that_moved_nothing_make_no_unroll_older() -> None:

@@ -1,5 +1,6 @@
 """The step in NumPy is the agent's, for every torso, core and distribution that it serves."""
 
+import dataclasses
 import itertools
 import os
 import subprocess
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tree
+from page import says
 from test_agent import B, booleans, experience, row, wrapped
 from test_distributions import CASES
 
@@ -24,7 +26,7 @@ from impala.agents.numpy_agent import NumPyAgent
 from impala.agents.numpy_distributions import NotServed, Random
 from impala.components import CORE, TORSO
 from impala.config.schema import AgentConfig, EnvironmentConfig, EpsilonConfig
-from impala.environments.spaces import choices
+from impala.environments.spaces import TASK, choices
 from impala.testing.distributions import DistributionConformance
 from impala.types import Nest, Parameters
 
@@ -60,6 +62,11 @@ def masked(space: gym.Space, action_space: gym.Space) -> spaces.Dict:
     return spaces.Dict({"observation": space, "action_mask": allowed})
 
 
+def numbered(space: gym.Space, tasks: int) -> spaces.Dict:
+    parts = space.spaces if isinstance(space, spaces.Dict) else {"observation": space}
+    return spaces.Dict({**parts, TASK: spaces.Discrete(tasks)})
+
+
 CASE = tuple[AgentConfig, gym.Space, gym.Space]
 AGENTS: dict[str, CASE] = {
     **{f"sees {name}": (SMALL, space, CHOICE) for name, space in OBSERVATIONS.items()},
@@ -92,6 +99,13 @@ AGENTS: dict[str, CASE] = {
             "wrapped": wrapped(VECTOR),
         }.items()
     },
+    "popart": (dataclasses.replace(SMALL, popart=True), VECTOR, CHOICE),
+    "popart of three tasks": (dataclasses.replace(SMALL, popart=True), numbered(VECTOR, 3), CHOICE),
+    "popart of two, separate": (
+        dataclasses.replace(SEPARATE, popart=True),
+        numbered(masked(VECTOR, CHOICE), 2),
+        CHOICE,
+    ),
     "stacks for two": (
         AgentConfig(
             hidden_sizes=(6,), core="lstm", lstm_size=5, frame_stack=2, separate_baseline=True
@@ -110,7 +124,7 @@ def pair(
     rng = np.random.default_rng(2)
     for variable in agent.variables:
         values = 0.7 if "progress" in variable.name else rng.normal(0.0, 0.5, variable.shape)
-        variable.assign(values)
+        variable.assign(np.abs(values) if "variance" in variable.name else values)
     twin = NumPyAgent(config, (observation_space, action_space), agent.variables)
     twin.assign([variable.numpy() for variable in agent.variables])
     return agent, twin
@@ -249,6 +263,11 @@ def parameters_of(agent: Agent) -> Parameters:
     return Parameters(5, 1, 0.0, 0, [variable.numpy() for variable in agent.variables])
 
 
+@says(
+    "`core_state` is the agent's memory *before it saw row 0*; the learner runs its network over "
+    "all T+1 rows from there.",
+    "Before the reset it is the agent's initial state, which is all zeros.",
+)
 def test_the_learner_finds_the_policy_that_acted() -> None:
     """An actor's unrolls, on the learner's network: the same policy, baseline and core state."""
     config = EnvironmentConfig("Catch", last_action=True, last_reward=True, time_in_episode=True)

@@ -16,7 +16,8 @@ SHAPES = [(3, 4), (4,), ()]
 STEPS = 5
 RMSPROP = OptimiserConfig(name="rmsprop", decay=0.9, momentum=0.5, epsilon=0.01)
 ADAM = OptimiserConfig(name="adam", beta1=0.8, beta2=0.95, epsilon=1e-3)
-CONFIGS = [RMSPROP, ADAM]
+CENTRED = dataclasses.replace(RMSPROP, centred=True)
+CONFIGS = [RMSPROP, CENTRED, ADAM]
 
 Arrays = Sequence[np.ndarray]
 Update = Callable[[Sequence[tf.Tensor], tf.Tensor], None]  # gradients and the rate
@@ -29,15 +30,19 @@ def rmsprop(
     decay: float,
     momentum: float,
     epsilon: float,
+    centred: bool,
 ) -> Arrays:
     """TensorFlow 1's RMSProp: mean square from one, epsilon under the root, no Nesterov."""
     values = [*values]
+    means = [np.zeros_like(value) for value in values]
     mean_squares = [np.ones_like(value) for value in values]
     moments = [np.zeros_like(value) for value in values]
     for gradients, rate in zip(gradients_of_steps, rates, strict=True):
         for i, g in enumerate(gradients):
             mean_squares[i] = decay * mean_squares[i] + (1 - decay) * g**2
-            moments[i] = momentum * moments[i] + rate * g / np.sqrt(mean_squares[i] + epsilon)
+            means[i] = decay * means[i] + (1 - decay) * g
+            spread = mean_squares[i] - (means[i] ** 2 if centred else 0.0)
+            moments[i] = momentum * moments[i] + rate * g / np.sqrt(spread + epsilon)
             values[i] = values[i] - moments[i]
     return values
 
@@ -67,7 +72,8 @@ def reference(
     config: OptimiserConfig, values: Arrays, gradients: Sequence[Arrays], rates: Sequence[float]
 ) -> Arrays:
     if config.name == "rmsprop":
-        return rmsprop(values, gradients, rates, config.decay, config.momentum, config.epsilon)
+        settings = config.decay, config.momentum, config.epsilon, config.centred
+        return rmsprop(values, gradients, rates, *settings)
     return adam(values, gradients, rates, config.beta1, config.beta2, config.epsilon)
 
 
@@ -103,7 +109,7 @@ def eager(function: Update) -> Update:
 
 
 @pytest.mark.parametrize("compiled", [eager, graph, xla])
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
+@pytest.mark.parametrize("config", CONFIGS, ids=["rmsprop", "centred", "adam"])
 def test_several_steps_are_those_of_the_paper(
     config: OptimiserConfig, compiled: Callable[[Update], Update]
 ) -> None:
@@ -165,7 +171,7 @@ def test_adam_is_sonnets() -> None:
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
+@pytest.mark.parametrize("config", CONFIGS, ids=["rmsprop", "centred", "adam"])
 def test_an_optimiser_goes_on_where_its_variables_were_saved(config: OptimiserConfig) -> None:
     """Given three steps and a copy of slots and values, two more steps are the same in the copy."""
     values, gradients, rates = draw()
@@ -187,7 +193,7 @@ def test_an_optimiser_goes_on_where_its_variables_were_saved(config: OptimiserCo
         np.testing.assert_array_equal(variable.numpy(), copy.numpy())
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
+@pytest.mark.parametrize("config", CONFIGS, ids=["rmsprop", "centred", "adam"])
 def test_the_optimisers_variables_are_its_slots_alone(config: OptimiserConfig) -> None:
     variables = make_variables(draw()[0])
     optimiser = optimisers.make(config, variables)
@@ -195,7 +201,7 @@ def test_the_optimisers_variables_are_its_slots_alone(config: OptimiserConfig) -
     own = {id(slot) for slot in optimiser.variables}
 
     assert not own & {id(variable) for variable in variables}
-    assert len(own) == 2 * len(variables) + (config.name == "adam")
+    assert len(own) == (3 if config.centred else 2) * len(variables) + (config.name == "adam")
     assert not any(slot.trainable for slot in optimiser.variables)
 
 
@@ -232,6 +238,29 @@ def test_clipping_leaves_small_gradients_alone() -> None:
     assert norm.numpy() == pytest.approx(5.0)
     for gradient, same in zip(gradients, clipped, strict=True):
         np.testing.assert_allclose(same.numpy(), gradient.numpy(), rtol=1e-6)
+
+
+def test_without_a_limit_gradients_are_not_clipped_but_their_norm_is_known() -> None:
+    gradients = [tf.constant([3e15, 0.0]), tf.constant([[4e15]])]
+
+    for clip in (optimisers.clip_by_global_norm, optimisers.clip_large_by_global_norm):
+        same, norm = clip(gradients, 0.0)
+
+        assert norm.numpy() == pytest.approx(5e15)
+        for one, other in zip(same, gradients, strict=True):
+            np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+@pytest.mark.parametrize("name", ["rmsprop", "adam"])
+def test_each_optimiser_has_a_default_epsilon_of_its_own(name: str) -> None:
+    """With a gradient of 1e-5, epsilon decides the size of the step."""
+    steps = []
+    for epsilon in (0.0, {"rmsprop": 0.01, "adam": 1e-8}[name]):
+        (variable,) = make_variables([np.zeros(())])
+        config = OptimiserConfig(name=name, decay=0.0, epsilon=epsilon)
+        optimisers.make(config, [variable]).apply([tf.constant(1e-5)], [variable], tf.constant(1.0))
+        steps.append(variable.numpy())
+    assert steps[0] == steps[1] == pytest.approx(-1e-4 if name == "rmsprop" else -1.0, rel=0.01)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

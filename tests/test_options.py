@@ -41,6 +41,34 @@ def test_each_layer_covers_the_one_below(tmp_path: pathlib.Path) -> None:
     assert config.environment.id == "Catch"
 
 
+@pytest.mark.parametrize(
+    ("preset", "file", "environ", "flag", "epsilon"),
+    [
+        ("catch", "", None, "", 1e-7),  # adam with an epsilon of its own
+        ("catch", "", None, "adam", 1e-7),  # not another one
+        ("catch", "", None, "rmsprop", 0.0),
+        ("atari-a3c", "", None, "", 0.0025),
+        ("atari-a3c", "", None, "adam", 0.0),
+        ("atari-a3c", "name: adam", None, "", 0.0),
+        ("atari-a3c", "epsilon: 0.3", None, "adam", 0.0),
+        ("atari-a3c", "name: adam, epsilon: 0.3", None, "adam", 0.3),
+        ("atari-a3c", "name: adam", "0.4", "", 0.4),
+        ("atari-a3c", "name: adam", "0.4", "rmsprop", 0.0),
+    ],
+)
+def test_another_optimiser_does_not_keep_the_epsilon_that_was_chosen_for_the_first(
+    preset: str, file: str, environ: str | None, flag: str, epsilon: float, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"optimiser: {{{file}}}\n")
+    variables = {} if environ is None else {"IMPALA_OPTIMISER__EPSILON": environ}
+    names = {"optimiser": {"name": flag}} if flag else {}
+
+    config = layers.layered(preset, path, variables, names)
+
+    assert config.optimiser.epsilon == epsilon
+
+
 def test_environment_variables_hold_every_kind_of_value() -> None:
     environ = {
         "IMPALA_AGENT__HIDDEN_SIZES": "32,16",
@@ -151,6 +179,7 @@ def test_errors_name_the_layer(tmp_path: pathlib.Path) -> None:
             {"environment": {"vectorization": "async"}, "actor": {"environment_seconds": 100}},
             "actor.hang_seconds is 600 and actor.environment_seconds 100: one environment",
         ),
+        ({"agent": {"random_warm_up": True}}, "impala needs the actions of its own policy"),
         ({"environment": {"kwargs": "{'a': 1}"}}, "which is not a JSON object"),
         ({"environment": {"kwargs": "[1]"}}, "which is not a JSON object (it is a list)"),
     ],

@@ -1,6 +1,7 @@
 """Algorithms one after another: when it is whose turn, and what is said about nonsense."""
 
 import dataclasses
+import logging
 
 import numpy as np
 import pytest
@@ -10,12 +11,13 @@ from impala import build
 from impala.agents.agent import Agent
 from impala.config import rules, values
 from impala.config.presets import PRESETS
-from impala.config.schema import AgentConfig, Config, MixConfig
+from impala.config.schema import AgentConfig, Config, MixConfig, TasksConfig
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Checkpoint, CheckpointError, Counters
 from impala.schedule import phases
 from impala.schedule.phases import Phase
 from learner.update.learner import Learner
+from learner.update.phases import Phases
 
 
 def _config(*words: str, total_frames: int = 1000) -> Config:
@@ -38,6 +40,31 @@ def test_each_phase_has_its_own_progress() -> None:
         *["critic", "critic", "impala", "impala", "impala"]
     ]
     assert [of_run[1].progress(frames) for frames in (0, 300, 650, 1020)] == [0, 0, 0.5, 1]
+
+
+def test_a_run_may_end_by_episodes_before_it_ends_by_frames() -> None:
+    config = dataclasses.replace(_config(), total_episodes=20, agent=AgentConfig(hidden_sizes=(8,)))
+    of_run = Phases(config, _agent(config.agent))
+    for frames, episodes, progress in ((500, 5, 0.5), (500, 15, 0.75), (500, 20, 1), (1000, 5, 1)):
+        counters = Counters(frames=frames, episodes=episodes)
+        assert of_run.progress(counters) == progress
+        assert of_run.are_over(counters) == (progress == 1)
+
+
+def test_annealing_begins_anew_in_each_turn_of_a_task() -> None:
+    turns = TasksConfig(environments=("Catch", 'Catch{"rows":8}'), cycles=2, anneal_anew=True)
+    critic, impala = phases.make(dataclasses.replace(_config("critic:300", "impala"), tasks=turns))
+    # Turns end after 250, 500, 750 and 1000 frames.
+    assert [critic.progress(frames) for frames in (0, 125, 250, 275, 300)] == [0, 0.5, 0, 0.5, 1]
+    assert [impala.progress(x) for x in (300, 400, 499, 500, 625, 750, 875, 1000, 1100)] == [
+        *[0, 0.5, 0.995, 0, 0.5, 0, 0.5, 1, 1]
+    ]
+
+
+def test_annealing_anew_without_turns_is_refused() -> None:
+    turns = TasksConfig(environments=("Catch",), order="simultaneous", anneal_anew=True)
+    with pytest.raises(values.OptionError, match=r"anneal_anew is set, but tasks.order is simult"):
+        rules.validate(dataclasses.replace(_config(), tasks=turns))
 
 
 @pytest.mark.parametrize(
@@ -82,6 +109,34 @@ def test_a_learner_of_a_phase_anneals_over_it_and_goes_on_counting() -> None:
     learner.count(unrolls=1, frames=300, steps=300, seconds=1.0)
     assert learner.phase_progress == 0.5
     assert (learner.counters.updates, learner.counters.frames) == (7, 700)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "separate", "said"),
+    [
+        ("impala", False, "impala trains 444 parameters (baseline 9, policy 27, mlp 408)."),
+        (
+            "critic",
+            False,
+            "critic trains 417 parameters (mlp 408, baseline 9), and leaves 27 parameters "
+            "(policy 27) as they are.",
+        ),
+        (
+            "critic",
+            True,
+            "critic trains 417 parameters (baseline_mlp 408, baseline 9), and leaves 435 "
+            "parameters (policy 27, mlp 408) as they are.",
+        ),
+    ],
+)
+def test_the_log_counts_what_a_phase_trains_by_network(
+    algorithm: str, separate: bool, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = dataclasses.replace(_config(), algorithm=algorithm)
+    agent = _agent(AgentConfig(hidden_sizes=(8,), separate_baseline=separate))
+    with caplog.at_level(logging.INFO):
+        Phases(config, agent).learner_at(Counters())
+    assert caplog.messages == [said]
 
 
 def _saved(agent: Agent) -> Checkpoint:

@@ -146,6 +146,27 @@ def test_what_was_removed_is_never_drawn_again_not_even_after_a_crash(
     replay.close()
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_a_cleared_replay_is_a_new_one_that_goes_on_counting(
+    tmp_path: pathlib.Path, rule: Rule
+) -> None:
+    replay = make(Disk(tmp_path, "a run"), rule, capacity=4)
+    replay.add(unrolls(0, 9), slice(None), ACTOR)
+    assert len(replay) == 4
+
+    assert replay.clear() == 9
+
+    assert len(replay) == 0 and not replay.is_full
+    with pytest.raises(LookupError):
+        drawn(replay, 1)
+    assert replay.add(unrolls(9, 4), slice(None), ACTOR) == 9
+    replay.commit()
+    replay.close()
+    again = make(Disk(tmp_path, "a run"), rule, capacity=4)
+    assert sorted(drawn(again, 4).parameter_version) == [9, 10, 11, 12]  # none is refused
+    assert again.contents()[:2] == (4, 4 * FRAMES) and again.contents().added == 13
+
+
 def test_a_reservoir_stays_uniform_where_unrolls_are_removed() -> None:
     """Every other one of the first is removed: the rest of them are held as often as later ones."""
     block, held = unrolls(0, 100), []

@@ -1,5 +1,7 @@
 """The roster: speeds, silence and departures by a clock of the test's."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from impala.types import EnvironmentFault
@@ -15,8 +17,14 @@ class _Clock:
         return self.now
 
 
-def _sent(roster: Roster, name: str, frames: int = 400, version: int = 0) -> None:
-    roster.sent(name, unrolls=2, frames=frames, version=version, size=10)
+def _sent(
+    roster: Roster,
+    name: str,
+    frames: int = 400,
+    version: int = 0,
+    returns: Sequence[float] = (),
+) -> None:
+    roster.sent(name, unrolls=2, frames=frames, version=version, size=10, returns=returns)
 
 
 def test_what_a_member_did_is_counted() -> None:
@@ -109,6 +117,17 @@ def test_who_was_heard_of_the_longest_ago_makes_room(monkeypatch: pytest.MonkeyP
         clock.now += 1.0
         roster.joined(name, "actor")
     assert [member.name for member in roster.members()] == ["a", "c", "d"]
+
+
+def test_the_return_of_an_actor_is_that_of_its_last_hundred_episodes() -> None:
+    roster = Roster(_Clock())
+    for name in ("a", "b"):
+        roster.joined(name, "actor")
+    _sent(roster, "a", returns=[100.0])
+    assert [member.recent_return for member in roster.members()] == [100.0, None]
+    for _ in range(50):
+        _sent(roster, "a", returns=[1.0, 3.0])
+    assert [member.recent_return for member in roster.members()] == [2.0, None]
 
 
 def test_refused_messages_list_nobody() -> None:

@@ -10,6 +10,7 @@ import messages
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from page import says
 from services import WAIT
 
 from impala.types import Parameters
@@ -52,6 +53,12 @@ def _parameters() -> Parameters:
     return Parameters(messages.LEARNER, 3, 0.5, 10, [np.ones((2, 3), np.float32)])
 
 
+@says(
+    "One gRPC service, `impala.v1.Learner`, over HTTP/2 in plain text:",
+    "The learner answers every message with one receipt, in order, and `Receipt.sequence` repeats "
+    "the number.",
+    "**Addresses.** `host:port`, or `unix:path` on one host.",
+)
 @pytest.mark.parametrize("kind", ["port", "socket"])
 def test_an_actor_joins_streams_and_pulls(kind: str, tmp_path: pathlib.Path) -> None:
     accounts, ingest = Accounts(), Ingest(capacity=64)
@@ -125,6 +132,11 @@ def test_the_status_names_the_fleet_and_what_it_sent() -> None:
     assert all(0.0 <= seconds < WAIT for _, seconds in observed)
 
 
+@says(
+    "`UNAVAILABLE` when the learner stops or goes away (join again), `RESOURCE_EXHAUSTED` when a "
+    "message is larger than `max_message_bytes` (do not send it again), `INTERNAL` when the "
+    "learner failed (join again; its log says why).",
+)
 def test_errors_of_the_service_become_statuses_and_nothing_kills_the_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -171,6 +183,10 @@ def _health(served: _Served, name: str) -> str:
     return health_pb2.HealthCheckResponse.ServingStatus.Name(status)
 
 
+@says(
+    "For the name `alive` it is SERVING unless the loop that learns has neither made an update "
+    "nor waited for data for ten minutes.",
+)
 def test_a_learner_that_hangs_is_no_longer_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_HANGS_SECONDS", 0.5)
     monkeypatch.setattr(server, "_LOOK_SECONDS", 0.05)
@@ -184,6 +200,12 @@ def test_a_learner_that_hangs_is_no_longer_alive(monkeypatch: pytest.MonkeyPatch
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
 
 
+@says(
+    "The standard health service `grpc.health.v1.Health` is served as well.",
+    '`grpc.health.v1.Health` answers for the names `""` and `impala.v1.Learner`:',
+    "SERVING once the learner takes calls and has parameters to give, NOT_SERVING as soon as it "
+    "is told to stop.",
+)
 def test_it_is_healthy_while_it_serves_and_says_so_when_it_stops() -> None:
     with _Served(messages.service()) as served:
         assert [_health(served, name) for name in ("", SERVICE_NAME)] == ["SERVING", "SERVING"]
@@ -208,9 +230,8 @@ def test_stop_ends_idle_streams_and_those_that_wait_for_room_without_waiting_for
 
         waiting = served.stub.StreamUnrolls(actor(2), timeout=WAIT)
         assert next(waiting).status == pb.STATUS_ACCEPTED  # the next one finds no room
-        fingerprint = "other"
         idle = served.stub.StreamUnrolls(actor(1), timeout=WAIT)
-        assert next(idle).status == pb.STATUS_REJECTED
+        assert next(idle).status == pb.STATUS_DUPLICATE
         threading.Timer(0.0, served.server.stop, (WAIT,)).start()
         for stream in (waiting, idle):
             with pytest.raises(grpc.RpcError) as error:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import messages
 import numpy as np
 import pytest
+from page import says
 
 from impala.config.schema import Config, QuarantineConfig, TasksConfig
 from impala.finite import NotFiniteError
@@ -49,6 +50,10 @@ def _get(service: LearnerService, incarnation: int, newer_than: int) -> pb.GetPa
     return pb.GetParametersReply.FromString(service.get_parameters(request))
 
 
+@says(
+    "`actor_index` is small and stays with the name.",
+    "The learner computes it; the actor repeats it in every message.",
+)
 def test_join_tells_an_actor_all_that_it_needs() -> None:
     service = messages.service()
     reply = service.join(messages.join_request("a"))
@@ -77,6 +82,11 @@ def test_an_evaluator_joins_without_taking_a_place_in_the_fleet() -> None:
     assert receipt.reason == pb.REASON_UNKNOWN_ACTOR
 
 
+@says(
+    "`Join` carries both sides'.",
+    "Equal majors understand each other, whatever the minors; another major is refused with "
+    "`FAILED_PRECONDITION`, in a line that names both versions.",
+)
 def test_another_major_version_is_refused_naming_both_and_a_minor_one_is_not() -> None:
     service = messages.service()
     for major, minor, version, program in (
@@ -85,7 +95,7 @@ def test_another_major_version_is_refused_naming_both_and_a_minor_one_is_not() -
     ):
         protocol = pb.ProtocolVersion(major=major, minor=minor)
         sides = (
-            rf"actor \({program}\) speaks protocol {major}\.{minor}, the learner \(impala .*2\.2"
+            rf"actor \({program}\) speaks protocol {major}\.{minor}, the learner \(impala .*2\.3"
         )
         with pytest.raises(IncompatibleProtocol, match=rf"{sides}.*run the same major version"):
             service.join(messages.join_request(protocol=protocol, version=version))
@@ -94,6 +104,10 @@ def test_another_major_version_is_refused_naming_both_and_a_minor_one_is_not() -
     ).fingerprint
 
 
+@says(
+    "A **name** is unique in the fleet:",
+    "1 to 200 printable characters.",
+)
 @pytest.mark.parametrize(
     ("field", "says"),
     [
@@ -109,6 +123,7 @@ def test_an_impossible_join_is_refused(field: dict[str, Any], says: str) -> None
         messages.service().join(messages.join_request(**field))
 
 
+@says("Rejected messages and duplicates are counted beside this, as messages.")
 def test_receipts_say_what_became_of_a_message() -> None:
     accounts, ingest = Accounts(), Ingest(capacity=64)
     service, fingerprint = _joined(accounts=accounts, ingest=ingest)
@@ -150,6 +165,11 @@ def test_another_incarnation_of_the_same_name_takes_over() -> None:
     assert member.joins == 2  # what was refused is no join
 
 
+@says(
+    "What had no receipt is sent again, and if some of its environments had been learned from "
+    "before the checkpoint, only the others are taken: this is why a retry must not change a "
+    "message.",
+)
 def test_after_a_crash_a_half_learned_message_comes_in_from_where_it_was() -> None:
     accounts = Accounts()
     service, fingerprint = _joined(accounts=accounts)
@@ -190,6 +210,14 @@ def test_a_full_ingest_keeps_the_receipt_and_a_cancelled_one_counts_nothing() ->
     asyncio.run(story())
 
 
+@says(
+    "`GetParameters` names what the caller holds, or incarnation 0.",
+    "The reply has no `parameters` if the caller holds the newest, or if there are none yet: ask "
+    "again later.",
+    "Another incarnation than the one held, in any reply or receipt: pull, whatever the version.",
+    "`progress` is the share of the run done, 0..1;",
+    "`frames` the environment frames learned from.",
+)
 def test_parameters_come_when_they_are_newer_or_of_another_learner() -> None:
     service = messages.service()
     assert not _get(service, 0, 0).HasField("parameters")  # nothing is published yet
@@ -224,6 +252,7 @@ def test_parameters_are_serialised_once_and_only_if_someone_asks(
     assert all(reply is replies[0] for reply in replies)
 
 
+@says("The final parameters can still be had.")
 def test_when_training_has_finished_everyone_hears_and_parameters_stay() -> None:
     async def story() -> None:
         ingest = Ingest(capacity=2)
@@ -308,6 +337,11 @@ def _assigned(service: LearnerService, **kw: Any) -> pb.GetSnapshotReply:
     return pb.GetSnapshotReply.FromString(service.get_snapshot(request))
 
 
+@says(
+    "Evaluators work them off, each in every task:",
+    "Whoever holds the snapshot already (by `learner_incarnation` and `frames`) gets it without "
+    "its tensors.",
+)
 def test_evaluators_get_snapshots_task_by_task(tmp_path: pathlib.Path) -> None:
     snapshots = _snapshots(tmp_path, 10, 20, num_tasks=2)
     service = messages.service(snapshots=snapshots)
@@ -340,6 +374,10 @@ def test_a_damaged_snapshot_is_passed_over(
     assert len(snapshots) == 1
 
 
+@says(
+    "For evaluators it is `GetSnapshotReply.finished`, and that of their `Join`: training has "
+    "ended and all snapshots are evaluated.",
+)
 def test_evaluators_go_when_all_is_evaluated(tmp_path: pathlib.Path) -> None:
     snapshots = _snapshots(tmp_path, 10)
     service = messages.service(snapshots=snapshots)
@@ -377,6 +415,11 @@ def _with(evaluation: pb.Evaluation, **kw: Any) -> pb.Evaluation:
     return pb.Evaluation(**{**fields, **kw})
 
 
+@says(
+    "`JoinReply.task` says which one to play first, every `Receipt.task` which one from the next "
+    "unroll on.",
+    "They are counted from 0 in that order.",
+)
 def test_receipts_say_which_task_is_next() -> None:
     config = Config(tasks=TasksConfig(environments=("a", "b"), frames=(100, 100)))
     service = messages.service(config=config)
@@ -386,7 +429,7 @@ def test_receipts_say_which_task_is_next() -> None:
         service.publish(Parameters(messages.LEARNER, frames, 0.0, frames, []))
         message = messages.message(sequence, fingerprint=hello.fingerprint)
         assert _submit(service, message).task == task
-    unknown = messages.message(1, fingerprint=hello.fingerprint, task=2)
+    unknown = messages.message(5, fingerprint=hello.fingerprint, task=2)
     receipt = _submit(service, unknown)
     assert receipt.reason == pb.REASON_RANGE
     assert "task is 2, the run has 2" in receipt.detail
@@ -397,6 +440,7 @@ def test_messages_that_grpc_cannot_carry_are_refused_at_the_start() -> None:
         messages.service(max_envs=10**6)
 
 
+@says("The learner counts them per actor and shows the last one.")
 def test_faults_of_environments_reach_the_status_once_each_and_printable() -> None:
     service, fingerprint = _joined()
     crashed = pb.EnvironmentFault(environment=4, kind=pb.FAULT_KIND_CRASHED, detail="OSError: 5")
@@ -414,6 +458,7 @@ def test_faults_of_environments_reach_the_status_once_each_and_printable() -> No
     assert member.last_fault == "environment 1 hung: ?[2J" + "x" * 196
 
 
+@says("At most one for each environment of the message.")
 def test_more_faults_than_environments_are_refused() -> None:
     service, fingerprint = _joined()
     fault = pb.EnvironmentFault(environment=0, kind=pb.FAULT_KIND_HUNG)
@@ -424,6 +469,39 @@ def test_more_faults_than_environments_are_refused() -> None:
     assert "3 environment_faults of 2 environments" in receipt.detail
     (member,) = service.get_status().members
     assert member.environment_faults == 0
+
+
+@says("Names are recorded or counted as above.")
+def test_the_info_of_every_step_reaches_the_ingest_under_names_that_are_recorded() -> None:
+    ingest = Ingest(64)
+    service = messages.service(ingest=ingest)
+    fingerprint = service.join(messages.join_request()).fingerprint
+    told = [pb.StepInfo(name=name, values=[1.0, 2.5]) for name in ("speed", "\x1b[2J")]
+    assert _submit(service, messages.message(fingerprint=fingerprint, step_info=told)).status == (
+        pb.STATUS_ACCEPTED
+    )
+    arrival = ingest.get(0.0)
+    assert arrival is not None
+    assert {name: list(values) for name, values in arrival.step_info.items()} == {
+        "speed": [1.0, 2.5]
+    }
+    assert service.get_status().dropped_info_names == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([0.0] * (2 * messages.UNROLL_LENGTH + 1), "numbers of speed, at most"),
+        ([1.0, float("nan")], "a number of speed that is not finite"),
+    ],
+)
+def test_info_of_more_steps_than_were_played_or_not_finite_is_refused(
+    values: list[float], said: str
+) -> None:
+    service, fingerprint = _joined()
+    told = [pb.StepInfo(name="speed", values=values)]
+    receipt = _submit(service, messages.message(fingerprint=fingerprint, step_info=told))
+    assert receipt.reason == pb.REASON_RANGE and said in receipt.detail
 
 
 def test_only_contents_that_no_honest_actor_sends_are_blamed() -> None:
@@ -444,10 +522,12 @@ def test_only_contents_that_no_honest_actor_sends_are_blamed() -> None:
         "not_finite": {"arrays": nan},
         "range": {"task": 9},
     }
-    blamed = {}
+    blamed, following = {}, 1
     for name, fields in sent.items():
         quarantine._records.clear()
-        receipt = _submit(service, messages.message(**{"fingerprint": fingerprint, **fields}))
+        told = {"fingerprint": fingerprint, "sequence": following, **fields}
+        receipt = _submit(service, messages.message(**told))
+        following += name not in ("unknown_actor", "sequence")  # the others use a number up
         assert pb.Reason.Name(receipt.reason) == f"REASON_{name.upper()}"
         blamed[name] = quarantine.standing("a").blamed
         (member,) = service.get_status().members
@@ -468,14 +548,15 @@ def test_nobody_is_blamed_for_what_its_network_computed_before_it_was_judged(val
             "learner_incarnation": incarnation,
             "parameter_version": 0 if not i else 9,
         }
-        receipt = _submit(service, messages.message(arrays=bad, fingerprint=fingerprint, **fields))
+        bad_one = messages.message(i + 1, arrays=bad, fingerprint=fingerprint, **fields)
+        receipt = _submit(service, bad_one)
         assert receipt.status == pb.STATUS_REJECTED
         (each,) = refused.take()
         assert (each.actor, each.version) == ("a", 0)
         assert f"output/{name} holds" in each.why
     assert quarantine.standing("a").blamed == 0
     bad.timestep.reward[1, 0] = value  # which comes before the outputs, and from no network
-    _submit(service, messages.message(arrays=bad, fingerprint=fingerprint))
+    _submit(service, messages.message(3, arrays=bad, fingerprint=fingerprint))
     assert (quarantine.standing("a").blamed, refused.take()) == (1, [])
 
 

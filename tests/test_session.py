@@ -25,6 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from model_learner import GOOD, OF_A_NEWER_VERSION, CallFailed, ModelLearner, Run
+from page import says
 
 from actors import session as real
 from protos.impala.v1 import learner_pb2 as pb
@@ -494,6 +495,12 @@ def play(machine: type[Story], examples: int, steps: int, **options: Any) -> Non
     )
 
 
+@says(
+    "All are 0 or empty at the first `Join`.",
+    "Keep acting with the old ones until the new ones are there, and keep them when a pull fails.",
+    "If the reply's incarnation is not that of the last `JoinReply`, another learner has taken "
+    "over:",
+)
 def test_a_session_comes_through_whatever_happens() -> None:
     play(Story, examples=60, steps=30)
 
@@ -712,6 +719,10 @@ AWAY = real.Failure("UNAVAILABLE", "nobody listens")
 BUSY = real.Failure("RESOURCE_EXHAUSTED", "quarantined for 60 s")
 
 
+@says(
+    "**Backoff.** 0.1 s, doubled up to 10 s, each time multiplied by a random 0.5 to 1, and reset "
+    "once a session was good.",
+)
 def test_pauses_double_up_to_a_limit_and_begin_anew_after_a_good_connection() -> None:
     learner = session()
     pauses = [learner.lost(AWAY, now=float(second)).seconds for second in range(9)]
@@ -767,6 +778,10 @@ def test_a_message_out_of_place_is_forgotten_and_the_learner_joined_again(
     assert learner.outbox.numbers() == [2]
 
 
+@says(
+    "`elapsed_seconds` is the time since the actor made its previous message, `waited_seconds` "
+    "the part of it for which it stood still for want of receipts or parameters.",
+)
 def test_a_message_says_how_long_it_took_and_how_long_the_actor_stood_still() -> None:
     learner = session()
     learner.joined(reply(), now=2.0)
@@ -839,6 +854,7 @@ def test_a_round_is_asked_for_until_there_is_a_permit_and_begins_with_its_parame
     assert learner.pull().request.round == 2
 
 
+@says("A permit of a learner that is gone is worthless: ask its successor.")
 def test_the_permit_of_a_learner_that_is_gone_is_not_used() -> None:
     learner = session()
     learner.joined(reply(needs_permits=True, parameter_specs=SPECS), now=0.0)

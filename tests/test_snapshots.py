@@ -9,17 +9,23 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
+import messages
 import numpy as np
 import pytest
 import services
+from page import says
 
 from impala.config import values
 from impala.config.presets import PRESETS
-from impala.logdir import checkpoint, continual
+from impala.logdir import checkpoint, continual, json_lines
 from impala.logdir.checkpoint import Counters
+from impala.types import Episode, Parameters
+from learner.front.service import EvaluationReport
 from learner.front.snapshots import Snapshot, Snapshots
+from learner.telemetry.evaluations import Evaluations
 from learner.update.checkpoints import Resumed
 from learner.update.snapshot_maker import SnapshotMaker
+from protos.impala.v1 import learner_pb2 as pb
 
 LEARNER = 7
 SPACES: Any = None  # none are stored
@@ -39,6 +45,10 @@ def given(snapshots: Snapshots) -> tuple[int, int] | None:
     return assignment and (assignment.snapshot.frames, assignment.task)
 
 
+@says(
+    "Snapshots are handed out oldest first, and a snapshot that has been handed out and not "
+    "reported is handed out again when no other is left.",
+)
 def test_they_are_given_in_order_and_again_when_nothing_else_is_left() -> None:
     snapshots = waiting(0, 10, num_tasks=2)
     first_round = [(0, 0), (0, 1), (10, 0), (10, 1)]
@@ -58,6 +68,10 @@ def test_they_are_given_in_order_and_again_when_nothing_else_is_left() -> None:
     ]
 
 
+@says(
+    "The receipt means that it was taken; a snapshot that waits for no report (another evaluator "
+    "was faster) is not filed twice.",
+)
 def test_the_first_report_counts_and_those_of_others_do_not() -> None:
     snapshots = waiting(0)
     for incarnation, frames, task in ((LEARNER + 1, 0, 0), (LEARNER, 1, 0), (LEARNER, 0, 1)):
@@ -67,6 +81,52 @@ def test_the_first_report_counts_and_those_of_others_do_not() -> None:
         snapshots.settle(LEARNER, 0, 0, mean)
     assert [each.mean for each in snapshots.take_evaluated()] == [1.0]
     assert snapshots.take_evaluated() == []
+
+
+def test_what_was_reported_and_is_not_filed_yet_is_not_played_again() -> None:
+    snapshots = Snapshots(1, "auto")
+    snapshots.add(Snapshot(pathlib.Path("0"), messages.LEARNER, 3, 99, 0.0))
+    service = messages.service(snapshots=snapshots)
+    service.publish(Parameters(messages.LEARNER, 3, progress=0.0, frames=99, values=[]))
+    assert given(snapshots) == (99, 0)
+    report = pb.Evaluation(
+        actor="e",
+        learner_incarnation=messages.LEARNER,
+        parameter_version=3,
+        frames=99,
+        episodes=[pb.Episode(episode_return=21, length=5)],
+    )
+    service.report_evaluation(report)
+    assert given(snapshots) is None
+    assert snapshots.awaits(messages.LEARNER, 99, 0)
+
+
+def test_a_report_that_cannot_be_filed_is_awaited_from_another(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshots = waiting(0)
+    filed = Evaluations(tmp_path, PRESETS["catch"][1], ["Catch"], snapshots)
+    episodes = [Episode(episode_return=1.0, length=9, frames=9, info={})]
+    report = EvaluationReport("e", 0, LEARNER, 0, 0, episodes)
+    snapshots.report(LEARNER, 0, 0)
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(json_lines.Appender, "write", raising(OSError("No space left")))
+        with pytest.raises(OSError, match="No space left"):
+            filed.add(report)
+    assert given(snapshots) == (0, 0)
+    filed.add(report)
+    assert given(snapshots) is None and not snapshots.awaits(LEARNER, 0, 0)
+    assert filed.dropped == 0
+    filed.close()
+
+
+def raising(error: Exception) -> Any:
+    """A function that raises an error."""
+
+    def fail(*arguments: object) -> None:
+        raise error
+
+    return fail
 
 
 @pytest.mark.parametrize(
@@ -90,6 +150,8 @@ def test_a_run_that_was_evaluated_before_it_was_resumed_wants_them() -> None:
 class Story:
     """A run of 1000 frames, 10 to an update; an evaluation every 300."""
 
+    seconds_per_frame = 0.0
+
     def __init__(self, logdir: pathlib.Path, frames: int = 0, **changes: Any) -> None:
         settings = {"total_frames": 1000, "evaluator": {"every_frames": 300}}
         config = values.overlay(PRESETS["catch"][1], settings | changes)
@@ -103,7 +165,11 @@ class Story:
     def _learner(self) -> Any:
         return SimpleNamespace(
             config=self.config,
-            counters=Counters(updates=self.frames // 10, frames=self.frames),
+            counters=Counters(
+                updates=self.frames // 10,
+                frames=self.frames,
+                seconds=self.frames * self.seconds_per_frame,
+            ),
             phase=SimpleNamespace(algorithm="impala"),
             variables=lambda: {
                 "agent/000/w:0": np.full(3, self.frames, np.float32),
@@ -127,6 +193,11 @@ class Story:
         return [each.counters.frames for each in saved]
 
 
+@says(
+    "The learner keeps **snapshots** of the agent: of the start, of the first update at or after "
+    "each multiple of `evaluator.every_frames` or `evaluator.every_seconds`, and of the end of "
+    "each phase, of each task's turn and of the run.",
+)
 def test_they_are_made_at_fixed_frames_and_at_the_end(tmp_path: pathlib.Path) -> None:
     story = Story(tmp_path)
     assert story.made == [0]
@@ -143,6 +214,19 @@ def test_they_are_made_at_the_ends_of_phases_and_blocks(tmp_path: pathlib.Path) 
     tasks = {"environments": ["Catch", 'Catch{"rows": 8}'], "frames": [250, 150], "cycles": 2}
     blocks = Story(tmp_path / "b", tasks=tasks)
     assert blocks.goes_on_to(800).made == [0, 250, 300, 400, 600, 650, 800]
+
+
+def test_they_are_made_at_fixed_seconds_if_asked_for(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Story, "seconds_per_frame", 0.5)
+    by_both = Story(tmp_path / "a", evaluator={"every_seconds": 125.0, "every_frames": 300})
+    assert by_both.goes_on_to(1000).made == [0, 250, 300, 500, 600, 750, 900, 1000]
+    changes: dict[str, Any] = {"evaluator": {"every_seconds": 200.0, "every_frames": 0}}
+    alone = Story(tmp_path / "b", **changes)
+    assert alone.goes_on_to(780).made == [0, 400]
+    again = Story(tmp_path / "b", frames=780, **changes)  # after a restart
+    assert again.goes_on_to(1000).made == [0, 400, 800, 1000]
 
 
 def test_variables_in_doubt_wait_until_they_are_good(tmp_path: pathlib.Path) -> None:
@@ -172,6 +256,7 @@ def test_a_damaged_one_ends_no_start(
     assert any("A snapshot is not evaluated" in message for message in caplog.messages)
 
 
+@says("When `learner.max_snapshots` wait, training waits.")
 def test_training_waits_at_the_bound_and_says_so(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -43,6 +43,7 @@ STATUS = pb.RunStatus(
             frames_per_second=3010.4,
             parameter_version=1230,
             active=True,
+            recent_return=-20.25,
         ),
         pb.Member(
             name="host-2",
@@ -74,7 +75,7 @@ def test_the_table_says_who_does_what() -> None:
     first, second, judge = (
         next(line for line in lines if name in line) for name in ("host-1", "host-2", "judge")
     )
-    for part in ("actor", "now", "3,010", "48,000", " 4 "):
+    for part in ("actor", "now", "3,010", "-20.25", "48,000", " 4 "):
         assert part in first
     assert "5 min ago" in second
     # As it came, not as markup:
@@ -224,7 +225,16 @@ def test_members_of_another_version_than_the_learner_are_named() -> None:
 
 def test_what_went_wrong_is_said_and_nothing_else() -> None:
     quiet = _text(STATUS)
-    for word in ("skipped", "rolled back", "refused", "info", "blamed", "quarantined", "fault"):
+    for word in (
+        "skipped",
+        "rolled back",
+        "refused",
+        "info",
+        "blamed",
+        "quarantined",
+        "fault",
+        "mistake",
+    ):
         assert word not in quiet
     bad = pb.Member(
         name="bad",
@@ -234,6 +244,8 @@ def test_what_went_wrong_is_said_and_nothing_else() -> None:
         quarantined_seconds=90.0,
         environment_faults=3,
         last_fault="2 hung: no answer",
+        mistakes={"row_0": 8, "seam": 1},
+        last_mistake="seam: timestep/reward is 1.0 in row 3",
     )
     text = _text(
         pb.RunStatus(
@@ -254,6 +266,7 @@ def test_what_went_wrong_is_said_and_nothing_else() -> None:
     assert [" 7 " in bad_line, " 3 " in bad_line] == [True, True]
     assert "bad is quarantined for 90 s" in text
     assert "bad's last environment fault: 2 hung: no answer" in text
+    assert "bad: 9 mistakes (8 row_0, 1 seam), the last one seam: timestep/reward is 1.0" in text
 
 
 def test_a_learner_that_is_not_there_is_an_error_that_names_it(

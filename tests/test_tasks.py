@@ -7,10 +7,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import tensorflow as tf
+from page import says
 
 from impala import build
 from impala.agents import distributions
-from impala.config.schema import AgentConfig, Config, EnvironmentConfig, TasksConfig
+from impala.config.schema import AgentConfig, AtariConfig, Config, EnvironmentConfig, TasksConfig
 from impala.environments import Joint, join
 from impala.environments.base import Environment, first_timestep, next_timestep
 from impala.environments.wrappers import WithHistory
@@ -28,6 +29,7 @@ def config(total_frames: int = 1000, **of_tasks: Any) -> Config:
     )
 
 
+@says("A run has the tasks of `settings.tasks`, at least one.")
 def test_one_environment_is_one_task() -> None:
     environment = config().environment
     assert tasks.make(environment, TasksConfig()) == [tasks.Task("Catch", environment)]
@@ -139,6 +141,14 @@ def spaces_of(*environments: Environment) -> list[tuple[gym.Space, gym.Space]]:
     return [(each.observation_space, each.action_space) for each in environments]
 
 
+@says(
+    "All tasks are seen and played through one observation and one action space, those of the "
+    "specs: arrays are padded with zeros at the end of each dimension up to the largest task's, "
+    "and choices are as many as the largest task has.",
+    "Where the numbers of actions differ, the observation is a dictionary with an `action_mask` "
+    "(int8, one per choice, 1 where the task has it) beside `observation`; masked choices have "
+    "the logit -1e9 in `output/policy`, and are never taken.",
+)
 def test_observations_are_padded_and_actions_masked() -> None:
     small, large = Sums(2, 3, (2, 3)), Sums(2, 5, (4, 1))
     observation_space, action_space = join(["small", "large"], spaces_of(small, large))
@@ -179,6 +189,29 @@ def test_tasks_alike_need_no_mask_and_no_wrapper() -> None:
     environment = build.environment(same, 1, joint=joint)
     assert not isinstance(environment, Joint)
     assert (environment.observation_space, environment.action_space) == joint
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (("Pong", "MsPacman"), "action 1 is FIRE in ALE/Pong-v5 and UP in ALE/MsPacman-v5"),
+        (("MsPacman", "Alien"), "action 1 is UP in ALE/MsPacman-v5 and FIRE in ALE/Alien-v5"),
+        (("Pong", "Breakout"), "4 is RIGHTFIRE in ALE/Pong-v5 and missing in ALE/Breakout-v5"),
+    ],
+)
+def test_games_whose_actions_differ_are_joined_by_the_full_action_set_only(
+    ids: tuple[str, ...], message: str
+) -> None:
+    """A minimal set gives the same index to different actions."""
+    schedule = TasksConfig(environments=tuple(f"ALE/{id}-v5" for id in ids))
+    with pytest.raises(ValueError, match="full_action_set") as caught:
+        build.spaces(tasks.make(EnvironmentConfig(), schedule))
+    assert message in str(caught.value)
+
+    whole = EnvironmentConfig(atari=AtariConfig(full_action_set=True))
+    observation_space, action_space = build.spaces(tasks.make(whole, schedule))
+    assert action_space == gym.spaces.Discrete(18)
+    assert isinstance(observation_space, gym.spaces.Box)  # no mask
 
 
 BOX = gym.spaces.Box(0, 1, (3,), np.float32)

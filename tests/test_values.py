@@ -1,6 +1,7 @@
 """Q-learning and soft actor-critic: against sums written out in NumPy, and what moves what."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from impala import build
 from impala.agents.agent import Agent
 from impala.agents.distributions import EpsilonGreedy
 from impala.algorithms import losses
-from impala.algorithms.base import Algorithm, LossOutput
+from impala.algorithms.base import Algorithm, LossOutput, Played
 from impala.algorithms.sac import Sac
 from impala.config import schema as configs
 from impala.config.schema import (
@@ -123,6 +124,12 @@ class TestSacConformance(AlgorithmConformance):
         return build.algorithm("sac", configs.Config(), agent)
 
 
+class TestSacWithAValueNetworkConformance(TestSacConformance):
+    def make(self, agent: Agent) -> Algorithm:
+        config = configs.Config(sac=SacConfig(value_network=True))
+        return build.algorithm("sac", config, agent)
+
+
 # ---------------------------------------------------------------------------- Q-learning
 
 
@@ -199,6 +206,46 @@ def test_the_target_network_follows_every_few_updates() -> None:
     assert algorithm.agent.distribution.progress.numpy() == 0.25
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"target_frames": 100}, [False, True, False]),
+        ({"target_episodes": 3}, [True, False, True]),
+    ],
+)
+def test_the_target_network_follows_every_few_frames_or_episodes(
+    settings: dict[str, Any], expected: list[bool]
+) -> None:
+    algorithm, _ = make(CHOICES, VALUES, QLearningConfig(target_updates=1, **settings))
+    counted = [Played(0, 0), Played(99, 3), Played(201, 5), Played(299, 6)]
+    follows = []
+    for before, after in itertools.pairwise(counted):
+        for variable in algorithm.learned_variables:
+            variable.assign_add(tf.ones_like(variable))
+        algorithm.after_update(0.25)
+        algorithm.after_count(before, after)
+        pairs = zip(algorithm._target.variables, algorithm.agent.variables, strict=True)
+        follows.append(all(np.array_equal(a.numpy(), b.numpy()) for a, b in pairs))
+    assert follows == expected
+
+
+def test_the_scalars_of_q_learning_are_those_of_all_actions_and_the_largest() -> None:
+    algorithm, batch = make(CHOICES, VALUES, QLearningConfig())
+    for variable in algorithm.learned_variables:
+        variable.assign_add(tf.ones_like(variable))
+    keep = np.array([[not is_seam(batch, t, b) for b in range(B)] for t in range(T)])
+    output = algorithm.agent.unroll(batch.unroll.timestep, batch.unroll.core_state)[0]
+    values = output.policy.numpy()[:-1]
+    loss, metrics, histograms, *_ = loss_of(algorithm, batch)
+    assert float(metrics["q/mean"]) == pytest.approx(values[keep].mean(), rel=1e-4)
+    assert float(metrics["q/max"]) == pytest.approx(values[keep].max(), rel=1e-4)
+    assert float(metrics["loss_max/td"]) == pytest.approx(loss.numpy().max(), rel=1e-5)
+    assert float(metrics["reward/max"]) == pytest.approx(
+        batch.unroll.timestep.reward[1:][keep].max()
+    )
+    np.testing.assert_array_equal(histograms["q/all"], values)
+
+
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_mask_that_allows_nothing_restricts_nothing(n: int, double: bool) -> None:
@@ -225,6 +272,8 @@ def test_a_mask_that_allows_nothing_restricts_nothing(n: int, double: bool) -> N
     nothing, everything = (loss_of(algorithm, with_mask_of_last_rows(v)) for v in (0, 1))
     np.testing.assert_array_equal(nothing.loss, everything.loss)
     assert abs(nothing.metrics["q/target"]) < 100.0  # and not 1e9
+    assert abs(everything.metrics["q/mean"]) < 100.0
+    assert np.isnan(everything.histograms["q/all"][..., 0]).any()  # left out of the histogram
     assert (np.abs(nothing.loss) < 100.0).all()
 
 
@@ -359,6 +408,85 @@ def test_each_term_moves_its_own_variables_and_no_others() -> None:
     assert {id(v) for v in algorithm.learned_variables} == learned
     of_targets = gradients(algorithm, batch, algorithm._target_critics.trainable_variables)
     assert not any(gradient.any() for gradient in of_targets)
+
+
+def test_with_a_value_network_the_critics_learn_from_its_target_and_it_from_them() -> None:
+    """Haarnoja et al. 2018, arXiv 1801.01290, equations 5 to 10; the policy on the first critic."""
+    algorithm, batch = make_sac(value_network=True, learn_temperature=False)
+    assert algorithm._value is not None
+    algorithm._log_temperature.assign(np.log(0.2))
+    timestep, policy = batch.unroll.timestep, algorithm.agent.distribution
+    now, then = timestep.observation[:-1], timestep.observation[1:]
+    keep = np.array([[not is_seam(batch, t, b) for b in range(B)] for t in range(T)])
+    for variable in algorithm._target_value.trainable_variables:
+        variable.assign_add(tf.ones_like(variable))
+    with tf.GradientTape(persistent=True) as tape:
+        output, _ = algorithm.agent.unroll(timestep, batch.unroll.core_state)
+        actions, log_probs = policy.sample_and_log_prob(output.policy, tf.constant([0, 0]))
+        log_probs = log_probs[:-1] + np.log(2.0) + np.log(0.5)  # half the widths of the box
+        q_of_policy = algorithm._critics(now, ((actions - [0.0, 0.5]) / [2.0, 0.5])[:-1])
+        value_target = tf.reduce_min(q_of_policy, -1) - 0.2 * log_probs
+        values = algorithm._value(now)
+        v = tf.reduce_sum(keep * 0.5 * tf.square(values - tf.stop_gradient(value_target)))
+        target = timestep.reward[1:] + DISCOUNT * timestep.discount[1:] * algorithm._target_value(
+            then
+        )
+        taken = (batch.unroll.output.action[1:] - [0.0, 0.5]) / [2.0, 0.5]
+        q = algorithm._critics(now, tf.cast(taken, tf.float32))
+        error = tf.square(q - tf.stop_gradient(target)[..., None])
+        critic = tf.reduce_sum(keep[..., None] * 0.5 * error)
+        actor = tf.reduce_sum(keep * (0.2 * log_probs - q_of_policy[..., 0]))
+    groups = (
+        algorithm.agent.policy_variables,
+        algorithm._critics.trainable_variables,
+        algorithm._value.trainable_variables,
+    )
+    for variables, term in zip(groups, (actor, critic, v), strict=True):
+        expected = tape.gradient(term, variables)
+        for ours, theirs in zip(gradients(algorithm, batch, variables), expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+    learned = {id(variable) for group in groups for variable in group}
+    assert {id(variable) for variable in algorithm.learned_variables} == learned
+
+    metrics = loss_of(algorithm, batch).metrics
+    assert float(metrics["loss_mean/v"]) == pytest.approx(float(v) / keep.sum(), rel=1e-4)
+    assert float(metrics["v/max"]) == pytest.approx(values.numpy()[keep].max(), rel=1e-4)
+
+
+def test_a_target_value_network_follows_a_little_each_update() -> None:
+    algorithm, _ = make_sac(target_step=0.25, value_network=True)
+    assert algorithm._value is not None
+    before = [variable.numpy() for variable in algorithm._target_value.variables]
+    algorithm.after_update(0.5)
+    for target, old, now in zip(
+        algorithm._target_value.variables, before, algorithm._value.variables, strict=True
+    ):
+        np.testing.assert_allclose(target, 0.75 * old + 0.25 * now.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_scalars_of_sac_are_those_of_each_critic() -> None:
+    algorithm, batch = make_sac()
+    keep = np.array([[not is_seam(batch, t, b) for b in range(B)] for t in range(T)])
+    taken = (batch.unroll.output.action[1:] - [0.0, 0.5]) / [2.0, 0.5]
+    q = algorithm._critics(batch.unroll.timestep.observation[:-1], tf.cast(taken, tf.float32))
+    output = loss_of(algorithm, batch)
+    metrics, terms = output.metrics, output.terms
+    for name in ("q1", "q2"):
+        summed = float(metrics[f"loss_mean/{name}"]) * keep.sum()
+        assert float(tf.reduce_sum(terms[name])) == pytest.approx(summed, rel=1e-5)
+    for i, name in enumerate(("q1", "q2")):
+        values = q.numpy()[..., i][keep]
+        for statistic, expected in (
+            ("mean", values.mean()),
+            ("min", values.min()),
+            ("max", values.max()),
+            ("deviation", values.std()),
+        ):
+            assert float(metrics[f"{name}/{statistic}"]) == pytest.approx(expected, rel=1e-4)
+    assert float(metrics["loss_mean/q1"]) != pytest.approx(float(metrics["loss_mean/q2"]), rel=1e-3)
+    assert float(metrics["policy/log_prob/mean"]) == pytest.approx(
+        -float(metrics["policy/entropy"]), rel=1e-5
+    )
 
 
 def test_a_fixed_temperature_stays() -> None:

@@ -22,7 +22,9 @@ import numpy as np
 import pytest
 import yaml
 from google.protobuf import text_format
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+from page import says
 
 from actors import settings as told
 from actors.session import LearnerError
@@ -40,6 +42,8 @@ from impala.runtime.installation import VERSION
 from impala.schedule import tasks
 from learner.front import settings
 from learner.front.accounts import Accounts
+from learner.front.terms import terms
+from learner.plan import plan_of
 from learner.update.checkpoints import Checkpoints, resume
 from learner.update.phases import Phases
 from protos import codec
@@ -55,15 +59,18 @@ OLDEST = STORED / "run-before-schema"  # written by commit a966f2c
 MARKED = {
     *("actor.num_envs", "actor.num_groups", "actor.env_threads", "actor.hang_seconds"),
     *("actor.environment_seconds", "actor.max_environment_bytes", "actor.max_memory_bytes"),
+    "actor.step_info",
     *("guard.max_skips", "guard.window_updates"),
     *("learner.max_envs_per_message", "learner.checkpoint_seconds", "learner.checkpoints_kept"),
-    *("learner.log_seconds", "learner.jit_compile", "learner.threads"),
-    *("learner.keep_best", "learner.milestones"),
+    *("learner.log_seconds", "learner.jit_compile", "learner.threads", "learner.devices"),
+    *("learner.keep_best", "learner.milestones", "learner.milestone_hours"),
+    "evaluator.every_seconds",
     *("learner.snapshots", "learner.max_snapshots"),
     *("limits.info_names", "limits.frames_per_step", "limits.reward", "limits.observation"),
     *("limits.policy_parameter", "limits.baseline"),
     *("quarantine.blames", "quarantine.window_seconds", "quarantine.seconds"),
-    *("replay.storage", "replay.on_damage", "telemetry.sinks"),
+    *("checks.on_mistake", "checks.recompute"),
+    *("replay.storage", "replay.on_damage", "telemetry.log_episodes", "telemetry.sinks"),
 }
 
 
@@ -85,6 +92,10 @@ def test_every_setting_is_known_to_matter_or_not() -> None:
     assert {path for path in paths if values.is_operational(Config, path)} == MARKED
 
 
+@says(
+    "`needs` lists the settings that are not at their default and change what is played, by their "
+    "path, such as `environment.id`, `agent.torso` or `my_torso.width` (of `parts`).",
+)
 def test_what_matters_is_what_is_away_from_its_default() -> None:
     data = {"agent": {"hidden_sizes": [8]}, "actor": {"num_envs": 2}, "seed": 0}
     config = values.from_dict(Config, data)
@@ -261,7 +272,7 @@ PAGE = (TESTS.parent / "docs" / "wire-protocol.md").read_text(encoding="utf-8")
 UNKNOWN = b"\xa0\x06\x2a"  # field 100, which is none of ours, is 42
 
 
-def reply_of(config: Config, version: str = "impala 9.9", minor: int = 3) -> pb.JoinReply:
+def reply_of(config: Config, version: str = "impala 9.9", minor: int = 4) -> pb.JoinReply:
     """What a learner of a newer minor version answers, as far as this one can say it."""
     return pb.JoinReply(
         protocol=pb.ProtocolVersion(major=codec.PROTOCOL_VERSION.major, minor=minor),
@@ -291,6 +302,11 @@ def described(descriptor: Any, path: str = "") -> dict[str, str]:
     return types
 
 
+@says(
+    "Its fields have the names of the settings in `impala/config/schema.py`.",
+    "`environment` is in each of `tasks`.",
+    "A learner sends every field that it knows.",
+)
 def test_page_message_and_configuration_have_the_same_settings() -> None:
     page = PAGE[PAGE.index("### Settings") : PAGE.index("## Tasks")]
     rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \| (?:`(.*?)`)? \| \S.* \|$", page, re.M)
@@ -308,11 +324,47 @@ def test_page_message_and_configuration_have_the_same_settings() -> None:
     }
 
 
+def fields_of(*descriptors: Any) -> dict[str, str]:
+    """Every field of these messages, as Message.field, with the type that the page gives it."""
+    kinds = {
+        **{number: name for name, number in vars(FieldDescriptor).items() if name[:5] == "TYPE_"}
+    }
+    types = {}
+    for descriptor in descriptors:
+        for field in descriptor.fields:
+            named = field.message_type or field.enum_type
+            name = named.name if named else kinds[field.type].removeprefix("TYPE_").lower()
+            types[f"{descriptor.name}.{field.name}"] = "repeated " * field.is_repeated + name
+    return types
+
+
+@says("`JoinReply.parameter_specs` describes `Parameters.tensors` as they are.")
+def test_page_and_message_have_the_same_fields_and_kinds() -> None:
+    messages = (
+        *(pb.JoinReply, pb.ProtocolVersion, pb.TensorSpec, pb.Space, pb.Limits),
+        *(pb.Policy, pb.Policy.Factor, pb.Network, pb.Network.Input, pb.Layer),
+    )
+    rows = re.findall(r"^\| `([A-Z]\w+\.\w+)` \| `([^`]+)` \| (.*) \|$", PAGE, re.M)
+    assert {path: kind for path, kind, _ in rows} == fields_of(*(m.DESCRIPTOR for m in messages))
+    assert len(rows) == len({path for path, _, _ in rows})
+    kinds = sorted(
+        value.name
+        for enum in (pb.Space.Kind, pb.Policy.Family, pb.Network.Input.Kind, pb.Layer.Kind)
+        for value in enum.DESCRIPTOR.values
+        if value.number
+    )
+    assert sorted(re.findall(r"^\| `((?:KIND|FAMILY)_\w+)` \| .* \|$", PAGE, re.M)) == kinds
+
+
 def test_the_page_shows_what_is_sent_for_catch() -> None:
-    example = re.search(r"^```\nsettings \{\n.*?^```$", PAGE, re.M | re.S)
+    example = re.search(r"^```\n(protocol \{.*?)^```$", PAGE, re.M | re.S)
     assert example is not None
-    shown = text_format.Parse(example[0].strip("`"), pb.JoinReply())
-    assert shown.settings == reply_of(PRESETS["catch"][1]).settings
+    shown = text_format.Parse(example[1], pb.JoinReply())
+    config = PRESETS["catch"][1]
+    plan = plan_of(config)
+    told = terms(config, plan.phases.agent.variables, plan.unroll_spec, plan.played, plan.spaces)
+    service = messages.service(terms=told)
+    assert shown == service.join(messages.join_request())
 
 
 @pytest.mark.parametrize(
@@ -355,6 +407,7 @@ def test_an_actor_reads_what_the_learner_of_2_0_told() -> None:
     assert values.changed(config.evaluator) == {"every_frames": 500_000, "greedy": True}
 
 
+@says("`JoinReply.settings` defines tasks, agent and actor.")
 @pytest.mark.parametrize("preset", PRESETS)
 def test_what_a_learner_tells_is_what_its_actors_read(preset: str) -> None:
     config = PRESETS[preset][1]
@@ -364,6 +417,12 @@ def test_what_a_learner_tells_is_what_its_actors_read(preset: str) -> None:
     assert read.evaluator.episodes == config.evaluator.episodes
 
 
+@says(
+    "A reader ignores fields that it does not know, and takes the default for those that are "
+    "absent.",
+    "A newer learner with an older actor: settings that the actor does not know do not matter "
+    "while they stand at their default.",
+)
 def test_an_actor_goes_on_without_what_it_does_not_know() -> None:
     config = PRESETS["minatar-q"][1]
     plain = reply_of(config)
@@ -379,11 +438,19 @@ def test_an_actor_goes_on_without_what_it_does_not_know() -> None:
     assert came.SerializeToString() == newer.SerializeToString()  # nothing was lost on the way
 
 
+@says(
+    "Build the environments from [`settings`](#settings), unless `settings.needs` has a setting "
+    "that you do not know, and the agent from what the reply says of [spaces](#spaces), "
+    "[policy](#the-policy) and [network](#the-network).",
+    "An actor that does not know one of them must give up rather than guess.",
+    "Where they do not and change what is played, they stand in `settings.needs`, and the actor "
+    "gives up with one line that names the setting, both versions and the fix.",
+)
 @pytest.mark.parametrize("need", ["agent.layer_norm", "environment.atari.crop", "my_torso.width"])
 def test_an_actor_refuses_what_it_does_not_know_and_changes_what_is_played(need: str) -> None:
     reply = reply_of(PRESETS["catch"][1])
     reply.settings.needs.append(need)
-    sides = rf"impala 9\.9 with protocol 2\.3, this actor is impala {VERSION} with protocol 2\.2"
+    sides = rf"impala 9\.9 with protocol 2\.4, this actor is impala {VERSION} with protocol 2\.3"
     with pytest.raises(
         LearnerError, match=rf"{sides}.* {need}.*run the learner's version"
     ) as error:
@@ -391,6 +458,7 @@ def test_an_actor_refuses_what_it_does_not_know_and_changes_what_is_played(need:
     assert "\n" not in str(error.value)
 
 
+@says("Those that begin with `evaluator.` are for evaluators alone.")
 def test_what_only_evaluators_need_is_refused_by_evaluators_only() -> None:
     reply = reply_of(PRESETS["catch"][1])
     reply.settings.needs.append("evaluator.temperature")
@@ -419,6 +487,11 @@ def test_a_value_that_is_only_operational_gives_way_to_the_default(
     assert "actor.hang_seconds = 0.001" in caplog.text
 
 
+@says(
+    "One that is absent is of a later minor version than the learner's and has its default; a "
+    "list that is absent is empty, and an enum's `UNSPECIFIED` is as an absent field.",
+    "A newer actor with an older learner: what the learner does not say stands at its default.",
+)
 def test_what_an_older_learner_does_not_say_stands_at_its_default() -> None:
     config = PRESETS["catch"][1]
     reply = reply_of(config, minor=0)
@@ -436,7 +509,7 @@ def test_an_actor_refuses_a_learner_of_another_major_version(major: int) -> None
     reply = reply_of(PRESETS["catch"][1])
     reply.protocol.major = major
     with pytest.raises(
-        LearnerError, match=rf"protocol {major}\.3, this actor .* 2\.2: run the same"
+        LearnerError, match=rf"protocol {major}\.4, this actor .* 2\.3: run the same"
     ):
         told.read(reply, "actor", Allowed())
 
@@ -608,6 +681,12 @@ def test_a_checkpoint_says_which_settings_of_parts_have_to_be_known(tmp_path: pa
     assert saved.needs == {"wide_torso.width"}
 
 
+@says(
+    "a string of the learner's own: of the settings of `tasks`, `agent` and `parts`, those that "
+    "are not at their default, as JSON.",
+    "So a learner of a later minor version, whose new settings stand at their default, has the "
+    "same fingerprint as the one before.",
+)
 def test_settings_at_their_default_leave_the_fingerprint_as_it_is() -> None:
     """So that actors go on with a learner that was replaced by a newer version."""
     config = PRESETS["catch"][1]
@@ -618,6 +697,13 @@ def test_settings_at_their_default_leave_the_fingerprint_as_it_is() -> None:
     }
 
 
+@says(
+    "`actor` and `evaluator` of the settings, the limits, and what the learner keeps to itself "
+    "(such as the length of the run) are not covered.",
+    "They may differ when an actor joins again, at the same fingerprint: the limits hold from "
+    "then on, and an actor or evaluator that runs may go on with the settings of `actor` and "
+    "`evaluator` that it joined with first, as ours do.",
+)
 def test_what_experience_depends_on_changes_the_fingerprint_and_nothing_else() -> None:
     """A learner that comes back for longer, or with other advice to actors, keeps its actors."""
     config = PRESETS["catch"][1]

@@ -9,6 +9,7 @@ import tree
 from impala.agents.cores import Core
 from impala.agents.distributions import Distribution
 from impala.agents.observation import Features, FrameStack
+from impala.agents.popart import PopArt
 from impala.environments.spaces import ACTION_MASK
 from impala.types import AgentOutput, Nest, NetworkOutput, StepType, TimeStep
 
@@ -29,6 +30,7 @@ class Agent(snt.Module):
       baseline_core: the baseline's own, behind its own torso.
       masks_actions: whether observations have an `action_mask` [..., num_choices], obeyed by
         the policy.
+      popart: normalises the baseline; None not to.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Agent(snt.Module):
         baseline_torso: Features | None = None,
         baseline_core: Core | None = None,
         masks_actions: bool = False,
+        popart: PopArt | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__(name=name)
@@ -50,15 +53,25 @@ class Agent(snt.Module):
         self._core = core
         self._baseline_torso = baseline_torso
         self._baseline_core = baseline_core
+        self.popart = popart
+        """Statistics by which the baseline is normalised; None: it is not."""
         # Small initial weights: an almost uniform policy, values near 0.
         small = snt.initializers.VarianceScaling(scale=0.01)
         self._policy_head = snt.Linear(distribution.num_outputs, w_init=small, name="policy")
-        self._baseline_head = snt.Linear(1, w_init=small, name="baseline")
+        outputs = 1 if popart is None else popart.num_tasks
+        self._baseline_head = snt.Linear(outputs, w_init=small, name="baseline")
 
     @property
     def baseline_variables(self) -> Sequence[tf.Variable]:
         """Returns the variables that only the baseline depends on."""
         parts = (self._baseline_torso, self._baseline_core, self._baseline_head)
+        return [v for part in parts if part is not None for v in part.trainable_variables]
+
+    @property
+    def variables_of_values(self) -> Sequence[tf.Variable]:
+        """Returns all trained variables that the baseline depends on."""
+        own = self._baseline_torso, self._baseline_core, self._baseline_head
+        parts = own if self._baseline_torso is not None else (self._torso, self._core, own[-1])
         return [v for part in parts if part is not None for v in part.trainable_variables]
 
     @property
@@ -145,6 +158,17 @@ class Agent(snt.Module):
         kept = len(core_state) - len(self.recurrent_state(core_state))
         return (*core_state[:kept], *self.initial_state(size)[kept:])
 
+    def renormalise(self, observation: Nest, targets: tf.Tensor, weights: tf.Tensor) -> None:
+        """Updates the statistics of PopArt; values stay what they are.
+
+        Args:
+          observation: [T, B, ...].
+          targets: [T, B], of the values; not normalised.
+          weights: [T, B], how often each counts; 0 for what does not.
+        """
+        if self.popart is not None:
+            self.popart.update(self._baseline_head, observation, targets, weights)
+
     def unroll(self, timestep: TimeStep, core_state: Nest) -> tuple[NetworkOutput, Nest]:
         """Applies the network to T rows.
 
@@ -199,7 +223,11 @@ class Agent(snt.Module):
         policy = snt.BatchApply(self._policy_head)(features)
         if self._masks_actions:
             policy = self.distribution.mask(policy, timestep.observation[ACTION_MASK])
-        baseline = tf.squeeze(snt.BatchApply(self._baseline_head)(baseline_features), axis=-1)
+        baseline = snt.BatchApply(self._baseline_head)(baseline_features)
+        if self.popart is None:
+            baseline = tf.squeeze(baseline, axis=-1)
+        else:
+            baseline = self.popart.values(baseline, timestep.observation)
         return NetworkOutput(policy, baseline), tuple(after)
 
 

@@ -8,6 +8,7 @@ Sampling is stateless: the same seed draws the same action (XLA's generator is d
 import abc
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -91,7 +92,7 @@ class Categorical(Distribution):
     def sample_and_log_prob(self, parameters: tf.Tensor, seed: tf.Tensor) -> tuple[Nest, tf.Tensor]:
         # The argmax of logit + Gumbel noise: a sample of the softmax that XLA can compile.
         tiny = np.finfo(np.float32).tiny
-        uniform = tf.random.stateless_uniform(tf.shape(parameters), seed, minval=tiny)
+        uniform = _drawn(tf.random.stateless_uniform, tf.shape(parameters), seed, minval=tiny)
         action = self._action(parameters - tf.math.log(-tf.math.log(uniform)))
         return action, self.log_prob(parameters, action)
 
@@ -163,14 +164,18 @@ class EpsilonGreedy(Distribution, tf.Module):
             tf.shape(outputs)[:1], tf.stack([seed[0], 0]), maxval=self._until[-1]
         )
         which = tf.reduce_sum(tf.cast(drawn[:, tf.newaxis] >= self._until, tf.int32), axis=-1)
-        share = tf.minimum(1.0, self.progress / self._anneal) if self._anneal else 1.0
-        epsilon = 1.0 + share * (tf.gather(_float32(self._finals), which) - 1.0)
+        epsilon = self._annealed(tf.gather(_float32(self._finals), which))
         return tf.concat([outputs, epsilon[:, tf.newaxis]], axis=-1)
+
+    def mean_epsilon(self) -> tf.Tensor:
+        """Returns the epsilon of now, on average over the environments: []."""
+        weights = np.diff(self._until, prepend=0.0) / self._until[-1]
+        return self._annealed(_float32(np.dot(weights, self._finals)))
 
     def sample_and_log_prob(self, parameters: tf.Tensor, seed: tf.Tensor) -> tuple[Nest, tf.Tensor]:
         probabilities = self._probabilities(parameters)
         tiny = np.finfo(np.float32).tiny
-        uniform = tf.random.stateless_uniform(tf.shape(probabilities), seed, minval=tiny)
+        uniform = _drawn(tf.random.stateless_uniform, tf.shape(probabilities), seed, minval=tiny)
         gumbel = -tf.math.log(-tf.math.log(uniform))
         action = self._action(tf.math.log(probabilities) + gumbel)
         return action, self.log_prob(parameters, action)
@@ -198,9 +203,17 @@ class EpsilonGreedy(Distribution, tf.Module):
         """Returns the index of an action among the n outputs: 0 to n - 1."""
         return tf.cast(action, tf.int32) - self._start
 
+    def is_allowed(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns which of n masked Q-values [..., n] are of possible actions: bool [..., n]."""
+        return values > 0.5 * FORBIDDEN
+
+    def _annealed(self, final: tf.Tensor) -> tf.Tensor:
+        share = tf.minimum(1.0, self.progress / self._anneal) if self._anneal else 1.0
+        return 1.0 + share * (final - 1.0)
+
     def _probabilities(self, parameters: tf.Tensor) -> tf.Tensor:
         values, epsilon = parameters[..., :-1], parameters[..., -1:]
-        allowed = tf.cast(values > 0.5 * FORBIDDEN, tf.float32)
+        allowed = tf.cast(self.is_allowed(values), tf.float32)
         anyone = allowed / tf.reduce_sum(allowed, axis=-1, keepdims=True)
         best = tf.one_hot(tf.argmax(values, axis=-1), self.num_choices)
         return (1.0 - epsilon) * best + epsilon * anyone
@@ -232,7 +245,7 @@ class TanhNormal(Distribution):
 
     def sample_and_log_prob(self, parameters: tf.Tensor, seed: tf.Tensor) -> tuple[Nest, tf.Tensor]:
         mean, log_std = self._gaussian(parameters)
-        noise = tf.random.stateless_normal(tf.shape(mean), seed)
+        noise = _drawn(tf.random.stateless_normal, tf.shape(mean), seed)
         point = mean + tf.exp(log_std) * noise
         return self._squash(point), self._log_density(mean, log_std, point)
 
@@ -473,6 +486,26 @@ def _box(space: gym.spaces.Box) -> TanhNormal:
 def _log_slope(point: tf.Tensor) -> tf.Tensor:
     """Returns log(d tanh(x) / dx) = log(1 - tanh(x)^2), exact also where tanh(x) rounds to 1."""
     return 2.0 * (math.log(2.0) - point - tf.nn.softplus(-2.0 * point))
+
+
+def _drawn(
+    draw: Callable[..., tf.Tensor], shape: tf.Tensor, seed: tf.Tensor, **arguments: Any
+) -> tf.Tensor:
+    """Returns random numbers; for a replica of the learner, those of its part of the whole batch.
+
+    Args:
+      draw: a stateless operation of `tf.random`.
+      shape: [T, B, ...] for a replica, whose rows are the whole batch's [i B, (i + 1) B).
+      seed: [2], the same for all replicas.
+      **arguments: for `draw`.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return draw(shape, seed, **arguments)
+    size = shape[1]
+    whole = tf.concat([shape[:1], [context.num_replicas_in_sync * size], shape[2:]], axis=0)
+    start = context.replica_id_in_sync_group * size
+    return draw(whole, seed, **arguments)[:, start : start + size]
 
 
 def _float32(array: np.ndarray) -> tf.Tensor:

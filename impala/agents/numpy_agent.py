@@ -13,17 +13,19 @@ import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
-from impala.agents import numpy_distributions
+from impala.agents import numpy_distributions, popart
 from impala.agents.cores import LSTMState
 from impala.agents.numpy_distributions import NotServed, Random
 from impala.config.schema import AgentConfig
 from impala.environments.spaces import (
     ACTION_MASK,
     SEEN,
+    TASK,
     Spaces,
     has_action_mask,
     is_wrapped,
     main_space,
+    num_tasks,
 )
 from impala.types import AgentOutput, Nest, StepType, TimeStep
 
@@ -64,6 +66,8 @@ class NumPyAgent:
         self._network = _Network(config, "")
         self._baseline_network = _Network(config, "baseline_") if config.separate_baseline else None
         self._masks_actions = has_action_mask(observation_space)
+        self._popart = config.popart
+        self._num_tasks = num_tasks(observation_space) if config.popart else 1
         self._sampler = numpy_distributions.for_agent(config, action_space)
         self._names = [variable.name.removesuffix(":0") for variable in variables]
 
@@ -71,6 +75,10 @@ class NumPyAgent:
         """Takes the values of the agent's variables, in order, without a copy."""
         weights = dict(zip(self._names, values, strict=True))
         policy, baseline = (_layer(weights, f"agent/{head}") for head in ("policy", "baseline"))
+        if self._popart:  # the head's outputs are values then
+            means, variances = weights["popart/mean"], weights["popart/variance"]
+            scales = np.sqrt(np.clip(variances, popart.LOWEST**2, popart.HIGHEST**2))
+            baseline = _Layer(baseline.weights * scales, baseline.bias * scales + means)
         if self._baseline_network is not None:
             self._baseline_network.assign(weights)
             self._policy_head, self._baseline_head = policy, baseline
@@ -125,13 +133,16 @@ class NumPyAgent:
             after.append(state)
         policy = _applied(self._policy_head, features)
         if self._baseline_network is None:
-            policy, baseline = policy[:, :-1], policy[:, -1]
+            policy, values = policy[:, : -self._num_tasks], policy[:, -self._num_tasks :]
         else:
             features = self._baseline_network.torso(seen, added)
             if self._baseline_network.core is not None:
                 features, state = self._baseline_network.core(features, is_first, before.pop(0))
                 after.append(state)
-            baseline = _applied(self._baseline_head, features)[:, 0]
+            values = _applied(self._baseline_head, features)
+        baseline = values[:, 0]
+        if self._num_tasks > 1:
+            baseline = values[np.arange(len(values)), observation[TASK]]
 
         if self._masks_actions:
             policy = self._sampler.mask(policy, observation[ACTION_MASK])

@@ -120,6 +120,25 @@ class Strided(Torso):
         return snt.flatten(images)
 
 
+class StridedValid(Torso):
+    """Four convolutions without padding: [N, H, W, C] to [N, F]; 128 features of 47x47."""
+
+    smallest = 31  # pixels; smaller images leave no input for the last convolution
+    takes_bfloat16 = True
+
+    def __init__(self, settings: AgentConfig | None = None, name: str | None = None) -> None:
+        super().__init__(settings, name=name)
+        self._convolutions = [
+            _Conv2D(32, kernel_shape=3, stride=2, padding="VALID", w_init=_he(), name=f"conv_{i}")
+            for i in range(4)
+        ]
+
+    def __call__(self, images: tf.Tensor) -> tf.Tensor:
+        for convolution in self._convolutions:
+            images = tf.nn.relu(convolution(images))
+        return snt.flatten(images)
+
+
 class DeepResidual(Torso):
     """Three sections of residual blocks and a linear layer of 256. [N, H, W, C] to [N, 256]."""
 

@@ -7,7 +7,7 @@ gradients; with lambda < 1, GAE: Schulman et al. 2016, arXiv 1506.02438.
 import tensorflow as tf
 
 from impala.algorithms import losses
-from impala.algorithms.base import Algorithm, LossOutput
+from impala.algorithms.base import Algorithm, LossOutput, Targets, Term
 from impala.config import demands
 from impala.config.schema import ActorCriticConfig
 from impala.types import Batch
@@ -29,24 +29,28 @@ class ActorCritic(Algorithm):
         log_probs = distribution.log_prob(steps.target_policy, steps.actions)
         entropies = distribution.entropy(steps.target_policy)
 
-        policy_gradient = losses.policy_gradient(log_probs, returns - steps.values)
-        baseline = losses.baseline(steps.values, returns)
-        entropy = losses.entropy(entropies)
+        scales = self.value_scales(batch)
+        values, targets = (losses.normalised(x, scales) for x in (steps.values, returns))
+        policy_gradient = losses.policy_gradient(log_probs, targets - values)
+        baseline = losses.baseline(values, targets)
         entropy_cost = losses.annealed(
             config.entropy_cost, config.entropy_cost_end, progress, config.entropy_anneal
         )
-        loss = policy_gradient + config.baseline_cost * baseline + entropy_cost * entropy
-
         terms = {
-            "loss/policy_gradient": policy_gradient,
-            "loss/baseline": baseline,
-            "loss/entropy": entropy,
+            "policy_gradient": Term(policy_gradient, steps.mask),
+            "baseline": Term(baseline, steps.mask, config.baseline_cost),
+            "entropy": Term(losses.entropy(entropies), steps.mask, entropy_cost),
+        }
+
+        means = {
             "policy/entropy": entropies,
             "policy/kl_behaviour": distribution.kl(steps.behaviour_policy, steps.target_policy),
             "baseline/mean": steps.values,
         }
-        metrics = {name: losses.masked_mean(term, steps.mask) for name, term in terms.items()}
+        metrics = {name: losses.masked_mean(term, steps.mask) for name, term in means.items()}
         metrics["baseline/explained_variance"] = losses.explained_variance(
             steps.values, returns, steps.mask
         )
-        return LossOutput(losses.masked(loss, steps.mask), metrics)
+        return LossOutput.of(
+            terms, metrics, {"baseline": steps.values}, Targets(returns, steps.mask)
+        )

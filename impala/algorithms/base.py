@@ -8,18 +8,65 @@ import sonnet as snt
 import tensorflow as tf
 
 from impala.agents.agent import Agent
-from impala.algorithms import burn_in
+from impala.algorithms import burn_in, losses
 from impala.config.demands import Demands
 from impala.config.schema import ObjectiveConfig
-from impala.types import Batch, NetworkOutput
+from impala.types import Batch, Nest, NetworkOutput
+
+
+class Targets(NamedTuple):
+    """What a baseline is trained towards; not normalised."""
+
+    values: tf.Tensor  # [T, B]
+    mask: tf.Tensor  # [T, B] float32, 1 where it is
+
+
+class Term(NamedTuple):
+    """A term of a loss, and the steps that it applies to."""
+
+    values: tf.Tensor  # [T, B] unweighted
+    mask: tf.Tensor  # [T, B], 1 on these steps, else 0
+    cost: tf.Tensor | float | None = None  # weight; None: it has none
 
 
 class LossOutput(NamedTuple):
     """A loss, and its metrics."""
 
     loss: tf.Tensor  # [T, B] weighted, 0 where masked; the learner sums it over T and B
-    metrics: dict[str, tf.Tensor]  # name -> scalar mean over experience; terms are unweighted
+    metrics: dict[str, tf.Tensor]  # name -> scalar, such as a mean over experience
     histograms: Mapping[str, tf.Tensor] = {}  # name -> [T, B], including seams
+    targets: Targets | None = None  # of the baseline; PopArt needs them
+    terms: Mapping[str, tf.Tensor] = {}  # name -> [T, B] weighted; they add up to the loss
+
+    @classmethod
+    def of(
+        cls,
+        terms: Mapping[str, Term],
+        metrics: Mapping[str, tf.Tensor],
+        histograms: Mapping[str, tf.Tensor] = {},
+        targets: Targets | None = None,
+    ) -> "LossOutput":
+        """Returns the loss that consists of these terms.
+
+        A term NAME has up to three scalars: `loss/NAME`, its weighted sum over T and B, which the
+        learner computes as it does `loss/total`; `loss_mean/NAME`, its unweighted mean over the
+        steps that it applies to; and its weight, `NAME_cost`.
+        """
+        weighted, found = {}, dict(metrics)
+        for name, (values, mask, cost) in terms.items():
+            weighted[name] = losses.masked(values, mask)
+            found[f"loss_mean/{name}"] = losses.masked_mean(values, mask)
+            if cost is not None:
+                weighted[name] *= cost
+                found[f"{name}_cost"] = tf.convert_to_tensor(cost, tf.float32)
+        return cls(tf.add_n(list(weighted.values())), found, histograms, targets, weighted)
+
+
+class Played(NamedTuple):
+    """What the run has learned from so far."""
+
+    frames: int  # of environments
+    episodes: int  # that ended
 
 
 class Algorithm(snt.Module, abc.ABC):
@@ -31,6 +78,9 @@ class Algorithm(snt.Module, abc.ABC):
 
     demands: ClassVar[Demands] = Demands()
     """Requirements on the rest of the configuration."""
+
+    scope: ClassVar[str] = ""
+    """Prefix of the names of its scalars and histograms in the telemetry."""
 
     burn_in: int = 0
     """Rows of a replayed unroll that are not learned from: `replay.burn_in`, set by `impala.build`
@@ -75,9 +125,42 @@ class Algorithm(snt.Module, abc.ABC):
           progress: [] share of the phase done, 0 to 1, for annealed coefficients.
         """
 
+    def value_scales(self, batch: Batch) -> tf.Tensor | None:
+        """Returns PopArt's deviation of the values in T steps: [T, B] or []; None without PopArt.
+
+        `losses.normalised` divides advantages, values and their targets by it.
+        """
+        popart = self.agent.popart
+        return None if popart is None else popart.scales(_observation(batch))
+
+    def renormalise(self, batch: Batch, output: LossOutput, weights: tf.Tensor) -> None:
+        """Updates PopArt's statistics by the targets of a batch, if the agent has PopArt.
+
+        Args:
+          batch: [T + 1, B, ...].
+          output: its loss.
+          weights: [B], of the unrolls.
+        """
+        if self.agent.popart is not None and output.targets is not None:
+            values, mask = output.targets
+            self.agent.renormalise(_observation(batch), values, weights * mask)
+
     def after_update(self, progress: tf.Tensor | float) -> None:
         """Updates what is not trained by gradients, after each update of `learned_variables`.
 
         Args:
           progress: as for `loss`.
         """
+
+    def after_count(self, before: Played, after: Played) -> None:
+        """Updates what depends on frames or episodes. Called between updates, outside the graph.
+
+        Args:
+          before: what had been counted at the last call, or at the start of the phase.
+          after: what has been counted now.
+        """
+
+
+def _observation(batch: Batch) -> Nest:
+    """Returns what was observed in T steps: [T, B, ...]."""
+    return tf.nest.map_structure(lambda leaf: leaf[:-1], batch.unroll.timestep.observation)

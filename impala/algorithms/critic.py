@@ -1,4 +1,4 @@
-"""Critic pre-training: trains the baseline for a fixed policy.
+"""Critic pre-training: fits the baseline to the returns of the policy.
 
 A policy gradient needs good advantages; after this, they are good from the start.
 """
@@ -8,32 +8,43 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from impala.algorithms import losses
-from impala.algorithms.base import Algorithm, LossOutput
+from impala.algorithms.base import Algorithm, LossOutput, Targets, Term
 from impala.config import demands
 from impala.config.schema import CriticConfig
 from impala.types import Batch
 
 
 class Critic(Algorithm):
-    """Trains the variables that only the baseline uses: its head, and its torso if it has one."""
+    """Trains everything that the baseline is computed from, or what serves the baseline alone.
+
+    With a torso or core that policy and baseline share, the first moves the policy too.
+    """
 
     demands = demands.CRITIC
+    scope = "critic/"
     _config: CriticConfig
 
     @property
     def learned_variables(self) -> Sequence[tf.Variable]:
-        return self.agent.baseline_variables
+        if self._config.trains == "baseline":
+            return self.agent.baseline_variables
+        return self.agent.variables_of_values
 
     def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:
         """Computes half the squared error to the discounted return, bootstrapped from V(x_T)."""
         steps = losses.align(batch, self.unroll(batch), self._objective, self.burn_in)
         returns = losses.lambda_returns(steps)
-        baseline = losses.baseline(steps.values, returns)
+        scales = self.value_scales(batch)
+        baseline = losses.baseline(
+            losses.normalised(steps.values, scales), losses.normalised(returns, scales)
+        )
+        terms = {"baseline": Term(baseline, steps.mask, self._config.baseline_cost)}
         metrics = {
-            "loss/baseline": losses.masked_mean(baseline, steps.mask),
             "baseline/mean": losses.masked_mean(steps.values, steps.mask),
             "baseline/explained_variance": losses.explained_variance(
                 steps.values, returns, steps.mask
             ),
         }
-        return LossOutput(losses.masked(self._config.baseline_cost * baseline, steps.mask), metrics)
+        return LossOutput.of(
+            terms, metrics, {"baseline": steps.values}, Targets(returns, steps.mask)
+        )

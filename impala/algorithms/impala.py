@@ -1,7 +1,8 @@
 """IMPALA: actor-critic with V-trace correction of policy lag, and CLEAR's losses on replay.
 
 Espeholt et al. 2018, arXiv 1802.01561; Rolnick et al. 2018, arXiv 1811.11682. For very old data,
-LASER's trust region: Schmitt et al. 2020, arXiv 1909.11583.
+LASER's trust region: Schmitt et al. 2020, arXiv 1909.11583. For returns of different size, PopArt:
+Hessel et al. 2018, arXiv 1809.04474.
 """
 
 import math
@@ -10,7 +11,7 @@ import tensorflow as tf
 
 import vtrace
 from impala.algorithms import losses
-from impala.algorithms.base import Algorithm, LossOutput
+from impala.algorithms.base import Algorithm, LossOutput, Targets, Term
 from impala.config import demands
 from impala.config.schema import ImpalaConfig
 from impala.types import Batch
@@ -56,8 +57,9 @@ class Impala(Algorithm):
             clip_c_threshold=config.clip_c_threshold,
             lambda_=config.vtrace_lambda,
         )
+        scales = self.value_scales(batch)
         rhos = tf.exp(log_rhos)
-        advantages = returns.pg_advantages
+        advantages = losses.normalised(returns.pg_advantages, scales)
         if config.correction == "one_step":
             advantages *= tf.minimum(rhos, config.clip_pg_rho_threshold)
         if config.clip_advantage_to_positive:
@@ -68,29 +70,32 @@ class Impala(Algorithm):
         if config.correction == "epsilon":
             log_probs = tf.math.log(tf.exp(log_probs) + _EPSILON)
         policy_gradient = losses.policy_gradient(log_probs, advantages)
-        baseline = losses.baseline(steps.values, returns.vs)
-        entropy = losses.entropy(entropies)
+        values, targets, behaviour_values = (
+            losses.normalised(x, scales) for x in (steps.values, returns.vs, steps.behaviour_values)
+        )
+        baseline = losses.baseline(values, targets)
         entropy_cost = losses.annealed(
             config.entropy_cost, config.entropy_cost_end, progress, config.entropy_anneal
         )
-        loss = policy_gradient + config.baseline_cost * baseline + entropy_cost * entropy
-        if config.trust_region:
-            loss = losses.masked(loss, trusted)
 
         # Cloning against forgetting (CLEAR, section 3): on replayed rows, keep policy and value
         # close to the recorded ones.
         kls = distribution.kl(steps.behaviour_policy, steps.target_policy)
         policy_cloning = losses.policy_cloning(kls, steps.is_replay)
-        value_cloning = losses.value_cloning(steps.values, steps.behaviour_values, steps.is_replay)
-        loss += config.policy_cloning_cost * policy_cloning
-        loss += config.value_cloning_cost * value_cloning
+        value_cloning = losses.value_cloning(values, behaviour_values, steps.is_replay)
+        replayed = steps.mask * tf.cast(steps.is_replay, tf.float32)
+
+        terms = {
+            "policy_gradient": Term(policy_gradient, trusted),
+            "baseline": Term(baseline, trusted, config.baseline_cost),
+            "entropy": Term(losses.entropy(entropies), trusted, entropy_cost),
+            "policy_cloning": Term(policy_cloning, replayed, config.policy_cloning_cost),
+            "value_cloning": Term(value_cloning, replayed, config.value_cloning_cost),
+        }
 
         # Actors and learner round differently: a weight of 1 + 1e-6 does not count as clipped.
         rho_is_clipped = tf.cast(rhos > 1.001 * config.clip_rho_threshold, tf.float32)
         learned = {
-            "loss/policy_gradient": policy_gradient,
-            "loss/baseline": baseline,
-            "loss/entropy": entropy,
             "vtrace/rho_mean": tf.minimum(rhos, config.clip_rho_threshold),
             "vtrace/rho_clip_fraction": rho_is_clipped,
             "vtrace/vs_mean": returns.vs,
@@ -102,16 +107,15 @@ class Impala(Algorithm):
         }
         metrics = {
             name: losses.masked_mean(term, mask)
-            for terms, mask in ((learned, trusted), (everywhere, steps.mask))
-            for name, term in terms.items()
+            for means, mask in ((learned, trusted), (everywhere, steps.mask))
+            for name, term in means.items()
         }
         if config.trust_region:
             metrics["trust_region/left_out"] = losses.masked_mean(1.0 - trusted, steps.mask)
             metrics["trust_region/kl"] = losses.masked_mean(distances, steps.mask)
-        replayed = steps.mask * tf.cast(steps.is_replay, tf.float32)
-        metrics["loss/policy_cloning"] = losses.masked_mean(policy_cloning, replayed)
-        metrics["loss/value_cloning"] = losses.masked_mean(value_cloning, replayed)
         metrics["baseline/explained_variance"] = losses.explained_variance(
             steps.values, returns.vs, trusted
         )
-        return LossOutput(losses.masked(loss, steps.mask), metrics)
+        return LossOutput.of(
+            terms, metrics, {"baseline": steps.values}, Targets(returns.vs, trusted)
+        )

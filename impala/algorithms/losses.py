@@ -122,6 +122,15 @@ def huber(predictions: tf.Tensor, targets: tf.Tensor, delta: float) -> tf.Tensor
     return 0.5 * tf.square(inner) + delta * (error - inner)
 
 
+def normalised(terms: tf.Tensor, scales: tf.Tensor | None) -> tf.Tensor:
+    """Returns terms / scales; the terms themselves without scales. [T, B].
+
+    PopArt: with v = sigma n + mu, a difference of values or targets over sigma is that of the
+    normalised ones: (G - mu) / sigma - n = (G - v) / sigma. Hessel et al. 2018, arXiv 1809.04474.
+    """
+    return terms if scales is None else terms / scales
+
+
 def policy_gradient(log_probs: tf.Tensor, advantages: tf.Tensor) -> tf.Tensor:
     """Returns the policy-gradient loss -A log pi(a). No gradient to advantages. [T, B]."""
     return -log_probs * tf.stop_gradient(advantages)
@@ -181,9 +190,9 @@ def clip_rewards(rewards: tf.Tensor, mode: str, scale: float = 1.0) -> tf.Tensor
 
     Args:
       rewards: raw, of the environment.
-      mode: `none`; `abs_one`: clip to [-1, 1]; `soft_asymmetric`: 5 tanh(r / 5), and 0.3 times
-        that where r < 0, as in the code released with Espeholt et al. 2018 (the paper prints
-        another formula).
+      mode: `none`; `sign`: -1, 0 or 1; `abs_one`: clip to [-1, 1]; `soft_asymmetric`: 5 tanh(r/5),
+        and 0.3 times that where r < 0, as in the code released with Espeholt et al. 2018 (the paper
+        prints another formula).
       scale: multiplies the reward before it is clipped.
 
     Raises:
@@ -193,12 +202,14 @@ def clip_rewards(rewards: tf.Tensor, mode: str, scale: float = 1.0) -> tf.Tensor
     match mode:
         case "none":
             return rewards
+        case "sign":
+            return tf.sign(rewards)
         case "abs_one":
             return tf.clip_by_value(rewards, -1.0, 1.0)
         case "soft_asymmetric":
             squeezed = 5.0 * tf.tanh(rewards / 5.0)
             return tf.where(rewards < 0.0, 0.3 * squeezed, squeezed)
-    raise ValueError(f"No reward clipping {mode!r}; choose none, abs_one or soft_asymmetric.")
+    raise ValueError(f"No reward clipping {mode!r}; choose none, sign, abs_one or soft_asymmetric.")
 
 
 def trust_region(mask: tf.Tensor, distances: tf.Tensor, limit: float) -> tf.Tensor:
@@ -227,6 +238,27 @@ def masked(terms: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
 def masked_mean(terms: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
     """Returns the mean of `terms` over the rows where the mask is 1; 0 if there are none."""
     return tf.math.divide_no_nan(tf.reduce_sum(masked(terms, mask)), tf.reduce_sum(mask))
+
+
+def masked_max(terms: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """Returns the largest of `terms` where the mask is 1; 0 if there are none."""
+    largest = tf.reduce_max(tf.where(mask > 0.0, terms, -math.inf))
+    return tf.where(tf.reduce_any(mask > 0.0), largest, 0.0)
+
+
+def statistics(name: str, terms: tf.Tensor, mask: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Returns the mean, minimum, maximum and standard deviation of `terms` where the mask is 1.
+
+    Returns:
+      NAME/mean, NAME/min, NAME/max and NAME/deviation: scalars, 0 if the mask is 0 everywhere.
+    """
+    mean = masked_mean(terms, mask)
+    return {
+        f"{name}/mean": mean,
+        f"{name}/min": -masked_max(-terms, mask),
+        f"{name}/max": masked_max(terms, mask),
+        f"{name}/deviation": tf.sqrt(masked_mean(tf.square(terms - mean), mask)),
+    }
 
 
 def explained_variance(values: tf.Tensor, targets: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:

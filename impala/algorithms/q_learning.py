@@ -5,6 +5,7 @@ asynchronous gradients; double Q-learning: van Hasselt et al. 2016, arXiv 1509.0
 """
 
 import copy
+import math
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -12,7 +13,7 @@ import tensorflow as tf
 from impala.agents.agent import Agent
 from impala.agents.distributions import EpsilonGreedy
 from impala.algorithms import losses
-from impala.algorithms.base import Algorithm, LossOutput
+from impala.algorithms.base import Algorithm, LossOutput, Played, Term
 from impala.config import demands
 from impala.config.schema import ObjectiveConfig, QLearningConfig
 from impala.types import Batch
@@ -65,18 +66,46 @@ class QLearning(Algorithm):
         taken = tf.one_hot(self._policy.index(steps.actions), self._policy.num_choices)
         q = tf.reduce_sum(taken * values[:-1], axis=-1)
         loss = losses.huber(q, targets, config.huber_delta)
-        terms = {
-            "loss/td": loss,
+        possible = self._policy.is_allowed(values[:-1])
+        terms = {"td": Term(loss, steps.mask)}
+        means = {
             "q/taken": q,
+            "q/mean": tf.math.divide_no_nan(
+                tf.reduce_sum(tf.where(possible, values[:-1], 0.0), axis=-1),
+                tf.reduce_sum(tf.cast(possible, tf.float32), axis=-1),
+            ),
             "q/greedy": tf.reduce_max(values[:-1], axis=-1),
             "q/target": targets,
         }
-        metrics = {name: losses.masked_mean(term, steps.mask) for name, term in terms.items()}
-        return LossOutput(losses.masked(loss, steps.mask), metrics, {"q/taken": q})
+        metrics = {name: losses.masked_mean(term, steps.mask) for name, term in means.items()}
+        for name, term in (
+            ("loss_max/td", loss),
+            ("q/max", means["q/greedy"]),
+            ("reward/max", steps.rewards),
+        ):
+            metrics[name] = losses.masked_max(term, steps.mask)
+        metrics["policy/epsilon"] = self._policy.mean_epsilon()
+        # Not a number: left out of the histogram.
+        histograms = {"q/taken": q, "q/all": tf.where(possible, values[:-1], math.nan)}
+        return LossOutput.of(terms, metrics, histograms)
 
     def after_update(self, progress: tf.Tensor | float) -> None:
-        """Anneals epsilon, and copies the agent into the target network at intervals."""
+        """Anneals epsilon, and copies the agent into the target network every few updates."""
         self._policy.progress.assign(progress)
-        is_due = self._updates.assign_add(1) % self._config.target_updates == 0
+        updates = self._updates.assign_add(1)
+        if self._config.target_frames or self._config.target_episodes:
+            return
+        is_due = updates % self._config.target_updates == 0
         for target, variable in zip(self._target.variables, self.agent.variables, strict=True):
             target.assign(tf.where(is_due, variable, target))
+
+    def after_count(self, before: Played, after: Played) -> None:
+        """Copies the agent into the target network every few frames or episodes, if set so."""
+        config = self._config
+        intervals = Played(config.target_frames, config.target_episodes)
+        if any(
+            every and then // every < now // every
+            for every, then, now in zip(intervals, before, after, strict=True)
+        ):
+            for target, variable in zip(self._target.variables, self.agent.variables, strict=True):
+                target.assign(variable)

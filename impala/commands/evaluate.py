@@ -8,6 +8,7 @@ from typing import Annotated
 
 from impala.commands.playing import PlayerFlags, environment_of, open_player
 from impala.config.schema import Range
+from impala.config.values import OptionError
 from impala.runtime.printable import printable
 
 
@@ -23,6 +24,9 @@ class Evaluate(PlayerFlags):
     """Environments that step together (never more than episodes)."""
     json: pathlib.Path | None = None
     """Also write the summary and every episode to this file."""
+    steps: Annotated[int, Range(0)] = 0
+    """Of how many environments the file also has reward and infos of each step of the first
+    episode; at most num_envs."""
     seed: Annotated[int, Range(0)] = 0
     """Seed of environments and actions."""
 
@@ -34,12 +38,18 @@ def evaluate(command: Evaluate) -> int:
     import rich.text
 
     num_envs = min(command.num_envs, command.episodes)
+    if command.steps > num_envs or (command.steps and command.json is None):
+        raise OptionError(
+            f"steps is {command.steps} and num_envs {num_envs}: the steps of at most as many "
+            "episodes can be written, to the file that --json names."
+        )
     player = open_player(command)
     from impala import evaluation
 
     with contextlib.closing(environment_of(player, num_envs)) as environment:
         episodes = evaluation.play_episodes(
-            environment, player.agent, command.episodes, command.greedy, command.seed
+            *(environment, player.agent, command.episodes, command.greedy, command.seed),
+            first=(first := evaluation.FirstEpisodes(command.steps)),
         )
     summary = evaluation.summary(episodes)
     print(
@@ -72,6 +82,7 @@ def evaluate(command: Evaluate) -> int:
             "seed": command.seed,
             "summary": summary._asdict(),
             "episodes": [episode._asdict() for episode in episodes],
+            "steps": first.steps,
         }
         command.json.parent.mkdir(parents=True, exist_ok=True)
         command.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

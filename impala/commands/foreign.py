@@ -48,6 +48,7 @@ _RUN = {
     "--agent.epsilon.anneal (share of the run)": "exploration-fraction",
     "--replay.capacity-frames": "buffer-size replay-size replay-buffer-size replay-capacity",
     "--mix.warm-up-unrolls": "learning-starts",
+    "--agent.random-warm-up (for --mix.warm-up-unrolls)": "start-steps random-steps",
     "--agent.torso": "policy network model encoder encoder-type cnn",
     "--agent.hidden-sizes": "net-arch hidden-size hidden-sizes fcnet-hiddens",
     "--agent.core lstm": "use-lstm use-rnn lstm recurrent",
@@ -78,8 +79,8 @@ _RUN = {
     "a GPU is used if TensorFlow finds one; CUDA_VISIBLE_DEVICES= keeps a process off it": (
         "device cuda gpu gpus num-gpus use-gpu use-cuda cpu"
     ),
-    "LOGDIR/tensorboard is always written: tensorboard --logdir runs": (
-        "tensorboard tensorboard-log tb use-tensorboard"
+    "LOGDIR/tensorboard is always written; impala train --tensorboard shows it": (
+        "tensorboard-log tb use-tensorboard"
     ),
     "LOGDIR has the telemetry as TensorBoard files and as metrics.jsonl": (
         "wandb with-wandb use-wandb wandb-project track"

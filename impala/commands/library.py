@@ -57,7 +57,7 @@ def train(
     config: str | Config,
     logdir: str | pathlib.Path | None = None,
     *,
-    num_actors: int = 1,
+    num_actors: int | Literal["auto"] = 1,
     evaluate: Literal["auto", "yes", "no"] = "auto",
     fresh: bool = False,
     change_settings: bool = False,
@@ -77,8 +77,9 @@ def train(
       config: the name of a preset, or a configuration.
       logdir: directory of checkpoints and telemetry; None: the default of `impala train` for a
         preset.
-      num_actors: number of actor processes.
-      evaluate: whether to run an evaluator; auto: if there are several tasks.
+      num_actors: number of actor processes; auto: one for each core but the learner's.
+      evaluate: whether to run an evaluator; auto: if there are several tasks, or
+        evaluator.every_frames or every_seconds is set.
       fresh: start over; an earlier run in `logdir` is moved aside.
       change_settings: resume the run in `logdir` although it was another experiment.
       init_from: log directory of another run, with whose agent a new run starts.
@@ -181,7 +182,7 @@ def _put_over(config: Config, data: Mapping[str, Any]) -> Config:
     """Returns a configuration with settings applied, which may be those of one's own parts."""
     named = values.overlay(config, parts.naming(data))
     composed = values.overlay(parts.class_of(config, named)(), values.to_dict(config))
-    return parts.compose(values.overlay(composed, data))
+    return parts.compose(layers.put_over(composed, data))
 
 
 def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:

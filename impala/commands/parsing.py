@@ -90,6 +90,8 @@ def _layers(
     command_type: type[RunFlags], argv: list[str], names: dict[str, Any]
 ) -> tuple[str, pathlib.Path | None]:
     """Returns the preset and file of a command line, before the defaults are known."""
+    if argv and argv[0] in PRESETS and not any(word.startswith("--config") for word in argv):
+        return argv[0], None  # as nearly always; the rest of this takes as long as parsing all
     named = values.overlay(Config(), names)
     if parts.needs_tensorflow(named):
         _load_tensorflow(command_type)

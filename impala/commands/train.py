@@ -1,9 +1,11 @@
 """`impala train`: runs a learner and its actors on this host."""
 
 import dataclasses
+import importlib.util
 import logging
 import pathlib
 import signal
+import sys
 import tempfile
 from collections.abc import Callable
 from typing import Literal, NamedTuple
@@ -19,6 +21,8 @@ from impala.runtime.supervisor import Program, Supervisor
 
 GRACE_SECONDS = 60.0  # the learner's last checkpoint may take a while
 _AGAIN_SECONDS = 30.0  # before restarting actors that ended by themselves
+_TENSORBOARD = "TensorBoard"
+_MOST_ACTORS = 256  # as in `NumActors`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,12 +34,17 @@ class Train(RunFlags):
     killed it.
     """
 
-    num_actors: NumActors = 1
-    """Actor processes, each with actor.num_envs environments."""
+    num_actors: NumActors | Literal["auto"] = 1
+    """Actor processes, each with actor.num_envs environments; auto: as many as the cores that the
+    learner leaves, at least 1."""
     evaluate: Literal["auto", "yes", "no"] = "auto"
-    """Whether to run an evaluator; auto: if there are several tasks."""
+    """Whether to run an evaluator; auto: if there are several tasks, or evaluator.every_frames or
+    every_seconds is set."""
     render: bool = False
     """Show the first actor's first environment in a window."""
+    tensorboard: bool = False
+    """Start TensorBoard beside the run, at the first free port from 6006 on; it ends with the run.
+    """
 
 
 class Ended(NamedTuple):
@@ -70,10 +79,16 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
     from impala.commands import preflight
     from impala.schedule import tasks
 
-    if command.settings.deterministic and command.num_actors > 1:
+    actors = num_actors(command)
+    if command.settings.deterministic and actors > 1:
         raise OptionError(
-            f"num_actors is {command.num_actors}, but which of several actors joins first is left "
-            "to chance: a deterministic run has one actor."
+            f"num_actors is {actors}, but which of several actors joins first is left to chance: a "
+            "deterministic run has one actor."
+        )
+    if command.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise OptionError(
+            "--tensorboard needs TensorBoard, which this Python does not have: leave the flag out, "
+            "or install the package tensorboard."
         )
     if command.evaluate == "yes" and command.settings.learner.snapshots == "never":
         raise OptionError(
@@ -93,6 +108,10 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
         programs = _actor_programs(command, socket, actors_log, failures.path)
         for program in programs.values():
             supervisor.start(program)
+        if command.tensorboard:
+            supervisor.start(_tensorboard_program(logdir, socket if command.fresh else None))
+        if command.num_actors == "auto":
+            log.info("Actors: %d on %d cores.", actors, process.available_cores())
         log.info(
             "Training %s for %s frames in %s; the actors write to %s.",
             *(_what(command.settings), f"{tasks.total_frames(command.settings):,}"),
@@ -104,6 +123,9 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
                 learner_status = end.status
                 finished = "training finished", f"the learner ended with status {end.status}"
                 supervisor.stop(finished[end.status != 0])
+            elif end.name == _TENSORBOARD:
+                if not supervisor.stopping:
+                    log.warning("TensorBoard ended with status %d; the run goes on.", end.status)
             elif end.restart_seconds is not None:
                 log.warning(
                     "The %s ended with status %d (see %s); starting again in %.0f s.",
@@ -167,18 +189,46 @@ def _learner_program(
     )
 
 
+def num_actors(command: Train) -> int:
+    """Returns how many actors are started: one of the cores is the learner's."""
+    if command.num_actors != "auto":
+        return command.num_actors
+    if command.settings.deterministic:
+        return 1
+    return min(_MOST_ACTORS, max(1, process.available_cores() - 1))
+
+
+def _tensorboard_program(logdir: pathlib.Path, after: pathlib.Path | None) -> Program:
+    """Returns TensorBoard's program, which logs its address and nothing else."""
+    log = logging.getLogger("impala.train")
+
+    def output(line: str) -> None:
+        if " at http" in line:
+            log.info("%s", line.partition(" (Press")[0])
+
+    return Program(
+        name=_TENSORBOARD,
+        command=[sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir / "tensorboard")],
+        environ={"CUDA_VISIBLE_DEVICES": ""},  # the GPU is the learner's
+        output=output,
+        after=after,
+    )
+
+
 def _is_evaluated(command: Train) -> bool:
     """Returns whether the run has an evaluator."""
-    several = len(command.settings.tasks.environments) > 1
-    keeps = command.settings.learner.snapshots != "never"
-    return command.evaluate == "yes" or (command.evaluate == "auto" and several and keeps)
+    settings = command.settings
+    several = len(settings.tasks.environments) > 1
+    has_interval = settings.evaluator.every_frames > 0 or settings.evaluator.every_seconds > 0.0
+    wanted = (several or has_interval) and settings.learner.snapshots != "never"
+    return command.evaluate == "yes" or (command.evaluate == "auto" and wanted)
 
 
 def _actor_programs(
     command: Train, socket: pathlib.Path, log: pathlib.Path, failures: pathlib.Path
 ) -> dict[str, Program]:
     """Returns the other programs, by name."""
-    flags = {"actors": ["--num-actors", str(command.num_actors), "--name", "actor"]}
+    flags = {"actors": ["--num-actors", str(num_actors(command)), "--name", "actor"]}
     common = ["--log-format", command.log_format, "--failures", str(failures)]
     if not command.settings.learner.bfloat16:
         common.append("--no-bfloat16")

@@ -22,20 +22,31 @@ class Demands:
     on_policy: bool = False
     """It has no off-policy correction: no replay."""
     changes_policy: bool = True
-    """It changes the policy. Until an algorithm does, the policy in replay is the current one."""
+    """It improves the policy. Until an algorithm does, the policy in replay is about the current
+    one: a critic moves it through a shared torso at most."""
     feed_forward: bool = False
     """It uses single observations: no core and no frame stack."""
+    warms_up_randomly: bool = False
+    """Its actions fill a box, and its loss does not depend on the behaviour policy: until the first
+    update, actions may be uniformly random."""
     burns_in: bool = False
     """It leaves out the burn-in of replayed unrolls: `Algorithm.burn_in`."""
+    normalises_values: bool = False
+    """It divides what it learns of values by `Algorithm.value_scales`, and returns their targets:
+    `agent.popart`."""
 
 
-IMPALA = Demands(burns_in=True)
-ACTOR_CRITIC = Demands(on_policy=True)
+IMPALA = Demands(burns_in=True, normalises_values=True)
+ACTOR_CRITIC = Demands(on_policy=True, normalises_values=True)
 CRITIC = Demands(
-    policies=("stochastic", "epsilon_greedy"), on_policy=True, changes_policy=False, burns_in=True
+    policies=("stochastic", "epsilon_greedy"),
+    on_policy=True,
+    changes_policy=False,
+    burns_in=True,
+    normalises_values=True,
 )
 Q_LEARNING = Demands(policies=("epsilon_greedy",), burns_in=True)
-SAC = Demands(feed_forward=True)
+SAC = Demands(feed_forward=True, warms_up_randomly=True)
 
 BUILT_IN = {
     "impala": IMPALA,
@@ -62,12 +73,22 @@ def check(config: Config) -> None:
             )
         if demands.feed_forward:
             _check_feed_forward(config, name)
+        if config.agent.popart and not demands.normalises_values:
+            raise OptionError(
+                f"agent.popart is set, but {name} does not normalise a baseline: unset "
+                "it, or learn with impala or actor_critic."
+            )
     for i, (name, demands) in enumerate(made):
         changed = any(earlier.changes_policy for _, earlier in made[: i + 1])
         if config.mix.replayed and demands.on_policy and changed:
             raise OptionError(
                 f"mix.replayed is {config.mix.replayed}, but {name} does not correct for what an "
                 "older policy did. Set mix.replayed to 0, or learn with impala."
+            )
+        if config.agent.random_warm_up and not demands.warms_up_randomly:
+            raise OptionError(
+                f"agent.random_warm_up is true, but {name} needs the actions of its own policy: "
+                "set it to false (--agent.no-random-warm-up), or learn with sac."
             )
         if config.replay.burn_in and not demands.burns_in:
             raise OptionError(

@@ -6,7 +6,7 @@ import json
 import pathlib
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -17,6 +17,8 @@ from impala.config.schema import Config
 from impala.config.values import OptionError, flatten, overlay, to_dict
 
 ENVIRONMENT_PREFIX = "IMPALA_"
+
+C = TypeVar("C", bound=Config)
 
 _DEFAULTS = Config()
 _VARIABLES = "Environment variables: "  # prefix of errors in them
@@ -47,9 +49,23 @@ def layered(
     # The named parts determine which settings exist, so all names come first; and a layer may have
     # settings of a part that a layer above it has replaced.
     config = overlay(parts.class_of(*named(preset, file, environ, names))(), to_dict(base))
-    config = overlay(config, data, f"{file}: ")
-    config = overlay(config, from_environment(environ, config), _VARIABLES)
-    return parts.compose(overlay(config, names))
+    config = put_over(config, data, f"{file}: ")
+    config = put_over(config, from_environment(environ, config), _VARIABLES)
+    return parts.compose(put_over(config, names))
+
+
+def put_over(config: C, layer: Any, source: str = "") -> C:
+    """Returns a configuration overridden by a layer: nested plain data, possibly partial.
+
+    An epsilon was chosen for one optimiser: a layer that names another one takes its default.
+
+    Raises:
+      OptionError: as `impala.config.values.overlay`.
+    """
+    over = overlay(config, layer, source)
+    if over.optimiser.name == config.optimiser.name or "epsilon" in layer["optimiser"]:
+        return over
+    return overlay(over, {"optimiser": {"epsilon": _DEFAULTS.optimiser.epsilon}})
 
 
 def named(

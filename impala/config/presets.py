@@ -10,6 +10,7 @@ from impala.config.schema import (
     Config,
     EnvironmentConfig,
     EpsilonConfig,
+    EvaluatorConfig,
     ImpalaConfig,
     LearnerConfig,
     MixConfig,
@@ -75,6 +76,17 @@ _CARTPOLE_Q = Config(
 )
 
 
+# One group of environments: a call of so small a network costs as much as all of its rows.
+_MINATAR = Config(
+    environment=EnvironmentConfig(id="MinAtar/Breakout-v1"),
+    agent=AgentConfig(torso="small"),
+    optimiser=OptimiserConfig(name="adam", learning_rate=2e-3, epsilon=1e-5),
+    mix=MixConfig(fresh=16),
+    actor=ActorConfig(num_envs=64, num_groups=1),
+    total_frames=5_000_000,
+)
+
+
 # MinAtar's DQN with fewer and larger updates, for two cores: four updates of 256 steps for every
 # 128 steps played, so each step is used 8 times instead of 32. 3-step double Q-learning targets
 # compensate for it. Half of the environments end at epsilon 0.01, so that long games are seen.
@@ -96,13 +108,15 @@ _MINATAR_Q = Config(
 )
 
 
-# One update of 256 replayed steps for each step played.
+# One update of 256 replayed steps for each step played. Ten greedy episodes test the agent at
+# intervals, beside training.
 _PENDULUM = Config(
     environment=EnvironmentConfig(id="Pendulum-v1"),
-    agent=AgentConfig(hidden_sizes=(256, 256)),
+    evaluator=EvaluatorConfig(every_frames=5_000, episodes=10, greedy=True),
+    agent=AgentConfig(hidden_sizes=(256, 256), random_warm_up=True),
     algorithm="sac",
     optimiser=OptimiserConfig(
-        name="adam", learning_rate=1e-3, epsilon=1e-8, decay_to_zero=False, clip_global_norm=1e6
+        name="adam", learning_rate=1e-3, epsilon=1e-8, decay_to_zero=False, clip_global_norm=0.0
     ),
     mix=MixConfig(fresh=2, replayed=64, learn_from_fresh=False, updates=8, warm_up_unrolls=250),
     replay=ReplayConfig(rule="fifo", capacity_frames=1_000_000),
@@ -123,11 +137,29 @@ _LUNAR_LANDER = dataclasses.replace(
 )
 
 
+# The network, discount, learning rate and target step of rl-baselines3-zoo.
+_BIPEDAL_WALKER = dataclasses.replace(
+    _LUNAR_LANDER,
+    environment=EnvironmentConfig(id="BipedalWalker-v3"),
+    agent=AgentConfig(hidden_sizes=(400, 300), random_warm_up=True),
+    objective=ObjectiveConfig(discount=0.98),
+    sac=SacConfig(critic_hidden_sizes=(400, 300), target_step=0.02),
+)
+
+
 _ATARI = Config(
     environment=EnvironmentConfig(id="ALE/Pong-v5"),
     agent=AgentConfig(torso="shallow", frame_stack=4),
     objective=ObjectiveConfig(reward_clipping="abs_one"),
     actor=ActorConfig(num_envs=64),
+)
+
+
+# Every setting that Espeholt et al. 2018 publish for Atari, with the shallow network.
+_ATARI_PAPER = dataclasses.replace(
+    _ATARI,
+    agent=dataclasses.replace(_ATARI.agent, standardise_images=False),
+    total_frames=200_000_000,
 )
 
 
@@ -160,14 +192,68 @@ _ATARI_CPU = dataclasses.replace(
 # with a low entropy cost from the start, the policy learns to return balls but not to score.
 _ATARI_A3C = dataclasses.replace(
     _ATARI,
-    environment=EnvironmentConfig(atari=AtariConfig(actions=(0, 2, 3))),
+    environment=EnvironmentConfig(atari=AtariConfig(action_table=True)),
     algorithm="actor_critic",
+    objective=ObjectiveConfig(reward_clipping="sign"),
     actor_critic=ActorCriticConfig(entropy_cost=0.008, entropy_anneal=0.4, entropy_cost_end=0.001),
     optimiser=OptimiserConfig(epsilon=0.0025),
     mix=MixConfig(fresh=4, max_policy_lag=30),
     learner=LearnerConfig(queue_unrolls=16, max_in_flight=1, bfloat16=True),
     actor=ActorConfig(num_envs=16, num_groups=1, env_threads=2),
     total_frames=20_000_000,
+)
+
+
+# The images and the network of A3C's code: shares of white of 47x47 pixels, four convolutions
+# without padding, an LSTM of 256, and nothing else as an input.
+_ATARI_A3C_SMALL = dataclasses.replace(
+    _ATARI_A3C,
+    environment=EnvironmentConfig(atari=AtariConfig(action_table=True, height=47, width=47)),
+    agent=AgentConfig(torso="strided_valid", core="lstm", standardise_images=False),
+)
+
+
+# Asynchronous one-step Q-learning: no replay, unrolls of five steps, single frames. The interval of
+# target copies is the paper's: the code's 2,000 episodes would be a handful of copies in this run.
+_ATARI_Q = Config(
+    environment=EnvironmentConfig(
+        id="ALE/Breakout-v5", atari=AtariConfig(frame_skip=1, max_pool=False)
+    ),
+    agent=AgentConfig(
+        torso="shallow",
+        frame_stack=4,
+        standardise_images=False,
+        policy="epsilon_greedy",
+        epsilon=EpsilonConfig(anneal=0.4),
+    ),
+    objective=ObjectiveConfig(reward_clipping="sign"),
+    algorithm="q_learning",
+    q_learning=QLearningConfig(target_frames=40_000),
+    optimiser=OptimiserConfig(
+        learning_rate=2.5e-4, decay=0.95, centred=True, decay_to_zero=False, epsilon=0.01
+    ),
+    mix=MixConfig(fresh=8),
+    learner=LearnerConfig(unroll_length=5, queue_unrolls=16, max_in_flight=1, bfloat16=True),
+    actor=ActorConfig(num_envs=16, num_groups=1, env_threads=2),
+    total_frames=10_000_000,
+)
+
+
+# As minatar-q: four updates of 256 replayed steps for every 128 steps played.
+_ATARI_Q_REPLAY = dataclasses.replace(
+    _ATARI_Q,
+    environment=EnvironmentConfig(id="ALE/Breakout-v5"),
+    agent=dataclasses.replace(
+        _ATARI_Q.agent,
+        standardise_images=True,
+        epsilon=EpsilonConfig(anneal=0.1, finals=(0.1, 0.01), weights=(0.5, 0.5)),
+    ),
+    q_learning=QLearningConfig(steps=3, double=True, target_updates=500),
+    optimiser=OptimiserConfig(name="adam", learning_rate=2.5e-4, epsilon=1e-5),
+    mix=MixConfig(fresh=16, replayed=32, learn_from_fresh=False, updates=4, warm_up_unrolls=1_600),
+    replay=ReplayConfig(rule="fifo", capacity_frames=1_000_000),
+    learner=LearnerConfig(unroll_length=8, queue_unrolls=16, max_in_flight=1, bfloat16=True),
+    actor=ActorConfig(num_envs=32, env_threads=2),
 )
 
 
@@ -245,6 +331,10 @@ PRESETS: dict[str, tuple[str, Config]] = {
     ),
     "cartpole-a3c": ("CartPole-v1 with on-policy actor-critic.", _CARTPOLE_A3C),
     "cartpole-q": ("CartPole-v1 with Q-learning from replay.", _CARTPOLE_Q),
+    "minatar": (
+        "MinAtar Breakout with V-trace; other games by --environment.id (extra: minatar).",
+        _MINATAR,
+    ),
     "minatar-q": (
         "MinAtar Breakout with Q-learning from replay (extra: minatar).",
         _MINATAR_Q,
@@ -254,16 +344,24 @@ PRESETS: dict[str, tuple[str, Config]] = {
         "LunarLanderContinuous-v3 with soft actor-critic (extra: box2d).",
         _LUNAR_LANDER,
     ),
+    "bipedal-walker": (
+        "BipedalWalker-v3 with soft actor-critic (extra: box2d).",
+        _BIPEDAL_WALKER,
+    ),
     "atari": (
         "Pong on two cores, shallow network; other games by --environment.id.",
         _ATARI_CPU,
     ),
+    "atari-paper": (
+        "IMPALA's published settings, 200M frames; --agent.torso deep for its deep network.",
+        _ATARI_PAPER,
+    ),
     "atari-deep": (
-        "Pong with the deep residual network; for a GPU.",
+        "Pong, deep residual network, for a GPU; not the paper's schedule and image scaling.",
         dataclasses.replace(_ATARI, agent=AgentConfig(torso="deep", frame_stack=4)),
     ),
     "atari-lstm": (
-        "Pong with an LSTM, last action and reward instead of stacked frames.",
+        "Pong, LSTM instead of stacked frames; not the paper's schedule and image scaling.",
         dataclasses.replace(
             _ATARI,
             environment=dataclasses.replace(_ATARI.environment, last_action=True, last_reward=True),
@@ -271,20 +369,20 @@ PRESETS: dict[str, tuple[str, Config]] = {
         ),
     ),
     "atari-a3c": (
-        "Pong (three actions) with actor-critic, without replay and V-trace.",
+        "Pong with actor-critic (A3C), without replay and V-trace; also other games.",
         _ATARI_A3C,
     ),
     "atari-a3c-small": (
-        "Pong as atari-a3c, with an LSTM and a small network on 47x47 images.",
-        dataclasses.replace(
-            _ATARI_A3C,
-            environment=EnvironmentConfig(
-                atari=AtariConfig(actions=(0, 2, 3), height=47, width=47),
-                last_action=True,
-                last_reward=True,
-            ),
-            agent=AgentConfig(torso="strided", core="lstm"),
-        ),
+        "Pong as atari-a3c, with the small network of A3C's code: 47x47 images and an LSTM.",
+        _ATARI_A3C_SMALL,
+    ),
+    "atari-q": (
+        "Breakout with asynchronous one-step Q-learning, without replay.",
+        _ATARI_Q,
+    ),
+    "atari-q-replay": (
+        "Breakout with double three-step Q-learning from replay.",
+        _ATARI_Q_REPLAY,
     ),
     "bandit": (
         "Meta-learning: an LSTM finds the better of two dependent arms.",

@@ -58,13 +58,20 @@ class AtariConfig:
     """Preprocessing of ALE games, for environments whose id starts with ALE/."""
 
     frame_skip: Positive = 4
-    """Frames that an action is repeated for; the observation is the maximum over the last two."""
+    """Frames that an action is repeated for."""
+    max_pool: bool = True
+    """The observation is the maximum over the last two frames; otherwise it is the last one."""
     sticky_actions: Share = 0.0
     """Probability that the emulator repeats the previous action (0.25 in ALE/...-v5 elsewhere)."""
     full_action_set: bool = False
-    """All 18 joystick actions instead of the game's minimal action set."""
+    """All 18 joystick actions instead of the game's minimal action set. Needed by tasks of several
+    games, whose minimal sets give the same number to different actions."""
     actions: tuple[Count, ...] = ()
-    """Restrict the action set to these indices into it; empty means all of them."""
+    """Restrict the action set to these indices into it; empty means all of them. What leaves out
+    FIRE is refused in games in which nothing happens without it, such as Breakout."""
+    action_table: bool = False
+    """Restrict the action set by game, as A3C's code does: Pong to NOOP, RIGHT and LEFT. Other
+    games have all of their actions."""
     height: Annotated[int, Range(16, 210)] = 84
     """Observation height in pixels (47 for the small A3C torso)."""
     width: Annotated[int, Range(16, 160)] = 84
@@ -175,6 +182,9 @@ class TasksConfig:
     after cycles times their sum. Empty: total_frames is divided evenly."""
     cycles: Positive = 1
     """Number of passes over the tasks."""
+    anneal_anew: bool = False
+    """Anneal learning rate, entropy cost and exploration anew in each task's turn, instead of once
+    over the run (or its phase). Needs sequential tasks."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,8 +192,10 @@ class EvaluatorConfig:
     """Evaluators, which play every task with frozen parameters."""
 
     every_frames: Count = 0
-    """Environment frames of training between two evaluations; 0: a fiftieth of the run. The ends of
-    phases and of tasks' turns are evaluated too."""
+    """Environment frames of training between two evaluations; 0: a fiftieth of the run, or none if
+    every_seconds is set. The ends of phases and of tasks' turns are evaluated too."""
+    every_seconds: Annotated[float, Range(0.0), OPERATIONAL] = 0.0
+    """Seconds of training between two evaluations; 0: frames alone count."""
     episodes: Annotated[int, Range(1, MOST_EVALUATION_EPISODES)] = 20
     """Episodes of each task per evaluation."""
     greedy: bool = False
@@ -208,8 +220,8 @@ class AgentConfig:
 
     torso: Annotated[str, TORSO] = "mlp"
     """mlp; small: one convolution, for images as small as MinAtar's; strided: four, for small ones;
-    shallow: two; deep: the residual network; or MODULE:CLASS. shallow and deep are those of
-    Espeholt et al. 2018."""
+    strided_valid: four, without padding, for 47x47; shallow: two; deep: the residual network; or
+    MODULE:CLASS. shallow and deep are those of Espeholt et al. 2018."""
     hidden_sizes: tuple[Positive, ...] = (64, 64)
     """Widths of the mlp torso's layers, in units. shallow and deep end in one layer of 256,
     small in one of 128."""
@@ -227,8 +239,15 @@ class AgentConfig:
     """stochastic: the network outputs a distribution of the action; epsilon_greedy: it outputs
     Q-values, as q_learning needs."""
     epsilon: EpsilonConfig = EpsilonConfig()
+    random_warm_up: bool = False
+    """Draw actions uniformly from their box until the first update, while replay warms up
+    (mix.warm_up_unrolls). For sac."""
     separate_baseline: bool = False
     """Give the baseline its own torso and core; otherwise it shares the policy's."""
+    popart: bool = False
+    """Normalise the baseline's targets and the advantages of each task by the mean and deviation of
+    its returns, for tasks whose rewards differ in size (PopArt): van Hasselt et al. 2016, arXiv
+    1602.07714; several tasks: Hessel et al. 2018, arXiv 1809.04474."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,8 +256,9 @@ class ObjectiveConfig:
 
     discount: Share = 0.99
     """gamma, multiplied with the environment's discount."""
-    reward_clipping: Literal["none", "abs_one", "soft_asymmetric"] = "none"
-    """none; abs_one: clip to [-1, 1]; soft_asymmetric: 5 tanh(r / 5), times 0.3 where r < 0."""
+    reward_clipping: Literal["none", "sign", "abs_one", "soft_asymmetric"] = "none"
+    """none; sign: -1, 0 or 1; abs_one: clip to [-1, 1]; soft_asymmetric: 5 tanh(r / 5), times 0.3
+    where r < 0."""
     reward_scale: float = 1.0
     """Multiplies the reward before it is clipped."""
 
@@ -299,11 +319,14 @@ class ActorCriticConfig(PolicyGradientConfig):
 
 @dataclasses.dataclass(frozen=True)
 class CriticConfig:
-    """Critic pre-training: trains only the variables that serve the baseline alone; the policy does
-    not change. Targets are discounted returns, bootstrapped from the last value. Losses are summed
-    over T and B.
+    """Critic pre-training: fits the baseline to discounted returns, bootstrapped from the last
+    value. Losses are summed over T and B.
     """
 
+    trains: Literal["all", "baseline"] = "all"
+    """all: every variable that the baseline is computed from, so that a torso which it shares moves
+    the policy too; baseline: those that serve the baseline alone (with a shared torso, one linear
+    layer), and the policy does not change."""
     baseline_cost: Cost = 1.0
     """Weight of 0.5 (return - V)^2."""
 
@@ -320,6 +343,10 @@ class QLearningConfig:
     """Double Q-learning: the online network selects the action, the target network evaluates it."""
     target_updates: Positive = 1000
     """Updates between copies of the network into the target network."""
+    target_frames: Count = 0
+    """Environment frames between these copies, instead of target_updates; 0: count updates."""
+    target_episodes: Count = 0
+    """Episodes between these copies, instead of target_updates; 0: count updates."""
     huber_delta: Scale = 1.0
     """Threshold of the Huber loss: errors beyond it count linearly."""
 
@@ -331,9 +358,13 @@ class SacConfig:
     """
 
     critic_hidden_sizes: tuple[Positive, ...] = (256, 256)
-    """Widths of the layers of both critics, in units."""
+    """Widths of the layers of both critics and of the value network, in units."""
+    value_network: bool = False
+    """The form of the first paper: a state-value network V with a target copy, which is trained
+    towards the smaller critic and computes the critics' targets; the policy follows the first
+    critic. Otherwise the critics have target copies, as in the second paper."""
     target_step: Share = 0.005
-    """tau: step of the target critics towards the critics at each update."""
+    """tau: step of the target network towards the network that it follows, at each update."""
     temperature: Scale = 1.0
     """alpha: initial weight of the entropy."""
     learn_temperature: bool = True
@@ -356,14 +387,18 @@ class OptimiserConfig:
     """rmsprop: decay of the mean square, which starts at one as in the paper's TensorFlow 1."""
     momentum: Share = 0.0
     """rmsprop: momentum."""
+    centred: bool = False
+    """rmsprop: divide by the root of the variance instead of the mean square: Graves 2013, arXiv
+    1308.0850."""
     beta1: Share = 0.9
     """adam: decay of the first moment."""
     beta2: Share = 0.999
     """adam: decay of the second moment."""
-    epsilon: Scale = 0.01
-    """rmsprop: added inside the square root; adam: added outside it."""
-    clip_global_norm: Scale = 40.0
-    """Gradients are scaled down to this global norm."""
+    epsilon: Annotated[float, Range(0.0)] = 0.0
+    """rmsprop: added inside the square root; adam: added outside it. 0: the optimiser's default,
+    0.01 for rmsprop and 1e-8 for adam."""
+    clip_global_norm: Cost = 40.0
+    """Gradients are scaled down to this global norm; 0: they are not clipped."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -411,6 +446,8 @@ class ReplayConfig:
     """Burn-in of recurrent agents, in steps: the first rows of a replayed unroll are not learned
     from, they only bring the core state up to date with the present parameters: Kapturowski et al.
     2019 (R2D2), section 3. Less than learner.unroll_length; 0 is off."""
+    across_phases: bool = False
+    """Keep what an earlier phase stored; otherwise each phase begins with an empty replay."""
     storage: Annotated[Literal["disk", "memory"], OPERATIONAL] = "disk"
     """disk: in the log directory, and still there after a crash; memory: lost with the process."""
     on_damage: Annotated[Literal["empty", "refuse"], OPERATIONAL] = "empty"
@@ -441,6 +478,8 @@ class LearnerConfig:
     one task without an evaluator, by the mean of 100 episodes in training."""
     milestones: Annotated[Count, OPERATIONAL] = 10
     """Keep the agent in LOGDIR/milestones so many times, in equal shares of the run; 0: never."""
+    milestone_hours: Annotated[float, Range(0.0), OPERATIONAL] = 0.0
+    """Keep the agent in LOGDIR/milestones also every so many hours of training; 0: never."""
     snapshots: Annotated[Literal["auto", "always", "never"], OPERATIONAL] = "auto"
     """Whether to keep snapshots of the agent for evaluators, in LOGDIR/snapshots; auto: from when
     the run's first evaluator joins."""
@@ -455,6 +494,9 @@ class LearnerConfig:
     for it (AVX-512 BF16 or AMX): faster, with less precision. On a GPU it has no effect."""
     threads: Annotated[Count, OPERATIONAL] = 0
     """TensorFlow threads of the update; 0 means all cores this process may use."""
+    devices: Annotated[Positive | Literal["all"], OPERATIONAL] = 1
+    """GPUs of this host that compute each update together, every one of them a part of the batch;
+    all: as many as there are. Their number must divide the batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -483,6 +525,20 @@ class QuarantineConfig:
     seconds: Annotated[float, Range(1.0, 3600.0)] = 60.0
     """Duration of the first quarantine in seconds. It doubles with each further one, up to an hour,
     and starts again after an hour without an incident."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ChecksConfig:
+    """Checks of what messages mean, beside those of ranges: whether the policy is the one sent,
+    rows follow one another, and episodes add up. impala status names actors that make such
+    mistakes; docs/wire-protocol.md describes them.
+    """
+
+    on_mistake: Literal["warn", "refuse", "off"] = "warn"
+    """warn: count it and log a warning; refuse: also refuse the message and blame the actor, which
+    repeatedly leads to quarantine; off: do not look."""
+    recompute: Share = 0.01
+    """Share of a core's time for recomputing what actors' networks computed; 0: never."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -530,6 +586,9 @@ class ActorConfig:
     max_memory_bytes: Count = 0
     """Resident memory in bytes of an actor and its child processes beyond which it restarts itself
     after an unroll. 0: no limit."""
+    step_info: tuple[str, ...] = ()
+    """Names in the environment's info whose numbers of every step are recorded, as
+    step/TASK/info/NAME; *: all names. Of other names, only the last step of an episode counts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -539,6 +598,8 @@ class TelemetryConfig:
     sinks: tuple[Annotated[str, SINK], ...] = ()
     """Sinks of your own, each as MODULE:CLASS, which get every row beside the console, TensorBoard
     and metrics.jsonl."""
+    log_episodes: bool = False
+    """Log a line for each episode in training: its task, actor, return, length, frames and info."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -569,9 +630,13 @@ class Config:
     actor: Annotated[ActorConfig, OPERATIONAL] = ActorConfig()
     guard: Annotated[GuardConfig, OPERATIONAL] = GuardConfig()
     quarantine: Annotated[QuarantineConfig, OPERATIONAL] = QuarantineConfig()
+    checks: Annotated[ChecksConfig, OPERATIONAL] = ChecksConfig()
     telemetry: Annotated[TelemetryConfig, OPERATIONAL] = TelemetryConfig()
     total_frames: Positive = 25_000_000
     """Environment frames after which training ends, unless tasks.frames says otherwise."""
+    total_episodes: Count = 0
+    """Episodes in training after which it ends before total_frames, over which schedules still
+    extend. 0: only frames count."""
     seed: Count = 0
     """Seed of the network's first weights and, with index and incarnation, of every actor."""
     deterministic: bool = False

@@ -7,6 +7,7 @@ nearest valid one. Works on any dataclass written like those of `impala.config.s
 import dataclasses
 import difflib
 import math
+import types
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar
@@ -207,9 +208,11 @@ def check_ranges(command: Any) -> None:
       OptionError: a number is outside the `Range` of its field.
     """
     for name, hint in typing.get_type_hints(type(command), include_extras=True).items():
-        for mark in getattr(hint, "__metadata__", ()):
-            if isinstance(mark, Range):
-                _check_range(name, getattr(command, name), mark)
+        value = getattr(command, name)
+        for either in (hint, *typing.get_args(hint)):  # of a union, what is not a number is a word
+            for mark in getattr(either, "__metadata__", ()):
+                if isinstance(mark, Range) and not isinstance(value, str):
+                    _check_range(name, value, mark)
 
 
 def describe(limits: Range) -> str:
@@ -300,6 +303,8 @@ def _value(hint: Any, value: Any, path: str) -> Any:
             if isinstance(mark, Kind):
                 _check_name(path, value, mark)
         return value
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return _either(typing.get_args(hint), value, path)
     if typing.get_origin(hint) is Literal:
         return choice(path, value, typing.get_args(hint))
     if typing.get_origin(hint) is tuple:
@@ -321,10 +326,21 @@ def _value(hint: Any, value: Any, path: str) -> Any:
     }
     if hint not in names:
         raise OptionError(
-            f"{path} is declared as {hint}; a setting is an int, float, bool, str, Literal, or a "
-            "tuple of these."
+            f"{path} is declared as {hint}; a setting is an int, float, bool, str, Literal, a "
+            "union or a tuple of these."
         )
     raise OptionError(f"{path} is {value!r}; it must be {names[hint]}.")
+
+
+def _either(hints: Iterable[Any], value: Any, path: str) -> Any:
+    """Returns `value` as the first of several types that it can be."""
+    refusals = []
+    for hint in hints:
+        try:
+            return _value(hint, value, path)
+        except OptionError as error:
+            refusals.append(str(error))
+    raise OptionError(" ".join(refusals))
 
 
 def _check_name(path: str, value: str, kind: Kind) -> None:

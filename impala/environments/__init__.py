@@ -6,6 +6,7 @@ No TensorFlow in here.
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from impala.components import is_own
@@ -27,7 +28,16 @@ _ACTOR = ActorConfig()
 bandit.register()
 minatar.register()
 
-__all__ = ["Environment", "EnvironmentFailed", "Joint", "check", "join", "make", "measure"]
+__all__ = [
+    "Environment",
+    "EnvironmentFailed",
+    "Joint",
+    "check",
+    "check_joint",
+    "join",
+    "make",
+    "measure",
+]
 
 
 def check(id: str) -> None:
@@ -46,6 +56,22 @@ def check(id: str) -> None:
         atari.game(id)
     else:
         sources.check_registered(id)
+
+
+def check_joint(tasks: Sequence[tuple[str, EnvironmentConfig]]) -> None:
+    """Checks that an action has the same meaning in all ALE games that are tasks of one run.
+
+    Args:
+      tasks: name and environment of each.
+
+    Raises:
+      ValueError: an action of one game is another one in another game.
+    """
+    games = [(name, each.id, each.atari) for name, each in tasks if each.id.startswith("ALE/")]
+    if len(games) > 1:
+        from impala.environments import atari  # Here, so that others load no emulator.
+
+        atari.check_joint(games)
 
 
 def make(

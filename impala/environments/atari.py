@@ -5,6 +5,7 @@ frames, up to 30 no-ops at the start. Frames come singly (the agent stacks them)
 """
 
 import difflib
+from collections.abc import Sequence
 
 import ale_py
 import gymnasium as gym
@@ -18,6 +19,20 @@ from impala.environments import base
 from impala.types import EnvironmentStep, Nest, StepType, TimeStep
 
 gym.register_envs(ale_py)
+
+# By game, as in the code of A3C that this follows; the four actions of Breakout are its own ones.
+_ACTION_TABLE = {"ALE/Pong-v5": ("NOOP", "RIGHT", "LEFT")}
+
+# In three times 18,000 frames of random play without FIRE these games gave no reward, took no life
+# and did not end; with FIRE they did.
+_NEEDS_FIRE = frozenset(
+    f"ALE/{name}-v5"
+    for name in (
+        *("BasicMath", "Blackjack", "Bowling", "Breakout", "Casino", "Crossbow", "DonkeyKong"),
+        *("Hangman", "HumanCannonball", "NameThisGame", "Othello", "SirLancelot", "Tennis"),
+        *("TicTacToe3D", "VideoPinball"),
+    )
+)
 
 
 class Atari(base.Environment):
@@ -66,7 +81,7 @@ class Atari(base.Environment):
             grayscale=True,
             stack_num=1,
             frameskip=config.frame_skip,
-            maxpool=True,
+            maxpool=config.max_pool,
             noop_max=config.noop_max,
             # Both off: `terminated` is the end of the game, and a life loss is seen in the lives.
             episodic_life=False,
@@ -74,7 +89,7 @@ class Atari(base.Environment):
             reward_clipping=False,
             use_fire_reset=False,
         )
-        self._actions = _chosen_actions(id, config.actions, int(self._vector.single_action_space.n))
+        self._actions = _chosen_actions(id, config)
         self.num_envs = num_envs
         self.action_space = gym.spaces.Discrete(len(self._actions))
         self._shape = (config.height, config.width, 1)
@@ -147,11 +162,7 @@ class _Screen:
             self._ale.setBool("display_screen", True)
             self._ale.setBool("sound", True)
         self._ale.loadROM(roms.get_rom_path(game))
-        self._actions = (
-            self._ale.getLegalActionSet()
-            if config.full_action_set
-            else self._ale.getMinimalActionSet()
-        )
+        self._actions = _action_set(self._ale, config)
 
     def start_episode(self, noops: int) -> None:
         self._ale.reset_game()
@@ -195,13 +206,79 @@ def game(id: str) -> str:
     return str(gym.spec(id).kwargs["game"])
 
 
-def _chosen_actions(id: str, actions: tuple[int, ...], count: int) -> np.ndarray:
-    """Indices into the game's action set, in the order in which the agent counts them."""
-    if not actions:
-        return np.arange(count)
-    if len(set(actions)) != len(actions) or not all(0 <= action < count for action in actions):
-        raise ValueError(
-            f"environment.atari.actions is {actions}; the {count} actions of {id} are 0 to "
-            f"{count - 1}, each at most once (18 with environment.atari.full_action_set)."
+def actions(id: str, config: AtariConfig) -> list[str]:
+    """Returns the names of a game's actions, such as NOOP, in the order of the agent's choices.
+
+    Raises:
+      ValueError: there is no such game, or it has no such actions.
+    """
+    names = _names(id, config)
+    return [names[index] for index in _chosen_actions(id, config)]
+
+
+def check_joint(tasks: Sequence[tuple[str, str, AtariConfig]]) -> None:
+    """Checks that games that are tasks of one run have the same actions.
+
+    Args:
+      tasks: name, id and settings of each.
+
+    Raises:
+      ValueError: an action of one game is another one in another game.
+    """
+    first, *others = [(name, actions(id, config)) for name, id, config in tasks]
+    for name, names in others:
+        if names == first[1]:
+            continue
+        index = next(
+            (i for i, pair in enumerate(zip(first[1], names, strict=False)) if pair[0] != pair[1]),
+            min(len(first[1]), len(names)),
         )
-    return np.array(actions)
+        differ = " and ".join(
+            f"{of[index] if index < len(of) else 'missing'} in {task}"
+            for task, of in (first, (name, names))
+        )
+        raise ValueError(
+            f"{first[0]} and {name} cannot be tasks of one run with these actions: a network has "
+            f"one output for each action, but action {index} is {differ}. Set "
+            "environment.atari.full_action_set (--environment.atari.full-action-set), which gives "
+            "every game the same 18 actions, and leave out environment.atari.action_table."
+        )
+
+
+def _action_set(ale: ale_py.ALEInterface, config: AtariConfig) -> list[ale_py.Action]:
+    """Returns the actions of the loaded game: all, or those that it reads."""
+    return list(ale.getLegalActionSet() if config.full_action_set else ale.getMinimalActionSet())
+
+
+def _names(id: str, config: AtariConfig) -> list[str]:
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    ale = ale_py.ALEInterface()
+    ale.loadROM(roms.get_rom_path(game(id)))
+    return [action.name for action in _action_set(ale, config)]
+
+
+def _chosen_actions(id: str, config: AtariConfig) -> np.ndarray:
+    """Returns indices into the game's action set, in the order of the agent's choices."""
+    names, chosen = _names(id, config), config.actions
+    if config.action_table and chosen:
+        raise ValueError(
+            f"environment.atari.actions is {chosen} and environment.atari.action_table is true: "
+            "leave out one of them (--environment.atari.no-action-table)."
+        )
+    if config.action_table and id in _ACTION_TABLE:
+        chosen = tuple(names.index(name) for name in _ACTION_TABLE[id])
+    if not chosen:
+        return np.arange(len(names))
+    if len(set(chosen)) != len(chosen) or not all(0 <= action < len(names) for action in chosen):
+        raise ValueError(
+            f"environment.atari.actions is {chosen}; the {len(names)} actions of {id} are 0 to "
+            f"{len(names) - 1}, each at most once (18 with environment.atari.full_action_set)."
+        )
+    if id in _NEEDS_FIRE and not any("FIRE" in names[action] for action in chosen):
+        of_game = ", ".join(f"{i} {name}" for i, name in enumerate(names))
+        raise ValueError(
+            f"environment.atari.actions is {chosen}, which leaves out FIRE: without it nothing "
+            f"happens in {id}. Its actions are {of_game}: include one with FIRE, or all of them by "
+            "leaving the setting out."
+        )
+    return np.array(chosen)

@@ -15,10 +15,11 @@ class Catch(base.Environment):
     """A ball falls from a random column, a row each step; the paddle on the bottom row is moved.
 
     Observations are uint8 [rows, columns], 1 where the ball and the paddle are. Actions are left,
-    stay and right. An episode has rows - 1 steps and gives 1 at its end if the ball was caught and
-    -1 if not.
+    stay and right. An episode has rows - 1 steps and gives `reward` at its end if the ball was
+    caught, and as much less than 0 if not.
 
-    Games that contradict each other, to be told apart by what is seen, make tasks for one agent.
+    Games that contradict each other, to be told apart by what is seen, make tasks for one agent; so
+    do those with rewards of different size.
 
     Args:
       num_envs: E.
@@ -27,6 +28,7 @@ class Catch(base.Environment):
       shift: turns the meaning of the actions: 1 makes them stay, right and left, 2 right, left and
         stay. Not one of them means the same with another shift.
       marked: adds a row to the board, below the paddle, where cell `shift` is 1.
+      reward: what a ball is worth.
     """
 
     def __init__(
@@ -36,12 +38,15 @@ class Catch(base.Environment):
         columns: int = 5,
         shift: int = 0,
         marked: bool = False,
+        reward: float = 1.0,
     ) -> None:
         for name, value, least in (("rows", rows, 2), ("columns", columns, 1), ("shift", shift, 0)):
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} of Catch is {value!r}; it must be {least} or more.")
         if not isinstance(marked, bool):
             raise ValueError(f"marked of Catch is {marked!r}; it must be true or false.")
+        if isinstance(reward, bool) or not isinstance(reward, int | float) or reward <= 0.0:
+            raise ValueError(f"reward of Catch is {reward!r}; it must be a number above 0.")
         if shift > 2 or (marked and shift >= columns):
             raise ValueError(
                 f"shift of Catch is {shift}; there are 0, 1 and 2, and as many as columns to mark."
@@ -50,7 +55,7 @@ class Catch(base.Environment):
         self.observation_space = gym.spaces.Box(0, 1, (rows + marked, columns), np.uint8)
         self.action_space = gym.spaces.Discrete(3)
         self._rows, self._columns = rows, columns
-        self._shift, self._marked = shift, marked
+        self._shift, self._marked, self._reward = shift, marked, reward
         # [3, columns]: where an action takes the paddle.
         moves = (np.arange(3)[:, np.newaxis] + shift) % 3 - 1
         self._moved = np.clip(np.arange(columns) + moves, 0, columns - 1)
@@ -80,7 +85,8 @@ class Catch(base.Environment):
         else:
             timestep.step_type[:] = StepType.LAST
             timestep.discount[:] = 0.0
-            timestep.reward[:] = 2.0 * (self._paddle == self._ball_column) - 1.0
+            is_caught = self._paddle == self._ball_column
+            timestep.reward[:] = np.where(is_caught, self._reward, -self._reward)
         return EnvironmentStep(timestep, self._played, {})
 
     def render(self) -> np.ndarray:
@@ -110,7 +116,7 @@ class Catch(base.Environment):
 
 def make(kwargs: dict[str, Any], num_envs: int) -> Catch:
     """Catch with the board and the rules of `kwargs`."""
-    known = ("rows", "columns", "shift", "marked")
+    known = ("rows", "columns", "shift", "marked", "reward")
     if unknown := sorted(set(kwargs) - set(known)):
         raise ValueError(f"environment.kwargs has {unknown}; Catch knows {', '.join(known)}.")
     return Catch(num_envs, **kwargs)

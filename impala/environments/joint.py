@@ -4,7 +4,8 @@ The rules: arrays of the same dtype and number of dimensions become as large as 
 padded with zeros at the end of each dimension; choices (Discrete with the same start) become as
 many as the largest has. Dicts and tuples must have the same parts, to which the rules apply.
 Actions must be choices, or the same space everywhere. Where the numbers of actions differ, the
-observation gets an `action_mask`, which makes what a task does not have impossible.
+observation gets an `action_mask`, which makes what a task does not have impossible; if asked for,
+also the task's number.
 """
 
 from collections.abc import Sequence
@@ -13,16 +14,24 @@ import gymnasium as gym
 import numpy as np
 
 from impala.environments import base
-from impala.environments.spaces import ACTION_MASK, Spaces, has_action_mask, is_wrapped
+from impala.environments.spaces import (
+    ACTION_MASK,
+    TASK,
+    Spaces,
+    has_action_mask,
+    is_wrapped,
+    num_tasks,
+)
 from impala.types import Nest, TimeStep
 
 
-def join(names: Sequence[str], spaces: Sequence[Spaces]) -> Spaces:
+def join(names: Sequence[str], spaces: Sequence[Spaces], numbered: bool = False) -> Spaces:
     """The spaces that an agent needs to play every task.
 
     Args:
       names: of the tasks, for messages.
       spaces: of the tasks.
+      numbered: whether observations hold the number of the task, if there are several.
 
     Raises:
       ValueError: if there are none; says which part of which two tasks does not fit.
@@ -42,7 +51,9 @@ def join(names: Sequence[str], spaces: Sequence[Spaces]) -> Spaces:
                     "with as many actions."
                 )
         assert isinstance(action, gym.spaces.Discrete)
-        observation = _with_mask(observation, int(action.n))
+        observation = _with(observation, ACTION_MASK, gym.spaces.MultiBinary(int(action.n)))
+    if numbered and len(spaces) > 1:
+        observation = _with(observation, TASK, gym.spaces.Discrete(len(spaces)))
     return observation, action
 
 
@@ -73,10 +84,9 @@ def _join(what: str, one: gym.Space, other: gym.Space) -> gym.Space:
     )
 
 
-def _with_mask(space: gym.Space, num_actions: int) -> gym.Space:
-    mask = gym.spaces.MultiBinary(num_actions)
+def _with(space: gym.Space, name: str, part: gym.Space) -> gym.Space:
     parts = space.spaces if is_wrapped(space) else {"observation": space}
-    return gym.spaces.Dict({**parts, ACTION_MASK: mask})
+    return gym.spaces.Dict({**parts, name: part})
 
 
 def _pad(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -95,6 +105,7 @@ class Joint(base.Wrapper):
       environment: the task's.
       observation_space: of `join`.
       action_space: of `join`.
+      task: the task's number.
     """
 
     def __init__(
@@ -102,28 +113,31 @@ class Joint(base.Wrapper):
         environment: base.Environment,
         observation_space: gym.Space,
         action_space: gym.Space,
+        task: int = 0,
     ) -> None:
         super().__init__(environment)
         self.observation_space = observation_space
         self.action_space = action_space
         own = environment.observation_space
-        self._mask: np.ndarray | None = None
+        self._added: dict[str, np.ndarray] = {}
         self._is_wrapped = is_wrapped(own)
         if has_action_mask(observation_space) and not has_action_mask(own):  # see `join`
             ours, own_actions = action_space, environment.action_space
             assert isinstance(ours, gym.spaces.Discrete)
             assert isinstance(own_actions, gym.spaces.Discrete)
             mask = np.arange(int(ours.n)) < int(own_actions.n)
-            self._mask = np.tile(mask.astype(np.int8), (self.num_envs, 1))
+            self._added[ACTION_MASK] = np.tile(mask.astype(np.int8), (self.num_envs, 1))
+        if num_tasks(observation_space) > 1:
+            self._added[TASK] = np.full(self.num_envs, task)
 
     def changed(self, timestep: TimeStep) -> TimeStep:
         observation, space = timestep.observation, self.observation_space
-        if self._mask is None:
+        if not self._added:
             return timestep._replace(observation=self._padded(space, observation))
         assert isinstance(space, gym.spaces.Dict)
         parts = observation if self._is_wrapped else {"observation": observation}
         padded = {key: self._padded(space[key], part) for key, part in parts.items()}
-        return timestep._replace(observation={**padded, ACTION_MASK: self._mask})
+        return timestep._replace(observation={**padded, **self._added})
 
     def _padded(self, space: gym.Space, observation: Nest) -> Nest:
         def pad(name: str, leaf: gym.Space, value: np.ndarray) -> np.ndarray:

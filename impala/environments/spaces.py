@@ -19,6 +19,9 @@ SEEN = frozenset({"last_action", "last_reward", "time_in_episode"})
 """What the network sees besides the observation."""
 ACTION_MASK = "action_mask"
 """Which choices there are; the network does not see it, its policy obeys it."""
+TASK = "popart_task"
+"""The number of the task played, counted from 0; it chooses an output of the baseline's head, and
+nothing else depends on it."""
 FORBIDDEN = -1e9
 """The policy parameter of a choice that there is not; exact in float32."""
 
@@ -28,12 +31,17 @@ def is_wrapped(space: gym.Space) -> TypeGuard[gym.spaces.Dict]:
     if not isinstance(space, gym.spaces.Dict) or "observation" not in space.spaces:
         return False
     others = set(space.spaces) - {"observation"}
-    return bool(others) and others <= SEEN | {ACTION_MASK}
+    return bool(others) and others <= SEEN | {ACTION_MASK, TASK}
 
 
 def has_action_mask(space: gym.Space) -> bool:
     """Whether observations say which choices there are."""
     return is_wrapped(space) and ACTION_MASK in space.spaces
+
+
+def num_tasks(space: gym.Space) -> int:
+    """How many tasks observations tell apart; 1 if they name none."""
+    return int(space[TASK].n) if is_wrapped(space) and TASK in space.spaces else 1  # type: ignore[attr-defined]
 
 
 def choices(space: gym.Space) -> list[int]:

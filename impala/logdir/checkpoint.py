@@ -72,6 +72,7 @@ class Counters(NamedTuple):
     steps: int = 0  # agent decisions in them
     frames: int = 0  # environment frames in them
     seconds: float = 0.0  # spent training, over all restarts
+    episodes: int = 0  # that ended in fresh unrolls; counted since there is this counter
 
 
 class Checkpoint(NamedTuple):
@@ -500,8 +501,9 @@ def _spaces(path: pathlib.Path, state: Mapping[str, Any]) -> Spaces | None:
 
 def _counters(state: Mapping[str, Any]) -> Counters:
     counters = Counters(**state)
-    for name in counters._fields[:-1]:
-        _count(name, getattr(counters, name))
+    for name in counters._fields:
+        if name != "seconds":
+            _count(name, getattr(counters, name))
     _check_numbers("seconds", counters.seconds)
     return counters._replace(seconds=float(counters.seconds))
 

@@ -27,10 +27,13 @@ class Player:
         self.config = parts.restore(saved.config, saved.own, saved.needs, allow)
         self._own = parts.found(self.config)
         self.counters = saved.counters
+        self.number = task
         self._task = tasks.choose(saved.config, task)
         self.task = self._task.name
         of_run = tasks.make(saved.config.environment, saved.config.tasks)
-        self.spaces = saved.spaces or build.spaces(of_run, self._own)
+        self.spaces = saved.spaces or build.spaces(
+            of_run, self._own, numbered=saved.config.agent.popart
+        )
         self.agent = build.agent(saved.config.agent, *self.spaces, own=self._own)
         for variable, value in zip(self.agent.variables, saved.agent_values, strict=True):
             variable.assign(value)
@@ -50,5 +53,6 @@ class Player:
             num_envs,
             render_mode=render_mode,
             joint=self.spaces,
+            task=self.number,
             own=self._own,
         )

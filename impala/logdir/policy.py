@@ -9,7 +9,7 @@ import tensorflow as tf
 import tree
 
 from impala.environments import base, outward
-from impala.environments.spaces import SEEN, is_wrapped
+from impala.environments.spaces import SEEN, TASK, is_wrapped
 from impala.environments.wrappers import History
 from impala.evaluation import Acting
 from impala.logdir.player import Player
@@ -98,6 +98,8 @@ class Policy:
                 )
             rewards = np.reshape(0.0 if reward is None else reward, (-1,))
             values = {**values, **self._history.before(first, self._action, rewards)}
+            if TASK in shown.missing:  # no action depends on it
+                values[TASK] = np.full(shown.num_envs, self._player.number)
         timestep = TimeStep(
             values,
             reward=np.zeros(shown.num_envs, np.float32),  # the agent uses neither
@@ -167,7 +169,7 @@ def _look(space: gym.Space, observation: Nest) -> tuple[_Shown, Nest]:
         is_whole = isinstance(observation, Mapping) and {"observation"} <= set(observation) <= names
         observation = dict(observation) if is_whole else {"observation": observation}
         missing = frozenset(names - set(observation))
-        if unknown := sorted(missing - SEEN):
+        if unknown := sorted(missing - SEEN - {TASK}):
             raise ValueError(
                 f"The observation has no {', '.join(unknown)}. Play in an environment made by "
                 "policy.environment(), or give a dict with "

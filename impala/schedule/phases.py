@@ -9,15 +9,22 @@ from impala.schedule import tasks
 
 
 class Phase(NamedTuple):
-    """A part of a run in which one algorithm learns. Annealed quantities are annealed over it."""
+    """A part of a run in which one algorithm learns."""
 
     algorithm: str
     start: int  # environment frames of the run
     end: int
+    restarts: tuple[int, ...] = ()
+    """Frames between start and end, ascending, at which annealing begins anew."""
 
     def progress(self, frames: int) -> float:
-        """Returns the share of the phase done, 0 to 1, after `frames` frames of the run."""
-        return min(1.0, max(0, frames - self.start) / (self.end - self.start))
+        """Returns how far quantities are annealed, 0 to 1, after `frames` frames of the run.
+
+        It is the share that is done of the phase, or of its part between two restarts.
+        """
+        start = max((x for x in self.restarts if x <= frames), default=self.start)
+        end = min((x for x in self.restarts if x > frames), default=self.end)
+        return min(1.0, max(0, frames - start) / (end - start))
 
 
 class Word(NamedTuple):
@@ -47,10 +54,11 @@ def make(config: Config) -> list[Phase]:
     """Returns the phases of a run, in order.
 
     Raises:
-      ValueError: an algorithm is unknown, frames are missing or given for the last phase, or none
-        are left for it.
+      ValueError: an algorithm is unknown, frames are missing or given for the last phase, none are
+        left for it, or annealing is to begin anew in turns that there are not.
     """
     total = tasks.total_frames(config)
+    turns = _turns(config)
     of_run = words(config)
     text = " ".join(word.text for word in of_run)
     made: list[Phase] = []
@@ -64,7 +72,8 @@ def make(config: Config) -> list[Phase]:
             ) from None
         start = made[-1].end if made else 0
         end = total if i == len(of_run) - 1 and not word.frames else start + _frames(word)
-        made.append(Phase(word.algorithm, start, end))
+        restarts = tuple(frames for frames in turns if start < frames < end)
+        made.append(Phase(word.algorithm, start, end, restarts))
     last = made[-1]
     if last.end != total or last.start >= total:
         raise ValueError(
@@ -72,6 +81,18 @@ def make(config: Config) -> list[Phase]:
             "what the others leave, so give it no number, and leave it some."
         )
     return made
+
+
+def _turns(config: Config) -> list[int]:
+    """Returns the frames at which tasks' turns end, if quantities are annealed anew in each."""
+    if not config.tasks.anneal_anew:
+        return []
+    if config.tasks.order != "sequential":
+        raise ValueError(
+            "tasks.anneal_anew is set, but tasks.order is simultaneous: tasks have no turns then. "
+            "Set one of them otherwise."
+        )
+    return sorted({block.end for block in tasks.blocks(config)})
 
 
 def current(phases: list[Phase], frames: int) -> Phase:

@@ -81,8 +81,12 @@ def total_frames(config: Config) -> int:
 
 
 def evaluation_frames(config: Config) -> int:
-    """Returns the environment frames of training between two evaluations."""
-    return config.evaluator.every_frames or max(1, total_frames(config) // 50)
+    """Returns the environment frames of training between two evaluations.
+
+    If these are counted in seconds only, it is the whole run.
+    """
+    parts = 1 if config.evaluator.every_seconds else 50
+    return config.evaluator.every_frames or max(1, total_frames(config) // parts)
 
 
 def blocks(config: Config) -> list[Block]:

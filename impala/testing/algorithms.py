@@ -60,7 +60,8 @@ class AlgorithmConformance:
     def test_the_loss_is_finite_one_per_step_and_metrics_are_scalars(self) -> None:
         """[T, B] float32; the learner sums it."""
         algorithm, batch = self._made()
-        loss, metrics, _ = algorithm.loss(batch)
+        output = algorithm.loss(batch)
+        loss, metrics = output.loss, output.metrics
         assert loss.dtype == tf.float32, f"the loss is {loss.dtype.name}, not float32"
         assert loss.shape == (T, B), f"the loss has the shape {loss.shape}, not [T, B] = {(T, B)}"
         assert np.isfinite(loss.numpy()).all(), "the loss is not finite"
@@ -68,6 +69,19 @@ class AlgorithmConformance:
         for name, metric in metrics.items():
             assert metric.shape == (), f"the metric {name} has the shape {metric.shape}"
             assert np.isfinite(metric.numpy()), f"the metric {name} is not finite"
+
+    def test_the_terms_add_up_to_the_loss(self) -> None:
+        """As weighted, step by step, if the algorithm names terms: see `LossOutput.of`."""
+        algorithm, batch = self._made()
+        output = algorithm.loss(batch)
+        if output.terms:
+            np.testing.assert_allclose(
+                sum(term.numpy() for term in output.terms.values()),
+                output.loss,
+                rtol=1e-5,
+                atol=1e-5,
+                err_msg=f"{', '.join(output.terms)} do not add up to the loss",
+            )
 
     def test_the_loss_is_zero_on_seams_and_only_there(self) -> None:
         """The row from LAST to FIRST is not experience: see `impala.algorithms.losses.align`."""
@@ -148,8 +162,10 @@ class AlgorithmConformance:
                 autograph=False,
                 jit_compile=jit_compile,
             )
-            pairs = zip(tf.nest.flatten(compiled(batch)), tf.nest.flatten(expected), strict=True)
-            for a, b in pairs:
+            for a, b in zip(tree.flatten(compiled(batch)), tree.flatten(expected), strict=True):
+                if b is None:  # as in `assert_identical`
+                    assert a is None
+                    continue
                 np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-3, atol=1e-4)
 
     def arrays(self, agent: Agent, seed: int = 0) -> dict[str, Any]:
@@ -217,7 +233,10 @@ def descend(algorithm: Algorithm, batch: Batch, rate: float) -> None:
 
 def assert_identical(result: Nest, expected: Nest, message: str = "") -> None:
     """Checks that losses, metrics and gradients are finite and the same to the last bit."""
-    for a, b in zip(tf.nest.flatten(result), tf.nest.flatten(expected), strict=True):
+    for a, b in zip(tree.flatten(result), tree.flatten(expected), strict=True):
+        if a is None or b is None:  # `LossOutput.targets` of an algorithm without a baseline
+            assert a is b, message
+            continue
         assert np.isfinite(a.numpy()).all() and np.array_equal(a.numpy(), b.numpy()), message
 
 

@@ -9,13 +9,15 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tree
 
 from impala.types import EnvironmentFault, Episode, StepType, Unroll
+from learner.checks import numbers
+from learner.checks.mistakes import Kind
 from learner.data.bounds import MessageBounds, limit_of
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
@@ -47,6 +49,7 @@ class Arrival(NamedTuple):
     faults: Sequence[EnvironmentFault] = ()  # of its environments; details are printable
     due: int = 0  # in a paced run: the batch with which, or by which, it is to be learned from
     unpermitted: int = 0  # of its unrolls, from the end: those are dropped
+    step_info: Mapping[str, np.ndarray] = {}  # name -> [N], numbers in the environments' info
 
 
 class Rejection(NamedTuple):
@@ -55,6 +58,7 @@ class Rejection(NamedTuple):
     reason: "pb.Reason"
     detail: str  # names the value, the limit and the fix
     of_network: bool = False  # whether the actor's network computed the refused number
+    mistake: Kind | None = None  # that the actor's program makes, if the contents tell
 
 
 class IngestClosed(Exception):
@@ -218,7 +222,8 @@ class Validator:
             math.prod(spec.shape) * codec.numpy_dtype(spec.dtype).itemsize for spec in self._specs
         )
         episodes = 4096 + 64 * self._unroll_length  # of one environment, a generous bound
-        return self._max_envs * (per_env + episodes) + 2**20
+        step_info = 4 * self._unroll_length * self._bounds.limits.info_names
+        return self._max_envs * (per_env + episodes + step_info) + 2**20
 
     def check(
         self,
@@ -257,6 +262,7 @@ class Validator:
                 waited_seconds=_seconds("waited_seconds", message.waited_seconds),
                 received=time.monotonic(),
                 faults=_faults(message.environment_faults, message.num_envs),
+                step_info=_step_info(message.step_info, self._unroll_length * message.num_envs),
             )
         except Rejected as rejected:
             return rejected.rejection
@@ -392,10 +398,16 @@ class Validator:
         wrong = (frames < steps) | (frames > most * steps)
         if wrong.any():
             env = int(np.flatnonzero(wrong)[0])
+            mistake = None
+            if frames[env] < steps[env]:
+                mistake = Kind.MISSING_FRAMES
+            elif steps[env] < len(step_type) - 1 and frames[env] <= most * (len(step_type) - 1):
+                mistake = Kind.SEAM_FRAMES
             raise Rejected(
                 pb.REASON_RANGE,
                 f"frames holds {frames[env]} for the {steps[env]} steps of environment {env}: a "
                 f"step plays 1 to {most}, a seam none. {_MORE_FRAMES}",
+                mistake=mistake,
             )
 
     def _check_numbers(self, arrays: list[np.ndarray]) -> None:
@@ -405,6 +417,10 @@ class Validator:
                 _check_range(f"{spec.name} (a bool, as a byte)", array.view(np.uint8), 0, 1)
             if limit is None or (number := limit.beyond(array)) is None:
                 continue
+            if numbers.is_swapped(array):
+                mistake = numbers.byte_order(spec.name)
+                detail = f"{spec.name} holds {number}: {mistake.detail}"
+                raise Rejected(pb.REASON_RANGE, detail, mistake=mistake.kind)
             of_network = spec.name.startswith(("output", "core_state"))
             if not math.isfinite(number):
                 raise Rejected(
@@ -433,9 +449,15 @@ class Validator:
 class Rejected(Exception):
     """Carries a `Rejection` up to the caller of the validator."""
 
-    def __init__(self, reason: "pb.Reason", detail: str, of_network: bool = False):
+    def __init__(
+        self,
+        reason: "pb.Reason",
+        detail: str,
+        of_network: bool = False,
+        mistake: Kind | None = None,
+    ):
         super().__init__(detail)
-        self.rejection = Rejection(reason, detail, of_network)
+        self.rejection = Rejection(reason, detail, of_network, mistake)
 
 
 def _check_finite(name: str, value: float) -> None:
@@ -444,6 +466,29 @@ def _check_finite(name: str, value: float) -> None:
             pb.REASON_RANGE,
             f"An episode's {name} is {value}: it must be finite. Look at the environment.",
         )
+
+
+def _step_info(messages: Sequence[pb.StepInfo], limit: int) -> dict[str, np.ndarray]:
+    """Converts the numbers of every step: name -> [N].
+
+    Raises:
+      Rejected: there are more than `limit` numbers of a name, or one is not finite.
+    """
+    found = {message.name: np.array(message.values, np.float32) for message in messages}
+    for name, values in found.items():
+        shown = ascii(name[:80])[1:-1]
+        if values.size > limit:
+            raise Rejected(
+                pb.REASON_RANGE,
+                f"step_info has {values.size} numbers of {shown}, at most {limit} steps were "
+                "played: send one for each step.",
+            )
+        if not np.isfinite(values).all():
+            raise Rejected(
+                pb.REASON_RANGE,
+                f"step_info has a number of {shown} that is not finite: leave such out.",
+            )
+    return found
 
 
 def _faults(messages: Sequence[pb.EnvironmentFault], num_envs: int) -> list[EnvironmentFault]:
@@ -484,11 +529,11 @@ def _check_range(name: str, array: np.ndarray, low: Any, high: Any) -> None:
         value, low, high = (
             np.broadcast_to(x, array.shape)[wrong].flat[0] for x in (array, low, high)
         )
-        raise Rejected(
-            pb.REASON_RANGE,
-            f"{name} holds {value}: it must be {low} to {high}. Look at the environment and at the "
-            "action space.",
-        )
+        detail = f"{name} holds {value}: it must be {low} to {high}. "
+        if numbers.is_swapped(array):
+            mistake = numbers.byte_order(name)
+            raise Rejected(pb.REASON_RANGE, detail + mistake.detail, mistake=mistake.kind)
+        raise Rejected(pb.REASON_RANGE, f"{detail}Look at the environment and at the action space.")
 
 
 def _check_step_types(step_type: np.ndarray) -> None:

@@ -67,7 +67,9 @@ class Prepared(NamedTuple):
     steps: int  # agent decisions in them
     arrivals: Sequence[Arrival]  # first used in this batch: their statistics count once
     is_whole: bool  # a batch's number of fresh unrolls was taken, dropped ones not counted
+    episodes: int = 0  # that ended in the fresh unrolls
     placed: Batch | None = None  # `batch` as tensors on the learner's device; None: not there yet
+    weights: np.ndarray | None = None  # [B] of the unrolls' losses; None: all 1
 
 
 class _Chunk(NamedTuple):
@@ -115,6 +117,10 @@ class _Chunk(NamedTuple):
 
     def frames(self) -> int:
         return int(self.arrival.unroll.frames[self.columns].sum())
+
+    def episodes(self) -> int:
+        step_type = self.arrival.unroll.timestep.step_type
+        return int((step_type[1:, self.columns] == StepType.LAST).sum())
 
     def steps(self) -> int:
         step_type = self.arrival.unroll.timestep.step_type
@@ -168,6 +174,7 @@ class Mix:
         # Without pacing, that is what is left of one message.
         self._waiting: list[tuple[int, int, _Chunk]] = []
         self._numbers = itertools.count()
+        self._oldest = 0  # number in replay of the first unroll that may be learned from
         self._ready: queue.Queue[Prepared] = queue.Queue(maxsize=depth)
         self._stop = threading.Event()
         self._error: BaseException | None = None
@@ -182,13 +189,28 @@ class Mix:
           RuntimeError: the thread that makes batches has died of another error.
         """
         try:
-            return self._ready.get(timeout=timeout)
+            return self._weighted(self._ready.get(timeout=timeout))
         except queue.Empty:
             if isinstance(self._error, StorageError):
                 raise self._error from None
             if self._error is not None:
                 raise RuntimeError(f"The batch thread has died: {self._error}") from self._error
             return None
+
+    def begin_phase(self) -> None:
+        """Empties replay. What batches already hold of it gets a weight of 0."""
+        if self._replay is not None:
+            self._oldest = self._replay.clear()
+
+    def _weighted(self, prepared: Prepared) -> Prepared:
+        """Returns a batch with weights, if something in it was replayed from an earlier phase."""
+        if prepared.batch is None or self._oldest == 0:
+            return prepared
+        numbers = np.array([origin.number for origin in prepared.origins])
+        is_gone = prepared.batch.is_replay & (numbers < self._oldest)
+        if not is_gone.any():
+            return prepared
+        return prepared._replace(weights=(~is_gone).astype(np.float32))
 
     def shift_version(self, updates: int) -> None:
         """Corrects the count of versions by updates that do not match the batches taken.
@@ -385,6 +407,7 @@ def _prepared(
         steps=sum(chunk.steps() for chunk in fresh),
         arrivals=[chunk.arrival for chunk in taken if chunk.is_first()],
         is_whole=bool(fresh),
+        episodes=sum(chunk.episodes() for chunk in fresh),
     )
 
 

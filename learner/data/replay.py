@@ -204,6 +204,16 @@ class Replay:
                 share_of_history=len(self._held) / added if added else 0.0,
             )
 
+    def clear(self) -> int:
+        """Removes all unrolls. What is added later is held as by a new replay.
+
+        Returns:
+          How many unrolls were ever added, which is the number of the next one.
+        """
+        with self._lock:
+            self._empty()
+            return self._state.added
+
     def _load(self) -> None:
         """Reads the heads of the store's records."""
         self._state = self._store.state()
@@ -216,6 +226,12 @@ class Replay:
         for number, head in self._store.heads():
             self._hold(number, head)
         self._make_room()
+
+    def _empty(self) -> None:
+        for number in list(self._held):
+            self._release(number)
+        self._evicted_next.clear()
+        self._state = self._state._replace(threshold=math.inf)
 
     def _start_over(self, damage: DamagedError) -> None:
         self._store.start_over(damage)

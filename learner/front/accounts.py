@@ -42,7 +42,7 @@ class Totals(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """What to do with a valid message."""
+    """What to do with a message."""
 
     verdict: Literal["accepted", "duplicate", "skipped", "unknown"]
     offset: int = 0  # unrolls at the front of an accepted message that are already accounted for
@@ -118,13 +118,21 @@ class _Ledger:
         )
         return lost
 
-    def receive(self, sequence: int, unrolls: int, remembered: int) -> Admission:
-        """Decides about a message, and queues it if accepted."""
+    def judge(self, sequence: int) -> Admission:
+        """Decides about a message by its number alone: it is accepted if it is the next one."""
         expected = self.received_sequence + 1
         if sequence == 0 or sequence > expected:
             return Admission("skipped", expected_sequence=expected)
         if sequence < expected:
             return Admission("duplicate", expected_sequence=expected)
+        return Admission("accepted", expected_sequence=expected)
+
+    def receive(self, sequence: int, unrolls: int, remembered: int) -> Admission:
+        """Decides about a message, and queues it if accepted."""
+        judged = self.judge(sequence)
+        if judged.verdict != "accepted":
+            return judged
+        expected = judged.expected_sequence
         offset = self.partial if sequence == self.accounted_sequence + 1 else 0
         if offset >= unrolls > 0:  # only if the actor has changed the message
             self.accounted_sequence, self.partial = sequence, 0
@@ -251,6 +259,24 @@ class Accounts:
         """Returns whether this incarnation is the actor's newest and has joined this learner."""
         with self._lock:
             return self._may_send(actor, incarnation)
+
+    def judge(self, actor: str, incarnation: int, sequence: int) -> Admission:
+        """Decides about a message by its number, before its contents are looked at.
+
+        Only a duplicate is counted.
+
+        Args:
+          actor: its sender.
+          incarnation: of the actor.
+          sequence: of the message.
+        """
+        with self._lock:
+            ledger = self._ledgers.get((actor, incarnation))
+            if ledger is None or not self._may_send(actor, incarnation):
+                return Admission("unknown")
+            admission = ledger.judge(sequence)
+            self._duplicates += admission.verdict == "duplicate"
+            return admission
 
     def receive(self, actor: str, incarnation: int, sequence: int, unrolls: int) -> Admission:
         """Decides about a valid message, and counts it.

@@ -7,8 +7,12 @@ terminals, so its characters and the number of names are limited.
 import logging
 import re
 import threading
+from collections.abc import Mapping
+from typing import TypeVar
 
 from impala.types import Episode
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -33,26 +37,28 @@ class InfoNames:
         self._kept: set[str] = set()
         self._lock = threading.Lock()
         self.dropped = 0
-        """Numbers not recorded: one for each name of each episode."""
+        """Numbers not recorded: one for each name of each episode, or message."""
 
     def keep(self, episode: Episode) -> Episode:
         """Returns the episode with only the recorded numbers, and counts the others."""
-        if not episode.info:
-            return episode
+        return episode._replace(info=self.recorded(episode.info)) if episode.info else episode
+
+    def recorded(self, info: Mapping[str, T]) -> dict[str, T]:
+        """Returns what is recorded of an info, by name, and counts the rest."""
         with self._lock:
-            kept = {name: value for name, value in episode.info.items() if self._is_kept(name)}
-            left_out = len(episode.info) - len(kept)
+            kept = {name: value for name, value in info.items() if self._is_kept(name)}
+            left_out = len(info) - len(kept)
             first, self.dropped = left_out and not self.dropped, self.dropped + left_out
         if first:
-            name = next(name for name in episode.info if name not in kept)
+            name = next(name for name in info if name not in kept)
             _log.warning(
-                "An episode's info has %s, which is not recorded: names are 1 to 64 letters, "
+                "An environment's info has %s, which is not recorded: names are 1 to 64 letters, "
                 "digits and _ . / -, and a run has at most %d of them (limits.info_names). "
                 "Further ones are only counted.",
                 ascii(name[:80]),
                 self._most,
             )
-        return episode._replace(info=kept)
+        return kept
 
     def _is_kept(self, name: str) -> bool:
         if name in self._kept:

@@ -5,6 +5,7 @@ from typing import NamedTuple, Self
 from impala.config.schema import Config
 from learner.front.accounts import Accounts
 from learner.front.info_names import InfoNames
+from learner.front.mistakes import Mistakes
 from learner.front.quarantine import Quarantine
 from learner.front.refused_outputs import RefusedOutputs
 from learner.front.roster import Roster
@@ -18,6 +19,7 @@ class Records(NamedTuple):
     quarantine: Quarantine  # actors blamed for contents that no honest actor sends
     info_names: InfoNames  # which numbers of episodes' info are recorded
     refused_outputs: RefusedOutputs  # messages refused for what the actor's network computed
+    mistakes: Mistakes  # of actors: valid numbers that mean something else than they should
 
     @classmethod
     def begin(cls, config: Config) -> Self:
@@ -28,4 +30,5 @@ class Records(NamedTuple):
             Quarantine(config.quarantine),
             InfoNames(config.limits.info_names),
             RefusedOutputs(),
+            Mistakes(),
         )

@@ -13,6 +13,7 @@ from impala.types import EnvironmentFault
 _SILENT_SECONDS = 60.0  # without a message, a member counts as silent...
 _GONE_SECONDS = 3600.0  # ...and then as gone
 _RATE_SECONDS = 30.0  # window of the speeds
+_EPISODES = 100  # whose mean return is shown
 _MOST = 10_000  # members; beyond it, the one silent the longest is forgotten
 
 
@@ -33,6 +34,7 @@ class Member(NamedTuple):
     environment_faults: int  # its environments that crashed or hung
     last_fault: str  # which and why, for messages
     version: str  # of its program, from its last join
+    recent_return: float | None  # of the last 100 episodes that an actor ended; None: there is none
 
 
 @dataclasses.dataclass
@@ -53,6 +55,13 @@ class _Entry:
     recent: collections.deque[tuple[float, int]] = dataclasses.field(
         default_factory=collections.deque
     )  # when frames came, and how many
+
+    returns: collections.deque[float] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=_EPISODES)
+    )
+
+    def recent_return(self) -> float | None:
+        return sum(self.returns) / len(self.returns) if self.returns else None
 
     def forget(self, now: float) -> None:
         while self.recent and self.recent[0][0] < now - _RATE_SECONDS:
@@ -86,8 +95,17 @@ class Roster:
             entry.version = version
             self.joins += 1
 
-    def sent(self, name: str, *, unrolls: int, frames: int, version: int, size: int) -> None:
-        """Notes an accepted message of an actor, `size` in bytes."""
+    def sent(
+        self,
+        name: str,
+        *,
+        unrolls: int,
+        frames: int,
+        version: int,
+        size: int,
+        returns: Sequence[float] = (),
+    ) -> None:
+        """Notes an accepted message of an actor, `size` in bytes, and returns of its episodes."""
         with self._lock:
             self.received_bytes += size
             entry = self._seen(name, "actor")
@@ -95,6 +113,7 @@ class Roster:
             entry.frames += frames
             entry.parameter_version = version
             entry.recent.append((entry.seen, frames))
+            entry.returns.extend(returns)
             entry.forget(entry.seen)
 
     def began(self, name: str) -> None:
@@ -158,6 +177,7 @@ class Roster:
                     *(entry.rejected, entry.last_rejection),
                     entry.environment_faults,
                     *(entry.last_fault, entry.version),
+                    entry.recent_return(),
                 )
                 for name, entry in sorted(self._entries.items())
             ]

@@ -21,6 +21,9 @@ from impala.runtime.installation import VERSION
 from impala.runtime.printable import printable
 from impala.schedule.tasks import Schedule
 from impala.types import Episode, Parameters
+from learner.checks.checks import Checks
+from learner.checks.mistakes import Mistake
+from learner.checks.recheck import Recheck
 from learner.data.ingest import (
     Arrival,
     Ingest,
@@ -48,7 +51,7 @@ _MAX_EVALUATIONS = 64  # that may wait to be written
 # No honest actor causes these, not by a restart nor by another version of the spec.
 _BLAMED = {
     *(pb.REASON_NUM_ENVS, pb.REASON_TENSOR_COUNT, pb.REASON_TENSOR_SIZE),
-    *(pb.REASON_NOT_FINITE, pb.REASON_RANGE),
+    *(pb.REASON_NOT_FINITE, pb.REASON_RANGE, pb.REASON_MEANING),
 }
 _ROLES: dict[Role, "pb.Role"] = {"actor": pb.ROLE_ACTOR, "evaluator": pb.ROLE_EVALUATOR}
 
@@ -164,6 +167,11 @@ class LearnerService:
             max_message_bytes=self._validator.max_message_bytes,
             needs_permits=pacing is not None,
         )
+        self._welcome.MergeFrom(terms.described)
+        self._refuses = terms.checks.on_mistake == "refuse"
+        self._checks = Checks(self._welcome) if terms.checks.on_mistake != "off" else None
+        share = terms.checks.recompute if self._checks is not None else 0.0
+        self._recheck = Recheck(self._welcome, share, self._differs)
 
     @property
     def max_message_bytes(self) -> int:
@@ -237,23 +245,33 @@ class LearnerService:
         Raises:
           Unavailable: the learner is stopping and has not accepted the message.
         """
-        if not self._records.accounts.may_send(message.actor, message.incarnation):
+        accounts, named = self._records.accounts, (message.actor, message.incarnation)
+        if not accounts.may_send(*named):
             return self._reject(message, _unknown(message))
         if (quarantined := self._quarantined(message.actor)) is not None:
             return self._reject(message, Rejection(pb.REASON_QUARANTINED, quarantined))
+        is_over = self._finished  # which it may become while the message waits for room
+        if is_over:
+            return self._receipt(message, pb.STATUS_FINISHED)
+        judged = accounts.judge(*named, message.sequence)
+        if judged.verdict != "accepted":
+            return self._not_accepted(message, judged)
         newest = self._newest_of(message.learner_incarnation)
         checked = self._validator.check(message, newest, tensors)
         if isinstance(checked, Rejection):
             return self._reject(message, checked)
         try:
             async with self._ingest.room(message.num_envs):
-                admission = self._records.accounts.receive(
-                    message.actor,
-                    message.incarnation,
-                    message.sequence,
-                    message.num_envs,
-                )
-                return self._admit(message, checked, admission)
+                # Again: a copy of it may have waited, too.
+                judged = accounts.judge(*named, message.sequence)
+                if judged.verdict != "accepted":
+                    return self._not_accepted(message, judged)
+                if (refused := self._check(message, checked)) is not None:
+                    return self._reject(message, refused)
+                admission = accounts.receive(*named, message.sequence, message.num_envs)
+                if admission.verdict != "accepted":
+                    return self._not_accepted(message, admission)
+                return self._accept(message, checked, admission)
         except IngestClosed:
             if self._finished:
                 return self._receipt(message, pb.STATUS_FINISHED)
@@ -354,10 +372,12 @@ class LearnerService:
         if permit is None:
             if published.is_held(request):
                 return pb.GetParametersReply(finished=self._finished).SerializeToString()
+            self._hand_out(published.parameters)
             return published.reply
         assert self._pacing is not None
         if self._pacing.is_exact:
             published = self._of_batch[permit.learned]
+        self._hand_out(published.parameters)
         version = published.parameters.version
         reply = pb.GetParametersReply(
             finished=self._finished,
@@ -447,9 +467,12 @@ class LearnerService:
             )
         except Rejected as rejected:
             raise InvalidRequest(rejected.rejection.detail) from None
+        place = report.learner_incarnation, report.frames, report.task
+        self._snapshots.report(*place)
         try:
             self.evaluations.put_nowait(report)
         except queue.Full:
+            self._snapshots.report(*place, is_lost=True)
             raise _too_many_evaluations() from None
         self._records.roster.reported(report.actor, report.parameter_version)
         return pb.EvaluationReceipt()
@@ -475,6 +498,7 @@ class LearnerService:
             members=[self._member(member) for member in self._records.roster.members()],
             waiting_snapshots=len(self._snapshots),
             dropped_info_names=self._records.info_names.dropped,
+            mistakes=self._records.mistakes.totals(),
             version=f"impala {VERSION}",
         )
 
@@ -509,6 +533,10 @@ class LearnerService:
             self._of_batch.pop(self._learned - self._pacing.lag - 1, None)
             self._pacing.learned()
 
+    def close(self) -> None:
+        """Ends the checks."""
+        self._recheck.close()
+
     def finish(self) -> None:
         """Reports to everyone that training has ended, and accepts no more unrolls."""
         self._finished = True
@@ -518,22 +546,31 @@ class LearnerService:
         if self._pacing is not None:
             self._pacing.wake()
 
-    def _admit(self, message: pb.Unrolls, arrival: Arrival, admission: Admission) -> pb.Receipt:
-        if admission.verdict == "accepted":
-            recorded = [self._records.info_names.keep(episode) for episode in arrival.episodes]
-            arrival = arrival._replace(offset=admission.offset, episodes=recorded)
-            self._ingest.put(self._permitted(message, arrival))
-            frames = int(arrival.unroll.frames.sum())
-            self._schedule.played(arrival.task, frames)
-            self._records.roster.sent(
-                message.actor,
-                unrolls=message.num_envs,
-                frames=frames,
-                version=message.parameter_version,
-                size=sum(leaf.nbytes for leaf in tree.flatten(arrival.unroll)),
-            )
-            self._records.roster.failed(message.actor, arrival.faults)
-            return self._receipt(message, pb.STATUS_ACCEPTED)
+    def _accept(self, message: pb.Unrolls, arrival: Arrival, admission: Admission) -> pb.Receipt:
+        """Queues a message, and counts what it holds."""
+        recorded = [self._records.info_names.keep(episode) for episode in arrival.episodes]
+        arrival = arrival._replace(
+            offset=admission.offset,
+            episodes=recorded,
+            step_info=self._records.info_names.recorded(arrival.step_info),
+        )
+        self._ingest.put(self._permitted(message, arrival))
+        frames = int(arrival.unroll.frames.sum())
+        self._schedule.played(arrival.task, frames)
+        self._records.roster.sent(
+            message.actor,
+            unrolls=message.num_envs,
+            frames=frames,
+            version=message.parameter_version,
+            size=sum(leaf.nbytes for leaf in tree.flatten(arrival.unroll)),
+            returns=[episode.episode_return for episode in arrival.episodes],
+        )
+        self._records.roster.failed(message.actor, arrival.faults)
+        self._records.mistakes.accepted(message.actor)
+        return self._receipt(message, pb.STATUS_ACCEPTED)
+
+    def _not_accepted(self, message: pb.Unrolls, admission: Admission) -> pb.Receipt:
+        """Answers a message that the accounts did not accept."""
         if admission.verdict == "duplicate":
             return self._receipt(message, pb.STATUS_DUPLICATE)
         if admission.verdict == "unknown":
@@ -543,6 +580,36 @@ class LearnerService:
             "number the messages of an incarnation 1, 2, 3, ... and send them in order."
         )
         return self._reject(message, Rejection(pb.REASON_SEQUENCE, detail))
+
+    def _check(self, message: pb.Unrolls, arrival: Arrival) -> Rejection | None:
+        """Looks for mistakes in a message that is next, and counts them.
+
+        Returns:
+          Why it is refused, if mistakes are.
+        """
+        if self._checks is None:
+            return None
+        unroll = arrival.unroll
+        arrays = tree.flatten((unroll.timestep, unroll.output, unroll.core_state))
+        mistakes = self._checks.check(message, arrays)
+        for mistake in mistakes:
+            self._records.mistakes.add(message.actor, mistake)
+        if mistakes and self._refuses:
+            return Rejection(pb.REASON_MEANING, str(mistakes[0]))
+        if message.learner_incarnation == self._lineage.incarnation:
+            by_name = self._checks.by_name(arrays)
+            self._recheck.offer(message, by_name, self._welcome.num_core_state_specs)
+        return None
+
+    def _differs(self, actor: str, mistake: Mistake) -> None:
+        """Notes that an unroll was not what its network computes. Called from any thread."""
+        self._records.mistakes.add(actor, mistake)
+        if self._refuses:
+            self.blame(actor, str(mistake))
+
+    def _hand_out(self, parameters: Parameters) -> None:
+        """Notes which parameters actors may act with."""
+        self._recheck.handed_out(parameters.version, parameters.values)
 
     def _permitted(self, message: pb.Unrolls, arrival: Arrival) -> Arrival:
         """Looks up the permit of a message, if unrolls need one."""
@@ -556,6 +623,11 @@ class LearnerService:
 
     def _reject(self, message: pb.Unrolls, rejection: Rejection) -> pb.Receipt:
         name = pb.Reason.Name(rejection.reason).removeprefix("REASON_").lower()
+        if rejection.mistake is not None:
+            mistake = Mistake(rejection.mistake, rejection.detail)
+            self._records.mistakes.add(message.actor, mistake)
+        elif rejection.reason == pb.REASON_VERSION:
+            self._records.mistakes.refused_version(message.actor, rejection.detail)
         self._records.accounts.rejected(name, message.actor, message.incarnation, message.sequence)
         self._records.roster.rejected(message.actor, f"{name}: {rejection.detail}")
         if rejection.of_network:
@@ -642,6 +714,9 @@ class LearnerService:
         message.blamed = standing.blamed
         message.quarantined_seconds = standing.seconds_left
         message.last_rejection = member.last_rejection or standing.why
+        made = self._records.mistakes.of(member.name)
+        message.mistakes.update(made.counts)
+        message.last_mistake = made.last
         return message
 
     def _task(self) -> int:

@@ -44,14 +44,16 @@ class _Waiting:
     snapshot: Snapshot
     assigned: dict[int, int]  # task without an evaluation -> how many evaluators got it
     means: list[float] = dataclasses.field(default_factory=list)  # returns in the other tasks
+    reported: set[int] = dataclasses.field(default_factory=set)  # tasks whose report is to be filed
 
 
 class Snapshots:
     """The snapshots in order. Thread-safe.
 
     An evaluator gets the first task of the oldest snapshot that no other has got. When all have
-    been given away, those without a report are given away again: whoever got them may have died. As
-    every evaluator plays the same episodes of a snapshot, the first report counts.
+    been given away, those without a report are given away again: whoever got them may have died. A
+    report that is not filed yet is one too, or else who reports and asks at once would play the
+    same again. As every evaluator plays the same episodes of a snapshot, the first report counts.
     """
 
     def __init__(
@@ -125,6 +127,7 @@ class Snapshots:
                 (count, each, task)
                 for each in self._waiting
                 for task, count in each.assigned.items()
+                if task not in each.reported
             )
             found = min(open_tasks, key=lambda entry: entry[0], default=None)
             if found is None:
@@ -144,6 +147,19 @@ class Snapshots:
         with self._lock:
             found = self._find(incarnation, frames)
             return found is not None and task in found.assigned
+
+    def report(self, incarnation: int, frames: int, task: int, is_lost: bool = False) -> None:
+        """Notes that a report of a snapshot in a task is on its way to be filed.
+
+        Args:
+          incarnation: as for `awaits`, like the next two.
+          frames: of its parameters.
+          task: index of the task.
+          is_lost: it could not be filed: the snapshot waits for another one.
+        """
+        with self._lock:
+            if (found := self._find(incarnation, frames)) is not None:
+                (found.reported.discard if is_lost else found.reported.add)(task)
 
     def settle(self, incarnation: int, frames: int, task: int, mean: float) -> None:
         """Notes the mean return of a snapshot in a task, if one waits for it."""

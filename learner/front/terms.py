@@ -1,16 +1,14 @@
-"""The terms of a run for everyone who joins: shapes, settings, sizes, bounds."""
+"""The terms of a run for everyone who joins: shapes, settings, sizes, bounds, the network."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import gymnasium as gym
-
-from impala.agents.agent import Agent
-from impala.config.schema import Config
+from impala.config.schema import ChecksConfig, Config
+from impala.environments.spaces import Spaces
 from impala.schedule import tasks
 from impala.types import Unroll
 from learner.data.bounds import MessageBounds, message_bounds
-from learner.front import settings
+from learner.front import description, settings
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -27,35 +25,40 @@ class Terms(NamedTuple):
     max_envs_per_message: int  # largest E
     max_in_flight: int  # messages without a receipt that an actor may have
     bounds: MessageBounds  # of the numbers in a message, as for `Validator`
+    described: pb.JoinReply  # only what is said of spaces, policy, network and limits
+    checks: ChecksConfig
 
 
 def terms(
     config: Config,
-    agent: Agent,
+    variables: Sequence[description.Variable],
     unroll_spec: Unroll,
     played: Sequence[tasks.Task],
-    action_space: gym.Space,
+    spaces: Spaces,
 ) -> Terms:
     """Returns the terms of a run.
 
     Args:
       config: the run's configuration.
-      agent: its parameters are sent to actors.
+      variables: of the agent, which are sent to actors.
       unroll_spec: a nest of ArraySpec of one environment.
       played: the run's tasks.
-      action_space: common to all tasks.
+      spaces: common to all tasks.
 
     Raises:
       OptionError: a setting is too large to be sent.
     """
+    bounds = message_bounds(config, played, spaces[1])
     return Terms(
         unroll_spec,
-        codec.specs(agent.variables),
+        codec.specs(list(variables)),
         settings.message(config, played),
         settings.agreed(config, played),
         seed=config.seed,
         is_deterministic=config.deterministic,
         max_envs_per_message=config.learner.max_envs_per_message,
         max_in_flight=config.learner.max_in_flight,
-        bounds=message_bounds(config, played, action_space),
+        bounds=bounds,
+        described=description.of(config, variables, spaces, bounds),
+        checks=config.checks,
     )

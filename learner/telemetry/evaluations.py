@@ -50,7 +50,8 @@ class Evaluations:
         Raises:
           OSError: it cannot be written; the snapshot still waits.
         """
-        if not self._snapshots.awaits(report.learner_incarnation, report.frames, report.task):
+        place = report.learner_incarnation, report.frames, report.task
+        if not self._snapshots.awaits(*place):
             if not self.dropped:
                 _log.info(
                     "An evaluation by %s is not filed: it is of no snapshot that waits for one. "
@@ -67,7 +68,11 @@ class Evaluations:
             "version": report.parameter_version,
             "returns": [episode.episode_return for episode in report.episodes],
         }
-        self._file.write(line)
+        try:
+            self._file.write(line)
+        except OSError:
+            self._snapshots.report(*place, is_lost=True)
+            raise
         self._new.append(report)
         self._add(continual.Report.parse(line))
 

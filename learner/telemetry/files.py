@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from impala.logdir import json_lines
 from impala.logdir.rows import Row
-from learner.telemetry.sinks import Histograms, Sink
+from learner.telemetry.sinks import Histograms, Images, Sink
 
 _LARGEST = 1e38  # TensorBoard stores float32, and subtracts values...
 _LAST_STEP = 2**63 - 1  # ...and steps as int64
@@ -59,6 +59,14 @@ class TensorBoard(File):
                 finite = np.asarray(values[np.isfinite(values)], np.float64)
                 bounded = np.clip(finite, -_LARGEST, _LARGEST)
                 tf.summary.histogram(f"histogram/{name}", bounded, step=_step(frames))
+        self._writer.flush()
+
+    def write_images(self, images: Images, frames: float) -> None:
+        """Writes images and flushes them."""
+        with self._writer.as_default():
+            for name, values in images.items():
+                step, most = _step(frames), len(values)
+                tf.summary.image(f"image/{name}", values, step=step, max_outputs=most)
         self._writer.flush()
 
     def close(self) -> None:

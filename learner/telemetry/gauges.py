@@ -13,6 +13,8 @@ from learner.update.checkpoints import Checkpoints
 from learner.update.guard import Guard
 from learner.update.phases import Phases
 
+_MOST_WORKERS = 32  # actors that have scalars of their own; `impala status` shows all
+
 
 class Gauges:
     """Reads a learner's components."""
@@ -49,6 +51,7 @@ class Gauges:
         active, silent = records.roster.actors()
         found: Row = {
             "progress": self._phases.progress(counters),
+            "phase/number": self._phases.number(counters),
             "checkpoint/age_seconds": self._checkpoints.age_seconds,
             "actor/active": active,
             "actor/silent": silent,
@@ -72,7 +75,13 @@ class Gauges:
             **{f"unrolls/dropped/{reason}": n for reason, n in totals.dropped.items()},
             **{f"refused/{reason}": n for reason, n in self._server.refusals().items()},
             **{f"messages/rejected/{reason}": n for reason, n in totals.rejected.items()},
+            **{f"messages/mistakes/{kind}": n for kind, n in records.mistakes.totals().items()},
         }
+        actors = [each for each in records.roster.members() if each.role == "actor" and each.active]
+        for actor in actors if len(actors) <= _MOST_WORKERS else ():
+            found[f"worker/{actor.name}/frames_per_second"] = actor.frames_per_second
+            if actor.recent_return is not None:
+                found[f"worker/{actor.name}/return_recent"] = actor.recent_return
         if self._pacing is not None:
             found |= {"ingest/depth": self._pacing.queued, "pacing/making": self._pacing.making}
         if self._replay is not None:

@@ -3,6 +3,7 @@
 import collections
 import json
 import logging
+import math
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Self
@@ -110,6 +111,8 @@ class Kept:
         self._score_file = logdir / "best" / "score.json"
         self._best = Score.read(self._score_file)
         self._milestone = self._share(counters, self._milestones)
+        self._period = 3600.0 * config.learner.milestone_hours or math.inf
+        self._periods = counters.seconds // self._period
         self._look = self._share(counters, _LOOKS)
         self._returns: collections.deque[float] = collections.deque(maxlen=_EPISODES)
 
@@ -150,6 +153,11 @@ class Kept:
             self._milestone = milestone
             path = self._save(learner, None, "milestones")
             _log.info("Milestone %d of %d: %s.", milestone, self._milestones, path)
+        periods = learner.counters.seconds // self._period
+        if periods > self._periods:
+            self._periods = periods
+            path = self._save(learner, None, "milestones")
+            _log.info("Milestone after %.1f hours: %s.", learner.counters.seconds / 3600.0, path)
         score = self._score(learner.counters)
         if score is not None and self._is_best(score):
             self._note_best(score, self._save(learner, 1, "best"))

@@ -8,7 +8,7 @@ from impala.components import SINK, described
 from impala.config import parts, values
 from impala.config.schema import Config
 from impala.logdir.rows import Row
-from learner.telemetry.sinks import Histograms, Sink
+from learner.telemetry.sinks import Histograms, Images, Sink
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +36,11 @@ class OwnSink(Sink):
         """Passes on copies, which the sink may change."""
         copies = {name: values.copy() for name, values in histograms.items()}
         self._unless_dropped(lambda: self._sink.write_histograms(copies, frames))
+
+    def write_images(self, images: Images, frames: float) -> None:
+        """Passes on copies, which the sink may change."""
+        copies = {name: values.copy() for name, values in images.items()}
+        self._unless_dropped(lambda: self._sink.write_images(copies, frames))
 
     def close(self) -> None:
         """Closes the sink, unless it has raised."""

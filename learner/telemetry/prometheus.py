@@ -70,6 +70,12 @@ SCALARS = (
         "Messages that were rejected as invalid.",
     ),
     Scalar(
+        "impala_mistakes_total",
+        "counter",
+        "messages/mistakes/{kind}",
+        "Mistakes in messages: valid numbers that mean something else than they should.",
+    ),
+    Scalar(
         "impala_messages_duplicate_total",
         "counter",
         "messages/duplicates",

@@ -1,5 +1,6 @@
 """The reporter: makes rows of telemetry from the iterations of the training loop."""
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -7,13 +8,16 @@ import numpy as np
 import tree
 
 from impala.logdir.checkpoint import Counters
-from impala.types import Batch, StepType
+from impala.types import Batch, Nest, StepType, Unroll
 from learner.data.ingest import Arrival
+from learner.telemetry import images
 from learner.telemetry.gauges import Gauges
 from learner.telemetry.telemetry import Telemetry
 from learner.telemetry.writer import Writer
-from learner.update.learner import Update
+from learner.update.learner import Learner, Update
 from learner.update.training import Iteration
+
+_log = logging.getLogger(__name__)
 
 
 class Reporter:
@@ -27,6 +31,7 @@ class Reporter:
         tasks: Sequence[str],
         seconds: float,
         updates: int | None = None,
+        logs_episodes: bool = False,
     ):
         """Starts the first row at the first iteration.
 
@@ -37,6 +42,7 @@ class Reporter:
           tasks: their names, in order.
           seconds: time between rows.
           updates: between rows, used instead of the time; None: the time counts.
+          logs_episodes: whether to log a line for each episode.
         """
         self._telemetry = telemetry
         self._gauges = gauges
@@ -44,7 +50,9 @@ class Reporter:
         self._tasks = tasks
         self._seconds = seconds
         self._updates = updates
-        self._newest: tuple[Batch, Update] | None = None  # of the row, for histograms
+        self._logs_episodes = logs_episodes
+        self._newest: tuple[Batch, Update, Learner] | None = None  # of the row
+        self._fresh: list[Unroll] = []  # the newest, learned from or only added to replay
 
     def take(self, iteration: Iteration) -> None:
         """Collects the results of an iteration, and ends the row if it is due."""
@@ -52,13 +60,14 @@ class Reporter:
         if iteration.prepared is not None:
             if iteration.update is not None and iteration.prepared.batch is not None:
                 self._telemetry.sample("learner/update_seconds", iteration.update_seconds)
-                before = iteration.learner.counters.updates - 1  # the version before the update
-                self._learned(iteration.prepared.batch, iteration.update, before)
+                self._learned(iteration.prepared.batch, iteration.update, iteration.learner)
             for part in iteration.provenance:
                 self._telemetry.unrolls(
                     self._tasks[part.task], part.unrolls, part.lag, part.dropped
                 )
             dropped = {part.message for part in iteration.provenance if part.dropped}
+            fresh = [x.unroll for x in iteration.prepared.arrivals if x.unroll is not None]
+            self._fresh = fresh or self._fresh
             for arrival in iteration.prepared.arrivals:
                 message = arrival.actor, arrival.incarnation, arrival.sequence
                 self._arrived(arrival, is_dropped=message in dropped)
@@ -76,33 +85,55 @@ class Reporter:
     def end_row(self, counters: Counters, is_last: bool = False) -> None:
         """Ends the row, and begins the next."""
         if self._newest is not None:
-            self._add_histograms(*self._newest)
+            self._add_newest(*self._newest)
             self._newest = None
         interval = self._telemetry.end(counters, self._gauges.read(counters))
         self._writer.put(interval, is_last)
 
-    def _learned(self, batch: Batch, update: Update, before: int) -> None:
+    def _learned(self, batch: Batch, update: Update, learner: Learner) -> None:
         telemetry, unroll = self._telemetry, batch.unroll
         for name, value in update.metrics.items():
             telemetry.mean(name, value)
-        telemetry.mean("learning_rate", update.learning_rate)
         # After a restart, actors may still act with a newer version than the checkpoint's.
+        before = learner.counters.updates - 1  # the version before the update
         lags = np.maximum(0, before - unroll.parameter_version)
         telemetry.policy_lag(lags, batch.is_replay)
-        self._newest = batch, update
+        self._newest = batch, update, learner
 
-    def _add_histograms(self, batch: Batch, update: Update) -> None:
-        unroll = batch.unroll
-        is_step = unroll.timestep.step_type[1:] != StepType.FIRST
-        fresh = is_step & ~batch.is_replay
-        actions = tree.map_structure(lambda x: x[1:][fresh], unroll.output.action)
-        self._telemetry.newest("action", actions)
+    def _add_newest(self, batch: Batch, update: Update, learner: Learner) -> None:
+        """Adds what is read once a row: norms, and histograms of the newest data."""
+        for name, norm in learner.norms().items():
+            self._telemetry.mean(name, norm)
         for name, values in update.histograms.items():
-            self._telemetry.newest(name, np.asarray(values)[is_step])
+            self._telemetry.newest(name, np.asarray(values)[_is_step(batch.unroll)].ravel())
+        fresh = _is_step(batch.unroll) & ~batch.is_replay
+        actions = [_actions(batch.unroll, fresh)]
+        if not fresh.any():  # it is replayed as a whole
+            actions += [_actions(unroll, _is_step(unroll)) for unroll in self._fresh]
+        joined = tree.map_structure(lambda *x: np.concatenate(x), *actions)
+        self._telemetry.newest("action", joined)
+        self._telemetry.images(images.of_observations(batch.unroll.timestep.observation))
 
     def _arrived(self, arrival: Arrival, is_dropped: bool) -> None:
         telemetry, task = self._telemetry, self._tasks[arrival.task]
+        for episode in arrival.episodes if self._logs_episodes else ():
+            told = {**episode._asdict(), **episode.info}
+            line = ", ".join(f"{name} {x:g}" for name, x in told.items() if name != "info")
+            _log.info("Episode of %s by %s: %s.", task, arrival.actor, line)
         telemetry.episodes(task, arrival.episodes)
+        for name, values in arrival.step_info.items():
+            telemetry.sample(f"step/{task}/info/{name}", values)
         telemetry.lengths(task, arrival.episodes, is_dropped)
         telemetry.actor(task, arrival.elapsed_seconds, arrival.waited_seconds)
         telemetry.sample("ingest/seconds", time.monotonic() - arrival.received)
+
+
+def _is_step(unroll: Unroll) -> np.ndarray:
+    """Returns which steps are experience and no seams: [T, B]."""
+    is_step: np.ndarray = unroll.timestep.step_type[1:] != StepType.FIRST
+    return is_step
+
+
+def _actions(unroll: Unroll, which: np.ndarray) -> Nest:
+    """Returns the actions of some of the T x B steps: [N, ...]."""
+    return tree.map_structure(lambda x: x[1:][which], unroll.output.action)

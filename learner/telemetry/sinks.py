@@ -9,6 +9,7 @@ import numpy as np
 from impala.logdir.rows import Row
 
 Histograms = Mapping[str, np.ndarray]
+Images = dict[str, np.ndarray]
 
 
 class Sink(abc.ABC):
@@ -50,6 +51,16 @@ class Sink(abc.ABC):
           frames: environment frames of that row.
         """
         del histograms, frames
+
+    def write_images(self, images: Images, frames: float) -> None:
+        """Writes images of what the agent sees. The default does nothing.
+
+        Args:
+          images: uint8 arrays [N, height, width, 1 or 3] by name: the newest observations of an
+            environment, in their order.
+          frames: environment frames of the row that they belong to.
+        """
+        del images, frames
 
     def close(self) -> None:
         """Closes the sink, when the run has ended or failed. The default does nothing."""

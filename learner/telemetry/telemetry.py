@@ -4,6 +4,7 @@
 """
 
 import collections
+import dataclasses
 import math
 import threading
 import time
@@ -15,7 +16,7 @@ import tree
 from impala.logdir.checkpoint import Counters
 from impala.logdir.rows import Row
 from impala.types import Episode, Nest
-from learner.telemetry.sinks import Histograms
+from learner.telemetry.sinks import Histograms, Images
 
 _MOST_VALUES = 2**15  # of a sample that are kept
 _MOST_NEW = 1024  # additions to a sample before they are processed
@@ -92,6 +93,39 @@ class Sample:
             self._thinned = to
 
 
+@dataclasses.dataclass
+class Spread:
+    """Mean, smallest and largest of numbers and their standard deviation, all of them exact."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0  # sum of squared differences from the mean
+    smallest: float = math.inf
+    largest: float = -math.inf
+
+    def add(self, value: float) -> None:
+        """Adds a number."""
+        self.merge(Spread(1, value, 0.0, value, value))
+
+    def merge(self, later: "Spread") -> None:
+        """Adds the numbers of another one."""
+        count, difference = self.count + later.count, later.mean - self.mean
+        self.squares += later.squares + difference**2 * self.count * later.count / count
+        self.mean += difference * later.count / count
+        self.count = count
+        self.smallest = min(self.smallest, later.smallest)
+        self.largest = max(self.largest, later.largest)
+
+    def scalars(self, name: str) -> Row:
+        """Returns the mean by this name, and the others by names that begin with it."""
+        return {
+            name: self.mean,
+            f"{name}_min": self.smallest,
+            f"{name}_max": self.largest,
+            f"{name}_deviation": math.sqrt(self.squares / self.count),
+        }
+
+
 def _share(values: np.ndarray, share: float) -> np.ndarray:
     """Returns each of the values with this probability."""
     if share == 1.0:
@@ -119,8 +153,11 @@ class Interval:
         self._since = since
         self._until = since
         self._means: dict[str, tuple[float, int]] = {}  # name -> sum, weight
+        self._spreads: dict[str, Spread] = {}
         self._samples: dict[str, Sample] = {}
         self._newest: dict[str, Nest] = {}
+        self.images: Images = {}
+        """The newest images by name, uint8 [N, height, width, 1 or 3]."""
         self._waited = 0.0
         self._levels: Row = {}
 
@@ -149,6 +186,10 @@ class Interval:
         total, weights = self._means.get(name, (0.0, 0))
         self._means[name] = (total + value * weight, weights + weight)
 
+    def spread(self, name: str, value: float) -> None:
+        """Adds a value to a scalar of which mean, extremes and deviation are told."""
+        self._spreads.setdefault(name, Spread()).add(value)
+
     def waited(self, seconds: float) -> None:
         """Adds time in which the learner had no data."""
         self._waited += seconds
@@ -164,8 +205,8 @@ class Interval:
     def episodes(self, name: str, episodes: Sequence[Episode]) -> None:
         """Adds finished episodes."""
         for episode in episodes:
-            self.mean(f"{name}/return", episode.episode_return)
-            self.mean(f"{name}/length", episode.length)
+            self.spread(f"{name}/return", episode.episode_return)
+            self.spread(f"{name}/length", episode.length)
             self.mean(f"{name}/frames", episode.frames)
             for key, value in episode.info.items():
                 self.mean(f"{name}/info/{key}", value)
@@ -183,9 +224,12 @@ class Interval:
         for name, (total, weight) in later._means.items():
             before, weights = self._means.get(name, (0.0, 0))
             self._means[name] = (before + total, weights + weight)
+        for name, spread in later._spreads.items():
+            self._spreads.setdefault(name, Spread()).merge(spread)
         for name, sample in later._samples.items():
             self._samples.setdefault(name, Sample()).merge(sample)
         self._newest |= later._newest
+        self.images |= later.images
         self._waited += later._waited
         self._levels = dict(later._levels)
         self.end(later._counters, self._until + later.seconds)
@@ -198,6 +242,8 @@ class Interval:
           itself.
         """
         row = self._scalars()
+        for name, spread in self._spreads.items():
+            row |= spread.scalars(name)
         for name, sample in self._samples.items():
             row |= {f"{name}/{which}": value for which, value in sample.scalars().items()}
         row |= self._levels
@@ -286,6 +332,10 @@ class Telemetry:
     def newest(self, name: str, values: Nest) -> None:
         """Replaces the numbers [N, ...] of a histogram that is not in the row."""
         self._interval.newest(name, values)
+
+    def images(self, images: Images) -> None:
+        """Replaces images: see `Interval.images`."""
+        self._interval.images |= images
 
     def unrolls(self, task: str, count: int, lag: int, dropped: str | None) -> None:
         """Adds what became of unrolls of a task: learned from, or dropped for this reason.

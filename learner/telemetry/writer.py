@@ -16,7 +16,7 @@ from learner.front.service import EvaluationReport
 from learner.telemetry.evaluations import Evaluations
 from learner.telemetry.files import File
 from learner.telemetry.own_sinks import OwnSink
-from learner.telemetry.sinks import Histograms, Sink
+from learner.telemetry.sinks import Histograms, Images, Sink
 from learner.telemetry.telemetry import Interval
 
 _log = logging.getLogger(__name__)
@@ -131,10 +131,11 @@ class Files:
             self._interval.merge(interval)
         if is_last or self._schedule.due(run_seconds, self._seconds):
             row, histograms = self._interval.row()
+            images = self._interval.images
             if not self._schedule.takes_histograms(run_seconds):
-                histograms = {}
+                histograms, images = {}, {}
             for file in self._files:
-                self._attempt(file, _write, file, row, histograms)
+                self._attempt(file, _write, file, row, histograms, images)
             if self._seconds_per_update is None:  # sizes differ by the digits of what was timed
                 self._schedule.wrote(sum(file.written for file in self._files))
             self._interval, self._seconds = None, 0.0
@@ -145,10 +146,12 @@ class Files:
             self._attempt(file, file.close)
 
 
-def _write(sink: Sink, row: Row, histograms: Histograms) -> None:
+def _write(sink: Sink, row: Row, histograms: Histograms, images: Images) -> None:
     sink.write(row)
     if histograms:
         sink.write_histograms(histograms, row["frames"])
+    if images:
+        sink.write_images(images, row["frames"])
 
 
 class _Item(NamedTuple):
@@ -295,7 +298,7 @@ class Writer:
         self._evaluations.tell(interval)
         row, histograms = interval.row()
         for sink in (*self._exporter, *(() if self._has_ended else self._live)):
-            self._attempt(sink, _write, sink, row, histograms)
+            self._attempt(sink, _write, sink, row, histograms, interval.images)
         if not self._has_ended:
             self._files.write(interval, item.is_last)
         self._has_ended |= item.is_last

@@ -113,7 +113,8 @@ def again(path: pathlib.Path, allow: Allowed = _NOTHING) -> Again:
     config = parts.from_dict(said["config"], allow)
     counters = Counters(**said["counters"])
     own = parts.found(config)
-    spaces = build.spaces(tasks.make(config.environment, config.tasks), own)
+    played = tasks.make(config.environment, config.tasks)
+    spaces = build.spaces(played, own, numbered=config.agent.popart)
     agent = build.agent(config.agent, *spaces, seed=config.seed, own=own)
     algorithm = build.algorithm(said["algorithm"], config, agent)
     learner = Learner(

@@ -1,7 +1,9 @@
 """Configures TensorFlow for learning (GPU memory, threads, bfloat16), and places batches."""
 
 import logging
+from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 import tree
 
@@ -43,3 +45,16 @@ def place(batch: Batch, device: str) -> Batch:
         # An operation of the device: a mere conversion would copy when the tensor is first used.
         placed: Batch = tree.map_structure(lambda leaf: tf.raw_ops.Identity(input=leaf), batch)
     return placed
+
+
+def columns(batch: Batch, which: Sequence[int] | np.ndarray | slice) -> Batch:
+    """Returns some unrolls of a batch, in the given order: [T + 1, len(which), ...].
+
+    A slice of them is a view, others are copied.
+    """
+    unroll = batch.unroll
+    timed = tree.map_structure(lambda x: x[:, which], (unroll.timestep, unroll.output))
+    others = tree.map_structure(
+        lambda x: x[which], (unroll.core_state, unroll.frames, unroll.parameter_version)
+    )
+    return Batch(type(unroll)(*timed, *others), batch.is_replay[which])

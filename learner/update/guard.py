@@ -24,7 +24,8 @@ from learner.data.replay import Replay
 from learner.front.refused_outputs import RefusedOutputs
 from learner.update.bad_updates import BadUpdates, hint
 from learner.update.culprits import Culprits, names
-from learner.update.learner import Learner, Refusal, Update, columns
+from learner.update.devices import columns
+from learner.update.learner import Learner, Refusal, Update
 from learner.update.output_judge import OutputJudge
 from learner.update.rollback import Rollback
 
@@ -99,7 +100,7 @@ class Guard:
             self._outputs.good_came_in()
         if batch is None:
             return prepared, None
-        result = learner.update(batch, None, prepared.placed)
+        result = learner.update(batch, prepared.weights, prepared.placed)
         if isinstance(result, Update):
             self._good()
             return prepared, result
@@ -108,7 +109,7 @@ class Guard:
         if culprits:
             self._culprits.punish(prepared, refusal, learner.counters.updates + 1, written)
         if culprits and len(culprits) < len(prepared.origins):
-            result = learner.update(*_without(batch, refusal.culprits))
+            result = learner.update(*_without(batch, prepared.weights, refusal.culprits))
         learned = isinstance(result, Update)
         if learned:
             self._good()
@@ -212,12 +213,15 @@ class Guard:
         self._forget()
 
 
-def _without(batch: Batch, culprits: Sequence[int]) -> tuple[Batch, np.ndarray]:
+def _without(
+    batch: Batch, weights: np.ndarray | None, culprits: Sequence[int]
+) -> tuple[Batch, np.ndarray]:
     """Returns the batch with culprits replaced by a good unroll, and weights that are 0 there."""
     is_good = np.ones(len(batch.is_replay), np.bool_)
     is_good[list(culprits)] = False
     which = np.where(is_good, np.arange(len(is_good)), np.flatnonzero(is_good)[0])
-    return columns(batch, which), is_good.astype(np.float32)
+    kept = is_good.astype(np.float32)
+    return columns(batch, which), kept if weights is None else kept * weights
 
 
 def _account(prepared: Prepared, culprits: set[int], learned: bool) -> Prepared:

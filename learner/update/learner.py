@@ -3,34 +3,38 @@
 import functools
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
-import tree
 
 from impala.algorithms import burn_in
-from impala.algorithms.base import Algorithm, LossOutput
+from impala.algorithms.base import Algorithm, LossOutput, Played
 from impala.config import parts
 from impala.config.schema import Config
+from impala.environments.spaces import TASK
 from impala.finite import is_finite
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Counters
+from impala.schedule import tasks
 from impala.schedule.phases import Phase
 from impala.types import Array, Batch
 from learner.data.bounds import limit_of
 from learner.update import devices, optimisers
+from learner.update.replicas import Replicas
+
+T = TypeVar("T")
 
 _START = Counters()
+_ALONE = Replicas()
 
 _CONTROLS = 4  # good unrolls to try the variables on before an unroll is blamed
 _OUTPUT_CONTROLS = 16  # good unrolls to try the variables on when actors' outputs are refused
 
 
 class Update(NamedTuple):
-    """The results of an update."""
+    """The results of an update; names begin with the algorithm's scope."""
 
-    learning_rate: float
     metrics: Mapping[str, float]
     histograms: Mapping[str, Array]  # [T, B], on the device until `np.asarray` reads them
 
@@ -50,7 +54,12 @@ class Learner:
     """Owns algorithm, optimiser and counters, and updates them by one batch at a time."""
 
     def __init__(
-        self, algorithm: Algorithm, config: Config, phase: Phase, counters: Counters = _START
+        self,
+        algorithm: Algorithm,
+        config: Config,
+        phase: Phase,
+        counters: Counters = _START,
+        replicas: Replicas = _ALONE,
     ):
         """Makes a learner at the start of a phase, with a new optimiser.
 
@@ -59,25 +68,26 @@ class Learner:
           config: the run's configuration.
           phase: the phase in which it learns.
           counters: of the run so far.
+          replicas: the devices of the algorithm's variables. There is a learner for those of each
+            host, which has that part of the batch.
         """
         self.config = config
         self.phase = phase
         self._algorithm = algorithm
+        self._replicas = replicas
         self._of_agent = tuple(algorithm.agent.variables)  # to collect them takes a while
         self.device: str = self._of_agent[0].device
         """Where the agent's variables are and updates are computed."""
         self._optimiser = optimisers.make(
             config.optimiser, algorithm.learned_variables, parts.found(config)
         )
-        compiled = functools.partial(
-            tf.function, jit_compile=config.learner.jit_compile, autograph=False
+        jit_compile = config.learner.jit_compile
+        compiled = functools.partial(tf.function, jit_compile=jit_compile, autograph=False)
+        self._update, self._update_by_large = (
+            replicas.compiled(functools.partial(self._update_once, clip), jit_compile=jit_compile)
+            for clip in (optimisers.clip_by_global_norm, optimisers.clip_large_by_global_norm)
         )
-        self._update = compiled(
-            functools.partial(self._update_once, optimisers.clip_by_global_norm)
-        )
-        self._update_by_large = compiled(
-            functools.partial(self._update_once, optimisers.clip_large_by_global_norm)
-        )
+        self._of_part = replicas.compiled_part(self._loss_and_gradients, jit_compile=jit_compile)
         self._differentiate = compiled(self._gradients)
         self._judge = compiled(self._is_good)
         self._apply = compiled(algorithm.agent.unroll)
@@ -103,24 +113,24 @@ class Learner:
         Args:
           batch: arrays [T + 1, B, ...].
           weights: [B] float32, of the unrolls' losses; None: all 1.
-          placed: the same batch, already on the device; None: it is copied now.
+          placed: the same batch, already on the devices; None: it is copied now.
         """
         learning_rate = optimisers.learning_rate(self.config.optimiser, self.phase_progress)
         if weights is None:
             weights = np.ones(batch.is_replay.shape, np.float32)
         if placed is None:
-            placed = devices.place(batch, self.device)
+            placed = self.place(batch)
         # TensorFlow caches a constant for every Python float that it is given, hence NumPy's.
         arguments = (
             placed,
-            weights,
+            self._replicas.divide(weights),
             tf.constant(np.float32(learning_rate)),
             tf.constant(np.float32(self.phase_progress)),
         )
         spoilt: list[str] = []
         for update in (self._update, self._update_by_large):
             report, histograms, before = update(*arguments)
-            is_good, *values = report.numpy().tolist()  # waits for the update
+            is_good, *values = self._replicas.first(report).numpy().tolist()  # waits for the update
             metrics = dict(zip(self._metrics, values, strict=True))
             if is_good:
                 break
@@ -129,12 +139,25 @@ class Learner:
                 break
             # Gradients may be finite although the sum of their squares overflows float32.
         if not is_good:
-            return self._refusal(batch, placed, weights, learning_rate, spoilt)
+            return self._refusal(batch, weights, learning_rate, spoilt)
         self.last_good = batch
         self.counters = self.counters._replace(updates=self.counters.updates + 1)
-        return Update(learning_rate, metrics, histograms)
+        metrics["learning_rate"] = learning_rate
+        histograms = {name: self._replicas.of_host(x, axis=1) for name, x in histograms.items()}
+        return Update(self._scoped(metrics), self._scoped(histograms))
 
-    def count(self, *, unrolls: int, frames: int, steps: int, seconds: float) -> None:
+    def place(self, batch: Batch) -> Batch:
+        """Copies a batch to where updates are computed, and returns when it is there."""
+        return self._replicas.place(batch, self.device)
+
+    def norms(self) -> dict[str, float]:
+        """Returns the global norm of the learned variables, as a metric."""
+        norm = tf.linalg.global_norm(self._algorithm.learned_variables)
+        return self._scoped({"parameter_norm": float(norm)})
+
+    def count(
+        self, *, unrolls: int, frames: int, steps: int, seconds: float, episodes: int = 0
+    ) -> None:
         """Counts what an update learned from, or what was only added to replay.
 
         Args:
@@ -142,6 +165,7 @@ class Learner:
           frames: environment frames in them.
           steps: agent decisions in them.
           seconds: wall-clock time since the last call, for the run's total.
+          episodes: that ended in them.
         """
         before = self.counters
         self.counters = before._replace(
@@ -149,6 +173,11 @@ class Learner:
             steps=before.steps + steps,
             frames=before.frames + frames,
             seconds=before.seconds + seconds,
+            episodes=before.episodes + episodes,
+        )
+        self._algorithm.after_count(
+            Played(before.frames, before.episodes),
+            Played(self.counters.frames, self.counters.episodes),
         )
 
     def outputs_beyond_limits(self) -> float | None:
@@ -162,7 +191,7 @@ class Learner:
             return None
         size = len(self.last_good.is_replay)
         which = sorted({size * i // _OUTPUT_CONTROLS for i in range(_OUTPUT_CONTROLS)})
-        unroll = columns(self.last_good, which).unroll
+        unroll = devices.columns(self.last_good, which).unroll
         output, _ = self._apply(unroll.timestep, unroll.core_state)
         beyond = np.zeros(len(which), np.bool_)
         for name, tensor in output._asdict().items():
@@ -174,16 +203,16 @@ class Learner:
 
     def agent_tensors(self) -> list[tf.Tensor]:
         """Returns the agent's variables on the device, in the order of published parameters."""
-        return _tensors(self._of_agent)
+        return _tensors(map(self._replicas.first, self._of_agent))
 
     def agent_values(self) -> list[np.ndarray]:
         """Returns the same in the memory of the host."""
-        return _values(self._of_agent)
+        return [np.asarray(tensor) for tensor in self.agent_tensors()]
 
     def variables(self) -> dict[str, np.ndarray]:
         """Returns everything that a checkpoint holds."""
         named = self._named_variables()
-        return dict(zip(named, _values(named.values()), strict=True))
+        return dict(zip(named, _values(map(self._replicas.first, named.values())), strict=True))
 
     def restore(self, saved: checkpoint.Checkpoint) -> None:
         """Restores a checkpoint; if another algorithm wrote it, only the agent.
@@ -215,6 +244,9 @@ class Learner:
         self.restore(saved)
         self.counters = counters._replace(updates=counters.updates + 1)
 
+    def _scoped(self, named: Mapping[str, T]) -> dict[str, T]:
+        return {self._algorithm.scope + name: value for name, value in named.items()}
+
     def _named_variables(self) -> dict[str, tf.Variable]:
         of_agent = {id(variable) for variable in self._of_agent}
         others = [v for v in self._algorithm.variables if id(v) not in of_agent]
@@ -232,7 +264,10 @@ class Learner:
         learning_rate: tf.Tensor,
         progress: tf.Tensor,
     ) -> tuple[tf.Tensor, Mapping[str, tf.Tensor], Sequence[tf.Tensor]]:
-        output, loss, gradients = self._loss_and_gradients(batch, weights, progress)
+        output, loss, gradients = self._of_part(batch, weights, progress)
+        sums = {f"loss/{name}": tf.reduce_sum(weights * x) for name, x in output.terms.items()}
+        loss, sums, gradients = self._replicas.total((loss, sums, gradients))
+        of_batch = self._of_batch(batch, output, weights)
         # Values from before, for `update` to restore. While these tensors exist, in-place kernels
         # copy a variable before they change it.
         before = [variable.read_value() for variable in self._named_variables().values()]
@@ -240,24 +275,52 @@ class Learner:
         # The norm is finite only if all gradients are.
         is_good = tf.cond(
             tf.math.is_finite(loss) & tf.math.is_finite(norm),
-            lambda: self._step(clipped, learning_rate, progress),
+            lambda: self._step(clipped, learning_rate, progress, *of_batch),
             lambda: tf.constant(False),
         )
-        metrics = {**output.metrics, "loss/total": loss, "gradient_norm": norm}
+        metrics = {**output.metrics, **sums, "loss/total": loss, "gradient_norm": norm}
         if rows := self.config.replay.burn_in:
             metrics["replay/state_influence"] = burn_in.influence(
                 self._algorithm.agent, batch, rows
             )
+        if (popart := self._algorithm.agent.popart) is not None:
+            played = tasks.make(self.config.environment, self.config.tasks)
+            metrics |= popart.metrics([task.name for task in played])
         self._metrics = tuple(metrics)
         report = tf.stack([tf.cast(value, norm.dtype) for value in (is_good, *metrics.values())])
+        report = self._replicas.combined(["is_good/min", *metrics], report)
         return report, output.histograms, before
 
+    def _of_batch(
+        self, batch: Batch, output: LossOutput, weights: tf.Tensor
+    ) -> tuple[Batch, LossOutput, tf.Tensor]:
+        """Returns what PopArt's statistics are updated by, of the whole batch."""
+        popart = self._algorithm.agent.popart
+        if self._replicas.count == 1 or popart is None or output.targets is None:
+            return batch, output, weights
+        timestep = batch.unroll.timestep
+        task = {TASK: timestep.observation[TASK]} if popart.num_tasks > 1 else ()
+        task, targets = self._replicas.joined((task, output.targets), axis=1)
+        timestep = timestep._replace(observation=task)
+        return (
+            batch._replace(unroll=batch.unroll._replace(timestep=timestep)),
+            output._replace(targets=targets),
+            self._replicas.joined(weights, axis=0),
+        )
+
     def _step(
-        self, gradients: Sequence[tf.Tensor], learning_rate: tf.Tensor, progress: tf.Tensor
+        self,
+        gradients: Sequence[tf.Tensor],
+        learning_rate: tf.Tensor,
+        progress: tf.Tensor,
+        batch: Batch,
+        output: LossOutput,
+        weights: tf.Tensor,
     ) -> tf.Tensor:
         """Applies the optimiser. Returns whether all new values and their sums are finite: []."""
         self._optimiser.apply(gradients, self._algorithm.learned_variables, learning_rate)
         self._algorithm.after_update(progress)
+        self._algorithm.renormalise(batch, output, weights)
         new = [variable.read_value() for variable in self._named_variables().values()]
         # A sum is one pass over the memory, and needs no array of booleans.
         sums = [tf.reduce_sum(value) for value in new if value.dtype.is_floating]
@@ -295,17 +358,17 @@ class Learner:
         for (name, variable), value in zip(self._named_variables().items(), before, strict=True):
             if not is_finite(variable.numpy()):
                 spoilt.append(name)
-            variable.assign(value)
+            variable.assign(self._replicas.first(value))
         return spoilt
 
     def _refusal(
         self,
         batch: Batch,
-        placed: Batch,
         weights: np.ndarray,
         learning_rate: float,
         spoilt: Sequence[str],
     ) -> Refusal:
+        placed = devices.place(batch, self.device)  # as a whole
         loss, gradients = self._differentiate(
             placed, weights, tf.constant(np.float32(self.phase_progress))
         )
@@ -350,7 +413,7 @@ class Learner:
         limit = np.finfo(np.float32).max / len(batch.is_replay)
         return bool(
             self._judge(
-                columns(batch, [unroll]),
+                devices.columns(batch, [unroll]),
                 tf.constant(np.float32(limit)),
                 tf.constant(np.float32(self.phase_progress)),
             )
@@ -372,13 +435,3 @@ def _tensors(variables: Iterable[tf.Variable]) -> list[tf.Tensor]:
 def _values(variables: Iterable[tf.Variable]) -> list[np.ndarray]:
     """Returns the same as read-only arrays: one copy from a GPU, none on a CPU."""
     return [np.asarray(tensor) for tensor in _tensors(variables)]
-
-
-def columns(batch: Batch, which: Sequence[int] | np.ndarray) -> Batch:
-    """Returns copies of some unrolls of a batch, in the given order: [T + 1, len(which), ...]."""
-    unroll = batch.unroll
-    timed = tree.map_structure(lambda x: x[:, which], (unroll.timestep, unroll.output))
-    others = tree.map_structure(
-        lambda x: x[which], (unroll.core_state, unroll.frames, unroll.parameter_version)
-    )
-    return Batch(type(unroll)(*timed, *others), batch.is_replay[which])

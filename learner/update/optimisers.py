@@ -35,11 +35,17 @@ def clip_by_global_norm(
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Scales all gradients by one factor so that their global norm is at most `limit`.
 
+    Args:
+      gradients: of any shapes.
+      limit: 0 leaves the gradients as they are.
+
     Returns:
-      The gradients, and their norm before clipping: [] float32. If it is not finite, all returned
+      The gradients, and their norm before clipping: [] float32. If it is not finite, all clipped
       gradients are NaN: either a gradient is not finite, or the sum of squares overflows float32;
       `clip_large_by_global_norm` tells which.
     """
+    if not limit:
+        return list(gradients), tf.linalg.global_norm(gradients)
     return tf.clip_by_global_norm(gradients, limit)
 
 
@@ -54,8 +60,11 @@ def clip_large_by_global_norm(
     """
     scaled = [gradient * _TINY for gradient in gradients]
     norm = tf.linalg.global_norm(scaled)
+    true_norm = tf.cast(norm, tf.float64) / _TINY
+    if not limit:
+        return list(gradients), true_norm
     factor = tf.minimum(limit / norm, 1.0 / _TINY)
-    return [gradient * factor for gradient in scaled], tf.cast(norm, tf.float64) / _TINY
+    return [gradient * factor for gradient in scaled], true_norm
 
 
 def rmsprop_update(
@@ -76,6 +85,37 @@ def rmsprop_update(
     """
     tf.raw_ops.ResourceApplyRMSProp(
         var=variable.handle,
+        ms=mean_square.handle,
+        mom=moment.handle,
+        lr=learning_rate,
+        rho=decay,
+        momentum=momentum,
+        epsilon=epsilon,
+        grad=gradient,
+    )
+
+
+def centred_rmsprop_update(
+    variable: tf.Variable,
+    mean: tf.Variable,
+    mean_square: tf.Variable,
+    moment: tf.Variable,
+    gradient: tf.Tensor,
+    learning_rate: tf.Tensor,
+    decay: float,
+    momentum: float,
+    epsilon: float,
+) -> None:
+    """Applies centred RMSProp (Graves 2013, arXiv 1308.0850, equations 38 to 45).
+
+    mean        <- decay mean + (1 - decay) gradient
+    mean_square <- decay mean_square + (1 - decay) gradient^2
+    moment      <- momentum moment + learning_rate gradient / sqrt(mean_square - mean^2 + epsilon)
+    variable    <- variable - moment
+    """
+    tf.raw_ops.ResourceApplyCenteredRMSProp(
+        var=variable.handle,
+        mg=mean.handle,
         ms=mean_square.handle,
         mom=moment.handle,
         lr=learning_rate,
@@ -168,8 +208,11 @@ class Optimiser(snt.Module, abc.ABC):
 class RMSProp(Optimiser):
     """`rmsprop_update` with a mean square that starts at ONE, as in TensorFlow 1 and the paper.
 
-    With a start at zero (Sonnet, PyTorch), the first steps are 3 to 10 times as large.
+    With a start at zero (Sonnet, PyTorch), the first steps are 3 to 10 times as large. The mean of
+    `centred_rmsprop_update` starts at zero.
     """
+
+    EPSILON = 0.01
 
     def __init__(
         self,
@@ -179,7 +222,8 @@ class RMSProp(Optimiser):
     ) -> None:
         super().__init__(variables, settings, name=name)
         self._decay, self._momentum = settings.decay, settings.momentum
-        self._epsilon = settings.epsilon
+        self._epsilon = settings.epsilon or self.EPSILON
+        self._means = [_slot("mean", v, 0.0) for v in variables] if settings.centred else []
         self._mean_squares = [_slot("mean_square", v, 1.0) for v in variables]
         self._moments = [_slot("moment", v, 0.0) for v in variables]
 
@@ -190,23 +234,19 @@ class RMSProp(Optimiser):
         learning_rate: tf.Tensor,
     ) -> None:
         _check(gradients, variables, self._mean_squares)
-        for gradient, variable, mean_square, moment in zip(
-            gradients, variables, self._mean_squares, self._moments, strict=True
-        ):
-            rmsprop_update(
-                variable,
-                mean_square,
-                moment,
-                gradient,
-                learning_rate,
-                self._decay,
-                self._momentum,
-                self._epsilon,
-            )
+        settings = learning_rate, self._decay, self._momentum, self._epsilon
+        for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+            slots = self._mean_squares[i], self._moments[i]
+            if self._means:
+                centred_rmsprop_update(variable, self._means[i], *slots, gradient, *settings)
+            else:
+                rmsprop_update(variable, *slots, gradient, *settings)
 
 
 class Adam(Optimiser):
     """`adam_update`, with a count of steps."""
+
+    EPSILON = 1e-8
 
     def __init__(
         self,
@@ -216,7 +256,7 @@ class Adam(Optimiser):
     ) -> None:
         super().__init__(variables, settings, name=name)
         self._beta1, self._beta2 = settings.beta1, settings.beta2
-        self._epsilon = settings.epsilon
+        self._epsilon = settings.epsilon or self.EPSILON
         self._first_moments = [_slot("first_moment", v, 0.0) for v in variables]
         self._second_moments = [_slot("second_moment", v, 0.0) for v in variables]
         self._steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps")

@@ -1,6 +1,7 @@
 """Makes snapshots of the agent at fixed numbers of frames, and has training wait for evaluators."""
 
 import logging
+import math
 import pathlib
 import time
 from collections.abc import Callable
@@ -28,8 +29,8 @@ class SnapshotMaker:
     """Consumes the training loop, and makes snapshots whether or not evaluators are free.
 
     One is due at the start, at the first update at or after each multiple of
-    `evaluator.every_frames`, and at the end of each phase, of each block of sequential tasks, and
-    of the run.
+    `evaluator.every_frames` or of `evaluator.every_seconds`, and at the end of each phase, of each
+    block of sequential tasks, and of the run.
     """
 
     def __init__(
@@ -63,7 +64,9 @@ class SnapshotMaker:
         self._most = phases.config.learner.max_snapshots
         self._every = tasks.evaluation_frames(phases.config)
         self._ends = _ends(phases.config)
+        self._every_seconds = phases.config.evaluator.every_seconds or math.inf
         self._next = 0 if counters == Counters() else self._after(counters.frames)
+        self._next_seconds = self._after_seconds(counters.seconds)
         self._newest = -1  # frames of the newest snapshot
         self._reminded = -_REMIND_SECONDS
         for path in () if snapshots.are_refused else checkpoint.of_kind(logdir, "snapshots"):
@@ -110,12 +113,15 @@ class SnapshotMaker:
                 )
 
     def _make_if_due(self, learner: Learner) -> None:
-        if self._snapshots.are_wanted and learner.counters.frames >= self._next:
+        frames, seconds = learner.counters.frames, learner.counters.seconds
+        is_due = frames >= self._next or (seconds >= self._next_seconds and frames > self._newest)
+        if self._snapshots.are_wanted and is_due:
             self._make(learner)
 
     def _make(self, learner: Learner) -> None:
         counters = learner.counters
         self._next = self._after(counters.frames)
+        self._next_seconds = self._after_seconds(counters.seconds)
         self._newest = counters.frames
         made = of_agent(learner, self._spaces, self._unknown, self._incarnation)
         self._add(checkpoint.save(self._logdir, made, keep=None, kind="snapshots"), made)
@@ -142,6 +148,10 @@ class SnapshotMaker:
         """Returns the frames at which the next snapshot is due."""
         later = [end for end in self._ends if end > frames]
         return min([(frames // self._every + 1) * self._every, *later])
+
+    def _after_seconds(self, seconds: float) -> float:
+        """Returns the seconds of training at which the next snapshot is due."""
+        return (seconds // self._every_seconds + 1.0) * self._every_seconds
 
 
 def _ends(config: Config) -> set[int]:

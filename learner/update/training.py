@@ -112,6 +112,7 @@ class Training:
             unrolls=prepared.unrolls,
             frames=prepared.frames,
             steps=prepared.steps,
+            episodes=prepared.episodes,
             seconds=seconds,
         )
 
@@ -122,6 +123,8 @@ class Training:
             return False
         self._guard.settle(before)
         self.learner = self._phases.learner_at(before.counters)
+        if not self._phases.config.replay.across_phases:
+            self._mix.begin_phase()
         self.learner.last_good = before.last_good
         frames, algorithm = self.learner.counters.frames, self.learner.phase.algorithm
         _log.info("From %s frames on: %s.", f"{frames:,}", algorithm)

@@ -56,6 +56,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_RANGE: _ClassVar[Reason]
     REASON_VERSION: _ClassVar[Reason]
     REASON_QUARANTINED: _ClassVar[Reason]
+    REASON_MEANING: _ClassVar[Reason]
 DTYPE_UNSPECIFIED: DType
 DTYPE_BOOL: DType
 DTYPE_INT8: DType
@@ -91,6 +92,7 @@ REASON_NOT_FINITE: Reason
 REASON_RANGE: Reason
 REASON_VERSION: Reason
 REASON_QUARANTINED: Reason
+REASON_MEANING: Reason
 
 class ProtocolVersion(_message.Message):
     __slots__ = ("major", "minor")
@@ -131,7 +133,7 @@ class JoinRequest(_message.Message):
     def __init__(self, protocol: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., acknowledged_sequence: _Optional[int] = ..., acknowledged_unrolls: _Optional[int] = ..., proof: _Optional[bytes] = ..., version: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("protocol", "learner_incarnation", "actor_index", "seed", "fingerprint", "unroll_length", "unroll_specs", "num_core_state_specs", "parameter_specs", "max_unrolls_in_flight", "max_message_bytes", "finished", "task", "settings", "version", "needs_permits", "life")
+    __slots__ = ("protocol", "learner_incarnation", "actor_index", "seed", "fingerprint", "unroll_length", "unroll_specs", "num_core_state_specs", "parameter_specs", "max_unrolls_in_flight", "max_message_bytes", "finished", "task", "settings", "version", "needs_permits", "life", "observation_space", "action_space", "policy", "network", "limits")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     LEARNER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ACTOR_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +151,11 @@ class JoinReply(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NEEDS_PERMITS_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATION_SPACE_FIELD_NUMBER: _ClassVar[int]
+    ACTION_SPACE_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     protocol: ProtocolVersion
     learner_incarnation: int
     actor_index: int
@@ -166,7 +173,186 @@ class JoinReply(_message.Message):
     version: str
     needs_permits: bool
     life: int
-    def __init__(self, protocol: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., learner_incarnation: _Optional[int] = ..., actor_index: _Optional[int] = ..., seed: _Optional[int] = ..., fingerprint: _Optional[str] = ..., unroll_length: _Optional[int] = ..., unroll_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., num_core_state_specs: _Optional[int] = ..., parameter_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., max_unrolls_in_flight: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., finished: _Optional[bool] = ..., task: _Optional[int] = ..., settings: _Optional[_Union[ActorSettings, _Mapping]] = ..., version: _Optional[str] = ..., needs_permits: _Optional[bool] = ..., life: _Optional[int] = ...) -> None: ...
+    observation_space: _containers.RepeatedCompositeFieldContainer[Space]
+    action_space: _containers.RepeatedCompositeFieldContainer[Space]
+    policy: Policy
+    network: Network
+    limits: Limits
+    def __init__(self, protocol: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., learner_incarnation: _Optional[int] = ..., actor_index: _Optional[int] = ..., seed: _Optional[int] = ..., fingerprint: _Optional[str] = ..., unroll_length: _Optional[int] = ..., unroll_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., num_core_state_specs: _Optional[int] = ..., parameter_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., max_unrolls_in_flight: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., finished: _Optional[bool] = ..., task: _Optional[int] = ..., settings: _Optional[_Union[ActorSettings, _Mapping]] = ..., version: _Optional[str] = ..., needs_permits: _Optional[bool] = ..., life: _Optional[int] = ..., observation_space: _Optional[_Iterable[_Union[Space, _Mapping]]] = ..., action_space: _Optional[_Iterable[_Union[Space, _Mapping]]] = ..., policy: _Optional[_Union[Policy, _Mapping]] = ..., network: _Optional[_Union[Network, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
+
+class Space(_message.Message):
+    __slots__ = ("name", "kind", "low", "high", "start", "n")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[Space.Kind]
+        KIND_BOX: _ClassVar[Space.Kind]
+        KIND_DISCRETE: _ClassVar[Space.Kind]
+        KIND_MULTI_DISCRETE: _ClassVar[Space.Kind]
+        KIND_MULTI_BINARY: _ClassVar[Space.Kind]
+    KIND_UNSPECIFIED: Space.Kind
+    KIND_BOX: Space.Kind
+    KIND_DISCRETE: Space.Kind
+    KIND_MULTI_DISCRETE: Space.Kind
+    KIND_MULTI_BINARY: Space.Kind
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kind: Space.Kind
+    low: _containers.RepeatedScalarFieldContainer[float]
+    high: _containers.RepeatedScalarFieldContainer[float]
+    start: _containers.RepeatedScalarFieldContainer[int]
+    n: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Space.Kind, str]] = ..., low: _Optional[_Iterable[float]] = ..., high: _Optional[_Iterable[float]] = ..., start: _Optional[_Iterable[int]] = ..., n: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Policy(_message.Message):
+    __slots__ = ("factors", "mask", "masked")
+    class Family(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        FAMILY_UNSPECIFIED: _ClassVar[Policy.Family]
+        FAMILY_CATEGORICAL: _ClassVar[Policy.Family]
+        FAMILY_EPSILON_GREEDY: _ClassVar[Policy.Family]
+        FAMILY_TANH_NORMAL: _ClassVar[Policy.Family]
+    FAMILY_UNSPECIFIED: Policy.Family
+    FAMILY_CATEGORICAL: Policy.Family
+    FAMILY_EPSILON_GREEDY: Policy.Family
+    FAMILY_TANH_NORMAL: Policy.Family
+    class Factor(_message.Message):
+        __slots__ = ("action", "family", "num_parameters", "num_outputs", "num_choices", "lowest_log_deviation", "highest_log_deviation", "progress")
+        ACTION_FIELD_NUMBER: _ClassVar[int]
+        FAMILY_FIELD_NUMBER: _ClassVar[int]
+        NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+        NUM_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+        NUM_CHOICES_FIELD_NUMBER: _ClassVar[int]
+        LOWEST_LOG_DEVIATION_FIELD_NUMBER: _ClassVar[int]
+        HIGHEST_LOG_DEVIATION_FIELD_NUMBER: _ClassVar[int]
+        PROGRESS_FIELD_NUMBER: _ClassVar[int]
+        action: str
+        family: Policy.Family
+        num_parameters: int
+        num_outputs: int
+        num_choices: int
+        lowest_log_deviation: float
+        highest_log_deviation: float
+        progress: int
+        def __init__(self, action: _Optional[str] = ..., family: _Optional[_Union[Policy.Family, str]] = ..., num_parameters: _Optional[int] = ..., num_outputs: _Optional[int] = ..., num_choices: _Optional[int] = ..., lowest_log_deviation: _Optional[float] = ..., highest_log_deviation: _Optional[float] = ..., progress: _Optional[int] = ...) -> None: ...
+    FACTORS_FIELD_NUMBER: _ClassVar[int]
+    MASK_FIELD_NUMBER: _ClassVar[int]
+    MASKED_FIELD_NUMBER: _ClassVar[int]
+    factors: _containers.RepeatedCompositeFieldContainer[Policy.Factor]
+    mask: str
+    masked: float
+    def __init__(self, factors: _Optional[_Iterable[_Union[Policy.Factor, _Mapping]]] = ..., mask: _Optional[str] = ..., masked: _Optional[float] = ...) -> None: ...
+
+class Network(_message.Message):
+    __slots__ = ("parameters", "not_described", "inputs", "added", "shared", "policy", "baseline")
+    class Input(_message.Message):
+        __slots__ = ("observation", "kind", "scale", "frames", "state")
+        class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+            __slots__ = ()
+            KIND_UNSPECIFIED: _ClassVar[Network.Input.Kind]
+            KIND_NUMBERS: _ClassVar[Network.Input.Kind]
+            KIND_ONE_HOT: _ClassVar[Network.Input.Kind]
+            KIND_LOG_REWARD: _ClassVar[Network.Input.Kind]
+            KIND_LOG_TIME: _ClassVar[Network.Input.Kind]
+        KIND_UNSPECIFIED: Network.Input.Kind
+        KIND_NUMBERS: Network.Input.Kind
+        KIND_ONE_HOT: Network.Input.Kind
+        KIND_LOG_REWARD: Network.Input.Kind
+        KIND_LOG_TIME: Network.Input.Kind
+        OBSERVATION_FIELD_NUMBER: _ClassVar[int]
+        KIND_FIELD_NUMBER: _ClassVar[int]
+        SCALE_FIELD_NUMBER: _ClassVar[int]
+        FRAMES_FIELD_NUMBER: _ClassVar[int]
+        STATE_FIELD_NUMBER: _ClassVar[int]
+        observation: str
+        kind: Network.Input.Kind
+        scale: float
+        frames: int
+        state: int
+        def __init__(self, observation: _Optional[str] = ..., kind: _Optional[_Union[Network.Input.Kind, str]] = ..., scale: _Optional[float] = ..., frames: _Optional[int] = ..., state: _Optional[int] = ...) -> None: ...
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    NOT_DESCRIBED_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    BASELINE_FIELD_NUMBER: _ClassVar[int]
+    parameters: _containers.RepeatedScalarFieldContainer[str]
+    not_described: str
+    inputs: _containers.RepeatedCompositeFieldContainer[Network.Input]
+    added: _containers.RepeatedCompositeFieldContainer[Network.Input]
+    shared: _containers.RepeatedCompositeFieldContainer[Layer]
+    policy: _containers.RepeatedCompositeFieldContainer[Layer]
+    baseline: _containers.RepeatedCompositeFieldContainer[Layer]
+    def __init__(self, parameters: _Optional[_Iterable[str]] = ..., not_described: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Network.Input, _Mapping]]] = ..., added: _Optional[_Iterable[_Union[Network.Input, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[Layer, _Mapping]]] = ..., policy: _Optional[_Iterable[_Union[Layer, _Mapping]]] = ..., baseline: _Optional[_Iterable[_Union[Layer, _Mapping]]] = ...) -> None: ...
+
+class Layer(_message.Message):
+    __slots__ = ("kind", "parameters", "size", "stride", "padded", "state", "task")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[Layer.Kind]
+        KIND_FLATTEN: _ClassVar[Layer.Kind]
+        KIND_STANDARDISE: _ClassVar[Layer.Kind]
+        KIND_LINEAR: _ClassVar[Layer.Kind]
+        KIND_CONVOLUTION: _ClassVar[Layer.Kind]
+        KIND_MAX_POOL: _ClassVar[Layer.Kind]
+        KIND_RELU: _ClassVar[Layer.Kind]
+        KIND_ELU: _ClassVar[Layer.Kind]
+        KIND_KEEP: _ClassVar[Layer.Kind]
+        KIND_ADD: _ClassVar[Layer.Kind]
+        KIND_ADDED: _ClassVar[Layer.Kind]
+        KIND_LSTM: _ClassVar[Layer.Kind]
+        KIND_POPART: _ClassVar[Layer.Kind]
+    KIND_UNSPECIFIED: Layer.Kind
+    KIND_FLATTEN: Layer.Kind
+    KIND_STANDARDISE: Layer.Kind
+    KIND_LINEAR: Layer.Kind
+    KIND_CONVOLUTION: Layer.Kind
+    KIND_MAX_POOL: Layer.Kind
+    KIND_RELU: Layer.Kind
+    KIND_ELU: Layer.Kind
+    KIND_KEEP: Layer.Kind
+    KIND_ADD: Layer.Kind
+    KIND_ADDED: Layer.Kind
+    KIND_LSTM: Layer.Kind
+    KIND_POPART: Layer.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_FIELD_NUMBER: _ClassVar[int]
+    PADDED_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    kind: Layer.Kind
+    parameters: _containers.RepeatedScalarFieldContainer[int]
+    size: int
+    stride: int
+    padded: bool
+    state: _containers.RepeatedScalarFieldContainer[int]
+    task: str
+    def __init__(self, kind: _Optional[_Union[Layer.Kind, str]] = ..., parameters: _Optional[_Iterable[int]] = ..., size: _Optional[int] = ..., stride: _Optional[int] = ..., padded: _Optional[bool] = ..., state: _Optional[_Iterable[int]] = ..., task: _Optional[str] = ...) -> None: ...
+
+class Limits(_message.Message):
+    __slots__ = ("num_envs", "reward", "observation", "policy_parameter", "baseline", "info_names", "frames_per_step")
+    NUM_ENVS_FIELD_NUMBER: _ClassVar[int]
+    REWARD_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATION_FIELD_NUMBER: _ClassVar[int]
+    POLICY_PARAMETER_FIELD_NUMBER: _ClassVar[int]
+    BASELINE_FIELD_NUMBER: _ClassVar[int]
+    INFO_NAMES_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    num_envs: int
+    reward: float
+    observation: float
+    policy_parameter: float
+    baseline: float
+    info_names: int
+    frames_per_step: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, num_envs: _Optional[int] = ..., reward: _Optional[float] = ..., observation: _Optional[float] = ..., policy_parameter: _Optional[float] = ..., baseline: _Optional[float] = ..., info_names: _Optional[int] = ..., frames_per_step: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ActorSettings(_message.Message):
     __slots__ = ("tasks", "agent", "actor", "evaluator", "parts", "needs")
@@ -242,7 +428,7 @@ class ActorSettings(_message.Message):
         discount: float
         def __init__(self, most: _Optional[int] = ..., learned: _Optional[bool] = ..., discount: _Optional[float] = ...) -> None: ...
     class Atari(_message.Message):
-        __slots__ = ("frame_skip", "sticky_actions", "full_action_set", "actions", "height", "width", "noop_max", "life_loss_ends", "max_frames_per_episode")
+        __slots__ = ("frame_skip", "sticky_actions", "full_action_set", "actions", "height", "width", "noop_max", "life_loss_ends", "max_frames_per_episode", "max_pool", "action_table")
         FRAME_SKIP_FIELD_NUMBER: _ClassVar[int]
         STICKY_ACTIONS_FIELD_NUMBER: _ClassVar[int]
         FULL_ACTION_SET_FIELD_NUMBER: _ClassVar[int]
@@ -252,6 +438,8 @@ class ActorSettings(_message.Message):
         NOOP_MAX_FIELD_NUMBER: _ClassVar[int]
         LIFE_LOSS_ENDS_FIELD_NUMBER: _ClassVar[int]
         MAX_FRAMES_PER_EPISODE_FIELD_NUMBER: _ClassVar[int]
+        MAX_POOL_FIELD_NUMBER: _ClassVar[int]
+        ACTION_TABLE_FIELD_NUMBER: _ClassVar[int]
         frame_skip: int
         sticky_actions: float
         full_action_set: bool
@@ -261,9 +449,11 @@ class ActorSettings(_message.Message):
         noop_max: int
         life_loss_ends: bool
         max_frames_per_episode: int
-        def __init__(self, frame_skip: _Optional[int] = ..., sticky_actions: _Optional[float] = ..., full_action_set: _Optional[bool] = ..., actions: _Optional[_Iterable[int]] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., noop_max: _Optional[int] = ..., life_loss_ends: _Optional[bool] = ..., max_frames_per_episode: _Optional[int] = ...) -> None: ...
+        max_pool: bool
+        action_table: bool
+        def __init__(self, frame_skip: _Optional[int] = ..., sticky_actions: _Optional[float] = ..., full_action_set: _Optional[bool] = ..., actions: _Optional[_Iterable[int]] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., noop_max: _Optional[int] = ..., life_loss_ends: _Optional[bool] = ..., max_frames_per_episode: _Optional[int] = ..., max_pool: _Optional[bool] = ..., action_table: _Optional[bool] = ...) -> None: ...
     class Agent(_message.Message):
-        __slots__ = ("torso", "hidden_sizes", "core", "lstm_size", "frame_stack", "standardise_images", "policy", "epsilon", "separate_baseline")
+        __slots__ = ("torso", "hidden_sizes", "core", "lstm_size", "frame_stack", "standardise_images", "policy", "epsilon", "separate_baseline", "popart", "random_warm_up")
         TORSO_FIELD_NUMBER: _ClassVar[int]
         HIDDEN_SIZES_FIELD_NUMBER: _ClassVar[int]
         CORE_FIELD_NUMBER: _ClassVar[int]
@@ -273,6 +463,8 @@ class ActorSettings(_message.Message):
         POLICY_FIELD_NUMBER: _ClassVar[int]
         EPSILON_FIELD_NUMBER: _ClassVar[int]
         SEPARATE_BASELINE_FIELD_NUMBER: _ClassVar[int]
+        POPART_FIELD_NUMBER: _ClassVar[int]
+        RANDOM_WARM_UP_FIELD_NUMBER: _ClassVar[int]
         torso: str
         hidden_sizes: _containers.RepeatedScalarFieldContainer[int]
         core: str
@@ -282,7 +474,9 @@ class ActorSettings(_message.Message):
         policy: ActorSettings.Policy
         epsilon: ActorSettings.Epsilon
         separate_baseline: bool
-        def __init__(self, torso: _Optional[str] = ..., hidden_sizes: _Optional[_Iterable[int]] = ..., core: _Optional[str] = ..., lstm_size: _Optional[int] = ..., frame_stack: _Optional[int] = ..., standardise_images: _Optional[bool] = ..., policy: _Optional[_Union[ActorSettings.Policy, str]] = ..., epsilon: _Optional[_Union[ActorSettings.Epsilon, _Mapping]] = ..., separate_baseline: _Optional[bool] = ...) -> None: ...
+        popart: bool
+        random_warm_up: bool
+        def __init__(self, torso: _Optional[str] = ..., hidden_sizes: _Optional[_Iterable[int]] = ..., core: _Optional[str] = ..., lstm_size: _Optional[int] = ..., frame_stack: _Optional[int] = ..., standardise_images: _Optional[bool] = ..., policy: _Optional[_Union[ActorSettings.Policy, str]] = ..., epsilon: _Optional[_Union[ActorSettings.Epsilon, _Mapping]] = ..., separate_baseline: _Optional[bool] = ..., popart: _Optional[bool] = ..., random_warm_up: _Optional[bool] = ...) -> None: ...
     class Epsilon(_message.Message):
         __slots__ = ("anneal", "finals", "weights")
         ANNEAL_FIELD_NUMBER: _ClassVar[int]
@@ -293,7 +487,7 @@ class ActorSettings(_message.Message):
         weights: _containers.RepeatedScalarFieldContainer[float]
         def __init__(self, anneal: _Optional[float] = ..., finals: _Optional[_Iterable[float]] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
     class Actor(_message.Message):
-        __slots__ = ("num_envs", "num_groups", "env_threads", "hang_seconds", "environment_seconds", "max_environment_bytes", "max_memory_bytes")
+        __slots__ = ("num_envs", "num_groups", "env_threads", "hang_seconds", "environment_seconds", "max_environment_bytes", "max_memory_bytes", "step_info")
         NUM_ENVS_FIELD_NUMBER: _ClassVar[int]
         NUM_GROUPS_FIELD_NUMBER: _ClassVar[int]
         ENV_THREADS_FIELD_NUMBER: _ClassVar[int]
@@ -301,6 +495,7 @@ class ActorSettings(_message.Message):
         ENVIRONMENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
         MAX_ENVIRONMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
         MAX_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+        STEP_INFO_FIELD_NUMBER: _ClassVar[int]
         num_envs: int
         num_groups: int
         env_threads: int
@@ -308,16 +503,19 @@ class ActorSettings(_message.Message):
         environment_seconds: float
         max_environment_bytes: int
         max_memory_bytes: int
-        def __init__(self, num_envs: _Optional[int] = ..., num_groups: _Optional[int] = ..., env_threads: _Optional[int] = ..., hang_seconds: _Optional[float] = ..., environment_seconds: _Optional[float] = ..., max_environment_bytes: _Optional[int] = ..., max_memory_bytes: _Optional[int] = ...) -> None: ...
+        step_info: _containers.RepeatedScalarFieldContainer[str]
+        def __init__(self, num_envs: _Optional[int] = ..., num_groups: _Optional[int] = ..., env_threads: _Optional[int] = ..., hang_seconds: _Optional[float] = ..., environment_seconds: _Optional[float] = ..., max_environment_bytes: _Optional[int] = ..., max_memory_bytes: _Optional[int] = ..., step_info: _Optional[_Iterable[str]] = ...) -> None: ...
     class Evaluator(_message.Message):
-        __slots__ = ("every_frames", "episodes", "greedy")
+        __slots__ = ("every_frames", "episodes", "greedy", "every_seconds")
         EVERY_FRAMES_FIELD_NUMBER: _ClassVar[int]
         EPISODES_FIELD_NUMBER: _ClassVar[int]
         GREEDY_FIELD_NUMBER: _ClassVar[int]
+        EVERY_SECONDS_FIELD_NUMBER: _ClassVar[int]
         every_frames: int
         episodes: int
         greedy: bool
-        def __init__(self, every_frames: _Optional[int] = ..., episodes: _Optional[int] = ..., greedy: _Optional[bool] = ...) -> None: ...
+        every_seconds: float
+        def __init__(self, every_frames: _Optional[int] = ..., episodes: _Optional[int] = ..., greedy: _Optional[bool] = ..., every_seconds: _Optional[float] = ...) -> None: ...
     TASKS_FIELD_NUMBER: _ClassVar[int]
     AGENT_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
@@ -352,7 +550,7 @@ class Episode(_message.Message):
     def __init__(self, episode_return: _Optional[float] = ..., length: _Optional[int] = ..., frames: _Optional[int] = ..., info: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Unrolls(_message.Message):
-    __slots__ = ("actor", "incarnation", "sequence", "fingerprint", "learner_incarnation", "parameter_version", "num_envs", "frames", "tensors", "episodes", "elapsed_seconds", "waited_seconds", "task", "environment_faults", "permit")
+    __slots__ = ("actor", "incarnation", "sequence", "fingerprint", "learner_incarnation", "parameter_version", "num_envs", "frames", "tensors", "episodes", "elapsed_seconds", "waited_seconds", "task", "environment_faults", "permit", "step_info")
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -368,6 +566,7 @@ class Unrolls(_message.Message):
     TASK_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_FAULTS_FIELD_NUMBER: _ClassVar[int]
     PERMIT_FIELD_NUMBER: _ClassVar[int]
+    STEP_INFO_FIELD_NUMBER: _ClassVar[int]
     actor: str
     incarnation: int
     sequence: int
@@ -383,7 +582,16 @@ class Unrolls(_message.Message):
     task: int
     environment_faults: _containers.RepeatedCompositeFieldContainer[EnvironmentFault]
     permit: int
-    def __init__(self, actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., fingerprint: _Optional[str] = ..., learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., num_envs: _Optional[int] = ..., frames: _Optional[_Iterable[int]] = ..., tensors: _Optional[_Iterable[bytes]] = ..., episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ..., elapsed_seconds: _Optional[float] = ..., waited_seconds: _Optional[float] = ..., task: _Optional[int] = ..., environment_faults: _Optional[_Iterable[_Union[EnvironmentFault, _Mapping]]] = ..., permit: _Optional[int] = ...) -> None: ...
+    step_info: _containers.RepeatedCompositeFieldContainer[StepInfo]
+    def __init__(self, actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., fingerprint: _Optional[str] = ..., learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., num_envs: _Optional[int] = ..., frames: _Optional[_Iterable[int]] = ..., tensors: _Optional[_Iterable[bytes]] = ..., episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ..., elapsed_seconds: _Optional[float] = ..., waited_seconds: _Optional[float] = ..., task: _Optional[int] = ..., environment_faults: _Optional[_Iterable[_Union[EnvironmentFault, _Mapping]]] = ..., permit: _Optional[int] = ..., step_info: _Optional[_Iterable[_Union[StepInfo, _Mapping]]] = ...) -> None: ...
+
+class StepInfo(_message.Message):
+    __slots__ = ("name", "values")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    values: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, name: _Optional[str] = ..., values: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class EnvironmentFault(_message.Message):
     __slots__ = ("environment", "kind", "detail")
@@ -518,7 +726,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("learner_incarnation", "parameter_version", "frames", "progress", "finished", "queued", "queue_capacity", "received", "learned", "dropped", "rejected", "duplicates", "members", "skipped_updates", "rollbacks", "refused", "dropped_info_names", "version", "waiting_snapshots")
+    __slots__ = ("learner_incarnation", "parameter_version", "frames", "progress", "finished", "queued", "queue_capacity", "received", "learned", "dropped", "rejected", "duplicates", "members", "skipped_updates", "rollbacks", "refused", "dropped_info_names", "version", "waiting_snapshots", "mistakes")
     class DroppedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -534,6 +742,13 @@ class RunStatus(_message.Message):
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     class RefusedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class MistakesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -559,6 +774,7 @@ class RunStatus(_message.Message):
     DROPPED_INFO_NAMES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WAITING_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    MISTAKES_FIELD_NUMBER: _ClassVar[int]
     learner_incarnation: int
     parameter_version: int
     frames: int
@@ -578,10 +794,18 @@ class RunStatus(_message.Message):
     dropped_info_names: int
     version: str
     waiting_snapshots: int
-    def __init__(self, learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., frames: _Optional[int] = ..., progress: _Optional[float] = ..., finished: _Optional[bool] = ..., queued: _Optional[int] = ..., queue_capacity: _Optional[int] = ..., received: _Optional[int] = ..., learned: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., duplicates: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., skipped_updates: _Optional[int] = ..., rollbacks: _Optional[int] = ..., refused: _Optional[_Mapping[str, int]] = ..., dropped_info_names: _Optional[int] = ..., version: _Optional[str] = ..., waiting_snapshots: _Optional[int] = ...) -> None: ...
+    mistakes: _containers.ScalarMap[str, int]
+    def __init__(self, learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., frames: _Optional[int] = ..., progress: _Optional[float] = ..., finished: _Optional[bool] = ..., queued: _Optional[int] = ..., queue_capacity: _Optional[int] = ..., received: _Optional[int] = ..., learned: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., duplicates: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., skipped_updates: _Optional[int] = ..., rollbacks: _Optional[int] = ..., refused: _Optional[_Mapping[str, int]] = ..., dropped_info_names: _Optional[int] = ..., version: _Optional[str] = ..., waiting_snapshots: _Optional[int] = ..., mistakes: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("name", "role", "joins", "unrolls", "frames", "frames_per_second", "parameter_version", "silent_seconds", "active", "rejected", "last_rejection", "blamed", "quarantined_seconds", "environment_faults", "last_fault", "version")
+    __slots__ = ("name", "role", "joins", "unrolls", "frames", "frames_per_second", "parameter_version", "silent_seconds", "active", "rejected", "last_rejection", "blamed", "quarantined_seconds", "environment_faults", "last_fault", "version", "recent_return", "mistakes", "last_mistake")
+    class MistakesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     JOINS_FIELD_NUMBER: _ClassVar[int]
@@ -598,6 +822,9 @@ class Member(_message.Message):
     ENVIRONMENT_FAULTS_FIELD_NUMBER: _ClassVar[int]
     LAST_FAULT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    RECENT_RETURN_FIELD_NUMBER: _ClassVar[int]
+    MISTAKES_FIELD_NUMBER: _ClassVar[int]
+    LAST_MISTAKE_FIELD_NUMBER: _ClassVar[int]
     name: str
     role: Role
     joins: int
@@ -614,4 +841,7 @@ class Member(_message.Message):
     environment_faults: int
     last_fault: str
     version: str
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., joins: _Optional[int] = ..., unrolls: _Optional[int] = ..., frames: _Optional[int] = ..., frames_per_second: _Optional[float] = ..., parameter_version: _Optional[int] = ..., silent_seconds: _Optional[float] = ..., active: _Optional[bool] = ..., rejected: _Optional[int] = ..., last_rejection: _Optional[str] = ..., blamed: _Optional[int] = ..., quarantined_seconds: _Optional[float] = ..., environment_faults: _Optional[int] = ..., last_fault: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+    recent_return: float
+    mistakes: _containers.ScalarMap[str, int]
+    last_mistake: str
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., joins: _Optional[int] = ..., unrolls: _Optional[int] = ..., frames: _Optional[int] = ..., frames_per_second: _Optional[float] = ..., parameter_version: _Optional[int] = ..., silent_seconds: _Optional[float] = ..., active: _Optional[bool] = ..., rejected: _Optional[int] = ..., last_rejection: _Optional[str] = ..., blamed: _Optional[int] = ..., quarantined_seconds: _Optional[float] = ..., environment_faults: _Optional[int] = ..., last_fault: _Optional[str] = ..., version: _Optional[str] = ..., recent_return: _Optional[float] = ..., mistakes: _Optional[_Mapping[str, int]] = ..., last_mistake: _Optional[str] = ...) -> None: ...

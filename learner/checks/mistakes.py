@@ -1,0 +1,31 @@
+"""The mistakes that actors make: every number is valid, and means something else than it should."""
+
+import enum
+from typing import NamedTuple
+
+
+class Kind(enum.StrEnum):
+    """The kinds of mistakes; docs/wire-protocol.md describes them."""
+
+    SHIFTED_ACTIONS = "shifted_actions"
+    BYTE_ORDER = "byte_order"
+    BEHAVIOUR_POLICY = "behaviour_policy"
+    IMPOSSIBLE_ACTION = "impossible_action"
+    ROW_0 = "row_0"
+    SEAM = "seam"
+    SEAM_FRAMES = "seam_frames"
+    MISSING_FRAMES = "missing_frames"
+    EPISODES = "episodes"
+    EPISODE_RETURN = "episode_return"
+    OBSERVATION = "observation"
+    VERSION = "version"
+
+
+class Mistake(NamedTuple):
+    """Something that no actor sends which keeps to the protocol."""
+
+    kind: Kind
+    detail: str  # names the value and the fix
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.detail}"

@@ -1,0 +1,158 @@
+"""What the runs of a sequence of tasks come to: areas, forgetting, transfer, and CLEAR's claims.
+
+A task's score is the area under its curve of evaluations, 0 for the untrained policy and 1 for the
+task trained alone for as many frames; an arm's is the mean over tasks. Forgetting and transfer are
+CORA's, see `impala.logdir.continual`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from impala.logdir import continual
+from impala.schedule import tasks
+from ledger import statistics
+from ledger.records import Record
+from ledger.sequences import SEPARATE
+from ledger.statistics import Interval
+
+Arms = Mapping[str, Sequence[Record]]  # arm -> its records, by seed
+Scores = Mapping[str, Mapping[int, float]]  # arm -> seed -> score
+
+
+def areas(arms: Arms) -> Scores:
+    """Returns the score of each arm in which every task is trained, for each seed.
+
+    Returns:
+      Nothing while an arm that trains a task alone has no records: it says what 1 is.
+    """
+    runs = {arm: {x.seed: statistics.continual_run(x) for x in arms[arm]} for arm in arms}
+    every = [run for of_seeds in runs.values() for run in of_seeds.values()]
+    scales = {}  # task -> area of the untrained policy, and of the task alone
+    for number, task in enumerate(every[0].tasks if every else ()):
+        alone = [_area(run, task) for run in runs.get(f"{SEPARATE}{number}", {}).values()]
+        if not alone:
+            return {}
+        scales[task] = (_mean([run.curves[task].returns[0] for run in every]), _mean(alone))
+    return {
+        arm: {
+            seed: _mean(
+                [continual.normalised(_area(run, x), *scale) for x, scale in scales.items()]
+            )
+            for seed, run in of_seeds.items()
+        }
+        for arm, of_seeds in runs.items()
+        if not arm.startswith(SEPARATE)
+    }
+
+
+def _area(run: continual.Run, task: str) -> float:
+    return run.curves[task].area(max(float(curve.frames[-1]) for curve in run.curves.values()))
+
+
+_SEEDS = 3  # from which on an interval says something
+
+
+class Claim(NamedTuple):
+    """A claim of the paper, as a number that is above or below a limit if it holds."""
+
+    text: str
+    quantity: str
+    of: Callable[[Mapping[str, float]], float]
+    """The number, of the arms' scores with one seed."""
+    paper: str
+    limit: float
+    is_above: bool
+
+    def verdict(self, found: Interval) -> str:
+        """Returns whether an interval lies on the claim's side of the limit."""
+        if found.seeds < _SEEDS:
+            return f"open: fewer than {_SEEDS} seeds"
+        above, below = found.low > self.limit, found.high < self.limit
+        if not (above or below):
+            return "open: the interval holds the limit"
+        return "holds" if above == self.is_above else "does not hold"
+
+
+def _ratio(
+    text: str, arm: str, other: str, paper: str, *, limit: float = 1.0, is_above: bool
+) -> Claim:
+    """Returns a claim about an arm's score divided by another's."""
+    quantity = f"{arm} / {other}"
+    return Claim(text, quantity, lambda x: x[arm] / x[other], paper, limit, is_above)
+
+
+def _gap_closed(scores: Mapping[str, float]) -> float:
+    lost = scores["simultaneous"] - scores["sequential"]
+    return (scores["clear"] - scores["sequential"]) / lost
+
+
+_GAP = "what clear closes of the gap between them"
+
+CLAIMS = (
+    _ratio("Tasks in turn are forgotten", "sequential", "simultaneous", "0.55", is_above=False),
+    Claim("CLEAR prevents most of it", _GAP, _gap_closed, "0.82", 0.5, True),
+    _ratio(
+        "It does so not by computing more",
+        *("clear", "sequential-equal-compute", "not reported"),
+        is_above=True,
+    ),
+    _ratio(
+        "A small reservoir is enough",
+        *("clear-20th", "clear", "0.99, of a 200th"),
+        limit=0.9,
+        is_above=True,
+    ),
+    _ratio(
+        "What is kept must be of all times",
+        *("clear-20th", "fifo-20th", "not reported"),
+        is_above=True,
+    ),
+    _ratio("Cloning adds to it", "no-cloning-20th", "clear-20th", "0.93, of half", is_above=False),
+    _ratio("New data add to it", "replay-only", "clear", "0.89", is_above=False),
+)
+"""Of Rolnick et al. 2018, with the mean over its three tasks of the ratios in its tables."""
+
+
+def claim(of: Claim, scores: Scores) -> Interval | None:
+    """Returns a claim's number over the seeds that all its arms have; None if there are none."""
+    seeds = set.intersection(*({*of_seeds} for of_seeds in scores.values())) if scores else set()
+    try:
+        found = [of.of({arm: scores[arm][seed] for arm in scores}) for seed in sorted(seeds)]
+    except KeyError:
+        return None
+    return statistics.interval(found) if found else None
+
+
+class Effect(NamedTuple):
+    """What training another task does to a task: means over seeds, of which one is None."""
+
+    block: tasks.Block
+    task: int
+    forgetting: float | None
+    transfer: float | None
+
+
+def effects(of_seeds: Sequence[Record]) -> list[Effect]:
+    """Returns forgetting or transfer of each task in each block of another."""
+    runs = [statistics.continual_run(record) for record in of_seeds]
+    found: dict[tuple[int, str], list[continual.Change]] = {}
+    for change in (change for run in runs for change in continual.changes(run)):
+        found.setdefault((change.block, change.task), []).append(change)
+    return [
+        Effect(
+            *(runs[0].blocks[block], runs[0].tasks.index(task)),
+            *(_known([x.forgetting for x in same]), _known([x.transfer for x in same])),
+        )
+        for (block, task), same in found.items()
+    ]
+
+
+def _known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return _mean(known) if known else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))

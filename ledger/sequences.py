@@ -1,0 +1,84 @@
+"""Experiments of continual learning: sequences of tasks, and the arms that are compared on them."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tasks:
+    """Tasks that are trained in turn, and with what."""
+
+    preset: str
+    flags: Sequence[str]
+    """Those of every arm, of whatever task."""
+    tasks: Sequence[str]
+    frames: int
+    """Of each task in a cycle."""
+    cycles: int
+    fresh: int
+    """Unrolls per update, in every arm, so that all make as many updates."""
+    unroll_length: int
+    frame_skip: int = 1
+
+    @property
+    def history(self) -> int:
+        """Environment frames of a run in which every task is trained."""
+        return self.frames * len(self.tasks) * self.cycles
+
+
+SEPARATE = "separate-"  # prefix of the arms that train one task alone, by its number
+
+
+def arms(of: Tasks) -> Mapping[str, Sequence[str]]:
+    """Returns the arms: name -> arguments of `impala train`.
+
+    All but `clear` itself differ in one thing from another arm:
+
+    * separate-N: only task N is trained, for as many frames; the others are evaluated.
+    * simultaneous: all tasks at once.
+    * sequential: one after another.
+    * sequential-equal-compute: as sequential, with as many rows per gradient as CLEAR; what is
+      replayed is what was played in the last few updates.
+    * clear: half of each batch from a reservoir of half of the history, cloned.
+    * clear-20th: as clear, with a reservoir of a twentieth of the history.
+    * fifo-20th: as clear-20th, with the newest instead of a reservoir.
+    * no-cloning-20th: as clear-20th, without cloning.
+    * replay-only: as clear, learning from replay alone.
+    """
+    fresh = ("--mix.fresh", str(of.fresh))
+    fresh_only = (*fresh, "--mix.replayed", "0")
+    half = (*fresh, "--mix.replayed", str(of.fresh))
+    only = (*fresh, "--mix.replayed", str(2 * of.fresh), "--mix.no-learn-from-fresh")
+    cloning, no_cloning = _cloning("0.01", "0.005"), _cloning("0", "0")
+    recent = 4 * of.fresh * of.unroll_length * of.frame_skip  # frames: those of four updates
+    varied = {
+        "simultaneous": (*fresh_only, "--tasks.order", "simultaneous", "--tasks.no-anneal-anew"),
+        "sequential": fresh_only,
+        "sequential-equal-compute": (*half, *no_cloning, *_replay("fifo", recent)),
+        "clear": (*half, *cloning, *_replay("reservoir", of.history // 2)),
+        "clear-20th": (*half, *cloning, *_replay("reservoir", of.history // 20)),
+        "fifo-20th": (*half, *cloning, *_replay("fifo", of.history // 20)),
+        "no-cloning-20th": (*half, *no_cloning, *_replay("reservoir", of.history // 20)),
+        "replay-only": (*only, *cloning, *_replay("reservoir", of.history // 2)),
+    }
+    every = (of.preset, *of.flags, "--learner.unroll-length", str(of.unroll_length))
+    everything = set(range(len(of.tasks)))
+    alone = {f"{SEPARATE}{task}": (*fresh_only, *_tasks(of, {task})) for task in everything}
+    together = {arm: (*flags, *_tasks(of, everything)) for arm, flags in varied.items()}
+    return {arm: (*every, *flags) for arm, flags in (alone | together).items()}
+
+
+def _tasks(of: Tasks, trained: set[int]) -> Sequence[str]:
+    frames = [str(of.frames if task in trained else 0) for task in range(len(of.tasks))]
+    return (
+        *("--tasks.environments", *of.tasks, "--tasks.frames", *frames),
+        *("--tasks.cycles", str(of.cycles)),
+    )
+
+
+def _replay(rule: str, frames: int) -> Sequence[str]:
+    return ("--replay.rule", rule, "--replay.capacity-frames", str(frames))
+
+
+def _cloning(policy: str, value: str) -> Sequence[str]:
+    return ("--impala.policy-cloning-cost", policy, "--impala.value-cloning-cost", value)

@@ -1,0 +1,191 @@
+"""Sequences of tasks: what differs between their arms, and areas and claims by pencil and paper."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from impala.config import values
+from impala.config.schema import Config, EnvironmentConfig, ReplayConfig, TasksConfig
+from impala.schedule import tasks
+from ledger import continual, rendering, running, sequences
+from ledger.experiments import EXPERIMENTS
+from ledger.records import Evaluation, Ledger, Record
+
+SEQUENCES = [name for name, x in EXPERIMENTS.items() if "no-cloning-20th" in x.arms]
+
+# Tasks a and b are trained in turn for 100 frames each, twice, and evaluated every 100.
+CONFIG = Config(
+    environment=EnvironmentConfig(id="Catch"),
+    tasks=TasksConfig(environments=("a", "b"), frames=(100, 100), cycles=2),
+)
+SEEDS = (101, 102, 103)
+ALONE_A, ALONE_B = [0.0, 4.0, 4.0, 4.0, 4.0], [2.0, 6.0, 6.0, 6.0, 6.0]
+
+
+def record(arm: str, seed: int, a: Sequence[float], b: Sequence[float]) -> Record:
+    """A run whose evaluations are these returns, one after every block."""
+    lines = [
+        {"task": task, "frames": 100 * i, "returns": [value], "learner": 1, "version": i, "time": 0}
+        for task, returns in (("a", a), ("b", b))
+        for i, value in enumerate(returns)
+    ]
+    played = Evaluation(
+        task="a", command="", greedy=False, seed=0, returns=[1], lengths=[1], info={}
+    )
+    return Record(
+        experiment="clear-catch",
+        arm=arm,
+        seed=seed,
+        command="",
+        commit="0123456789",
+        date="2026-11-23",
+        machine="a machine",
+        settings=values.to_dict(CONFIG),
+        digests={},
+        frames=400,
+        seconds=1.0,
+        other_cores=0.0,
+        sessions=1,
+        training={},
+        evaluations=lines,
+        final=[played],
+    )
+
+
+@pytest.fixture
+def arms() -> Mapping[str, Sequence[Record]]:
+    """Simultaneous is as good as alone, sequential forgets, CLEAR forgets a little."""
+    returns = {
+        "separate-0": (ALONE_A, [2.0] * 5),
+        "separate-1": ([0.0] * 5, ALONE_B),
+        "simultaneous": (ALONE_A, ALONE_B),
+        "sequential": ([0.0, 4.0, 0.0, 4.0, 0.0], [2.0] * 5),
+        "clear": ([0.0, 4.0, 3.0, 4.0, 3.0], ALONE_B),
+    }
+    return {
+        arm: [record(arm, seed, *of_tasks) for seed in SEEDS] for arm, of_tasks in returns.items()
+    }
+
+
+def test_an_arm_scores_0_if_nothing_is_learned_and_1_if_all_is_as_alone(
+    arms: Mapping[str, Sequence[Record]],
+) -> None:
+    scores = continual.areas(arms)
+    assert list(scores) == ["simultaneous", "sequential", "clear"]
+    assert scores["simultaneous"] == pytest.approx(dict.fromkeys(SEEDS, 1.0))
+    # Task a's area is 2 of 3.5, task b's is none.
+    assert scores["sequential"] == pytest.approx(dict.fromkeys(SEEDS, 2 / 3.5 / 2))
+    # Task a's is 12.5 / 4 of 3.5, task b's all.
+    assert scores["clear"] == pytest.approx(dict.fromkeys(SEEDS, (12.5 / 14 + 1) / 2))
+
+
+def test_there_are_no_areas_without_the_tasks_alone(arms: Mapping[str, Sequence[Record]]) -> None:
+    assert continual.areas({}) == {}
+    without = {arm: of_seeds for arm, of_seeds in arms.items() if arm != "separate-1"}
+    assert continual.areas(without) == {}
+
+
+def test_a_claim_is_judged_by_its_interval_over_the_seeds_that_all_have(
+    arms: Mapping[str, Sequence[Record]],
+) -> None:
+    forgotten, closed, _, small, *_ = continual.CLAIMS
+    scores = continual.areas(arms)
+    found = continual.claim(forgotten, scores)
+    assert found is not None
+    assert found.mean == pytest.approx(2 / 3.5 / 2)
+    assert forgotten.verdict(found) == "holds"
+    assert forgotten.verdict(found._replace(low=0.9, high=1.1)).startswith("open")
+    assert forgotten.verdict(found._replace(low=1.1, high=1.2)) == "does not hold"
+    found = continual.claim(closed, scores)
+    assert found is not None
+    clear, sequential = (12.5 / 14 + 1) / 2, 2 / 3.5 / 2
+    assert found.mean == pytest.approx((clear - sequential) / (1 - sequential))
+    assert closed.verdict(found) == "holds"
+    found = continual.claim(closed, continual.areas({**arms, "clear": arms["clear"][1:]}))
+    assert found is not None
+    assert found.seeds == 2
+    assert closed.verdict(found) == "open: fewer than 3 seeds"
+    assert continual.claim(small, scores) is None  # nobody has run it
+
+
+def test_effects_are_forgetting_of_the_trained_and_transfer_to_the_others(
+    arms: Mapping[str, Sequence[Record]],
+) -> None:
+    found = {(x.block.start, x.task): x[2:] for x in continual.effects(arms["clear"])}
+    assert found == {
+        (0, 1): (None, pytest.approx(4 / 6)),
+        (100, 0): (pytest.approx(1 / 4), None),
+        (200, 1): (0.0, None),
+        (300, 0): (pytest.approx(1 / 4), None),
+    }
+
+
+def test_a_page_shows_areas_claims_and_effects(arms: Mapping[str, Sequence[Record]]) -> None:
+    measured = {("clear-catch", arm): list(of_seeds) for arm, of_seeds in arms.items()}
+    page = rendering._Page(Ledger(measured, {}), stale={})
+    assert [line.split(" | ")[:4] for line in page.sequence("clear-catch").splitlines()[2:]] == [
+        ["| separate-0", "101 to 103", "—", "—"],
+        ["| separate-1", "101 to 103", "—", "—"],
+        ["| simultaneous", "101 to 103", "**1.00** (1.00 to 1.00)", "1.00"],
+        ["| sequential", "101 to 103", "**0.29** (0.29 to 0.29)", "0.29"],
+        ["| clear", "101 to 103", "**0.95** (0.95 to 0.95)", "0.95"],
+    ]
+    claims = page.claims("clear-catch").splitlines()[2:]
+    assert claims[0] == (
+        "| Tasks in turn are forgotten | sequential / simultaneous | below 1.0 | 0.55 "
+        "| **0.29** (0.29 to 0.29) | holds |"
+    )
+    assert claims[-1].endswith("| — | not measured |")
+    assert page.effects("clear-catch", "clear").splitlines() == [
+        "| trained from | a | b |",
+        "|---|---|---|",
+        "| 0k, a | — | 0.67 gained |",
+        "| 0.1k, b | 0.25 | — |",
+        "| 0.2k, a | — | 0.00 |",
+        "| 0.3k, b | 0.25 | — |",
+    ]
+
+
+def _without_what_arms_vary(config: Config) -> Config:
+    return dataclasses.replace(
+        config,
+        mix=dataclasses.replace(config.mix, replayed=0, learn_from_fresh=True),
+        tasks=dataclasses.replace(config.tasks, frames=(), order="sequential", anneal_anew=False),
+        replay=ReplayConfig(),
+        impala=dataclasses.replace(config.impala, policy_cloning_cost=0.0, value_cloning_cost=0.0),
+    )
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_arms_differ_in_what_they_say_and_nothing_else(name: str) -> None:
+    settings = {arm: running.settings(words) for arm, words in EXPERIMENTS[name].arms.items()}
+    clear = settings["clear"]
+    fresh = clear.mix.fresh
+    history = tasks.total_frames(clear)
+    assert (clear.mix.replayed, clear.replay.rule, clear.mix.learn_from_fresh) == (
+        *(fresh, "reservoir", True),
+    )
+    assert clear.replay.capacity_frames == history // 2
+    assert (clear.impala.policy_cloning_cost, clear.impala.value_cloning_cost) == (0.01, 0.005)
+    for arm, config in settings.items():
+        assert config.mix.fresh == fresh, arm
+        assert config.tasks.environments == clear.tasks.environments
+        assert config.tasks.cycles == clear.tasks.cycles
+        assert _without_what_arms_vary(config) == _without_what_arms_vary(clear), arm
+    for task in range(len(clear.tasks.environments)):
+        alone = settings[f"{sequences.SEPARATE}{task}"]
+        frames = [
+            clear.tasks.frames[task] if i == task else 0 for i in range(len(clear.tasks.frames))
+        ]
+        assert list(alone.tasks.frames) == frames
+    without = settings["no-cloning-20th"]
+    assert without.replay == settings["clear-20th"].replay
+    assert without.impala.policy_cloning_cost == without.impala.value_cloning_cost == 0
+    assert settings["fifo-20th"].replay == dataclasses.replace(without.replay, rule="fifo")
+    assert without.replay.capacity_frames == history // 20
+    equal = settings["sequential-equal-compute"]
+    assert equal.mix.batch_size == clear.mix.batch_size
+    assert equal.replay.capacity_frames < history / 200
+    only = settings["replay-only"].mix
+    assert (only.batch_size, only.replayed) == (clear.mix.batch_size, clear.mix.batch_size)
