@@ -25,8 +25,8 @@ generate_stubs = $(BIN)/python -m grpc_tools.protoc -I. --python_out=$(1) --pyi_
 lock = $(BIN)/uv pip compile --quiet --generate-hashes --no-header --python-version 3.11 \
 	--custom-compile-command 'make lock' --output-file $(1) $(2) pyproject.toml
 
-# Two at a time: half of the tests wait for processes that they have started.
-TEST := $(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist worksteal
+# Three at a time on two cores: half of the tests wait for processes that they have started.
+TEST := $(BIN)/python -m pytest -m "not slow" --numprocesses 3 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help setup protos train test test-slow soak abuse image-test manifests check dist bench results \

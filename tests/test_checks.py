@@ -600,13 +600,16 @@ NETWORKS: dict[str, tuple[str, Callable[[np.ndarray], Any]]] = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_that_computes_something_else_is_named(name: str) -> None:
+def test_a_network_that_computes_something_else_is_named(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     story = Story(LSTM, 1.5)
     for sent in story.play(12, values=tampered(story, *NETWORKS[name])):
         story.send(sent)
     assert story.counts.keys() == {Kind.BEHAVIOUR_POLICY}
+    # In some unrolls only the baseline differs by more than rounding.
     which = "output/baseline" if "baseline" in name else "output/policy"
-    assert f"{which} is not what the network computes" in story.last
+    assert f"{which} is not what the network computes" in caplog.text
 
 
 def test_a_core_state_that_is_not_kept_is_named() -> None:
