@@ -4,8 +4,10 @@ PYTHON ?= python3.11
 PRESET ?= atari
 ARGS ?=
 
-# Debian packages that have to be there; everything else is a pinned wheel.
+# Debian packages that have to be there; everything else is a pinned wheel, or a pinned package of npm.
 DEBIAN_PACKAGES := python3.11 python3.11-venv libstdc++6
+# Those of clients/node, which only tests need: without them, its tests are skipped.
+DEBIAN_PACKAGES_OF_CLIENTS := nodejs npm
 
 # Where there is an NVIDIA GPU, TensorFlow comes with its CUDA libraries. GPU= leaves them out.
 GPU ?= $(wildcard /dev/nvidiactl)
@@ -14,6 +16,8 @@ LOCKS := requirements-dev.lock $(if $(GPU),requirements-gpu.lock)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
+CLIENT := clients/node
+CLIENT_STAMP := $(CLIENT)/node_modules/.set-up
 PROTO := protos/impala/v1/learner.proto
 STUBS := $(addprefix protos/impala/v1/learner_pb2,.py .pyi _grpc.py)
 
@@ -29,7 +33,7 @@ lock = $(BIN)/uv pip compile --quiet --generate-hashes --no-header --python-vers
 TEST := $(BIN)/python -m pytest -m "not slow" --numprocesses 3 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos train test test-slow soak abuse image-test manifests check dist bench results \
+.PHONY: help setup clients protos train test test-slow soak abuse image-test manifests check dist bench results \
 	lock clean
 
 ## setup: make .venv with everything that the lock files pin, and the impala command
@@ -50,6 +54,19 @@ $(STAMP): $(LOCKS)
 		--no-build-isolation --editable .
 	@touch $@
 
+## clients: install what the actor in clients/node needs, if there are Node and npm
+clients:
+	@if ! node -e 'process.exitCode = Number(parseInt(process.versions.node) < 18)' 2>/dev/null || \
+		! command -v npm >/dev/null; then \
+		echo "There is no Node of version 18 or later with npm: the tests of $(CLIENT) will be" \
+		"skipped. On Debian: apt-get install $(DEBIAN_PACKAGES_OF_CLIENTS)." >&2; \
+	else $(MAKE) --no-print-directory $(CLIENT_STAMP); fi
+
+$(CLIENT_STAMP): $(CLIENT)/package-lock.json
+	@echo "Installing the packages of $(CLIENT)."
+	@cd $(CLIENT) && npm ci --silent --no-audit --no-fund
+	@touch $@
+
 ## protos: generate the Python stubs of the wire (they are committed; `make check` compares)
 protos: $(STUBS)
 
@@ -62,11 +79,11 @@ train: setup
 	$(BIN)/impala train $(PRESET) $(ARGS)
 
 ## test: run the tests, without the slow ones
-test: setup
+test: setup clients
 	$(TEST) $(ARGS)
 
 ## test-slow: run the tests that take minutes
-test-slow: setup
+test-slow: setup clients
 	$(BIN)/python -m pytest -m slow -s $(ARGS)
 
 ## soak: break a running fleet for half an hour and account for every unroll
@@ -87,7 +104,7 @@ manifests: setup
 
 ## check: what CI runs: format, lint, types, fresh stubs, pages of results, tests
 # Without `setup`, whose `protos` would hide that the committed stubs are stale.
-check: $(STAMP)
+check: $(STAMP) clients
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -120,7 +137,7 @@ lock: $(STAMP)
 
 ## clean: delete .venv, build outputs and caches; runs/ stays
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENT)/node_modules build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 ## help: explain the targets

@@ -447,7 +447,8 @@ def test_catch_is_what_the_page_says(kwargs: dict[str, Any]) -> None:
 # What is no rule of the two sides: headings of what follows, advice, reasons, and history. A
 # sentence is named by how it begins.
 _NO_RULE = (
-    *("The protocol between actors", "This page and", "Nothing executable is sent"),
+    *("The protocol between actors", "This page and", "An example is the actor in Node"),
+    *("Nothing executable is sent",),
     *("Draw a random incarnation.", "Check `protocol`.", "If `finished`, stop."),
     *("`GetParameters` until there", "Parameters always come from", "Act T steps in E"),
     *("Send them as one", "Repeat.", "When the stream breaks:", "The name identifies the actor"),
