@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-HOME = pathlib.Path(__file__).parents[1] / "clients" / "node"
+TESTS = pathlib.Path(__file__).parent
+HOME = TESTS.parent / "clients" / "node"
 
 
 def needed() -> str:

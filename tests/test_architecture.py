@@ -63,6 +63,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "learner.front": {*_LIBRARY, "impala.logdir", "learner.checks", "learner.data", "protos"},
     "learner.data": {*_LIBRARY, "impala.logdir", "learner.checks", "protos"},
     "learner.update": {*_LIBRARY, "impala.logdir", "learner.data", "learner.front"},
+    # The compliance kit: a learner that learns nothing, and an actor that plays nothing.
+    "impala.conform": {
+        *(*_LIBRARY, "protos"),
+        *("learner.checks", "learner.data", "learner.front"),
+    },
     "learner": {
         *(*_LIBRARY, "impala.logdir", "protos"),
         *("learner.data", "learner.front", "learner.telemetry", "learner.update"),
@@ -78,13 +83,14 @@ LIBRARY = "impala.__init__"
 MAY_IMPORT_GRPC = (
     *("actors.channel", "actors.client"),
     *("learner.front.calls", "learner.front.probes", "learner.front.server"),
+    *("impala.conform.cases", "impala.conform.learner"),
     "protos.impala.v1.learner_pb2_grpc",
 )
 GRPC = ("grpc", "grpc_health", "protos.impala.v1.learner_pb2_grpc")
 # What environments need starts in an instant and works beside any framework.
 WITHOUT_TENSORFLOW = (
     *("actors.channel", "actors.client", "actors.session", "actors.status"),
-    *("impala.config.schema", "impala.environments", "impala.types"),
+    *("impala.config.schema", "impala.conform", "impala.environments", "impala.types"),
     *("impala.testing.environments", "learner.checks", "learner.front.service", "protos"),
 )
 TENSORFLOW = ("sonnet", "tensorflow")

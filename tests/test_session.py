@@ -721,7 +721,7 @@ BUSY = real.Failure("RESOURCE_EXHAUSTED", "quarantined for 60 s")
 
 @says(
     "**Backoff.** 0.1 s, doubled up to 10 s, each time multiplied by a random 0.5 to 1, and reset "
-    "once a session was good.",
+    "by a session that was longer than the last wait.",
 )
 def test_pauses_double_up_to_a_limit_and_begin_anew_after_a_good_connection() -> None:
     learner = session()

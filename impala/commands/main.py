@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from impala.commands.actor import Actor, actor
+from impala.commands.conform import Conform, conform
 from impala.commands.evaluate import Evaluate, evaluate
 from impala.commands.export import Export, export
 from impala.commands.flags import STOPPED
@@ -54,6 +55,7 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], int]]] = {
     "plot": (Plot, plot),
     "replay-update": (ReplayUpdate, replay_update),
     "presets": (Presets, presets),
+    "conform": (Conform, conform),
 }
 """Name -> (its flags, the function that runs it)."""
 

@@ -1,0 +1,60 @@
+"""`impala conform`: puts an actor, or a learner, through the cases of the wire protocol."""
+
+import asyncio
+import dataclasses
+import logging
+import shlex
+import sys
+from typing import Annotated, Literal
+
+from impala.commands.flags import plainly
+from impala.config import values
+from impala.config.schema import Range
+from impala.runtime import listen
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Conform:
+    """Puts an actor through every case of the wire protocol.
+
+    Ends with a table of the sentences of docs/wire-protocol.md that were kept and that were not.
+    The exit status is 0 if none was broken.
+    """
+
+    listen: str = ""
+    """HOST:PORT (port 0: any free one) or unix:PATH, where to be a learner that learns nothing."""
+    preset: Literal["catch", "pendulum"] = "catch"
+    """What the actor is to play."""
+    actor: str = ""
+    """Command that starts the actor; {address} in it stands for the address of the kit. It is
+    started again when it has ended. Empty: you start it."""
+    seconds: Annotated[float, Range(0.1)] = 20.0
+    """The most that the other side may take for one thing that it has to do."""
+
+
+def conform(command: Conform) -> int:
+    """Runs the kit and prints what it found."""
+    if not command.listen:
+        raise values.OptionError("--listen is missing: give HOST:PORT or unix:PATH for the kit.")
+    if listen.socket_path(command.listen) is None:
+        with plainly():
+            listen.parse("The kit", command.listen)
+    try:
+        shlex.split(command.actor)
+    except ValueError as error:
+        raise values.OptionError(f"--actor is {command.actor!r}: {error}.") from None
+    from impala.conform.cases import Kit
+
+    logging.getLogger("learner").setLevel(logging.ERROR)  # the table has what it would warn of
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    try:
+        with plainly():
+            kit = Kit(command.preset, command.seconds, command.actor, say)
+            report = asyncio.run(kit.run(command.listen))
+    except KeyboardInterrupt:
+        return 130
+    print(report.text())
+    return 0 if report.is_good else 1

@@ -1,0 +1,1 @@
+"""The compliance kit: it puts an actor, or a learner, through the cases of the wire protocol."""
