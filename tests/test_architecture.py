@@ -66,7 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The compliance kit: a learner that learns nothing, and an actor that plays nothing.
     "impala.conform": {
         *(*_LIBRARY, "protos"),
-        *("learner.checks", "learner.data", "learner.front"),
+        *("actors", "learner.checks", "learner.data", "learner.front"),
     },
     "learner": {
         *(*_LIBRARY, "impala.logdir", "protos"),
@@ -83,7 +83,7 @@ LIBRARY = "impala.__init__"
 MAY_IMPORT_GRPC = (
     *("actors.channel", "actors.client"),
     *("learner.front.calls", "learner.front.probes", "learner.front.server"),
-    *("impala.conform.cases", "impala.conform.learner"),
+    *("impala.conform.cases", "impala.conform.learner", "impala.conform.probe"),
     "protos.impala.v1.learner_pb2_grpc",
 )
 GRPC = ("grpc", "grpc_health", "protos.impala.v1.learner_pb2_grpc")

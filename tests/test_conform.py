@@ -5,13 +5,27 @@ import re
 import subprocess
 import sys
 
+import golden
+import messages
 import node
 import pytest
 import services
+from fake_learner import FakeLearner
 from page import PAGE, normal
 
-from impala.conform import cases
+from impala.commands.main import main
+from impala.config import values
+from impala.config.presets import PRESETS
+from impala.conform import cases, learner_cases
+from impala.conform import golden as kit_golden
+from impala.conform.learner_cases import LearnerKit
 from impala.conform.report import Report
+from impala.runtime.security import ClientSecurity
+from impala.types import Parameters
+from learner.front.server import Server
+from learner.front.terms import terms
+from learner.plan import plan_of
+from protos.impala.v1 import learner_pb2 as pb
 
 
 def _told(*arguments: object) -> "subprocess.CompletedProcess[str]":
@@ -52,9 +66,54 @@ def test_our_own_actor_passes(preset: str) -> None:
 
 def test_the_kit_quotes_the_page() -> None:
     page = normal(PAGE)
-    for sentences in cases.SENTENCES.values():
-        for sentence in sentences:
+    for of_cases in (cases.SENTENCES, learner_cases.LEARNER_SENTENCES):
+        for sentence in [each for sentences in of_cases.values() for each in sentences]:
             assert normal(sentence) in page, sentence
+
+
+@pytest.mark.parametrize("preset", golden.RUNS)
+def test_our_own_learner_passes(preset: str) -> None:
+    """Its service and its server, which refuses mistakes; nothing is learned from what it takes."""
+    config = values.overlay(PRESETS[preset][1], {"checks": {"on_mistake": "refuse"}})
+    plan = plan_of(config)
+    variables = plan.phases.agent.variables
+    service = messages.service(
+        terms=terms(config, variables, plan.unroll_spec, plan.played, plan.spaces), config=config
+    )
+    parameters = [variable.numpy() for variable in variables]
+    service.publish(Parameters(messages.LEARNER, 7, 0.0, 0, parameters))
+    server = Server(service, "127.0.0.1:0")
+    try:
+        told = LearnerKit(server.start(), ClientSecurity(), 20.0, print).run()
+    finally:
+        server.stop(0.0)
+        service.close()
+    assert [row for row in told.rows() if row.result != "passed"] == []
+
+
+def test_a_learner_that_takes_everything_is_found_out() -> None:
+    with FakeLearner() as learner:
+        reply = kit_golden.run("catch").reply
+        learner.unroll_specs, learner.unroll_length = reply.unroll_specs, reply.unroll_length
+        learner.answer = lambda message: learner.receipt(message, pb.STATUS_ACCEPTED)
+        told = LearnerKit(learner.address, ClientSecurity(), 20.0, print)
+        # It says nothing of spaces, so the kit cannot make a message of its own.
+        told._probe.connect()
+        told._probe.reply.MergeFrom(
+            pb.JoinReply(
+                observation_space=reply.observation_space,
+                action_space=reply.action_space,
+                limits=reply.limits,
+            )
+        )
+        told._bad()
+    failed = {row.sentence for row in told.report.rows() if row.result == "FAILED"}
+    assert failed == set(learner_cases.LEARNER_SENTENCES[learner_cases.BAD][:-2])
+
+
+def test_a_learner_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["conform", "--learner", "127.0.0.1:1", "--seconds", "0.3"]) == 1
+    assert "Join was answered with UNAVAILABLE" in capsys.readouterr().out
 
 
 def test_who_does_not_come_or_ends_fails_in_time(tmp_path: pathlib.Path) -> None:
@@ -70,16 +129,18 @@ def test_who_does_not_come_or_ends_fails_in_time(tmp_path: pathlib.Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "--listen is missing"),
+        ((), "Give --listen ADDRESS to try an actor"),
+        (("--listen", "127.0.0.1:0", "--learner", "127.0.0.1:1"), "or --learner ADDRESS"),
         (("--listen", "nowhere"), "the host is missing"),
         (("--listen", "127.0.0.1:0", "--actor", "'"), "No closing quotation"),
         (("--listen", "127.0.0.1:0", "--seconds", "0"), "seconds"),
     ],
 )
-def test_a_wrong_command_line_is_explained(arguments: tuple[str, ...], words: str) -> None:
-    told = _told(*arguments)
-    assert told.returncode == 2
-    assert words in told.stderr
+def test_a_wrong_command_line_is_explained(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["conform", *arguments]) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_a_report_names_the_first_failure_of_each_sentence() -> None:

@@ -5,22 +5,30 @@ import dataclasses
 import logging
 import shlex
 import sys
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from impala.commands.flags import plainly
 from impala.config import values
 from impala.config.schema import Range
 from impala.runtime import listen
+from impala.runtime.security import ClientSecurity
+
+if TYPE_CHECKING:
+    from impala.conform.report import Report
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Conform:
-    """Puts an actor through every case of the wire protocol.
+    """Puts an actor, or a learner, through every case of the wire protocol.
 
     Ends with a table of the sentences of docs/wire-protocol.md that were kept and that were not.
     The exit status is 0 if none was broken.
     """
 
+    learner: str = ""
+    """HOST:PORT or unix:PATH of a learner, to which to be an actor that sends every bad message.
+    Use one that was started for it: what it accepts, it learns from."""
+    security: ClientSecurity = dataclasses.field(default_factory=ClientSecurity)
     listen: str = ""
     """HOST:PORT (port 0: any free one) or unix:PATH, where to be a learner that learns nothing."""
     preset: Literal["catch", "pendulum"] = "catch"
@@ -34,8 +42,12 @@ class Conform:
 
 def conform(command: Conform) -> int:
     """Runs the kit and prints what it found."""
-    if not command.listen:
-        raise values.OptionError("--listen is missing: give HOST:PORT or unix:PATH for the kit.")
+    if bool(command.listen) == bool(command.learner):
+        raise values.OptionError(
+            "Give --listen ADDRESS to try an actor, or --learner ADDRESS to try a learner."
+        )
+    if command.learner:
+        return _try_learner(command)
     if listen.socket_path(command.listen) is None:
         with plainly():
             listen.parse("The kit", command.listen)
@@ -46,15 +58,33 @@ def conform(command: Conform) -> int:
     from impala.conform.cases import Kit
 
     logging.getLogger("learner").setLevel(logging.ERROR)  # the table has what it would warn of
-
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
     try:
         with plainly():
-            kit = Kit(command.preset, command.seconds, command.actor, say)
+            kit = Kit(command.preset, command.seconds, command.actor, _say)
             report = asyncio.run(kit.run(command.listen))
     except KeyboardInterrupt:
         return 130
+    return _told(report)
+
+
+def _try_learner(command: Conform) -> int:
+    with plainly():
+        command.security.check()
+        listen.check_dialled(command.learner)
+    from impala.conform.learner_cases import LearnerKit
+
+    try:
+        with plainly():
+            kit = LearnerKit(command.learner, command.security, command.seconds, _say)
+        return _told(kit.run())
+    except KeyboardInterrupt:
+        return 130
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _told(report: "Report") -> int:
     print(report.text())
     return 0 if report.is_good else 1
