@@ -64,7 +64,7 @@ _QUARANTINED = (
     "the actor is quarantined, or its host has joined too often; the message says which, and for "
     "how long | tries again, with backoff, and keeps what has no receipt"
 )
-_OF_KIND = {
+SENTENCE_OF = {
     Kind.SHIFTED_ACTIONS: "Row t holds the time step that the environment gave at t and the agent "
     "output that **led to it**",
     Kind.BYTE_ORDER: "C order (the last axis varies fastest), **little endian**, IEEE 754 floats",
@@ -91,7 +91,7 @@ SENTENCES: Mapping[str, tuple[str, ...]] = {
         _OWN_WEIGHTS,
     ),
     STREAM: (_VALID, _NUMBERED, _UNCHANGED, _ONE_STREAM),
-    MISTAKES: tuple(_OF_KIND.values()),
+    MISTAKES: tuple(SENTENCE_OF.values()),
     PARAMETERS: (
         "The same incarnation and a higher `newest_version` in a receipt: there is something to "
         "pull.",
@@ -613,7 +613,7 @@ class Kit:
     # What is seen throughout.
 
     def _mistaken(self, mistake: Mistake) -> None:
-        self.report.failed(MISTAKES, str(mistake), _OF_KIND[mistake.kind])
+        self.report.failed(MISTAKES, str(mistake), SENTENCE_OF[mistake.kind])
 
     def _sum_up(self) -> None:
         """Notes what was wrong at any time."""
