@@ -2,8 +2,10 @@
 
 import contextlib
 import logging
+import os
 import pathlib
 import secrets
+from collections.abc import Sequence
 
 from impala.config import values
 from impala.config.schema import Config
@@ -29,6 +31,7 @@ from learner.front.service import LearnerService, Lineage
 from learner.front.snapshots import Snapshots
 from learner.front.terms import terms
 from learner.plan import plan_of
+from learner.share import of as share_of
 from learner.telemetry import own_sinks
 from learner.telemetry.console import Console
 from learner.telemetry.evaluations import Evaluations
@@ -42,8 +45,8 @@ from learner.telemetry.writer import Writer
 from learner.update import devices
 from learner.update.checkpoints import Checkpoints, resume
 from learner.update.guard import Guard
+from learner.update.peers import Peers
 from learner.update.publisher import Publisher
-from learner.update.replicas import replicas_of
 from learner.update.snapshot_maker import SnapshotMaker
 from learner.update.training import Training
 
@@ -52,6 +55,9 @@ _log = logging.getLogger(__name__)
 # Between rows of a deterministic run; files get them as if that took so many seconds.
 _ROW_UPDATES, _ROW_SECONDS = 100, 5.0
 _GRACE_SECONDS = 2.0  # for calls in progress when the learner stops
+
+STOPPED = os.EX_TEMPFAIL
+"""Exit status of a learner that ends because of another one: it has to be started again."""
 
 
 def run_learner(
@@ -68,6 +74,8 @@ def run_learner(
     health_listen: str | None = None,
     metrics_listen: str | None = None,
     rows_to_log: bool = False,
+    peers: Sequence[str] = (),
+    peer: int = 0,
 ) -> int:
     """Serves a fleet of actors and learns until the run is done, or SIGTERM, SIGINT or SIGHUP.
 
@@ -84,10 +92,12 @@ def run_learner(
       health_listen: HOST:PORT where only health is served, in plain text.
       metrics_listen: HOST:PORT where Prometheus metrics are served.
       rows_to_log: log the rows of telemetry instead of printing them to standard output.
+      peers: HOST:PORT of each learner that learns together with this one, itself included.
+      peer: which of them it is.
 
     Returns:
       The exit status: 0 after a finished run, `stopped_status` after a stopped one, 1 after a
-      failure.
+      failure, `STOPPED` if a peer was stopped.
 
     Raises:
       LogDirectoryError: `logdir` cannot be written, or another learner writes it.
@@ -96,42 +106,49 @@ def run_learner(
       OptionError: there is no such environment, or the agent cannot play it.
       OSError: an address is invalid or cannot be bound.
       SecurityError: the files of `security` cannot be used, or do not suffice for the addresses.
+      PeerLost: a peer has ended, and this learner has to be started again, too.
     """
     process.tune_malloc()
     process.allow_many_files()
     devices.set_up(config)
-    security.check(listen, health=health_listen, metrics=metrics_listen)
+    security.check(listen, health=health_listen, metrics=metrics_listen, has_peers=len(peers) > 1)
     initial = checkpoint.load(init_from) if init_from is not None else None
     with (
         EndRequest() as stop,
         LogDirectory(logdir, fresh) as directory,
         contextlib.ExitStack() as at_the_end,
     ):
+        joined = Peers.joined(config, peers, peer, stop)
+        if joined is None:
+            return stopped_status
+        group = at_the_end.enter_context(joined)
+        share = share_of(config, group.index, group.count)
         # May raise an OSError that does not concern the log directory.
-        plan = plan_of(config, replicas_of(config))
+        plan = plan_of(config, group.replicas)
         with log_directory.opening(logdir):
             # Restored state.
             records = Records.begin(config)
-            resumed = resume(logdir, plan.phases, records.accounts, initial)
+            resumed = resume(logdir, plan.phases, records.accounts, initial, group)
             if empty_replay:
                 directory.move_replay_aside()
             added = resumed.replay_added
-            replay = open_replay(config, plan.unroll_spec, directory, added, empty_replay)
+            replay = open_replay(share, plan.unroll_spec, directory, added, empty_replay)
             directory.write("config.yaml", values.to_yaml(config, resumed.unknown))
-            incarnations = Incarnations(logdir / "incarnations.json", secrets.randbits(62) + 1)
+            incarnation = group.of_first(secrets.randbits(62) + 1)
+            incarnations = Incarnations(logdir / "incarnations.json", incarnation)
 
             # The service for actors.
-            pacing = Pacing.of(config)
+            pacing = Pacing.of(share)
             # Unrolls with a permit always have room: none that is due waits behind others.
-            ingest = Ingest(pacing.capacity if pacing else config.learner.queue_unrolls)
-            snapshots = Snapshots(len(plan.played), config.learner.snapshots)
+            ingest = Ingest(pacing.capacity if pacing else share.learner.queue_unrolls)
+            snapshots = Snapshots(len(plan.played), share.learner.snapshots)
             snapshot_maker = SnapshotMaker(
                 *(logdir, resumed, plan.phases, plan.spaces, snapshots, incarnations.own)
             )
             proofs = ReceiptProofs(load_key(logdir / "receipt.key"), incarnations.own)
             service = LearnerService(
                 terms(
-                    config, plan.phases.agent.variables, plan.unroll_spec, plan.played, plan.spaces
+                    share, plan.phases.agent.variables, plan.unroll_spec, plan.played, plan.spaces
                 ),
                 Lineage(incarnations.own, incarnations.earlier, proofs),
                 records,
@@ -161,7 +178,7 @@ def run_learner(
             if replay is not None:
                 at_the_end.callback(replay.close)
             mix = Mix(
-                *(ingest, config.mix, replay),
+                *(ingest, share.mix, replay),
                 version=resumed.learner.counters.updates,
                 pacing=pacing,
                 place=resumed.learner.place,
@@ -172,14 +189,21 @@ def run_learner(
                 *(config.guard, logdir, mix, replay),
                 blame=records.quarantine.blame,
                 refused_outputs=records.refused_outputs,
+                peers=group,
             )
-            training = Training(plan.phases, resumed.learner, mix, guard)
+            training = Training(plan.phases, resumed.learner, mix, guard, group)
 
             # Consumers of the stream of iterations.
             publisher = Publisher(service, incarnations, plan.phases, guard)
             at_the_end.callback(publisher.close)
-            checkpoints = Checkpoints(logdir, resumed, plan.spaces, records.accounts, replay)
-            kept = Kept(logdir, resumed, plan.spaces, evaluated=snapshots.take_evaluated)
+            checkpoints = Checkpoints(
+                *(logdir, resumed, plan.spaces, records.accounts, replay), peers=group
+            )
+            kept = Kept(
+                *(logdir, resumed, plan.spaces),
+                evaluated=snapshots.take_evaluated,
+                settings=share.learner,
+            )
             if empty_replay and added:
                 checkpoints.save(training.learner)  # no longer counts the replay moved aside
             server = Server(
@@ -213,7 +237,9 @@ def run_learner(
                 _log.warning("Insecure: whoever reaches %s may take part in this run.", address)
 
             telemetry.begin(training.learner.counters)
-            for iteration in training.iterations(until=stop.is_set):
+            for iteration in training.iterations(
+                until=stop.is_set, may_learn=snapshot_maker.has_room, queued=lambda: ingest.depth
+            ):
                 server.check()
                 for part in iteration.provenance:
                     records.accounts.settle(*part.account)
@@ -226,11 +252,10 @@ def run_learner(
                 if pacing is not None and iteration.is_whole and not training.is_finished:
                     publisher.wait()
                     service.learned()
-                snapshot_maker.await_room(check, stop)
             publisher.wait()
 
-            if stop.is_set():
-                _log.info("Stopping: %s.", stop.cause)
+            if not training.is_finished:
+                _log.info("Stopping: %s.", stop.cause if stop.is_set() else "a peer stops")
             if finished := training.is_finished:
                 service.finish()
             else:
@@ -242,6 +267,7 @@ def run_learner(
                     snapshot_maker.make_last(training.learner)
                 checkpoints.save(training.learner)
                 kept.consider(training.learner)
+            group.part()
             if finished:
                 snapshots.end()
                 farewell.await_evaluations(snapshots, check, stop)
@@ -254,5 +280,9 @@ def run_learner(
                 farewell.serve_on(when_finished, check, stop)
         except (NotFiniteError, StorageError) as error:
             _log.error("%s", error)  # no checkpoint: the variables are bad, or the disk is full
+            if isinstance(error, NotFiniteError):
+                group.part()  # those of the peers are as bad
             return 1
-    return 0 if finished else stopped_status
+    if finished:
+        return 0
+    return stopped_status if stop.is_set() else STOPPED

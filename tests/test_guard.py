@@ -293,6 +293,13 @@ class Scene:
         )
         return prepared, update
 
+    def judge_outputs(self) -> bool:
+        """As the training loop does: whether the variables were rolled back."""
+        finding = self.guard.judge_outputs(self.learner)
+        if finding is not None:
+            self.guard.heed(self.learner, finding)
+        return finding is not None
+
     def save(self) -> None:
         saved = Checkpoint(self.learner.config, self.learner.counters, self.learner.variables(), {})
         checkpoint.save(self.logdir, saved, keep=3)
@@ -510,11 +517,11 @@ def test_actors_are_blamed_for_outputs_if_the_learners_own_are_within_the_limits
     scene: Scene,
 ) -> None:
     scene.learn(batch_for(scene.learner))
-    assert not scene.guard.judge_outputs(scene.learner)  # nothing was refused
+    assert not scene.judge_outputs()  # nothing was refused
     refuse(scene, 2)
-    assert not scene.guard.judge_outputs(scene.learner)
+    assert not scene.judge_outputs()
     assert scene.blamed == ["good: range: output/baseline"] * 2
-    assert not scene.guard.judge_outputs(scene.learner)
+    assert not scene.judge_outputs()
     assert len(scene.blamed) == 2
 
 
@@ -533,23 +540,23 @@ def test_diverged_variables_are_to_blame_and_go_back_to_a_checkpoint_that_is_not
     spoil(scene.learner, value)
     refuse(scene)
     # ... then nobody is blamed, and the good one's variables are the next version.
-    assert scene.guard.judge_outputs(scene.learner)
+    assert scene.judge_outputs()
     for one, other in zip(good, scene.learner.agent_values(), strict=True):
         np.testing.assert_array_equal(one, other)
     assert (scene.learner.counters.updates, scene.mix.shift, scene.guard.rollbacks) == (6, 1, 1)
     assert "100% of the learner's own outputs are beyond limits too, at update 5" in caplog.text
     # What was still under way is nobody's fault either; what comes of the new version is.
     refuse(scene, version=5)
-    assert not scene.guard.judge_outputs(scene.learner)
+    assert not scene.judge_outputs()
     assert scene.blamed == []
     refuse(scene, version=6)
-    assert not scene.guard.judge_outputs(scene.learner)
+    assert not scene.judge_outputs()
     assert len(scene.blamed) == 1
     # If they diverge again at once, then the run ends.
     spoil(scene.learner, 1e9)
     refuse(scene)
     with pytest.raises(NotFiniteError, match=r"has not helped.*optimiser\.learning_rate"):
-        scene.guard.judge_outputs(scene.learner)
+        scene.judge_outputs()
 
 
 def test_one_callers_observations_in_the_last_good_batch_do_not_make_the_variables_bad(
@@ -564,7 +571,7 @@ def test_one_callers_observations_in_the_last_good_batch_do_not_make_the_variabl
         scene.learner.config, limits=LimitsConfig(baseline=100.0)
     )
     refuse(scene, 200)
-    assert not scene.guard.judge_outputs(scene.learner)
+    assert not scene.judge_outputs()
     assert (scene.blamed, scene.guard.rollbacks) == ([], 0)
     # Only if nothing good comes in for long.
     scene.seconds = 30.0
@@ -573,21 +580,21 @@ def test_one_callers_observations_in_the_last_good_batch_do_not_make_the_variabl
     for seconds in (40.0, 70.0, 99.0):
         scene.seconds = seconds
         refuse(scene, 50)
-        assert not scene.guard.judge_outputs(scene.learner)
+        assert not scene.judge_outputs()
     scene.seconds = 100.0
     refuse(scene)
-    assert scene.guard.judge_outputs(scene.learner)
+    assert scene.judge_outputs()
 
 
 def test_before_anything_was_learned_nobody_is_blamed_and_a_run_does_not_stall(
     scene: Scene,
 ) -> None:
     refuse(scene, 200)
-    assert not scene.guard.judge_outputs(scene.learner)
+    assert not scene.judge_outputs()
     scene.seconds = 60.0
     refuse(scene)
     with pytest.raises(NotFiniteError, match=r"limits\.policy_parameter and limits\.baseline"):
-        scene.guard.judge_outputs(scene.learner)
+        scene.judge_outputs()
     assert scene.blamed == []
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from learner.plan import Plan
 from learner.update import devices
 from learner.update.checkpoints import Checkpoints, resume
 from learner.update.guard import Guard
+from learner.update.peers import Peers, Standing
 from learner.update.phases import Phases
 from learner.update.replicas import Replicas
 from learner.update.training import Iteration, Training
@@ -153,6 +155,45 @@ def test_the_loop_tells_what_each_step_has_brought_and_ends_with_the_run(scene: 
     assert not last.begins_phase and last.learner is second.learner
     assert scene.training.is_finished
     assert scene.iterations(9, consume) == []
+
+
+class Scripted(Peers):
+    """The first of two peers, of which the other says what it is told to."""
+
+    def __init__(self, said: list[Any]) -> None:
+        super().__init__()
+        self.said = said
+
+    def meet(self, own: Any) -> list[Any]:
+        return [own, self.said.pop(0)]
+
+
+def test_peers_learn_together_count_together_and_end_together(scene: Scene) -> None:
+    def says(**changes: Any) -> list[Any]:
+        idle = Standing(False, False, False, None, queued=3, lag=None, waited_seconds=0.5)
+        return list(idle._replace(**changes))
+
+    # Given a batch here, for which the other is ready in the third round, when it has counted what
+    # it only adds to its replay, and which asks for the end later.
+    script = [
+        says(),
+        *(says(has_news=True), [2, 30, 20, 1]),
+        *(says(has_batch=True, lag=2.0), [2, 5, 5, 0]),
+        says(ends=True),
+    ]
+    scene.training._peers = Scripted(script)
+    scene.batches.ready = [scene.prepared()]
+    waits, counts, learns = scene.iterations(9, lambda iteration: None)
+
+    # Then the batch waits, and both count what both have.
+    assert not waits.is_new and waits.prepared is None
+    assert counts.is_new and counts.prepared is None and counts.update is None
+    assert learns.update is not None and learns.prepared is not None
+    assert learns.learner.counters[:4] == (1, B + 4, B * T + 25, B * T + 35)
+    assert learns.learner.counters.episodes == 1
+    assert [peer.queued for peer in learns.standings] == [0, 3]
+    assert [peer.lag for peer in learns.standings] == [0.0, 2.0]
+    assert not script and not scene.training.is_finished
 
 
 @pytest.mark.parametrize("across_phases", [False, True])

@@ -47,6 +47,18 @@ def test_each_of_the_three_asks_for_the_end(number: signal.Signals) -> None:
         assert not request.insists
 
 
+def test_a_library_that_takes_the_handlers_gets_none_of_the_signals() -> None:
+    theirs: list[int] = []
+    with EndRequest() as request:
+        with request.kept():
+            signal.signal(signal.SIGTERM, lambda number, frame: theirs.append(number))
+            signal.raise_signal(signal.SIGTERM)  # is received when the context ends
+            assert not request.is_set()
+        assert request.received == signal.SIGTERM
+        signal.raise_signal(signal.SIGTERM)
+    assert not theirs
+
+
 def test_only_the_first_is_told_even_if_the_second_comes_while_it_is_handled() -> None:
     told = []
 

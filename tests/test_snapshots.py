@@ -261,21 +261,11 @@ def test_training_waits_at_the_bound_and_says_so(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     story = Story(tmp_path, learner={"max_snapshots": 2}).goes_on_to(300)
-    looks = 0
-
-    def check() -> None:
-        nonlocal looks
-        looks += 1
-        if looks == 3:
-            story.snapshots.settle(LEARNER, 0, 0, 1.0)
-
-    never: Any = SimpleNamespace(wait=lambda seconds: False)
-    story.maker.await_room(check, never)
-    assert looks == 3
+    assert [story.maker.has_room() for _ in range(3)] == [False] * 3
     assert sum("Training waits for evaluators" in message for message in caplog.messages) == 1
-    at_once: Any = SimpleNamespace(wait=lambda seconds: True)
-    story.goes_on_to(600).maker.await_room(check, at_once)
-    assert looks == 3
+    story.snapshots.settle(LEARNER, 0, 0, 1.0)
+    assert story.maker.has_room()
+    assert not story.goes_on_to(600).maker.has_room()
 
 
 _SLOWLY = """

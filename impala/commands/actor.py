@@ -20,7 +20,8 @@ class Actor:
     """Acts for a learner, which provides all settings of the run."""
 
     learner: str = ADDRESS
-    """HOST:PORT of the learner, or unix:PATH."""
+    """HOST:PORT of the learner, or unix:PATH. HOST:PORT,HOST:PORT,... of learners that are peers:
+    the processes of --num-actors are divided evenly among them."""
     num_actors: NumActors = 1
     """Actor processes on this host."""
     num_envs: Annotated[int, Range(0, 4096)] = 0
@@ -61,7 +62,12 @@ def actor(command: Actor) -> int:
     with plainly():
         last = command.num_actors - 1 if command.index is None else command.index
         command.security.check(metrics=next_port(command.metrics_listen, last))
-        listen.check_dialled(command.learner)
+        learners = listen.dialled(command.learner)
+    if command.index is None and command.num_actors % len(learners):
+        raise values.OptionError(
+            f"--num-actors is {command.num_actors}, which {len(learners)} learners cannot share "
+            f"evenly: use a multiple of {len(learners)}."
+        )
     process.outlive_readers()
     log_to_stderr(command.log_format)
     if command.num_actors > 1:
@@ -79,7 +85,7 @@ def actor(command: Actor) -> int:
     name = command.name if command.index is None else f"{command.name}-{command.index}"
     try:
         return run_actor(
-            command.learner,
+            learners[index % len(learners)],
             index=index,
             name=name if command.name else None,
             num_envs=command.num_envs or None,

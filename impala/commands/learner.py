@@ -1,14 +1,16 @@
 """`impala learner`: serves a fleet of actors and learns from what they send."""
 
 import dataclasses
+import logging
 from typing import Annotated
 
-from impala.commands.flags import ADDRESS, RunFlags, WhenFinished, plainly, print_config
+from impala.commands.flags import ADDRESS, STOPPED, RunFlags, WhenFinished, plainly, print_config
 from impala.config import values
 from impala.config.schema import Range
 from impala.runtime import listen, process
 from impala.runtime.credentials import SecurityError
 from impala.runtime.logs import log_to_stderr
+from impala.runtime.meeting import PeerLost
 from impala.runtime.security import ServerSecurity
 
 
@@ -29,6 +31,13 @@ class Learner(RunFlags):
     """HOST:PORT where only gRPC health is served, in plain text, for probes without TLS."""
     metrics_listen: str | None = None
     """HOST:PORT where Prometheus metrics are served."""
+    peers: str = ""
+    """HOST:PORT,HOST:PORT,...: learners that learn as one, each with its own actors and --logdir,
+    the same list for all of them; see docs/scaling.md. At these addresses they reach each other,
+    unencrypted: in a private network."""
+    peer: Annotated[int, Range(-1)] = -1
+    """Which of the --peers this is, from 0. -1: the number at the end of the host's name, as of a
+    StatefulSet's pod."""
     security: ServerSecurity = dataclasses.field(default_factory=ServerSecurity)
 
 
@@ -37,10 +46,17 @@ def learner(command: Learner) -> int:
     if command.print_config:
         return print_config(command)
     from impala.commands import preflight
+    from learner import share
 
+    addresses = share.addresses(command.peers)
+    peer = share.number(addresses, command.peer)
+    share.check(command.settings, max(1, len(addresses)))
     with plainly():
         command.security.check(
-            command.listen, health=command.health_listen, metrics=command.metrics_listen
+            command.listen,
+            health=command.health_listen,
+            metrics=command.metrics_listen,
+            has_peers=len(addresses) > 1,
         )
         listen.check_free("The learner", command.listen)
         listen.check_free("Health", command.health_listen)
@@ -67,7 +83,12 @@ def learner(command: Learner) -> int:
             health_listen=command.health_listen,
             metrics_listen=command.metrics_listen,
             rows_to_log=command.log_format == "json",
+            peers=addresses,
+            peer=peer,
         )
+    except PeerLost as error:
+        logging.getLogger(__name__).error("%s", error)
+        return STOPPED
     except (CheckpointError, LogDirectoryError, SecurityError, StorageError) as error:
         raise values.OptionError(str(error)) from error
     except OSError as error:

@@ -239,7 +239,9 @@ def remove_leftovers(directory: pathlib.Path) -> None:
 
 
 def load(
-    directory: pathlib.Path, is_fit: Callable[[Checkpoint], bool] = lambda _: True
+    directory: pathlib.Path,
+    is_fit: Callable[[Checkpoint], bool] = lambda _: True,
+    unfit: str = "its network's outputs are beyond limits",
 ) -> Checkpoint:
     """Reads the newest intact checkpoint of LOGDIR.
 
@@ -248,6 +250,7 @@ def load(
     Args:
       directory: LOGDIR, or the path of a checkpoint, which is then the only one.
       is_fit: whether to accept an intact checkpoint; otherwise it is skipped too.
+      unfit: why, for the log.
 
     Raises:
       CheckpointError: there is none, or the newest intact one needs another version of impala.
@@ -264,7 +267,7 @@ def load(
             damaged.append(f"{path.name} ({_in_one_line(error)})")
             continue
         if not is_fit(loaded):
-            damaged.append(f"{path.name} (intact, but its network's outputs are beyond limits)")
+            damaged.append(f"{path.name} (intact, but {unfit})")
             continue
         if damaged:
             _log.warning(
@@ -274,7 +277,7 @@ def load(
     if (
         not _is_one(directory) and _saved(root) != paths
     ):  # the learner has replaced them while they were being read
-        return load(directory)
+        return load(directory, is_fit, unfit)
     if damaged:
         raise CheckpointError(
             f"No checkpoint in {root} is of use: {'; '.join(damaged)}. Another version of impala "

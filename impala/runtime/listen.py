@@ -124,6 +124,19 @@ def check_dialled(address: str) -> None:
         )
 
 
+def dialled(addresses: str) -> list[str]:
+    """Returns the addresses of one learner, or of several as HOST:PORT,HOST:PORT.
+
+    Raises:
+      OSError: as `check_dialled`, of each of them.
+    """
+    is_one = socket_path(addresses) is not None or addresses.startswith(_SCHEMES)
+    found = [addresses] if is_one else addresses.split(",")
+    for each in found:
+        check_dialled(each)
+    return found
+
+
 def bound(listen: str, sockets: list[socket.socket]) -> str:
     """Returns the bound address as HOST:PORT for clients."""
     return f"{listen.rpartition(':')[0]}:{sockets[0].getsockname()[1]}"

@@ -58,19 +58,36 @@ class ServerSecurity:
     """Listen beyond this host without credentials, or with tokens sent unencrypted."""
     open_ports: bool = False
     """Serve health and metrics, which need no credentials, beyond this host."""
+    open_peers: bool = False
+    """Let peers reach each other, at a port of all interfaces and without credentials: whoever
+    reaches it can do what this process can. For a network where nobody else does."""
 
-    def check(self, address: str, *, health: str | None = None, metrics: str | None = None) -> None:
+    def check(
+        self,
+        address: str,
+        *,
+        health: str | None = None,
+        metrics: str | None = None,
+        has_peers: bool = False,
+    ) -> None:
         """Checks that the files exist, match, and suffice for the addresses.
 
         Args:
           address: HOST:PORT or unix:PATH where credentials are required.
           health: HOST:PORT where only health is served.
           metrics: HOST:PORT where metrics are served.
+          has_peers: whether it learns together with others.
 
         Raises:
           SecurityError: names what is missing.
           OSError: an address is invalid.
         """
+        if has_peers and not self.open_peers:
+            raise SecurityError(
+                "TensorFlow connects peers without credentials or encryption, at a port of all "
+                "interfaces of this host: give --security.open-peers in a network where nobody "
+                "else reaches it."
+            )
         if listen.socket_path(address) is None:
             listen.parse("The learner", address)
         _check_open("Health", health, self.open_ports)

@@ -5,11 +5,12 @@ cancelled CI job sends SIGINT and then SIGTERM. Any number of them is one reques
 SIGINT, a second or more after the first, demands an immediate end.
 """
 
+import contextlib
 import itertools
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Self
 
@@ -61,6 +62,20 @@ class EndRequest:
         while not self.is_set() and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, _WAKE_SECONDS))
         return self.is_set()
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Returns a context in which a library may install handlers: these replace them again.
+
+        A signal that comes meanwhile is received when the context ends.
+        """
+        signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
+        try:
+            yield
+        finally:
+            for number in self._handlers:
+                signal.signal(number, self._on_signal)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)
 
     @property
     def is_interrupted(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
+from impala.config.schema import LearnerConfig
 from impala.environments.spaces import Spaces
 from impala.logdir import atomic, checkpoint, json_lines
 from impala.logdir.checkpoint import Counters
@@ -88,6 +89,7 @@ class Kept:
         resumed: Resumed,
         spaces: Spaces,
         evaluated: Callable[[], Sequence[Evaluated]],
+        settings: LearnerConfig | None = None,
     ):
         """Continues from what the run has kept before.
 
@@ -96,14 +98,16 @@ class Kept:
           resumed: the state that the run resumed from.
           spaces: those that the agent was made for, saved with it.
           evaluated: returns the snapshots evaluated since the last call, to be kept or deleted.
+          settings: what to keep; None: as the run's configuration says.
         """
         config, counters = resumed.learner.config, resumed.learner.counters
         self._unknown = resumed.unknown
         self._logdir = logdir
         self._spaces = spaces
         self._evaluated = evaluated
-        self._keeps_best = config.learner.keep_best
-        self._milestones = config.learner.milestones
+        settings = config.learner if settings is None else settings
+        self._keeps_best = settings.keep_best
+        self._milestones = settings.milestones
         self._total_frames = tasks.total_frames(config)
         played = [task.environment for task in tasks.make(config.environment, config.tasks)]
         self._tasks = [[each.id, each.keyword_arguments()] for each in played]
@@ -111,7 +115,7 @@ class Kept:
         self._score_file = logdir / "best" / "score.json"
         self._best = Score.read(self._score_file)
         self._milestone = self._share(counters, self._milestones)
-        self._period = 3600.0 * config.learner.milestone_hours or math.inf
+        self._period = 3600.0 * settings.milestone_hours or math.inf
         self._periods = counters.seconds // self._period
         self._look = self._share(counters, _LOOKS)
         self._returns: collections.deque[float] = collections.deque(maxlen=_EPISODES)

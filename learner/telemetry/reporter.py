@@ -57,6 +57,11 @@ class Reporter:
     def take(self, iteration: Iteration) -> None:
         """Collects the results of an iteration, and ends the row if it is due."""
         self._telemetry.waited(iteration.waited_seconds)
+        for i, peer in enumerate(iteration.standings if len(iteration.standings) > 1 else ()):
+            self._telemetry.sample(f"peer/{i}/waited_seconds", peer.waited_seconds)
+            self._telemetry.mean(f"peer/{i}/queued", float(peer.queued))
+            if peer.lag is not None:
+                self._telemetry.mean(f"peer/{i}/policy_lag", peer.lag)
         if iteration.prepared is not None:
             if iteration.update is not None and iteration.prepared.batch is not None:
                 self._telemetry.sample("learner/update_seconds", iteration.update_seconds)

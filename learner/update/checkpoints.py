@@ -2,7 +2,6 @@
 
 import logging
 import pathlib
-import time
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -14,10 +13,13 @@ from impala.logdir.checkpoint import Checkpoint, CheckpointError, Counters
 from learner.data.replay import Replay
 from learner.front.accounts import Accounts
 from learner.update.learner import Learner
+from learner.update.peers import Peers
 from learner.update.phases import Phases
 from learner.update.training import Iteration
 
 _log = logging.getLogger(__name__)
+
+_ALONE = Peers()
 
 
 class Resumed(NamedTuple):
@@ -29,30 +31,45 @@ class Resumed(NamedTuple):
 
 
 def resume(
-    logdir: pathlib.Path, phases: Phases, accounts: Accounts, initial: Checkpoint | None
+    logdir: pathlib.Path,
+    phases: Phases,
+    accounts: Accounts,
+    initial: Checkpoint | None,
+    peers: Peers = _ALONE,
 ) -> Resumed:
     """Makes the learner of a run, restored from the newest checkpoint if there is one.
+
+    All peers go on with the variables and counters of the first one's checkpoint, each with the
+    accounts of its own of then.
 
     Args:
       logdir: the run's log directory.
       phases: make the learner.
       accounts: restored if there is a checkpoint.
       initial: of another run; a new run takes from its agent what fits.
+      peers: those that learn together.
 
     Raises:
       CheckpointError: no checkpoint can be read or fits the run, or nothing of `initial` fits.
     """
     checkpoint.remove_leftovers(logdir)
-    if not checkpoint.exists(logdir):
-        if initial is not None:
-            for line in checkpoint.initialise(phases.agent.variables, initial):
-                _log.info("%s", line)
-        return Resumed(phases.learner_at(Counters()))
+    saved = None
+    if peers.is_first and checkpoint.exists(logdir):
+        saved = checkpoint.load(logdir)
+    counters = Counters(*peers.of_first(Counters() if saved is None else saved.counters))
+    if not peers.is_first:
+        saved = _at_most(counters, logdir)
+    if saved is None and initial is not None:
+        for line in checkpoint.initialise(phases.agent.variables, initial):
+            _log.info("%s", line)
+    learner = phases.learner_at(counters)
+    if saved is not None:
+        learner.restore(saved)
+    peers.share(learner)
+    if saved is None:
+        return Resumed(learner)
     if initial is not None:
         _log.info("Going on with the run in %s: --init-from is for new ones.", logdir)
-    saved = checkpoint.load(logdir)
-    learner = phases.learner_at(saved.counters)
-    learner.restore(saved)
     try:
         accounts.restore(saved.accounts)
     except (KeyError, TypeError, ValueError) as error:
@@ -60,10 +77,33 @@ def resume(
             f"The accounts in the checkpoint of {logdir} make no sense ({error!r}). "
             "Another version of impala may have written it; start over with --fresh."
         ) from error
-    _log.info("Resumed %s at %s.", logdir, saved.counters)
+    _log.info("Resumed %s at %s.", logdir, counters)
     for change in values.differences(saved.config, phases.config):
         _log.info("Changed since that checkpoint: %s.", change)
     return Resumed(learner, saved.replay_added, saved.unknown)
+
+
+def _at_most(counters: Counters, logdir: pathlib.Path) -> Checkpoint | None:
+    """Returns the newest checkpoint that is not of a later state; None if there is none."""
+    try:
+        saved = checkpoint.load(
+            logdir,
+            lambda saved: saved.counters.updates <= counters.updates,
+            unfit="the first peer goes on from an earlier one",
+        )
+    except CheckpointError as error:
+        if counters.updates or checkpoint.exists(logdir):
+            _log.warning(
+                "The first peer goes on at %s, this one begins its accounts anew. %s",
+                *(counters, error),
+            )
+        return None
+    if saved.counters.updates != counters.updates:
+        _log.warning(
+            "The first peer goes on at update %d, the accounts of this one are of update %d.",
+            *(counters.updates, saved.counters.updates),
+        )
+    return saved
 
 
 def of_agent(
@@ -99,7 +139,8 @@ class Checkpoints:
         spaces: Spaces,
         accounts: Accounts,
         replay: Replay | None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
+        peers: Peers = _ALONE,
     ):
         """Starts the time to the next checkpoint.
 
@@ -109,8 +150,10 @@ class Checkpoints:
           spaces: those that the agent was made for, saved with the variables.
           accounts: saved with the variables.
           replay: committed before each checkpoint. Without one, the resumed count is kept.
-          clock: monotonic, in seconds.
+          clock: monotonic, in seconds; None: that of the peers.
+          peers: save at the same time; each of them has what the first one's checkpoint needs.
         """
+        self._peers = peers
         self._logdir = logdir
         self._spaces = spaces
         self._accounts = accounts
@@ -118,7 +161,8 @@ class Checkpoints:
         self._replay_added = resumed.replay_added
         self._unknown = resumed.unknown
         seconds = resumed.learner.config.learner.checkpoint_seconds
-        self._due = checkpoint.Due(seconds, checkpoint.exists(logdir), clock)
+        has_one = resumed.learner.counters.updates > 0
+        self._due = checkpoint.Due(seconds, has_one, peers.clock if clock is None else clock)
         self._saved = resumed.learner.counters
 
     @property
@@ -140,7 +184,7 @@ class Checkpoints:
             self.save(iteration.learner)
 
     def save(self, learner: Learner) -> None:
-        """Saves now.
+        """Saves now, together with all peers.
 
         Raises:
           StorageError: the checkpoint or the replay cannot be written.
@@ -158,7 +202,11 @@ class Checkpoints:
             self._spaces,
             self._unknown,
         )
-        path = checkpoint.save(self._logdir, saved, learner.config.learner.checkpoints_kept)
+        keep = learner.config.learner.checkpoints_kept
+        with self._peers.first_last():
+            # Others keep the one before: the first may end before it has written this one.
+            keep = keep if self._peers.is_first else max(2, keep)
+            path = checkpoint.save(self._logdir, saved, keep)
         self._due.saved()
         self._saved = saved.counters
         _log.info("Checkpoint %s at %s frames.", path, f"{saved.counters.frames:,}")

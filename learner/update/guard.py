@@ -26,10 +26,13 @@ from learner.update.bad_updates import BadUpdates, hint
 from learner.update.culprits import Culprits, names
 from learner.update.devices import columns
 from learner.update.learner import Learner, Refusal, Update
-from learner.update.output_judge import OutputJudge
+from learner.update.output_judge import Finding, OutputJudge
+from learner.update.peers import Peers
 from learner.update.rollback import Rollback
 
 _log = logging.getLogger(__name__)
+
+_ALONE = Peers()
 
 NOT_FINITE = "not_finite"  # why culprits are dropped
 SKIPPED_UPDATE = "skipped_update"  # why the unrolls of a skipped batch are dropped
@@ -47,6 +50,7 @@ class Guard:
         blame: Callable[[str, str], None],
         refused_outputs: RefusedOutputs,
         clock: Callable[[], float] = time.monotonic,
+        peers: Peers = _ALONE,
     ):
         """Starts with all counts at 0.
 
@@ -58,10 +62,12 @@ class Guard:
           blame: called with the actor of a culprit, and the reason.
           refused_outputs: of actors, to be judged.
           clock: monotonic, in seconds.
+          peers: do the same with their parts of each batch.
         """
         self._config = config
+        self._peers = peers
         self._mix = mix
-        self._rollback = Rollback(logdir, mix, config.window_updates)
+        self._rollback = Rollback(logdir, mix, config.window_updates, peers)
         self._culprits = Culprits(replay, blame)
         self._outputs = OutputJudge(refused_outputs, blame, self._rollback, logdir, clock)
         self._bad_updates = BadUpdates(logdir / "bad-updates")
@@ -108,8 +114,13 @@ class Guard:
         written = self._bad_updates.write(learner, prepared, refusal)
         if culprits:
             self._culprits.punish(prepared, refusal, learner.counters.updates + 1, written)
-        if culprits and len(culprits) < len(prepared.origins):
-            result = learner.update(*_without(batch, prepared.weights, refusal.culprits))
+        counts = self._peers.meet([len(culprits), self._can_replace(learner, prepared, culprits)])
+        left_out = sum(count for count, _ in counts)
+        tries_again = left_out > 0 and all(can_replace for _, can_replace in counts)
+        if tries_again:
+            result = learner.update(
+                *_without(batch, prepared.weights, refusal.culprits, learner.last_good)
+            )
         learned = isinstance(result, Update)
         if learned:
             self._good()
@@ -119,8 +130,8 @@ class Guard:
         prepared = _account(prepared, culprits, learned)
         if isinstance(result, Update):
             return prepared, result
-        if len(culprits) < len(prepared.origins):
-            self._skip(learner, prepared, result, len(culprits), written)
+        if tries_again or not left_out:
+            self._skip(learner, prepared, result, left_out, written)
         return prepared, None
 
     def settle(self, learner: Learner) -> bool:
@@ -133,30 +144,34 @@ class Guard:
             return True
         update = learner.counters.updates
         try:
-            saved = self._rollback.go_back(learner)
+            updates = self._rollback.go_back(learner)
         except CheckpointError as error:
             _log.error("The variables of update %d are in doubt: not saved. %s", update, error)
             return False
         self._forget()
         _log.warning(
             "The variables of update %d are in doubt: those of update %d take their place.",
-            *(update, saved.counters.updates),
+            *(update, updates),
         )
         return True
 
-    def judge_outputs(self, learner: Learner) -> bool:
-        """Judges actors' refused outputs: see `OutputJudge.judge`.
+    def judge_outputs(self, learner: Learner) -> Finding | None:
+        """Judges the refused outputs of this peer's actors: see `OutputJudge.judge`."""
+        return self._outputs.judge(learner)
 
-        Returns:
-          Whether the variables were rolled back, and are the next version.
+    def heed(self, learner: Learner, finding: Finding) -> None:
+        """Rolls the variables back: those of a checkpoint are the next version.
 
         Raises:
-          NotFiniteError: the variables are bad, and a rollback has not helped or is impossible.
+          NotFiniteError: a rollback has not helped, or is impossible.
         """
-        if not self._outputs.judge(learner):
-            return False
+        self._rollback.insist(learner, *finding)
         self._forget()
-        return True
+
+    def _can_replace(self, learner: Learner, prepared: Prepared, culprits: set[int]) -> bool:
+        """Returns whether there is a good unroll in the place of a culprit."""
+        is_part = self._peers.count > 1  # of a batch that may be good elsewhere
+        return len(culprits) < len(prepared.origins) or (is_part and learner.last_good is not None)
 
     def _good(self) -> None:
         self._recent.append(False)
@@ -214,14 +229,18 @@ class Guard:
 
 
 def _without(
-    batch: Batch, weights: np.ndarray | None, culprits: Sequence[int]
+    batch: Batch, weights: np.ndarray | None, culprits: Sequence[int], last_good: Batch | None
 ) -> tuple[Batch, np.ndarray]:
-    """Returns the batch with culprits replaced by a good unroll, and weights that are 0 there."""
+    """Returns the batch with culprits replaced by good unrolls, and weights that are 0 there."""
     is_good = np.ones(len(batch.is_replay), np.bool_)
     is_good[list(culprits)] = False
-    which = np.where(is_good, np.arange(len(is_good)), np.flatnonzero(is_good)[0])
     kept = is_good.astype(np.float32)
-    return columns(batch, which), kept if weights is None else kept * weights
+    weights = kept if weights is None else kept * weights
+    if not is_good.any():
+        assert last_good is not None
+        return last_good, weights
+    which = np.where(is_good, np.arange(len(is_good)), np.flatnonzero(is_good)[0])
+    return columns(batch, which), weights
 
 
 def _account(prepared: Prepared, culprits: set[int], learned: bool) -> Prepared:

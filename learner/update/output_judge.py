@@ -8,6 +8,7 @@ must lead to a rollback.
 import pathlib
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from impala.finite import NotFiniteError
 from learner.front.refused_outputs import RefusedOutput, RefusedOutputs
@@ -16,6 +17,13 @@ from learner.update.rollback import Rollback
 
 _UNCLEAR_REFUSALS = 100  # of outputs without a good unroll, after which the variables are blamed...
 _UNCLEAR_SECONDS = 60.0  # ...if the refusals came over at least this time
+
+
+class Finding(NamedTuple):
+    """Why variables have to be rolled back."""
+
+    seen: str  # the evidence against them, for the log and the error
+    advice: str  # what the user can do, likewise
 
 
 class OutputJudge:
@@ -50,45 +58,43 @@ class OutputJudge:
         """Notes fresh unrolls: the network's outputs are accepted."""
         self._unclear = 0
 
-    def judge(self, learner: Learner) -> bool:
-        """Determines why outputs of actors were refused, and blames actors or rolls back.
+    def judge(self, learner: Learner) -> Finding | None:
+        """Determines why outputs of actors were refused, and blames actors or the variables.
 
         The learner's network is applied to unrolls of the last good batch. If its outputs are
-        within the limits, the actors are blamed. If most are not, the variables are rolled back to
-        a checkpoint. Otherwise nobody is blamed, and the variables only after a long time without
-        good unrolls.
+        within the limits, the actors are blamed. If most are not, the variables are. Otherwise
+        nobody is blamed, and the variables only after a long time without good unrolls.
 
         Returns:
-          Whether the variables were rolled back, and are the next version.
+          Why the variables have to be rolled back; None if they do not.
 
         Raises:
-          NotFiniteError: the variables are bad, and a rollback has not helped or is impossible.
+          NotFiniteError: the variables are bad, and there is nothing to go back to.
         """
         refused = self._refused.take()
         if not refused:
-            return False
+            return None
         beyond = learner.outputs_beyond_limits()
         if beyond == 0.0:
             for each in refused:
                 if each.version >= self._rollback.version:  # else bad variables may be the cause
                     self._blame(each.actor, each.why)
-            return False
+            return None
         if beyond is None or beyond <= 0.5:
             if not self._unclear:
                 self._unclear_since = self._clock()
             self._unclear += len(refused)
             seconds = self._clock() - self._unclear_since
             if self._unclear < _UNCLEAR_REFUSALS or seconds < _UNCLEAR_SECONDS:
-                return False
+                return None
         self._unclear = 0
-        self._diverged(learner, refused[-1], beyond)
-        return True
+        return self._diverged(learner, refused[-1], beyond)
 
-    def _diverged(self, learner: Learner, last: RefusedOutput, beyond: float | None) -> None:
-        """Rolls back to a checkpoint, or ends the run, because of the network's outputs.
+    def _diverged(self, learner: Learner, last: RefusedOutput, beyond: float | None) -> Finding:
+        """Returns why the variables are bad.
 
         Raises:
-          NotFiniteError: a rollback has not helped, or there is no checkpoint.
+          NotFiniteError: they are those that the run began with.
         """
         seen = (
             "Messages are refused for what actors' networks compute (the last one, of "
@@ -104,8 +110,7 @@ class OutputJudge:
                 f"{seen}, and nothing else has come in since the start: the variables that the run "
                 f"began with are too large. {advice}"
             )
-        self._rollback.insist(
-            learner,
+        return Finding(
             f"{seen}, and {beyond:.0%} of the learner's own outputs are beyond limits too, at "
             f"update {learner.counters.updates}",
             advice,

@@ -8,6 +8,7 @@ from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Checkpoint, CheckpointError
 from learner.data.mix import Mix
 from learner.update.learner import Learner
+from learner.update.peers import Peers
 
 _log = logging.getLogger(__name__)
 
@@ -15,14 +16,16 @@ _log = logging.getLogger(__name__)
 class Rollback:
     """Restores the variables of the newest good checkpoint."""
 
-    def __init__(self, logdir: pathlib.Path, mix: Mix, window_updates: int):
+    def __init__(self, logdir: pathlib.Path, mix: Mix, window_updates: int, peers: Peers):
         """Starts without a rollback.
 
         Args:
           logdir: of the checkpoints.
           mix: makes the batches; notified that the version changes.
           window_updates: good updates required before another rollback.
+          peers: get the first one's variables.
         """
+        self._peers = peers
         self._logdir = logdir
         self._mix = mix
         self._window_updates = window_updates
@@ -54,21 +57,21 @@ class Rollback:
                 f"not helped. The last checkpoint is intact. {advice}"
             )
         try:
-            saved = self.go_back(learner)
+            updates = self.go_back(learner)
         except CheckpointError as error:
             raise NotFiniteError(
                 f"{seen}. There is no checkpoint to go back to ({error}). {advice}"
             ) from None
         _log.error(
             "%s. Going back to the variables of update %d, which become version %d.",
-            *(seen, saved.counters.updates, learner.counters.updates),
+            *(seen, updates, learner.counters.updates),
         )
 
-    def go_back(self, learner: Learner) -> Checkpoint:
+    def go_back(self, learner: Learner) -> int:
         """Rolls back to the newest checkpoint whose network's outputs are within the limits.
 
         Returns:
-          The checkpoint, whose variables are the learner's next version.
+          The updates of the checkpoint, whose variables are the learner's next version.
 
         Raises:
           CheckpointError: there is none; the variables may have changed.
@@ -80,9 +83,18 @@ class Rollback:
             learner.roll_back(saved)
             return (learner.outputs_beyond_limits() or 0.0) <= 0.5
 
-        saved = checkpoint.load(self._logdir, is_fit)
+        updates, error = None, None
+        if self._peers.is_first:
+            try:
+                updates = checkpoint.load(self._logdir, is_fit).counters.updates
+            except CheckpointError as none:
+                error = str(none)
+        updates, error = self._peers.of_first([updates, error])
+        if error is not None:
+            raise CheckpointError(error)
+        self._peers.share(learner)
         self._mix.shift_version(1)
         self.count += 1
         self._good_since = 0
         self.version = learner.counters.updates
-        return saved
+        return int(updates)

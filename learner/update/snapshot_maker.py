@@ -4,13 +4,11 @@ import logging
 import math
 import pathlib
 import time
-from collections.abc import Callable
 
 from impala.config.schema import Config
 from impala.environments.spaces import Spaces
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Checkpoint, CheckpointError, Counters
-from impala.runtime.signals import EndRequest
 from impala.schedule import phases as schedule
 from impala.schedule import tasks
 from learner.front.snapshots import Snapshot, Snapshots
@@ -21,7 +19,6 @@ from learner.update.training import Iteration
 
 _log = logging.getLogger(__name__)
 
-_WAKE_SECONDS = 0.2
 _REMIND_SECONDS = 600.0  # between two messages that training waits
 
 
@@ -94,23 +91,19 @@ class SnapshotMaker:
         if self._snapshots.are_wanted and learner.counters.frames > self._newest:
             self._make(learner)
 
-    def await_room(self, check: Callable[[], None], stop: EndRequest) -> None:
-        """Waits while as many snapshots as allowed wait to be evaluated.
-
-        Args:
-          check: called often; raises an error that ends the run.
-          stop: ends the wait.
-        """
-        while len(self._snapshots) >= self._most and not stop.wait(_WAKE_SECONDS):
-            check()
-            if time.monotonic() >= self._reminded + _REMIND_SECONDS:
-                self._reminded = time.monotonic()
-                _log.warning(
-                    "Training waits for evaluators: %d snapshots are not evaluated, the most that "
-                    "learner.max_snapshots allows. If there is no evaluator, start one (impala "
-                    "actor --role evaluator), or go on with --learner.snapshots never.",
-                    self._most,
-                )
+    def has_room(self) -> bool:
+        """Returns whether another snapshot may be made; otherwise, training has to wait."""
+        if len(self._snapshots) < self._most:
+            return True
+        if time.monotonic() >= self._reminded + _REMIND_SECONDS:
+            self._reminded = time.monotonic()
+            _log.warning(
+                "Training waits for evaluators: %d snapshots are not evaluated, the most that "
+                "learner.max_snapshots allows. If there is no evaluator, start one (impala actor "
+                "--role evaluator), or go on with --learner.snapshots never.",
+                self._most,
+            )
+        return False
 
     def _make_if_due(self, learner: Learner) -> None:
         frames, seconds = learner.counters.frames, learner.counters.seconds

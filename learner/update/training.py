@@ -5,14 +5,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from learner.data.mix import Mix, Prepared, Provenance
 from learner.update.guard import Guard
 from learner.update.learner import Learner, Update
+from learner.update.output_judge import Finding
+from learner.update.peers import Peers, Standing
 from learner.update.phases import Phases
 
 _log = logging.getLogger(__name__)
 
 _BATCH_SECONDS = 0.5  # time that an iteration waits for a batch
+_WAIT_SECONDS = 0.2  # between two looks whether it may learn again
+_ALONE = Peers()
 
 
 class Iteration(NamedTuple):
@@ -26,6 +32,7 @@ class Iteration(NamedTuple):
     begins_phase: bool  # a phase has ended, so the learner is new
     is_new: bool  # counters or variables have changed since the last iteration
     in_doubt: bool  # the variables may be bad, and must not be saved
+    standings: Sequence[Standing] = ()  # of each peer, before the iteration
 
     @property
     def provenance(self) -> Sequence[Provenance]:
@@ -39,9 +46,15 @@ class Iteration(NamedTuple):
 
 
 class Training:
-    """Learns from batch after batch, phase after phase."""
+    """Learns from batch after batch, phase after phase, together with all peers.
 
-    def __init__(self, phases: Phases, learner: Learner, mix: Mix, guard: Guard):
+    In an iteration, all of them learn from their parts of a batch, or none does. A part that is
+    ready waits for the others.
+    """
+
+    def __init__(
+        self, phases: Phases, learner: Learner, mix: Mix, guard: Guard, peers: Peers = _ALONE
+    ):
         """Prepares the first iteration.
 
         Args:
@@ -49,7 +62,10 @@ class Training:
           learner: of the first phase.
           mix: provides batches.
           guard: has the learner learn from their good unrolls.
+          peers: those that learn together.
         """
+        self._peers = peers
+        self._ready: Prepared | None = None  # a batch for which other peers are not ready
         self._phases = phases
         self._mix = mix
         self._guard = guard
@@ -61,11 +77,18 @@ class Training:
         """Whether the run's last phase has ended."""
         return self._phases.are_over(self.learner.counters)
 
-    def iterations(self, until: Callable[[], bool]) -> Iterator[Iteration]:
+    def iterations(
+        self,
+        until: Callable[[], bool],
+        may_learn: Callable[[], bool] = lambda: True,
+        queued: Callable[[], int] = lambda: 0,
+    ) -> Iterator[Iteration]:
         """Learns until the run is finished. Between two iterations nothing is learned.
 
         Args:
-          until: called before each iteration; ends the stream if it returns True.
+          until: called before each iteration; ends the stream of all peers if it returns True.
+          may_learn: called before each iteration; nothing is learned if it returns False.
+          queued: returns how many unrolls wait to be learned from, for the other peers.
 
         Yields:
           The results of each iteration; without batches, at regular intervals.
@@ -73,20 +96,49 @@ class Training:
         Raises:
           NotFiniteError: variables, loss or gradients are not finite, and a rollback does not help.
           StorageError: replay cannot be written or read.
+          PeerLost: a peer has ended.
         """
-        last = time.monotonic()  # when the previous batch came
-        while not (until() or self.is_finished):
-            began = time.monotonic()
-            prepared = self._mix.get(timeout=_BATCH_SECONDS)
+        last = self._peers.clock()  # when the previous batch had come
+        while not self.is_finished:
+            ends, began = until(), time.monotonic()
+            if not ends and self._ready is None:
+                self._ready = self._mix.get(timeout=_BATCH_SECONDS)
             came = time.monotonic()
-            update, update_seconds, begins_phase = None, 0.0, False
-            is_new = self._guard.judge_outputs(self.learner)
+            if waits := not may_learn():
+                time.sleep(_WAIT_SECONDS)
+            finding = self._guard.judge_outputs(self.learner)
+            standings = [
+                Standing(*standing)
+                for standing in self._peers.meet(
+                    Standing(
+                        ends=ends,
+                        has_batch=_has_batch(self._ready) and not waits,
+                        has_news=self._ready is not None and not _has_batch(self._ready),
+                        finding=finding,
+                        queued=queued(),
+                        lag=_mean_lag(self._ready, self.learner),
+                        waited_seconds=came - began,
+                    )
+                )
+            ]
+            if any(each.ends for each in standings):
+                return
+            found = [Finding(*each.finding) for each in standings if each.finding is not None]
+            if found:
+                self._guard.heed(self.learner, found[0])
+            learns = all(each.has_batch for each in standings)
+            counts = learns or any(each.has_news for each in standings)
+            prepared, update, begins_phase = None, None, False
+            if learns or not _has_batch(self._ready):
+                prepared, self._ready = self._ready, None
+            started = time.monotonic()
             if prepared is not None:
-                is_new = True
                 prepared, update = self._guard.learn(self.learner, prepared)
-                update_seconds = time.monotonic() - came
-                self._count(prepared, came - last)
-                last = came
+            update_seconds = time.monotonic() - started if prepared is not None else 0.0
+            if counts:
+                now = self._peers.clock()
+                self._count(prepared, now - last)
+                last = now
                 begins_phase = self._begin_next_phase()
             yield Iteration(
                 learner=self.learner,
@@ -95,8 +147,9 @@ class Training:
                 waited_seconds=came - began,
                 update_seconds=update_seconds,
                 begins_phase=begins_phase,
-                is_new=is_new,
+                is_new=counts or bool(found),
                 in_doubt=self._guard.in_doubt,
+                standings=standings,
             )
 
     def settle(self) -> bool:
@@ -107,13 +160,14 @@ class Training:
         """
         return self._guard.settle(self.learner)
 
-    def _count(self, prepared: Prepared, seconds: float) -> None:
+    def _count(self, prepared: Prepared | None, seconds: float) -> None:
+        """Counts what all peers have learned from."""
+        own = (0, 0, 0, 0)
+        if prepared is not None:
+            own = prepared.unrolls, prepared.frames, prepared.steps, prepared.episodes
+        unrolls, frames, steps, episodes = map(sum, zip(*self._peers.meet(own), strict=True))
         self.learner.count(
-            unrolls=prepared.unrolls,
-            frames=prepared.frames,
-            steps=prepared.steps,
-            episodes=prepared.episodes,
-            seconds=seconds,
+            unrolls=unrolls, frames=frames, steps=steps, episodes=episodes, seconds=seconds
         )
 
     def _begin_next_phase(self) -> bool:
@@ -129,3 +183,15 @@ class Training:
         frames, algorithm = self.learner.counters.frames, self.learner.phase.algorithm
         _log.info("From %s frames on: %s.", f"{frames:,}", algorithm)
         return True
+
+
+def _has_batch(prepared: Prepared | None) -> bool:
+    return prepared is not None and prepared.batch is not None
+
+
+def _mean_lag(prepared: Prepared | None, learner: Learner) -> float | None:
+    """Returns the mean policy lag of a batch's fresh unrolls, in updates; None without any."""
+    if prepared is None or prepared.batch is None or prepared.batch.is_replay.all():
+        return None
+    versions = prepared.batch.unroll.parameter_version[~prepared.batch.is_replay]
+    return float(np.maximum(0, learner.counters.updates - versions).mean())

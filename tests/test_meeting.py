@@ -1,0 +1,104 @@
+"""Processes that meet: all here, the same data everywhere, and nobody waits for the dead."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from services import WAIT
+
+from impala.runtime.meeting import Meeting, PeerLost, Refused
+
+NEVER = bool  # what waits is never told to stop
+
+
+def addresses(count: int) -> list[str]:
+    """Of ports that were free a moment ago."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server(("localhost", 0))) for _ in range(count)]
+        return [f"localhost:{probe.getsockname()[1]}" for probe in probes]
+
+
+@contextlib.contextmanager
+def met(count: int, facts: Sequence[Any] = (), **kwargs: Any) -> Iterator[list[Meeting]]:
+    """So many that have met, each of which a thread stands for."""
+    where = addresses(count)
+    all_facts = [*facts, *[{}] * (count - len(facts))]
+    meetings = [Meeting(where, i, all_facts[i], **kwargs) for i in range(count)]
+    try:
+        assert all(together(meetings, lambda each: each.begin(NEVER)))
+        yield meetings
+    finally:
+        for each in meetings:
+            each.close()
+
+
+def together(meetings: Sequence[Meeting], do: Any) -> list[Any]:
+    with ThreadPoolExecutor(len(meetings)) as threads:
+        under_way: list[Future[Any]] = [threads.submit(do, each) for each in meetings]
+        return [each.result(timeout=WAIT) for each in under_way]
+
+
+def test_all_get_what_each_of_them_says() -> None:
+    with met(3) as meetings:
+        for i in range(20):
+            own = {each: [k, i, 2**62 + i, 0.1 * i, None] for k, each in enumerate(meetings)}
+            found = together(meetings, lambda each, own=own: each.meet(own[each]))
+            assert found == [[own[each] for each in meetings]] * 3
+
+        # When they part, nobody counts as lost.
+        together(meetings, lambda each: each.part())
+
+
+def test_who_waits_learns_at_once_that_another_is_gone() -> None:
+    ended = threading.Event()
+    with met(3, end=ended.set) as meetings, ThreadPoolExecutor(2) as threads:
+        waiting = [threads.submit(meetings[i].meet, None) for i in (0, 2)]
+        began = time.monotonic()
+        meetings[1].close()
+        for each in waiting:
+            with pytest.raises(PeerLost, match="is lost"):
+                each.result(timeout=WAIT)
+        assert time.monotonic() - began < 5.0
+
+        # Who does not end by itself, is ended.
+        assert ended.wait(timeout=WAIT)
+
+
+def test_one_with_other_settings_is_refused_and_the_others_wait() -> None:
+    where = addresses(2)
+    stop = threading.Event()
+    first = Meeting(where, 0, {"mix.fresh": 32, "seed": 1})
+    with ThreadPoolExecutor(1) as threads:
+        begun = threads.submit(first.begin, stop.is_set)
+        with pytest.raises(Refused, match=r"mix\.fresh is 16 at .*, but 32 at the first peer"):
+            Meeting(where, 1, {"mix.fresh": 16, "seed": 1}).begin(NEVER)
+
+        # A caller that is no peer changes nothing.
+        host, _, port = where[0].partition(":")
+        with socket.create_connection((host, int(port))) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n")
+        assert not begun.done()
+        stop.set()
+        assert begun.result(timeout=WAIT) is False
+    first.close()
+
+
+def test_one_that_is_started_again_while_others_wait_takes_part() -> None:
+    where = addresses(2)
+    first, second, again = (Meeting(where, i, {}) for i in (0, 1, 1))
+    gone = threading.Event()
+    with ThreadPoolExecutor(2) as threads:
+        # The second gives up before the first is there; then both start.
+        gone.set()
+        assert second.begin(gone.is_set) is False
+        begun = [threads.submit(each.begin, NEVER) for each in (first, again)]
+        assert [each.result(timeout=WAIT) for each in begun] == [True, True]
+        found = [threads.submit(each.meet, i) for i, each in enumerate((first, again))]
+        assert [each.result(timeout=WAIT) for each in found] == [[0, 1], [0, 1]]
+    for each in (first, second, again):
+        each.close()

@@ -1,0 +1,253 @@
+"""Learners that are peers: a share of the run for each, and whole runs with and without kills."""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import services
+from chaos.witness import Witness
+from test_meeting import addresses
+
+from actors.channel import StatusClient
+from actors.session import LearnerError
+from impala.config.presets import PRESETS
+from impala.config.schema import MixConfig, ReplayConfig
+from impala.config.values import OptionError
+from impala.logdir import checkpoint
+from learner import share
+from protos.impala.v1 import learner_pb2 as pb
+
+RECOVERY_SECONDS = 180.0  # in which peers start again, on a busy machine
+STOPPED = 75
+
+CATCH = PRESETS["catch"][1]
+
+
+# The share of a peer.
+
+
+def test_the_shares_of_all_peers_are_the_whole() -> None:
+    config = dataclasses.replace(
+        CATCH,
+        seed=7,
+        mix=MixConfig(fresh=16, replayed=32, warm_up_unrolls=101),
+        replay=ReplayConfig(capacity_frames=1000, capacity_bytes=0),
+    )
+    share.check(config, 4)
+    parts = [share.of(config, i, 4) for i in range(4)]
+    assert sum(part.mix.fresh for part in parts) == 16
+    assert sum(part.mix.batch_size for part in parts) == config.mix.batch_size
+    assert [part.mix.warm_up_unrolls for part in parts] == [26] * 4
+    assert [part.replay.capacity_frames for part in parts] == [250] * 4
+    assert [part.replay.capacity_bytes for part in parts] == [0] * 4  # no limit is none
+    assert [part.seed for part in parts] == [7, 8, 9, 10]
+    assert [part.learner.snapshots for part in parts] == ["auto", "never", "never", "never"]
+    assert share.of(config, 0, 1) == config
+
+
+@pytest.mark.parametrize(
+    ("mix", "count", "why"),
+    [
+        ({"fresh": 9}, 2, r"mix\.fresh is 9, which 2 peers cannot share evenly"),
+        ({"fresh": 8, "replayed": 9}, 2, r"mix\.replayed is 9"),
+        ({"fresh": 16, "lag_budget": 2}, 2, r"mix\.fresh 8: actor\.num_envs is 32"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(mix: dict[str, Any], count: int, why: str) -> None:
+    actor = dataclasses.replace(CATCH.actor, num_envs=32)
+    config = dataclasses.replace(CATCH, mix=dataclasses.replace(MixConfig(), **mix), actor=actor)
+    with pytest.raises(OptionError, match=why):
+        share.check(config, count)
+
+
+def test_a_peer_knows_its_number() -> None:
+    both = ["learner-0.learner:9100", "learner-1.learner:9100"]
+    assert share.number([], -1) == 0
+    assert share.number(both, 1) == 1
+    assert share.number(both, -1, "impala-learner-1") == 1
+    assert share.number(both, -1, "learner-0.learner.impala.svc") == 0
+    for given, own, host, why in (
+        (both, -1, "workstation", "does not end in a number"),
+        (both, -1, "learner-2", "This is peer 2, but there are 2"),
+        (both, 2, "learner-1", "This is peer 2, but there are 2"),
+        ([], 1, "learner-1", "--peer is 1, but there is one learner"),
+        (["a:1", "a:1"], 0, "a", "are not all different"),
+        (["a:0", "b:1"], 0, "a", "a:0 needs a port"),
+        (["a", "b:1"], 0, "a", "the host is missing"),
+    ):
+        with pytest.raises(OptionError, match=why):
+            share.number(given, own, host)
+
+
+# Whole runs.
+
+
+class Peer:
+    """A learner that is started again whenever it has ended, as a supervisor does."""
+
+    def __init__(self, directory: pathlib.Path, index: int, flags: Sequence[object]):
+        self.logdir = directory / f"peer-{index}"
+        self.logdir.mkdir()
+        self.address = f"unix:{directory}/learner-{index}"
+        self.statuses: list[int] = []  # of those that have ended
+        self._flags = ("--logdir", self.logdir, "--listen", self.address, "--peer", index, *flags)
+        self.is_last = False
+        """Whether nobody starts it again."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def send(self, number: int) -> None:
+        """Sends a signal to the one that runs now."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def await_end(self, before: int) -> None:
+        """Waits until more have ended by themselves than before."""
+        services.wait_for("a peer to end", lambda: len(self.statuses) > before)
+
+    def end(self, number: int | None) -> None:
+        """Has nobody start it again; with a signal, or when it has ended by itself."""
+        self.is_last = True
+        if number is not None:
+            self.send(number)
+        services.wait_for("the end of a peer", lambda: not self._thread.is_alive())
+
+    def status(self) -> pb.RunStatus | None:
+        """The state of its run, if it can be reached."""
+        try:
+            with StatusClient(self.address) as client:
+                return client.get()
+        except LearnerError:
+            return None
+
+    def _run(self) -> None:
+        log = self.logdir.with_suffix(".log")
+        while not self.is_last:
+            with services.impala("learner", *self._flags, log=log) as self._process:
+                self.statuses.append(self._process.wait())
+            time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def two(directory: pathlib.Path, preset: str, *flags: object) -> Iterator[list[Peer]]:
+    where = ",".join(addresses(2))
+    both = [
+        Peer(
+            directory,
+            i,
+            (*flags, "--learner.threads", 1, "--peers", where, "--security.open-peers", preset),
+        )
+        for i in (0, 1)
+    ]
+    try:
+        yield both
+    finally:
+        for peer in both:
+            peer.end(signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize(("preset", "least"), [("catch", 0.99), ("cartpole", 475.0)])
+def test_two_peers_with_two_actors_each_train(
+    tmp_path: pathlib.Path, preset: str, least: float
+) -> None:
+    with contextlib.ExitStack() as stack, two(tmp_path, preset) as both:
+        for i in range(4):
+            peer = both[i % 2]
+            stack.enter_context(services.actor(peer.logdir, peer.address, "--name", f"actor-{i}"))
+        services.wait_for("the end", lambda: all(peer.statuses for peer in both), 1500.0)
+        for peer in both:
+            peer.end(None)
+        assert [peer.statuses for peer in both] == [[0], [0]]
+
+    # Both have the same agent, which has learned, and counted what both have received.
+    saved = [checkpoint.load(peer.logdir) for peer in both]
+    assert saved[0].counters == saved[1].counters
+    for name, value in saved[0].variables.items():
+        assert (value == saved[1].variables[name]).all(), name
+    assert saved[0].counters.unrolls == sum(each.accounts["learned"] for each in saved)
+    report = tmp_path / "report.json"
+    evaluated = services.run("evaluate", both[0].logdir, "--greedy", "--json", report)
+    assert evaluated.returncode == 0, evaluated.stderr
+    assert json.loads(report.read_text())["summary"]["return_mean"] >= least
+
+    # The first one's telemetry has queue, lag and waiting of both.
+    row = services.rows(both[0].logdir)[-2]
+    for i in (0, 1):
+        assert {f"peer/{i}/queued", f"peer/{i}/waited_seconds/mean"} <= row.keys()
+        assert 0 <= row[f"peer/{i}/policy_lag"] < 100
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(6000)
+def test_peers_that_are_killed_go_on_together_and_lose_no_count(tmp_path: pathlib.Path) -> None:
+    rng = random.Random(1)
+    flags = (
+        *("--total-frames", 1_000_000_000, "--mix.replayed", 32),
+        *("--learner.log-seconds", 1, "--learner.checkpoint-seconds", 3),
+    )
+    with contextlib.ExitStack() as stack, two(tmp_path, "catch", *flags) as both:
+        witnesses = [Witness(both[i % 2].address, f"witness-{i}") for i in range(4)]
+        for i, witness in enumerate(witnesses):
+            witness.start()
+            peer = both[i % 2]
+            stack.enter_context(services.actor(peer.logdir, peer.address, "--name", f"actor-{i}"))
+
+        def go_on() -> None:
+            """Both have the same learner's incarnation, and versions that grow."""
+            seen = set[int]()
+
+            def goes_on() -> bool:
+                states = [peer.status() for peer in both]
+                if None in states:
+                    return False
+                first, second = (state for state in states if state is not None)
+                if first.learner_incarnation == second.learner_incarnation:
+                    seen.add(second.parameter_version)
+                return len(seen) > 2
+
+            services.wait_for("the peers to go on", goes_on, RECOVERY_SECONDS)
+
+        # Given 20 kills, of either of them...
+        for _ in range(20):
+            go_on()
+            time.sleep(rng.uniform(0.0, 6.0))
+            began, killed = time.monotonic(), rng.choice(both)
+            other = both[1 - both.index(killed)]
+            ended = len(other.statuses)
+            killed.send(signal.SIGKILL)
+            other.await_end(ended)
+            assert time.monotonic() - began < 20.0
+        go_on()
+
+        # ...when they are stopped at last, which is said to one of them...
+        for witness in witnesses:
+            witness.stop()
+        both[1].is_last = True
+        both[0].end(signal.SIGTERM)
+        both[1].end(None)
+        assert both[0].statuses[-1] == 0
+        assert both[1].statuses[-1] == STOPPED
+        assert {*both[0].statuses[:-1], *both[1].statuses[:-1]} == {-signal.SIGKILL, STOPPED}
+        assert sum(peer.statuses.count(-signal.SIGKILL) for peer in both) == 20
+
+    # ...then each of them accounts for everything that it gave a receipt for.
+    for peer, own in zip(both, (witnesses[::2], witnesses[1::2]), strict=True):
+        state = checkpoint.load(peer.logdir).accounts
+        accounted = {name: unrolls for name, _, unrolls, *_ in state["ledgers"]}
+        for witness in own:
+            assert witness.error is None
+            assert accounted[witness.name] == witness.ledgers[-1].acknowledged > 0
+    saved = [checkpoint.load(peer.logdir) for peer in both]
+    assert saved[0].counters == saved[1].counters
