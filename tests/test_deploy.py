@@ -26,6 +26,7 @@ from deploy.lint.placement import PREEMPTIBLE, preferences
 from deploy.lint.references import NAMESPACE, RUN, fixed_when_made
 from deploy.lint.schemas import VERSIONS, schema_complaints
 from impala.commands import main as cli
+from impala.commands.actor import Actor
 from impala.commands.learner import Learner
 from impala.commands.parsing import parse
 from impala.runtime.installation import MODULES
@@ -40,7 +41,7 @@ def test_an_overlay_passes(overlay: str, check: str) -> None:
 
 
 def test_the_overlays_are_those_there_should_be() -> None:
-    assert {*OVERLAYS} >= {"local", "gpu", "spot-actors", "tls", "monitoring"}
+    assert {*OVERLAYS} >= {"local", "gpu", "peers", "spot-actors", "tls", "monitoring"}
     assert len(VERSIONS) == 3
     components = {path.name for path in (DEPLOY / "components").iterdir()}
     production = (DEPLOY / "overlays/production/kustomization.yaml").read_text(encoding="utf-8")
@@ -63,6 +64,10 @@ def test_an_overlay_does_what_it_is_for() -> None:
     assert isinstance(secure, Learner) and not secure.security.insecure
     assert pod("spot-actors", "actor").pod.spec["tolerations"]
     assert "tolerations" not in pod("spot-actors", "evaluator").pod.spec
+    peer, actor = pod("peers", "learner"), pod("peers", "actor").command
+    assert isinstance(peer.command, Learner) and isinstance(actor, Actor)
+    assert peer.pod.workload["spec"]["replicas"] == len(peer.command.peers.split(",")) == 2
+    assert actor.num_actors == len(actor.learner.split(",")) == 2
     kinds = {each["kind"] for each in render(DEPLOY / "overlays/production")}
     assert kinds >= {"PodMonitor", "PrometheusRule", "ScaledObject", "Certificate", "Issuer"}
 
@@ -285,6 +290,26 @@ class Mistake(NamedTuple):
 
 
 MISTAKES = {
+    "a peer that is not there": Mistake(
+        *("overlays/peers/learner.yaml", "replicas: 2", "replicas: 1"),
+        *("peers", "commands", "has 1 replicas and 2 peers"),
+    ),
+    "a peer of another name": Mistake(
+        *("overlays/peers/kustomization.yaml", "--peers=impala-learner-0", "--peers=learner-0"),
+        *("peers", "commands", "is not peer 0 at learner-0.impala-learner:50052"),
+    ),
+    "peers that are replaced one by one": Mistake(
+        *("overlays/peers/learner.yaml", "OnDelete", "RollingUpdate"),
+        *("peers", "commands", "waits for peers with other settings"),
+    ),
+    "a peers' port that actors reach": Mistake(
+        *("overlays/peers/network.yaml", "ingress:\n    - from:", "ingress:\n    - other:"),
+        *("peers", "policies", "is reached by"),
+    ),
+    "an actor for a learner that is not there": Mistake(
+        *("overlays/peers/kustomization.yaml", "learner-1.impala-learner:50051", "learner-2.b:1"),
+        *("peers", "ports", "dials impala-learner-2.b:1, which no headless service is"),
+    ),
     "a wrong flag": Mistake(
         *("base/actor.yaml", "--when-finished=", "--when-finish="),
         *("local", "commands", "actor has no flag --when-finish"),

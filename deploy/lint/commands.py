@@ -20,8 +20,10 @@ from impala.commands.actor import Actor
 from impala.commands.learner import Learner
 from impala.commands.parsing import parse
 from impala.config import values
+from impala.runtime import listen
 from impala.runtime.credentials import ROLES, SecurityError, certificate_grants
 from impala.runtime.security import ServerSecurity
+from learner import share
 
 # What docs/kubernetes.md has the operator create: secret -> file -> contents.
 TOKENS = {role: f"{role} {'0123456789abcdef' * 4}\n" for role in sorted(ROLES)}
@@ -103,7 +105,10 @@ def start(pod: Pod, objects: Sequence[Object]) -> Started | str:
                 command = parse(pod.words[1], _COMMANDS[pod.words[1]], words)
             if isinstance(command, Learner):
                 command.security.check(
-                    command.listen, health=command.health_listen, metrics=command.metrics_listen
+                    command.listen,
+                    health=command.health_listen,
+                    metrics=command.metrics_listen,
+                    has_peers=bool(command.peers),
                 )
             else:
                 command.security.check(metrics=command.metrics_listen)
@@ -163,10 +168,28 @@ def command_complaints(objects: Sequence[Object]) -> list[str]:
             found.append(f"{pod.name} has no --config")
         if command.fresh or command.empty_replay:
             found.append(f"{pod.name} starts over whenever it is restarted")
+        found += [f"{pod.name} {why}" for why in peer_complaints(pod, command)]
     roles = sorted(map(role_of, started(objects)))
     if roles != ["actor", "evaluator", "learner"] and not found:
         found.append(f"there are {roles}")
     return found
+
+
+def peer_complaints(pod: Pod, command: Learner) -> Iterator[str]:
+    """Yields what is wrong with learners that are peers."""
+    spec, peers = pod.workload["spec"], share.addresses(command.peers)
+    if spec["replicas"] != max(1, len(peers)):
+        yield f"has {spec['replicas']} replicas and {len(peers)} peers"
+    name, service = pod.workload["metadata"]["name"], spec["serviceName"]
+    for i, peer in enumerate(peers):
+        if peer.rpartition(":")[0] != f"{name}-{i}.{service}":
+            yield f"is not peer {i} at {peer}"
+    try:
+        share.check(command.settings, max(1, len(peers)))
+    except values.OptionError as error:
+        yield str(error)
+    if peers and spec.get("updateStrategy", {}).get("type") != "OnDelete":
+        yield "waits for peers with other settings when it is updated"
 
 
 def agreement_complaints(objects: Sequence[Object]) -> list[str]:
@@ -194,9 +217,12 @@ def agreement_complaints(objects: Sequence[Object]) -> list[str]:
             roles = _roles(pod, certificates)
             if asked.tls_client_ca is not None and roles != {command.role}:
                 found.append(f"{pod.name}: its certificate is for {roles}, not {command.role}")
-            host = command.learner.rpartition(":")[0]
-            if asked.tls_cert is not None and host not in names:
-                found.append(f"{pod.name} dials {host}, the learner's certificate is for {names}")
+            for address in listen.dialled(command.learner):
+                host = address.rpartition(":")[0]
+                if asked.tls_cert is not None and host not in names:
+                    found.append(
+                        f"{pod.name} dials {host}, the learner's certificate is for {names}"
+                    )
     return found
 
 

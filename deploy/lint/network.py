@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 from deploy.lint.commands import started
 from deploy.lint.objects import Object, Pod, is_selected, name_of, of_kind, pods_of
 from impala.commands.actor import Actor
+from impala.commands.learner import Learner
+from impala.runtime import listen
+from learner import share
 from learner.front.server import LIVENESS, SERVICE_NAME
 
 MONITORING = "namespace monitoring"
@@ -23,18 +26,22 @@ def port_complaints(objects: Sequence[Object]) -> list[str]:
             for name, field in LISTENS.items()
             if getattr(each.command, field, None)
         }
-        said = {name: int(listen.rpartition(":")[2]) for name, listen in listens.items()}
+        if isinstance(each.command, Learner) and (peers := share.addresses(each.command.peers)):
+            # Of each peer, on all interfaces.
+            listens["peers"] = f"0.0.0.0:{peers[0].rpartition(':')[2]}"
+        said = {name: int(where.rpartition(":")[2]) for name, where in listens.items()}
         if pod.ports != said:
             found.append(f"{pod.name} opens {pod.ports}, its flags say {said}")
-        for name, listen in listens.items():
-            if not listen.startswith("0.0.0.0:"):
-                found.append(f"{pod.name} serves {name} on {listen}, where nobody reaches it")
+        for name, where in listens.items():
+            if not where.startswith("0.0.0.0:"):
+                found.append(f"{pod.name} serves {name} on {where}, where nobody reaches it")
         for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
             found += [f"{pod.name}: {kind} {why}" for why in probe_complaints(pod, kind)]
         if isinstance(each.command, Actor):
-            host, _, port = each.command.learner.rpartition(":")
-            if (host, port) not in grpc_services(objects):
-                found.append(f"{pod.name} dials {host}:{port}, which no headless service is")
+            for address in listen.dialled(each.command.learner):
+                host, _, port = address.rpartition(":")
+                if (host, port) not in grpc_services(objects) | grpc_pods(objects):
+                    found.append(f"{pod.name} dials {address}, which no headless service is")
     for service in of_kind(objects, "Service"):
         pods = [
             pod
@@ -61,6 +68,17 @@ def grpc_services(objects: Sequence[Object]) -> set[tuple[str, str]]:
         for service in of_kind(objects, "Service")
         if service["spec"].get("clusterIP") == "None"
         for port in service["spec"]["ports"]
+    }
+
+
+def grpc_pods(objects: Sequence[Object]) -> set[tuple[str, str]]:
+    """Returns name and port of every pod of a StatefulSet with a headless service."""
+    ports = dict(grpc_services(objects))
+    return {
+        (f"{each['metadata']['name']}-{i}.{service}", ports[service])
+        for each in of_kind(objects, "StatefulSet")
+        if (service := each["spec"]["serviceName"]) in ports
+        for i in range(each["spec"]["replicas"])
     }
 
 
@@ -93,9 +111,14 @@ def policy_complaints(objects: Sequence[Object]) -> list[str]:
         wanted = {pod.ports["metrics"]: {MONITORING}}
         if is_learner:
             wanted[pod.ports["grpc"]] = {pod.name for pod in pods} - learners
+            if "peers" in pod.ports:
+                wanted[pod.ports["peers"]] = {pod.name}
         if (reached := traffic(objects, pod, "ingress")) != wanted:
             found.append(f"{pod.name} is reached by {reached}, it should be by {wanted}")
-        wanted = {} if is_learner else {53: {"everyone"}, **dict.fromkeys(grpc, learners)}
+        wanted = {53: {"everyone"}, **dict.fromkeys(grpc, learners)}
+        if is_learner:  # it only answers, except to its peers
+            own = pod.ports.get("peers")
+            wanted = {53: {"everyone"}, own: {pod.name}} if own is not None else {}
         if (reaches := traffic(objects, pod, "egress")) != wanted:
             found.append(f"{pod.name} reaches {reaches}, it should {wanted}")
     return found
