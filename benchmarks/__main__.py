@@ -37,7 +37,7 @@ def main() -> int:
         "parts",
         nargs="*",
         help="training, ingest, replay, micro, by default; actor, fleet, attack, speed-up, gpu, "
-        "profile, lag",
+        "profile, lag, peers",
     )
     parser.add_argument("--seconds", type=float, default=30.0, help="for each measurement")
     parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("build/bench.json"))
@@ -66,6 +66,7 @@ def main() -> int:
         "gpu": functools.partial(_gpu, arguments.trial),
         "profile": _profile,
         "lag": _lag,
+        "peers": _peers,
     }
     if unknown := set(arguments.parts) - measures.keys():
         parser.error(f"no part {sorted(unknown)[0]!r}; there are {', '.join(measures)}")
@@ -182,6 +183,14 @@ def _fleet(config: configs.Config, seconds: float) -> dict[str, float]:
         for name, value in served._asdict().items()
         if name != "actors"
     }
+
+
+def _peers(config: configs.Config, seconds: float) -> dict[str, float]:
+    """Uses the deep network and the paper's batch in each of two learners."""
+    from benchmarks import peers
+
+    deep = dataclasses.replace(config, agent=presets.PRESETS["atari-deep"][1].agent)
+    return peers.measure(deep, seconds)
 
 
 def _attack(config: configs.Config, seconds: float) -> dict[str, float]:

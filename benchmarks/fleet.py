@@ -92,7 +92,7 @@ def learner(
         with open(directory / "log", "wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
-            yield _address(directory / "run", process), process
+            yield address(directory / "run", process), process
         finally:
             process.terminate()
             try:
@@ -102,7 +102,8 @@ def learner(
                 process.wait()
 
 
-def _address(logdir: pathlib.Path, learner: "subprocess.Popen[bytes]") -> str:
+def address(logdir: pathlib.Path, learner: "subprocess.Popen[bytes]") -> str:
+    """Returns the address of a learner that was just started."""
     path = logdir / "address"
     for _ in range(600):
         if learner.poll() is not None:
@@ -114,10 +115,18 @@ def _address(logdir: pathlib.Path, learner: "subprocess.Popen[bytes]") -> str:
 
 
 def _fleet(address: str, num_actors: int, seconds: float, learner: int) -> Served:
-    return asyncio.run(_run(address, num_actors, seconds, learner))
+    return asyncio.run(run(address, num_actors, seconds, learner))
 
 
-async def _run(address: str, num_actors: int, seconds: float, learner: int) -> Served:
+async def run(address: str, num_actors: int, seconds: float, learner: int) -> Served:
+    """Measures a fleet for some seconds.
+
+    Args:
+      address: of the learner.
+      num_actors: synthetic ones.
+      seconds: to measure, after the first update and a warm-up.
+      learner: its process id.
+    """
     actors = [_Actor(address, f"synthetic-{index}") for index in range(num_actors)]
     start = time.perf_counter()
     await asyncio.gather(*(actor.join() for actor in actors))
