@@ -1,5 +1,5 @@
-// The actor of clients/node with one mistake, which the environment variable MISTAKE names: those of
-// the table in docs/wire-protocol.md. Everything else is as it is there.
+// The actor of clients/node with one mistake, which the environment variable MISTAKE names: one of
+// those in the table of docs/wire-protocol.md, or a breach of another rule. All else is as it is there.
 import { Agent } from '../clients/node/agent.js';
 import { Group } from '../clients/node/group.js';
 import { Session } from '../clients/node/session.js';
@@ -89,5 +89,92 @@ const MISTAKES = {
   },
 };
 
-MISTAKES[process.env.MISTAKE]();
+// Changes what a method of Session does: `changed` gets the session, the original, and its arguments.
+function changing(name, changed) {
+  const original = Session.prototype[name];
+  Session.prototype[name] = function (...given) {
+    return changed(this, original.bind(this), ...given);
+  };
+}
+
+const BREACHES = {
+  own_weights: () =>
+    changing('newestParameters', async (session, newest) => {
+      if (session.parameters) return newest();
+      const zeros = ({ shape }) => new Float32Array(shape.reduce((product, n) => product * n, 1));
+      const tensors = session.reply.parameter_specs.map(zeros);
+      return { incarnation: session.reply.learner_incarnation, version: 0n, tensors };
+    }),
+  old_parameters: () => changing('pull', async (session, pull) => session.parameters || pull()),
+  old_incarnation: () => {
+    // It compares versions alone.
+    const isNew = ({ parameters, newest }) => !parameters || parameters.version < newest.version;
+    changing('newestParameters', async (session, newest) => session.parameters ?? newest());
+    changing('pull', async (session, pull) => isNew(session) && pull());
+  },
+  too_many_in_flight: () =>
+    changing('join', async (session, join) => {
+      const failure = await join();
+      session.reply.max_unrolls_in_flight += 10;
+      return failure;
+    }),
+  changed_retry: () =>
+    changing('exchange', (session, exchange) => {
+      for (const message of session.outbox) message.elapsed_seconds = 0;
+      return exchange();
+    }),
+  new_incarnation: () =>
+    changing('join', (session, join) => {
+      session.incarnation = String(BigInt(session.incarnation) + 1n);
+      return join();
+    }),
+  no_claim: () =>
+    changing('join', (session, join) => {
+      session.acknowledged = {};
+      return join();
+    }),
+  left_out: () =>
+    changing('join', (session, join) => {
+      session.outbox = [];
+      return join();
+    }),
+  not_again: () =>
+    changing('receive', (session, receive, receipt) => {
+      const isUnknown = receipt.reason === 'REASON_UNKNOWN_ACTOR';
+      return receive(isUnknown ? { ...receipt, reason: 'REASON_RANGE' } : receipt);
+    }),
+  refused_again: () =>
+    changing('receive', (session, receive, receipt) => {
+      if (receipt.status !== 'STATUS_REJECTED') return receive(receipt);
+      return receive({ ...receipt, reason: 'REASON_UNKNOWN_ACTOR' });
+    }),
+  duplicate_again: () =>
+    changing('receive', (session, receive, receipt) => {
+      return receipt.status === 'STATUS_DUPLICATE' ? session.leave() : receive(receipt);
+    }),
+  no_backoff: () => {
+    Math.random = () => -1; // by which only the wait before a Join is multiplied
+  },
+  same_run: () =>
+    changing('join', async (session, join) => {
+      const before = session.reply;
+      const failure = await join();
+      if (before) session.reply = { ...session.reply, fingerprint: before.fingerprint };
+      return failure;
+    }),
+  endless: () => changing('finish', () => {}),
+  stubborn: () =>
+    changing('join', async (session, join) => {
+      const failure = await join();
+      return failure && Object.assign(failure, { code: 14 }); // UNAVAILABLE
+    }),
+  reckless: () =>
+    changing('join', async (session, join) => {
+      const failure = await join();
+      if (session.reply) session.reply.settings.needs = [];
+      return failure;
+    }),
+};
+
+({ ...MISTAKES, ...BREACHES })[process.env.MISTAKE]();
 process.exit(await main());
