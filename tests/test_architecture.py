@@ -52,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Names become objects; episodes are played.
     "impala": _LIBRARY,
     "impala.logdir": _LIBRARY,
+    "impala.sweeps": {*_LIBRARY, "impala.logdir"},
     # Suites of tests for parts; only tests import them.
     "impala.testing": _LIBRARY,
     "actors": {*_LIBRARY, "protos"},
@@ -90,8 +91,9 @@ GRPC = ("grpc", "grpc_health", "protos.impala.v1.learner_pb2_grpc")
 # What environments need starts in an instant and works beside any framework.
 WITHOUT_TENSORFLOW = (
     *("actors.channel", "actors.client", "actors.session", "actors.status"),
-    *("impala.config.schema", "impala.conform", "impala.environments", "impala.types"),
-    *("impala.testing.environments", "learner.checks", "learner.front.service", "protos"),
+    *("impala.config.schema", "impala.conform", "impala.environments", "impala.sweeps"),
+    *("impala.testing.environments", "impala.types", "learner.checks"),
+    *("learner.front.service", "protos"),
 )
 TENSORFLOW = ("sonnet", "tensorflow")
 

@@ -328,7 +328,7 @@ MISTAKES = {
     ),
     "a configuration that is not mounted": Mistake(
         *("base/learner.yaml", "--config=/etc/impala/run/", "--config=/etc/impala/"),
-        *("gpu", "commands", "Give --config a YAML file"),
+        *("gpu", "commands", "Name a YAML file"),
     ),
     "runs outside the claim": Mistake(
         *("base/learner.yaml", "--logdir=/runs/run", "--logdir=/tmp/run"),

@@ -21,6 +21,7 @@ from impala.commands.presets import Presets, presets
 from impala.commands.record import Record, record
 from impala.commands.replay_update import ReplayUpdate, replay_update
 from impala.commands.status import Status, status
+from impala.commands.sweep import Sweep, sweep
 from impala.commands.train import Train, train
 from impala.config import values
 from impala.runtime import installation
@@ -53,6 +54,7 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], int]]] = {
     "record": (Record, record),
     "export": (Export, export),
     "plot": (Plot, plot),
+    "sweep": (Sweep, sweep),
     "replay-update": (ReplayUpdate, replay_update),
     "presets": (Presets, presets),
     "conform": (Conform, conform),

@@ -176,7 +176,7 @@ def read_yaml(file: pathlib.Path) -> Any:
     try:
         data = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise OptionError(f"{file}: {error.strerror}. Give --config a YAML file.") from None
+        raise OptionError(f"{file}: {error.strerror}. Name a YAML file that can be read.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise OptionError(f"{file} is not YAML: {' '.join(str(error).split())}.") from None
     return {} if data is None else data

@@ -1,0 +1,88 @@
+"""`impala sweep`: tries many settings, on this host or a Ray cluster."""
+
+import dataclasses
+import importlib.util
+import logging
+import pathlib
+from typing import Annotated
+
+import yaml
+from tyro.conf import Positional, arg
+
+from impala.commands.flags import STOPPED
+from impala.config.values import OptionError
+from impala.logdir import atomic
+
+_COPY = "sweep.yaml"  # of the file, in the output
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """Tries many settings: grid, random, Optuna, ASHA, population-based training.
+
+    Ray Tune starts each trial as `impala train` with settings of its own. What a sweep's file says
+    is on the page docs/sweeps.md. Exit status: 0 done, 1 if no trial could be scored, 2 wrong
+    usage, 75 if it was stopped before its end (the same command goes on with it).
+    """
+
+    file: Positional[Annotated[pathlib.Path, arg(metavar="FILE.yaml")]]
+    """Which settings are searched, and how."""
+    output: pathlib.Path | None = None
+    """Directory of the trials and results; None: sweeps/NAME of NAME.yaml. In a cluster, on a file
+    system that all hosts share."""
+    address: str | None = None
+    """Of a Ray cluster, such as HOST:6379, or auto; None: that of RAY_ADDRESS, or only this host.
+    """
+
+
+def sweep(command: Sweep) -> int:
+    """Runs a sweep, or goes on with it. Returns the exit status."""
+    from impala.sweeps import description
+
+    described = description.read(command.file)
+    output = command.output or pathlib.Path("sweeps", command.file.stem)
+    _claim(output, command.file)
+    if importlib.util.find_spec("ray") is None:
+        raise OptionError(
+            "impala sweep needs Ray Tune, which this Python does not have: "
+            'pip install "impala-rl[tune]"'
+        )
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    from impala.sweeps import results, tuning
+
+    print(f"Sweep of {described.options.preset} in {output}", flush=True)
+    found, is_whole = tuning.run(described, output, command.address, _show)
+    results.write(found, described, output)
+    if found:
+        print(f"\n{results.table(found, described)}\n")
+        print(f"Best: impala evaluate {output}/best; all: {output}/results.csv, results.png")
+    if not is_whole:
+        print("Stopped before its end. The same command goes on with the sweep.")
+        return STOPPED
+    return 0 if found else 1
+
+
+def _claim(output: pathlib.Path, file: pathlib.Path) -> None:
+    """Makes the output, or checks that it is of a sweep that the same file began.
+
+    Raises:
+      OptionError: it is not, or cannot be made.
+    """
+    text = file.read_text(encoding="utf-8")
+    copy = output / _COPY
+    try:
+        if copy.exists():
+            if yaml.safe_load(copy.read_text(encoding="utf-8")) != yaml.safe_load(text):
+                raise OptionError(
+                    f"{output} holds a sweep that {copy} began, and {file} says something else: "
+                    "give another --output, or move that directory away."
+                )
+            return
+        output.mkdir(parents=True, exist_ok=True)
+        atomic.write(copy, text.encode())
+    except OSError as error:
+        raise OptionError(f"{output} cannot be written: {error.strerror}.") from None
+
+
+def _show(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,179 @@
+"""A trial: a run of `impala train` with settings of its own, as Ray Tune starts and stops it."""
+
+import pathlib
+import shutil
+import threading
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from ray import tune
+
+import impala
+from impala.logdir import rows
+from impala.sweeps.description import Sweep
+
+_POLL_SECONDS = 0.5
+_COPIED = ("checkpoints", "replay")  # what a member takes over of another's log directory
+_ORIGIN = "origin"  # file beside these: where they come from
+
+
+class TrialError(RuntimeError):
+    """A trial cannot be scored."""
+
+
+class Trial(tune.Trainable):
+    """Trains in OUTPUT/trials/ID, and reports each row of telemetry that has a score.
+
+    What a trial needs to go on is in its log directory: a trial that is stopped or killed resumes
+    there. Ray's own checkpoints hold a copy of it for another member of a population.
+    """
+
+    def setup(  # type: ignore[override]
+        self, config: dict[str, Any], sweep: Sweep, output: str
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+          config: setting -> its value in this trial.
+          sweep: which it belongs to.
+          output: of the sweep.
+        """
+        self._sweep = sweep
+        self._settings = config
+        self._directory = trial_directory(pathlib.Path(output), self.trial_id)
+        self._run: _Run | None = None
+        self._seen = 0  # bytes of telemetry
+
+    def step(self) -> dict[str, Any]:
+        """Waits for the next report: the score after so many frames.
+
+        Raises:
+          TrainingError: the run failed.
+          TrialError: it ended without a score.
+        """
+        if self._run is None:
+            self._seen = _size(self._directory)  # of before it was stopped, or has copied another
+            self._run = _Run(self._sweep, self._settings, self._directory)
+        while True:
+            is_over = self._run.wait(_POLL_SECONDS)  # before reading, so that its last row is read
+            if (size := _size(self._directory)) == self._seen and not is_over:
+                continue
+            self._seen, told = size, rows.read(self._directory)
+            newest = told[-1] if told else {}
+            value = score(newest, self._sweep.options.score)
+            if value is not None:
+                return {
+                    "score": value,
+                    "frames": int(newest["frames"]),
+                    "copied": _read(self._directory / _ORIGIN).partition(" ")[0],
+                    "done": is_over,
+                }
+            if is_over:
+                raise TrialError(
+                    f"{self._directory} has no score: telemetry has no "
+                    f"{self._sweep.options.score or 'return of an episode that ended'}."
+                )
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Copies what another trial needs to go on from here; the run is stopped for it."""
+        self._stop()
+        target = pathlib.Path(checkpoint_dir)
+        for name in _COPIED:
+            if (self._directory / name).exists():
+                shutil.copytree(self._directory / name, target / name)
+        (target / _ORIGIN).write_text(f"{self.trial_id} {uuid.uuid4().hex}")
+
+    def load_checkpoint(self, checkpoint: str) -> None:  # type: ignore[override]
+        """Takes over another trial's agent, optimiser and counters, if they are not its own.
+
+        What this trial has done since it saved, or took over, the same is kept.
+        """
+        source = pathlib.Path(checkpoint)
+        origin, ours = _read(source / _ORIGIN), self._directory / _ORIGIN
+        if origin.partition(" ")[0] == self.trial_id or _read(ours) == origin:
+            return
+        self._stop()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for name in _COPIED:
+            shutil.rmtree(self._directory / name, ignore_errors=True)
+            if (source / name).exists():
+                shutil.copytree(source / name, self._directory / name)
+        ours.write_text(origin)
+
+    def cleanup(self) -> None:
+        """Stops the run, which leaves a checkpoint in its log directory."""
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._run is not None:
+            self._run.stop()
+            self._run = None
+
+
+class _Run:
+    """`impala train`, until it ends or is stopped."""
+
+    def __init__(self, sweep: Sweep, settings: Mapping[str, Any], logdir: pathlib.Path):
+        self._asked = threading.Event()
+        self._error: BaseException | None = None
+        arguments = (sweep, settings, logdir)
+        self._thread = threading.Thread(target=self._train, args=arguments, name="train")
+        self._thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for the run's end. Returns whether it has ended.
+
+        Raises:
+          TrainingError: it failed.
+        """
+        self._thread.join(seconds)
+        if self._error is not None:
+            raise self._error
+        return not self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Has the run leave a checkpoint and end."""
+        self._asked.set()
+        self._thread.join()
+
+    def _train(self, sweep: Sweep, settings: Mapping[str, Any], logdir: pathlib.Path) -> None:
+        try:
+            impala.train(
+                sweep.config,
+                logdir,
+                num_actors=sweep.options.num_actors,
+                change_settings=True,  # of a member that has copied
+                progress=False,
+                stop=self._asked,
+                **settings,
+            )
+        except BaseException as error:
+            self._error = error
+
+
+def _read(file: pathlib.Path) -> str:
+    return file.read_text() if file.exists() else ""
+
+
+def _size(logdir: pathlib.Path) -> int:
+    """Returns the bytes of telemetry."""
+    return sum(path.stat().st_size for path in logdir.glob("metrics*.jsonl"))
+
+
+def trial_directory(output: pathlib.Path, trial: str) -> pathlib.Path:
+    """Returns the log directory of a trial."""
+    return output / "trials" / trial
+
+
+def score(row: rows.Row, name: str) -> float | None:
+    """Returns the score in a row of telemetry; None if there is none.
+
+    Args:
+      row: of telemetry.
+      name: as `Options.score`.
+    """
+    if name:
+        return row.get(name)
+    returns = rows.recent_returns(row).values()
+    return sum(returns) / len(returns) if returns else None

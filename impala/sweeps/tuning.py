@@ -1,0 +1,232 @@
+"""Has Ray Tune run a sweep's trials, and resumes a sweep that was stopped or killed."""
+
+import logging
+import os
+import pathlib
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray import tune
+from ray.tune import schedulers
+from ray.tune.experiment import Trial as Scheduled
+from ray.tune.search.optuna import OptunaSearch
+
+from impala.config.values import OptionError
+from impala.runtime.signals import EndRequest
+from impala.sweeps import results
+from impala.sweeps.description import Space, Sweep
+from impala.sweeps.trial import Trial
+
+os.environ |= {
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # signals are ours; SIGUSR1 asks Ray to stop
+    "RAY_AIR_NEW_OUTPUT": "0",  # which prints whatever `verbose` says
+}
+
+_RAY = "ray"  # Ray's own folder in the output
+_FACTORS = (1.2, 1 / 1.2)  # as in IMPALA's section 5.3
+_MOST_FAILURES = 2  # of a trial: it is started again, and resumes
+_SECONDS_BETWEEN_LINES = 10.0  # of a trial
+
+
+def run(
+    sweep: Sweep, output: pathlib.Path, address: str | None, show: Callable[[str], None]
+) -> tuple[list[results.Result], bool]:
+    """Runs all trials, or those that an earlier call has left.
+
+    Args:
+      sweep: what to run.
+      output: directory of the sweep, on a file system that all hosts of a cluster share.
+      address: of a Ray cluster; None: RAY_ADDRESS, or only this host.
+      show: called with each line of progress.
+
+    Returns:
+      The results of the trials, the best first, and whether all have ended.
+
+    Raises:
+      OptionError: there is no such cluster, or no host of it can run a trial.
+    """
+    output = output.resolve()
+    _connect(sweep, address)
+    try:
+        trainable = tune.with_resources(
+            tune.with_parameters(Trial, sweep=sweep, output=str(output)),
+            {"cpu": sweep.options.cpus, "gpu": sweep.options.gpus},
+        )
+        folder = str(output / _RAY)
+        if tune.Tuner.can_restore(folder):
+            tuner = tune.Tuner.restore(
+                folder,
+                trainable,
+                resume_unfinished=True,
+                restart_errored=True,
+                param_space=_param_space(sweep),
+            )
+            show("Going on with the sweep.")
+        else:
+            tuner = tune.Tuner(
+                trainable,
+                param_space=_param_space(sweep),
+                tune_config=tune.TuneConfig(
+                    num_samples=sweep.options.trials,
+                    search_alg=_search_algorithm(sweep),
+                    scheduler=_scheduler(sweep),
+                    metric=None if sweep.options.scheduler != "none" else "score",
+                    mode=None if sweep.options.scheduler != "none" else "max",
+                ),
+                run_config=tune.RunConfig(
+                    name=_RAY,
+                    storage_path=str(output),
+                    failure_config=tune.FailureConfig(max_failures=_MOST_FAILURES),
+                    callbacks=[_Progress(sweep, show)],
+                    verbose=0,
+                ),
+            )
+        with (
+            warnings.catch_warnings(action="ignore"),  # of Ray, on how it might be faster
+            EndRequest(on_first=lambda: signal.raise_signal(signal.SIGUSR1)) as request,
+        ):
+            grid = tuner.fit()
+    finally:
+        ray.shutdown()
+    found = results.of(grid, sweep, output)
+    return found, not request.is_set()
+
+
+def _connect(sweep: Sweep, address: str | None) -> None:
+    """Connects to a Ray cluster, or starts Ray on this host."""
+    try:
+        ray.init(
+            address=address,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except ConnectionError as error:
+        raise OptionError(f"There is no Ray cluster at {address}: {error}") from None
+    options = sweep.options
+    hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if not any(
+        host.get("CPU", 0) >= options.cpus and host.get("GPU", 0) >= options.gpus for host in hosts
+    ):
+        most: dict[str, float] = max(
+            hosts, key=lambda host: (host.get("GPU", 0), host.get("CPU", 0)), default={}
+        )
+        ray.shutdown()
+        raise OptionError(
+            f"A trial takes {options.cpus:g} cores and {options.gpus:g} GPUs (cpus, gpus), but no "
+            f"host has them; the largest has {most.get('CPU', 0):g} and {most.get('GPU', 0):g}."
+        )
+
+
+def _param_space(sweep: Sweep) -> dict[str, Any]:
+    return {name: _domain(space) for name, space in sweep.search.items()}
+
+
+def _domain(space: Space) -> Any:
+    """Returns a setting's values in Ray's words."""
+    if space.kind == "grid":
+        return tune.grid_search(list(space.values))
+    if space.kind == "choice":
+        return tune.choice(list(space.values))
+    low, high = space.values
+    if space.is_whole:
+        whole = {"uniform": tune.randint, "log_uniform": tune.lograndint}[space.kind]
+        return whole(low, high + 1)
+    return {"uniform": tune.uniform, "log_uniform": tune.loguniform}[space.kind](low, high)
+
+
+def _search_algorithm(sweep: Sweep) -> Any:
+    options = sweep.options
+    if options.sampler == "optuna":
+        return OptunaSearch(metric="score", mode="max", seed=options.seed)
+    return tune.search.BasicVariantGenerator(random_state=options.seed)
+
+
+def _scheduler(sweep: Sweep) -> Any:
+    options = sweep.options
+    if options.scheduler == "asha":
+        return schedulers.AsyncHyperBandScheduler(
+            time_attr="frames",
+            metric="score",
+            mode="max",
+            max_t=sweep.total_frames,
+            grace_period=min(options.asha.grace_frames, sweep.total_frames),
+            reduction_factor=options.asha.reduction,
+        )
+    if options.scheduler == "pbt":
+        return schedulers.PopulationBasedTraining(
+            time_attr="frames",
+            metric="score",
+            mode="max",
+            perturbation_interval=options.pbt.every_frames,
+            quantile_fraction=options.pbt.share,
+            resample_probability=options.pbt.resample,
+            perturbation_factors=_FACTORS,
+            hyperparam_mutations={
+                name: list(space.values) if space.kind == "choice" else _domain(space)
+                for name, space in sweep.search.items()
+            },
+            custom_explore_fn=_Inside(sweep),
+        )
+    return None
+
+
+class _Inside:
+    """Keeps numbers that were changed by a factor in their range."""
+
+    def __init__(self, sweep: Sweep):
+        self._ranges = {name: space for name, space in sweep.search.items() if space.is_range}
+
+    def __call__(self, config: dict[str, Any]) -> dict[str, Any]:
+        return config | {name: space.nearest(config[name]) for name, space in self._ranges.items()}
+
+
+class _Progress(tune.Callback):
+    """Shows a line when a trial begins, ends, copies another, and now and then between."""
+
+    def __init__(self, sweep: Sweep, show: Callable[[str], None]):
+        self._sweep, self._show = sweep, show
+        self._shown: dict[str, float] = {}
+        self._copied: dict[str, str] = {}
+
+    def on_trial_start(
+        self, iteration: int, trials: list[Scheduled], trial: Scheduled, **info: Any
+    ) -> None:
+        self._line(trial, f"trains with {results.text(trial.config)}")
+
+    def on_trial_result(
+        self,
+        iteration: int,
+        trials: list[Scheduled],
+        trial: Scheduled,
+        result: dict[str, Any],
+        **info: Any,
+    ) -> None:
+        name, now = trial.trial_id, time.monotonic()
+        if now - self._shown.get(name, 0.0) < _SECONDS_BETWEEN_LINES:
+            return
+        self._shown[name] = now
+        self._line(trial, f"{result['frames']:,} frames, score {results.text(result['score'])}")
+
+    def on_trial_complete(
+        self, iteration: int, trials: list[Scheduled], trial: Scheduled, **info: Any
+    ) -> None:
+        last = trial.last_result
+        is_whole = last.get("frames", 0) >= self._sweep.total_frames
+        self._line(
+            trial,
+            f"{'ended' if is_whole else 'was stopped early'} after {last.get('frames', 0):,} "
+            f"frames, score {results.text(last.get('score'))}",
+        )
+
+    def on_trial_error(
+        self, iteration: int, trials: list[Scheduled], trial: Scheduled, **info: Any
+    ) -> None:
+        self._line(trial, f"failed: see {trial.error_file}")
+
+    def _line(self, trial: Scheduled, text: str) -> None:
+        self._show(f"trial {trial.trial_id}: {text}")

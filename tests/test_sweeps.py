@@ -1,0 +1,205 @@
+"""Sweeps: what their files may say, and whole ones on this host."""
+
+import csv
+import json
+import pathlib
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import services
+import yaml
+
+from impala.commands import main
+from impala.config.schema import Config
+from impala.config.values import OptionError
+from impala.sweeps import description
+
+RATES = {"optimiser.learning_rate": {"log_uniform": [1e-5, 1e-2]}}
+
+
+def made(**changes: Any) -> dict[str, Any]:
+    return {"preset": "catch", "trials": 4, "search": RATES} | changes
+
+
+# Files.
+
+
+def test_a_file_says_what_every_trial_has_and_what_is_searched(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(
+        "preset: catch\n"
+        "settings: {total_frames: 1e6, optimiser: {name: rmsprop}}\n"
+        "search:\n"
+        "  optimiser.learning_rate: {log_uniform: [1e-5, 1e-2]}  # text in YAML 1.1\n"
+        "  agent.hidden_sizes: {grid: [[64], [256, 256]]}\n"
+        "  actor.num_envs: {uniform: [8, 64]}\n"
+    )
+    sweep = description.read(file)
+    assert sweep.total_frames == 1_000_000
+    assert sweep.config.optimiser.epsilon == Config().optimiser.epsilon  # as on a command line
+    rate, sizes, envs = sweep.search.values()
+    assert rate == description.Space("log_uniform", (1e-5, 1e-2)) and not rate.is_whole
+    assert sizes.values == ([64], [256, 256])
+    assert envs.is_whole
+    assert [rate.nearest(x) for x in (1e-6, 1e-3, 0.5)] == [1e-5, 1e-3, 1e-2]
+    assert [envs.nearest(x) for x in (9.6, 70)] == [10, 64]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([1], "holds preset, search and more by name"),
+        (made(preset=""), "preset is missing"),
+        (made(preset="catsh"), "catch"),
+        (made(trails=4), "'trails'.*trials"),
+        (made(trials=0), "trials is 0"),
+        (made(search={}), "search is missing"),
+        (made(search={"optimizer.learning_rate": {"choice": [1]}}), "optimiser.learning_rate"),
+        (made(search={"seed": [1, 2]}), r"search.seed is \[1, 2\]; it must be one of choice"),
+        (made(search={"seed": {"chioce": [1]}}), "search.seed.*choice"),
+        (made(search={"seed": {"choice": []}}), r"search.seed.choice is \[\]"),
+        (made(search={"seed": {"choice": [1, "x"]}}), "search.seed: seed is 'x'"),
+        (
+            made(search={"optimiser.learning_rate": {"uniform": [-1, 1]}}),
+            "search.optimiser.learning_rate: optimiser.learning_rate is -1",
+        ),
+        (made(search={"seed": {"uniform": [2, 1]}}), r"is \[2, 1\]; it must be the smallest"),
+        (made(search={"seed": {"log_uniform": [0, 1]}}), "begins at 0; it must begin above 0"),
+        (made(settings={"sed": 1}), "settings: .*'sed'"),
+        (made(search={"seed": {"grid": [1]}}, sampler="optuna"), "sampler: optuna does not do"),
+        (made(search={"seed": {"grid": [1]}}, scheduler="pbt"), "scheduler: pbt does not do"),
+        (made(scheduler="pbt", sampler="optuna"), "use sampler: random"),
+        (made(scheduler="pbt", trials=1), "at least 2 members"),
+        (
+            made(scheduler="pbt", search={"agent.hidden_sizes": {"choice": [[8], [9]]}}),
+            "cannot copy an agent of one with another agent.hidden_sizes",
+        ),
+    ],
+)
+def test_what_no_trial_can_be_made_of_is_refused(data: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        description.parse(data)
+
+
+def test_an_output_of_another_sweep_is_refused(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, output = tmp_path / "sweep.yaml", tmp_path / "output"
+    output.mkdir()
+    (output / "sweep.yaml").write_text(yaml.safe_dump(made(trials=5)))
+    file.write_text(yaml.safe_dump(made()))
+    assert main.main(["sweep", str(file), "--output", str(output)]) == 2
+    assert f"{file} says something else: give another --output" in capsys.readouterr().err
+
+
+# Whole sweeps.
+
+
+def begin(folder: pathlib.Path, data: Mapping[str, Any]) -> subprocess.Popen[str]:
+    folder.mkdir(exist_ok=True)
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(dict(data)))
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "impala", "sweep", str(folder / "sweep.yaml")),
+            *("--output", str(folder / "output")),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def results(folder: pathlib.Path, data: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The rows of a whole sweep's table."""
+    with begin(folder, data) as sweep:
+        said = sweep.communicate()[0]
+    print(said)
+    assert sweep.returncode == 0, said
+    with open(folder / "output/results.csv", newline="") as file:
+        found = list(csv.DictReader(file))
+    assert (folder / "output/results.png").stat().st_size > 10_000
+    assert (folder / "output/best").resolve().name == found[0]["trial"]
+    return found
+
+
+def scores(found: list[dict[str, str]]) -> list[float]:
+    return [float(row["score"]) for row in found]
+
+
+QUICK = {"total_frames": 150_000, "learner": {"log_seconds": 1}}
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_stopped_and_killed_goes_on_with_its_trials(
+    tmp_path: pathlib.Path,
+) -> None:
+    data = made(settings=QUICK | {"total_frames": 300_000}, cpus=1)
+    trials = tmp_path / "output/trials"
+
+    def is_training() -> bool:
+        return any(path.stat().st_size > 0 for path in trials.glob("*/metrics.jsonl"))
+
+    with begin(tmp_path, data) as stopped:
+        services.wait_for("a trial's telemetry", is_training)
+        stopped.send_signal(signal.SIGINT)
+        said = stopped.communicate()[0]
+    assert stopped.returncode == 75, said
+    assert "The same command goes on with the sweep." in said
+    begun = sorted(path.name for path in trials.iterdir())
+    with begin(tmp_path, data) as killed:
+        assert killed.stdout is not None
+        lines = iter(killed.stdout.readline, "")
+        assert any("frames, score" in line for line in lines)
+        killed.kill()
+    found = results(tmp_path, data)
+    assert [row["status"] for row in found] == ["finished"] * 4
+    assert set(begun) <= {row["trial"] for row in found}
+    assert all(int(row["frames"].replace(",", "")) >= 300_000 for row in found)
+
+
+@pytest.mark.slow
+def test_successive_halving_finds_a_learning_rate_as_good_as_the_presets(
+    tmp_path: pathlib.Path,
+) -> None:
+    found = results(
+        tmp_path,
+        made(
+            preset="cartpole",
+            trials=8,
+            scheduler="asha",
+            asha={"grace_frames": 100_000, "reduction": 2},
+            settings={"learner": {"log_seconds": 1}, "seed": 101},
+            cpus=1,
+        ),
+    )
+    assert {row["status"] for row in found} == {"finished", "stopped early"}
+    report = tmp_path / "report.json"
+    played = services.run("evaluate", tmp_path / "output/best", "--greedy", "--json", report)
+    assert played.returncode == 0, played.stdout + played.stderr
+    assert json.loads(report.read_text())["summary"]["return_mean"] >= 475.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [101, 102, 103])
+def test_a_population_is_better_than_its_median_member_alone(
+    tmp_path: pathlib.Path, seed: int
+) -> None:
+    # All learning rates are smaller than the preset's; all but the largest learn next to nothing.
+    data = made(
+        settings=QUICK | {"total_frames": 400_000, "seed": seed},
+        search={"optimiser.learning_rate": {"log_uniform": [1e-6, 1e-3]}},
+        seed=seed,
+        cpus=0.5,
+    )
+    alone = results(tmp_path / "alone", data)
+    population = results(
+        tmp_path / "population", data | {"scheduler": "pbt", "pbt": {"every_frames": 80_000}}
+    )
+    assert any(row["copied"] != "none" for row in population)
+    assert statistics.median(scores(population)) > statistics.median(scores(alone))
+    print(f"seed {seed}: alone {scores(alone)}, population {scores(population)}")
