@@ -191,15 +191,16 @@ def test_a_population_is_better_than_its_median_member_alone(
 ) -> None:
     # All learning rates are smaller than the preset's; all but the largest learn next to nothing.
     data = made(
-        settings=QUICK | {"total_frames": 400_000, "seed": seed},
+        settings=QUICK | {"total_frames": 600_000, "seed": seed},
         search={"optimiser.learning_rate": {"log_uniform": [1e-6, 1e-3]}},
         seed=seed,
         cpus=0.5,
     )
     alone = results(tmp_path / "alone", data)
     population = results(
-        tmp_path / "population", data | {"scheduler": "pbt", "pbt": {"every_frames": 80_000}}
+        tmp_path / "population", data | {"scheduler": "pbt", "pbt": {"every_frames": 60_000}}
     )
+    assert {row["status"] for row in population} == {"finished"}
     assert any(row["copied"] != "none" for row in population)
     assert statistics.median(scores(population)) > statistics.median(scores(alone))
     print(f"seed {seed}: alone {scores(alone)}, population {scores(population)}")

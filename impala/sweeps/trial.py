@@ -14,7 +14,8 @@ from impala.logdir import rows
 from impala.sweeps.description import Sweep
 
 _POLL_SECONDS = 0.5
-_COPIED = ("checkpoints", "replay")  # what a member takes over of another's log directory
+# What a member takes over of another's log directory: all that its counters go on from.
+_COPIED = ("checkpoints", "replay", "metrics*.jsonl")
 _ORIGIN = "origin"  # file beside these: where they come from
 
 
@@ -60,32 +61,31 @@ class Trial(tune.Trainable):
             if (size := _size(self._directory)) == self._seen and not is_over:
                 continue
             self._seen, told = size, rows.read(self._directory)
-            newest = told[-1] if told else {}
-            value = score(newest, self._sweep.options.score)
-            if value is not None:
+            name = self._sweep.options.score
+            scored = [row for row in told if score(row, name) is not None]
+            if scored and (is_over or scored[-1] is told[-1]):
                 return {
-                    "score": value,
-                    "frames": int(newest["frames"]),
+                    "score": score(scored[-1], name),
+                    "frames": int(told[-1]["frames"]),
                     "copied": _read(self._directory / _ORIGIN).partition(" ")[0],
                     "done": is_over,
                 }
             if is_over:
                 raise TrialError(
                     f"{self._directory} has no score: telemetry has no "
-                    f"{self._sweep.options.score or 'return of an episode that ended'}."
+                    f"{name or 'return of an episode that ended'}."
                 )
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Copies what another trial needs to go on from here; the run is stopped for it."""
         self._stop()
         target = pathlib.Path(checkpoint_dir)
-        for name in _COPIED:
-            if (self._directory / name).exists():
-                shutil.copytree(self._directory / name, target / name)
+        for path in _there(self._directory):
+            _copy(path, target)
         (target / _ORIGIN).write_text(f"{self.trial_id} {uuid.uuid4().hex}")
 
     def load_checkpoint(self, checkpoint: str) -> None:  # type: ignore[override]
-        """Takes over another trial's agent, optimiser and counters, if they are not its own.
+        """Takes over another trial's agent, optimiser, counters and telemetry, if not its own.
 
         What this trial has done since it saved, or took over, the same is kept.
         """
@@ -95,10 +95,10 @@ class Trial(tune.Trainable):
             return
         self._stop()
         self._directory.mkdir(parents=True, exist_ok=True)
-        for name in _COPIED:
-            shutil.rmtree(self._directory / name, ignore_errors=True)
-            if (source / name).exists():
-                shutil.copytree(source / name, self._directory / name)
+        for path in _there(self._directory):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in _there(source):
+            _copy(path, self._directory)
         ours.write_text(origin)
 
     def cleanup(self) -> None:
@@ -150,6 +150,16 @@ class _Run:
             )
         except BaseException as error:
             self._error = error
+
+
+def _there(directory: pathlib.Path) -> list[pathlib.Path]:
+    """Returns what of a log directory, or a copy of it, is to be copied."""
+    return [path for pattern in _COPIED for path in directory.glob(pattern)]
+
+
+def _copy(path: pathlib.Path, into: pathlib.Path) -> None:
+    copy = shutil.copytree if path.is_dir() else shutil.copy2
+    copy(path, into / path.name)
 
 
 def _read(file: pathlib.Path) -> str:
