@@ -97,7 +97,11 @@ OPTIMISER = Kind(
     },
     section="optimiser",
 )
-SINK = Kind("sink", "learner.telemetry.sinks:Sink")
+SINK = Kind(
+    "sink",
+    "learner.telemetry.sinks:Sink",
+    {"mlflow": "learner.telemetry.trackers:MLflow", "wandb": "learner.telemetry.trackers:WandB"},
+)
 ENVIRONMENT = Kind("environment", "impala.environments.base:Environment")
 
 

@@ -309,6 +309,7 @@ def test_a_clock_that_jumps_changes_labels_only() -> None:
     assert found == {
         "learner.telemetry.evaluations",
         "learner.telemetry.files",
+        "learner.telemetry.trackers",
         "impala.logdir.directory",
     }
 

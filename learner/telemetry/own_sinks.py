@@ -4,7 +4,7 @@ import logging
 import pathlib
 from collections.abc import Callable
 
-from impala.components import SINK, described
+from impala.components import SINK, Allowed, described, find
 from impala.config import parts, values
 from impala.config.schema import Config
 from impala.logdir.rows import Row
@@ -72,7 +72,10 @@ def make(config: Config, logdir: pathlib.Path) -> list[OwnSink]:
     own = parts.found(config)
     made = []
     for name in config.telemetry.sinks:
-        component, settings = own[SINK, name]
+        if name in SINK.built_in:
+            component, settings = find(name, SINK, Allowed()), None
+        else:
+            component, settings = own[SINK, name]
         try:
             sink = component(logdir, settings)
         except Exception as error:
