@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import services
+from chaos import poison
 from chaos.witness import Witness
 from test_meeting import addresses
 
@@ -92,7 +93,7 @@ def test_a_peer_knows_its_number() -> None:
 
 
 class Peer:
-    """A learner that is started again whenever it has ended, as a supervisor does."""
+    """A learner that is started again whenever it has failed, as a supervisor does."""
 
     def __init__(self, directory: pathlib.Path, index: int, flags: Sequence[object]):
         self.logdir = directory / f"peer-{index}"
@@ -116,9 +117,9 @@ class Peer:
         services.wait_for("a peer to end", lambda: len(self.statuses) > before)
 
     def end(self, number: int | None) -> None:
-        """Has nobody start it again; with a signal, or when it has ended by itself."""
-        self.is_last = True
+        """Waits for its end: by a signal, after which nobody starts it again, or by itself."""
         if number is not None:
+            self.is_last = True
             self.send(number)
         services.wait_for("the end of a peer", lambda: not self._thread.is_alive())
 
@@ -132,7 +133,7 @@ class Peer:
 
     def _run(self) -> None:
         log = self.logdir.with_suffix(".log")
-        while not self.is_last:
+        while not (self.is_last or 0 in self.statuses):
             with services.impala("learner", *self._flags, log=log) as self._process:
                 self.statuses.append(self._process.wait())
             time.sleep(0.2)
@@ -166,7 +167,6 @@ def test_two_peers_with_two_actors_each_train(
         for i in range(4):
             peer = both[i % 2]
             stack.enter_context(services.actor(peer.logdir, peer.address, "--name", f"actor-{i}"))
-        services.wait_for("the end", lambda: all(peer.statuses for peer in both), 1500.0)
         for peer in both:
             peer.end(None)
         assert [peer.statuses for peer in both] == [[0], [0]]
@@ -234,7 +234,7 @@ def test_peers_that_are_killed_go_on_together_and_lose_no_count(tmp_path: pathli
         # ...when they are stopped at last, which is said to one of them...
         for witness in witnesses:
             witness.stop()
-        both[1].is_last = True
+        both[0].is_last = both[1].is_last = True
         both[0].end(signal.SIGTERM)
         both[1].end(None)
         assert both[0].statuses[-1] == 0
@@ -251,3 +251,41 @@ def test_peers_that_are_killed_go_on_together_and_lose_no_count(tmp_path: pathli
             assert accounted[witness.name] == witness.ledgers[-1].acknowledged > 0
     saved = [checkpoint.load(peer.logdir) for peer in both]
     assert saved[0].counters == saved[1].counters
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_bad_actor_of_one_peer_is_blamed_there_and_both_go_on(tmp_path: pathlib.Path) -> None:
+    flags = (
+        *("--total-frames", 1_000_000_000, "--mix.replayed", 32, "--limits.reward", 1e30),
+        *("--learner.log-seconds", 1, "--learner.checkpoint-seconds", 3),
+    )
+    with contextlib.ExitStack() as stack, two(tmp_path, "catch", *flags) as both:
+        for i, peer in enumerate(both):
+            stack.enter_context(services.actor(peer.logdir, peer.address, "--name", f"actor-{i}"))
+        for peer in both:
+            services.wait_for_row(peer.logdir, "updates", lambda row: row["updates"] > 20)
+
+        # Given unrolls that pass the door of the second, and make an update not finite...
+        poison.send(both[1].address, "bad", 1e25, 10)
+        culprits = services.wait_for_row(
+            both[1].logdir, "culprits", lambda row: row["guard/culprits"] > 0
+        )
+        assert culprits["unrolls/dropped/not_finite"] > 0
+
+        # ...then both go on, and the first has left nothing out.
+        after = len(services.rows(both[0].logdir))
+        row = services.wait_for_row(
+            *(both[0].logdir, "updates", lambda row: row["updates"] > culprits["updates"] + 50),
+            after=after,
+        )
+        assert row["guard/culprits"] == row["guard/rollbacks"] == 0
+        assert not [peer.statuses for peer in both if peer.statuses]
+        both[0].is_last = both[1].is_last = True
+        both[1].end(signal.SIGTERM)
+        both[0].end(None)
+        assert [peer.statuses for peer in both] == [[STOPPED], [0]]
+    saved = [checkpoint.load(peer.logdir) for peer in both]
+    assert saved[0].counters == saved[1].counters
+    for name, value in saved[0].variables.items():
+        assert (value == saved[1].variables[name]).all(), name

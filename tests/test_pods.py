@@ -30,17 +30,28 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _rendered(directory: pathlib.Path) -> tuple[Object, ...]:
-    """The local overlay, which trains Catch, with mutual TLS."""
+# The local overlay, which trains Catch, with mutual TLS.
+_LOCAL = "resources: [{here}/overlays/local]\ncomponents: [{here}/components/tls]\n"
+# The overlay of two learners, which train Catch.
+_PEERS = """resources: [{here}/overlays/peers]
+patches:
+  - target: {{kind: StatefulSet}}
+    patch: |
+      - {{op: replace, path: /spec/template/spec/containers/0/args/1, value: catch}}
+"""
+
+
+def _rendered(directory: pathlib.Path, kustomization: str) -> tuple[Object, ...]:
+    directory.mkdir()
     up = "../" * len(directory.resolve().parts)
     here = f"{up}{DEPLOY.resolve().relative_to('/')}"
-    (directory / "kustomization.yaml").write_text(
-        f"resources: [{here}/overlays/local]\ncomponents: [{here}/components/tls]\n"
-    )
+    (directory / "kustomization.yaml").write_text(kustomization.format(here=here))
     return render(directory)
 
 
-def _words(pod: Pod, root: pathlib.Path, learner: str) -> tuple[list[str], dict[str, int]]:
+def _words(
+    pod: Pod, root: pathlib.Path, learner: str, peers: str = "", peer: int = 0
+) -> tuple[list[str], dict[str, int]]:
     """A pod's arguments with its files and ports in their places here; and the ports by flag."""
     ports: dict[str, int] = {}
     words = []
@@ -51,8 +62,12 @@ def _words(pod: Pod, root: pathlib.Path, learner: str) -> tuple[list[str], dict[
             word = f"{flag}=127.0.0.1:{ports[flag]}"
         elif flag == "--learner":
             word = f"{flag}={learner}"
+        elif flag == "--peers":
+            word = f"{flag}={peers}"
         words.append(re.sub(r"=(?=/)", f"={root}", word))
-    if learner:
+    if peers:
+        words.append(f"--peer={peer}")  # which the pod's name says
+    if learner and "--security.tls-ca" in {word.partition("=")[0] for word in words}:
         words.append("--security.tls-server-name=impala-learner")  # it is dialled as 127.0.0.1
     return words, ports
 
@@ -98,9 +113,7 @@ def _passes_probes(pod: Pod, ports: dict[str, int]) -> bool:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_pods_train_together_and_end_well(tmp_path: pathlib.Path) -> None:
-    directory = tmp_path / "overlay"
-    directory.mkdir()
-    objects = _rendered(directory)
+    objects = _rendered(tmp_path / "overlay", _LOCAL)
     learner_pod, actor_pod, evaluator_pod = (
         next(pod for pod in pods_of(objects) if pod.name == name)
         for name in (
@@ -156,3 +169,59 @@ def test_the_pods_train_together_and_end_well(tmp_path: pathlib.Path) -> None:
         assert evaluated.returncode == 0, evaluated.stderr
         assert json.loads(report.read_text())["summary"]["return_mean"] >= 0.99
         assert (logdir / "evaluations.jsonl").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_pods_of_two_learners_train_together_and_end_well(tmp_path: pathlib.Path) -> None:
+    objects = _rendered(tmp_path / "overlay", _PEERS)
+    pods = {pod.name: pod for pod in pods_of(objects)}
+    learner_pod, actor_pod = pods["StatefulSet/impala-learner"], pods["Deployment/impala-actor"]
+    peers = ",".join(f"localhost:{_free_port()}" for _ in range(2))
+    running: list[tuple[Pod, subprocess.Popen[bytes], dict[str, int]]] = []
+    with contextlib.ExitStack() as stack:
+
+        def start(pod: Pod, learner: str = "", peer: int = 0) -> pathlib.Path:
+            root = stack.enter_context(files_of(pod, objects))
+            words, ports = _words(pod, root, learner, "" if learner else peers, peer)
+            log = tmp_path / f"{len(running)}.log"
+            running.append((pod, stack.enter_context(services.impala(*words, log=log)), ports))
+            return root
+
+        # Given both learners and two pods of actors, with an actor for each learner...
+        logdirs = [start(learner_pod, peer=i) / "runs" / "run" for i in (0, 1)]
+        addresses = ",".join(map(services.address_of, logdirs))
+        for _ in range(2):
+            start(actor_pod, addresses)
+        for pod, _, ports in running:
+            services.wait_for(
+                f"the probes of {pod.name}", functools.partial(_passes_probes, pod, ports)
+            )
+
+        # ...when the run is done...
+        saved = [
+            services.wait_for("the end", functools.partial(_finished, logdir), seconds=400.0)
+            for logdir in logdirs
+        ]
+
+        # ...then both have learned from the same number of actors, and all end on SIGTERM.
+        for pod, process, ports in running:
+            assert process.poll() is None, (pod.name, process.args)
+            assert _passes_probes(pod, ports)
+            process.terminate()
+            seconds = pod.spec["terminationGracePeriodSeconds"]
+            assert process.wait(timeout=seconds) == 0, pod.name
+        assert saved[0].counters == saved[1].counters
+        assert [len(each.accounts["indices"]) for each in saved] == [2, 2]
+        report = tmp_path / "report.json"
+        evaluated = services.run("evaluate", logdirs[0], "--greedy", "--json", report)
+        assert evaluated.returncode == 0, evaluated.stderr
+        assert json.loads(report.read_text())["summary"]["return_mean"] >= 0.99
+
+
+def _finished(logdir: pathlib.Path) -> checkpoint.Checkpoint | None:
+    """The checkpoint of a finished run, if it has finished."""
+    if not checkpoint.exists(logdir):
+        return None
+    saved = checkpoint.load(logdir)
+    return saved if saved.counters.frames >= saved.config.total_frames else None
