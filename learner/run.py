@@ -204,7 +204,7 @@ def run_learner(
                 evaluated=snapshots.take_evaluated,
                 settings=share.learner,
             )
-            if empty_replay and added:
+            if any(group.meet(empty_replay and added > 0)):
                 checkpoints.save(training.learner)  # no longer counts the replay moved aside
             server = Server(
                 *(service, listen, security, health_listen),

@@ -26,7 +26,7 @@ _MOST_BYTES = 1 << 20  # of a line
 _BYE = "bye"
 
 
-class PeerLost(ConnectionError):
+class PeerLost(RuntimeError):
     """Another process has ended or does not answer: this one cannot go on without it."""
 
 

@@ -184,6 +184,8 @@ def _strategy(addresses: Sequence[str], own: int) -> tf.distribute.Strategy:
     TensorFlow waits for ever, and holds the interpreter's lock, if one of them has ended meanwhile:
     this process then ends with status 1.
     """
+    if gpus := tf.config.list_physical_devices("GPU"):
+        tf.config.set_visible_devices(gpus[:1], "GPU")
     cluster = tf.train.ClusterSpec({"worker": list(addresses)})
     faulthandler.dump_traceback_later(_CONNECT_SECONDS, exit=True)
     try:
