@@ -105,13 +105,13 @@ def learner(
 def address(logdir: pathlib.Path, learner: "subprocess.Popen[bytes]") -> str:
     """Returns the address of a learner that was just started."""
     path = logdir / "address"
-    for _ in range(600):
+    for _ in range(1800):
         if learner.poll() is not None:
             raise RuntimeError(f"The learner ended with status {learner.returncode}.")
         if path.exists() and (address := path.read_text().strip()):
             return address
         time.sleep(0.1)
-    raise RuntimeError("No learner within a minute.")
+    raise RuntimeError("No learner within three minutes.")
 
 
 def _fleet(address: str, num_actors: int, seconds: float, learner: int) -> Served:
