@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import json
 import pathlib
 import re
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from scripted import Script
 
 from actors import channel
 from actors import client as client_module
+from impala import build
+from impala.config.schema import EnvironmentConfig
 from impala.environments.catch import Catch
 from impala.environments.episodes import EpisodeStatistics
 from impala.runtime import process
@@ -148,6 +151,22 @@ def test_receipts_of_every_kind_acknowledge_and_each_message_counts_once() -> No
     actor.service = messages.service()
     actor.join()
     assert actor.send(6).status == pb.STATUS_ACCEPTED
+
+
+@says(
+    "Receipts that are still to come in a stream that the actor leaves are lost: it sends these "
+    "messages again, too, and those that had been accepted are duplicates.",
+)
+def test_what_was_accepted_in_a_stream_that_was_left_is_a_duplicate() -> None:
+    service = messages.service()
+    actor = Foreign(service)
+    assert actor.send(1, task=9).status == pb.STATUS_REJECTED
+    acknowledged = actor.acknowledged
+    assert [actor.send(number).status for number in (2, 3)] == [pb.STATUS_ACCEPTED] * 2
+    actor.acknowledged = acknowledged  # it had left: these receipts were lost
+    actor.join()
+    assert [actor.send(number).status for number in (2, 3)] == [pb.STATUS_DUPLICATE] * 2
+    assert actor.send(4).status == pb.STATUS_ACCEPTED
 
 
 @says(
@@ -442,6 +461,46 @@ def test_catch_is_what_the_page_says(kwargs: dict[str, Any]) -> None:
     assert counts.min() > 0.7 * counts.mean() and counts.max() < 1.3 * counts.mean()
 
 
+# ----------------------------------------------------------------------------------- Pendulum
+
+
+@says(
+    "Its state is an angle θ, 0 if upright, and a speed ω; the observation is `[cos θ, sin θ, ω]`.",
+    "An episode begins with θ drawn uniformly from −π to π and ω from −1 to 1.",
+    "The action is a torque u from −2 to 2, and the reward −(φ² + 0.1 ω² + 0.001 u²), where φ is θ "
+    "brought to −π ≤ φ < π and ω is the speed before the step.",
+    "Then ω is increased by 0.05 (1.5 g sin θ + 3 u) and clipped to −8 and 8, and θ by 0.05 times "
+    "this new ω.",
+    "`g` in `environment.kwargs` is 10 by default.",
+    "After 200 steps the episode is truncated: the discount is 1.",
+    "Each step is one frame.",
+)
+@pytest.mark.parametrize("kwargs", [{}, {"g": 9.5}])
+def test_pendulum_is_what_the_page_says(kwargs: dict[str, float]) -> None:
+    num_envs, rng, g = 4, np.random.default_rng(0), kwargs.get("g", 10.0)
+    config = EnvironmentConfig(id="Pendulum-v1", kwargs=json.dumps(kwargs))
+    environment = build.environment(config, num_envs)
+    seen = environment.reset(3).observation
+    for step in range(1, 201):
+        theta, omega = np.arctan2(seen[:, 1], seen[:, 0]), seen[:, 2].astype(np.float64)
+        if step == 1:
+            assert (np.abs(omega) <= 1.0).all() and np.std(theta) > 0.1
+        u = rng.uniform(-2.0, 2.0, num_envs)
+        environment.send(u[:, np.newaxis].astype(np.float32))
+        timestep, frames, *_ = environment.recv()
+        reward = -(theta**2 + 0.1 * omega**2 + 0.001 * u**2)
+        np.testing.assert_allclose(timestep.reward, reward, 1e-3, 1e-3)
+        omega = np.clip(omega + 0.05 * (1.5 * g * np.sin(theta) + 3.0 * u), -8.0, 8.0)
+        theta = theta + 0.05 * omega
+        seen = timestep.observation
+        expected = np.stack([np.cos(theta), np.sin(theta), omega], axis=-1)
+        np.testing.assert_allclose(seen, expected, 1e-4, 1e-4)
+        assert (timestep.discount == 1.0).all() and (frames == 1).all()
+        kind = StepType.LAST if step == 200 else StepType.MID
+        assert (timestep.step_type == kind).all()
+    environment.close()
+
+
 # ---------------------------------------------------------------------------------- sentences
 
 # What is no rule of the two sides: headings of what follows, advice, reasons, and history. A
@@ -458,6 +517,7 @@ _NO_RULE = (
         "`JoinReply` is complete",
     ),
     *("The other settings are mandatory.", "For the preset `catch`", "What `Catch` is"),
+    *("What Gymnasium's `Pendulum-v1` is",),
     *("Protobuf has no canonical", "In this order:", "A stream that fails ends"),
     *("The reasons are", "`StreamUnrolls` has no deadline.", "Ask for the next permit late"),
     *("Parameters have an", "A learner that resumed", "While a message waits for room"),

@@ -36,7 +36,7 @@ class Catch {
   }
 }
 
-// Pendulum-v1 of Gymnasium: a pendulum is swung up and held there by a torque of -2 to 2.
+// Pendulum-v1 of Gymnasium, as the page describes it: it is swung up and held there by a torque.
 class Pendulum {
   constructor({ g = 10, ...unknown }, random) {
     refuseUnknown('Pendulum-v1', unknown);
