@@ -54,6 +54,40 @@ def test_all_get_what_each_of_them_says() -> None:
         together(meetings, lambda each: each.part())
 
 
+@pytest.mark.parametrize("leaving", [0, 1])
+def test_who_waits_learns_that_another_has_parted(leaving: int) -> None:
+    with met(2) as meetings, ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(meetings[1 - leaving].meet, None)
+        parting = threading.Thread(target=meetings[leaving].part, daemon=True)
+        parting.start()
+        with pytest.raises(PeerLost, match="has left"):
+            waiting.result(timeout=WAIT)
+        meetings[1 - leaving].close()
+        parting.join(timeout=WAIT)
+        assert not parting.is_alive()
+
+
+@pytest.mark.parametrize("said", [b"[1, [5]]", b"[0.5, {}]", b"[" * 100_000, b"{}", b"[true, {}]"])
+def test_a_caller_that_says_something_else_changes_nothing(said: bytes) -> None:
+    where = addresses(2)
+    first, second = (Meeting(where, i, {}) for i in (0, 1))
+    host, _, port = where[0].partition(":")
+    with ThreadPoolExecutor(2) as threads:
+        begun = threads.submit(first.begin, NEVER)
+        for _ in range(100):
+            with contextlib.suppress(ConnectionRefusedError):
+                with socket.create_connection((host, int(port)), timeout=WAIT) as stranger:
+                    stranger.sendall(said + b"\n")
+                    with contextlib.suppress(OSError):
+                        assert stranger.recv(1) == b""  # it hangs up
+                break
+            time.sleep(0.1)
+        assert threads.submit(second.begin, NEVER).result(timeout=WAIT)
+        assert begun.result(timeout=WAIT)
+    for each in (first, second):
+        each.close()
+
+
 def test_who_waits_learns_at_once_that_another_is_gone() -> None:
     ended = threading.Event()
     with met(3, end=ended.set) as meetings, ThreadPoolExecutor(2) as threads:

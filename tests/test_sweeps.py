@@ -76,6 +76,14 @@ def test_a_file_says_what_every_trial_has_and_what_is_searched(tmp_path: pathlib
         (made(scheduler="pbt", sampler="optuna"), "use sampler: random"),
         (made(scheduler="pbt", trials=1), "at least 2 members"),
         (
+            made(scheduler="asha", search={"total_frames": {"choice": [10, 20]}}),
+            "search.total_frames: scheduler: asha compares trials after as many frames",
+        ),
+        (
+            made(scheduler="pbt", search={"optimiser.name": {"choice": ["adam", "rmsprop"]}}),
+            "cannot copy an agent of one with another optimiser.name",
+        ),
+        (
             made(scheduler="pbt", search={"agent.hidden_sizes": {"choice": [[8], [9]]}}),
             "cannot copy an agent of one with another agent.hidden_sizes",
         ),
@@ -105,9 +113,10 @@ def begin(folder: pathlib.Path, data: Mapping[str, Any]) -> subprocess.Popen[str
     (folder / "sweep.yaml").write_text(yaml.safe_dump(dict(data)))
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "impala", "sweep", str(folder / "sweep.yaml")),
-            *("--output", str(folder / "output")),
+            *(sys.executable, "-m", "impala", "sweep", "sweep.yaml"),
+            *("--output", "output"),
         ],
+        cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -40,7 +40,7 @@ def sweep(command: Sweep) -> int:
     from impala.sweeps import description
 
     described = description.read(command.file)
-    output = command.output or pathlib.Path("sweeps", command.file.stem)
+    output = (command.output or pathlib.Path("sweeps", command.file.stem)).resolve()
     _claim(output, command.file)
     if importlib.util.find_spec("ray") is None:
         raise OptionError(

@@ -1,8 +1,11 @@
 """The cases that an actor is put through, and the sentences of the page that they are about."""
 
 import asyncio
+import contextlib
 import functools
+import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +22,7 @@ from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
 _POLL_SECONDS = 0.01
+_RESTART_SECONDS = 1.0  # before an actor that has ended is started again
 _QUIET_SECONDS = 1.0  # for which an actor that should send nothing is watched
 _ENOUGH = {
     "messages": 40,
@@ -487,6 +491,7 @@ class Kit:
         while not condition():
             ended = self._process.poll() if self._process is not None else None
             if ended is not None and restart:
+                await asyncio.sleep(_RESTART_SECONDS)
                 self._start_actor()
             elif ended is not None:
                 raise Failed(f"the actor ended with status {ended}, and did not {what}")
@@ -508,8 +513,10 @@ class Kit:
         learner = self._learner
         heard = len(learner.messages)
         await self._until("send messages", lambda: len(learner.messages) >= heard + 2)
-        while time.monotonic() < learner.joins[-1][0] + seconds:
-            await asyncio.sleep(_POLL_SECONDS)
+        await self._until(
+            f"go on for {seconds:g} s without joining again",
+            lambda: time.monotonic() >= learner.joins[-1][0] + seconds,
+        )
 
     async def _acts_with_newest(self) -> None:
         learner = self._learner
@@ -590,11 +597,14 @@ class Kit:
         if self._command:
             words = shlex.split(self._command.replace("{address}", self._address))
             self._learner.actor = ""  # whose name may be another one now
-            self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=sys.stderr)
+            self._process = subprocess.Popen(  # with what it starts itself
+                words, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True
+            )
 
     def _end_actor(self) -> None:
         if self._process is not None:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
     async def _ends(self, status: int | None) -> None:

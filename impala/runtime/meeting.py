@@ -19,6 +19,8 @@ _log = logging.getLogger(__name__)
 
 _PULSE_SECONDS = 1.0
 _SILENT_SECONDS = 10.0  # after which a process counts as dead
+# The same until the first exchange: TensorFlow connects before it, and stops all threads meanwhile.
+_PATIENT_SECONDS = 75.0
 _LOOK_SECONDS = 0.2
 _REMIND_SECONDS = 60.0  # between two messages that others are waited for
 _END_SECONDS = 5.0  # for this process to end by itself when another one is lost
@@ -44,7 +46,7 @@ class Meeting:
         facts: Mapping[str, Any],
         end: Callable[[], None] = lambda: os._exit(os.EX_TEMPFAIL),
     ):
-        """Nobody is here yet.
+        """Takes what the processes have to know of each other; `begin` connects them.
 
         Args:
           addresses: HOST:PORT of each process. The first one's port is free again when all are
@@ -65,7 +67,7 @@ class Meeting:
         self._has_lost = threading.Event()
 
     def begin(self, until: Callable[[], bool]) -> bool:
-        """Waits until all are here.
+        """Waits until all are here (a rendezvous).
 
         Args:
             until: called often; ends the wait if it returns True.
@@ -87,7 +89,7 @@ class Meeting:
         return is_complete
 
     def meet(self, own: Any) -> list[Any]:
-        """Exchanges data, when all processes have called this.
+        """Exchanges data, when all processes have called this (an all-gather).
 
         Args:
           own: data for JSON.
@@ -98,6 +100,8 @@ class Meeting:
         Raises:
           PeerLost: a process is gone.
         """
+        for other in self._others.values():
+            other.be_patient(_SILENT_SECONDS)
         if self.own:
             self._others[0].send(own)
             found: list[Any] = self._others[0].receive()
@@ -154,8 +158,10 @@ class Meeting:
     def _admit(self, caller: "_Connection", here: "dict[int, _Connection]") -> None:
         try:
             index, facts = caller.receive(_SILENT_SECONDS)
-            if not 0 < index < len(self._addresses):
+            if type(index) is not int or not 0 < index < len(self._addresses):
                 raise ValueError
+            if not isinstance(facts, dict):
+                raise TypeError
         except (PeerLost, TypeError, ValueError, queue.Empty):  # a scan of ports, for instance
             caller.close()
             return
@@ -223,7 +229,8 @@ class _Connection:
 
     def __init__(self, connected: socket.socket):
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connected.settimeout(_SILENT_SECONDS)
+        connected.settimeout(_PATIENT_SECONDS)
+        self._patience = _PATIENT_SECONDS
         self.name = "a peer"
         self.on_loss: Callable[[str], None] = lambda why: None
         """Called by the thread if the connection ends without a farewell."""
@@ -238,6 +245,13 @@ class _Connection:
         """Whether nothing comes any more."""
         return self._ended.is_set()
 
+    def be_patient(self, seconds: float) -> None:
+        """Sets for how long the other side may be silent from now on."""
+        if seconds != self._patience:
+            self._patience = seconds
+            with contextlib.suppress(OSError):  # it has been closed
+                self._socket.settimeout(seconds)
+
     def send(self, data: Any) -> None:
         """Sends data for JSON.
 
@@ -250,7 +264,7 @@ class _Connection:
             raise PeerLost(f"{self.name} is lost ({error})") from error
 
     def pulse(self) -> None:
-        """Shows the other side that this process lives."""
+        """Shows the other side that this process lives (a heartbeat)."""
         with contextlib.suppress(OSError):
             self._send(b"\n")
 
@@ -289,14 +303,15 @@ class _Connection:
                     if line == b"\n":
                         continue
                     if (data := json.loads(line)) == _BYE:
+                        self._received.put(PeerLost(f"{self.name} has left"))
                         self._ended.set()
                         return
                     self._received.put(data)
         except TimeoutError:
-            why = f"silent for {_SILENT_SECONDS:.0f} s"
+            why = f"silent for {self._patience:.0f} s"
         except OSError as error:
             why = str(error)
-        except ValueError:
+        except (ValueError, RecursionError):
             why = "what it says is no JSON"
         why = f"{self.name} is lost ({why})"
         self._received.put(PeerLost(why))

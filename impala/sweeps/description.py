@@ -17,7 +17,11 @@ Kind = Literal["choice", "grid", "uniform", "log_uniform"]
 KINDS: tuple[Kind, ...] = ("choice", "grid", "uniform", "log_uniform")
 
 # What a member of a population cannot take over from one whose setting was another.
-_SHAPES = ("agent.", "environment.", "tasks.", "algorithm", "phases", "learner.unroll_length")
+_SHAPES = (
+    *("agent.", "environment.", "tasks.", "algorithm", "phases", "learner.unroll_length"),
+    "optimiser.name",
+)
+_LENGTHS = ("total_frames", "total_episodes", "tasks.", "phases")  # trials are compared by frames
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -209,6 +213,12 @@ def _check_combination(sweep: Sweep) -> None:
     if has_grid and (options.sampler == "optuna" or options.scheduler == "pbt"):
         other = "sampler: optuna" if options.sampler == "optuna" else "scheduler: pbt"
         raise OptionError(f"A grid is tried as a whole, which {other} does not do: use choice.")
+    for name in sweep.search:
+        if options.scheduler != "none" and name.startswith(_LENGTHS):
+            raise OptionError(
+                f"search.{name}: scheduler: {options.scheduler} compares trials after as many "
+                "frames, so all have to be as long; search it with scheduler: none."
+            )
     if options.scheduler != "pbt":
         return
     if options.sampler != "random":

@@ -49,7 +49,8 @@ def of(grid: tune.ResultGrid, sweep: Sweep, output: pathlib.Path) -> list[Result
         elif not metrics.get("done"):
             status = "stopped"
         else:
-            status = "finished" if frames >= sweep.total_frames else "stopped early"
+            is_whole = metrics["is_whole"] or frames >= sweep.total_frames
+            status = "finished" if is_whole else "stopped early"
         found.append(
             Result(
                 *(trial, status, metrics["score"], frames, metrics["config"]),

@@ -68,6 +68,7 @@ class Trial(tune.Trainable):
                     "score": score(scored[-1], name),
                     "frames": int(told[-1]["frames"]),
                     "copied": _read(self._directory / _ORIGIN).partition(" ")[0],
+                    "is_whole": is_over,
                     "done": is_over,
                 }
             if is_over:

@@ -39,7 +39,7 @@ def run(
 
     Args:
       sweep: what to run.
-      output: directory of the sweep, on a file system that all hosts of a cluster share.
+      output: absolute path of the sweep's directory; all hosts of a cluster share it.
       address: of a Ray cluster; None: RAY_ADDRESS, or only this host.
       show: called with each line of progress.
 
@@ -49,7 +49,6 @@ def run(
     Raises:
       OptionError: there is no such cluster, or no host of it can run a trial.
     """
-    output = output.resolve()
     _connect(sweep, address)
     try:
         trainable = tune.with_resources(

@@ -3,6 +3,7 @@
 Each is an extra of the package, and is configured by its own environment variables.
 """
 
+import contextlib
 import importlib
 import os
 import pathlib
@@ -93,16 +94,20 @@ class MLflow(Sink):
             client.update_run(self._id, status="RUNNING")
             return
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
-        found = client.get_experiment_by_name(experiment)
-        number = client.create_experiment(experiment) if found is None else found.experiment_id
-        self._id = client.create_run(number, run_name=logdir.resolve().name).info.run_id
+        if (found := client.get_experiment_by_name(experiment)) is None:
+            with contextlib.suppress(Exception):  # another run may have made it meanwhile
+                client.create_experiment(experiment)
+            found = client.get_experiment_by_name(experiment)
+        self._id = client.create_run(
+            found.experiment_id, run_name=logdir.resolve().name
+        ).info.run_id
+        atomic.write(id_file, self._id.encode())
         parameters = [
             self._entities.Param(path, str(value)[:_LONGEST])
             for path, value in values.leaves(_settings(logdir)).items()
         ]
         for first in range(0, len(parameters), _MOST_PARAMETERS):
             client.log_batch(self._id, params=parameters[first : first + _MOST_PARAMETERS])
-        atomic.write(id_file, self._id.encode())
 
     def write(self, row: Row) -> None:
         """Logs a row. A character that MLflow does not allow in a name becomes a `_`."""

@@ -185,13 +185,13 @@ class Writer:
           exporter: gets every row, also those after the run's last.
           live: get every row of the run.
           files: get rows over longer intervals, merged exactly.
-          own: sinks of one's own, which get the same rows as `live`.
+          own: get the same rows as `live`, after all others: they may be slow.
           seconds_per_update: used for these intervals instead of the clock, if given.
         """
         self._evaluations = evaluations
         self._reports = reports
         self._exporter = [exporter] if exporter is not None else []
-        self._live = [*live, *own]
+        self._live = live
         self._own = own
         self._attempt = Attempts()
         self._files = Files(files, self._attempt, seconds_per_update)
@@ -284,6 +284,8 @@ class Writer:
             self._attempt(sink, sink.close)
         self._files.close()
         self._attempt(self._evaluations, self._evaluations.close)
+        for sink in self._own:
+            self._attempt(sink, sink.close)
 
     def _file_reports(self) -> None:
         for _ in range(self._reports.qsize()):  # bounded, as more may come meanwhile
@@ -301,4 +303,6 @@ class Writer:
             self._attempt(sink, _write, sink, row, histograms, interval.images)
         if not self._has_ended:
             self._files.write(interval, item.is_last)
+            for sink in self._own:
+                self._attempt(sink, _write, sink, row, histograms, interval.images)
         self._has_ended |= item.is_last

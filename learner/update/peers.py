@@ -27,6 +27,8 @@ from learner.update.replicas import Replicas, replicas_of
 
 _log = logging.getLogger(__name__)
 
+# Operational settings that say when peers exchange something.
+_DECIDED = ("guard.", "learner.checkpoint_seconds")
 _CONNECT_SECONDS = 60.0  # for TensorFlow to connect peers of which all are here
 _LOSS_SECONDS = 15.0  # for a loss to be noticed after a collective operation has failed
 
@@ -94,7 +96,7 @@ class Peers:
             **{
                 name: values.plain(value)
                 for name, value in values.flatten(config).items()
-                if not values.is_operational(type(config), name)
+                if not values.is_operational(type(config), name) or name.startswith(_DECIDED)
             },
         }
         logging.getLogger("tensorflow").setLevel(logging.WARNING)  # it logs each operation's plan
@@ -155,7 +157,7 @@ class Peers:
         return time.monotonic() if self._meeting is None else self._now
 
     def of_first(self, own: Any) -> Any:
-        """Returns what the first peer says, data for JSON; what others say does not matter."""
+        """Returns what the first peer says, data for JSON (a broadcast); others say anything."""
         return self.meet(own if self.is_first else None)[0]
 
     def share(self, learner: Learner) -> None:
@@ -170,7 +172,7 @@ class Peers:
 
     @contextlib.contextmanager
     def first_last(self) -> Iterator[None]:
-        """Returns a context in which the first peer is when all others have been there."""
+        """Returns a context that the first peer enters when all others have left it (a barrier)."""
         if self.is_first:
             self.meet(None)
         yield
