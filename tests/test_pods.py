@@ -11,6 +11,7 @@ import re
 import socket
 import subprocess
 import urllib.request
+from collections.abc import Sequence
 
 import grpc
 import pytest
@@ -110,6 +111,26 @@ def _passes_probes(pod: Pod, ports: dict[str, int]) -> bool:
     return True
 
 
+Running = tuple[Pod, subprocess.Popen[bytes], dict[str, int]]  # with its ports
+
+
+def _wait_for_probes(running: Sequence[Running]) -> None:
+    for pod, _, ports in running:
+        services.wait_for(
+            f"the probes of {pod.name}", functools.partial(_passes_probes, pod, ports)
+        )
+
+
+def _end(running: Sequence[Running]) -> None:
+    """Ends pods by SIGTERM, which are all there and have so much time."""
+    for pod, process, ports in running:
+        assert process.poll() is None, (pod.name, process.args)
+        assert _passes_probes(pod, ports)
+        process.terminate()
+        seconds = pod.spec["terminationGracePeriodSeconds"]
+        assert process.wait(timeout=seconds) == 0, pod.name
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_pods_train_together_and_end_well(tmp_path: pathlib.Path) -> None:
@@ -123,7 +144,7 @@ def test_the_pods_train_together_and_end_well(tmp_path: pathlib.Path) -> None:
         )
     )
     assert "--security.insecure" not in learner_pod.words
-    running: list[tuple[Pod, subprocess.Popen[bytes], dict[str, int]]] = []
+    running: list[Running] = []
     with contextlib.ExitStack() as stack:
 
         def start(pod: Pod, learner: str = "") -> pathlib.Path:
@@ -139,10 +160,7 @@ def test_the_pods_train_together_and_end_well(tmp_path: pathlib.Path) -> None:
         address = services.address_of(logdir)
         for pod in (actor_pod, actor_pod, evaluator_pod):
             start(pod, address)
-        for pod, _, ports in running:
-            services.wait_for(
-                f"the probes of {pod.name}", functools.partial(_passes_probes, pod, ports)
-            )
+        _wait_for_probes(running)
 
         # ... when the run is done ...
         total = parse(
@@ -156,12 +174,7 @@ def test_the_pods_train_together_and_end_well(tmp_path: pathlib.Path) -> None:
         services.wait_for("a checkpoint", lambda: checkpoint.exists(logdir))
 
         # ... then all of them are still there, and end on SIGTERM in the time that they have.
-        for pod, process, ports in running:
-            assert process.poll() is None, (pod.name, process.args)
-            assert _passes_probes(pod, ports)
-            process.terminate()
-            seconds = pod.spec["terminationGracePeriodSeconds"]
-            assert process.wait(timeout=seconds) == 0, pod.name
+        _end(running)
 
         # And Catch is learned.
         report = tmp_path / "report.json"
@@ -178,7 +191,7 @@ def test_the_pods_of_two_learners_train_together_and_end_well(tmp_path: pathlib.
     pods = {pod.name: pod for pod in pods_of(objects)}
     learner_pod, actor_pod = pods["StatefulSet/impala-learner"], pods["Deployment/impala-actor"]
     peers = ",".join(f"localhost:{_free_port()}" for _ in range(2))
-    running: list[tuple[Pod, subprocess.Popen[bytes], dict[str, int]]] = []
+    running: list[Running] = []
     with contextlib.ExitStack() as stack:
 
         def start(pod: Pod, learner: str = "", peer: int = 0) -> pathlib.Path:
@@ -193,10 +206,7 @@ def test_the_pods_of_two_learners_train_together_and_end_well(tmp_path: pathlib.
         addresses = ",".join(map(services.address_of, logdirs))
         for _ in range(2):
             start(actor_pod, addresses)
-        for pod, _, ports in running:
-            services.wait_for(
-                f"the probes of {pod.name}", functools.partial(_passes_probes, pod, ports)
-            )
+        _wait_for_probes(running)
 
         # ...when the run is done...
         saved = [
@@ -205,12 +215,7 @@ def test_the_pods_of_two_learners_train_together_and_end_well(tmp_path: pathlib.
         ]
 
         # ...then both have learned from the same number of actors, and all end on SIGTERM.
-        for pod, process, ports in running:
-            assert process.poll() is None, (pod.name, process.args)
-            assert _passes_probes(pod, ports)
-            process.terminate()
-            seconds = pod.spec["terminationGracePeriodSeconds"]
-            assert process.wait(timeout=seconds) == 0, pod.name
+        _end(running)
         assert saved[0].counters == saved[1].counters
         assert [len(each.accounts["indices"]) for each in saved] == [2, 2]
         report = tmp_path / "report.json"

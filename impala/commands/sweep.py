@@ -1,15 +1,16 @@
 """`impala sweep`: tries many settings, on this host or a Ray cluster."""
 
 import dataclasses
+import functools
 import importlib.util
 import logging
 import pathlib
 from typing import Annotated
 
-import yaml
 from tyro.conf import Positional, arg
 
 from impala.commands.flags import STOPPED
+from impala.config import layers
 from impala.config.values import OptionError
 from impala.logdir import atomic
 
@@ -51,7 +52,9 @@ def sweep(command: Sweep) -> int:
     from impala.sweeps import results, tuning
 
     print(f"Sweep of {described.options.preset} in {output}", flush=True)
-    found, is_whole = tuning.run(described, output, command.address, _show)
+    found, is_whole = tuning.run(
+        described, output, command.address, functools.partial(print, flush=True)
+    )
     results.write(found, described, output)
     if found:
         print(f"\n{results.table(found, described)}\n")
@@ -68,21 +71,16 @@ def _claim(output: pathlib.Path, file: pathlib.Path) -> None:
     Raises:
       OptionError: it is not, or cannot be made.
     """
-    text = file.read_text(encoding="utf-8")
     copy = output / _COPY
     try:
         if copy.exists():
-            if yaml.safe_load(copy.read_text(encoding="utf-8")) != yaml.safe_load(text):
+            if layers.read_yaml(copy) != layers.read_yaml(file):
                 raise OptionError(
                     f"{output} holds a sweep that {copy} began, and {file} says something else: "
                     "give another --output, or move that directory away."
                 )
             return
         output.mkdir(parents=True, exist_ok=True)
-        atomic.write(copy, text.encode())
+        atomic.write(copy, file.read_bytes())
     except OSError as error:
         raise OptionError(f"{output} cannot be written: {error.strerror}.") from None
-
-
-def _show(line: str) -> None:
-    print(line, flush=True)

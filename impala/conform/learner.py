@@ -23,7 +23,7 @@ from impala.types import AgentOutput, ArraySpec, Parameters, TimeStep, Unroll
 from learner.checks.checks import Checks
 from learner.checks.mistakes import Kind, Mistake
 from learner.checks.network import Claim, Recomputation
-from learner.data.bounds import Bounds, MessageBounds
+from learner.data.bounds import Bounds, MessageBounds, box
 from learner.data.ingest import Ingest
 from learner.front.accounts import Accounts, Superseded
 from learner.front.info_names import InfoNames
@@ -394,8 +394,7 @@ def _terms(run: golden.Run) -> Terms:
 
 def _bounds(space: pb.Space) -> Bounds:
     if space.kind == pb.Space.KIND_BOX:
-        slack = 1e-5 * np.maximum(1.0, np.abs(np.array([*space.low, *space.high]).max()))
-        return Bounds(np.array(space.low) - slack, np.array(space.high) + slack)
+        return box(np.array(space.low), np.array(space.high))
     start = np.array(space.start)
     return Bounds(start[0], start[0] + int(space.n[0]) - 1)
 

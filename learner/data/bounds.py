@@ -68,6 +68,14 @@ def message_bounds(
     )
 
 
+def box(low: np.ndarray, high: np.ndarray) -> Bounds:
+    """Returns the bounds of an action in a box from `low` to `high`, float64 of any shape."""
+    return Bounds(
+        low - _TOLERANCE * np.maximum(1.0, np.abs(low)),
+        high + _TOLERANCE * np.maximum(1.0, np.abs(high)),
+    )
+
+
 def limit_of(name: str, dtype: np.dtype, limits: LimitsConfig) -> Limit | None:
     """Returns the limit of the leaf of an unroll with this name; None if it needs no check."""
     finite = Limit(sys.float_info.max, "")
@@ -104,10 +112,6 @@ def _actions(space: gym.Space) -> Iterator[Bounds | None]:
             yield Bounds(0, 1)
         case gym.spaces.Box() if space.dtype is not None and space.dtype.kind == "f":
             # Infinite where the box is not bounded.
-            low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-            yield Bounds(
-                low - _TOLERANCE * np.maximum(1.0, np.abs(low)),
-                high + _TOLERANCE * np.maximum(1.0, np.abs(high)),
-            )
+            yield box(space.low.astype(np.float64), space.high.astype(np.float64))
         case _:
             yield None

@@ -4,7 +4,8 @@ import logging
 import pathlib
 from collections.abc import Callable
 
-from impala.components import SINK, Allowed, described, find
+from impala import build
+from impala.components import SINK, described
 from impala.config import parts, values
 from impala.config.schema import Config
 from impala.logdir.rows import Row
@@ -72,10 +73,7 @@ def make(config: Config, logdir: pathlib.Path) -> list[OwnSink]:
     own = parts.found(config)
     made = []
     for name in config.telemetry.sinks:
-        if name in SINK.built_in:
-            component, settings = find(name, SINK, Allowed()), None
-        else:
-            component, settings = own[SINK, name]
+        component, settings = build.part(SINK, name, None, own)
         try:
             sink = component(logdir, settings)
         except Exception as error:

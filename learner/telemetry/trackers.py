@@ -12,9 +12,7 @@ import time
 import uuid
 from typing import Any
 
-import yaml
-
-from impala.config import values
+from impala.config import layers, values
 from impala.logdir import atomic
 from impala.logdir.rows import Row
 from learner.telemetry.sinks import Histograms, Sink
@@ -136,4 +134,4 @@ def _package(module: str, extra: str) -> Any:
 def _settings(logdir: pathlib.Path) -> dict[str, Any]:
     """Returns the run's settings, nested."""
     file = logdir / "config.yaml"
-    return dict(yaml.safe_load(file.read_text(encoding="utf-8"))) if file.exists() else {}
+    return dict(layers.read_yaml(file)) if file.exists() else {}
