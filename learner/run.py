@@ -13,6 +13,7 @@ from impala.finite import NotFiniteError
 from impala.logdir import checkpoint
 from impala.logdir import directory as log_directory
 from impala.logdir.directory import LogDirectory, StorageError
+from impala.logdir.store import Copier
 from impala.runtime import process
 from impala.runtime.listen import is_local
 from impala.runtime.security import ServerSecurity
@@ -134,6 +135,9 @@ def run_learner(
             added = resumed.replay_added
             replay = open_replay(share, plan.unroll_spec, directory, added, empty_replay)
             directory.write("config.yaml", values.to_yaml(config, resumed.unknown))
+            copier = Copier(logdir, share) if share.learner.checkpoint_store else None
+            if copier is not None:
+                at_the_end.callback(copier.close)  # when all is saved
             incarnation = group.of_first(secrets.randbits(62) + 1)
             incarnations = Incarnations(logdir / "incarnations.json", incarnation)
 
@@ -213,7 +217,8 @@ def run_learner(
             )
             gauges = Gauges(
                 *(plan.phases, records, server, ingest, pacing),
-                *(replay, guard, checkpoints, snapshots, writer),
+                *(replay, guard, checkpoints),
+                *(copier, snapshots, writer),
             )
             reporter = Reporter(
                 *(telemetry, gauges, writer, plan.names, config.learner.log_seconds),

@@ -92,7 +92,7 @@ def of(config: Config, own: int, count: int) -> Config:
     """Returns the settings of one peer's actors, queue, replay and files.
 
     It has its share of the batch, the queue and replay, and a seed of its own. Only the first keeps
-    agents for evaluators, as the best and as milestones.
+    agents for evaluators, as the best and as milestones, and copies them to a store.
     """
     if count == 1:
         return config
@@ -101,7 +101,12 @@ def of(config: Config, own: int, count: int) -> Config:
     learner = dataclasses.replace(config.learner, queue_unrolls=queue)
     if own:
         learner = dataclasses.replace(
-            learner, snapshots="never", keep_best=False, milestones=0, milestone_hours=0.0
+            learner,
+            snapshots="never",
+            keep_best=False,
+            milestones=0,
+            milestone_hours=0.0,
+            checkpoint_store="",
         )
     return dataclasses.replace(
         config,

@@ -68,7 +68,7 @@ def original(logdir: pathlib.Path) -> Original:
         if path.is_file() and "tensorboard" not in path.parts
     }
     saved = sorted((logdir / "checkpoints").iterdir(), key=lambda path: path.name[-6:])
-    checkpoints = {path.name: checkpoint._read(path) for path in saved}
+    checkpoints = {path.name: checkpoint.read(path) for path in saved}
     with contextlib.closing(sqlite3.connect(logdir / "replay" / "replay.sqlite")) as connection:
         sealed = connection.execute("SELECT content FROM meta WHERE number = 1").fetchone()[0]
     identity = sealed[:-16].decode()

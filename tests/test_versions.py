@@ -62,6 +62,7 @@ MARKED = {
     "actor.step_info",
     *("guard.max_skips", "guard.window_updates"),
     *("learner.max_envs_per_message", "learner.checkpoint_seconds", "learner.checkpoints_kept"),
+    "learner.checkpoint_store",
     *("learner.log_seconds", "learner.jit_compile", "learner.threads", "learner.devices"),
     *("learner.keep_best", "learner.milestones", "learner.milestone_hours"),
     "evaluator.every_seconds",

@@ -61,9 +61,9 @@ def learner(command: Learner) -> int:
         listen.check_free("The learner", command.listen)
         listen.check_free("Health", command.health_listen)
         listen.check_free("Metrics", command.metrics_listen)
-    logdir = preflight.log_directory(command)
     process.outlive_readers()
     log_to_stderr(command.log_format)
+    logdir = preflight.log_directory(command, is_first=peer == 0)
     process.load_tensorflow(use_gpus=True)
     from impala.logdir.checkpoint import CheckpointError
     from impala.logdir.directory import LogDirectoryError, StorageError

@@ -27,7 +27,7 @@ import re
 import shutil
 import time
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -50,6 +50,9 @@ SCHEMA = 1, 0
 
 _FILES = ("state.json", "variables.npz")
 _MANIFEST = "MANIFEST"
+FILES = (*_FILES, _MANIFEST)
+"""Files of a checkpoint; the last one vouches for the others."""
+
 _ROOTS = ("checkpoints", "milestones", "best", "snapshots")
 _LEFTOVER = ".partial-"  # prefix of what is being written or deleted; readers ignore it
 _NAME = re.compile(r"([0-9]+)(?:-([0-9]+))?")  # updates and serial, which early versions lacked
@@ -212,6 +215,46 @@ def move(path: pathlib.Path, directory: pathlib.Path, kind: Kind, keep: int) -> 
     return final
 
 
+def adopt(path: pathlib.Path, directory: pathlib.Path, kind: Kind) -> None:
+    """Moves a checkpoint of the same run to a folder of LOGDIR, under the name that it has.
+
+    Raises:
+      StorageError: it cannot be moved.
+    """
+    root = directory / kind
+    try:
+        root.mkdir(exist_ok=True)
+        os.rename(path, root / path.name)
+        _flush_directory(root)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be moved to {root} ({error.strerror}).") from error
+
+
+def forget_replay(path: pathlib.Path) -> None:
+    """Changes a checkpoint that nobody reads yet so that it counts no unrolls in replay.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    contents = {name: (path / name).read_bytes() for name in _FILES}
+    state = {**json.loads(contents["state.json"]), "replay_added": 0}
+    contents["state.json"] = json.dumps(state).encode()
+    for name in ("state.json", _MANIFEST):
+        _write(path / name, {**contents, _MANIFEST: _manifest(contents)}[name])
+
+
+def is_whole(manifest: bytes) -> bool:
+    """Returns whether a MANIFEST is as it was written."""
+    lines, _, _ = manifest.partition(b"#")
+    return manifest[len(lines) :] == _last_line(lines)
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Returns the names of checkpoints among others, in the order in which these were saved."""
+    of_checkpoints = {name for name in names if _NAME.fullmatch(name)}
+    return sorted(of_checkpoints, key=lambda name: _order(pathlib.Path(name)))
+
+
 def of_kind(directory: pathlib.Path, kind: Kind) -> list[pathlib.Path]:
     """Returns the checkpoints in a folder of LOGDIR, in the order in which they were saved.
 
@@ -260,7 +303,7 @@ def load(
     damaged: list[str] = []
     for path in reversed(paths):
         try:
-            loaded = _read(path)
+            loaded = read(path)
         except IncompatibleCheckpoint:
             raise
         except Exception as error:  # of any kind: earlier versions wrote no digests
@@ -289,6 +332,48 @@ def load(
     )
 
 
+def read(path: pathlib.Path) -> Checkpoint:
+    """Reads one checkpoint. Nothing is parsed before its digest is verified.
+
+    Raises:
+      IncompatibleCheckpoint: it is intact, but needs another version of impala.
+      Exception: of any kind: it is damaged.
+    """
+    contents = {name: (path / name).read_bytes() for name in _FILES}
+    is_old = "-" not in path.name  # of an earlier version, which wrote no manifest
+    if not is_old and (path / _MANIFEST).read_bytes() != _manifest(contents):
+        raise ValueError(f"its files differ from its {_MANIFEST}")
+    state = json.loads(contents["state.json"].decode())
+    own = {name: state["config"].pop(name, {}) for name in state.get("own", ())}
+    config, unknown = _config(path, state)
+    with np.load(io.BytesIO(contents["variables.npz"]), allow_pickle=False) as arrays:
+        variables = {name: arrays[name] for name in arrays.files}
+    finite.check(variables, "it is of no use")
+    _check_numbers("accounts", state["accounts"])
+    loaded = Checkpoint(
+        config=config,
+        counters=_counters(state["counters"]),
+        variables=variables,
+        accounts=state["accounts"],
+        replay_added=_count("replay_added", state["replay_added"]),
+        algorithm=state["algorithm"],
+        spaces=_spaces(path, state),
+        unknown=unknown,
+        own=own,
+        needs=frozenset(path for path in state.get("needs", ()) if path.partition(".")[0] in own),
+        incarnation=_count("incarnation", state.get("incarnation", 0)),
+    )
+    if unknown:
+        _warn_once(
+            f"Checkpoint {path} was written by impala {state['version']}, of whose settings impala "
+            f"{VERSION} does not know, or cannot take, {', '.join(values.leaves(unknown))}. They "
+            "change nothing of what is learned, and are kept."
+        )
+    if is_old:
+        _warn_once(f"Checkpoint {path} is of an earlier version, without digests: not checked.")
+    return loaded
+
+
 def choose(directory: pathlib.Path, text: str = "newest") -> Checkpoint:
     """Reads the checkpoint of LOGDIR that the user has named.
 
@@ -314,7 +399,7 @@ def choose(directory: pathlib.Path, text: str = "newest") -> Checkpoint:
     damaged = []
     for path in paths:
         try:
-            return _read(path)
+            return read(path)
         except IncompatibleCheckpoint:
             raise
         except Exception as error:  # of any kind, as in `load`
@@ -420,43 +505,11 @@ def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:
 def _manifest(contents: Mapping[str, bytes]) -> bytes:
     """Returns digests for `sha256sum --check`, and in a comment the digest of the lines above."""
     lines = "".join(f"{hashlib.sha256(contents[name]).hexdigest()}  {name}\n" for name in _FILES)
-    return f"{lines}# {hashlib.sha256(lines.encode()).hexdigest()}\n".encode()
+    return lines.encode() + _last_line(lines.encode())
 
 
-def _read(path: pathlib.Path) -> Checkpoint:
-    contents = {name: (path / name).read_bytes() for name in _FILES}
-    is_old = "-" not in path.name  # of an earlier version, which wrote no manifest
-    if not is_old and (path / _MANIFEST).read_bytes() != _manifest(contents):
-        raise ValueError(f"its files differ from its {_MANIFEST}")
-    state = json.loads(contents["state.json"].decode())
-    own = {name: state["config"].pop(name, {}) for name in state.get("own", ())}
-    config, unknown = _config(path, state)
-    with np.load(io.BytesIO(contents["variables.npz"]), allow_pickle=False) as arrays:
-        variables = {name: arrays[name] for name in arrays.files}
-    finite.check(variables, "it is of no use")
-    _check_numbers("accounts", state["accounts"])
-    loaded = Checkpoint(
-        config=config,
-        counters=_counters(state["counters"]),
-        variables=variables,
-        accounts=state["accounts"],
-        replay_added=_count("replay_added", state["replay_added"]),
-        algorithm=state["algorithm"],
-        spaces=_spaces(path, state),
-        unknown=unknown,
-        own=own,
-        needs=frozenset(path for path in state.get("needs", ()) if path.partition(".")[0] in own),
-        incarnation=_count("incarnation", state.get("incarnation", 0)),
-    )
-    if unknown:
-        _warn_once(
-            f"Checkpoint {path} was written by impala {state['version']}, of whose settings impala "
-            f"{VERSION} does not know, or cannot take, {', '.join(values.leaves(unknown))}. They "
-            "change nothing of what is learned, and are kept."
-        )
-    if is_old:
-        _warn_once(f"Checkpoint {path} is of an earlier version, without digests: not checked.")
-    return loaded
+def _last_line(lines: bytes) -> bytes:
+    return f"# {hashlib.sha256(lines).hexdigest()}\n".encode()
 
 
 @functools.cache
@@ -546,7 +599,7 @@ def _saved(root: pathlib.Path) -> list[pathlib.Path]:
         return []
     except OSError as error:
         raise CheckpointError(f"{root} cannot be read ({error.strerror}).") from error
-    return sorted((root / name for name in names if _NAME.fullmatch(name)), key=_order)
+    return [root / name for name in in_order(names)]
 
 
 def _is_one(path: pathlib.Path) -> bool:

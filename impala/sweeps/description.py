@@ -209,6 +209,11 @@ def _check_range(name: str, space: Space) -> None:
 
 def _check_combination(sweep: Sweep) -> None:
     options = sweep.options
+    if sweep.config.learner.checkpoint_store or "learner.checkpoint_store" in sweep.search:
+        raise OptionError(
+            "learner.checkpoint_store is for one run, and all trials would use it: leave it out, "
+            "and put the sweep's output where it is to stay."
+        )
     has_grid = any(space.kind == "grid" for space in sweep.search.values())
     if has_grid and (options.sampler == "optuna" or options.scheduler == "pbt"):
         other = "sampler: optuna" if options.sampler == "optuna" else "scheduler: pbt"

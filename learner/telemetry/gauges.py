@@ -2,6 +2,7 @@
 
 from impala.logdir.checkpoint import Counters
 from impala.logdir.rows import Row
+from impala.logdir.store import Copier
 from learner.data.ingest import Ingest
 from learner.data.pacing import Pacing
 from learner.data.replay import Replay
@@ -29,6 +30,7 @@ class Gauges:
         replay: Replay | None,
         guard: Guard,
         checkpoints: Checkpoints,
+        copier: Copier | None,
         snapshots: Snapshots,
         writer: Writer,
     ):
@@ -41,6 +43,7 @@ class Gauges:
         self._replay = replay
         self._guard = guard
         self._checkpoints = checkpoints
+        self._copier = copier
         self._snapshots = snapshots
         self._writer = writer
 
@@ -82,6 +85,9 @@ class Gauges:
             found[f"worker/{actor.name}/frames_per_second"] = actor.frames_per_second
             if actor.recent_return is not None:
                 found[f"worker/{actor.name}/return_recent"] = actor.recent_return
+        if self._copier is not None:
+            found["checkpoint/store_behind_seconds"] = self._copier.behind_seconds
+            found["checkpoint/store_failures"] = self._copier.failures
         if self._pacing is not None:
             found |= {"ingest/depth": self._pacing.queued, "pacing/making": self._pacing.making}
         if self._replay is not None:

@@ -195,6 +195,18 @@ SCALARS = (
         "checkpoint/age_seconds",
         "Time since the last checkpoint, or since the start.",
     ),
+    Scalar(
+        "impala_checkpoint_store_behind_seconds",
+        "gauge",
+        "checkpoint/store_behind_seconds",
+        "Time that something has waited to be copied to the store; 0: everything is there.",
+    ),
+    Scalar(
+        "impala_checkpoint_store_failures_total",
+        "counter",
+        "checkpoint/store_failures",
+        "Attempts to copy to the store that have failed.",
+    ),
     # Everything else that a row has: losses, gradient norm, evaluations, ...
     Scalar("impala_scalar", "gauge", "{name}", "Any other scalar of a row of telemetry."),
 )
