@@ -21,17 +21,24 @@ class Frames(NamedTuple):
     sums: tf.Tensor  # [..., 2] float64: of the pixels, and of their squares
 
 
+@_compiled
 def sums(pixels: tf.Tensor) -> tf.Tensor:
     """Returns the sums of pixels and of their squares, exactly: [..., H, W, C] to [..., 2] float64.
+
+    Parts of an image are added to each other pixel by pixel, and the pixels of the result at last:
+    XLA has vectors for the first, not for the second.
 
     Args:
       pixels: of unsigned integers.
     """
-    most = int(pixels.dtype.max) ** 2 * int(np.prod(pixels.shape[-3:]))
+    size = int(np.prod(pixels.shape[-3:]))
+    most = int(pixels.dtype.max) ** 2 * size
+    parts = max(each for each in range(1, 15) if size % each == 0)
+    shape = [*tf.unstack(tf.shape(pixels)[:-3]), parts, size // parts]
     integers = tf.cast(pixels, tf.int32 if most <= tf.int32.max else tf.int64)
-    flat = tf.reshape(integers, [*tf.unstack(tf.shape(pixels)[:-3]), -1])
-    both = tf.stack([tf.reduce_sum(flat, -1), tf.reduce_sum(flat * flat, -1)], axis=-1)
-    return tf.cast(both, tf.float64)
+    flat = tf.unstack(tf.reshape(integers, shape), axis=-2)
+    both = [tf.reduce_sum(tf.add_n(each), -1) for each in (flat, [x * x for x in flat])]
+    return tf.cast(tf.stack(both, axis=-1), tf.float64)
 
 
 def standardised(frames: Frames, largest: float, dtype: tf.DType = tf.float32) -> tf.Tensor:
