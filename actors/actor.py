@@ -60,7 +60,7 @@ class Actor:
         self._random_warm_up = random_warm_up
         self._step_info = step_info
         self._held = (0, 0)  # incarnation and version of what the policy acts with; none yet
-        self._groups: dict[int, list[_Group]] = {}  # of each task that was played
+        self._groups: dict[int, list[Group]] = {}  # of each task that was played
 
     def run(
         self,
@@ -99,7 +99,7 @@ class Actor:
                     group.act(row)
             if soon == last:
                 prefetch()
-            next_groups: list[_Group] = []
+            next_groups: list[Group] = []
             for place, group in enumerate(groups):
                 group.observe(last)
                 yield group.finish()
@@ -113,14 +113,14 @@ class Actor:
                     next_group.act(0)
             groups = next_groups
 
-    def _groups_of(self, task: int) -> list["_Group"]:
+    def _groups_of(self, task: int) -> list["Group"]:
         if task not in self._groups:
             environments = self._environments(task)
             if not environments:
                 raise ValueError("an actor needs at least one group of environments, got none")
             seeds = np.random.SeedSequence([self._seed, task]).spawn(len(environments))
             self._groups[task] = [
-                _Group(
+                Group(
                     *(task, place, environment, self._policy, self._unroll_length, seed),
                     random_warm_up=self._random_warm_up,
                     step_info=self._step_info,
@@ -130,20 +130,44 @@ class Actor:
         return self._groups[task]
 
     def _take(self, parameters: Parameters) -> None:
-        newest = parameters.incarnation, parameters.version
-        if newest == self._held:
-            return
-        if self._policy.num_variables != len(parameters.values):
+        self._held = take(parameters, self._policy, self._held)
+
+
+def take(parameters: Parameters, policy: Policy, held: tuple[int, int]) -> tuple[int, int]:
+    """Gives a policy parameters, unless it holds them. Returns their incarnation and version.
+
+    Args:
+      parameters: for the next unroll.
+      policy: acts with them.
+      held: incarnation and version of what it acts with so far.
+    """
+    newest = parameters.incarnation, parameters.version
+    if newest != held:
+        if policy.num_variables != len(parameters.values):
             raise ValueError(
                 f"version {parameters.version} holds {len(parameters.values)} arrays, "
-                f"the agent has {self._policy.num_variables} variables"
+                f"the agent has {policy.num_variables} variables"
             )
-        self._policy.assign(parameters.values)
-        self._held = newest
+        policy.assign(parameters.values)
+    return newest
 
 
-class _Group:
-    """E environments, the unroll being written, and what acts for them."""
+class Group:
+    """E environments, the unroll being written, and what acts for them.
+
+    `begin` starts an unroll, and then `act` and `observe` take turns: `act(0)`, `observe(1)`,
+    `act(1)`, ..., `observe(T)`, `finish`.
+
+    Args:
+      task: that is played.
+      place: of the group in the actor, for messages.
+      environment: E environments, which are reset here.
+      policy: chooses the actions.
+      unroll_length: T.
+      seed: of environments and actions.
+      random_warm_up: as for `Actor`.
+      step_info: as for `Actor`.
+    """
 
     def __init__(
         self,

@@ -89,6 +89,8 @@ class LearnerClient:
       reconnect_timeout: seconds without a learner after which to give up; None: never.
       security: the credentials to present, and how to verify the learner.
       metrics: the instruments to update; None: private ones.
+      gives_signs_of_life: whether the learner is to count an actor as active that sends nothing for
+        long.
 
     Raises:
       SecurityError: the files of `security` cannot be used.
@@ -104,6 +106,7 @@ class LearnerClient:
         reconnect_timeout: float | None = None,
         security: ClientSecurity = NO_SECURITY,
         metrics: ActorMetrics | None = None,
+        gives_signs_of_life: bool = False,
     ):
         self._learner, self._name, self._incarnation = learner, name, incarnation
         self._metrics = metrics or ActorMetrics()
@@ -119,6 +122,7 @@ class LearnerClient:
             incarnation=incarnation,
             role=pb.ROLE_ACTOR if role == "actor" else pb.ROLE_EVALUATOR,
             reconnect_timeout=reconnect_timeout,
+            gives_signs_of_life=gives_signs_of_life,
             now=time.monotonic(),
         )
         self._stream: grpc.Call | None = None

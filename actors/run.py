@@ -107,7 +107,7 @@ def run_actor(
             ) as client:
                 try:
                     signals.stops(client.stop)
-                    built = _Built(client.join(), incarnation, role, allow)
+                    built = Built(client.join(), incarnation, role, allow)
                     waiting = False
                     with _noted(failures) as noting:
                         if role == "actor":
@@ -169,7 +169,7 @@ class _Signals(EndRequest):
             raise _Interrupted
 
 
-class _Built:
+class Built:
     """The agent and, as needed, the environments that a JoinReply asks for."""
 
     def __init__(self, reply: "pb.JoinReply", incarnation: int, role: Role, allow: Allowed):
@@ -183,9 +183,9 @@ class _Built:
         self.seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
         self.unroll_length: int = reply.unroll_length
         self.config = config.agent
-        self._own = parts.found(config)
-        self.spaces = build.spaces(self.tasks, self._own, numbered=config.agent.popart)
-        self.agent = build.agent(config.agent, *self.spaces, own=self._own)
+        self.own = parts.found(config)
+        self.spaces = build.spaces(self.tasks, self.own, numbered=config.agent.popart)
+        self.agent = build.agent(config.agent, *self.spaces, own=self.own)
         self._check(reply, build.unroll_spec(self.agent, *self.spaces, self.unroll_length))
 
     def environment(
@@ -202,7 +202,7 @@ class _Built:
             render_mode="human" if render else None,
             joint=self.spaces,
             task=task,
-            own=self._own,
+            own=self.own,
         )
 
     def _check(self, reply: "pb.JoinReply", unroll_spec: Unroll) -> None:
@@ -253,7 +253,7 @@ def _noted(path: pathlib.Path | None) -> Iterator[Callable[[Failure], None]]:
 
 def _act(
     client: "LearnerClient",
-    built: _Built,
+    built: Built,
     num_envs: int | None,
     render: bool,
     noting: Callable[[Failure], None],
@@ -303,7 +303,7 @@ def _act(
             memory.check()
 
 
-def _evaluate(client: "LearnerClient", built: _Built) -> None:
+def _evaluate(client: "LearnerClient", built: Built) -> None:
     from impala.evaluation import play_episodes
 
     config = built.evaluator

@@ -232,6 +232,7 @@ class Session:
       incarnation: random, not 0.
       role: whether unrolls will be sent.
       reconnect_timeout: seconds without a learner after which to give up; None: never.
+      gives_signs_of_life: whether its pulls name the actor, which then counts as active.
       now: here and in all methods, seconds of any monotonic clock.
     """
 
@@ -243,6 +244,7 @@ class Session:
         incarnation: int,
         role: "pb.Role" = pb.ROLE_ACTOR,
         reconnect_timeout: float | None = None,
+        gives_signs_of_life: bool = False,
         now: float,
     ) -> None:
         self.reply: pb.JoinReply | None = None  # of the last join
@@ -255,6 +257,7 @@ class Session:
         self._name = name
         self._incarnation = incarnation
         self._role = role
+        self._gives_signs_of_life = gives_signs_of_life
         self._absence = _Absence(learner, reconnect_timeout, now)
         self._is_connected = False
         self._learner_incarnation = 0  # from its last message
@@ -434,10 +437,11 @@ class Session:
             learner_incarnation=0 if held is None else held.incarnation,
             newer_than=0 if held is None else held.version,
         )
-        if self.needs_permits and self._role == pb.ROLE_ACTOR:
+        needs_permits = self.needs_permits and self._role == pb.ROLE_ACTOR
+        if needs_permits or self._gives_signs_of_life:
             request.actor, request.incarnation = self._name, self._incarnation
-            if self._lacks_permit():
-                request.round, request.unrolls = self._round + 1, self._wanted
+        if needs_permits and self._lacks_permit():
+            request.round, request.unrolls = self._round + 1, self._wanted
         return Pull(self.connection, request)
 
     def pulled(self, pull: Pull, reply: pb.GetParametersReply) -> bool:

@@ -194,7 +194,7 @@ def main() -> int:
     process.load_tensorflow(use_gpus=False)
 
     from actors import run
-    from actors.actor import _Group
+    from actors.actor import Group
     from actors.client import LearnerClient
     from impala import build
     from impala.config import presets
@@ -223,7 +223,7 @@ def main() -> int:
 
     patched: list[tuple[Any, str, Callable[..., Any]]] = [
         (build, "environment", environment),
-        (_Group, "act", stopwatch.timed("inference", _Group.act)),
+        (Group, "act", stopwatch.timed("inference", Group.act)),
         (LearnerClient, "send", stopwatch.timed("wire", counted)),
     ]
     for owner, name, function in patched:

@@ -1,9 +1,10 @@
-"""IMPALA as a service: train agents, and act with what they learned.
+"""IMPALA as a service: train agents, and act with what they learned or are learning.
 
     import impala
 
     impala.train("catch", "runs/catch")
     policy = impala.load("runs/catch")
+    session = impala.connect("learner-host:50051").session()
 
 Names are imported when first used: importing this package alone imports nothing else.
 """
@@ -13,6 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import vtrace as vtrace
+    from actors.client import LearnerError as LearnerError
+    from actors.client import RunFinished as RunFinished
+    from actors.external import Client as Client
+    from actors.external import Session as Session
+    from actors.external import connect as connect
     from impala.commands.library import Trained as Trained
     from impala.commands.library import TrainingError as TrainingError
     from impala.commands.library import load as load
@@ -55,6 +61,8 @@ _PLACES = {
     **dict.fromkeys(
         ("Trained", "TrainingError", "load", "preset", "train"), "impala.commands.library"
     ),
+    **dict.fromkeys(("Client", "Session", "connect"), "actors.external"),
+    **dict.fromkeys(("LearnerError", "RunFinished"), "actors.client"),
     "Environment": "impala.environments.base",
     "PRESETS": "impala.config.presets",
     "Policy": "impala.logdir.policy",

@@ -102,7 +102,11 @@ SINK = Kind(
     "learner.telemetry.sinks:Sink",
     {"mlflow": "learner.telemetry.trackers:MLflow", "wandb": "learner.telemetry.trackers:WandB"},
 )
-ENVIRONMENT = Kind("environment", "impala.environments.base:Environment")
+ENVIRONMENT = Kind(  # of those built in, the ones that nothing but their name makes special
+    "environment",
+    "impala.environments.base:Environment",
+    {"External": "impala.environments.external:External"},
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,11 +242,13 @@ def load_environment(id: str, allowed: Allowed) -> Any | None:
       allowed: what may be imported for the last three.
 
     Returns:
-      The class or function, or None for a registered or built-in environment.
+      The class or function, or None for an environment that is registered, of ALE, or Catch.
 
     Raises:
       ComponentError: as `load`, or the attribute makes no environment and is not itself allowed.
     """
+    if id in ENVIRONMENT.built_in:
+        return find(id, ENVIRONMENT, allowed)
     if is_attribute(id):
         found = load(id, allowed)
         if id not in allowed.names and not _makes_environments(found):
@@ -273,8 +279,10 @@ def is_attribute(id: str) -> bool:
 
 
 def is_own(name: str) -> bool:
-    """Returns whether a name of an environment or preset is a module's or an entry point's."""
-    return ":" in name or is_installed(name)
+    """Returns whether a name of an environment or preset is that of a part: a module's, an entry
+    point's, or one of `ENVIRONMENT`.
+    """
+    return ":" in name or name in ENVIRONMENT.built_in or is_installed(name)
 
 
 def is_installed(name: str) -> bool:

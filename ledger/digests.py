@@ -18,7 +18,13 @@ from impala.config.schema import Config
 from impala.schedule import phases, tasks
 
 # Prefix of an environment's id -> its module, on which no other environment depends.
-_ENVIRONMENTS = {"ALE/": "atari", "Bandit/": "bandit", "Catch": "catch", "MinAtar/": "minatar"}
+_ENVIRONMENTS = {
+    "ALE/": "atari",
+    "Bandit/": "bandit",
+    "Catch": "catch",
+    "External": "external",
+    "MinAtar/": "minatar",
+}
 
 
 class Group(NamedTuple):

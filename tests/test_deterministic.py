@@ -14,7 +14,7 @@ from page import says
 from actors import policy
 from actors.actor import Actor
 from actors.messages import unrolls as unrolls_message
-from actors.run import _Built
+from actors.run import Built
 from impala.components import Allowed
 from impala.config import values
 from impala.config.presets import PRESETS
@@ -128,7 +128,7 @@ def _play(incarnation: int, updates: int) -> tuple[list[np.ndarray], list[np.nda
 
     publish()
     reply = service.join(messages.join_request("a", incarnation))
-    built = _Built(reply, incarnation, "actor", Allowed())
+    built = Built(reply, incarnation, "actor", Allowed())
     rounds = itertools.count(1)
     permit = 0
 

@@ -324,8 +324,11 @@ class LearnerService:
           Quarantined: the actor is refused for a while.
         """
         pacing, key = self._pacing, (request.actor, request.incarnation)
-        if pacing is None or not self._records.accounts.may_send(*key):
+        if not self._records.accounts.may_send(*key):
             return None  # an actor that is unknown has to join first, as its stream will tell
+        if pacing is None:  # then the name is a sign of life
+            self._records.roster.heard(request.actor, "actor")
+            return None
         if not request.round:
             pacing.heard(key)
             return None
