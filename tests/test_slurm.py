@@ -1,0 +1,201 @@
+"""The template of a Slurm job, with stand-ins for Slurm's commands: it is requeued and goes on."""
+
+import contextlib
+import os
+import pathlib
+import re
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import services
+
+from impala.logdir import checkpoint
+
+ROOT = pathlib.Path(__file__).parent.parent
+TEMPLATE = ROOT / "deploy/slurm/impala.sbatch"
+COMMANDS = ("srun", "scancel", "scontrol", "squeue")
+
+
+class Cluster:
+    """Starts the template as Slurm does."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.directory = directory
+        self.run = directory / "run"
+        self.bin = directory / "bin"
+        self.bin.mkdir()
+        for name in COMMANDS:
+            self.program(name, f'exec {sys.executable} {ROOT}/tests/slurm_stand_in.py {name} "$@"')
+        self.program("impala", f'exec {sys.executable} -m impala "$@"')
+
+    def program(self, name: str, line: str) -> None:
+        (self.bin / name).write_text(f"#!/bin/bash\n{line}\n")
+        (self.bin / name).chmod(0o755)
+
+    @contextlib.contextmanager
+    def job(
+        self, number: int, *arguments: object, ntasks: int = 6, array: str = ""
+    ) -> Iterator["Job"]:
+        job = Job(self, number, arguments, ntasks, array)
+        try:
+            yield job
+        finally:
+            job.kill()
+
+
+class Job:
+    """A job that runs; `sbatch` of the template."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        number: int,
+        arguments: tuple[object, ...],
+        ntasks: int,
+        array: str,
+    ) -> None:
+        self.directory = cluster.directory / f"job-{number}"
+        (self.directory / "tasks").mkdir(parents=True, exist_ok=True)
+        (self.directory / "state").write_text("RUNNING")
+        (self.directory / "requeued").unlink(missing_ok=True)
+        self.log = cluster.directory / f"job-{number}.log"
+        self.environ = {
+            **{key: text for key, text in os.environ.items() if not key.startswith("SLURM")},
+            "PATH": f"{cluster.bin}:{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            "SLURM_STAND_IN": str(self.directory),
+            "SLURM_JOB_ID": str(number),
+            "SLURM_NTASKS": str(ntasks),
+            **({"SLURM_ARRAY_TASK_ID": array} if array else {}),
+        }
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                ["bash", TEMPLATE, str(cluster.run), *map(str, arguments)],
+                env=self.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def end(self) -> int:
+        return services.end_of(self.process)
+
+    def preempt(self) -> None:
+        """As Slurm does when a pre-empted job has a grace time."""
+        command = ["scancel", "--signal=TERM", self.environ["SLURM_JOB_ID"]]
+        subprocess.run(command, env=self.environ, check=True)
+
+    @property
+    def is_requeued(self) -> bool:
+        return (self.directory / "requeued").exists()
+
+    def kill(self) -> None:
+        """As Slurm does with what is left when the batch script has ended."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for task in (self.directory / "tasks").iterdir():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(int(task.name), signal.SIGKILL)
+            task.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def cluster(tmp_path: pathlib.Path) -> Cluster:
+    return Cluster(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "requeued"),
+    [
+        *(("RUNNING", 75, True), ("RUNNING", 143, True), ("CANCELLED", 75, False)),
+        *(("RUNNING", 1, False), ("RUNNING", 0, False)),
+    ],
+)
+def test_a_job_whose_learner_was_stopped_is_requeued_unless_it_was_cancelled(
+    cluster: Cluster, state: str, status: int, requeued: bool
+) -> None:
+    """Given a learner that ends at once, and an actor that ends with it."""
+    learner = f'echo {state} >"$SLURM_STAND_IN/state"; exit {status}'
+    cluster.program("impala", f'if [ "$1" = learner ]; then {learner}; fi')
+    with cluster.job(7, "catch", ntasks=5) as job:
+        assert job.end() == status, job.log.read_text()
+        assert job.is_requeued == requeued
+        assert (cluster.run / "finished").exists() == (status == 0)
+
+
+def test_the_template_has_what_slurm_reads() -> None:
+    text = TEMPLATE.read_text()
+    head = text[: text.index("\n\n")]
+    for option in ("--requeue", "--open-mode=append", "--signal=B:TERM@180"):
+        assert f"\n#SBATCH {option}\n" in f"{head}\n"
+    assert "#SBATCH" not in text.removeprefix(head)  # Slurm would not see it
+    assert set(re.findall(rf"\b({'|'.join(COMMANDS)}) [-\"a-z]", text)) == set(COMMANDS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_job_goes_on_after_its_time_limit_and_pre_emption(cluster: Cluster) -> None:
+    logdir = cluster.run / "log"
+    arguments = (
+        *("catch", "--total-frames", 1_000_000, "--learner.log-seconds", 0.3),
+        *("--learner.checkpoint-seconds", 1.0),
+    )
+
+    def wait_for_actors(job: Job, count: int) -> None:
+        before = len(services.rows(logdir))
+        services.wait_for_row(
+            logdir,
+            f"{count} actors",
+            lambda row: row["actor/active"] == count and row["updates"] > 10,
+            after=before,
+        )
+        assert job.process.poll() is None, job.log.read_text()
+
+    # Given a job with a learner and two actors, with credentials of its own ...
+    with cluster.job(7, *arguments) as job:
+        wait_for_actors(job, 2)
+        secrets = cluster.run / "credentials"
+        assert stat.S_IMODE(secrets.stat().st_mode) == 0o700
+        assert {stat.S_IMODE(file.stat().st_mode) for file in secrets.iterdir()} == {0o600}
+        first = (secrets / "actor").read_text()
+        address = (cluster.run / "address").read_text().strip()
+        tls = (
+            *("--security.tls-ca", secrets / "tls.crt"),
+            *("--security.tls-server-name", "impala-learner"),
+        )
+        reader = ("--security.token-file", secrets / "reader")
+        assert "actor-7-1" in services.run("status", address, *tls, *reader).stdout
+        stranger = services.run("status", address, *tls)
+        assert stranger.returncode == 1 and "UNAUTHENTICATED" in stranger.stderr
+        # ... at its time limit, the learner leaves a checkpoint, and the job is requeued.
+        job.process.terminate()
+        assert job.end() == 75, job.log.read_text()
+        assert job.is_requeued
+    saved = checkpoint.load(logdir).counters.frames
+    assert saved > 0
+
+    # It goes on from there, and an array of actors joins; it is pre-empted ...
+    with cluster.job(7, *arguments) as job, cluster.job(9, array="1", ntasks=1) as more:
+        wait_for_actors(job, 3)
+        assert (secrets / "actor").read_text() == first
+        assert min(row["frames"] for row in services.rows(logdir)[-3:]) >= saved
+        job.preempt()
+        assert job.end() == 75 and job.is_requeued
+        assert "Resumed" in job.log.read_text()
+        # ... and requeued. The array has waited, and ends with the run, as all others do.
+        with cluster.job(7, *arguments) as job:
+            assert job.end() == 0, job.log.read_text()
+            assert more.end() == 0, more.log.read_text()
+    assert job.log.read_text().count("Resumed") == 2
+    assert checkpoint.load(logdir).counters.frames >= 1_000_000
+
+    # Another job for the run has other credentials.
+    with cluster.job(8, *arguments) as job:
+        assert job.end() == 0, job.log.read_text()
+    assert (secrets / "actor").read_text() != first
