@@ -24,6 +24,7 @@ from learner.data.ingest import Ingest
 from learner.data.mix import Mix
 from learner.data.opening import open_replay
 from learner.data.pacing import Pacing
+from learner.front.executable import ExecutablePolicy
 from learner.front.incarnations import Incarnations
 from learner.front.receipts import ReceiptProofs, load_key
 from learner.front.records import Records
@@ -160,6 +161,7 @@ def run_learner(
                 plan.schedule,
                 snapshots,
                 pacing,
+                ExecutablePolicy(config, plan.spaces),
             )
 
             at_the_end.callback(service.close)

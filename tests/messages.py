@@ -16,6 +16,7 @@ from learner.data.pacing import Pacing
 from learner.data.replay import Replay
 from learner.front import description
 from learner.front.accounts import Accounts
+from learner.front.executable import ExecutablePolicy
 from learner.front.info_names import InfoNames
 from learner.front.mistakes import Mistakes
 from learner.front.quarantine import Quarantine
@@ -154,6 +155,7 @@ def service(
     pacing: Pacing | None = None,
     snapshots: Snapshots | None = None,
     terms: Terms | None = None,
+    executable: ExecutablePolicy | None = None,
 ) -> LearnerService:
     """A service for the small spec; actors are only quarantined if a quarantine is given."""
     schedule = Schedule(config or Config())
@@ -183,7 +185,7 @@ def service(
     if snapshots is None:
         snapshots = Snapshots(schedule.num_tasks, "auto")
     ingest = ingest or Ingest(capacity=64)
-    return LearnerService(terms, lineage, records, ingest, schedule, snapshots, pacing)
+    return LearnerService(terms, lineage, records, ingest, schedule, snapshots, pacing, executable)
 
 
 def join_request(actor: str = "a", incarnation: int = 1, **kw: Any) -> pb.JoinRequest:

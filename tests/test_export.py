@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -15,10 +16,13 @@ import tree
 from half_trained import STORED, evaluated, normalised
 
 import impala
+from impala import build
 from impala.commands import main as cli
 from impala.commands.playing import PlayerFlags, open_player
+from impala.config.schema import AgentConfig
 from impala.logdir import checkpoint, export
 from impala.logdir.player import Player
+from impala.types import TimeStep
 
 NAMES = ("catch", "cartpole", "bandit")
 
@@ -239,6 +243,22 @@ def test_an_onnx_model_acts_as_the_agent_does(name: str, tmp_path: pathlib.Path)
     tried = export.onnx(player, tmp_path, export.recorded(player, steps=8))
     assert (tried.calls, tried.actions) == (9, 0)
     assert (tmp_path / "model.onnx").exists()
+
+
+@pytest.mark.slow
+def test_an_onnx_model_sees_images_as_the_agent_does(tmp_path: pathlib.Path) -> None:
+    """Given pixels that XLA stacks and standardises in the agent."""
+    spaces = gym.spaces.Box(0, 255, (16, 16, 1), np.uint8), gym.spaces.Discrete(3)
+    player = Player(checkpoint.choose(STORED / "catch"))
+    player.spaces = spaces
+    player.agent = build.agent(AgentConfig(torso="small", frame_stack=4), *spaces)
+    zeros = np.zeros(2, np.float32)
+    timesteps = [
+        TimeStep(np.stack([spaces[0].sample() for _ in range(2)]), zeros, zeros + 1.0, step_type)
+        for step_type in (np.array([0, 0], np.int8), np.array([1, 0], np.int8))
+    ]
+    tried = export.onnx(player, tmp_path, timesteps)
+    assert (tried.calls, tried.actions) == (2, 0)
 
 
 def test_onnx_says_what_it_needs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ def _trained(logdir: pathlib.Path, preset: str, *flags: object) -> None:
     assert "mistake" not in log.read_text()
 
 
-def _greedy_return(logdir: pathlib.Path, episodes: int, steps: int) -> float:
+def greedy_return(logdir: pathlib.Path, episodes: int, steps: int) -> float:
     """The mean return of as many episodes, of as many steps, of the trained agent."""
     policy = impala.load(logdir, greedy=True)
     environments = policy.environment(num_envs=episodes)
@@ -44,14 +44,14 @@ def _greedy_return(logdir: pathlib.Path, episodes: int, steps: int) -> float:
 
 def test_it_trains_catch_as_the_only_actor(tmp_path: pathlib.Path) -> None:
     _trained(tmp_path / "run", "catch", "--total-frames", 200_000)
-    assert _greedy_return(tmp_path / "run", episodes=200, steps=9) >= 0.99
+    assert greedy_return(tmp_path / "run", episodes=200, steps=9) >= 0.99
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_it_trains_pendulum_as_the_only_actor(tmp_path: pathlib.Path) -> None:
     _trained(tmp_path / "run", "pendulum")
-    assert _greedy_return(tmp_path / "run", episodes=100, steps=200) >= -180.0
+    assert greedy_return(tmp_path / "run", episodes=100, steps=200) >= -180.0
 
 
 def test_its_lock_file_names_no_place_to_download_from() -> None:

@@ -507,7 +507,10 @@ def test_pendulum_is_what_the_page_says(kwargs: dict[str, float]) -> None:
 # sentence is named by how it begins.
 _NO_RULE = (
     *("The protocol between actors", "This page and", "An example is the actor in Node"),
-    *("Nothing executable is sent",),
+    *(
+        "Nothing executable is sent",
+        "An example is the actor in [`clients/python`]",
+    ),
     *("Draw a random incarnation.", "Check `protocol`.", "If `finished`, stop."),
     *("`GetParameters` until there", "Parameters always come from", "Act T steps in E"),
     *("Send them as one", "Repeat.", "When the stream breaks:", "The name identifies the actor"),
@@ -525,7 +528,7 @@ _NO_RULE = (
     *("The learner waits for that", "Bearer TOKEN", "Without end unless", "**Compression.**"),
     *("**Memory.**", "`version` in `JoinRequest`", "A minor version may add"),
     *("What that means on both", "Whatever changes the meaning", "In 2.0, settings", "2.1 adds"),
-    *("2.2 adds", "2.3 adds"),
+    *("2.2 adds", "2.3 adds", "2.4 adds"),
 )
 
 

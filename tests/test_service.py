@@ -16,6 +16,7 @@ from impala.logdir import checkpoint
 from impala.types import Parameters
 from learner.data.ingest import Arrival, Ingest
 from learner.front.accounts import Accounts, Superseded
+from learner.front.executable import Executable, ExecutablePolicy
 from learner.front.quarantine import Quarantine
 from learner.front.refused_outputs import RefusedOutputs
 from learner.front.service import IncompatibleProtocol, InvalidRequest, LearnerService, Unavailable
@@ -95,7 +96,7 @@ def test_another_major_version_is_refused_naming_both_and_a_minor_one_is_not() -
     ):
         protocol = pb.ProtocolVersion(major=major, minor=minor)
         sides = (
-            rf"actor \({program}\) speaks protocol {major}\.{minor}, the learner \(impala .*2\.3"
+            rf"actor \({program}\) speaks protocol {major}\.{minor}, the learner \(impala .*2\.4"
         )
         with pytest.raises(IncompatibleProtocol, match=rf"{sides}.*run the same major version"):
             service.join(messages.join_request(protocol=protocol, version=version))
@@ -569,3 +570,31 @@ def test_parameters_that_are_not_finite_are_never_published(bad: float) -> None:
     with pytest.raises(NotFiniteError, match=rf"version 4 are not published: tensor 0 .* {bad}"):
         service.publish(spoilt)
     assert _get(service, messages.LEARNER, 2).parameters.version == 3
+
+
+class _Policy(ExecutablePolicy):
+    """One that is made already."""
+
+    def __init__(self) -> None:
+        super().__init__(Config(), messages.SPACES)
+
+    async def get(self) -> Executable:
+        return Executable("d1", b"graph")
+
+
+@says(
+    "`digest` is the SHA-256 of `onnx` in hexadecimal digits; to whoever names that digest in the "
+    "request, the reply has no `onnx`.",
+    "Ask again when another `fingerprint` has come with a `Join`.",
+)
+def test_an_executable_policy_is_fetched_once() -> None:
+    service = messages.service(executable=_Policy())
+
+    def got(held: str) -> pb.GetExecutablePolicyReply:
+        request = pb.GetExecutablePolicyRequest(digest=held)
+        return asyncio.run(service.get_executable_policy(request))
+
+    assert got("") == pb.GetExecutablePolicyReply(digest="d1", onnx=b"graph")
+    assert got("d1") == pb.GetExecutablePolicyReply(digest="d1")
+    assert got("d0").onnx == b"graph"
+    service.close()

@@ -273,7 +273,7 @@ PAGE = (TESTS.parent / "docs" / "wire-protocol.md").read_text(encoding="utf-8")
 UNKNOWN = b"\xa0\x06\x2a"  # field 100, which is none of ours, is 42
 
 
-def reply_of(config: Config, version: str = "impala 9.9", minor: int = 4) -> pb.JoinReply:
+def reply_of(config: Config, version: str = "impala 9.9", minor: int = 5) -> pb.JoinReply:
     """What a learner of a newer minor version answers, as far as this one can say it."""
     return pb.JoinReply(
         protocol=pb.ProtocolVersion(major=codec.PROTOCOL_VERSION.major, minor=minor),
@@ -442,7 +442,8 @@ def test_an_actor_goes_on_without_what_it_does_not_know() -> None:
 @says(
     "Build the environments from [`settings`](#settings), unless `settings.needs` has a setting "
     "that you do not know, and the agent from what the reply says of [spaces](#spaces), "
-    "[policy](#the-policy) and [network](#the-network).",
+    "[policy](#the-policy) and [network](#the-network), or have that computed ([ways to "
+    "act](#ways-to-act)).",
     "An actor that does not know one of them must give up rather than guess.",
     "Where they do not and change what is played, they stand in `settings.needs`, and the actor "
     "gives up with one line that names the setting, both versions and the fix.",
@@ -451,7 +452,7 @@ def test_an_actor_goes_on_without_what_it_does_not_know() -> None:
 def test_an_actor_refuses_what_it_does_not_know_and_changes_what_is_played(need: str) -> None:
     reply = reply_of(PRESETS["catch"][1])
     reply.settings.needs.append(need)
-    sides = rf"impala 9\.9 with protocol 2\.4, this actor is impala {VERSION} with protocol 2\.3"
+    sides = rf"impala 9\.9 with protocol 2\.5, this actor is impala {VERSION} with protocol 2\.4"
     with pytest.raises(
         LearnerError, match=rf"{sides}.* {need}.*run the learner's version"
     ) as error:
@@ -510,7 +511,7 @@ def test_an_actor_refuses_a_learner_of_another_major_version(major: int) -> None
     reply = reply_of(PRESETS["catch"][1])
     reply.protocol.major = major
     with pytest.raises(
-        LearnerError, match=rf"protocol {major}\.4, this actor .* 2\.3: run the same"
+        LearnerError, match=rf"protocol {major}\.5, this actor .* 2\.4: run the same"
     ):
         told.read(reply, "actor", Allowed())
 

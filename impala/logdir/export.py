@@ -27,8 +27,8 @@ import numpy as np
 import tensorflow as tf
 import tree
 
+from impala import onnx_model
 from impala.agents.agent import Agent
-from impala.agents.observation import FrameStack
 from impala.config.schema import NormaliseConfig
 from impala.environments import base
 from impala.environments.spaces import Spaces
@@ -41,7 +41,6 @@ Run = Callable[[str, Tensors], Mapping[str, Any]]
 """Runs a signature by name."""
 
 _TOLERANCE = 1e-4
-_OPSET = 18  # of ONNX
 
 
 class ExportError(RuntimeError):
@@ -88,7 +87,7 @@ class Functions:
             "act_greedy": shared,
             "initial_state": [tf.TensorSpec([], tf.int32, "batch_size")],
         }
-        functions = {"act": self._act, "act_greedy": self._act, "initial_state": self._begin}
+        functions = {"act": self.act, "act_greedy": self.act, "initial_state": self._begin}
         self.signatures = {
             name: tf.function(functions[name], autograph=False).get_concrete_function(
                 **{spec.name: spec for spec in specs}
@@ -113,7 +112,8 @@ class Functions:
             **_state(core_state),
         }
 
-    def _act(self, **given: tf.Tensor) -> Tensors:
+    def act(self, **given: tf.Tensor) -> Tensors:
+        """Returns outputs by name, of inputs by name: a sampled action if there is a seed."""
         observation = [given[spec.name] for spec in self._observations]
         size = tf.shape(given["is_first"])
         timestep = TimeStep(
@@ -171,41 +171,21 @@ def onnx(player: Player, directory: pathlib.Path, timesteps: Iterable[TimeStep])
       ExportError: a package is missing, ONNX has no operation for a part of the network, or the
         model's outputs differ from the agent's.
     """
-    try:
-        import onnxruntime
-        import tf2onnx
-    except ImportError as error:
-        raise ExportError(
-            f"ONNX needs the package {error.name}: pip install 'impala-rl[onnx]'."
-        ) from error
-    for module in player.agent.submodules:
-        if isinstance(module, FrameStack):
-            module.packs_bytes = False
     functions = Functions(player.agent, player.spaces)
     specs = functions.inputs["act_greedy"]
     outputs = list(functions.signatures["act_greedy"].structured_outputs)
 
     def act(*given: tf.Tensor) -> list[tf.Tensor]:
-        named = {spec.name: tensor for spec, tensor in zip(specs, given, strict=True)}
-        said = functions.signatures["act_greedy"](**named)
+        said = functions.act(**{spec.name: x for spec, x in zip(specs, given, strict=True)})
         return [tf.identity(said[name], name) for name in outputs]
 
     with _replacing(directory) as partial:
-        path = partial / "model.onnx"
         try:
-            tf2onnx.convert.from_function(
-                tf.function(act, input_signature=specs, autograph=False),
-                specs,
-                opset=_OPSET,
-                custom_op_handlers={"Log1p": (_log1p, [])},
-                output_path=str(path),
-            )
-            session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        except Exception as error:  # of any kind: neither says which
-            raise ExportError(
-                "ONNX has no operation for a part of this network: "
-                f"{' '.join(str(error).split())[-300:]}. Export a SavedModel."
-            ) from error
+            model = onnx_model.written(player.agent, act, specs)
+            session = onnx_model.session(model)
+        except onnx_model.OnnxError as error:
+            raise ExportError(f"{error} Or export a SavedModel.") from error
+        (partial / "model.onnx").write_bytes(model.SerializeToString())
         taken = {value.name for value in session.get_inputs()}
 
         def run(name: str, given: Tensors) -> dict[str, Any]:
@@ -288,14 +268,6 @@ def recorded(player: Player, steps: int = 64, num_envs: int = 4) -> Iterator[Tim
 
 def _state(core_state: Nest) -> Tensors:
     return {f"core_state_{i}": leaf for i, leaf in enumerate(tree.flatten(core_state))}
-
-
-def _log1p(graph: Any, node: Any, name: str, args: Any) -> None:
-    """Makes tf2onnx write log(1 + x), for which ONNX has no operation."""
-    one = graph.make_const(f"{name}/one", np.ones((), np.float32))
-    total = graph.make_node("Add", [node.input[0], one.output[0]])
-    node.type = "Log"
-    graph.replace_inputs(node, [total.output[0]])
 
 
 def _spec(name: str, space: gym.Space) -> tf.TensorSpec:

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from impala.runtime.credentials import Denied
 from learner.front.accounts import Superseded
 from learner.front.door import Door
+from learner.front.executable import NotMade
 from learner.front.relay import Bucket
 from learner.front.service import IncompatibleProtocol, InvalidRequest, Quarantined, Unavailable
 
@@ -110,6 +111,8 @@ async def statuses(context: grpc.aio.ServicerContext, door: Door) -> AsyncIterat
             await refuse(grpc.StatusCode.PERMISSION_DENIED, str(error), "permission_denied")
         else:
             await refuse(_UNAUTHENTICATED, str(error), "unauthenticated")
+    except NotMade as error:
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
     except Quarantined as error:
         await refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), "quarantined")
     except TooMany as error:

@@ -231,6 +231,16 @@ class _Calls:
                 return self._service.get_parameters(request, permit)
         raise AssertionError
 
+    async def get_executable_policy(
+        self, _: object, context: grpc.aio.ServicerContext
+    ) -> pb.GetExecutablePolicyReply:
+        async with calls.statuses(context, self._door):
+            self._admit(context, "actor", "evaluator")
+            request = await calls.request(context, pb.GetExecutablePolicyRequest)
+            with self._timed("GetExecutablePolicy"):
+                return await self._unless_stopping(self._service.get_executable_policy(request))
+        raise AssertionError
+
     async def get_snapshot(self, _: object, context: grpc.aio.ServicerContext) -> bytes:
         async with calls.statuses(context, self._door):
             self._admit(context, "evaluator")
@@ -379,6 +389,10 @@ def _handlers(methods: _Calls) -> grpc.GenericRpcHandler:
                 methods.stream_unrolls, response_serializer=pb.Receipt.SerializeToString
             ),
             "GetParameters": one_request(methods.get_parameters),
+            "GetExecutablePolicy": one_request(
+                methods.get_executable_policy,
+                response_serializer=pb.GetExecutablePolicyReply.SerializeToString,
+            ),
             "GetSnapshot": one_request(methods.get_snapshot),
             "ReportEvaluation": one_request(
                 methods.report_evaluation,

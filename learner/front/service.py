@@ -1,7 +1,7 @@
 """The Learner service of protos/impala/v1/learner.proto, without gRPC: messages in, messages out.
 
-`join`, `submit`, `permit`, `get_parameters`, `report_evaluation` and `get_status` are called on one
-event loop; the others from any thread.
+`join`, `submit`, `permit`, `get_parameters`, `get_executable_policy`, `report_evaluation` and
+`get_status` are called on one event loop; the others from any thread.
 """
 
 import asyncio
@@ -35,6 +35,7 @@ from learner.data.ingest import (
 )
 from learner.data.pacing import Pacing, Permit
 from learner.front.accounts import Admission
+from learner.front.executable import ExecutablePolicy, NotMade
 from learner.front.receipts import ReceiptProofs
 from learner.front.records import Records
 from learner.front.refused_outputs import RefusedOutput
@@ -111,6 +112,7 @@ class LearnerService:
         schedule: Schedule,
         snapshots: Snapshots,
         pacing: Pacing | None = None,
+        executable: ExecutablePolicy | None = None,
     ):
         """Makes a service without parameters, which `publish` provides.
 
@@ -122,6 +124,7 @@ class LearnerService:
           schedule: tells which task to play; used by nobody else.
           snapshots: handed to evaluators.
           pacing: gives permits to begin unrolls. Without it none is needed.
+          executable: the executable policy. Without it there is none.
 
         Raises:
           ValueError: the largest message would exceed gRPC's limit.
@@ -132,6 +135,7 @@ class LearnerService:
         self._schedule = schedule
         self._snapshots = snapshots
         self._pacing = pacing
+        self._executable = executable
         self._evaluation_seed = int(np.random.SeedSequence([terms.seed, 1]).generate_state(1)[0])
         self._is_deterministic = terms.is_deterministic
         self._learned = 0  # batches of fresh unrolls...
@@ -395,6 +399,22 @@ class LearnerService:
             return reply
         return published.reply + reply  # two messages in a row are one with the fields of both
 
+    async def get_executable_policy(
+        self, request: pb.GetExecutablePolicyRequest
+    ) -> pb.GetExecutablePolicyReply:
+        """Returns the executable policy, unless the caller holds it.
+
+        Raises:
+          NotMade: there is none.
+        """
+        if self._executable is None:
+            raise NotMade("This learner has no executable policy: act with parameters.")
+        made = await self._executable.get()
+        reply = pb.GetExecutablePolicyReply(digest=made.digest)
+        if request.digest != made.digest:
+            reply.onnx = made.onnx
+        return reply
+
     def get_snapshot(self, request: pb.GetSnapshotRequest) -> bytes:
         """Returns what an evaluator is to evaluate next, as a serialised GetSnapshotReply.
 
@@ -537,8 +557,10 @@ class LearnerService:
             self._pacing.learned()
 
     def close(self) -> None:
-        """Ends the checks."""
+        """Ends the checks, and the making of an executable policy."""
         self._recheck.close()
+        if self._executable is not None:
+            self._executable.close()
 
     def finish(self) -> None:
         """Reports to everyone that training has ended, and accepts no more unrolls."""

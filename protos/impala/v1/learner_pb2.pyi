@@ -675,6 +675,20 @@ class GetParametersReply(_message.Message):
     permit: Permit
     def __init__(self, parameters: _Optional[_Union[Parameters, _Mapping]] = ..., finished: _Optional[bool] = ..., permit: _Optional[_Union[Permit, _Mapping]] = ...) -> None: ...
 
+class GetExecutablePolicyRequest(_message.Message):
+    __slots__ = ("digest",)
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    def __init__(self, digest: _Optional[str] = ...) -> None: ...
+
+class GetExecutablePolicyReply(_message.Message):
+    __slots__ = ("digest", "onnx")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ONNX_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    onnx: bytes
+    def __init__(self, digest: _Optional[str] = ..., onnx: _Optional[bytes] = ...) -> None: ...
+
 class GetSnapshotRequest(_message.Message):
     __slots__ = ("actor", "busy", "learner_incarnation", "frames")
     ACTOR_FIELD_NUMBER: _ClassVar[int]

@@ -49,6 +49,11 @@ class LearnerStub:
                 request_serializer=protos_dot_impala_dot_v1_dot_learner__pb2.GetParametersRequest.SerializeToString,
                 response_deserializer=protos_dot_impala_dot_v1_dot_learner__pb2.GetParametersReply.FromString,
                 _registered_method=True)
+        self.GetExecutablePolicy = channel.unary_unary(
+                '/impala.v1.Learner/GetExecutablePolicy',
+                request_serializer=protos_dot_impala_dot_v1_dot_learner__pb2.GetExecutablePolicyRequest.SerializeToString,
+                response_deserializer=protos_dot_impala_dot_v1_dot_learner__pb2.GetExecutablePolicyReply.FromString,
+                _registered_method=True)
         self.GetSnapshot = channel.unary_unary(
                 '/impala.v1.Learner/GetSnapshot',
                 request_serializer=protos_dot_impala_dot_v1_dot_learner__pb2.GetSnapshotRequest.SerializeToString,
@@ -92,6 +97,13 @@ class LearnerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetExecutablePolicy(self, request, context):
+        """What an actor computes in a step as an ONNX graph, into which parameters are put as they are sent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetSnapshot(self, request, context):
         """What an evaluator is to evaluate next: a snapshot of the agent, in one task.
         """
@@ -130,6 +142,11 @@ def add_LearnerServicer_to_server(servicer, server):
                     servicer.GetParameters,
                     request_deserializer=protos_dot_impala_dot_v1_dot_learner__pb2.GetParametersRequest.FromString,
                     response_serializer=protos_dot_impala_dot_v1_dot_learner__pb2.GetParametersReply.SerializeToString,
+            ),
+            'GetExecutablePolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetExecutablePolicy,
+                    request_deserializer=protos_dot_impala_dot_v1_dot_learner__pb2.GetExecutablePolicyRequest.FromString,
+                    response_serializer=protos_dot_impala_dot_v1_dot_learner__pb2.GetExecutablePolicyReply.SerializeToString,
             ),
             'GetSnapshot': grpc.unary_unary_rpc_method_handler(
                     servicer.GetSnapshot,
@@ -228,6 +245,33 @@ class Learner:
             '/impala.v1.Learner/GetParameters',
             protos_dot_impala_dot_v1_dot_learner__pb2.GetParametersRequest.SerializeToString,
             protos_dot_impala_dot_v1_dot_learner__pb2.GetParametersReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetExecutablePolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/impala.v1.Learner/GetExecutablePolicy',
+            protos_dot_impala_dot_v1_dot_learner__pb2.GetExecutablePolicyRequest.SerializeToString,
+            protos_dot_impala_dot_v1_dot_learner__pb2.GetExecutablePolicyReply.FromString,
             options,
             channel_credentials,
             insecure,

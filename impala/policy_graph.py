@@ -1,0 +1,148 @@
+"""Makes the executable policy of a run: the acting step as an ONNX graph that takes parameters.
+
+`learner.front.executable` runs this module as a program, beside the learner:
+python -m impala.policy_graph OUTPUT. On standard input there is a JSON object: `config`, the run's;
+`allow`, what may be imported; `spaces`, of observation and action.
+"""
+
+import json
+import pathlib
+import sys
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tree
+
+from impala import build, onnx_model
+from impala.acting import STEP_TYPE, ActingStep
+from impala.agents.agent import Agent
+from impala.components import Allowed
+from impala.config import parts
+from impala.config.schema import AgentConfig
+from impala.environments import spaces
+from impala.environments.spaces import Spaces
+from impala.types import StepType, TimeStep
+
+REFUSED = 3
+"""Exit status if there is none for this agent; OUTPUT has the reason."""
+_TOLERANCE = 1e-4  # absolute, or of the largest output if that is above 1
+_TRIED = 4  # environments that a graph is compared with the agent in
+_STEPS = 3
+
+
+def main(output: pathlib.Path) -> int:
+    """Reads a request, and writes the graph or why there is none."""
+    request = json.load(sys.stdin)
+    config = parts.from_dict(request["config"], Allowed(tuple(request["allow"])))
+    observation, action = (spaces.from_dict(space) for space in request["spaces"])
+    agent = build.agent(config.agent, observation, action, own=parts.found(config))
+    try:
+        output.write_bytes(made(agent, (observation, action), config.agent))
+    except onnx_model.OnnxError as error:
+        output.write_text(str(error), encoding="utf-8")
+        return REFUSED
+    return 0
+
+
+def made(agent: Agent, played: Spaces, config: AgentConfig) -> bytes:
+    """Returns an agent's acting step as a serialised ONNX model, which has been compared with it.
+
+    Its inputs and outputs are those of `impala.acting.ActingStep`, by name, all of them.
+
+    Args:
+      agent: its variables are changed.
+      played: the spaces of one environment.
+      config: of the agent.
+
+    Raises:
+      OnnxError: a package is missing, ONNX has no operation for a part of the network, or the model
+        does not do what the agent does.
+    """
+    step = ActingStep(agent, played, config)
+    specs = [tf.TensorSpec(x.shape, x.dtype, f"input_{i}") for i, x in enumerate(step.inputs)]
+    model = _named(onnx_model.written(agent, step, specs), step)
+    difference = _difference(onnx_model.session(model), step, agent, played)
+    if not difference <= _TOLERANCE:
+        raise onnx_model.OnnxError(
+            f"The outputs of the ONNX graph differ from the agent's by up to {difference:.2g}, at "
+            f"most {_TOLERANCE:g} is allowed."
+        )
+    serialised: bytes = model.SerializeToString(deterministic=True)
+    return serialised
+
+
+def _named(model: Any, step: ActingStep) -> Any:
+    """Returns a model with the inputs and outputs of a step by name, all of them and in order."""
+    import onnx
+
+    graph = model.graph
+    has = {value.name for value in graph.input}
+    inputs, first, last = [], [], []
+    for number, spec in enumerate(step.inputs):
+        shape = ["B" if size is None else size for size in spec.shape]
+        kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype.as_numpy_dtype))
+        inputs.append(onnx.helper.make_tensor_value_info(spec.name, kind, shape))
+        if f"input_{number}" in has:  # the others do not matter to this agent
+            first.append(onnx.helper.make_node("Identity", [spec.name], [f"input_{number}"]))
+    for value, name in zip(graph.output, step.outputs, strict=True):
+        last.append(onnx.helper.make_node("Identity", [value.name], [name]))
+        value.name = name
+        value.type.tensor_type.shape.dim[0].dim_param = "B"
+    nodes = [*first, *graph.node, *last]
+    del graph.input[:], graph.node[:]
+    graph.input.extend(inputs)
+    graph.node.extend(nodes)
+    used = {node.domain for node in graph.node}
+    versions = [each for each in model.opset_import if each.domain in used]
+    del model.opset_import[:]
+    model.opset_import.extend(versions)
+    graph.name = model.producer_name = "impala"
+    model.producer_version = graph.doc_string = ""
+    return model
+
+
+def _difference(session: Any, step: ActingStep, agent: Agent, played: Spaces) -> float:
+    """Returns the largest difference of a model from the agent, in some steps on random input."""
+    rng = np.random.default_rng(0)
+    for variable in agent.trainable_variables:  # initial weights make almost equal outputs
+        variable.assign_add(0.1 * rng.standard_normal(variable.shape).astype(np.float32))
+    parameters = [np.asarray(variable.numpy()) for variable in agent.variables]
+    played[0].seed(0)
+    state = agent.initial_state(_TRIED)
+    largest = 0.0
+    for number in range(_STEPS):
+        samples = [played[0].sample() for _ in range(_TRIED)]
+        seen = tree.map_structure(lambda *leaves: np.stack(leaves), *samples)
+        seen = tree.map_structure(_moderate, seen)
+        step_type = np.full(_TRIED, StepType.MID if number else StepType.FIRST, np.int8)
+        step_type[0] = StepType.FIRST
+        given = [*tree.flatten(seen), step_type, *(x.numpy() for x in tree.flatten(state))]
+        for spec in step.inputs[len(given) : step.num_inputs]:
+            given.append(rng.uniform(0.1, 0.9, [_TRIED, *spec.shape[1:]]).astype(np.float32))
+        named = {
+            spec.name: value for spec, value in zip(step.inputs, [*given, *parameters], strict=True)
+        }
+        assert named[STEP_TYPE] is step_type
+        got = dict(zip(step.outputs, session.run(step.outputs, named), strict=True))
+        ones = np.ones(_TRIED, np.float32)
+        timestep = TimeStep(seen, 0 * ones, ones, step_type)
+        output, state = agent.greedy_step(tree.map_structure(tf.constant, timestep), state)
+        policy = output.policy.numpy()[:, : agent.distribution.num_outputs]
+        wanted = [policy, output.baseline.numpy(), *(x.numpy() for x in tree.flatten(state))]
+        found = [got["output/policy"][:, : policy.shape[1]], got["output/baseline"]]
+        found += [got[name] for name in step.outputs if name.startswith("next/")]
+        for right, other in zip(wanted, found, strict=True):
+            right, other = right.astype(np.float64), other.astype(np.float64)
+            scale = np.abs(right).max(initial=1.0)
+            largest = max(largest, float(np.abs(right - other).max(initial=0.0) / scale))
+    return largest
+
+
+def _moderate(leaf: np.ndarray) -> np.ndarray:
+    """Returns samples of an unbounded space without those beyond what one sees there."""
+    return leaf if leaf.dtype.kind != "f" else np.clip(leaf, -10.0, 10.0).astype(leaf.dtype)
+
+
+if __name__ == "__main__":
+    sys.exit(main(pathlib.Path(sys.argv[1])))

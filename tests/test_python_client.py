@@ -1,0 +1,163 @@
+"""The actor in clients/python, which has no network of its own: it plays, and it learns."""
+
+import contextlib
+import dataclasses
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import messages
+import numpy as np
+import pytest
+import services
+from page import says
+from test_node_actor import greedy_return
+
+from impala import policy_graph
+from impala.config import values
+from impala.config.presets import PRESETS
+from impala.config.schema import ChecksConfig, Config
+from impala.types import Parameters
+from learner.data.ingest import Ingest
+from learner.front.executable import Executable, ExecutablePolicy
+from learner.front.server import Server
+from learner.front.service import LearnerService
+from learner.front.terms import terms
+from learner.plan import Plan, plan_of
+from protos.impala.v1 import learner_pb2 as pb
+
+HOME = pathlib.Path(__file__).parents[1] / "clients" / "python"
+WAYS = ("executable",)
+_UNROLLS = 200
+
+
+@contextlib.contextmanager
+def _client(learner: str, log: pathlib.Path, *arguments: object) -> Iterator[subprocess.Popen]:
+    """Runs the actor; whatever happens, it is gone afterwards. It can import no TensorFlow."""
+    stubs = log.with_suffix(".modules")
+    stubs.mkdir(exist_ok=True)
+    for name in ("tensorflow", "sonnet", "impala", "actors", "learner", "vtrace"):
+        (stubs / f"{name}.py").write_text("raise ImportError('not for clients')")
+    flags = ("--learner", learner, *map(str, arguments))
+    command = [sys.executable, str(HOME / "actor.py"), *flags]
+    path = f"{stubs}:{HOME.parents[1]}"
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env={"PYTHONPATH": path}
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+class _Made(ExecutablePolicy):
+    """What was made in this process, which has TensorFlow."""
+
+    def __init__(self, plan: Plan, config: Config) -> None:
+        super().__init__(config, plan.spaces)
+        self._plan, self._agent_config = plan, config.agent
+
+    async def get(self) -> Executable:
+        import hashlib
+
+        from impala import build
+
+        agent = build.agent(self._agent_config, *self._plan.spaces)
+        onnx = policy_graph.made(agent, self._plan.spaces, self._agent_config)
+        return Executable(hashlib.sha256(onnx).hexdigest(), onnx)
+
+
+def _plays(way: str, preset: str, log: pathlib.Path, version: int = 3, **changed: object) -> None:
+    """Plays with a learner that refuses mistakes and recomputes as much as it can."""
+    config = values.overlay(PRESETS[preset][1], changed)
+    config = dataclasses.replace(config, checks=ChecksConfig("refuse", recompute=1.0))
+    plan = plan_of(config)
+    agent = plan.phases.agent
+    rng = np.random.default_rng(0)
+    for variable in agent.trainable_variables:  # a policy that is decided
+        variable.assign_add(rng.normal(0.0, 0.2, variable.shape).astype(np.float32))
+    told = terms(config, agent.variables, plan.unroll_spec, plan.played, plan.spaces)
+    ingest = Ingest(100_000)
+    service = messages.service(
+        terms=told, ingest=ingest, config=config, executable=_Made(plan, config)
+    )
+    arrays = [np.asarray(variable.numpy()) for variable in agent.variables]
+    service.publish(Parameters(messages.LEARNER, version, 0.1, 0, arrays))
+    server = Server(service, "127.0.0.1:0")
+    try:
+        with _client(server.start(), log, "--act", way, "--num-envs", 4) as playing:
+            services.wait_for("unrolls", lambda: _status(service).received >= _UNROLLS)
+            services.wait_for("recomputed unrolls", lambda: service._recheck.done >= 5)
+            service.finish()
+            assert services.end_of(playing) == 0, log.read_text()
+    finally:
+        server.stop(0.0)
+        service.close()
+    status = _status(service)
+    assert not status.rejected and not status.mistakes, log.read_text()
+    episodes = []
+    while (arrival := ingest.get(0.0)) is not None:
+        episodes += arrival.episodes
+        assert (arrival.unroll.parameter_version == version).all()
+    assert episodes
+
+
+def _status(service: LearnerService) -> pb.RunStatus:
+    return service.get_status()
+
+
+@says(
+    "What is computed of an observation and how an action is drawn, an actor programs as "
+    "[policy](#the-policy) and [network](#the-network) describe it, or it runs an executable "
+    "policy, in which both are.",
+    "The parameters are inputs of it, as `GetParameters` sends them, so one graph serves "
+    "for all of a run.",
+    "What it sends is the same.",
+)
+def test_it_plays_with_an_executable_policy_without_a_mistake(tmp_path: pathlib.Path) -> None:
+    _plays(WAYS[0], "catch", tmp_path / "log")
+
+
+@says(
+    "Only `agent.random_warm_up` is not in the graph: with parameters of version 0 the action is "
+    "the actor's to draw.",
+)
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("preset", "version", "agent"),
+    [
+        ("pendulum", 0, {}),
+        ("pendulum", 1, {}),
+        ("cartpole-q", 1, {}),
+        ("cartpole", 1, {"core": "lstm", "lstm_size": 16}),
+    ],
+)
+def test_it_plays_without_a_mistake_whatever_the_agent_is(
+    tmp_path: pathlib.Path, way: str, preset: str, version: int, agent: dict[str, object]
+) -> None:
+    _plays(way, preset, tmp_path / "log", version, agent=agent)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_it_trains_catch_as_the_only_actor(tmp_path: pathlib.Path, way: str) -> None:
+    logdir, log = tmp_path / "run", tmp_path / "learner.log"
+    logdir.mkdir()
+    flags = ("--total-frames", 200_000, "--checks.on-mistake", "refuse")
+    began = time.monotonic()
+    learner = services.impala(
+        *("learner", "catch", "--logdir", logdir, "--listen", "127.0.0.1:0", *flags), log=log
+    )
+    with learner as learning:
+        address = services.address_of(logdir)
+        with _client(address, tmp_path / "actor.log", "--act", way) as playing:
+            assert services.end_of(playing) == 0, (tmp_path / "actor.log").read_text()
+            assert services.end_of(learning) == 0, log.read_text()
+    print(f"{way}: {time.monotonic() - began:.0f} s")
+    assert "mistake" not in log.read_text()
+    assert greedy_return(logdir, episodes=200, steps=9) >= 0.99
