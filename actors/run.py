@@ -315,7 +315,6 @@ def _evaluate(client: "LearnerClient", built: Built) -> None:
             variable.assign(value)
         with contextlib.closing(built.environment(assignment.task, num_envs)) as environment:
             episodes = play_episodes(
-                *(environment, built.agent, config.episodes, config.greedy, assignment.seed),
-                max_steps=config.max_steps,
+                environment, built.agent, config.episodes, config.greedy, assignment.seed
             )
         client.report_evaluation(assignment, episodes)

@@ -7,7 +7,7 @@ are inputs. All names are those of the wire: docs/wire-protocol.md.
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -164,6 +164,43 @@ class ActingStep:
             scores += [mean + tf.exp(log_deviation) * noise, unbounded]
             at, number = at + 2 * size, number + size
         return outputs, tf.concat(scores, axis=-1)
+
+
+class CompiledStep:
+    """An acting step for any version of the parameters. Of one thread, which makes it.
+
+    Args:
+      agent: which no one else uses.
+      spaces: of one environment.
+      config: of the agent.
+    """
+
+    def __init__(self, agent: Agent, spaces: Spaces, config: AgentConfig) -> None:
+        step = ActingStep(agent, spaces, config)
+        self._graph = step.trace()
+        self._specs = step.inputs
+        self.drawn: Mapping[str, tuple[int, ...]] = {
+            spec.name: tuple(spec.shape[1:])
+            for spec in step.inputs[: step.num_inputs]
+            if spec.name in (UNIFORM, NORMAL, EPSILON_FINAL)
+        }
+        """Shapes of the random numbers that it takes, by name and without [B]."""
+
+    def held(self, values: Sequence[np.ndarray]) -> list[tf.Tensor]:
+        """Returns parameters as this step takes them, on its device."""
+        return [tf.constant(value) for value in values]
+
+    def __call__(self, held: Sequence[tf.Tensor], given: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Acts once.
+
+        Args:
+          held: parameters.
+          given: leaves of the observations, step type, core state, random numbers: [B, ...].
+
+        Returns:
+          Leaves of the action, policy, baseline, leaves of the core state after it: [B, ...].
+        """
+        return [x.numpy() for x in self._graph(*map(tf.constant, given), *held)]
 
 
 @contextlib.contextmanager

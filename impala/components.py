@@ -105,10 +105,7 @@ SINK = Kind(
 ENVIRONMENT = Kind(  # of those built in, the ones that nothing but their name makes special
     "environment",
     "impala.environments.base:Environment",
-    {
-        "Catch/Continuing": "impala.environments.continuing:ContinuingCatch",
-        "External": "impala.environments.external:External",
-    },
+    {"External": "impala.environments.external:External"},
 )
 
 

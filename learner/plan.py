@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from impala import build
+from impala.acting import CompiledStep
 from impala.config import parts, values
 from impala.config.schema import Config
 from impala.environments.spaces import Spaces
@@ -29,6 +30,17 @@ class Plan(NamedTuple):
     def names(self) -> list[str]:
         """Returns the names of the tasks."""
         return [task.name for task in self.played]
+
+
+def acting_step(config: Config, spaces: Spaces) -> CompiledStep:
+    """Returns what a run's agent does in a step, as a function of its parameters.
+
+    Args:
+      config: the run's configuration.
+      spaces: common to its tasks.
+    """
+    agent = build.agent(config.agent, *spaces, own=parts.found(config))
+    return CompiledStep(agent, spaces, config.agent)
 
 
 def plan_of(config: Config, replicas: Replicas = _ALONE) -> Plan:

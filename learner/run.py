@@ -26,13 +26,14 @@ from learner.data.opening import open_replay
 from learner.data.pacing import Pacing
 from learner.front.executable import ExecutablePolicy
 from learner.front.incarnations import Incarnations
+from learner.front.inference import Inference
 from learner.front.receipts import ReceiptProofs, load_key
 from learner.front.records import Records
 from learner.front.server import Server
 from learner.front.service import LearnerService, Lineage
 from learner.front.snapshots import Snapshots
 from learner.front.terms import terms
-from learner.plan import plan_of
+from learner.plan import acting_step, plan_of
 from learner.share import of as share_of
 from learner.telemetry import own_sinks
 from learner.telemetry.console import Console
@@ -151,6 +152,13 @@ def run_learner(
                 *(logdir, resumed, plan.phases, plan.spaces, snapshots, incarnations.own)
             )
             proofs = ReceiptProofs(load_key(logdir / "receipt.key"), incarnations.own)
+            inference = None
+            if config.learner.inference == "auto" and pacing is None:
+                inference = Inference(
+                    *(share, plan.spaces, plan.unroll_spec),
+                    step=lambda: acting_step(config, plan.spaces),
+                    observe=lambda name, value: telemetry.sample(f"inference/{name}", value),
+                )
             service = LearnerService(
                 terms(
                     share, plan.phases.agent.variables, plan.unroll_spec, plan.played, plan.spaces
@@ -162,6 +170,7 @@ def run_learner(
                 snapshots,
                 pacing,
                 ExecutablePolicy(config, plan.spaces),
+                inference,
             )
 
             at_the_end.callback(service.close)
@@ -221,6 +230,7 @@ def run_learner(
                 *(plan.phases, records, server, ingest, pacing),
                 *(replay, guard, checkpoints),
                 *(copier, snapshots, writer),
+                inference=inference,
             )
             reporter = Reporter(
                 *(telemetry, gauges, writer, plan.names, config.learner.log_seconds),

@@ -22,7 +22,6 @@ _ENVIRONMENTS = {
     "ALE/": "atari",
     "Bandit/": "bandit",
     "Catch": "catch",
-    "Catch/Continuing": "continuing",
     "External": "external",
     "MinAtar/": "minatar",
 }

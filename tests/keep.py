@@ -103,6 +103,16 @@ def exchanged() -> dict[str, Message]:
         "Unrolls": unrolls,
         "Receipt": receipt,
         "GetSnapshotRequest": held,
+        "GetExecutablePolicyRequest": pb.GetExecutablePolicyRequest(digest="ab" * 32),
+        "GetExecutablePolicyReply": pb.GetExecutablePolicyReply(digest="cd" * 32, onnx=b"onnx"),
+        "ActRequest": pb.ActRequest(
+            actor="host-7-0", incarnation=81, begins=True, num_envs=2, tensors=[b"seen", b"state"]
+        ),
+        "ActReply": pb.ActReply(
+            learner_incarnation=messages.LEARNER,
+            parameter_version=3,
+            tensors=[b"action", b"policy", b"baseline", b"state"],
+        ),
         "GetSnapshotReply": pb.GetSnapshotReply.FromString(service.get_snapshot(held)),
     }
 

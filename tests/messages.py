@@ -17,6 +17,7 @@ from learner.data.replay import Replay
 from learner.front import description
 from learner.front.accounts import Accounts
 from learner.front.executable import ExecutablePolicy
+from learner.front.inference import Inference
 from learner.front.info_names import InfoNames
 from learner.front.mistakes import Mistakes
 from learner.front.quarantine import Quarantine
@@ -156,6 +157,7 @@ def service(
     snapshots: Snapshots | None = None,
     terms: Terms | None = None,
     executable: ExecutablePolicy | None = None,
+    inference: Inference | None = None,
 ) -> LearnerService:
     """A service for the small spec; actors are only quarantined if a quarantine is given."""
     schedule = Schedule(config or Config())
@@ -185,7 +187,9 @@ def service(
     if snapshots is None:
         snapshots = Snapshots(schedule.num_tasks, "auto")
     ingest = ingest or Ingest(capacity=64)
-    return LearnerService(terms, lineage, records, ingest, schedule, snapshots, pacing, executable)
+    return LearnerService(
+        terms, lineage, records, ingest, schedule, snapshots, pacing, executable, inference
+    )
 
 
 def join_request(actor: str = "a", incarnation: int = 1, **kw: Any) -> pb.JoinRequest:

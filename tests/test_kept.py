@@ -62,15 +62,11 @@ class Story:
         )
 
     def goes_on_to(
-        self,
-        frames: int,
-        returns: list[float] | None = None,
-        in_doubt: bool = False,
-        rewards: tuple[float, int] = (0.0, 0),
+        self, frames: int, returns: list[float] | None = None, in_doubt: bool = False
     ) -> "Story":
         self.frames = frames
         episodes = [Episode(value, 1, 1, {}) for value in returns or []]
-        arrivals = [SimpleNamespace(episodes=episodes, rewards=rewards)]
+        arrivals = [SimpleNamespace(episodes=episodes)]
         step: Any = SimpleNamespace(
             learner=self._learner(),
             prepared=SimpleNamespace(arrivals=arrivals) if returns is not None else None,

@@ -509,7 +509,7 @@ _NO_RULE = (
     *("The protocol between actors", "This page and", "An example is the actor in Node"),
     *(
         "Nothing executable is sent",
-        "An example is the actor in [`clients/python`]",
+        "An example of both is the actor in [`clients/python`]",
     ),
     *("Draw a random incarnation.", "Check `protocol`.", "If `finished`, stop."),
     *("`GetParameters` until there", "Parameters always come from", "Act T steps in E"),

@@ -2,11 +2,13 @@
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import messages
 import numpy as np
@@ -22,14 +24,15 @@ from impala.config.schema import ChecksConfig, Config
 from impala.types import Parameters
 from learner.data.ingest import Ingest
 from learner.front.executable import Executable, ExecutablePolicy
+from learner.front.inference import Inference
 from learner.front.server import Server
 from learner.front.service import LearnerService
 from learner.front.terms import terms
-from learner.plan import Plan, plan_of
+from learner.plan import Plan, acting_step, plan_of
 from protos.impala.v1 import learner_pb2 as pb
 
 HOME = pathlib.Path(__file__).parents[1] / "clients" / "python"
-WAYS = ("executable",)
+WAYS = ("executable", "learner")
 _UNROLLS = 200
 
 
@@ -82,9 +85,11 @@ def _plays(way: str, preset: str, log: pathlib.Path, version: int = 3, **changed
         variable.assign_add(rng.normal(0.0, 0.2, variable.shape).astype(np.float32))
     told = terms(config, agent.variables, plan.unroll_spec, plan.played, plan.spaces)
     ingest = Ingest(100_000)
-    service = messages.service(
-        terms=told, ingest=ingest, config=config, executable=_Made(plan, config)
+    inference = Inference(
+        *(config, plan.spaces, plan.unroll_spec), step=lambda: acting_step(config, plan.spaces)
     )
+    ways: dict[str, Any] = {"executable": _Made(plan, config), "inference": inference}
+    service = messages.service(terms=told, ingest=ingest, config=config, **ways)
     arrays = [np.asarray(variable.numpy()) for variable in agent.variables]
     service.publish(Parameters(messages.LEARNER, version, 0.1, 0, arrays))
     server = Server(service, "127.0.0.1:0")
@@ -106,6 +111,10 @@ def _plays(way: str, preset: str, log: pathlib.Path, version: int = 3, **changed
     assert episodes
 
 
+def _has_learned(least: float, row: dict[str, float]) -> bool:
+    return row["unrolls/learned"] > least
+
+
 def _status(service: LearnerService) -> pb.RunStatus:
     return service.get_status()
 
@@ -113,13 +122,23 @@ def _status(service: LearnerService) -> pb.RunStatus:
 @says(
     "What is computed of an observation and how an action is drawn, an actor programs as "
     "[policy](#the-policy) and [network](#the-network) describe it, or it runs an executable "
-    "policy, in which both are.",
+    "policy, in which both are, or it has the learner do it.",
     "The parameters are inputs of it, as `GetParameters` sends them, so one graph serves "
     "for all of a run.",
-    "What it sends is the same.",
+    "What it sends in `StreamUnrolls` is the same.",
+    "`Act` is a stream of one group of environments that step together.",
+    "A request is a row of them, and has one reply, in order; send the next one after the reply.",
+    "The actor has joined before, and sends its unrolls in `StreamUnrolls`, as always.",
+    "It needs no parameters.",
+    "What is said in the reply to row t belongs into row t + 1; the core state goes into the next "
+    "request.",
+    "It is zeros at the start, and in the message it is what was sent with row 0.",
+    "Row T is row 0 of the next one.",
+    "A seam is a row, too: its action is ignored.",
 )
-def test_it_plays_with_an_executable_policy_without_a_mistake(tmp_path: pathlib.Path) -> None:
-    _plays(WAYS[0], "catch", tmp_path / "log")
+@pytest.mark.parametrize("way", WAYS)
+def test_it_plays_without_a_mistake(tmp_path: pathlib.Path, way: str) -> None:
+    _plays(way, "catch", tmp_path / "log")
 
 
 @says(
@@ -141,6 +160,35 @@ def test_it_plays_without_a_mistake_whatever_the_agent_is(
     tmp_path: pathlib.Path, way: str, preset: str, version: int, agent: dict[str, object]
 ) -> None:
     _plays(way, preset, tmp_path / "log", version, agent=agent)
+
+
+@says(
+    "An unroll that a broken stream has left in the middle cannot be finished: begin with new "
+    "episodes in all its environments, as at the start.",
+    "If only row 0 was sent, send it again in another stream.",
+)
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_it_goes_on_with_a_learner_that_was_killed_and_started_again(
+    tmp_path: pathlib.Path, way: str
+) -> None:
+    logdir, address = tmp_path / "run", f"unix:{tmp_path / 'socket'}"
+    logdir.mkdir()
+    log = tmp_path / "actor.log"
+    flags = ("--checks.on-mistake", "refuse")
+    with contextlib.ExitStack() as actor:
+        learned = 0.0
+        for _ in range(2):
+            with services.learner(logdir, address, *flags):
+                services.address_of(logdir)
+                if not log.exists():
+                    actor.enter_context(_client(address, log, "--act", way))
+                before = len(services.rows(logdir))
+                more = functools.partial(_has_learned, learned + 300)
+                row = services.wait_for_row(logdir, "unrolls", more, after=before)
+                learned = row["unrolls/learned"]
+                assert not [name for name in row if "mistakes" in name or "rejected" in name]
+    assert "waits for" in log.read_text()
 
 
 @pytest.mark.slow

@@ -272,9 +272,9 @@ _SLOWLY = """
 import sys, time
 from impala import evaluation
 plays = evaluation.play_episodes
-def slowly(*arguments, **named):
+def slowly(*arguments):
     began = time.monotonic()
-    episodes = plays(*arguments, **named)
+    episodes = plays(*arguments)
     time.sleep(4 * (time.monotonic() - began))
     return episodes
 evaluation.play_episodes = slowly

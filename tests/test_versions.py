@@ -66,7 +66,7 @@ MARKED = {
     *("learner.log_seconds", "learner.jit_compile", "learner.threads", "learner.devices"),
     *("learner.keep_best", "learner.milestones", "learner.milestone_hours"),
     "evaluator.every_seconds",
-    *("learner.snapshots", "learner.max_snapshots"),
+    *("learner.snapshots", "learner.max_snapshots", "learner.inference"),
     *("limits.info_names", "limits.frames_per_step", "limits.reward", "limits.observation"),
     *("limits.policy_parameter", "limits.baseline"),
     *("quarantine.blames", "quarantine.window_seconds", "quarantine.seconds"),

@@ -6,6 +6,7 @@ python actor.py --learner 127.0.0.1:5000
 """
 
 import argparse
+import contextlib
 import os
 import re
 import socket
@@ -14,31 +15,36 @@ from collections.abc import Callable, Mapping
 
 import environments
 import numpy as np
-from agents import Agent, Executable
+from agents import Agent, AtLearner, Executable
 from group import Group
-from session import DTYPES, Finished, Refused, Session
+from session import DTYPES, Finished, Left, Refused, Session
 
 # Settings that change what is played, of those that may stand in settings.needs. What is computed
 # of an observation, and how an action is drawn, is not done here.
 KNOWN = re.compile(r"environment\.(id|kwargs|vectorization)|agent\..*|evaluator\..*")
-WAYS: Mapping[str, Callable[[Session, np.random.Generator], Agent]] = {"executable": Executable}
+WAYS: Mapping[str, Callable[[Session, np.random.Generator], Agent]] = {
+    "executable": Executable,
+    "learner": AtLearner,
+}
 
 
 def play(session: Session, way: str, num_envs: int | None = None) -> None:
     """Plays until the end of training."""
     session.join()
     while True:
-        # Everything is made anew when another run answers, or messages have to be smaller.
+        # Everything is made anew when another run answers, messages have to be smaller, or the
+        # learner that acted is gone within an unroll.
         reply = session.reply
         groups = _groups(session, way, num_envs)
-        while (
-            session.reply.fingerprint == reply.fingerprint
-            and groups[0].num_envs <= session.reply.limits.num_envs
-        ):
-            for group in groups:
-                if group is groups[-1]:
-                    session.prefetch()  # late, to have them when the next round begins
-                session.send(reply, group.play())
+        with contextlib.suppress(Left):
+            while (
+                session.reply.fingerprint == reply.fingerprint
+                and groups[0].num_envs <= session.reply.limits.num_envs
+            ):
+                for group in groups:
+                    if group is groups[-1] and way != "learner":
+                        session.prefetch()  # late, to have them when the next round begins
+                    session.send(reply, group.play())
 
 
 def _groups(session: Session, way: str, num_envs: int | None) -> list[Group]:

@@ -2,12 +2,16 @@
 
 import abc
 import hashlib
+import queue
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import grpc
 import numpy as np
 import onnxruntime
-from session import Session
+from session import DTYPES, Finished, Left, Session
+
+from protos.impala.v1 import learner_pb2 as pb
 
 
 class Version(NamedTuple):
@@ -20,9 +24,12 @@ class Version(NamedTuple):
 class Agent(abc.ABC):
     """Acts for a group of environments."""
 
+    version: Version
+    """Of the parameters that act in the present unroll."""
+
     @abc.abstractmethod
-    def begin(self, num_envs: int) -> Version:
-        """Takes the newest parameters for the next unroll, and returns which they are."""
+    def begin(self, num_envs: int) -> None:
+        """Begins an unroll, with the newest parameters."""
 
     @abc.abstractmethod
     def act(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -55,9 +62,9 @@ class Executable(Agent):
         }
         self._epsilons: np.ndarray | None = None
 
-    def begin(self, num_envs: int) -> Version:
+    def begin(self, num_envs: int) -> None:
         parameters = self._session.newest_parameters()
-        self._version = Version(parameters.incarnation, parameters.version)
+        self.version = Version(parameters.incarnation, parameters.version)
         self._parameters = {f"parameters/{i}": array for i, array in enumerate(parameters.arrays)}
         if "epsilon_final" in self._drawn and self._epsilons is None:  # once for each environment
             told = self._session.reply.settings.agent.epsilon
@@ -65,7 +72,6 @@ class Executable(Agent):
             self._epsilons = self._random.choice(told.finals, num_envs, p=weights).astype(
                 np.float32
             )
-        return self._version
 
     def act(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         num_envs = len(given["timestep/step_type"])
@@ -78,13 +84,85 @@ class Executable(Agent):
         }
         results = self._graph.run(self._outputs, {**given, **drawn, **self._parameters})
         said = dict(zip(self._outputs, results, strict=True))
-        if self._session.reply.settings.agent.random_warm_up and self._version.version == 0:
+        if self._session.reply.settings.agent.random_warm_up and self.version.version == 0:
             (space,) = self._session.reply.action_space
             action = said["output/action"]
             low, high = (np.array(bounds) for bounds in (space.low, space.high))
             drawn_evenly = self._random.uniform(low, high, action.reshape(num_envs, -1).shape)
             said["output/action"] = drawn_evenly.astype(action.dtype).reshape(action.shape)
         return said
+
+
+class AtLearner(Agent):
+    """Has the learner act, by a stream of rows.
+
+    Args:
+      session: with the learner.
+      random: not needed, as the learner draws the actions.
+    """
+
+    def __init__(self, session: Session, random: np.random.Generator) -> None:
+        del random
+        self._session, self._begins = session, True
+        self._requests: queue.SimpleQueue[pb.ActRequest | None] = queue.SimpleQueue()
+        self._replies: Any = None
+        specs = session.reply.unroll_specs
+        states = [spec.name for spec in specs[len(specs) - session.reply.num_core_state_specs :]]
+        self._inputs = [
+            *(spec.name for spec in specs if spec.name.startswith("timestep/observation")),
+            *("timestep/step_type", *states),
+        ]
+        # Of one environment: a row of what has rows.
+        self._outputs = [
+            (spec.name, DTYPES[spec.dtype], tuple(spec.shape[1:]))
+            for spec in specs
+            if spec.name.startswith("output/")
+        ]
+        self._outputs += [
+            (f"next/{spec.name}", DTYPES[spec.dtype], tuple(spec.shape))
+            for spec in specs
+            if spec.name in states
+        ]
+
+    def begin(self, num_envs: int) -> None:
+        self._begins = True
+
+    def act(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        num_envs = len(given["timestep/step_type"])
+        request = pb.ActRequest(
+            actor=self._session.name,
+            incarnation=self._session.incarnation,
+            begins=self._begins,
+            num_envs=num_envs,
+            tensors=[np.ascontiguousarray(given[name]).tobytes() for name in self._inputs],
+        )
+        reply = self._answer(request)
+        self._begins = False
+        self.version = Version(reply.learner_incarnation, reply.parameter_version)
+        return {
+            name: np.frombuffer(tensor, dtype).reshape(num_envs, *shape)
+            for (name, dtype, shape), tensor in zip(self._outputs, reply.tensors, strict=True)
+        }
+
+    def _answer(self, request: pb.ActRequest) -> pb.ActReply:
+        """Raises Left if the stream ends within an unroll, which nobody can finish then."""
+        while True:
+            try:
+                if self._replies is None:
+                    self._requests = queue.SimpleQueue()
+                    self._replies = self._session.stub.Act(iter(self._requests.get, None))
+                self._requests.put(request)
+                reply: pb.ActReply = next(self._replies)
+            except grpc.RpcError as error:
+                self._requests.put(None)
+                self._replies = None
+                self._session.lost(error)
+                if not request.begins:
+                    raise Left from None
+                continue
+            if reply.finished:
+                raise Finished
+            return reply
 
 
 def _graph(session: Session) -> onnxruntime.InferenceSession:

@@ -72,7 +72,7 @@ class Group:
         before, self._arrays = self._arrays, self._allocated()
         for name, array in self._arrays.items():
             array[0] = before[name][-1]  # row 0 is row T
-        version = self._agent.begin(self.num_envs)
+        self._agent.begin(self.num_envs)
         core_state = self._state  # before row 0
         frames, episodes = [0] * self.num_envs, []
         for row in range(1, self._length + 1):
@@ -90,7 +90,7 @@ class Group:
                 if self._ended[env]:
                     episodes.append(self._episodes[env])
                     self._episodes[env] = pb.Episode()
-        return Played(version, {**self._arrays, **core_state}, frames, episodes)
+        return Played(self._agent.version, {**self._arrays, **core_state}, frames, episodes)
 
     def _step(self, row: int, env: int) -> None:
         """Takes one step of one environment. After the end of an episode it is the seam."""

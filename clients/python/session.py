@@ -67,6 +67,10 @@ class Finished(Exception):
     """Training has ended."""
 
 
+class Left(Exception):
+    """The learner that acted is gone, in the middle of an unroll."""
+
+
 class Session:
     """Of one actor with a learner.
 
@@ -181,9 +185,17 @@ class Session:
                 request = pb.GetExecutablePolicyRequest()
                 return self.stub.GetExecutablePolicy(request, timeout=GRAPH_SECONDS)
             except grpc.RpcError as error:
-                if error.code() in REFUSALS:
-                    raise Refused(f"{self._learner}: {error.details()}") from None
-            self._wait(lambda: False, seconds=1.0)  # it is away
+                self.lost(error)
+
+    def lost(self, error: grpc.RpcError) -> None:
+        """Waits a moment after a call that failed.
+
+        Raises:
+          Refused: it would fail again.
+        """
+        if error.code() in REFUSALS:
+            raise Refused(f"{self._learner}: {error.details()}")
+        self._wait(lambda: False, seconds=1.0)
 
     def close(self) -> None:
         """Ends the session."""

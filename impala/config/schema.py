@@ -198,9 +198,6 @@ class EvaluatorConfig:
     """Seconds of training between two evaluations; 0: frames alone count."""
     episodes: Annotated[int, Range(1, MOST_EVALUATION_EPISODES)] = 20
     """Episodes of each task per evaluation."""
-    max_steps: Annotated[int, Range(1, 2**31 - 1)] = 108_000
-    """Agent steps after which an evaluation cuts an episode off, as if by a time limit. Lower it
-    for tasks without episodes: then each of the `episodes` has so many steps."""
     greedy: bool = False
     """The most likely action instead of a sampled one."""
 
@@ -492,6 +489,9 @@ class LearnerConfig:
     the run's first evaluator joins."""
     max_snapshots: Annotated[Positive, OPERATIONAL] = 20
     """Snapshots that may wait to be evaluated. When there are so many, training waits."""
+    inference: Annotated[Literal["auto", "never"], OPERATIONAL] = "auto"
+    """Whether the learner acts for actors that have no network of their own. auto: as soon as one
+    calls Act, unless actors need permits (mix.lag_budget, mix.exact_lag)."""
     log_seconds: Annotated[float, Range(0.1), OPERATIONAL] = 5.0
     """Seconds between rows of telemetry."""
     jit_compile: Annotated[bool, OPERATIONAL] = False

@@ -16,7 +16,7 @@ _FIRST = 0  # timestep/step_type
 
 JOIN, PARAMETERS, IDENTITY = "Join", "Parameters", "Names and incarnations"
 GOOD, ORDER, NUMBERS = "Good messages", "The order of judgement", "Numbers of messages"
-BAD, BYTES = "Bad messages", "Bytes that are no message"
+BAD, BYTES, ACT = "Bad messages", "Bytes that are no message", "Act"
 
 _USED_UP = "So a number that was used up is a duplicate, whatever the message holds."
 _GOES_ON = "A refused message does not end the stream and harms nobody else."
@@ -66,7 +66,21 @@ LEARNER_SENTENCES: Mapping[str, Sequence[str]] = {
         "`INVALID_ARGUMENT`",
         "`RESOURCE_EXHAUSTED` when a message is larger than `max_message_bytes`",
     ),
+    ACT: (
+        "An unroll that begins is acted by the newest parameters, and all of it by the same, which "
+        "the replies name.",
+        "`[E, ...]`: the leaves `output/action...`, `output/policy`, `output/baseline`, then the "
+        "leaves of the core state after this row",
+        "An unroll begins with row 0 (`begins`), and has T rows that are acted upon: 0 to T − 1.",
+        "`NOT_FOUND`: nobody has joined by that name and incarnation, or another incarnation has "
+        "since: `Join` and open another stream.",
+        "`INVALID_ARGUMENT`: a request is wrong, and its line says what is.",
+    ),
 }
+
+
+class _NotOffered(Exception):
+    """The learner does not have what a case is about."""
 
 
 class LearnerKit:
@@ -101,19 +115,23 @@ class LearnerKit:
             IDENTITY: self._identity,
             BAD: self._bad,
             BYTES: self._bytes,
+            ACT: self._acts,
         }
         try:
             for case, put_through in cases.items():
                 self._say(f"{case} ...")
+                untested = ""
                 try:
                     if case == JOIN:
                         self._probe.connect()
                     put_through()
+                except _NotOffered as refused:
+                    untested = str(refused)
                 except Failed as failed:
                     self.report.failed(case, str(failed))
                     if not self._probe.parameters.learner_incarnation:
                         break
-                self.report.done(case)
+                self.report.done(case, untested)
         finally:
             self._probe.close()
         return self.report
@@ -351,6 +369,36 @@ class LearnerKit:
         large = probe.message(probe.joined(), tensors=[bytes(probe.reply.max_message_bytes)])
         if (status := probe.stream_status(large.SerializeToString())) != "RESOURCE_EXHAUSTED":
             self.report.failed(BYTES, f"it is answered with {status}", too_large)
+
+    def _acts(self) -> None:
+        """A whole unroll and the beginning of the next one, then requests that are wrong."""
+        probe = self._probe
+        one_version, tensors, length, unknown, wrong = LEARNER_SENTENCES[ACT]
+        actor, steps = probe.joined(), probe.reply.unroll_length
+        rows = [probe.row(actor, begins=step % steps == 0) for step in range(steps + 1)]
+        replies, status = probe.act(rows)
+        if not replies and status in ("FAILED_PRECONDITION", "UNIMPLEMENTED"):
+            raise _NotOffered(f"this learner does not act for others ({status})")
+        if len(replies) != len(rows):
+            raise Failed(f"{len(replies)} of {len(rows)} rows were answered, then {status}")
+        named = {(each.learner_incarnation, each.parameter_version) for each in replies[:steps]}
+        if len(named) != 1 or 0 in next(iter(named))[:1]:
+            self.report.failed(ACT, f"versions of one unroll are {sorted(named)}", one_version)
+        sizes = [[len(tensor) for tensor in each.tensors] for each in replies]
+        if any(each != probe.acted_sizes() for each in sizes):
+            detail = f"bytes of its tensors are {sizes[0]}, not {probe.acted_sizes()}"
+            self.report.failed(ACT, detail, tensors)
+        for sentence, expected, sent in (
+            (length, "INVALID_ARGUMENT", [probe.row(actor)]),
+            (length, "INVALID_ARGUMENT", [*rows[:steps], probe.row(actor)]),
+            (unknown, "NOT_FOUND", [probe.row(probe.request(), begins=True)]),
+            (wrong, "INVALID_ARGUMENT", [probe.row(actor, begins=True, num_envs=0)]),
+            (wrong, "INVALID_ARGUMENT", [probe.row(actor, begins=True, tensors=[])]),
+        ):
+            _, status = probe.act(sent)
+            if status != expected:
+                detail = f"{len(sent)} rows are answered with {status}, not {expected}"
+                self.report.failed(ACT, detail, sentence)
 
 
 def _expect(

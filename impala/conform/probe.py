@@ -120,6 +120,16 @@ class Probe:
             return str(error.code().name)
         return "OK"
 
+    def act(self, rows: Iterable[pb.ActRequest]) -> tuple[list[pb.ActReply], str]:
+        """Sends rows in a stream. Returns the replies, and the status with which it ended."""
+        replies: list[pb.ActReply] = []
+        try:
+            for reply in self._channel.stub.Act(iter(list(rows)), **self._call()):
+                replies.append(reply)
+        except grpc.RpcError as error:
+            return replies, str(error.code().name)
+        return replies, "OK"
+
     def _call(self) -> dict[str, Any]:
         return {"timeout": self._seconds, "metadata": self._channel.metadata()}
 
@@ -148,6 +158,27 @@ class Probe:
         if "tensors" not in fields:
             fields["tensors"] = codec.encode(self.arrays().values())
         return pb.Unrolls(**{**usual, **fields})
+
+    def row(self, actor: pb.JoinRequest, **fields: Any) -> pb.ActRequest:
+        """Returns a good row of an actor, which begins no unroll; name a field to change it."""
+        arrays = self.arrays()
+        states = list(arrays)[len(arrays) - self.reply.num_core_state_specs :]
+        seen = [name for name in arrays if name.startswith("timestep/observation")]
+        tensors = [arrays[name][0] for name in (*seen, "timestep/step_type")]
+        usual = {
+            "actor": actor.actor,
+            "incarnation": actor.incarnation,
+            "num_envs": 1,
+            "tensors": codec.encode([*tensors, *(arrays[name] for name in states)]),
+        }
+        return pb.ActRequest(**{**usual, **fields})
+
+    def acted_sizes(self) -> list[int]:
+        """Returns the bytes of each tensor in the reply to a row."""
+        arrays = self.arrays()
+        states = list(arrays)[len(arrays) - self.reply.num_core_state_specs :]
+        outputs = [arrays[name][0] for name in arrays if name.startswith("output/")]
+        return [array.nbytes for array in (*outputs, *(arrays[name] for name in states))]
 
     def arrays(self, sequence: int = 1) -> dict[str, np.ndarray]:
         """Returns the tensors of a good message, by name: nothing happens in its episode.

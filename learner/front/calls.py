@@ -13,9 +13,15 @@ from google.protobuf.message import DecodeError, Message
 from impala.runtime.credentials import Denied
 from learner.front.accounts import Superseded
 from learner.front.door import Door
-from learner.front.executable import NotMade
 from learner.front.relay import Bucket
-from learner.front.service import IncompatibleProtocol, InvalidRequest, Quarantined, Unavailable
+from learner.front.service import (
+    IncompatibleProtocol,
+    InvalidRequest,
+    NotOffered,
+    Quarantined,
+    Unavailable,
+    UnknownActor,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +37,10 @@ class Stopping(Exception):
 
     def __init__(self) -> None:
         super().__init__("The learner is stopping: connect again later.")
+
+
+class TooSlow(Exception):
+    """A caller holds something and does not go on."""
 
 
 class TooMany(Exception):
@@ -111,8 +121,12 @@ async def statuses(context: grpc.aio.ServicerContext, door: Door) -> AsyncIterat
             await refuse(grpc.StatusCode.PERMISSION_DENIED, str(error), "permission_denied")
         else:
             await refuse(_UNAUTHENTICATED, str(error), "unauthenticated")
-    except NotMade as error:
+    except NotOffered as error:
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+    except UnknownActor as error:
+        await refuse(grpc.StatusCode.NOT_FOUND, str(error), "unknown_actor")
+    except TooSlow as error:
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
     except Quarantined as error:
         await refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), "quarantined")
     except TooMany as error:

@@ -139,6 +139,7 @@ class Server:
                 f"The gRPC server on {self._listen} has died; the log says why."
             ) from self._error
         self._door.check()
+        self._service.check()
 
     def _run(self) -> None:
         try:
@@ -240,6 +241,33 @@ class _Calls:
             with self._timed("GetExecutablePolicy"):
                 return await self._unless_stopping(self._service.get_executable_policy(request))
         raise AssertionError
+
+    async def act(self, _: object, context: grpc.aio.ServicerContext) -> None:
+        """Handles one row at a time, as `stream_unrolls` does messages."""
+        host = self._door.host(context.peer())
+        async with calls.statuses(context, self._door), self._limits.stream(host):
+            self._admit(context, "actor")
+            with self._service.acting() as act:
+                while (data := await self._unless_stopping(self._row(context))) is not grpc.aio.EOF:
+                    request = calls.parsed(pb.ActRequest, data)
+                    self._admit(context, "actor", actor=request.actor)
+                    with self._timed("Act"):
+                        reply = await self._unless_stopping(act(request))
+                    await context.write(reply)
+                    if reply.finished:
+                        return
+
+    async def _row(self, context: grpc.aio.ServicerContext) -> Any:
+        """Returns what a stream of `Act` sends next, which is not waited for without end."""
+        seconds = self._service.hang_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await context.read()
+        except TimeoutError:
+            raise calls.TooSlow(
+                f"No row came for {seconds:g} s (actor.hang_seconds), for which parameters were "
+                "held: open another stream."
+            ) from None
 
     async def get_snapshot(self, _: object, context: grpc.aio.ServicerContext) -> bytes:
         async with calls.statuses(context, self._door):
@@ -392,6 +420,9 @@ def _handlers(methods: _Calls) -> grpc.GenericRpcHandler:
             "GetExecutablePolicy": one_request(
                 methods.get_executable_policy,
                 response_serializer=pb.GetExecutablePolicyReply.SerializeToString,
+            ),
+            "Act": grpc.stream_stream_rpc_method_handler(
+                methods.act, response_serializer=pb.ActReply.SerializeToString
             ),
             "GetSnapshot": one_request(methods.get_snapshot),
             "ReportEvaluation": one_request(

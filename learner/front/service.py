@@ -1,7 +1,7 @@
 """The Learner service of protos/impala/v1/learner.proto, without gRPC: messages in, messages out.
 
-`join`, `submit`, `permit`, `get_parameters`, `get_executable_policy`, `report_evaluation` and
-`get_status` are called on one event loop; the others from any thread.
+`join`, `submit`, `permit`, `acting`, `get_parameters`, `get_executable_policy`, `report_evaluation`
+and `get_status` are called on one event loop; the others from any thread.
 """
 
 import asyncio
@@ -15,12 +15,12 @@ import numpy as np
 import tree
 
 from impala import finite
-from impala.config.schema import MOST_EVALUATION_EPISODES
+from impala.config.schema import MOST_EVALUATION_EPISODES, ActorConfig
 from impala.runtime.credentials import Role
 from impala.runtime.installation import VERSION
 from impala.runtime.printable import printable
 from impala.schedule.tasks import Schedule
-from impala.types import Episode, Parameters, StepType, TimeStep
+from impala.types import Episode, Parameters
 from learner.checks.checks import Checks
 from learner.checks.mistakes import Mistake
 from learner.checks.recheck import Recheck
@@ -36,6 +36,7 @@ from learner.data.ingest import (
 from learner.data.pacing import Pacing, Permit
 from learner.front.accounts import Admission
 from learner.front.executable import ExecutablePolicy, NotMade
+from learner.front.inference import Caller, Inference, InvalidRow
 from learner.front.receipts import ReceiptProofs
 from learner.front.records import Records
 from learner.front.refused_outputs import RefusedOutput
@@ -69,6 +70,14 @@ class Quarantined(RuntimeError):
     """The actor is refused for a while and may try again later."""
 
 
+class NotOffered(RuntimeError):
+    """This learner does not have what is asked for; the message says why and what to do."""
+
+
+class UnknownActor(RuntimeError):
+    """The caller has not joined, or another incarnation has joined since."""
+
+
 class Unavailable(RuntimeError):
     """The learner cannot do this now; the message says why. The caller may try again later."""
 
@@ -100,6 +109,12 @@ class Submit(Protocol):
     ) -> pb.Receipt: ...
 
 
+class Act(Protocol):
+    """Answers the requests of one stream of `Act`, one after another."""
+
+    async def __call__(self, request: pb.ActRequest) -> pb.ActReply: ...
+
+
 class LearnerService:
     """The learner's service for actors and evaluators."""
 
@@ -113,6 +128,7 @@ class LearnerService:
         snapshots: Snapshots,
         pacing: Pacing | None = None,
         executable: ExecutablePolicy | None = None,
+        inference: Inference | None = None,
     ):
         """Makes a service without parameters, which `publish` provides.
 
@@ -125,6 +141,7 @@ class LearnerService:
           snapshots: handed to evaluators.
           pacing: gives permits to begin unrolls. Without it none is needed.
           executable: the executable policy. Without it there is none.
+          inference: acts for callers. Without it they have to act themselves.
 
         Raises:
           ValueError: the largest message would exceed gRPC's limit.
@@ -136,6 +153,7 @@ class LearnerService:
         self._snapshots = snapshots
         self._pacing = pacing
         self._executable = executable
+        self._inference = inference
         self._evaluation_seed = int(np.random.SeedSequence([terms.seed, 1]).generate_state(1)[0])
         self._is_deterministic = terms.is_deterministic
         self._learned = 0  # batches of fresh unrolls...
@@ -147,6 +165,8 @@ class LearnerService:
         self.evaluations: queue.Queue[EvaluationReport] = queue.Queue(_MAX_EVALUATIONS)
         unroll_specs, num_core_state_specs = wire_specs(terms.unroll_spec)
         fingerprint = codec.fingerprint(unroll_specs, terms.parameter_specs, terms.agreed)
+        self.hang_seconds = terms.settings.actor.hang_seconds or ActorConfig().hang_seconds
+        """That an actor may take for a row: it holds parameters meanwhile."""
         self._validator = Validator(
             terms.unroll_spec, fingerprint, terms.max_envs_per_message, terms.bounds
         )
@@ -405,15 +425,68 @@ class LearnerService:
         """Returns the executable policy, unless the caller holds it.
 
         Raises:
-          NotMade: there is none.
+          NotOffered: there is none.
         """
         if self._executable is None:
-            raise NotMade("This learner has no executable policy: act with parameters.")
-        made = await self._executable.get()
+            raise NotOffered("This learner has no executable policy: act with parameters.")
+        try:
+            made = await self._executable.get()
+        except NotMade as error:
+            raise NotOffered(str(error)) from None
         reply = pb.GetExecutablePolicyReply(digest=made.digest)
         if request.digest != made.digest:
             reply.onnx = made.onnx
         return reply
+
+    @contextlib.contextmanager
+    def acting(self) -> Iterator[Act]:
+        """Yields what acts for one stream; what that has pinned is released at the end.
+
+        Raises:
+          NotOffered: the learner does not act for others.
+        """
+        if self._inference is None:
+            why = "learner.inference is never" if self._pacing is None else "actors need permits"
+            raise NotOffered(
+                f"This learner does not act for others, as {why}: act with parameters or the "
+                "executable policy, or start the learner with --learner.inference auto and "
+                "without mix.lag_budget, mix.exact_lag and deterministic."
+            )
+        with self._inference.caller() as caller:
+            sender: tuple[str, int] | None = None
+
+            async def act(request: pb.ActRequest) -> pb.ActReply:
+                nonlocal sender
+                named = request.actor, request.incarnation
+                if sender not in (None, named):
+                    raise InvalidRequest("A stream of Act is of one actor and incarnation.")
+                if not self._records.accounts.may_send(*named):
+                    raise UnknownActor(_unknown(request).detail)
+                sender = named
+                if (quarantined := self._quarantined(request.actor)) is not None:
+                    raise Quarantined(quarantined)
+                self._records.roster.heard(request.actor, "actor")
+                return await self._act(caller, request)
+
+            yield act
+
+    async def _act(self, caller: Caller, request: pb.ActRequest) -> pb.ActReply:
+        """Acts in one row of a caller that is known."""
+        if self._finished:
+            return pb.ActReply(finished=True)
+        if self._published is None:
+            raise Unavailable("The learner has no parameters yet: ask again.")
+        try:
+            acted = await caller.act(request)
+        except InvalidRow as error:
+            raise InvalidRequest(str(error)) from None
+        if request.begins:
+            self._hand_out(acted.parameters)
+        return pb.ActReply(
+            learner_incarnation=acted.parameters.incarnation,
+            parameter_version=acted.parameters.version,
+            tensors=codec.encode(acted.arrays),
+        )
 
     def get_snapshot(self, request: pb.GetSnapshotRequest) -> bytes:
         """Returns what an evaluator is to evaluate next, as a serialised GetSnapshotReply.
@@ -546,6 +619,8 @@ class LearnerService:
         if self._published is None and self._pacing is not None:
             self._of_batch[0] = published
         self._published = published
+        if self._inference is not None:
+            self._inference.publish(parameters)
 
     def learned(self) -> None:
         """Takes note of a batch of fresh unrolls; what was learned from it has been published."""
@@ -556,9 +631,16 @@ class LearnerService:
             self._of_batch.pop(self._learned - self._pacing.lag - 1, None)
             self._pacing.learned()
 
+    def check(self) -> None:
+        """Raises RuntimeError if a thread that answers callers has died."""
+        if self._inference is not None:
+            self._inference.check()
+
     def close(self) -> None:
-        """Ends the checks, and the making of an executable policy."""
+        """Ends the checks, acting, and the making of an executable policy."""
         self._recheck.close()
+        if self._inference is not None:
+            self._inference.close()
         if self._executable is not None:
             self._executable.close()
 
@@ -578,7 +660,6 @@ class LearnerService:
             offset=admission.offset,
             episodes=recorded,
             step_info=self._records.info_names.recorded(arrival.step_info),
-            rewards=_rewards(arrival.unroll.timestep),
         )
         self._ingest.put(self._permitted(message, arrival))
         frames = int(arrival.unroll.frames.sum())
@@ -590,7 +671,6 @@ class LearnerService:
             version=message.parameter_version,
             size=sum(leaf.nbytes for leaf in tree.flatten(arrival.unroll)),
             returns=[episode.episode_return for episode in arrival.episodes],
-            rewards=arrival.rewards,
         )
         self._records.roster.failed(message.actor, arrival.faults)
         self._records.mistakes.accepted(message.actor)
@@ -787,12 +867,6 @@ class _Published:
         return reply.SerializeToString()
 
 
-def _rewards(timestep: TimeStep) -> tuple[float, int]:
-    """Returns the sum of the rewards in rows 1..T [T + 1, E], and the number of their steps."""
-    steps = np.count_nonzero(timestep.step_type[1:] != StepType.FIRST)
-    return float(timestep.reward[1:].sum(dtype=np.float64)), int(steps)
-
-
 def _too_many_evaluations() -> Unavailable:
     return Unavailable(f"{_MAX_EVALUATIONS} evaluations wait to be written: report it again later.")
 
@@ -806,7 +880,7 @@ def _check_name(actor: str) -> None:
         )
 
 
-def _unknown(message: pb.Unrolls) -> Rejection:
+def _unknown(message: pb.Unrolls | pb.ActRequest) -> Rejection:
     return Rejection(
         pb.REASON_UNKNOWN_ACTOR,
         f"No Join for actor {message.actor[:80]!r} with incarnation {message.incarnation}, or "

@@ -6,6 +6,7 @@ from impala.logdir.store import Copier
 from learner.data.ingest import Ingest
 from learner.data.pacing import Pacing
 from learner.data.replay import Replay
+from learner.front.inference import Inference
 from learner.front.records import Records
 from learner.front.server import Server
 from learner.front.snapshots import Snapshots
@@ -33,6 +34,7 @@ class Gauges:
         copier: Copier | None,
         snapshots: Snapshots,
         writer: Writer,
+        inference: Inference | None = None,
     ):
         """Keeps references to the components."""
         self._phases = phases
@@ -46,6 +48,7 @@ class Gauges:
         self._copier = copier
         self._snapshots = snapshots
         self._writer = writer
+        self._inference = inference
 
     def read(self, counters: Counters) -> Row:
         """Returns the current totals and levels of a run with these counters."""
@@ -85,11 +88,12 @@ class Gauges:
             found[f"worker/{actor.name}/frames_per_second"] = actor.frames_per_second
             if actor.recent_return is not None:
                 found[f"worker/{actor.name}/return_recent"] = actor.recent_return
-            elif actor.reward_per_step is not None:
-                found[f"worker/{actor.name}/reward_per_step"] = actor.reward_per_step
         if self._copier is not None:
             found["checkpoint/store_behind_seconds"] = self._copier.behind_seconds
             found["checkpoint/store_failures"] = self._copier.failures
+        if self._inference is not None and self._inference.rows:
+            found["inference/rows"] = self._inference.rows
+            found["inference/versions"] = self._inference.versions
         if self._pacing is not None:
             found |= {"ingest/depth": self._pacing.queued, "pacing/making": self._pacing.making}
         if self._replay is not None:

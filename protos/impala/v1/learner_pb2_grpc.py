@@ -54,6 +54,11 @@ class LearnerStub:
                 request_serializer=protos_dot_impala_dot_v1_dot_learner__pb2.GetExecutablePolicyRequest.SerializeToString,
                 response_deserializer=protos_dot_impala_dot_v1_dot_learner__pb2.GetExecutablePolicyReply.FromString,
                 _registered_method=True)
+        self.Act = channel.stream_stream(
+                '/impala.v1.Learner/Act',
+                request_serializer=protos_dot_impala_dot_v1_dot_learner__pb2.ActRequest.SerializeToString,
+                response_deserializer=protos_dot_impala_dot_v1_dot_learner__pb2.ActReply.FromString,
+                _registered_method=True)
         self.GetSnapshot = channel.unary_unary(
                 '/impala.v1.Learner/GetSnapshot',
                 request_serializer=protos_dot_impala_dot_v1_dot_learner__pb2.GetSnapshotRequest.SerializeToString,
@@ -104,6 +109,14 @@ class LearnerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Act(self, request_iterator, context):
+        """The learner acts: observations in, one reply per request out, in order. A stream is of one group of
+        environments, and each of its unrolls is acted by one version of the parameters.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetSnapshot(self, request, context):
         """What an evaluator is to evaluate next: a snapshot of the agent, in one task.
         """
@@ -147,6 +160,11 @@ def add_LearnerServicer_to_server(servicer, server):
                     servicer.GetExecutablePolicy,
                     request_deserializer=protos_dot_impala_dot_v1_dot_learner__pb2.GetExecutablePolicyRequest.FromString,
                     response_serializer=protos_dot_impala_dot_v1_dot_learner__pb2.GetExecutablePolicyReply.SerializeToString,
+            ),
+            'Act': grpc.stream_stream_rpc_method_handler(
+                    servicer.Act,
+                    request_deserializer=protos_dot_impala_dot_v1_dot_learner__pb2.ActRequest.FromString,
+                    response_serializer=protos_dot_impala_dot_v1_dot_learner__pb2.ActReply.SerializeToString,
             ),
             'GetSnapshot': grpc.unary_unary_rpc_method_handler(
                     servicer.GetSnapshot,
@@ -272,6 +290,33 @@ class Learner:
             '/impala.v1.Learner/GetExecutablePolicy',
             protos_dot_impala_dot_v1_dot_learner__pb2.GetExecutablePolicyRequest.SerializeToString,
             protos_dot_impala_dot_v1_dot_learner__pb2.GetExecutablePolicyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Act(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/impala.v1.Learner/Act',
+            protos_dot_impala_dot_v1_dot_learner__pb2.ActRequest.SerializeToString,
+            protos_dot_impala_dot_v1_dot_learner__pb2.ActReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,366 @@
+"""The learner acts for callers of Act: versions, batches, refusals, and the death of its thread."""
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import grpc
+import gymnasium as gym
+import messages
+import numpy as np
+import pytest
+import services
+from page import says
+
+from impala.config import values
+from impala.config.schema import Config
+from impala.types import Parameters, StepType
+from learner.front.inference import MOST_VERSIONS, Acted, Caller, Inference, InvalidRow
+from learner.front.server import Server
+from learner.front.service import LearnerService
+from protos import codec
+from protos.impala.v1 import learner_pb2 as pb
+from protos.impala.v1 import learner_pb2_grpc as pb_grpc
+
+
+class _Step:
+    """Says which version acted, and adds 1 to the core state. Waits while `goes` is not set."""
+
+    def __init__(self, **drawn: tuple[int, ...]) -> None:
+        self.drawn: Mapping[str, tuple[int, ...]] = drawn
+        self.goes = threading.Event()
+        self.goes.set()
+        self.calls: list[tuple[int, int]] = []  # version and rows, padding included
+        self.given: list[Sequence[np.ndarray]] = []
+
+    def held(self, values: Sequence[np.ndarray]) -> int:
+        return int(values[0][0, 0])
+
+    def __call__(self, held: int, given: Sequence[np.ndarray]) -> list[np.ndarray]:
+        assert self.goes.wait(services.WAIT)
+        rows = len(given[0])
+        self.calls.append((held, rows))
+        self.given.append(given)
+        full = np.full(rows, held, np.float32)
+        return [full.astype(np.int64), np.tile(full[:, None], 3), full, given[4] + 1.0]
+
+
+def _inference(step: Any, **config: Any) -> Inference:
+    made = Inference(
+        values.from_dict(Config, config), messages.SPACES, messages.spec(), lambda: step
+    )
+    made.publish(_parameters(1))
+    return made
+
+
+def _parameters(version: int) -> Parameters:
+    values = [np.full((2, 3), version, np.float32)]
+    return Parameters(messages.LEARNER, version, progress=0.5, frames=1000, values=values)
+
+
+def _request(
+    num_envs: int = 2, begins: bool = True, state: float = 0.0, **kw: Any
+) -> pb.ActRequest:
+    arrays = [
+        np.zeros(num_envs, np.bool_),
+        np.zeros((num_envs, 3), np.uint8),
+        np.zeros((num_envs, 2), np.float32),
+        np.full(num_envs, StepType.MID, np.int8),
+        np.full((num_envs, 2), state, np.float32),
+    ]
+    usual = {"actor": "a", "incarnation": 1, "tensors": codec.encode(arrays)}
+    return pb.ActRequest(**{**usual, "begins": begins, "num_envs": num_envs, **kw})
+
+
+def _act(caller: Caller, *args: Any, **kw: Any) -> Acted:
+    return asyncio.run(caller.act(_request(*args, **kw)))
+
+
+@says(
+    "An unroll that begins is acted by the newest parameters, and all of it by the same, which the "
+    "replies name.",
+    "The learner holds them until the next unroll of the stream begins or the stream ends, however "
+    "it ends.",
+)
+def test_an_unroll_is_acted_by_one_version_which_is_held_for_it_alone() -> None:
+    inference = _inference(_Step())
+    with inference.caller() as first:
+        assert _act(first).parameters.version == 1
+        inference.publish(_parameters(2))
+        with inference.caller() as second:
+            assert _act(second).parameters.version == 2
+            acted = _act(first, begins=False, state=4.0)
+            assert acted.parameters.version == 1
+            np.testing.assert_array_equal(acted.arrays[3], np.full((2, 2), 5.0))
+            assert inference.versions == 2
+        assert inference.versions == 1
+        assert _act(first).parameters.version == 2
+        assert inference.versions == 1
+    assert inference.versions == 0
+    assert inference.rows == 8
+    inference.close()
+
+
+@says(
+    "If 16 versions are held, an unroll that begins is acted by the newest of them, instead of by "
+    "another one.",
+)
+def test_a_bounded_number_of_versions_is_held() -> None:
+    inference = _inference(_Step())
+    opened = []
+    for version in range(1, MOST_VERSIONS + 4):
+        inference.publish(_parameters(version))
+        opened.append(inference.caller())
+        acted = _act(opened[-1].__enter__())
+        assert acted.parameters.version == min(version, MOST_VERSIONS)
+    assert inference.versions == MOST_VERSIONS == 16
+    opened[0].__exit__(None, None, None)
+    with inference.caller() as caller:  # there is room again
+        assert _act(caller).parameters.version == MOST_VERSIONS + 3
+    for each in opened[1:]:
+        each.__exit__(None, None, None)
+    assert inference.versions == 0
+    inference.close()
+
+
+@says("The rows of all streams that wait are computed together, so more actors cost little more.")
+def test_rows_that_wait_are_computed_together_and_each_caller_gets_its_own() -> None:
+    """Given one call under way, three callers of two versions wait, and one of them leaves."""
+    step = _Step()
+    inference = _inference(step)
+
+    async def play() -> list[Acted]:
+        with (
+            inference.caller() as busy,
+            inference.caller() as one,
+            inference.caller() as two,
+            inference.caller() as three,
+        ):
+            await busy.act(_request())
+            step.goes.clear()
+            held = asyncio.create_task(busy.act(_request(begins=False)))
+            await asyncio.sleep(0)
+            while inference._waiting:  # until it is under way
+                await asyncio.sleep(0.001)
+            waiting = [asyncio.create_task(one.act(_request(3, state=10.0)))]
+            gone = asyncio.create_task(two.act(_request(2, state=20.0)))
+            await asyncio.sleep(0)
+            inference.publish(_parameters(2))
+            waiting.append(asyncio.create_task(three.act(_request(1, state=30.0))))
+            await asyncio.sleep(0)
+            gone.cancel()
+            step.goes.set()
+            answers = await asyncio.gather(held, *waiting)
+            with pytest.raises(asyncio.CancelledError):
+                await gone
+            return answers
+
+    _, first, other = asyncio.run(play())
+    np.testing.assert_array_equal(first.arrays[3], np.full((3, 2), 11.0))
+    np.testing.assert_array_equal(other.arrays[3], np.full((1, 2), 31.0))
+    assert (first.parameters.version, other.parameters.version) == (1, 2)
+    assert step.calls == [(1, 2), (1, 2), (1, 8), (2, 1)]  # 3 + 2 rows, padded to 8
+    inference.close()
+
+
+@says(
+    "The requests of a stream are one group's: E is the same in all of them.",
+    "An unroll begins with row 0 (`begins`), and has T rows that are acted upon: 0 to T − 1.",
+)
+@pytest.mark.parametrize(
+    ("requests", "complaint"),
+    [
+        ([_request(begins=False)], "begins an unroll: set begins"),
+        ([_request(0)], "num_envs is 0, it must be 1 to 4"),
+        ([_request(5)], "num_envs is 5, it must be 1 to 4"),
+        ([_request(2), _request(3, begins=False)], "num_envs is 3 after 2"),
+        ([_request(tensors=[])], r"0 tensors, expected 5.*step type and the core state"),
+        ([_request(num_envs=1, tensors=_request(2).tensors)], "timestep/observation"),
+        ([_request(state=np.nan)], r"core_state has the number nan, .*limits\.observation"),
+        ([_request(state=1e30)], r"core_state has the number 1.*limits\.observation"),
+        (
+            [_request(), *[_request(begins=False)] * messages.UNROLL_LENGTH],
+            r"row 4 of an unroll of 4 steps.*set begins",
+        ),
+    ],
+)
+def test_rows_that_cannot_be_computed_are_refused_by_name(
+    requests: list[pb.ActRequest], complaint: str
+) -> None:
+    inference = _inference(_Step(), learner={"max_envs_per_message": 4}, actor={"num_envs": 4})
+
+    async def play() -> None:
+        with inference.caller() as caller:
+            for request in requests[:-1]:
+                await caller.act(request)
+            with pytest.raises(InvalidRow, match=complaint):
+                await caller.act(requests[-1])
+
+    asyncio.run(play())
+    assert inference.versions == 0
+    inference.close()
+
+
+@pytest.mark.parametrize(("number", "wrong"), [(0, 2), (3, 3)])
+def test_bools_and_step_types_are_checked(number: int, wrong: int) -> None:
+    inference = _inference(_Step())
+    request = _request()
+    request.tensors[number] = bytes([wrong, 0])
+    with inference.caller() as caller, pytest.raises(InvalidRow, match=r"neither|is not 0, 1 or 2"):
+        asyncio.run(caller.act(request))
+    inference.close()
+
+
+@says(
+    "The learner draws the actions; each environment has the ε of `FAMILY_EPSILON_GREEDY` from "
+    "where its stream begins to where it ends.",
+)
+def test_random_numbers_differ_and_epsilons_stay() -> None:
+    step = _Step(uniform=(3,), epsilon_final=())
+    inference = _inference(step)
+    with inference.caller() as caller, inference.caller() as other:
+        for each in (caller, caller, other):
+            _act(each, 4)
+    uniform = [given[5] for given in step.given]
+    assert len({each.tobytes() for each in uniform}) == 3
+    assert all(each.shape == (4, 3) and (each >= 0).all() and (each < 1).all() for each in uniform)
+    finals = [given[6] for given in step.given]
+    np.testing.assert_array_equal(finals[0], finals[1])
+    assert {*np.concatenate(finals).tolist()} <= {np.float32(x) for x in (0.1, 0.01, 0.5)}
+    inference.close()
+
+
+@says("With `agent.random_warm_up` it draws them evenly as long as the version is 0.")
+def test_actions_are_uniform_until_the_first_update() -> None:
+    space = gym.spaces.Box(-2.0, 2.0, (1,), np.float32)
+    config = values.from_dict(Config, {"agent": {"random_warm_up": True}})
+    spaces = messages.SPACES[0], space
+    inference = Inference(config, spaces, messages.spec(), lambda: _Step())
+    inference.publish(_parameters(0))
+    with inference.caller() as caller:
+        actions = _act(caller, 400).arrays[0]
+        assert actions.shape == (400, 1) and actions.dtype == np.float32
+        assert np.abs(actions.mean()) < 0.3 and np.abs(actions.std() - 4 / 12**0.5) < 0.2
+        inference.publish(_parameters(1))
+        assert (_act(caller, 400).arrays[0] == 1).all()
+    inference.close()
+
+
+def test_the_death_of_its_thread_is_told_to_callers_and_noticed_by_the_learner() -> None:
+    def dies() -> Any:
+        raise ValueError("no such network")
+
+    inference = Inference(Config(), messages.SPACES, messages.spec(), dies)
+    inference.publish(_parameters(1))
+    inference.check()
+    with inference.caller() as caller:
+        with pytest.raises(RuntimeError, match="no such network"):
+            _act(caller)
+        with pytest.raises(RuntimeError, match="has ended"):
+            _act(caller)
+    with pytest.raises(RuntimeError, match="Inference for callers of Act has died"):
+        inference.check()
+    service = messages.service(inference=inference)
+    server = Server(service, "127.0.0.1:0")
+    server.start()
+    with pytest.raises(RuntimeError, match="Inference"):
+        server.check()
+    server.stop(0.0)
+    inference.close()
+
+
+# ---------------------------------------------------------------------------------- over gRPC
+
+
+def _status(service: LearnerService, *requests: pb.ActRequest) -> tuple[grpc.StatusCode, str, int]:
+    """The status of a stream that is left open, its line, and how many replies came before."""
+    server, replies, goes_on = Server(service, "127.0.0.1:0"), 0, threading.Event()
+
+    def sent() -> Any:
+        yield from requests
+        goes_on.wait(services.WAIT)
+
+    try:
+        with grpc.insecure_channel(server.start()) as channel:
+            stub = pb_grpc.LearnerStub(channel)
+            try:
+                for _ in stub.Act(sent(), timeout=services.WAIT):
+                    replies += 1
+            except grpc.RpcError as error:
+                return error.code(), error.details(), replies
+            return grpc.StatusCode.OK, "", replies
+    finally:
+        goes_on.set()
+        server.stop(0.0)
+        service.close()
+
+
+@says(
+    "`FAILED_PRECONDITION`: this learner does not act for others (`learner.inference`), or actors "
+    "need permits; its line says which.",
+    "`NOT_FOUND`: nobody has joined by that name and incarnation, or another incarnation has "
+    "since: `Join` and open another stream.",
+    "`INVALID_ARGUMENT`: a request is wrong, and its line says what is.",
+    "`DEADLINE_EXCEEDED`: no row came for `actor.hang_seconds`.",
+    "`UNAVAILABLE`: the learner stops, or has no parameters yet: open another stream, with "
+    "back-off.",
+    "`UNIMPLEMENTED`: the learner is older than 2.4.",
+    "These statuses end a stream, beside those of every call:",
+)
+def test_streams_end_with_a_status_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = grpc.StatusCode
+    status, why, _ = _status(messages.service(), _request())
+    assert status == code.FAILED_PRECONDITION and "learner.inference is never" in why
+
+    def served(**kw: Any) -> LearnerService:
+        inference = _inference(_Step())
+        service = messages.service(inference=inference, **kw)
+        service.join(messages.join_request("a", 1))
+        service.publish(_parameters(1))
+        return service
+
+    service = messages.service(inference=_inference(_Step()))
+    service.join(messages.join_request("a", 1))
+    status, why, _ = _status(service, _request())
+    assert status == code.UNAVAILABLE and "no parameters yet" in why
+    status, why, _ = _status(served(), _request(incarnation=2))
+    assert status == code.NOT_FOUND and "join again" in why
+    status, why, replies = _status(served(), _request(), _request(actor="b"))
+    assert (status, replies) == (code.INVALID_ARGUMENT, 1) and "one actor" in why
+    status, why, replies = _status(served(), _request(), _request(0))
+    assert (status, replies) == (code.INVALID_ARGUMENT, 1) and "num_envs is 0" in why
+    service = served()
+    monkeypatch.setattr(service, "hang_seconds", 0.05)
+    status, why, replies = _status(service, _request())
+    assert (status, replies) == (code.DEADLINE_EXCEEDED, 1) and "actor.hang_seconds" in why
+    assert service._inference is not None and service._inference.versions == 0
+
+
+@says("`finished` in a reply is the end of training: nothing else is in it, and the stream ends.")
+def test_the_end_of_training_ends_a_stream() -> None:
+    service = messages.service(inference=_inference(_Step()))
+    service.join(messages.join_request("a", 1))
+    service.publish(_parameters(1))
+    service.finish()
+    status, _, replies = _status(service, _request())
+    assert (status, replies) == (grpc.StatusCode.OK, 1)
+
+
+def test_a_reply_has_what_the_unroll_needs() -> None:
+    service = messages.service(inference=_inference(_Step()))
+    service.join(messages.join_request("a", 1))
+    service.publish(_parameters(7))
+
+    async def acted() -> pb.ActReply:
+        with service.acting() as act:
+            return await act(_request(state=3.0))
+
+    reply = asyncio.run(acted())
+    assert (reply.learner_incarnation, reply.parameter_version) == (messages.LEARNER, 7)
+    action, policy, baseline, state = reply.tensors
+    np.testing.assert_array_equal(np.frombuffer(action, np.int64), [7, 7])
+    np.testing.assert_array_equal(np.frombuffer(policy, np.float32), [7.0] * 6)
+    np.testing.assert_array_equal(np.frombuffer(baseline, np.float32), [7.0] * 2)
+    np.testing.assert_array_equal(np.frombuffer(state, np.float32), [4.0] * 4)
+    service.close()
