@@ -315,6 +315,7 @@ def _evaluate(client: "LearnerClient", built: Built) -> None:
             variable.assign(value)
         with contextlib.closing(built.environment(assignment.task, num_envs)) as environment:
             episodes = play_episodes(
-                environment, built.agent, config.episodes, config.greedy, assignment.seed
+                *(environment, built.agent, config.episodes, config.greedy, assignment.seed),
+                max_steps=config.max_steps,
             )
         client.report_evaluation(assignment, episodes)

@@ -69,6 +69,12 @@ def _table(status: pb.RunStatus) -> rich.table.Table:
         "faults": [member.environment_faults for member in status.members],
         "mistakes": [sum(member.mistakes.values()) for member in status.members],
     }
+    no_episodes = [
+        each.HasField("reward_per_step") and not each.HasField("recent_return")
+        for each in status.members
+    ]
+    if any(no_episodes):
+        table.add_column("reward/step", justify="right")
     seldom = {name: counts for name, counts in only_if_any.items() if any(counts)}
     for name in seldom:
         table.add_column(name, justify="right")
@@ -83,6 +89,7 @@ def _table(status: pb.RunStatus) -> rich.table.Table:
             f"{member.frames:,}" if is_actor else "",
             "" if is_actor and not member.unrolls else f"{behind:,}",
             *(f"{member.joins:,}", f"{member.rejected:,}"),
+            *([f"{member.reward_per_step:,.4f}" if no_episodes[number] else ""] * any(no_episodes)),
             *[f"{counts[number]:,}" for counts in seldom.values()],
             style="" if member.active else "dim",
         )

@@ -105,7 +105,10 @@ SINK = Kind(
 ENVIRONMENT = Kind(  # of those built in, the ones that nothing but their name makes special
     "environment",
     "impala.environments.base:Environment",
-    {"External": "impala.environments.external:External"},
+    {
+        "Catch/Continuing": "impala.environments.continuing:ContinuingCatch",
+        "External": "impala.environments.external:External",
+    },
 )
 
 

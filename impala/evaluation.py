@@ -38,6 +38,7 @@ class Summary(NamedTuple):
     length_max: int
     frames: int  # environment frames of all episodes together
     info: dict[str, float]  # means of the environment's numeric info at episode ends
+    reward_per_step: float  # of all episodes together
 
 
 class Acting:
@@ -122,6 +123,7 @@ def play_episodes(
     greedy: bool,
     seed: int,
     first: FirstEpisodes | None = None,
+    max_steps: int | None = None,
 ) -> list[Episode]:
     """Plays an equal number of episodes in each of E environments (one more in the first ones).
 
@@ -135,6 +137,8 @@ def play_episodes(
       greedy: use the mode of the policy instead of a sample.
       seed: of the environments and the sampled actions.
       first: keeps the steps of first episodes, of at most E environments; None: nothing is kept.
+      max_steps: agent steps after which an episode counts as ended, at least 1: what bounds tasks
+        that never end. None: nothing does.
 
     Returns:
       `num_episodes` episodes with raw returns, ordered by environment.
@@ -146,7 +150,8 @@ def play_episodes(
     finished: list[list[Episode]] = [[] for _ in range(num_envs)]
     statistics = EpisodeStatistics(num_envs)
     logged = time.monotonic()
-    for count, step in enumerate(play(environment, agent, greedy, seed)):
+    steps = _cut_off(play(environment, agent, greedy, seed), num_envs, max_steps)
+    for count, step in enumerate(steps):
         if first is not None:
             first.add(step)
         for e, episode in statistics.update(step):
@@ -162,6 +167,20 @@ def play_episodes(
                 *(played, num_episodes, f"{count:,}"),
             )
     return [episode for done in finished for episode in done]
+
+
+def _cut_off(
+    steps: Iterator[EnvironmentStep], num_envs: int, max_steps: int | None
+) -> Iterator[EnvironmentStep]:
+    """Yields steps, of which those are LAST that end an episode or are its step `max_steps`."""
+    lengths = np.zeros(num_envs, np.int64)
+    for step in steps:
+        lengths += step.timestep.step_type != StepType.FIRST
+        if max_steps is not None and (is_cut := lengths >= max_steps).any():
+            step_type = np.where(is_cut, np.int8(StepType.LAST), step.timestep.step_type)
+            step = step._replace(timestep=step.timestep._replace(step_type=step_type))
+        lengths[step.timestep.step_type == StepType.LAST] = 0
+        yield step
 
 
 def summary(episodes: Sequence[Episode]) -> Summary:
@@ -180,6 +199,7 @@ def summary(episodes: Sequence[Episode]) -> Summary:
         length_min=int(lengths.min()),
         length_max=int(lengths.max()),
         frames=sum(episode.frames for episode in episodes),
+        reward_per_step=float(returns.sum() / max(1, lengths.sum())),
         info={
             name: float(np.mean([e.info[name] for e in episodes if name in e.info]))
             for name in infos

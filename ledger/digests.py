@@ -22,6 +22,7 @@ _ENVIRONMENTS = {
     "ALE/": "atari",
     "Bandit/": "bandit",
     "Catch": "catch",
+    "Catch/Continuing": "continuing",
     "External": "external",
     "MinAtar/": "minatar",
 }

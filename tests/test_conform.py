@@ -1,7 +1,9 @@
 """The compliance kit: our actors pass it, and it says what the page says."""
 
+import asyncio
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
@@ -16,8 +18,9 @@ from page import PAGE, normal
 from impala.commands.main import main
 from impala.config import values
 from impala.config.presets import PRESETS
-from impala.conform import cases, learner_cases
 from impala.conform import golden as kit_golden
+from impala.conform import learner_cases, sentences
+from impala.conform.cases import Kit
 from impala.conform.learner_cases import LearnerKit
 from impala.conform.report import Report
 from impala.runtime.security import ClientSecurity
@@ -38,8 +41,8 @@ def _passes(preset: str, actor: str, seconds: float = 60.0) -> None:
         *("--listen", "127.0.0.1:0", "--preset", preset, "--actor", actor, "--seconds", seconds)
     )
     assert told.returncode == 0, told.stdout + told.stderr
-    sentences = sum(map(len, cases.SENTENCES.values()))
-    assert f"{sentences} sentences of docs/wire-protocol.md: {sentences} passed." in told.stdout
+    number = sum(map(len, sentences.SENTENCES.values()))
+    assert f"{number} sentences of docs/wire-protocol.md: {number} passed." in told.stdout
 
 
 def _in_node() -> str:
@@ -67,8 +70,8 @@ def test_our_own_actor_passes(preset: str) -> None:
 
 def test_the_kit_quotes_the_page() -> None:
     page = normal(PAGE)
-    for of_cases in (cases.SENTENCES, learner_cases.LEARNER_SENTENCES):
-        for sentence in [each for sentences in of_cases.values() for each in sentences]:
+    for of_cases in (sentences.SENTENCES, learner_cases.LEARNER_SENTENCES):
+        for sentence in [each for of_case in of_cases.values() for each in of_case]:
             assert normal(sentence) in page, sentence
 
 
@@ -130,6 +133,39 @@ def test_who_does_not_come_or_ends_fails_in_time(tmp_path: pathlib.Path) -> None
         assert "did not join" in told.stdout
         assert "it did not come to it" in told.stdout
         assert not re.search(r"^  passed", told.stdout, re.M)
+
+
+_DIES = """
+import pathlib, sys, time
+from impala.conform.probe import Probe
+from impala.runtime.security import ClientSecurity
+marker = pathlib.Path(sys.argv[2])
+if marker.exists():
+    sys.exit(7)
+probe = Probe(sys.argv[1], ClientSecurity(), 20.0)
+request = probe.request()
+probe.reply = probe.join(request)
+while not probe.parameters.tensors:
+    probe.parameters = probe.pull().parameters
+    time.sleep(0.05)
+marker.touch()
+probe.send([probe.message(request)])
+sys.exit(7)
+"""
+
+
+def test_cases_that_a_dead_actor_does_not_come_to_are_not_tested(tmp_path: pathlib.Path) -> None:
+    """It joins, sends a message and ends; started again, it ends at once."""
+    actor = shlex.join([sys.executable, "-c", _DIES, "{address}", str(tmp_path / "marker")])
+    kit = Kit("catch", 20.0, actor, print)
+    only = (sentences.JOIN, sentences.MISTAKES, sentences.PARAMETERS, sentences.BROKEN)
+    report = asyncio.run(kit.run("127.0.0.1:0", only=only))
+    rows = {row.case: row for row in report.rows()}
+    assert rows[sentences.JOIN].result == "passed", report.text()
+    assert rows[sentences.MISTAKES].result == "FAILED"
+    why = "the actor ended with status 7, and did not play on after a case that failed"
+    for case in (sentences.PARAMETERS, sentences.BROKEN):
+        assert (rows[case].result, rows[case].detail) == ("not tested", why)
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ def test_plot_says_what_is_missing(
 
 
 def test_what_cannot_be_drawn_is_refused(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(ValueError, match="no episode yet"):
+    with pytest.raises(ValueError, match="no episode and no reward yet"):
         plot.draw([tmp_path], tmp_path / "figure.png")
     with pytest.raises(ValueError, match=r"use one of .*\.png"):
         plot.draw([story(tmp_path / "one")], tmp_path / "figure.doc")

@@ -62,11 +62,15 @@ class Story:
         )
 
     def goes_on_to(
-        self, frames: int, returns: list[float] | None = None, in_doubt: bool = False
+        self,
+        frames: int,
+        returns: list[float] | None = None,
+        in_doubt: bool = False,
+        rewards: tuple[float, int] = (0.0, 0),
     ) -> "Story":
         self.frames = frames
         episodes = [Episode(value, 1, 1, {}) for value in returns or []]
-        arrivals = [SimpleNamespace(episodes=episodes)]
+        arrivals = [SimpleNamespace(episodes=episodes, rewards=rewards)]
         step: Any = SimpleNamespace(
             learner=self._learner(),
             prepared=SimpleNamespace(arrivals=arrivals) if returns is not None else None,

@@ -272,9 +272,9 @@ _SLOWLY = """
 import sys, time
 from impala import evaluation
 plays = evaluation.play_episodes
-def slowly(*arguments):
+def slowly(*arguments, **named):
     began = time.monotonic()
-    episodes = plays(*arguments)
+    episodes = plays(*arguments, **named)
     time.sleep(4 * (time.monotonic() - began))
     return episodes
 evaluation.play_episodes = slowly

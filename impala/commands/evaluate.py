@@ -27,6 +27,9 @@ class Evaluate(PlayerFlags):
     steps: Annotated[int, Range(0)] = 0
     """Of how many environments the file also has reward and infos of each step of the first
     episode; at most num_envs."""
+    max_steps: Annotated[int, Range(0)] = 0
+    """Agent steps after which an episode is cut off, as if by a time limit; 0: as many as in the
+    evaluations of the run (evaluator.max_steps)."""
     seed: Annotated[int, Range(0)] = 0
     """Seed of environments and actions."""
 
@@ -50,6 +53,7 @@ def evaluate(command: Evaluate) -> int:
         episodes = evaluation.play_episodes(
             *(environment, player.agent, command.episodes, command.greedy, command.seed),
             first=(first := evaluation.FirstEpisodes(command.steps)),
+            max_steps=command.max_steps or player.config.evaluator.max_steps,
         )
     summary = evaluation.summary(episodes)
     print(
@@ -69,6 +73,7 @@ def evaluate(command: Evaluate) -> int:
         *[f"{summary.length_mean:.1f}", f"{summary.length_std:.1f}"],
         *[f"{summary.length_min:d}", f"{summary.length_max:d}"],
     )
+    table.add_row("reward per step", f"{summary.reward_per_step:.4f}")
     for name, mean in summary.info.items():
         table.add_row(rich.text.Text(f"{printable(name)} (info)"), f"{mean:.2f}")
     rich.console.Console().print(table)

@@ -132,20 +132,26 @@ def _name(group: Sequence[Run]) -> str:
 
 
 def _training(groups: Mapping[str, Sequence[Run]]) -> Figure:
-    """Plots the mean return of the last 100 training episodes, over frames and over time."""
+    """Plots the mean return of the last 100 training episodes, or the mean reward of a step where
+    there are none, over frames and over time.
+    """
     over_frames: dict[str, dict[str, list[Curve]]] = {}
     over_time: dict[str, dict[str, list[Curve]]] = {}
     for name, group in groups.items():
         for run in group:
             of_run = rows.read(run.logdir)
-            tasks = dict.fromkeys(task for row in of_run for task in rows.recent_returns(row))
+            what, standings = rows.standings(of_run)
+            tasks = dict.fromkeys(task for standing in standings for task in standing)
             if not tasks:
-                raise ValueError(f"{run.logdir} has no episode yet, in training or evaluation.")
+                raise ValueError(
+                    f"{run.logdir} has no episode and no reward yet, in training or evaluation."
+                )
             for task in tasks:
-                of_task = [row for row in of_run if task in rows.recent_returns(row)]
-                returns = np.array([rows.recent_returns(row)[task] for row in of_task])
+                pairs = zip(of_run, standings, strict=True)
+                of_task = [(row, standing[task]) for row, standing in pairs if task in standing]
+                values = np.array([value for _, value in of_task])
                 for curves, key in ((over_frames, "frames"), (over_time, "seconds")):
-                    curve = _ascending(np.array([row[key] for row in of_task]), returns)
+                    curve = _ascending(np.array([row[key] for row, _ in of_task]), values)
                     curves.setdefault(task, {}).setdefault(name, []).append(curve)
     colours = _colours(groups)
     figure, axes = plt.subplots(
@@ -161,7 +167,7 @@ def _training(groups: Mapping[str, Sequence[Run]]) -> Figure:
     for (left, right), task in zip(axes, over_frames, strict=True):
         _draw(left, over_frames[task], colours)
         _draw(right, over_time[task], colours, scale=1.0 / seconds)
-        left.set(ylabel="return, mean of\nthe last 100 episodes")
+        left.set(ylabel=what)
         left.set_title(_wrapped(task, 50), fontsize="medium")
         left.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes[-1, 0].set(xlabel="environment frames")

@@ -2,7 +2,7 @@
 
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from impala.logdir import json_lines
@@ -10,6 +10,7 @@ from impala.logdir import json_lines
 Row = dict[str, float]
 
 _RECENT = re.compile(r"episode/((?:(?!/info/).)+)/return_recent", re.DOTALL)
+_PER_STEP = re.compile(r"task/(.+)/reward_per_step", re.DOTALL)
 
 
 def read(logdir: pathlib.Path) -> list[Row]:
@@ -19,7 +20,29 @@ def read(logdir: pathlib.Path) -> list[Row]:
 
 def recent_returns(row: Row) -> Row:
     """Returns the mean return of the last 100 episodes of each task, by its name."""
-    matches = [(_RECENT.fullmatch(name), value) for name, value in row.items()]
+    return _of_tasks(_RECENT, row)
+
+
+def rewards_per_step(row: Row) -> Row:
+    """Returns the mean raw reward of a step of each task, by its name: what tasks that never end
+    have.
+    """
+    return _of_tasks(_PER_STEP, row)
+
+
+def standings(of_run: Sequence[Row]) -> tuple[str, list[Row]]:
+    """Returns what tells how well a run does, and for each of its rows that by task.
+
+    These are recent returns, or rewards per step if no episode has ended in the run.
+    """
+    returns = list(map(recent_returns, of_run))
+    if any(returns):
+        return "return, mean of\nthe last 100 episodes", returns
+    return "reward per step", list(map(rewards_per_step, of_run))
+
+
+def _of_tasks(name: re.Pattern[str], row: Row) -> Row:
+    matches = [(name.fullmatch(each), value) for each, value in row.items()]
     return {match[1]: value for match, value in matches if match}
 
 

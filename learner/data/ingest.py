@@ -50,6 +50,7 @@ class Arrival(NamedTuple):
     due: int = 0  # in a paced run: the batch with which, or by which, it is to be learned from
     unpermitted: int = 0  # of its unrolls, from the end: those are dropped
     step_info: Mapping[str, np.ndarray] = {}  # name -> [N], numbers in the environments' info
+    rewards: tuple[float, int] = (0.0, 0)  # the sum of the raw ones, and in how many steps
 
 
 class Rejection(NamedTuple):

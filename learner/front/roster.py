@@ -14,6 +14,7 @@ _SILENT_SECONDS = 60.0  # without a message, a member counts as silent...
 _GONE_SECONDS = 3600.0  # ...and then as gone
 _RATE_SECONDS = 30.0  # window of the speeds
 _EPISODES = 100  # whose mean return is shown
+_MESSAGES = 100  # whose mean reward of a step is shown
 _MOST = 10_000  # members; beyond it, the one silent the longest is forgotten
 
 
@@ -35,6 +36,7 @@ class Member(NamedTuple):
     last_fault: str  # which and why, for messages
     version: str  # of its program, from its last join
     recent_return: float | None  # of the last 100 episodes that an actor ended; None: there is none
+    reward_per_step: float | None  # of the last 100 messages of an actor; None: there is none
 
 
 @dataclasses.dataclass
@@ -59,6 +61,14 @@ class _Entry:
     returns: collections.deque[float] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=_EPISODES)
     )
+
+    rewards: collections.deque[tuple[float, int]] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=_MESSAGES)
+    )  # their sum in a message, and in how many steps
+
+    def reward_per_step(self) -> float | None:
+        steps = sum(steps for _, steps in self.rewards)
+        return sum(reward for reward, _ in self.rewards) / steps if steps else None
 
     def recent_return(self) -> float | None:
         return sum(self.returns) / len(self.returns) if self.returns else None
@@ -104,8 +114,19 @@ class Roster:
         version: int,
         size: int,
         returns: Sequence[float] = (),
+        rewards: tuple[float, int] = (0.0, 0),
     ) -> None:
-        """Notes an accepted message of an actor, `size` in bytes, and returns of its episodes."""
+        """Notes an accepted message of an actor.
+
+        Args:
+          name: of the actor.
+          unrolls: in the message.
+          frames: in them.
+          version: of the parameters that acted in them.
+          size: in bytes.
+          returns: of the episodes that ended in them.
+          rewards: the sum of all, and in how many steps.
+        """
         with self._lock:
             self.received_bytes += size
             entry = self._seen(name, "actor")
@@ -114,6 +135,7 @@ class Roster:
             entry.parameter_version = version
             entry.recent.append((entry.seen, frames))
             entry.returns.extend(returns)
+            entry.rewards.append(rewards)
             entry.forget(entry.seen)
 
     def began(self, name: str) -> None:
@@ -178,6 +200,7 @@ class Roster:
                     entry.environment_faults,
                     *(entry.last_fault, entry.version),
                     entry.recent_return(),
+                    entry.reward_per_step(),
                 )
                 for name, entry in sorted(self._entries.items())
             ]

@@ -20,7 +20,7 @@ from impala.runtime.credentials import Role
 from impala.runtime.installation import VERSION
 from impala.runtime.printable import printable
 from impala.schedule.tasks import Schedule
-from impala.types import Episode, Parameters
+from impala.types import Episode, Parameters, StepType, TimeStep
 from learner.checks.checks import Checks
 from learner.checks.mistakes import Mistake
 from learner.checks.recheck import Recheck
@@ -660,6 +660,7 @@ class LearnerService:
             offset=admission.offset,
             episodes=recorded,
             step_info=self._records.info_names.recorded(arrival.step_info),
+            rewards=_rewards(arrival.unroll.timestep),
         )
         self._ingest.put(self._permitted(message, arrival))
         frames = int(arrival.unroll.frames.sum())
@@ -671,6 +672,7 @@ class LearnerService:
             version=message.parameter_version,
             size=sum(leaf.nbytes for leaf in tree.flatten(arrival.unroll)),
             returns=[episode.episode_return for episode in arrival.episodes],
+            rewards=arrival.rewards,
         )
         self._records.roster.failed(message.actor, arrival.faults)
         self._records.mistakes.accepted(message.actor)
@@ -865,6 +867,12 @@ class _Published:
         )
         reply = pb.GetParametersReply(parameters=parameters, finished=self._finished)
         return reply.SerializeToString()
+
+
+def _rewards(timestep: TimeStep) -> tuple[float, int]:
+    """Returns the sum of the rewards in rows 1..T [T + 1, E], and the number of their steps."""
+    steps = np.count_nonzero(timestep.step_type[1:] != StepType.FIRST)
+    return float(timestep.reward[1:].sum(dtype=np.float64)), int(steps)
 
 
 def _too_many_evaluations() -> Unavailable:

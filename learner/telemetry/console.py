@@ -63,6 +63,8 @@ def _line(row: Row, total_frames: int) -> str:
     parts = [f"frames {row['frames']:,.0f} ({row['frames'] / total_frames:.1%})"]
     if returns:
         parts.append(f"return {'/'.join(f'{value:.2f}' for value in returns)}")
+    elif rewards := rows.rewards_per_step(row).values():
+        parts.append(f"reward per step {'/'.join(f'{value:.4f}' for value in rewards)}")
     parts.append(f"{speed:,.0f} frames/s")
     if speed > 0:
         parts.append(f"left {max(0.0, total_frames - row['frames']) / speed / 60:.0f} min")

@@ -88,7 +88,11 @@ class Evaluations:
         if reports:
             self.summaries = continual.summary(self._history.run())
         for report in reports:
-            interval.episodes(f"evaluation/{self._tasks[report.task]}", report.episodes)
+            name = f"evaluation/{self._tasks[report.task]}"
+            interval.episodes(name, report.episodes)
+            if steps := sum(episode.length for episode in report.episodes):
+                total = sum(episode.episode_return for episode in report.episodes)
+                interval.mean(f"{name}/reward_per_step", total / steps, steps)
         for task, summary in self.summaries.items():
             interval.levels({f"task/{task}/{name}": n for name, n in summary._asdict().items()})
         interval.levels({"evaluations/dropped": self.dropped})

@@ -88,6 +88,8 @@ class Gauges:
             found[f"worker/{actor.name}/frames_per_second"] = actor.frames_per_second
             if actor.recent_return is not None:
                 found[f"worker/{actor.name}/return_recent"] = actor.recent_return
+            elif actor.reward_per_step is not None:
+                found[f"worker/{actor.name}/reward_per_step"] = actor.reward_per_step
         if self._copier is not None:
             found["checkpoint/store_behind_seconds"] = self._copier.behind_seconds
             found["checkpoint/store_failures"] = self._copier.failures

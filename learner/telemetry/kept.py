@@ -24,27 +24,31 @@ from learner.update.training import Iteration
 _log = logging.getLogger(__name__)
 
 _EPISODES = 100  # of training, whose mean return substitutes for an evaluation
+_BY = ("rewards", "training", "evaluation")  # from the least to the most telling
 _LOOKS = 50  # checks of the training returns over a run: the default number of evaluations
 
 
 class Score(NamedTuple):
-    """The mean return for which an agent was kept as the best."""
+    """The mean return for which an agent was kept as the best.
+
+    By rewards, it is the mean reward of a step in training, of runs in which no episode has ended.
+    """
 
     mean: float
-    by: Literal["evaluation", "training"]
+    by: Literal["evaluation", "training", "rewards"]
     frames: int  # of training when the agent was kept
     tasks: Any = None  # the tasks played, as data for JSON; None in files of earlier versions
 
     def is_beaten_by(self, other: "Score") -> bool:
         """Returns whether another score is better, or of other tasks and so not comparable.
 
-        An evaluation always beats a mean return in training.
+        An evaluation always beats a mean return in training, and this one a mean reward.
         """
         if self.tasks is not None and self.tasks != other.tasks:
             return True
         if self.by == other.by:
             return other.mean > self.mean
-        return other.by == "evaluation"
+        return _BY.index(other.by) > _BY.index(self.by)
 
     @classmethod
     def read(cls, path: pathlib.Path) -> Self | None:
@@ -54,7 +58,7 @@ class Score(NamedTuple):
             score = cls(data["return"], data["by"], data["frames"], data.get("tasks"))
         except (OSError, ValueError, TypeError, KeyError):
             return None
-        is_one = json_lines.is_number(score.mean) and score.by in ("evaluation", "training")
+        is_one = json_lines.is_number(score.mean) and score.by in _BY
         return score if is_one else None
 
     def write(self, path: pathlib.Path) -> None:
@@ -80,7 +84,8 @@ class Kept:
 
     The best agent is the snapshot with the highest mean return over all tasks. Until one has been
     evaluated, it is the current agent when the mean return of the last 100 training episodes is the
-    highest, in runs of one task.
+    highest, in runs of one task; or the mean reward of a step since the last look, if no episode
+    ends.
     """
 
     def __init__(
@@ -119,6 +124,7 @@ class Kept:
         self._periods = counters.seconds // self._period
         self._look = self._share(counters, _LOOKS)
         self._returns: collections.deque[float] = collections.deque(maxlen=_EPISODES)
+        self._rewards, self._steps = 0.0, 0  # their sum since the last look, and in how many steps
 
     def take(self, iteration: Iteration) -> None:
         """Keeps the agent if it is the best one so far, or if a milestone is passed.
@@ -128,6 +134,8 @@ class Kept:
         """
         for arrival in iteration.prepared.arrivals if iteration.prepared is not None else ():
             self._returns.extend(episode.episode_return for episode in arrival.episodes)
+            rewards, steps = arrival.rewards
+            self._rewards, self._steps = self._rewards + rewards, self._steps + steps
         self.keep_evaluated()
         if not iteration.in_doubt:
             self.consider(iteration.learner)
@@ -172,7 +180,10 @@ class Kept:
     def _note_best(self, score: Score, path: pathlib.Path) -> None:
         self._best = score
         score.write(self._score_file)
-        _log.info("Best return so far, in %s: %.2f. Kept as %s.", score.by, score.mean, path)
+        if score.by == "rewards":
+            _log.info("Best reward per step so far: %.4f. Kept as %s.", score.mean, path)
+        else:
+            _log.info("Best return so far, in %s: %.2f. Kept as %s.", score.by, score.mean, path)
 
     def _score(self, counters: Counters) -> Score | None:
         """Returns the agent's score in training if there is a new one."""
@@ -180,9 +191,15 @@ class Kept:
         if look == self._look:
             return None
         self._look = look
-        if self._has_one_task and len(self._returns) == _EPISODES:
+        rewards, steps = self._rewards, self._steps
+        self._rewards, self._steps = 0.0, 0
+        if not self._has_one_task:
+            return None
+        if len(self._returns) == _EPISODES:
             mean = float(np.mean(self._returns))
             return Score(mean, "training", counters.frames, self._tasks)
+        if steps and not self._returns:
+            return Score(rewards / steps, "rewards", counters.frames, self._tasks)
         return None
 
     def _share(self, counters: Counters, parts: int) -> int:

@@ -167,6 +167,12 @@ SCALARS = (
         "task/{task}/wait_seconds",
         "Time that actors who played a task waited for the learner, since it started.",
     ),
+    Scalar(
+        "impala_task_reward_per_step",
+        "gauge",
+        "task/{task}/reward_per_step",
+        "Mean raw reward of an agent step of a task.",
+    ),
     Scalar("impala_permitted_unrolls", "gauge", "pacing/making", "Unrolls that are being made."),
     Scalar("impala_queue_unrolls", "gauge", "ingest/depth", "Unrolls queued."),
     Scalar("impala_queue_capacity_unrolls", "gauge", "ingest/capacity", "Capacity of the queue."),

@@ -126,6 +126,7 @@ class Reporter:
             line = ", ".join(f"{name} {x:g}" for name, x in told.items() if name != "info")
             _log.info("Episode of %s by %s: %s.", task, arrival.actor, line)
         telemetry.episodes(task, arrival.episodes)
+        telemetry.rewards(task, *arrival.rewards)
         for name, values in arrival.step_info.items():
             telemetry.sample(f"step/{task}/info/{name}", values)
         telemetry.lengths(task, arrival.episodes, is_dropped)

@@ -356,6 +356,11 @@ class Telemetry:
         for episode in episodes:
             self.mean(f"task/{task}/episode_length/{fate}", episode.length)
 
+    def rewards(self, task: str, total: float, steps: int) -> None:
+        """Adds raw rewards of a task: their sum, and the number of agent steps that gave them."""
+        if steps:
+            self.mean(f"task/{task}/reward_per_step", total / steps, steps)
+
     def actor(self, task: str, elapsed: float, waited: float) -> None:
         """Adds an actor's times in seconds: in total, and waiting for the learner."""
         self._of_tasks[f"task/{task}/wait_seconds"] += waited

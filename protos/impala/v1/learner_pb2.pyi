@@ -506,16 +506,18 @@ class ActorSettings(_message.Message):
         step_info: _containers.RepeatedScalarFieldContainer[str]
         def __init__(self, num_envs: _Optional[int] = ..., num_groups: _Optional[int] = ..., env_threads: _Optional[int] = ..., hang_seconds: _Optional[float] = ..., environment_seconds: _Optional[float] = ..., max_environment_bytes: _Optional[int] = ..., max_memory_bytes: _Optional[int] = ..., step_info: _Optional[_Iterable[str]] = ...) -> None: ...
     class Evaluator(_message.Message):
-        __slots__ = ("every_frames", "episodes", "greedy", "every_seconds")
+        __slots__ = ("every_frames", "episodes", "greedy", "every_seconds", "max_steps")
         EVERY_FRAMES_FIELD_NUMBER: _ClassVar[int]
         EPISODES_FIELD_NUMBER: _ClassVar[int]
         GREEDY_FIELD_NUMBER: _ClassVar[int]
         EVERY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+        MAX_STEPS_FIELD_NUMBER: _ClassVar[int]
         every_frames: int
         episodes: int
         greedy: bool
         every_seconds: float
-        def __init__(self, every_frames: _Optional[int] = ..., episodes: _Optional[int] = ..., greedy: _Optional[bool] = ..., every_seconds: _Optional[float] = ...) -> None: ...
+        max_steps: int
+        def __init__(self, every_frames: _Optional[int] = ..., episodes: _Optional[int] = ..., greedy: _Optional[bool] = ..., every_seconds: _Optional[float] = ..., max_steps: _Optional[int] = ...) -> None: ...
     TASKS_FIELD_NUMBER: _ClassVar[int]
     AGENT_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
@@ -838,7 +840,7 @@ class RunStatus(_message.Message):
     def __init__(self, learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., frames: _Optional[int] = ..., progress: _Optional[float] = ..., finished: _Optional[bool] = ..., queued: _Optional[int] = ..., queue_capacity: _Optional[int] = ..., received: _Optional[int] = ..., learned: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., duplicates: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., skipped_updates: _Optional[int] = ..., rollbacks: _Optional[int] = ..., refused: _Optional[_Mapping[str, int]] = ..., dropped_info_names: _Optional[int] = ..., version: _Optional[str] = ..., waiting_snapshots: _Optional[int] = ..., mistakes: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("name", "role", "joins", "unrolls", "frames", "frames_per_second", "parameter_version", "silent_seconds", "active", "rejected", "last_rejection", "blamed", "quarantined_seconds", "environment_faults", "last_fault", "version", "recent_return", "mistakes", "last_mistake")
+    __slots__ = ("name", "role", "joins", "unrolls", "frames", "frames_per_second", "parameter_version", "silent_seconds", "active", "rejected", "last_rejection", "blamed", "quarantined_seconds", "environment_faults", "last_fault", "version", "recent_return", "reward_per_step", "mistakes", "last_mistake")
     class MistakesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -863,6 +865,7 @@ class Member(_message.Message):
     LAST_FAULT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RECENT_RETURN_FIELD_NUMBER: _ClassVar[int]
+    REWARD_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     MISTAKES_FIELD_NUMBER: _ClassVar[int]
     LAST_MISTAKE_FIELD_NUMBER: _ClassVar[int]
     name: str
@@ -882,6 +885,7 @@ class Member(_message.Message):
     last_fault: str
     version: str
     recent_return: float
+    reward_per_step: float
     mistakes: _containers.ScalarMap[str, int]
     last_mistake: str
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., joins: _Optional[int] = ..., unrolls: _Optional[int] = ..., frames: _Optional[int] = ..., frames_per_second: _Optional[float] = ..., parameter_version: _Optional[int] = ..., silent_seconds: _Optional[float] = ..., active: _Optional[bool] = ..., rejected: _Optional[int] = ..., last_rejection: _Optional[str] = ..., blamed: _Optional[int] = ..., quarantined_seconds: _Optional[float] = ..., environment_faults: _Optional[int] = ..., last_fault: _Optional[str] = ..., version: _Optional[str] = ..., recent_return: _Optional[float] = ..., mistakes: _Optional[_Mapping[str, int]] = ..., last_mistake: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., joins: _Optional[int] = ..., unrolls: _Optional[int] = ..., frames: _Optional[int] = ..., frames_per_second: _Optional[float] = ..., parameter_version: _Optional[int] = ..., silent_seconds: _Optional[float] = ..., active: _Optional[bool] = ..., rejected: _Optional[int] = ..., last_rejection: _Optional[str] = ..., blamed: _Optional[int] = ..., quarantined_seconds: _Optional[float] = ..., environment_faults: _Optional[int] = ..., last_fault: _Optional[str] = ..., version: _Optional[str] = ..., recent_return: _Optional[float] = ..., reward_per_step: _Optional[float] = ..., mistakes: _Optional[_Mapping[str, int]] = ..., last_mistake: _Optional[str] = ...) -> None: ...
