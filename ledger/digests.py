@@ -27,6 +27,9 @@ _ENVIRONMENTS = {
     "MinAtar/": "minatar",
 }
 
+# For images of unsigned integers alone: Atari's, of all that experiments are made with.
+_OF_IMAGES = "impala.agents.images"
+
 
 class Group(NamedTuple):
     """A part of the source on which a result depends."""
@@ -35,6 +38,8 @@ class Group(NamedTuple):
     """What it depends on at first: MODULE as a whole, or MODULE:DEFINITION."""
     rooms: tuple[str, ...] = ()
     """Packages and modules in which the definitions that these lead to are looked for."""
+    others: tuple[str, ...] = ()
+    """Modules in these on which it does not depend."""
 
 
 def of(config: Config, root: pathlib.Path) -> dict[str, str]:
@@ -61,6 +66,7 @@ def groups(config: Config, root: pathlib.Path) -> dict[str, Group]:
         "agent": Group(
             ("impala.agents.agent", *filter(None, agent), "impala.agents.distributions:for_space"),
             ("impala.agents",),
+            () if any(id.startswith("ALE/") for id in played) else (_OF_IMAGES,),
         ),
         "optimiser": Group(
             ("learner.update.learner", *filter(None, (optimiser,))), ("learner.update.optimisers",)
@@ -107,7 +113,8 @@ def _digest(group: Group, root: pathlib.Path) -> str:
         nodes = source.definitions.get(name, ()) if name else (source.tree,)
         found[module, name] = "".join(ast.dump(node, annotate_fields=False) for node in nodes)
         for other, part in _references(nodes, module, source):
-            if any(f"{other}.".startswith(f"{room}.") for room in group.rooms):
+            is_inside = any(f"{other}.".startswith(f"{room}.") for room in group.rooms)
+            if is_inside and other not in group.others:
                 pending.append((other, part))
     text = json.dumps(sorted([*place, dump] for place, dump in found.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

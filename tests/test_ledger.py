@@ -141,6 +141,7 @@ def test_a_page_changed_by_hand_or_a_missing_picture_fails_the_check(tree: pathl
         ("impala/algorithms/impala.py", "losses.", "losses . ", []),  # layout
         ("impala/algorithms/sac.py", "step * (", "step + (", []),  # another algorithm
         ("impala/agents/torsos.py", "class MLP", "FACTOR = 3\n\n\nclass MLP", []),
+        ("impala/agents/images.py", "range(1, 15)", "range(1, 8)", []),  # catch has no images
         ("learner/data/mix.py", "import heapq", "import heapq  # for drops", []),
         ("learner/data/replay.py", "import heapq", "import bisect", []),  # catch has no replay
         ("impala/environments/atari.py", '"""', '"""Not catch. ', []),
@@ -156,6 +157,12 @@ def test_a_changed_loss_makes_a_record_stale_and_a_changed_comment_does_not(
     (tree / path).write_text(text.replace(old, new, 1))
     assert (tree / path).read_text() != text
     assert _stale(tree) == ({"catch": stale} if stale else {})
+
+
+def test_images_count_for_what_shows_them(tree: pathlib.Path) -> None:
+    _record(tree, arm="atari")
+    _edit(tree / "impala/agents/images.py", "range(1, 15)", "range(1, 8)")
+    assert _stale(tree) == {"atari": ["agent"]}
 
 
 def test_a_changed_docstring_does_not_make_a_record_stale(tree: pathlib.Path) -> None:
