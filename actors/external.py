@@ -6,11 +6,12 @@ actor loses, the unroll that was not full yet. Where a session ends, the next on
 environment, so that short episodes fill unrolls too.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import gymnasium as gym
@@ -208,10 +209,8 @@ class Client:
 
     def _check(self) -> None:
         """Raises what has ended the connection, if anything has."""
-        try:
+        with _closed():
             self._wire.await_turn(1)
-        except Stopped:
-            raise RuntimeError("The client is closed: connect again.") from None
 
     def _ended(self, row: "_Row") -> None:
         with self._lock:
@@ -407,7 +406,8 @@ class _Row:
         frames = np.array([step_type != StepType.FIRST], np.int32)
         try:
             self._external.hand(EnvironmentStep(timestep, frames, info, faults))
-            self._unroll()
+            with _closed():
+                self._unroll()
         except BaseException as error:
             self.error = error
             raise
@@ -443,6 +443,15 @@ class _Row:
         from actors import actor
 
         self._held = actor.take(self._wire.parameters(), self._policy, self._held)
+
+
+@contextlib.contextmanager
+def _closed() -> Iterator[None]:
+    """Says what has happened where a wait ends since the client was closed, by another thread."""
+    try:
+        yield
+    except Stopped:
+        raise RuntimeError("The client is closed: connect again.") from None
 
 
 def _spaces(built: "Built") -> Spaces:

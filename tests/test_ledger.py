@@ -16,6 +16,7 @@ import PIL.Image
 import pytest
 
 from impala.config import values
+from impala.config.schema import Config
 from ledger import digests, pictures, records, rendering, running, statistics
 from ledger.experiments import EXPERIMENTS
 from ledger.records import Evaluation, Record, RecordError
@@ -163,6 +164,23 @@ def test_images_count_for_what_shows_them(tree: pathlib.Path) -> None:
     _record(tree, arm="atari")
     _edit(tree / "impala/agents/images.py", "range(1, 15)", "range(1, 8)")
     assert _stale(tree) == {"atari": ["agent"]}
+
+
+@pytest.mark.parametrize(
+    ("id", "own"),
+    [
+        ("Catch", {"catch"}),
+        ("Catch/Continuing", {"catch", "continuing"}),
+        ("External", {"external"}),
+        ("CartPole-v1", set()),
+    ],
+)
+def test_a_result_depends_on_its_own_environment_alone(id: str, own: set[str]) -> None:
+    config = values.overlay(Config(), {"environment": {"id": id}})
+    entries = digests.groups(config, ROOT)["environment"].entries
+    single = {"atari", "bandit", "catch", "continuing", "external", "minatar"}
+    assert single & {name.rpartition(".")[2] for name in entries} == own
+    assert "impala.environments.base" in entries
 
 
 def test_a_changed_docstring_does_not_make_a_record_stale(tree: pathlib.Path) -> None:
