@@ -28,6 +28,7 @@ from impala.config.presets import PRESETS
 from impala.config.schema import EnvironmentConfig
 from impala.environments.external import External
 from impala.environments.failure import EnvironmentFailed
+from impala.logdir import rows
 from impala.types import Parameters, StepType, Unroll
 from learner.front.server import Server
 from learner.front.service import LearnerService
@@ -268,20 +269,55 @@ def test_a_pull_that_names_an_unknown_actor_is_no_sign_of_life() -> None:
     assert not service.get_status().members
 
 
+CARTS = json.dumps(
+    {
+        "observation_space": {"type": "Box", "shape": [4]},
+        "action_space": {"type": "Discrete", "n": 2},
+    }
+)
+
+
+def _learner(logdir: pathlib.Path, listen: str, *arguments: object) -> Any:
+    return services.impala(
+        *("learner", "cartpole", "--logdir", logdir, "--listen", listen, "--seed", 101),
+        *("--environment.id", "External", "--environment.kwargs", CARTS, *arguments),
+        log=logdir.with_suffix(".log"),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_loop_outside_outlives_its_learner(tmp_path: pathlib.Path) -> None:
+    """The learner is killed while eight carts are played, and started again."""
+    logdir, socket = tmp_path / "run", tmp_path / "socket"
+    flags = ("--total-frames", 60_000, "--learner.checkpoint-seconds", 2)
+    refuse = ("--checks.on-mistake", "refuse", "--learner.log-seconds", 1)
+    with _learner(logdir, f"unix:{socket}", *flags, *refuse) as killed:
+        services.wait_for("the socket", socket.exists)
+        loop = subprocess.Popen(
+            [sys.executable, str(EXAMPLE), f"unix:{socket}"], stdout=subprocess.DEVNULL
+        )
+        services.wait_for("a checkpoint", lambda: list((logdir / "checkpoints").glob("0*")))
+        time.sleep(3.0)
+        assert killed.poll() is None
+        killed.kill()
+        killed.wait()
+    with _learner(logdir, f"unix:{socket}", *flags, *refuse) as learner:
+        assert services.end_of(loop) == 0
+        assert services.end_of(learner) == 0
+    (row,) = rows.read(logdir)[-1:]
+    assert row["unrolls/received"] == row["unrolls/learned"] + sum(
+        value for name, value in row.items() if name.startswith("unrolls/dropped/")
+    )
+    assert not any(name.startswith("messages/mistakes") for name in row)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_a_loop_outside_learns_cartpole(tmp_path: pathlib.Path) -> None:
     """The example's process, and another that is killed; then greedy episodes of Gymnasium's."""
-    described = {
-        "observation_space": {"type": "Box", "shape": [4]},
-        "action_space": {"type": "Discrete", "n": 2},
-    }
     logdir = tmp_path / "run"
-    with services.impala(
-        *("learner", "cartpole", "--logdir", logdir, "--listen", "127.0.0.1:0", "--seed", 101),
-        *("--environment.id", "External", "--environment.kwargs", json.dumps(described)),
-        log=tmp_path / "learner.log",
-    ) as process:
+    with _learner(logdir, "127.0.0.1:0") as process:
         address = services.address_of(logdir)
         loop = [sys.executable, str(EXAMPLE), address, "--seed", "101"]
         killed = subprocess.Popen([*loop, "--carts", "1"])
