@@ -37,7 +37,7 @@ def main() -> int:
         "parts",
         nargs="*",
         help="training, ingest, replay, micro, by default; actor, fleet, attack, speed-up, gpu, "
-        "profile, lag, peers",
+        "profile, lag, peers, acting",
     )
     parser.add_argument("--seconds", type=float, default=30.0, help="for each measurement")
     parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("build/bench.json"))
@@ -67,6 +67,7 @@ def main() -> int:
         "profile": _profile,
         "lag": _lag,
         "peers": _peers,
+        "acting": _acting,
     }
     if unknown := set(arguments.parts) - measures.keys():
         parser.error(f"no part {sorted(unknown)[0]!r}; there are {', '.join(measures)}")
@@ -191,6 +192,20 @@ def _peers(config: configs.Config, seconds: float) -> dict[str, float]:
 
     deep = dataclasses.replace(config, agent=presets.PRESETS["atari-deep"][1].agent)
     return peers.measure(deep, seconds)
+
+
+def _acting(config: configs.Config, seconds: float) -> dict[str, float]:
+    """Measures presets of its own, each way for a third of the seconds."""
+    from benchmarks import acting
+
+    del config
+    measured = acting.measure(seconds / 3)
+    print(acting.table(measured))
+    return {
+        f"{preset}, {number} environments, {way}, steps/s": rate
+        for preset, rates in measured.items()
+        for (way, number), rate in rates.items()
+    }
 
 
 def _attack(config: configs.Config, seconds: float) -> dict[str, float]:
