@@ -113,11 +113,9 @@ class ActingStep:
             tree.unflatten_as(self._observation, shown),
             reward=rewards,
             discount=rewards,  # ... nor discounts
-            # Bytes are compared after a cast: not every ONNX runtime compares them.
-            step_type=tf.where(
-                tf.equal(tf.cast(named[STEP_TYPE], tf.int32), int(StepType.FIRST)),
-                np.int8(StepType.FIRST),
-                np.int8(StepType.MID),
+            # FIRST or MID. Compared as int32, as not every ONNX runtime compares bytes.
+            step_type=tf.cast(
+                tf.not_equal(tf.cast(named[STEP_TYPE], tf.int32), int(StepType.FIRST)), tf.int8
             ),
         )
         with _read_as(self._agent.variables, given[self.num_inputs :]):

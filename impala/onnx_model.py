@@ -47,7 +47,11 @@ def written(
                 tf.function(function, input_signature=inputs, autograph=False),
                 inputs,
                 opset=OPSET,
-                custom_op_handlers={"AddN": (_add_n, []), "Log1p": (_log1p, [])},
+                custom_op_handlers={
+                    "AddN": (_add_n, []),
+                    "Log1p": (_log1p, []),
+                    "SelectV2": (_where, []),
+                },
             )
     except Exception as error:  # of any kind: it does not say which
         raise _no_operation(error) from error
@@ -95,6 +99,11 @@ def _add_n(graph: Any, node: Any, name: str, args: Any) -> None:
         total = graph.make_node("Add", [total, each]).output[0]
     node.type = "Identity"
     graph.replace_inputs(node, [total])
+
+
+def _where(graph: Any, node: Any, name: str, args: Any) -> None:
+    """Makes tf2onnx write a choice as such, for bytes too, which it would multiply and add."""
+    node.type = "Where"
 
 
 def _log1p(graph: Any, node: Any, name: str, args: Any) -> None:

@@ -26,7 +26,8 @@ from impala.types import StepType, TimeStep
 
 REFUSED = 3
 """Exit status if there is none for this agent; OUTPUT has the reason."""
-_TOLERANCE = 1e-4  # absolute, or of the largest output if that is above 1
+TOLERANCE = 1e-4
+"""Largest difference from an agent: absolute, or of the largest output if that is above 1."""
 _TRIED = 4  # environments that a graph is compared with the agent in
 _STEPS = 3
 
@@ -62,11 +63,11 @@ def made(agent: Agent, played: Spaces, config: AgentConfig) -> bytes:
     step = ActingStep(agent, played, config)
     specs = [tf.TensorSpec(x.shape, x.dtype, f"input_{i}") for i, x in enumerate(step.inputs)]
     model = _named(onnx_model.written(agent, step, specs), step)
-    difference = _difference(onnx_model.session(model), step, agent, played)
-    if not difference <= _TOLERANCE:
+    off = difference(onnx_model.session(model), step, agent, played)
+    if not off <= TOLERANCE:
         raise onnx_model.OnnxError(
-            f"The outputs of the ONNX graph differ from the agent's by up to {difference:.2g}, at "
-            f"most {_TOLERANCE:g} is allowed."
+            f"The outputs of the ONNX graph differ from the agent's by up to {off:.2g}, at "
+            f"most {TOLERANCE:g} is allowed."
         )
     serialised: bytes = model.SerializeToString(deterministic=True)
     return serialised
@@ -102,7 +103,7 @@ def _named(model: Any, step: ActingStep) -> Any:
     return model
 
 
-def _difference(session: Any, step: ActingStep, agent: Agent, played: Spaces) -> float:
+def difference(session: Any, step: ActingStep, agent: Agent, played: Spaces) -> float:
     """Returns the largest difference of a model from the agent, in some steps on random input."""
     rng = np.random.default_rng(0)
     for variable in agent.trainable_variables:  # initial weights make almost equal outputs

@@ -15,7 +15,7 @@ import numpy as np
 import tree
 from google.protobuf import json_format
 
-from impala import build
+from impala import build, policy_graph
 from impala.agents.agent import Agent
 from impala.config.presets import PRESETS
 from impala.config.schema import AgentConfig, Config, EpsilonConfig
@@ -197,6 +197,13 @@ def made() -> dict[str, Any]:
     }
 
 
+def executable(preset: str) -> bytes:
+    """The executable policy of a run."""
+    config: Config = PRESETS[preset][1]
+    plan = plan_of(config)
+    return policy_graph.made(plan.phases.agent, plan.spaces, config.agent)
+
+
 def _plain(sent: Any) -> dict[str, Any]:
     return json_format.MessageToDict(sent, preserving_proto_field_name=True)
 
@@ -220,6 +227,8 @@ def main() -> None:
     """Writes the files."""
     for name, content in made().items():
         golden.HERE.joinpath(f"{name}.json").write_text(_text(content) + "\n", "utf-8")
+    for preset in RUNS:
+        golden.HERE.joinpath(f"{preset}.onnx").write_bytes(executable(preset))
 
 
 if __name__ == "__main__":

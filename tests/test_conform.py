@@ -58,6 +58,14 @@ def test_the_actor_in_node_passes() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("preset", golden.RUNS)
+def test_the_actor_in_python_passes_with_an_executable_policy(preset: str) -> None:
+    home = node.HOME.parent / "python"
+    path = f"env PYTHONPATH={home.parents[1]}"
+    _passes(preset, f"{path} {sys.executable} {home / 'actor.py'} --learner {{address}}")
+
+
+@pytest.mark.slow
 def test_the_actor_in_node_passes_with_numbers_as_actions() -> None:
     _passes("pendulum", _in_node())
 

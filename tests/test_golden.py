@@ -7,10 +7,15 @@ from typing import Any
 import golden as making
 import node
 import numpy as np
+import onnx
 import pytest
 from google.protobuf import json_format
 
+from impala import onnx_model, policy_graph
+from impala.acting import ActingStep
+from impala.config.presets import PRESETS
 from impala.conform import golden
+from learner.plan import plan_of
 from protos import codec, policy
 from protos.impala.v1 import learner_pb2 as pb
 from protos.network import Network
@@ -137,3 +142,14 @@ def test_the_actor_in_node_computes_the_golden_networks() -> None:
     for name in known:
         _same(answers[name]["policy"], NETWORKS[name]["policy"])
         _same(answers[name]["baseline"], NETWORKS[name]["baseline"])
+
+
+@pytest.mark.parametrize("preset", making.RUNS)
+def test_golden_executable_policies_do_what_the_agents_do(preset: str) -> None:
+    config = PRESETS[preset][1]
+    plan = plan_of(config)
+    step = ActingStep(plan.phases.agent, plan.spaces, config.agent)
+    session = onnx_model.session(onnx.load_from_string(golden.run(preset).onnx))
+    assert [value.name for value in session.get_inputs()] == [spec.name for spec in step.inputs]
+    off = policy_graph.difference(session, step, plan.phases.agent, plan.spaces)
+    assert off <= policy_graph.TOLERANCE

@@ -22,6 +22,7 @@ class Run(NamedTuple):
 
     reply: pb.JoinReply
     agreed: str  # the learner's own part of the fingerprint
+    onnx: bytes = b""  # the executable policy
 
 
 def load(name: str) -> Any:
@@ -32,7 +33,8 @@ def load(name: str) -> Any:
 def run(preset: str) -> Run:
     """Returns what is told in runs of a preset."""
     content = load(preset)
-    return Run(json_format.ParseDict(content["reply"], pb.JoinReply()), content["agreed"])
+    reply = json_format.ParseDict(content["reply"], pb.JoinReply())
+    return Run(reply, content["agreed"], (HERE / f"{preset}.onnx").read_bytes())
 
 
 def parameter(number: int, shape: tuple[int, ...], name: str, scale: float = 1.0) -> np.ndarray:

@@ -7,6 +7,7 @@ TensorFlow; a case puts something between its answer and the actor. All of it is
 import asyncio
 import contextlib
 import functools
+import hashlib
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -111,7 +112,7 @@ class Learner(pb_grpc.LearnerServicer):
 
     def begin(self, run: golden.Run) -> None:
         """Begins a run: nobody has joined it, and there are no parameters."""
-        self.reply = run.reply
+        self.reply, self._onnx = run.reply, run.onnx
         self._terms = _terms(run)
         self.actor = ""
         self.acknowledged, self.delivered = {0: pb.Receipt()}, 0
@@ -210,6 +211,13 @@ class Learner(pb_grpc.LearnerServicer):
         if reply.HasField("parameters"):
             self.served.add((reply.parameters.learner_incarnation, reply.parameters.version))
         return reply
+
+    async def GetExecutablePolicy(
+        self, request: pb.GetExecutablePolicyRequest, context: Any
+    ) -> pb.GetExecutablePolicyReply:
+        digest = hashlib.sha256(self._onnx).hexdigest()
+        onnx = self._onnx if request.digest != digest else b""
+        return pb.GetExecutablePolicyReply(digest=digest, onnx=onnx)
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.RunStatus:
         return self.service.get_status()
@@ -438,4 +446,4 @@ def shorter(run: golden.Run) -> golden.Run:
     reply.unroll_length = max(1, reply.unroll_length - 2)
     for spec in reply.unroll_specs[:timed]:
         spec.shape[0] = reply.unroll_length + 1
-    return golden.Run(reply, run.agreed)
+    return run._replace(reply=reply)

@@ -120,7 +120,7 @@ class Functions:
             tree.unflatten_as(self._observation, observation),
             reward=tf.zeros(size),  # the agent uses neither
             discount=tf.ones(size),
-            step_type=tf.where(given["is_first"], np.int8(StepType.FIRST), np.int8(StepType.MID)),
+            step_type=tf.cast(~given["is_first"], tf.int8),  # FIRST or MID
         )
         states = [given[name] for name in _state(self._core_state)]
         core_state = tree.unflatten_as(self._core_state, states)
