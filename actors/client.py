@@ -27,8 +27,10 @@ from actors.session import (
     LearnerChanged,
     LearnerError,
     LearnerRefused,
+    Pull,
     Session,
 )
+from actors.shared import SharedPulls
 from impala.runtime.security import ClientSecurity
 from impala.types import ActorUnrolls, Episode, Parameters
 from protos.impala.v1 import learner_pb2 as pb
@@ -91,6 +93,7 @@ class LearnerClient:
       metrics: the instruments to update; None: private ones.
       gives_signs_of_life: whether the learner is to count an actor as active that sends nothing for
         long.
+      shared: pulls of the host's actors, to share with them; None: it pulls alone.
 
     Raises:
       SecurityError: the files of `security` cannot be used.
@@ -107,6 +110,7 @@ class LearnerClient:
         security: ClientSecurity = NO_SECURITY,
         metrics: ActorMetrics | None = None,
         gives_signs_of_life: bool = False,
+        shared: SharedPulls | None = None,
     ):
         self._learner, self._name, self._incarnation = learner, name, incarnation
         self._metrics = metrics or ActorMetrics()
@@ -125,6 +129,7 @@ class LearnerClient:
             gives_signs_of_life=gives_signs_of_life,
             now=time.monotonic(),
         )
+        self._shared = None if gives_signs_of_life else shared  # a pull is such a sign
         self._stream: grpc.Call | None = None
         self._waited = 0.0  # seconds, since the last message
         self._permit = 0  # number of that of the round that is being made
@@ -182,6 +187,7 @@ class LearnerClient:
         """
         with self._lock:
             self._waited += self._wait(lambda: self._session.parameters is not None)
+            self._look()
             if self._session.needs_permits:
                 self._waited += self._wait(lambda: self._session.permit is not None)
                 self._permit = self._session.begin_round().number
@@ -465,14 +471,38 @@ class LearnerClient:
                     until=lambda: self._session.wants_assignment or not self._goes_on(connection),
                 )
 
+    def _look(self) -> None:
+        """Takes, with the lock held, what another actor of this host has pulled meanwhile."""
+        held = self._session.parameters
+        if self._shared is None or held is None or self._session.needs_permits:
+            return
+        if (reply := self._shared.newer(held.incarnation, held.version)) is not None:
+            self._session.pulled(Pull(self._session.connection, pb.GetParametersRequest()), reply)
+
     def _pull(self) -> bool:
         """Asks for newer parameters. Returns whether this session could use any."""
         with self._lock:
             pull = self._session.pull()
-        with self._metrics.rpc_seconds.labels("GetParameters").time():
-            reply = self._channel.stub.GetParameters(
-                pull.request, timeout=_PULL_SECONDS, metadata=self._channel.metadata()
-            )
+            joined = self._session.reply
+            shared = None if self._session.needs_permits else self._shared
+
+        def call(request: pb.GetParametersRequest) -> pb.GetParametersReply:
+            with self._metrics.rpc_seconds.labels("GetParameters").time():
+                reply: pb.GetParametersReply = self._channel.stub.GetParameters(
+                    request, timeout=_PULL_SECONDS, metadata=self._channel.metadata()
+                )
+            return reply
+
+        if shared is None or joined is None:
+            reply = call(pull.request)
+        elif (answer := shared.pull(joined.learner_incarnation, pull.request, call)) is not None:
+            reply = answer
+        elif pull.request.learner_incarnation == joined.learner_incarnation:
+            return True  # what another actor has pulled is taken at the boundary of an unroll
+        elif (first := shared.newer(joined.learner_incarnation, -1)) is not None:
+            reply = first
+        else:
+            return False
         with self._lock:
             pulled = self._session.pulled(pull, reply)
             if self._session.parameters is not None:

@@ -49,6 +49,7 @@ def run_actor(
     failures: pathlib.Path | None = None,
     threads: int = 1,
     bfloat16: bool = False,
+    share_pulls: bool = False,
 ) -> int:
     """Acts for the learner until training has finished, or SIGTERM, SIGINT or SIGHUP.
 
@@ -67,6 +68,7 @@ def run_actor(
       failures: file to which a line is added for each failure of an environment.
       threads: number of threads for TensorFlow's operations.
       bfloat16: compute an actor's convolutions and products in bfloat16 if the CPU can.
+      share_pulls: share pulls of parameters with the other actors of this user on this host.
 
     Returns:
       Exit status 0.
@@ -86,6 +88,7 @@ def run_actor(
         from actors import client as wire
         from actors import memory
         from actors.metrics import ActorMetrics
+        from actors.shared import SharedPulls
 
         memory.settle()
         metrics = ActorMetrics()
@@ -93,6 +96,7 @@ def run_actor(
         if metrics_listen is not None:
             exporter = Exporter(metrics_listen, metrics.registry)
             _log.info("serving metrics on %s", exporter.address)
+        shared = SharedPulls() if share_pulls and role == "actor" else None
         waiting = outgrown = False
         while True:
             incarnation = wire.new_incarnation()
@@ -104,6 +108,7 @@ def run_actor(
                 reconnect_timeout=reconnect_timeout,
                 security=security,
                 metrics=metrics,
+                shared=shared,
             ) as client:
                 try:
                     signals.stops(client.stop)

@@ -37,7 +37,7 @@ def main() -> int:
         "parts",
         nargs="*",
         help="training, ingest, replay, micro, by default; actor, fleet, attack, speed-up, gpu, "
-        "profile, lag, peers, acting",
+        "profile, lag, peers, acting, front, pulls",
     )
     parser.add_argument("--seconds", type=float, default=30.0, help="for each measurement")
     parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("build/bench.json"))
@@ -66,8 +66,7 @@ def main() -> int:
         "gpu": functools.partial(_gpu, arguments.trial),
         "profile": _profile,
         "lag": _lag,
-        "peers": _peers,
-        "acting": _acting,
+        **{"peers": _peers, "acting": _acting, "front": _front, "pulls": _pulls},
     }
     if unknown := set(arguments.parts) - measures.keys():
         parser.error(f"no part {sorted(unknown)[0]!r}; there are {', '.join(measures)}")
@@ -183,6 +182,39 @@ def _fleet(config: configs.Config, seconds: float) -> dict[str, float]:
         for served in fleet.measure(config, seconds, (1, 10, 100, 500))
         for name, value in served._asdict().items()
         if name != "actors"
+    }
+
+
+def _front(config: configs.Config, seconds: float) -> dict[str, float]:
+    """Uses the paper's network, and a learner that gets no unrolls."""
+    from benchmarks import front
+
+    cost = front.measure(config, seconds)
+    return {
+        "a version of the parameters, MB": cost.parameter_megabytes,
+        "an actor without messages, kB": cost.kilobytes_of_an_actor,
+        **{
+            f"{kind}: {name.replace('_', ' ')}": value
+            for kind, each in (
+                ("joins", cost.joins),
+                ("status", cost.status),
+                ("pulls", cost.pulls),
+            )
+            for name, value in each._asdict().items()
+        },
+    }
+
+
+def _pulls(config: configs.Config, seconds: float) -> dict[str, float]:
+    """Uses the paper's network."""
+    from benchmarks import pulls
+
+    return {
+        f"{pulled.actors} actors, {'sharing' if pulled.is_shared else 'each for itself'}: "
+        f"{name.replace('_', ' ')}": value
+        for pulled in pulls.measure(config, seconds)
+        for name, value in pulled._asdict().items()
+        if name not in ("actors", "is_shared")
     }
 
 

@@ -134,12 +134,12 @@ async def run(address: str, num_actors: int, seconds: float, learner: int) -> Se
     running = [asyncio.create_task(actor.run()) for actor in actors]
     try:
         while await actors[0].version() == 0:  # the first update is compiled
-            await _unless_one_fails(running, 0.5)
-        await _unless_one_fails(running, _WARM_UP_SECONDS)
+            await unless_one_fails(running, 0.5)
+        await unless_one_fails(running, _WARM_UP_SECONDS)
         for actor in actors:
             actor.begin()
         cpu, version, begun = cpu_seconds(learner), await actors[0].version(), time.perf_counter()
-        await _unless_one_fails(running, seconds)
+        await unless_one_fails(running, seconds)
         elapsed = time.perf_counter() - begun
         cores = (cpu_seconds(learner) - cpu) / elapsed
         updates = (await actors[0].version() - version) / elapsed
@@ -169,7 +169,7 @@ async def run(address: str, num_actors: int, seconds: float, learner: int) -> Se
     )
 
 
-async def _unless_one_fails(running: list["asyncio.Task[None]"], seconds: float) -> None:
+async def unless_one_fails(running: list["asyncio.Task[None]"], seconds: float) -> None:
     """Waits; raises the error of an actor that ends before."""
     done, _ = await asyncio.wait(running, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in done:

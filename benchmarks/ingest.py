@@ -61,8 +61,8 @@ def _mean(rates: list[Rate]) -> Rate:
     return Rate(*(sum(values) / len(values) for values in zip(*rates, strict=True)))
 
 
-def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Rate:
-    process.tune_malloc()
+def service_of(config: configs.Config) -> tuple[LearnerService, Records, Ingest, Parameters]:
+    """Returns a learner's service that has published version 0, with its parts and that."""
     played = tasks.make(config.environment, config.tasks)
     spaces = build.spaces(played)
     agent = build.agent(config.agent, *spaces)
@@ -77,7 +77,14 @@ def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Ra
     service = LearnerService(
         *(of_run, lineage, records, ingest, tasks.Schedule(config)), Snapshots(1, "never")
     )
-    service.publish(Parameters(incarnation, 0, 0.0, 0, [v.numpy() for v in agent.variables]))
+    parameters = Parameters(incarnation, 0, 0.0, 0, [v.numpy() for v in agent.variables])
+    service.publish(parameters)
+    return service, records, ingest, parameters
+
+
+def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Rate:
+    process.tune_malloc()
+    service, records, ingest, _ = service_of(config)
     mix = Mix(ingest, config.mix)
     server = Server(service, "127.0.0.1:0")
     address = server.start()

@@ -43,6 +43,9 @@ class Actor:
     """Compute convolutions and matrix products in bfloat16 if the CPU has instructions for it
     (AVX-512 BF16 or AMX): faster. The learner is sent the policy that acted, rounding included.
     Evaluators always compute in float32."""
+    share_pulls: bool = True
+    """Pull parameters once for all actors of this user on this host. --no-share-pulls: each pulls
+    its own."""
     metrics_listen: str | None = None
     """HOST:PORT where Prometheus metrics are served; with several processes, each has its own port,
     counted up from this one."""
@@ -98,6 +101,7 @@ def actor(command: Actor) -> int:
             metrics_listen=metrics_listen,
             failures=command.failures,
             bfloat16=command.bfloat16,
+            share_pulls=command.share_pulls,
         )
     except SecurityError as error:
         raise values.OptionError(str(error)) from error

@@ -1,0 +1,222 @@
+"""Parameters that the actors of one host share: one of them pulls, the others read what it got.
+
+What was pulled is a file for each learner, in a directory of this user alone and in memory if the
+host has such a file system. It is replaced atomically, so that a reader sees one version, whoever
+dies. Who pulls holds a lock that the kernel releases when it dies; who waits for it does so for a
+little longer than the last pull took, and then pulls by itself. Nothing that goes wrong here keeps
+an actor from pulling.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import pathlib
+import stat
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from protos.impala.v1 import learner_pb2 as pb
+
+_log = logging.getLogger(__name__)
+
+Call = Callable[[pb.GetParametersRequest], pb.GetParametersReply]
+
+_MEMORY = pathlib.Path("/dev/shm")  # where Linux has a file system in memory
+_HEADER, _ASKED = struct.Struct("<QddQ"), 8  # of `_Header`, and the place of its second field
+# An actor asks when three quarters of an unroll are done, and takes what there is at its boundary.
+# It need not ask if another one has, within a quarter of its own interval: then what there is at
+# the boundary is on average not older than what it would have pulled.
+_QUARTER, _MOST_SECONDS = 0.25, 0.25
+_FIRST_WAIT_SECONDS, _LEAST_WAIT_SECONDS, _MOST_WAIT_SECONDS = 1.0, 0.1, 60.0  # for one that pulls
+_WAIT_RATIO = 2.0  # of that wait to the time of the last pull
+_LOOK_SECONDS = 0.005
+_FORGET_SECONDS = 3600.0  # after which a file that nobody replaces is deleted
+
+
+class _Header(NamedTuple):
+    version: int
+    asked: float  # when, on the monotonic clock, which a host's processes share
+    seconds: float  # that the pull took
+    size: int  # of the reply that follows
+
+
+class SharedPulls:
+    """This process's view of what its host has pulled. Thread-safe but for `pull`."""
+
+    def __init__(self, directory: pathlib.Path | None = None) -> None:
+        """Makes the directory.
+
+        Args:
+          directory: which nobody else can write; None: that of this user on this host.
+        """
+        root = _MEMORY if os.access(_MEMORY, os.W_OK) else pathlib.Path(tempfile.gettempdir())
+        self._directory = root / f"impala-{os.getuid()}" if directory is None else directory
+        self._asked = time.monotonic() - _MOST_SECONDS / _QUARTER
+        self._is_usable = _is_private(self._directory)
+
+    def pull(
+        self, incarnation: int, request: pb.GetParametersRequest, call: Call
+    ) -> pb.GetParametersReply | None:
+        """Has parameters newer than those held pulled by one actor of this host.
+
+        Args:
+          incarnation: of the learner.
+          request: what is to be asked.
+          call: asks the learner; what it raises is raised.
+
+        Returns:
+          The answer; None if another actor has got newer ones, which `newer` returns.
+        """
+        now = time.monotonic()
+        since = now - min(_MOST_SECONDS, _QUARTER * (now - self._asked))
+        self._asked = now
+        if not self._is_usable:
+            return call(request)
+        held = request.newer_than if request.learner_incarnation == incarnation else -1
+
+        def has_newer() -> bool:
+            found = self._header(incarnation)
+            return found is not None and found.version > held and found.asked >= since
+
+        deadline = now + self._patience(incarnation)
+        with contextlib.ExitStack() as stack:
+            while not has_newer():
+                is_puller = self._locked(stack, incarnation)
+                if is_puller and has_newer():  # the one before has just finished
+                    break
+                if is_puller or time.monotonic() > deadline:
+                    return self._call(incarnation, request, held, call)
+                time.sleep(_LOOK_SECONDS)
+        return None
+
+    def newer(self, incarnation: int, held: int) -> pb.GetParametersReply | None:
+        """Returns parameters newer than version `held` that this host has, if any."""
+        found = self._header(incarnation) if self._is_usable else None
+        if found is None or found.version <= held:
+            return None
+        try:
+            content = self._path(incarnation).read_bytes()
+            version, _, _, size = _HEADER.unpack_from(content)
+            if len(content) == _HEADER.size + size and version > held:
+                return pb.GetParametersReply.FromString(content[_HEADER.size :])
+        except (OSError, struct.error, DecodeError):
+            pass
+        with contextlib.suppress(OSError):  # the host has crashed while it was written
+            self._path(incarnation).unlink()
+        return None
+
+    def _header(self, incarnation: int) -> "_Header | None":
+        try:
+            with open(self._path(incarnation), "rb", buffering=0) as file:
+                found = _Header(*_HEADER.unpack(file.read(_HEADER.size)))
+        except (OSError, struct.error):
+            return None
+        return found if found.asked <= time.monotonic() else None  # of before the host's last start
+
+    def _patience(self, incarnation: int) -> float:
+        """Returns how long to wait for one that pulls."""
+        found = self._header(incarnation)
+        seconds = _FIRST_WAIT_SECONDS if found is None else _WAIT_RATIO * found.seconds
+        return (
+            seconds if _LEAST_WAIT_SECONDS < seconds < _MOST_WAIT_SECONDS else _LEAST_WAIT_SECONDS
+        )
+
+    def _locked(self, stack: contextlib.ExitStack, incarnation: int) -> bool:
+        """Returns whether this process is the one that pulls, until the stack is closed."""
+        try:
+            path = self._path(incarnation).with_suffix(".lock")
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return True  # it pulls, as nobody can share
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            return False
+        stack.callback(os.close, descriptor)
+        return True
+
+    def _call(
+        self, incarnation: int, request: pb.GetParametersRequest, held: int, call: Call
+    ) -> pb.GetParametersReply | None:
+        """Asks for what is newer than all that this host has."""
+        found, asked = self._header(incarnation), time.monotonic()
+        if found is None or found.version <= held:
+            reply = call(request)
+        else:
+            newest = pb.GetParametersRequest()
+            newest.CopyFrom(request)
+            newest.learner_incarnation, newest.newer_than = incarnation, found.version
+            reply = call(newest)
+            if not reply.HasField("parameters") and not reply.finished:
+                self._note(incarnation, asked)
+                return None
+        is_of_learner = reply.parameters.learner_incarnation == incarnation
+        if reply.HasField("parameters") and is_of_learner and not reply.finished:
+            self._put(incarnation, asked, reply)
+        return reply
+
+    def _note(self, incarnation: int, asked: float) -> None:
+        """Notes that nothing newer was there at a time."""
+        with (
+            contextlib.suppress(OSError),
+            open(self._path(incarnation), "r+b", buffering=0) as file,
+        ):
+            file.seek(_ASKED)
+            file.write(struct.pack("<d", asked))
+
+    def _put(self, incarnation: int, asked: float, reply: pb.GetParametersReply) -> None:
+        path = self._path(incarnation)
+        partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
+        content = reply.SerializeToString()
+        seconds = time.monotonic() - asked
+        try:
+            is_first = not path.exists()
+            with open(partial, "xb") as file:
+                file.write(_HEADER.pack(reply.parameters.version, asked, seconds, len(content)))
+                file.write(content)
+            os.replace(partial, path)
+            if is_first:
+                self._forget(path.stat().st_mtime)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            self._is_usable = False
+            _log.warning(
+                "%s: this actor pulls its parameters alone from now on (%s).", path, error.strerror
+            )
+
+    def _forget(self, now: float) -> None:
+        """Deletes what nobody has replaced for long: of learners that are gone."""
+        for path in self._directory.iterdir():
+            with contextlib.suppress(OSError):
+                if now - path.stat().st_mtime > _FORGET_SECONDS:
+                    path.unlink()
+
+    def _path(self, incarnation: int) -> pathlib.Path:
+        return self._directory / f"{incarnation:016x}"
+
+
+def _is_private(directory: pathlib.Path) -> bool:
+    """Makes a directory. Returns whether it is this user's, and nobody else can write there."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+        found = directory.lstat()
+    except OSError as error:
+        _log.info("No parameters are shared in %s (%s).", directory, error.strerror)
+        return False
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+        return True
+    _log.warning(
+        "No parameters are shared: %s is not a directory of this user with mode 700. Delete it.",
+        directory,
+    )
+    return False
