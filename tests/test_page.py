@@ -510,6 +510,7 @@ _NO_RULE = (
     *(
         "Nothing executable is sent",
         "An example of both is the actor in [`clients/python`]",
+        "How fast these are is in",
     ),
     *("Draw a random incarnation.", "Check `protocol`.", "If `finished`, stop."),
     *("`GetParameters` until there", "Parameters always come from", "Act T steps in E"),
