@@ -8,7 +8,6 @@ log and give up.
 
 import logging
 import os
-import random
 import secrets
 import socket
 import threading
@@ -51,11 +50,11 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 _WAKE_SECONDS = 0.2  # how often a waiting caller checks whether it was stopped
-_CALL_SECONDS = 10.0
+CALL_SECONDS = 10.0
 _PULL_SECONDS = 60.0
-_POLL_SECONDS = 1.0  # between pulls of parameters that nobody has asked for
+POLL_SECONDS = 1.0  # between pulls of parameters that nobody has asked for
 _SIGN_OF_LIFE_SECONDS = 10.0  # between those of an evaluator at work
-_RETRY_POLL_SECONDS = 0.05
+RETRY_POLL_SECONDS = 0.05
 _RETRY_PULL_SECONDS = 0.1  # after a failed pull
 
 
@@ -261,7 +260,7 @@ class LearnerClient:
         evaluation = messages.evaluation(self._name, self._incarnation, task, parameters, episodes)
         try:
             self._channel.stub.ReportEvaluation(
-                evaluation, timeout=_CALL_SECONDS, metadata=self._channel.metadata()
+                evaluation, timeout=CALL_SECONDS, metadata=self._channel.metadata()
             )
         except grpc.RpcError as error:
             self._session.raise_if_refused(failure(error))
@@ -363,7 +362,7 @@ class LearnerClient:
                 self._told()
             if retry.warning:
                 _log.warning(retry.warning)
-            self._sleep(retry.seconds * random.uniform(0.5, 1.0))
+            self._sleep(retry.pause())
         if self._session.finished:
             _log.info("%s: the learner at %s has finished", self._name, self._learner)
 
@@ -372,7 +371,7 @@ class LearnerClient:
         with self._lock:
             request = self._session.join_request()
         reply = self._channel.stub.Join(
-            request, timeout=_CALL_SECONDS, metadata=self._channel.metadata()
+            request, timeout=CALL_SECONDS, metadata=self._channel.metadata()
         )
         with self._lock:
             self._session.joined(reply, time.monotonic())
@@ -447,8 +446,8 @@ class LearnerClient:
                 self._sleep(_RETRY_PULL_SECONDS)
                 pulled = False
             if not pulled:
-                self._sleep(_RETRY_POLL_SECONDS, until=lambda: self._session.wants_parameters)
-            self._sleep(_POLL_SECONDS, until=self._session.must_pull)
+                self._sleep(RETRY_POLL_SECONDS, until=lambda: self._session.wants_parameters)
+            self._sleep(POLL_SECONDS, until=self._session.must_pull)
 
     def _poll(self, connection: int) -> None:
         """Asks for assignments, and gives signs of life, until the connection ends."""
@@ -464,7 +463,7 @@ class LearnerClient:
                 self._told()
                 is_idle = self._session.wants_assignment
             if is_idle:
-                self._sleep(_POLL_SECONDS, until=lambda: not self._goes_on(connection))
+                self._sleep(POLL_SECONDS, until=lambda: not self._goes_on(connection))
             else:
                 self._sleep(
                     _SIGN_OF_LIFE_SECONDS,

@@ -8,6 +8,8 @@ results. The rules are those of docs/wire-protocol.md.
 
 import collections
 import dataclasses
+import random
+from collections.abc import Callable
 from typing import NamedTuple
 
 from impala.runtime.installation import VERSION
@@ -80,6 +82,10 @@ class Retry:
 
     seconds: float  # until the next join, at most
     warning: str  # for the log, once per absence; empty: none
+
+    def pause(self, uniform: Callable[[float, float], float] = random.uniform) -> float:
+        """Returns the seconds until the next join, drawn so that actors do not join together."""
+        return self.seconds * uniform(0.5, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)

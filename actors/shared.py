@@ -75,8 +75,7 @@ class SharedPulls:
           The answer; None if another actor has got newer ones, which `newer` returns.
         """
         now = time.monotonic()
-        since = now - min(_MOST_SECONDS, _QUARTER * (now - self._asked))
-        self._asked = now
+        since, self._asked = fresh_since(now, self._asked), now
         if not self._is_usable:
             return call(request)
         held = request.newer_than if request.learner_incarnation == incarnation else -1
@@ -202,6 +201,16 @@ class SharedPulls:
 
     def _path(self, incarnation: int) -> pathlib.Path:
         return self._directory / f"{incarnation:016x}"
+
+
+def fresh_since(now: float, asked: float) -> float:
+    """Returns since when another actor must have asked, so that one that asks now need not.
+
+    Args:
+      now: on the monotonic clock.
+      asked: when it has asked last.
+    """
+    return now - min(_MOST_SECONDS, _QUARTER * (now - asked))
 
 
 def _is_private(directory: pathlib.Path) -> bool:

@@ -37,7 +37,7 @@ def main() -> int:
         "parts",
         nargs="*",
         help="training, ingest, replay, micro, by default; actor, fleet, attack, speed-up, gpu, "
-        "profile, lag, peers, acting, front, pulls",
+        "profile, lag, peers, acting, front, pulls, simulation",
     )
     parser.add_argument("--seconds", type=float, default=30.0, help="for each measurement")
     parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("build/bench.json"))
@@ -67,6 +67,7 @@ def main() -> int:
         "profile": _profile,
         "lag": _lag,
         **{"peers": _peers, "acting": _acting, "front": _front, "pulls": _pulls},
+        "simulation": _simulation,
     }
     if unknown := set(arguments.parts) - measures.keys():
         parser.error(f"no part {sorted(unknown)[0]!r}; there are {', '.join(measures)}")
@@ -202,6 +203,25 @@ def _front(config: configs.Config, seconds: float) -> dict[str, float]:
             )
             for name, value in each._asdict().items()
         },
+    }
+
+
+def _simulation(config: configs.Config, seconds: float) -> dict[str, float]:
+    """In virtual time, with costs that were measured."""
+    from benchmarks import fleet_simulation
+
+    del config, seconds
+    found = {
+        f"{actors} actors, as measured": report
+        for actors, report in fleet_simulation.as_measured().items()
+    }
+    for (actors, per_host), (steady, restarted) in fleet_simulation.at_scale().items():
+        found[f"{actors} actors, {per_host} a host"] = steady
+        found[f"{actors} actors, {per_host} a host, a restart"] = restarted
+    return {
+        f"{fleet}: {name.replace('_', ' ')}": value
+        for fleet, report in found.items()
+        for name, value in report._asdict().items()
     }
 
 

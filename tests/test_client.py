@@ -240,7 +240,7 @@ def test_newer_parameters_arrive_by_themselves(learner: FakeLearner) -> None:
     "with.",
 )
 def test_parameters_are_prefetched(learner: FakeLearner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.client._POLL_SECONDS", 3600.0)
+    monkeypatch.setattr("actors.client.POLL_SECONDS", 3600.0)
     with connect(learner) as client:
         client.join()
         assert client.parameters().version == 0
@@ -254,7 +254,7 @@ def test_parameters_are_prefetched(learner: FakeLearner, monkeypatch: pytest.Mon
 def test_what_is_wanted_during_a_pull_is_pulled_after_it(
     learner: FakeLearner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.client._POLL_SECONDS", 3600.0)
+    monkeypatch.setattr("actors.client.POLL_SECONDS", 3600.0)
     learner.replies.clear()
     with connect(learner) as client:
         client.join()
@@ -290,7 +290,7 @@ def test_after_a_restart_what_has_no_receipt_is_sent_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr("actors.client._POLL_SECONDS", 3600.0)  # another learner is asked at once
+    monkeypatch.setattr("actors.client.POLL_SECONDS", 3600.0)  # another learner is asked at once
     with FakeLearner() as first:
         client = connect(first)
         client.join()

@@ -363,7 +363,7 @@ def test_settings_of_the_connection_are_those_of_our_own_actors() -> None:
     assert server["grpc.max_concurrent_streams"] == 64
     assert server["grpc.http2.min_recv_ping_interval_without_data_ms"] == 10_000
     assert server["grpc.keepalive_time_ms"] == 60_000
-    assert (client_module._CALL_SECONDS, client_module._PULL_SECONDS) == (10.0, 60.0)
+    assert (client_module.CALL_SECONDS, client_module._PULL_SECONDS) == (10.0, 60.0)
     assert sorted(process._MALLOC_OPTIONS.values()) == [2, 64 << 20, 1 << 30, 2**31 - 1]
 
 

@@ -92,7 +92,7 @@ def test_it_sends_what_the_specs_say_and_drains_on_sigterm(learner: FakeLearner)
 
 
 def test_it_has_newer_parameters_fetched_in_each_unroll(learner: FakeLearner) -> None:
-    actor = start(learner, before="import actors.client as c; c._POLL_SECONDS = 3600.0; ")
+    actor = start(learner, before="import actors.client as c; c.POLL_SECONDS = 3600.0; ")
     learner.wait_for(lambda: len(learner.messages) >= 4, PATIENCE)
     learner.publish(1)
     learner.wait_for(lambda: learner.messages[-1].parameter_version == 1)
