@@ -190,6 +190,51 @@ def test_two_peers_with_two_actors_each_train(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_frozen_peer_ends_the_other_and_both_go_on_when_it_thaws(
+    tmp_path: pathlib.Path, frozen: int
+) -> None:
+    flags = ("--total-frames", 1_000_000_000, "--learner.checkpoint-seconds", 1)
+    with contextlib.ExitStack() as stack, two(tmp_path, "catch", *flags) as both:
+        for i, peer in enumerate(both):
+            stack.enter_context(services.actor(peer.logdir, peer.address, "--name", f"actor-{i}"))
+
+        def version() -> int:
+            states = [peer.status() for peer in both]
+            return min(0 if state is None else state.parameter_version for state in states)
+
+        # Given peers that have a checkpoint, and one that does not answer any more...
+        services.wait_for("both to learn", lambda: version() > 50, RECOVERY_SECONDS)
+        services.wait_for(
+            "checkpoints", lambda: all(checkpoint.exists(peer.logdir) for peer in both)
+        )
+        log = both[1 - frozen].logdir.with_suffix(".log")
+        before = len(log.read_text())
+        began = time.monotonic()
+        both[frozen].send(signal.SIGSTOP)
+        # ...then the other says who is lost and ends, to be started again, and waits for it...
+        both[1 - frozen].await_end(0)
+        assert time.monotonic() - began < 60.0
+        assert both[1 - frozen].statuses == [STOPPED] and both[frozen].statuses == []
+        said = log.read_text()[before:]
+        of_both = both[0]._flags
+        name = str(of_both[of_both.index("--peers") + 1]).split(",")[frozen]
+        assert f"{name} is lost (silent for 10 s): this process ends, too, and has to be" in said
+        assert "Traceback" not in said
+        services.wait_for(
+            "the other to wait", lambda: log.read_text().count("waiting for the others") == 2
+        )
+        # ...and when it goes on, it ends too, and both resume from the checkpoint.
+        saved = checkpoint.load(both[0].logdir).counters.updates
+        both[frozen].send(signal.SIGCONT)
+        both[frozen].await_end(0)
+        services.wait_for("both to go on", lambda: version() > saved, RECOVERY_SECONDS)
+        for peer in both:
+            assert peer.statuses[0] == STOPPED
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(6000)
 def test_peers_that_are_killed_go_on_together_and_lose_no_count(tmp_path: pathlib.Path) -> None:
     rng = random.Random(1)
