@@ -200,7 +200,9 @@ class Inference:
         given = self.decode(request)
         loop = asyncio.get_running_loop()
         with self._changed:
-            if self._error is not None or self._closed:
+            if self._error is not None:
+                raise RuntimeError(f"Inference for callers of Act has died: {self._error}")
+            if self._closed:
                 raise RuntimeError("Inference has ended.")
             version = self._version_for(caller, request.begins)
             caller.count(request, self._steps)
