@@ -275,6 +275,8 @@ def _act(
         raise ValueError(
             f"{total} environments cannot be dealt to {groups} groups: use a multiple of {groups}"
         )
+    most = client.join().limits.num_envs or total  # learners before 2.3 do not say
+    groups = next(n for n in range(groups, total + 1) if total % n == 0 and total // n <= most)
     with contextlib.ExitStack() as stack:
 
         def environments(task: int) -> "list[Environment]":

@@ -29,7 +29,10 @@ _REFUSALS = {
 }
 # Rejections after which the actor has to join again before it sends anything. A quarantined actor
 # learns for how long when it joins.
-_REASONS_TO_JOIN = {pb.REASON_FINGERPRINT, pb.REASON_QUARANTINED, pb.REASON_SEQUENCE}
+_REASONS_TO_JOIN = {
+    *(pb.REASON_FINGERPRINT, pb.REASON_NUM_ENVS),
+    *(pb.REASON_QUARANTINED, pb.REASON_SEQUENCE),
+}
 _TAKEN = {pb.STATUS_ACCEPTED, pb.STATUS_DUPLICATE}
 _STATUSES = {number: name.removeprefix("STATUS_").lower() for name, number in pb.Status.items()}
 
@@ -118,6 +121,7 @@ class Outbox:
     def __init__(self) -> None:
         self.acknowledged = Acknowledged()
         self._sequence = 0  # of the newest message
+        self.most_envs = 0  # in a message so far
         self._messages: collections.deque[tuple[pb.Unrolls, float]] = collections.deque()
         self._num_sent = 0  # messages, from the left, sent over the present connection
 
@@ -128,6 +132,7 @@ class Outbox:
         """Gives the message its number and queues it."""
         self._sequence += 1
         message.sequence = self._sequence
+        self.most_envs = max(self.most_envs, message.num_envs)
         self._messages.append((message, now))
 
     def rewind(self) -> None:
@@ -536,6 +541,12 @@ class Session:
                 f"the learner at {self._learner} came back with another environment, agent or "
                 f"unroll length: this actor was built for fingerprint {before.fingerprint}, the "
                 f"learner now has {reply.fingerprint}; start the actor again"
+            )
+        limit, sent = reply.limits.num_envs, self.outbox.most_envs
+        if 0 < limit < sent:  # learners before 2.3 do not say
+            raise LearnerChanged(
+                f"the learner at {self._learner} takes up to {limit} environments in a message, "
+                f"this actor has sent {sent}: start the actor again"
             )
         if (largest := self.outbox.largest()) > reply.max_message_bytes:
             raise LearnerChanged(

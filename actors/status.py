@@ -44,6 +44,12 @@ def _about_the_run(learner: str, status: pb.RunStatus) -> list[str]:
         f"{_counts('dropped', status.dropped)}",
         f"messages: {_counts('rejected', status.rejected)}, {status.duplicates:,} duplicates",
     ]
+    if status.checked or status.mistakes:
+        found = _counts("found", status.mistakes) if status.mistakes else "none"
+        lines.append(
+            f"mistakes: {found} in {status.checked:,} messages, "
+            f"{status.recomputed:,} unrolls computed again"
+        )
     if status.skipped_updates or status.rollbacks:
         lines.append(
             f"updates: {status.skipped_updates:,} skipped as not finite, "

@@ -26,8 +26,7 @@ from impala.types import StepType, TimeStep
 
 REFUSED = 3
 """Exit status if there is none for this agent; OUTPUT has the reason."""
-TOLERANCE = 1e-4
-"""Largest difference from an agent: absolute, or of the largest output if that is above 1."""
+_TOLERANCE = 1e-4  # absolute, or of the largest output if that is above 1
 _TRIED = 4  # environments that a graph is compared with the agent in
 _STEPS = 3
 
@@ -62,12 +61,12 @@ def made(agent: Agent, played: Spaces, config: AgentConfig) -> bytes:
     """
     step = ActingStep(agent, played, config)
     specs = [tf.TensorSpec(x.shape, x.dtype, f"input_{i}") for i, x in enumerate(step.inputs)]
-    model = _named(onnx_model.written(agent, step, specs), step)
-    off = difference(onnx_model.session(model), step, agent, played)
-    if not off <= TOLERANCE:
+    model = _in_order(_named(onnx_model.written(agent, step, specs), step))
+    difference = _difference(onnx_model.session(model), step, agent, played)
+    if not difference <= _TOLERANCE:
         raise onnx_model.OnnxError(
-            f"The outputs of the ONNX graph differ from the agent's by up to {off:.2g}, at "
-            f"most {TOLERANCE:g} is allowed."
+            f"The outputs of the ONNX graph differ from the agent's by up to {difference:.2g}, at "
+            f"most {_TOLERANCE:g} is allowed."
         )
     serialised: bytes = model.SerializeToString(deterministic=True)
     return serialised
@@ -103,7 +102,51 @@ def _named(model: Any, step: ActingStep) -> Any:
     return model
 
 
-def difference(session: Any, step: ActingStep, agent: Agent, played: Spaces) -> float:
+def _in_order(model: Any) -> Any:
+    """Returns a model whose nodes and constants stand in the order in which its outputs need them,
+    and whose other values have numbers for names: so one network has the same bytes each time.
+    """
+    import onnx
+
+    graph = model.graph
+    if any(
+        each.type == onnx.AttributeProto.GRAPH for node in graph.node for each in node.attribute
+    ):
+        return model  # in such a graph, values of this one have their names, too
+    makers = {name: node for node in graph.node for name in node.output}
+    constants = {constant.name: constant for constant in graph.initializer}
+    kept = {value.name for value in graph.output}
+    names = {name: name for name in ("", *(value.name for value in graph.input))}
+    nodes: list[Any] = []
+    used: list[Any] = []
+    waiting = [value.name for value in reversed(graph.output)]
+    while waiting:  # depth first
+        name = waiting[-1]
+        if name in names:
+            waiting.pop()
+        elif name in constants:
+            names[name] = f"constant_{len(used)}"
+            used.append(constants[name])
+        elif needed := [each for each in makers[name].input if each not in names]:
+            waiting.extend(reversed(needed))
+        else:
+            node = makers[name]
+            nodes.append(node)
+            for each in node.output:
+                names[each] = each if each in kept else f"value_{len(names)}"
+    for node in nodes:
+        node.name = node.doc_string = ""
+        for values in (node.input, node.output):
+            values[:] = [names[each] for each in values]
+    for constant in used:
+        constant.name = names[constant.name]
+    del graph.node[:], graph.initializer[:], graph.value_info[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(used)
+    return model
+
+
+def _difference(session: Any, step: ActingStep, agent: Agent, played: Spaces) -> float:
     """Returns the largest difference of a model from the agent, in some steps on random input."""
     rng = np.random.default_rng(0)
     for variable in agent.trainable_variables:  # initial weights make almost equal outputs

@@ -95,6 +95,12 @@ def run(preset: str) -> dict[str, Any]:
     return {"agreed": settings.agreed(config, plan.played), "reply": _plain(reply)}
 
 
+def executable(config: Config) -> bytes:
+    """The executable policy of a run."""
+    plan = plan_of(config)
+    return policy_graph.made(plan.phases.agent, plan.spaces, config.agent)
+
+
 def forward(name: str) -> dict[str, Any]:
     """What a network computes of five rows of one environment, in which an episode ends."""
     config, observation_space, action_space = NETWORKS[name]
@@ -197,13 +203,6 @@ def made() -> dict[str, Any]:
     }
 
 
-def executable(preset: str) -> bytes:
-    """The executable policy of a run."""
-    config: Config = PRESETS[preset][1]
-    plan = plan_of(config)
-    return policy_graph.made(plan.phases.agent, plan.spaces, config.agent)
-
-
 def _plain(sent: Any) -> dict[str, Any]:
     return json_format.MessageToDict(sent, preserving_proto_field_name=True)
 
@@ -228,7 +227,7 @@ def main() -> None:
     for name, content in made().items():
         golden.HERE.joinpath(f"{name}.json").write_text(_text(content) + "\n", "utf-8")
     for preset in RUNS:
-        golden.HERE.joinpath(f"{preset}.onnx").write_bytes(executable(preset))
+        golden.HERE.joinpath(f"{preset}.onnx").write_bytes(executable(PRESETS[preset][1]))
 
 
 if __name__ == "__main__":

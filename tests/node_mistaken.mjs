@@ -148,6 +148,12 @@ const BREACHES = {
       if (receipt.status !== 'STATUS_REJECTED') return receive(receipt);
       return receive({ ...receipt, reason: 'REASON_UNKNOWN_ACTOR' });
     }),
+  as_large: () => // its groups stay as they are, whatever the limit
+    changing('join', async (session, join) => {
+      const failure = await join();
+      if (session.reply) session.reply.limits.num_envs = 512;
+      return failure;
+    }),
   duplicate_again: () =>
     changing('receive', (session, receive, receipt) => {
       return receipt.status === 'STATUS_DUPLICATE' ? session.leave() : receive(receipt);

@@ -350,6 +350,7 @@ def test_actors_that_compute_in_bfloat16_are_not_named(
     assert story.counts == {} and story.service._recheck.done > 3
 
 
+@says("An unroll that was refused is an unroll before, too.")
 def test_messages_that_come_again_or_get_lost_name_nobody() -> None:
     """Given groups whose messages are resent, rejected, or went to a learner of before."""
     story = Story(configured("cartpole", **SMALL), on_mistake="refuse")
@@ -797,6 +798,26 @@ def test_resets_in_every_unroll_are_named_once_they_are_too_many(
         first.arrays["output/baseline"][-1] += 1.0  # no two end alike
         found += checks.check(first.message, list(first.arrays.values()))
     assert {mistake.kind for mistake in found} == {Kind.ROW_0} and len(found) == 10
+
+
+@says(
+    "A group stays what it is in its first message: environments that are to be in smaller "
+    "messages are reset, and are groups of their own from then on.",
+)
+def test_a_group_that_was_cut_is_named_for_each_part_and_for_no_message_after() -> None:
+    story = Story(CATCH)
+    sents = list(story.play(6, num_envs=4, groups=1))
+    checks = story.service._checks
+    assert checks is not None
+    found: list[list[Kind]] = []
+    for number, sent in enumerate(sents):
+        for part in (slice(0, 2), slice(2, 4)) if number else (slice(0, 4),):
+            message = pb.Unrolls.FromString(sent.message.SerializeToString())
+            message.sequence, message.num_envs = len(found) + 1, part.stop - part.start
+            arrays = [leaf[:, part] for leaf in sent.arrays.values()]
+            found.append([mistake.kind for mistake in checks.check(message, arrays)])
+    named = [number for number, kinds in enumerate(found, 1) if Kind.ROW_0 in kinds]
+    assert named == [2, 3] and len(found) == 11
 
 
 def test_memory_of_actors_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

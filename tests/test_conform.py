@@ -1,15 +1,19 @@
 """The compliance kit: our actors pass it, and it says what the page says."""
 
 import asyncio
+import hashlib
 import pathlib
 import re
 import shlex
 import subprocess
 import sys
+from typing import Any
 
 import golden
+import grpc
 import messages
 import node
+import onnx
 import pytest
 import services
 from fake_learner import FakeLearner
@@ -21,6 +25,7 @@ from impala.config.presets import PRESETS
 from impala.conform import golden as kit_golden
 from impala.conform import learner_cases, sentences
 from impala.conform.cases import Kit
+from impala.conform.learner import Learner, serving
 from impala.conform.learner_cases import LearnerKit
 from impala.conform.report import Report
 from impala.runtime.security import ClientSecurity
@@ -30,6 +35,7 @@ from learner.front.server import Server
 from learner.front.terms import terms
 from learner.plan import acting_step, plan_of
 from protos.impala.v1 import learner_pb2 as pb
+from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 
 
 def _told(*arguments: object) -> "subprocess.CompletedProcess[str]":
@@ -143,6 +149,31 @@ def test_who_does_not_come_or_ends_fails_in_time(tmp_path: pathlib.Path) -> None
         assert not re.search(r"^  passed", told.stdout, re.M)
 
 
+async def _called(learner: Learner) -> tuple[pb.GetExecutablePolicyReply, ...]:
+    """Asks for the executable policy twice, then to be acted for."""
+    async with serving(learner, "127.0.0.1:0") as address, grpc.aio.insecure_channel(address) as to:
+        stub = pb_grpc.LearnerStub(to)
+        got = await stub.GetExecutablePolicy(pb.GetExecutablePolicyRequest())
+        again = await stub.GetExecutablePolicy(pb.GetExecutablePolicyRequest(digest=got.digest))
+        with pytest.raises(grpc.aio.AioRpcError, match="FAILED_PRECONDITION") as refused:
+            await stub.Act(iter([pb.ActRequest()])).read()
+        assert "does not act for others" in str(refused.value.details())
+        return got, again
+
+
+def test_the_kit_gives_the_executable_policy_of_its_preset_and_does_not_act() -> None:
+    run = kit_golden.run("catch")
+    got, again = asyncio.run(_called(Learner(run, lambda message, mistake: None)))
+    digest = hashlib.sha256(run.onnx).hexdigest()
+    assert got == pb.GetExecutablePolicyReply(digest=digest, onnx=run.onnx)
+    assert again == pb.GetExecutablePolicyReply(digest=digest)
+    inputs: Any = onnx.load_from_string(got.onnx).graph.input
+    names = {value.name for value in inputs}
+    shown = ["timestep/observation", "timestep/step_type"]
+    parameters = [f"parameters/{number}" for number in range(len(run.reply.parameter_specs))]
+    assert names == {"uniform", *shown, *parameters}
+
+
 _DIES = """
 import pathlib, sys, time
 from impala.conform.probe import Probe
@@ -160,6 +191,25 @@ marker.touch()
 probe.send([probe.message(request)])
 sys.exit(7)
 """
+
+
+_GIVES_UP = """
+import sys
+from impala.conform.probe import Probe
+from impala.runtime.security import ClientSecurity
+probe = Probe(sys.argv[1], ClientSecurity(), 20.0)
+probe.join(probe.request())
+sys.exit(1)
+"""
+
+
+def test_mistakes_of_an_actor_that_sends_nothing_are_not_tested() -> None:
+    """It joins, does not like what it is told, and gives up."""
+    actor = shlex.join([sys.executable, "-c", _GIVES_UP, "{address}"])
+    kit = Kit("catch", 20.0, actor, print)
+    report = asyncio.run(kit.run("127.0.0.1:0", only=(sentences.JOIN, sentences.MISTAKES)))
+    of_mistakes = [row for row in report.rows() if row.case == sentences.MISTAKES]
+    assert {row.result for row in of_mistakes} == {"not tested"}, report.text()
 
 
 def test_cases_that_a_dead_actor_does_not_come_to_are_not_tested(tmp_path: pathlib.Path) -> None:

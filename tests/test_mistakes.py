@@ -64,6 +64,7 @@ BREACHES = {
     "duplicate_again": sentences.LOST,
     "not_again": sentences.UNKNOWN,
     "refused_again": sentences.REFUSALS,
+    "as_large": sentences.REFUSALS,
     "no_backoff": sentences.BACKOFF,
     "same_run": sentences.NEW_RUN,
     "endless": sentences.FINISH,

@@ -524,7 +524,12 @@ _NO_RULE = (
     *("What Gymnasium's `Pendulum-v1` is",),
     *("Protobuf has no canonical", "In this order:", "A stream that fails ends"),
     *("The reasons are", "`StreamUnrolls` has no deadline.", "Ask for the next permit late"),
-    *("Parameters have an", "A learner that resumed", "While a message waits for room"),
+    *(
+        "A **group** is the E",
+        "Parameters have an",
+        "A learner that resumed",
+        "While a message waits for room",
+    ),
     *("Asking about once a second", "`Join` first, since its", "Training ends after"),
     *("The learner waits for that", "Bearer TOKEN", "Without end unless", "**Compression.**"),
     *("**Memory.**", "`version` in `JoinRequest`", "A minor version may add"),

@@ -443,7 +443,8 @@ class Story(RuleBasedStateMachine):
         assert said.num_unrolls == pb.Unrolls.FromString(self.made[receipt.sequence]).num_envs
         if receipt.reason == pb.REASON_VERSION:
             assert self.session.must_pull()
-        assert self._goes_on() == (receipt.reason != pb.REASON_QUARANTINED)
+        again = (pb.REASON_NUM_ENVS, pb.REASON_QUARANTINED)
+        assert self._goes_on() == (receipt.reason not in again)
         return True
 
     # Parameters.
@@ -798,6 +799,23 @@ def test_a_learner_that_comes_back_with_smaller_messages_is_not_sent_larger_ones
     learner.append(pb.Unrolls(tensors=[bytes(80)]), now=0.0, waited=0.0)
     with pytest.raises(real.LearnerChanged, match=r"takes 50 bytes, .* has \d+: start"):
         learner.joined(reply(max_message_bytes=50), now=1.0)
+
+
+@says(
+    "forgets it, and `Join`s for the new `limits.num_envs`; if its groups are larger it makes new "
+    "ones, of environments that are reset (or exits and is started again)",
+)
+def test_an_actor_joins_for_the_limit_of_environments_and_ends_if_its_groups_are_larger() -> None:
+    learner = session()
+    learner.joined(reply(limits=pb.Limits(num_envs=8)), now=0.0)
+    learner.append(pb.Unrolls(num_envs=8), now=0.0, waited=0.0)
+    learner.next_message(learner.connection)
+    refused = pb.Receipt(sequence=1, status=pb.STATUS_REJECTED, reason=pb.REASON_NUM_ENVS)
+    assert learner.receive(refused, now=1.0) is not None and not learner.outbox
+    assert not learner.is_connected(learner.connection)
+    learner.joined(reply(limits=pb.Limits(num_envs=8)), now=2.0)
+    with pytest.raises(real.LearnerChanged, match=r"takes up to 7 .* has sent 8: start"):
+        learner.joined(reply(limits=pb.Limits(num_envs=7)), now=3.0)
 
 
 def test_a_receipt_for_no_message_is_an_error_that_names_those_there_are() -> None:

@@ -33,6 +33,7 @@ from impala.conform.sentences import (
     RESTART,
     SENTENCE_OF,
     SENTENCES,
+    SMALLER,
     STREAM,
     UNCHANGED,
     UNKNOWN,
@@ -51,6 +52,7 @@ _ENOUGH = {
     "recomputed": 10,
 }  # to look for mistakes in
 _REFUSED_JOINS = 3
+_ROUND = 8  # messages, among which there is one of each group
 _LONG_SESSION_SECONDS = 2.0  # after Joins that failed, for the backoff to begin anew
 _ITS_OWN = (MAJOR, NEEDS)  # cases for which another actor is started
 
@@ -72,6 +74,7 @@ class Kit:
         self._run = golden.run(preset)
         self._seconds = seconds
         self._say = say
+        self._case = ""  # at present
         self._learner = Learner(self._run, self._mistaken)
         self._actor = Subject(self._learner, seconds, command)
 
@@ -115,6 +118,7 @@ class Kit:
                         self.report.done(case, missing)
                         continue
                     self._say(f"{case} ...")
+                    self._case = case
                     try:
                         await put_through()
                         is_in_doubt = False
@@ -175,7 +179,7 @@ class Kit:
             if len(learner.messages) >= told + 8:
                 told = len(learner.messages)
                 learner.publish()
-            if learner.refused or not self.report.is_good or time.monotonic() > end:
+            if learner.refused or self.report.is_broken(MISTAKES) or time.monotonic() > end:
                 break
             self._actor.check("play on")
             await asyncio.sleep(POLL_SECONDS)
@@ -238,6 +242,10 @@ class Kit:
     async def _is_refused(self) -> None:
         learner = self._learner
         general = SENTENCES[REFUSALS][0]
+        try:
+            await self._has_to_send_smaller_ones()
+        except Failed as failed:
+            self.report.failed(REFUSALS, f"REASON_NUM_ENVS: {failed}", SMALLER)
         said = {**FORGETS, **JOINS, "REASON_VERSION": PULLS, "": SENTENCES[REFUSALS][-1]}
         for name, sentence in said.items():
 
@@ -269,6 +277,43 @@ class Kit:
                 detail = f"{name or 'an unknown reason'}: {failed}"
                 self.report.failed(REFUSALS, detail, sentence)
                 self.report.failed(REFUSALS, detail, general)
+
+    async def _has_to_send_smaller_ones(self) -> None:
+        """Takes only half the environments in a message from now on. The actor may start anew."""
+        learner = self._learner
+        await self._actor.playing()
+        largest = max(heard.message.num_envs for heard in learner.messages[-_ROUND:])
+        if largest == 1:
+            why = "its messages are of 1 environment, and cannot be smaller"
+            self.report.untested(REFUSALS, why, SMALLER)
+            return
+        most, first = largest // 2, len(learner.messages)
+        refused: list[pb.Unrolls] = []
+
+        def limit(reply: pb.JoinReply) -> None:
+            reply.limits.num_envs = most
+            learner.actor = ""  # the next one to join may be started anew, under another name
+
+        async def answer(message: pb.Unrolls, judged: Judged) -> pb.Receipt:
+            if message.num_envs <= most:
+                return await judged()
+            refused.append(message)
+            receipt = learner.used_up(message)
+            receipt.reason = pb.REASON_NUM_ENVS
+            return receipt
+
+        def are_small() -> bool:
+            last = learner.messages[first:][-_ROUND:]
+            small = [x for x in last if x.message.num_envs <= most]
+            return bool(refused) and len(small) == _ROUND
+
+        learner.on_reply, learner.answer = limit, answer
+        what = f"send only messages of at most {most} environments, the limit of its Join"
+        await self._actor.until(what, are_small, 2 * self._seconds, restart=True)
+        learner.answer = lambda message, judged: judged()
+        numbers = [(x.message.incarnation, x.message.sequence) for x in learner.messages]
+        if numbers.count((refused[0].incarnation, refused[0].sequence)) > 1:
+            raise Failed(f"it sends message {refused[0].sequence} again, which was refused")
 
     async def _calls_fail(self) -> None:
         learner = self._learner
@@ -406,8 +451,9 @@ class Kit:
 
     # What is seen throughout.
 
-    def _mistaken(self, mistake: Mistake) -> None:
-        self.report.failed(MISTAKES, str(mistake), SENTENCE_OF[mistake.kind])
+    def _mistaken(self, message: pb.Unrolls, mistake: Mistake) -> None:
+        detail = f"message {message.sequence}, in the case {self._case!r}: {mistake}"
+        self.report.failed(MISTAKES, detail, SENTENCE_OF[mistake.kind])
 
     def _sum_up(self) -> None:
         """Notes what was wrong at any time."""

@@ -1,4 +1,5 @@
-"""The golden files: replies to Join, what networks compute, and how probable policies make actions.
+"""The golden files: replies to Join, executable policies, what networks compute, and how probable
+policies make actions.
 
 `make golden` writes them. Parameters are not in them but computed: see `parameter`.
 """

@@ -34,7 +34,13 @@ from learner.front.receipts import ReceiptProofs
 from learner.front.records import Records
 from learner.front.refused_outputs import RefusedOutputs
 from learner.front.roster import Roster
-from learner.front.service import IncompatibleProtocol, InvalidRequest, LearnerService, Lineage
+from learner.front.service import (
+    IncompatibleProtocol,
+    InvalidRequest,
+    LearnerService,
+    Lineage,
+    NotOffered,
+)
 from learner.front.snapshots import Snapshots
 from learner.front.terms import Terms
 from protos import codec
@@ -70,10 +76,10 @@ class Learner(pb_grpc.LearnerServicer):
 
     Args:
       run: what is told to the actor.
-      found: called with each mistake that a message has.
+      found: called with each message that has a mistake, and the mistake.
     """
 
-    def __init__(self, run: golden.Run, found: Callable[[Mistake], None]) -> None:
+    def __init__(self, run: golden.Run, found: Callable[[pb.Unrolls, Mistake], None]) -> None:
         self._found = found
         self.room = asyncio.Event()  # clear it to have messages wait, unread
         self.receipts = asyncio.Event()  # clear it to withhold the receipts of those that were read
@@ -219,6 +225,11 @@ class Learner(pb_grpc.LearnerServicer):
         onnx = self._onnx if request.digest != digest else b""
         return pb.GetExecutablePolicyReply(digest=digest, onnx=onnx)
 
+    async def Act(self, requests: Any, context: Any) -> None:
+        async with _statuses(context):
+            with self.service.acting():  # as a learner does that does not act for others
+                raise AssertionError
+
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.RunStatus:
         return self.service.get_status()
 
@@ -289,7 +300,7 @@ class Learner(pb_grpc.LearnerServicer):
             if receipt.reason == pb.REASON_VERSION:
                 kinds = [Kind.VERSION]
             for kind in kinds:
-                self._found(Mistake(Kind(kind), receipt.detail))
+                self._found(message, Mistake(Kind(kind), receipt.detail))
             if not kinds:
                 self.refused.append(receipt)
         elif receipt.status == pb.STATUS_ACCEPTED:
@@ -303,7 +314,7 @@ class Learner(pb_grpc.LearnerServicer):
         )
         arrays = codec.decode(message.tensors, specs)
         for mistake in self._checks.check(message, arrays):
-            self._found(mistake)
+            self._found(message, mistake)
         by_name = self._checks.by_name(arrays)
         self.episodes += len(message.episodes)
         self.rows += int((by_name["timestep/step_type"][1:] != 0).sum())
@@ -324,7 +335,7 @@ class Learner(pb_grpc.LearnerServicer):
         self.recomputed += 1
         self._differed = 0 if differs is None else self._differed + 1
         if differs is not None and self._differed >= _RECOMPUTED_IN_A_ROW:
-            self._found(differs)
+            self._found(message, differs)
 
 
 @contextlib.asynccontextmanager
@@ -336,7 +347,7 @@ async def _statuses(context: Any) -> Any:
         await context.abort(refusal.status, str(refusal))
     except InvalidRequest as error:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-    except (IncompatibleProtocol, Superseded) as error:
+    except (IncompatibleProtocol, NotOffered, Superseded) as error:
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
 
 

@@ -28,6 +28,7 @@ class Report:
     def __init__(self, sentences: Mapping[str, Iterable[str]]) -> None:
         self._sentences = {case: tuple(of_case) for case, of_case in sentences.items()}
         self._failed: dict[tuple[str, str], str] = {}
+        self._untested: dict[tuple[str, str], str] = {}  # why
         self._done: dict[str, str] = {}  # case -> why it was not tested, or ""
 
     def failed(self, case: str, detail: str, sentence: str | None = None) -> None:
@@ -35,6 +36,11 @@ class Report:
         assert case in self._sentences and sentence in (None, *self._sentences[case])
         for each in self._sentences[case] if sentence is None else (sentence,):
             self._failed.setdefault((case, each), detail)
+
+    def untested(self, case: str, why: str, sentence: str) -> None:
+        """Notes that a sentence of a case cannot be tested."""
+        assert sentence in self._sentences[case]
+        self._untested[case, sentence] = why
 
     def done(self, case: str, untested: str = "") -> None:
         """Notes that a case is over, or why it cannot be tested."""
@@ -47,11 +53,18 @@ class Report:
             for sentence in sentences:
                 if (detail := self._failed.get((case, sentence))) is not None:
                     rows.append(Row(case, sentence, "FAILED", detail))
-                elif (untested := self._done.get(case, "it did not come to it")) != "":
+                elif untested := self._why_untested(case, sentence):
                     rows.append(Row(case, sentence, "not tested", untested))
                 else:
                     rows.append(Row(case, sentence, "passed", ""))
         return rows
+
+    def _why_untested(self, case: str, sentence: str) -> str:
+        return self._untested.get((case, sentence)) or self._done.get(case, "it did not come to it")
+
+    def is_broken(self, case: str) -> bool:
+        """Returns whether a sentence of a case was broken."""
+        return any(of == case for of, _ in self._failed)
 
     @property
     def is_good(self) -> bool:

@@ -1,4 +1,4 @@
-"""The cases that an actor is put through, and the sentences of the page that they are about."""
+"""The sentences of the page that the cases for actors are about."""
 
 from collections.abc import Mapping
 
@@ -21,7 +21,6 @@ VALID = "A tensor is a `bytes` field with nothing but values:"
 ONE_STREAM = "Keep one stream open at a time;"
 # What an actor does with a message that was refused: by the reason, the row of the page.
 FORGETS = {
-    "REASON_NUM_ENVS": "forgets it, and sends smaller messages",
     "REASON_TENSOR_COUNT": "forgets it",
     "REASON_TENSOR_SIZE": "forgets it",
     "REASON_NOT_FINITE": "forgets it",
@@ -33,6 +32,10 @@ JOINS = {
     "REASON_SEQUENCE": "forgets it; after a `Join` with its `acknowledged_sequence` the numbers "
     "agree again",
 }
+SMALLER = (
+    "forgets it, and `Join`s for the new `limits.num_envs`; if its groups are larger it makes new "
+    "ones, of environments that are reset (or exits and is started again)"
+)
 PULLS = "forgets it, and pulls parameters"
 _QUARANTINED = (
     "the actor is quarantined, or its host has joined too often; the message says which, and for "
@@ -80,6 +83,7 @@ SENTENCES: Mapping[str, tuple[str, ...]] = {
     REFUSALS: (
         "the actor forgets the message, never sends it again, and goes on with the next number",
         *dict.fromkeys([*FORGETS.values(), *JOINS.values()]),
+        SMALLER,
         PULLS,
         "An unknown status or reason, from a newer minor version, is treated as a rejection.",
     ),

@@ -91,12 +91,13 @@ class Continuity:
 
     def _unknown_row(self, task: int, num_envs: int) -> list[Mistake]:
         """A row 0 that neither begins an episode everywhere nor was the last row before."""
+        # Which group this should have been is not known: another one, which goes on, must not be
+        # taken for unknown because of it.
+        if self._envs_of(task) + num_envs > _MOST_ENVS:
+            self._forget_oldest(task)
         if self._unseen:
             self._unseen -= 1
-            if self._envs_of(task) + num_envs > _MOST_ENVS:
-                self._forget_oldest(task)
             return []
-        self._forget_oldest(task)  # most probably the one that this should have been
         detail = (
             "row 0 is not the last row of any unroll before, bit for bit: row 0 repeats row T of "
             "the same environments' unroll before, and the very first one is the reset."

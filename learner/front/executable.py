@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -74,6 +75,8 @@ class ExecutablePolicy:
         self._thread.shutdown()
 
     def _made(self) -> Executable:
+        began = time.monotonic()
+        _log.info("Making the executable policy, which an actor asks for ...")
         request = {
             "config": values.to_dict(self._config),
             "allow": parts.allowed(self._config).names,
@@ -85,7 +88,8 @@ class ExecutablePolicy:
             if status == 0:
                 onnx = output.read_bytes()
                 made = Executable(hashlib.sha256(onnx).hexdigest(), onnx)
-                _log.info("Made the executable policy: %d bytes of ONNX.", len(onnx))
+                seconds = time.monotonic() - began
+                _log.info("Made the executable policy in %.0f s, %d bytes.", seconds, len(onnx))
                 return made
             why = output.read_text("utf-8") if status == _REFUSED else said
         _log.warning("There is no executable policy: %s", why)

@@ -193,6 +193,7 @@ class LearnerService:
         )
         self._welcome.MergeFrom(terms.described)
         self._refuses = terms.checks.on_mistake == "refuse"
+        self._checked = 0  # messages
         self._checks = Checks(self._welcome) if terms.checks.on_mistake != "off" else None
         share = terms.checks.recompute if self._checks is not None else 0.0
         self._recheck = Recheck(self._welcome, share, self._differs)
@@ -595,6 +596,8 @@ class LearnerService:
             waiting_snapshots=len(self._snapshots),
             dropped_info_names=self._records.info_names.dropped,
             mistakes=self._records.mistakes.totals(),
+            checked=self._checked,
+            recomputed=self._recheck.done,
             version=f"impala {VERSION}",
         )
 
@@ -701,6 +704,7 @@ class LearnerService:
         unroll = arrival.unroll
         arrays = tree.flatten((unroll.timestep, unroll.output, unroll.core_state))
         mistakes = self._checks.check(message, arrays)
+        self._checked += 1
         for mistake in mistakes:
             self._records.mistakes.add(message.actor, mistake)
         if mistakes and self._refuses:
