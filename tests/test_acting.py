@@ -109,8 +109,8 @@ class _Played:
 
 @says(
     "The graph has these inputs, all of them even if the network does not use one:",
-    "Of `uniform`, `normal` and `epsilon_final` there are those that the actions need, and U and N "
-    "are in the graph.",
+    "Of `uniform`, `normal` and `epsilon_final` there are those that the actions need. B is "
+    "free; U and N are in the graph.",
     "What row t shows gives the outputs that belong into row t + 1, and the core state for row t + "
     "1; seams are rows, too.",
     "So `core_state` of a message is what was put in with row 0.",
@@ -131,6 +131,8 @@ def test_a_graph_with_parameters_as_inputs_computes_what_the_agent_does(name: st
     session = onnx_model.session(model)
     assert [value.name for value in session.get_inputs()] == [spec.name for spec in step.inputs]
     assert [value.name for value in session.get_outputs()] == step.outputs
+    for value, spec in zip(session.get_inputs()[: step.num_inputs], step.inputs, strict=False):
+        assert value.shape == ["B", *spec.shape[1:]]
     played, outputs = _Played(step, agent, spaces), agent.distribution.num_outputs
     for given, output, state in played.rows(4):
         got = dict(

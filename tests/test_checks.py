@@ -784,9 +784,27 @@ def test_groups_that_cannot_be_told_apart_are_not_mixed_up() -> None:
         assert checks.check(message, list(sent.arrays.values())) == []
 
 
+@says(
+    "After messages that were forgotten without a receipt row 0 is a reset again, and in "
+    "environments that are made anew.",
+)
+def test_after_forgotten_messages_a_reset_is_right_and_another_row_is_named() -> None:
+    """Given the third message, which was forgotten: the fourth has its number."""
+    sents = list(Story(CATCH).play(4, num_envs=4, groups=1))
+    for last, kinds in ((sents[3], [Kind.ROW_0]), (sents[0], [])):
+        checks = Story(CATCH).service._checks
+        assert checks is not None
+        for number, sent in enumerate([*sents[:2], last], 1):
+            sent.message.sequence = number
+            found = checks.check(sent.message, list(sent.arrays.values()))
+        assert [mistake.kind for mistake in found if mistake.kind == Kind.ROW_0] == kinds
+
+
+@says("resets in row 0 make more than 4,096 environments of an incarnation")
 def test_resets_in_every_unroll_are_named_once_they_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    assert continuity._MOST_ENVS == 4096
     monkeypatch.setattr(continuity, "_MOST_ENVS", 60)
     story = Story(CATCH)
     (first,) = story.play(1, groups=1)

@@ -235,9 +235,9 @@ def test_newer_parameters_arrive_by_themselves(learner: FakeLearner) -> None:
 
 
 @says(
-    "Do it in the background and late in the unroll, so that it arrives just before the next one "
-    "begins: what is pulled as an unroll begins is an unroll older when the next one is acted "
-    "with.",
+    "Do it in the background and late in the unroll (ours at row 3 T / 4), so that it arrives "
+    "just before the next one begins: what is pulled as an unroll begins is an unroll older "
+    "when the next one is acted with.",
 )
 def test_parameters_are_prefetched(learner: FakeLearner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.client.POLL_SECONDS", 3600.0)

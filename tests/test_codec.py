@@ -372,7 +372,6 @@ def test_random_bytes_are_decoded_or_refused_and_nothing_else(tensors: list[byte
 
 @says(
     "So the environment axis comes after time and before everything else.",
-    "`codec.with_environments` is this rule.",
 )
 def test_environments_come_after_time_and_before_core_state() -> None:
     unroll = [
@@ -446,7 +445,10 @@ def test_the_fingerprint_is_the_hash_of_the_documented_bytes() -> None:
     assert found == "b4d8cf87b2d3a3f9415ceb9936a0f62d34fca5058de872068781a90f25f5882a"
 
 
-@says("The order of `unroll_specs` is what counts; names are for people and for the fingerprint.")
+@says(
+    "The order and the names in `unroll_specs` are a part of the [fingerprint](#fingerprint): tell "
+    "leaves by either.",
+)
 def test_the_fingerprint_changes_when_anything_changes() -> None:
     variants = {
         "as it is": ([_spec()], [_spec("w")], "{}"),

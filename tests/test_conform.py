@@ -17,7 +17,7 @@ import onnx
 import pytest
 import services
 from fake_learner import FakeLearner
-from page import PAGE, normal
+from page import PAGE, normal, says
 
 from impala.commands.main import main
 from impala.config import values
@@ -59,6 +59,7 @@ def _in_python() -> str:
     return f"{sys.executable} -m impala actor --learner {{address}}"
 
 
+@says("An actor that has finished ends with status 0, one that gives up with another.")
 def test_the_actor_in_node_passes() -> None:
     _passes("catch", _in_node())
 

@@ -215,7 +215,8 @@ def test_training_that_ends_is_told() -> None:
 
 
 @says(
-    "An actor that sends nothing for a minute counts as silent.",
+    "An actor that sends nothing for a minute counts as silent: `impala status` and metrics "
+    "show it.",
     "One that is slow and well may name itself (`actor`, `incarnation`) when it asks: that is a "
     "sign of life.",
 )

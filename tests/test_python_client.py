@@ -135,6 +135,10 @@ def _status(service: LearnerService) -> pb.RunStatus:
     "It is zeros at the start, and in the message it is what was sent with row 0.",
     "Row T is row 0 of the next one.",
     "A seam is a row, too: its action is ignored.",
+    "What the agent outputs for the LAST observation stands in its row, as in any row.",
+    "The rest is the actor's: the environments with all that `environment` does to observations, "
+    "such as `normalise` and `last_action`, [rows](#rows) and seams, frames, episodes, receipts "
+    "and versions.",
 )
 @pytest.mark.parametrize("way", WAYS)
 def test_it_plays_without_a_mistake(tmp_path: pathlib.Path, way: str) -> None:
@@ -144,6 +148,8 @@ def test_it_plays_without_a_mistake(tmp_path: pathlib.Path, way: str) -> None:
 @says(
     "Only `agent.random_warm_up` is not in the graph: with parameters of version 0 the action is "
     "the actor's to draw.",
+    "So nothing else in `needs` that begins with `agent.` matters to who runs it, nor do the "
+    "settings of parts that `agent.torso` and `agent.core` name.",
 )
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)

@@ -133,9 +133,9 @@ def test_the_status_names_the_fleet_and_what_it_sent() -> None:
 
 
 @says(
-    "`UNAVAILABLE` when the learner stops or goes away (join again), `RESOURCE_EXHAUSTED` when a "
-    "message is larger than `max_message_bytes` (do not send it again), `INTERNAL` when the "
-    "learner failed (join again; its log says why).",
+    "| `UNAVAILABLE` | the learner stops or has gone away | `Join`s again | | `INTERNAL` | "
+    "the learner failed; its log says why | `Join`s again | | `RESOURCE_EXHAUSTED` | a "
+    "message is larger than `max_message_bytes`, or the host has too many streams |",
 )
 def test_errors_of_the_service_become_statuses_and_nothing_kills_the_server(
     monkeypatch: pytest.MonkeyPatch,

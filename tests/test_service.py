@@ -213,8 +213,8 @@ def test_a_full_ingest_keeps_the_receipt_and_a_cancelled_one_counts_nothing() ->
 
 @says(
     "`GetParameters` names what the caller holds, or incarnation 0.",
-    "The reply has no `parameters` if the caller holds the newest, or if there are none yet: ask "
-    "again later.",
+    "The reply has no `parameters` if the caller holds the newest, or if there are none yet: "
+    "ask again later (after 0.1 s to 1 s).",
     "Another incarnation than the one held, in any reply or receipt: pull, whatever the version.",
     "`progress` is the share of the run done, 0..1;",
     "`frames` the environment frames learned from.",
@@ -585,7 +585,7 @@ class _Policy(ExecutablePolicy):
 @says(
     "`digest` is the SHA-256 of `onnx` in hexadecimal digits; to whoever names that digest in the "
     "request, the reply has no `onnx`.",
-    "Ask again when another `fingerprint` has come with a `Join`.",
+    "Ask again when another `fingerprint` has come with a `Join`. The call itself needs none.",
 )
 def test_an_executable_policy_is_fetched_once() -> None:
     service = messages.service(executable=_Policy())

@@ -610,8 +610,8 @@ MUTANTS = [
         marks=RARE,
     ),
     pytest.param(
-        "pb.REASON_QUARANTINED, pb.REASON_SEQUENCE}",
-        "pb.REASON_SEQUENCE}",
+        "*(pb.REASON_QUARANTINED, pb.REASON_SEQUENCE),",
+        "pb.REASON_SEQUENCE,",
         id="a quarantined actor goes on",
         marks=RARE,
     ),
@@ -758,6 +758,10 @@ def test_a_learner_is_given_up_by_the_time_that_it_was_away() -> None:
         learner.lost(AWAY, now=110.0)
 
 
+@says(
+    "To `Join` after one is to end the stream, and to send what has no receipt in a new one, also "
+    "at the same fingerprint.",
+)
 @pytest.mark.parametrize("reason", [pb.REASON_SEQUENCE, pb.REASON_FINGERPRINT])
 def test_a_message_out_of_place_is_forgotten_and_the_learner_joined_again(
     reason: pb.Reason,
@@ -780,8 +784,9 @@ def test_a_message_out_of_place_is_forgotten_and_the_learner_joined_again(
 
 
 @says(
-    "`elapsed_seconds` is the time since the actor made its previous message, `waited_seconds` "
-    "the part of it for which it stood still for want of receipts or parameters.",
+    "`elapsed_seconds` is the time since the actor made its previous message or, of the first "
+    "one, since it started; `waited_seconds` is the part of it for which it stood still for "
+    "want of a learner, receipts or parameters.",
 )
 def test_a_message_says_how_long_it_took_and_how_long_the_actor_stood_still() -> None:
     learner = session()
@@ -791,6 +796,16 @@ def test_a_message_says_how_long_it_took_and_how_long_the_actor_stood_still() ->
     learner.append(messages[1], now=7.0, waited=0.25)
     assert [message.elapsed_seconds for message in messages] == [3.0, 4.0]
     assert [message.waited_seconds for message in messages] == [0.5, 0.25]
+
+
+@says("Without a stream it may act on until it has that many.")
+def test_an_actor_acts_on_without_a_stream_until_too_much_has_no_receipt() -> None:
+    learner = session()
+    learner.joined(reply(), now=0.0)
+    learner.lost(AWAY, now=1.0)
+    for has_room in (True, True, False):  # 2 may be in flight
+        assert learner.has_room() == has_room
+        learner.append(pb.Unrolls(), now=2.0, waited=0.0)
 
 
 def test_a_learner_that_comes_back_with_smaller_messages_is_not_sent_larger_ones_for_ever() -> None:
@@ -818,6 +833,7 @@ def test_an_actor_joins_for_the_limit_of_environments_and_ends_if_its_groups_are
         learner.joined(reply(limits=pb.Limits(num_envs=7)), now=3.0)
 
 
+@says("If it is not that of the oldest message without a receipt, give up.")
 def test_a_receipt_for_no_message_is_an_error_that_names_those_there_are() -> None:
     learner = session()
     learner.joined(reply(), now=0.0)

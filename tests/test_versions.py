@@ -440,10 +440,11 @@ def test_an_actor_goes_on_without_what_it_does_not_know() -> None:
 
 
 @says(
-    "Build the environments from [`settings`](#settings), unless `settings.needs` has a setting "
-    "that you do not know, and the agent from what the reply says of [spaces](#spaces), "
-    "[policy](#the-policy) and [network](#the-network), or have that computed ([ways to "
-    "act](#ways-to-act)).",
+    "Build the environments from [`settings`](#settings), unless `settings.needs` has a "
+    "setting that you do not know, and the agent from what the reply says of "
+    "[spaces](#spaces), [policy](#the-policy) and [network](#the-network), or get an "
+    "[executable policy](#an-executable-policy), or have the [learner "
+    "act](#inference-at-the-learner).",
     "An actor that does not know one of them must give up rather than guess.",
     "Where they do not and change what is played, they stand in `settings.needs`, and the actor "
     "gives up with one line that names the setting, both versions and the fix.",

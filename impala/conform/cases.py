@@ -52,6 +52,7 @@ _ENOUGH = {
     "recomputed": 10,
 }  # to look for mistakes in
 _REFUSED_JOINS = 3
+_MAY_END = "(The actor may end now: then start it again, unless the kit has started it.)"
 _ROUND = 8  # messages, among which there is one of each group
 _LONG_SESSION_SECONDS = 2.0  # after Joins that failed, for the backoff to begin anew
 _ITS_OWN = (MAJOR, NEEDS)  # cases for which another actor is started
@@ -308,6 +309,7 @@ class Kit:
             return bool(refused) and len(small) == _ROUND
 
         learner.on_reply, learner.answer = limit, answer
+        self._say(_MAY_END)
         what = f"send only messages of at most {most} environments, the limit of its Join"
         await self._actor.until(what, are_small, 2 * self._seconds, restart=True)
         learner.answer = lambda message, judged: judged()
@@ -371,7 +373,7 @@ class Kit:
         learner.begin(shorter(self._run))
         learner.publish(0)
         learner.publish()
-        self._say("(The actor may end now: then start it again, unless the kit has started it.)")
+        self._say(_MAY_END)
         await self._actor.until(
             "join the new run", lambda: len(learner.joins) > joins, 2 * self._seconds, restart=True
         )

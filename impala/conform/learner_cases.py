@@ -64,7 +64,7 @@ LEARNER_SENTENCES: Mapping[str, Sequence[str]] = {
     BYTES: (
         "Bytes that are no message of the right kind end any call, streams included, with "
         "`INVALID_ARGUMENT`",
-        "`RESOURCE_EXHAUSTED` when a message is larger than `max_message_bytes`",
+        "`RESOURCE_EXHAUSTED` | a message is larger than `max_message_bytes`",
     ),
     ACT: (
         "An unroll that begins is acted by the newest parameters, and all of it by the same, which "
