@@ -4,8 +4,10 @@ import contextlib
 import json
 import os
 import pathlib
+import random
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,18 @@ from typing import Any
 SECONDS = 90.0  # longest wait without progress; starting TensorFlow on a busy machine takes a while
 WAIT = 300.0  # seconds; nothing within this process takes so long, however busy the machine
 _PROGRESS = 0.05  # CPU seconds per second: services that start or learn use more, idle ones less
+
+
+def free_port() -> int:
+    """Returns a port of loopback for a program that cannot take port 0 and say which it got.
+
+    It is below those that the system gives to connections and to port 0, so that nobody comes to it
+    by chance before the program has started.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import services
 from services import WAIT
 
 from impala.runtime.meeting import Meeting, PeerLost, Refused
@@ -18,9 +19,7 @@ NEVER = bool  # what waits is never told to stop
 
 def addresses(count: int) -> list[str]:
     """Of ports that were free a moment ago."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.create_server(("localhost", 0))) for _ in range(count)]
-        return [f"localhost:{probe.getsockname()[1]}" for probe in probes]
+    return [f"localhost:{services.free_port()}" for _ in range(count)]
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ import functools
 import json
 import pathlib
 import re
-import socket
 import subprocess
 import urllib.request
 from collections.abc import Sequence
@@ -23,13 +22,6 @@ from deploy.lint.objects import DEPLOY, Object, Pod, pods_of, render
 from impala.commands.learner import Learner
 from impala.commands.parsing import parse
 from impala.logdir import checkpoint
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
 
 # The local overlay, which trains Catch, with mutual TLS.
 _LOCAL = "resources: [{here}/overlays/local]\ncomponents: [{here}/components/tls]\n"
@@ -59,7 +51,7 @@ def _words(
     for word in pod.words[1:]:
         flag, _, value = word.partition("=")
         if value.startswith("0.0.0.0:"):
-            ports[flag] = _free_port()
+            ports[flag] = services.free_port()
             word = f"{flag}=127.0.0.1:{ports[flag]}"
         elif flag == "--learner":
             word = f"{flag}={learner}"
@@ -190,7 +182,7 @@ def test_the_pods_of_two_learners_train_together_and_end_well(tmp_path: pathlib.
     objects = _rendered(tmp_path / "overlay", _PEERS)
     pods = {pod.name: pod for pod in pods_of(objects)}
     learner_pod, actor_pod = pods["StatefulSet/impala-learner"], pods["Deployment/impala-actor"]
-    peers = ",".join(f"localhost:{_free_port()}" for _ in range(2))
+    peers = ",".join(f"localhost:{services.free_port()}" for _ in range(2))
     running: list[Running] = []
     with contextlib.ExitStack() as stack:
 

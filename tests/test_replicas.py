@@ -1,8 +1,8 @@
 """Several replicas that share an update are one learner of the joined batch."""
 
+import contextlib
 import json
 import pathlib
-import socket
 import subprocess
 import sys
 
@@ -26,14 +26,16 @@ def test_replicas_learn_what_one_learner_learns_from_the_joined_batch(
     tmp_path: pathlib.Path, names: tuple[str, ...]
 ) -> None:
     # Given the same batches for one learner, for two devices of a process, and for two peers...
-    peers = f"localhost:{_free_port()},localhost:{_free_port()}"
+    peers = f"localhost:{services.free_port()},localhost:{services.free_port()}"
     ways = {"devices": ["devices"], "peer 0": [peers, "0"], "peer 1": [peers, "1"]}
-    processes = [
-        subprocess.Popen([sys.executable, SCRIPT, tmp_path / f"{name}.npz", ",".join(names), *way])
-        for name, way in ways.items()
-    ]
-    learning_together.main(tmp_path / "alone.npz", ",".join(names), "alone")
-    assert [process.wait(timeout=WAIT) for process in processes] == [0, 0, 0]
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for name, way in ways.items():
+            words = [sys.executable, str(SCRIPT), f"{tmp_path}/{name}.npz", ",".join(names), *way]
+            processes.append(stack.enter_context(subprocess.Popen(words)))
+            stack.callback(processes[-1].kill)
+        learning_together.main(tmp_path / "alone.npz", ",".join(names), "alone")
+        assert [process.wait(timeout=WAIT) for process in processes] == [0, 0, 0]
 
     # ...when they have learned, then all have the same variables.
     alone = np.load(tmp_path / "alone.npz")
@@ -45,12 +47,6 @@ def test_replicas_learn_what_one_learner_learns_from_the_joined_batch(
             np.testing.assert_allclose(
                 *(together[what], alone[what]), tolerance, tolerance, err_msg=f"{what} of {name}"
             )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.slow
