@@ -418,9 +418,10 @@ def test_an_actor_in_quarantine_that_opens_stream_after_stream_is_slowed_down() 
             for _ in range(300):
                 message = messages.message(1, actor="a", fingerprint=fingerprint)
                 stream = stub.StreamUnrolls(iter([message]), timeout=WAIT)
-                status(functools.partial(list, stream))
-                if "misbehaved" in (refused := server.refusals()):
+                if status(functools.partial(list, stream)) == "UNAVAILABLE":  # closed
                     break
+        services.wait_for("word of it", lambda: server.refusals().get("misbehaved"), WAIT)
+        refused = server.refusals()
         assert refused["misbehaved"] == 1
         assert refused["quarantined"] > 20
     finally:
