@@ -68,9 +68,11 @@ def _table(status: pb.RunStatus) -> rich.table.Table:
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("name", overflow="fold", min_width=12)
     table.add_column("role")
-    for column in ("last seen", "frames/s", "return", "frames", "lag", "joins", "rejected"):
+    for column in ("last seen", "frames/s", "return", "frames", "lag"):
         table.add_column(column, justify="right")
     only_if_any = {
+        "rejoins": [max(0, member.joins - 1) for member in status.members],
+        "rejected": [member.rejected for member in status.members],
         "blamed": [member.blamed for member in status.members],
         "faults": [member.environment_faults for member in status.members],
         "mistakes": [sum(member.mistakes.values()) for member in status.members],
@@ -94,7 +96,6 @@ def _table(status: pb.RunStatus) -> rich.table.Table:
             f"{member.recent_return:,.2f}" if member.HasField("recent_return") else "",
             f"{member.frames:,}" if is_actor else "",
             "" if is_actor and not member.unrolls else f"{behind:,}",
-            *(f"{member.joins:,}", f"{member.rejected:,}"),
             *([f"{member.reward_per_step:,.4f}" if no_episodes[number] else ""] * any(no_episodes)),
             *[f"{counts[number]:,}" for counts in seldom.values()],
             style="" if member.active else "dim",

@@ -93,8 +93,8 @@ def test_the_info_of_every_step_is_collected_if_asked_for(asked: tuple[str, ...]
 
 
 @says(
-    "With `agent.random_warm_up` the action is drawn uniformly from its Box as long as the "
-    "parameters have version 0; what else is sent is the network's.",
+    "With `agent.random_warm_up` the action is drawn uniformly from its Box, whose bounds are "
+    "finite, as long as the parameters have version 0; what else is sent is the network's.",
 )
 @pytest.mark.parametrize("hidden", [8, 1000])  # in NumPy, and by TensorFlow
 def test_actions_are_uniform_until_the_first_update_if_asked_for(hidden: int) -> None:

@@ -191,7 +191,7 @@ def test_the_buffers_may_be_written_again_after_send(learner: FakeLearner) -> No
 
 @says(
     "An actor has at most `max_unrolls_in_flight` **messages** without a receipt, and stands "
-    "still when it has that many.",
+    "still when it has that many and the next one is ready.",
 )
 def test_no_more_messages_in_flight_than_allowed(learner: FakeLearner) -> None:
     learner.receipts.clear()

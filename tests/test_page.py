@@ -545,6 +545,7 @@ _NO_RULE = (
     *("**Memory.**", "`version` in `JoinRequest`", "A minor version may add"),
     *("What that means on both", "Whatever changes the meaning", "In 2.0, settings", "2.1 adds"),
     *("2.2 adds", "2.3 adds", "2.4 adds"),
+    *("The `return` that a learner prints", "Other pages, files and names"),
 )
 
 

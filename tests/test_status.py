@@ -58,8 +58,8 @@ STATUS = pb.RunStatus(
 )
 
 
-def _text(status: pb.RunStatus) -> str:
-    console = rich.console.Console(file=io.StringIO(), width=160)
+def _text(status: pb.RunStatus, width: int = 160) -> str:
+    console = rich.console.Console(file=io.StringIO(), width=width)
     console.print(view.render("learner:50051", status))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
@@ -78,6 +78,7 @@ def test_the_table_says_who_does_what() -> None:
     for part in ("actor", "now", "3,010", "-20.25", "48,000", " 4 "):
         assert part in first
     assert "5 min ago" in second
+    assert second.split()[-2:] == ["2", "2"]  # came back and was rejected twice
     # As it came, not as markup:
     assert "host-2 was last rejected for range: [bold]action[/bold] holds 9" in lines
     assert "evaluator" in judge
@@ -88,6 +89,18 @@ def test_a_fleet_without_mistakes_is_told_how_much_was_looked_at() -> None:
     text = _text(pb.RunStatus(checked=1200, recomputed=34))
     assert "mistakes: none in 1,200 messages, 34 unrolls computed again" in text
     assert "mistakes" not in _text(pb.RunStatus())  # nobody has looked, or an older learner
+
+
+def test_an_actor_that_makes_mistakes_is_shown_whole_in_eighty_columns() -> None:
+    mistaken = pb.Member(mistakes={"row_0": 3_665}, last_mistake="row 0 is another one")
+    mistaken.MergeFrom(STATUS.members[0])
+    status = pb.RunStatus(parameter_version=1234, members=[mistaken])
+    header, row = (
+        next(line for line in _text(status, 80).splitlines() if line.split()[:1] == [first])
+        for first in ("name", "host-1")
+    )
+    assert header.split()[-2:] == ["lag", "mistakes"]
+    assert row.split() == ["host-1", "actor", "now", "3,010", "-20.25", "48,000", "4", "3,665"]
 
 
 def test_an_empty_fleet_and_a_finished_run_say_so() -> None:

@@ -14,7 +14,7 @@ NUMBERED = "The messages of an incarnation are numbered 1, 2, 3, ..."
 UNCHANGED = "A retry repeats the number and the contents."
 IN_FLIGHT = (
     "An actor has at most `max_unrolls_in_flight` **messages** without a receipt, and stands still "
-    "when it has that many."
+    "when it has that many and the next one is ready."
 )
 OWN_WEIGHTS = "Parameters always come from the learner: never act with weights of your own."
 VALID = "A tensor is a `bytes` field with nothing but values:"

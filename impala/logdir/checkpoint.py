@@ -327,8 +327,9 @@ def load(
             "may have written them, or all are damaged; start over with --fresh."
         )
     raise CheckpointError(
-        f"{directory} has no checkpoint. Give the log directory of a run that has written one "
-        "(the first is written within 30 s of the first update, or when the run is stopped)."
+        f"{directory.absolute()} has no checkpoint. Give the log directory of a run that has "
+        "written one (the first is written within 30 s of the first update, or when the run is "
+        "stopped)."
     )
 
 
@@ -616,7 +617,7 @@ def _what_is(directory: pathlib.Path) -> str:
     """Lists the checkpoints of LOGDIR, for an error message."""
     updates = {root: [_order(path)[1] for path in _saved(directory / root)] for root in _ROOTS}
     if not any(updates.values()):
-        return f"{directory} has no checkpoint."
+        return f"{directory.absolute()} has no checkpoint."
     best = [f"best ({n} updates)" for n in updates["best"]]
     numbers = sorted({n for of_root in updates.values() for n in of_root})
     newest = [f"newest ({n} updates)" for n in updates["checkpoints"][-1:]]
