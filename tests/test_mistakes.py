@@ -18,7 +18,7 @@ import pytest
 import services
 
 from impala.commands.flags import STOPPED
-from impala.conform import sentences
+from impala.conform import learner, sentences
 from impala.conform.cases import Kit
 from impala.conform.report import Report
 from impala.logdir import rows
@@ -86,6 +86,12 @@ def test_the_kit_finds_a_breach(breach: str) -> None:
     # What comes again is compared whatever the case.
     case = sentences.STREAM if breach == "changed_retry" else BREACHES[breach]
     assert case in failed, report.text()
+
+
+@pytest.mark.slow
+def test_a_message_is_judged_before_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learner, "_MESSAGE_SECONDS", 0.2)  # on a busy machine
+    test_the_kit_finds_a_breach("same_run")
 
 
 def test_every_case_can_fail() -> None:

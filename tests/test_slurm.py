@@ -179,12 +179,14 @@ def test_a_job_goes_on_after_its_time_limit_and_pre_emption(cluster: Cluster) ->
         assert job.is_requeued
     saved = checkpoint.load(logdir).counters.frames
     assert saved > 0
+    before = len(services.rows(logdir))
 
     # It goes on from there, and an array of actors joins; it is pre-empted ...
     with cluster.job(7, *arguments) as job, cluster.job(9, array="1", ntasks=1) as more:
         wait_for_actors(job, 3)
         assert (secrets / "actor").read_text() == first
-        assert min(row["frames"] for row in services.rows(logdir)[-3:]) >= saved
+        row = services.wait_for_row(logdir, "a row of it", lambda row: True, after=before)
+        assert row["frames"] >= saved
         job.preempt()
         assert job.end() == 75 and job.is_requeued
         assert "Resumed" in job.log.read_text()

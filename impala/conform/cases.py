@@ -378,14 +378,15 @@ class Kit:
             "join the new run", lambda: len(learner.joins) > joins, 2 * self._seconds, restart=True
         )
         await self._actor.until(
-            "send a message of the new run",
-            lambda: len(learner.messages) > heard,
+            "send a message to the new run",
+            lambda: any(learner.acknowledged),
             2 * self._seconds,
             restart=True,
         )
-        if learner.refused:
+        number = next(filter(None, learner.acknowledged))
+        if learner.acknowledged[number].status != pb.STATUS_ACCEPTED:
             return  # named below
-        message = learner.messages[heard].message
+        message = next(x.message for x in learner.messages[heard:] if x.message.sequence == number)
         reply = learner.reply
         specs = codec.with_environments(
             reply.unroll_specs, reply.num_core_state_specs, message.num_envs
