@@ -98,7 +98,7 @@ def learn(config: Config, replicas: Replicas, part: slice) -> Iterator[Learner]:
         update = learner.update(batch)
         assert isinstance(update, Update), update
         for histogram in update.histograms.values():
-            assert np.asarray(histogram).shape == (T, len(batch.is_replay))
+            assert np.shape(histogram)[:2] == (T, len(batch.is_replay))
         learner.count(unrolls=B, frames=20, steps=20, seconds=0.0)
         yield learner
 

@@ -34,7 +34,7 @@ class LossOutput(NamedTuple):
 
     loss: tf.Tensor  # [T, B] weighted, 0 where masked; the learner sums it over T and B
     metrics: dict[str, tf.Tensor]  # name -> scalar, such as a mean over experience
-    histograms: Mapping[str, tf.Tensor] = {}  # name -> [T, B], including seams
+    histograms: Mapping[str, tf.Tensor] = {}  # name -> [T, B, ...], including seams
     targets: Targets | None = None  # of the baseline; PopArt needs them
     terms: Mapping[str, tf.Tensor] = {}  # name -> [T, B] weighted; they add up to the loss
 
