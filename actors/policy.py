@@ -7,6 +7,8 @@ import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 import tree
+from tensorflow.python.eager import context
+from tensorflow.python.framework.constant_op import convert_to_eager_tensor
 
 from impala.agents.agent import Agent
 from impala.agents.numpy_agent import NumPyAgent
@@ -177,17 +179,19 @@ class _ActingCompiled(Acting):
         self._state_like = state
         self._state: list[tf.Tensor] = tree.flatten(state)
         # Python's part of a call costs as much as the arithmetic of ten rows. So only what the
-        # graph reads becomes a tensor, and arguments are not checked again.
+        # actions depend on becomes a tensor, and arguments are not checked again.
         self._observed = [tf.convert_to_tensor(leaf) for leaf in tree.flatten(timestep)]
+        read = _read(graph.graph)
         given = graph.inputs[: len(self._observed)]
-        self._read = [place for place, leaf in enumerate(given) if leaf.consumers()]
+        self._read = [place for place, leaf in enumerate(given) if leaf.op in read]
+        self._context = context.context()
         self._call = graph.inference_fn.call_flat
         self._captured = graph.captured_inputs
 
     def act(self, timestep: TimeStep) -> list[np.ndarray]:
         leaves = tree.flatten(timestep)
         for place in self._read:
-            self._observed[place] = tf.convert_to_tensor(leaves[place])
+            self._observed[place] = convert_to_eager_tensor(leaves[place], self._context)
         results = self._call(*self._observed, *self._state, *self._captured)
         self._state = results[self._num_outputs :]
         return [x.numpy() for x in results[: self._num_outputs]]
@@ -195,3 +199,15 @@ class _ActingCompiled(Acting):
     def core_state(self) -> Nest:
         acting, _ = tree.unflatten_as(self._state_like, self._state)
         return tree.map_structure(lambda x: x.numpy(), self._agent.core_state(acting))
+
+
+def _read(graph: tf.Graph) -> set[tf.Operation]:
+    """Returns the operations on which a function's outputs and effects depend."""
+    found: set[tf.Operation] = set()
+    pending = [*(output.op for output in graph.outputs), *graph.control_outputs]
+    while pending:
+        operation = pending.pop()
+        if operation not in found:
+            found.add(operation)
+            pending += [*(given.op for given in operation.inputs), *operation.control_inputs]
+    return found

@@ -1,18 +1,22 @@
 """A counting environment and a counting agent prove the unroll loop, row by row."""
 
 from collections.abc import Iterator
+from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import tree
 from page import says
 from scripted import Counter, Script, check_episodes, check_group
+from tensorflow.python.framework.constant_op import convert_to_eager_tensor
 
 from actors import policy
 from actors.actor import Actor
 from actors.policy import Compiled
 from impala import build, environments
 from impala.config.schema import AgentConfig, EnvironmentConfig
+from impala.environments.base import first_timestep
 from impala.types import ActorUnrolls, Parameters, StepType, Unroll
 
 
@@ -243,3 +247,19 @@ def test_impossible_arguments_are_refused() -> None:
         )
     with pytest.raises(ValueError, match="unroll_length is 0"):
         Actor(lambda task: [Script(1, 0)], Compiled(Counter()), 0, seed=0)
+
+
+def test_only_what_actions_depend_on_becomes_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, ...]] = []
+
+    def counted(value: np.ndarray, *others: Any) -> Any:
+        made.append(value.shape)
+        return convert_to_eager_tensor(value, *others)
+
+    monkeypatch.setattr("actors.policy.convert_to_eager_tensor", counted)
+    config = AgentConfig(torso="shallow", frame_stack=4)
+    spaces = (gym.spaces.Box(0, 255, (84, 84, 1), np.uint8), gym.spaces.Discrete(3))
+    observation = np.zeros((2, 84, 84, 1), np.uint8)
+    chosen = policy.of(build.agent(config, *spaces), config, spaces)
+    chosen.begin(first := first_timestep(observation, 2), [1, 2]).act(first)
+    assert made == [(2, 84, 84, 1), (2,)]  # and the types of steps; neither rewards nor discounts
