@@ -10,6 +10,7 @@ import tree
 from tensorflow.python.eager import context
 from tensorflow.python.framework.constant_op import convert_to_eager_tensor
 
+from impala import flat
 from impala.agents.agent import Agent
 from impala.agents.numpy_agent import NumPyAgent
 from impala.agents.numpy_distributions import NotServed, Random
@@ -185,14 +186,13 @@ class _ActingCompiled(Acting):
         given = graph.inputs[: len(self._observed)]
         self._read = [place for place, leaf in enumerate(given) if leaf.op in read]
         self._context = context.context()
-        self._call = graph.inference_fn.call_flat
-        self._captured = graph.captured_inputs
+        self._call = flat.call_of(graph)
 
     def act(self, timestep: TimeStep) -> list[np.ndarray]:
         leaves = tree.flatten(timestep)
         for place in self._read:
             self._observed[place] = convert_to_eager_tensor(leaves[place], self._context)
-        results = self._call(*self._observed, *self._state, *self._captured)
+        results = self._call(*self._observed, *self._state)
         self._state = results[self._num_outputs :]
         return [x.numpy() for x in results[: self._num_outputs]]
 

@@ -16,6 +16,7 @@ import tree
 
 from impala.config.schema import Config
 from impala.config.values import OptionError
+from impala.flat import Flat
 from impala.types import Batch
 from learner.update import devices
 
@@ -50,7 +51,7 @@ class Replicas:
         `of_host` return tensors.
         """
         if (strategy := self._strategy) is None:
-            return _compiled(function, jit_compile)
+            return Flat(function, jit_compile=jit_compile)
         return _compiled(lambda *arguments: strategy.run(function, arguments), jit_compile=False)
 
     def compiled_part(

@@ -1,0 +1,41 @@
+"""Compiled functions called with flat lists: the same results, traced once for each shape."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from impala.flat import Flat
+from impala.types import Nest
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_it_returns_what_the_function_returns(jit_compile: bool) -> None:
+    variable = tf.Variable(2.0)
+
+    def function(inputs: Nest, factor: tf.Tensor) -> Nest:
+        variable.assign_add(1.0)
+        named = {"z": inputs["z"] * factor, "a": (inputs["a"] + variable, [])}
+        return named, tf.reduce_sum(inputs["z"])
+
+    flat = Flat(function, jit_compile=jit_compile)
+    for count in range(2):
+        inputs = {"z": np.array([1.0, 2.0], np.float32), "a": tf.constant([[5.0]])}
+        named, total = flat(inputs, np.float32(3.0))
+        assert named["z"].numpy().tolist() == [3.0, 6.0]
+        ((value,),), rest = named["a"]
+        assert (float(value), rest) == (8.0 + count, [])
+        assert float(total) == 3.0
+
+
+def test_it_is_traced_once_for_each_shape_and_type() -> None:
+    traced: list[tuple[tf.TensorShape, tf.DType]] = []
+
+    def function(x: tf.Tensor) -> tf.Tensor:
+        traced.append((x.shape, x.dtype))
+        return x[::-1]
+
+    flat = Flat(function)
+    for x in ([1.0, 2.0], [3.0, 4.0], [5.0], [6.0, 7.0]):
+        assert flat(np.array(x, np.float32)).numpy().tolist() == x[::-1]
+    assert flat(np.array([8, 9])).numpy().tolist() == [9, 8]
+    assert traced == [([2], tf.float32), ([1], tf.float32), ([2], tf.int64)]
