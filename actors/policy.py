@@ -187,15 +187,12 @@ class _ActingCompiled(Acting):
         self._read = [place for place, leaf in enumerate(given) if leaf.op in read]
         self._context = context.context()
         self._call = flat.call_of(graph)
-        self._executor = "" if _has_control_flow(graph.graph) else "SINGLE_THREADED_EXECUTOR"
 
     def act(self, timestep: TimeStep) -> list[np.ndarray]:
         leaves = tree.flatten(timestep)
         for place in self._read:
             self._observed[place] = convert_to_eager_tensor(leaves[place], self._context)
-        # In this thread: to hand operations to another one costs more than a small one takes.
-        with tf.experimental.function_executor_type(self._executor):
-            results = self._call(*self._observed, *self._state)
+        results = self._call(*self._observed, *self._state)
         self._state = results[self._num_outputs :]
         return [x.numpy() for x in results[: self._num_outputs]]
 
@@ -214,11 +211,3 @@ def _read(graph: tf.Graph) -> set[tf.Operation]:
             found.add(operation)
             pending += [*(given.op for given in operation.inputs), *operation.control_inputs]
     return found
-
-
-def _has_control_flow(graph: tf.Graph) -> bool:
-    """Returns whether a function may branch or loop, which TensorFlow's plain executor cannot."""
-    definition = graph.as_graph_def()
-    called = (node for function in definition.library.function for node in function.node_def)
-    kinds = {node.op.removeprefix("Stateless") for node in (*definition.node, *called)}
-    return not kinds.isdisjoint({"Case", "For", "If", "Merge", "Switch", "While"})

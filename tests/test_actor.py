@@ -6,7 +6,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-import tensorflow as tf
 import tree
 from page import says
 from scripted import Counter, Script, check_episodes, check_group
@@ -18,7 +17,7 @@ from actors.policy import Compiled
 from impala import build, environments
 from impala.config.schema import AgentConfig, EnvironmentConfig
 from impala.environments.base import first_timestep
-from impala.types import ActorUnrolls, Parameters, StepType, TimeStep, Unroll
+from impala.types import ActorUnrolls, Parameters, StepType, Unroll
 
 
 def growing_versions() -> Iterator[Parameters]:
@@ -264,28 +263,3 @@ def test_only_what_actions_depend_on_becomes_a_tensor(monkeypatch: pytest.Monkey
     chosen = policy.of(build.agent(config, *spaces), config, spaces)
     chosen.begin(first := first_timestep(observation, 2), [1, 2]).act(first)
     assert made == [(2, 84, 84, 1), (2,)]  # and the types of steps; neither rewards nor discounts
-
-
-class _Looping(Counter):
-    """Counts in a loop of the graph."""
-
-    def act(self, timestep: TimeStep, acting: tf.Tensor, seed: tf.Tensor) -> Any:
-        output, count = super().act(timestep, acting, seed)
-        steps = tf.range(tf.reduce_max(count))
-        looped = tf.while_loop(
-            lambda step, counted: step < tf.size(steps),
-            lambda step, counted: (step + 1, counted + tf.cast(step < count, tf.int32)),
-            (0, tf.zeros_like(count)),
-        )
-        return output, looped[1]
-
-
-def test_an_agent_may_loop() -> None:
-    compiled = Compiled(_Looping())
-    compiled.assign([np.array([1.0], np.float32)])
-    first = first_timestep(np.zeros((2, 4), np.int32), 2)
-    acting = compiled.begin(first, [1, 2])
-    for row in range(1, 4):
-        step_type = np.full(2, StepType.MID if row > 1 else StepType.FIRST, np.int8)
-        _, policy, _ = acting.act(first._replace(step_type=step_type))
-        np.testing.assert_array_equal(policy, [[1.0, row]] * 2)
