@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import pathlib
 import re
@@ -19,6 +20,7 @@ import pytest
 import services
 import test_run_actor
 from fake_learner import FakeLearner
+from half_trained import STORED
 from page import says
 
 import impala
@@ -28,7 +30,8 @@ from impala.config.presets import PRESETS
 from impala.config.schema import EnvironmentConfig
 from impala.environments.external import External
 from impala.environments.failure import EnvironmentFailed
-from impala.logdir import rows
+from impala.logdir import checkpoint, rows
+from impala.logdir.player import Player
 from impala.types import Parameters, StepType, Unroll
 from learner.front.server import Server
 from learner.front.service import LearnerService
@@ -268,6 +271,15 @@ def test_a_pull_that_names_an_unknown_actor_is_no_sign_of_life() -> None:
     service = messages.service()
     asyncio.run(service.permit(pb.GetParametersRequest(actor="a", incarnation=1)))
     assert not service.get_status().members
+
+
+def test_no_command_plays_it() -> None:
+    saved = checkpoint.choose(STORED / "cartpole")
+    environment = EnvironmentConfig(id="External", kwargs=CARTS)
+    config = dataclasses.replace(saved.config, environment=environment)
+    player = Player(saved._replace(config=config, spaces=None))
+    with pytest.raises(ValueError, match=r"own loop: evaluate the agent there, with impala\.load"):
+        player.environment()
 
 
 CARTS = json.dumps(

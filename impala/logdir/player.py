@@ -46,8 +46,14 @@ class Player:
           render_mode: of environment 0.
 
         Raises:
-          ValueError: they cannot be made, for instance because a package is missing.
+          ValueError: they cannot be made, for instance because a package is missing, or are
+            played elsewhere.
         """
+        if self._task.environment.id == "External":
+            raise ValueError(
+                "External is played by its own loop: evaluate the agent there, with impala.load "
+                "(docs/external.md)."
+            )
         return build.environment(
             self._task.environment,
             num_envs,
