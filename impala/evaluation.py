@@ -17,6 +17,7 @@ import tree
 from impala.agents.agent import Agent
 from impala.environments.base import Environment
 from impala.environments.episodes import EpisodeStatistics
+from impala.flat import Flat
 from impala.types import EnvironmentStep, Episode, Nest, StepType, TimeStep
 
 _log = logging.getLogger(__name__)
@@ -217,5 +218,4 @@ def _compiled(agent: Agent, greedy: bool) -> _Act:
         output, acting = agent.act(timestep, acting, None if greedy else seed)
         return output.action, acting
 
-    compiled: _Act = tf.function(act, autograph=False)
-    return compiled
+    return Flat(act)
