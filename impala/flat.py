@@ -1,7 +1,7 @@
 """Compiled functions that are called with flat lists of tensors.
 
 `tf.function` finds out in Python, in each call, whether it was traced for arguments like these.
-That takes half a millisecond or more for a batch, longer than the update of a small network.
+That takes half a millisecond or more for a batch, as long as the update of a small network.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,7 @@ class Flat:
         ]
         kind = tuple((leaf._shape_tuple(), leaf.dtype) for leaf in leaves)
         if kind not in self._calls:
-            self._arguments_like = arguments
+            self._arguments_like = _structure(arguments)
             specs = (tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves)
             call = call_of(self._compiled.get_concrete_function(*specs))
             self._calls[kind] = call, self._results_like
@@ -60,5 +60,10 @@ class Flat:
 
     def _trace(self, *leaves: tf.Tensor) -> list[tf.Tensor]:
         results = self._function(*tree.unflatten_as(self._arguments_like, leaves))
-        self._results_like = tree.map_structure(lambda _: None, results)
+        self._results_like = _structure(results)
         return tree.flatten(results)
+
+
+def _structure(nest: Nest) -> Nest:
+    """Returns a nest without its tensors, which would be kept in memory."""
+    return tree.map_structure(lambda _: None, nest)
