@@ -81,13 +81,14 @@ _STEADY = ("--optimiser.no-decay-to-zero",)
 _SAMPLED = ("--episodes", "100")
 
 
-def _sequence(name: str, of: sequences.Tasks) -> Experiment:
+def _sequence(name: str, of: sequences.Tasks, **options: Any) -> Experiment:
     """Returns the experiment that trains tasks in turn, with and without CLEAR."""
     return Experiment(
         name=name,
         question="What does CLEAR keep of tasks that are trained in turn, and what of it counts?",
         arms=sequences.arms(of),
         evaluation=_SAMPLED,
+        **options,
     )
 
 
@@ -242,7 +243,8 @@ _ALL = (
     ),
     *map(_corrections, _MINATAR_GAMES[:2]),
     _sequence("clear-minatar", _MINATAR_SEQUENCE),
-    _sequence("clear-catch", _CATCH_BOARDS),
+    # One arm's runs of one seed differ by as much as arms do.
+    _sequence("clear-catch", _CATCH_BOARDS, seeds=range(101, 111)),
     _sequence("clear-atari", _CORA_ATARI),
     _VTRACE_AT_LAG,
     _preset("catch", arms={"catch": ("catch", *_EACH_SECOND)}),
