@@ -75,7 +75,7 @@ def play(strategy: Strategy, problem: str, pulls: int, episodes: int, seed: int 
     """Plays one episode of a strategy in each of `episodes` bandits."""
     bandits = BanditVector(episodes, problem, pulls)
     bandits.reset(seed=seed)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng([seed, 1])  # independent of the bandits, which have `seed`
     wins, losses = np.zeros((2, episodes, bandits.single_action_space.n))  # type: ignore[attr-defined]
     rows = np.arange(episodes)
     rewards, regrets, bests = [], [], []

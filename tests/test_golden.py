@@ -133,7 +133,7 @@ def test_the_golden_message_has_the_golden_bytes() -> None:
     assert codec.encode(arrays) == list(sent.tensors)
 
 
-@says("Who meets a kind or a family that it does not know gives up.")
+@says("An actor that meets a kind or a family that it does not know gives up.")
 def test_the_actor_in_node_computes_the_golden_networks() -> None:
     """Those that it knows; others it refuses."""
     answers = json.loads(

@@ -54,7 +54,7 @@ def _parameters() -> Parameters:
 
 
 @says(
-    "One gRPC service, `impala.v1.Learner`, over HTTP/2 in plain text:",
+    "One gRPC service, `impala.v1.Learner`, over HTTP/2, in plain text or with [TLS](#identity):",
     "The learner answers every message with one receipt, in order, and `Receipt.sequence` repeats "
     "the number.",
     "**Addresses.** `host:port`, or `unix:path` on one host.",

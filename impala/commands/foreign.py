@@ -82,7 +82,7 @@ _RUN = {
     "LOGDIR/tensorboard is always written; impala train --tensorboard shows it": (
         "tensorboard-log tb use-tensorboard"
     ),
-    "LOGDIR has the telemetry as TensorBoard files and as metrics.jsonl": (
+    "--telemetry.sinks wandb; LOGDIR has TensorBoard files and metrics.jsonl in any case": (
         "wandb with-wandb use-wandb wandb-project track"
     ),
     "impala record LOGDIR writes a video of an episode": "capture-video save-video video",

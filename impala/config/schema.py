@@ -606,8 +606,8 @@ class TelemetryConfig:
     """Where rows of telemetry go."""
 
     sinks: tuple[Annotated[str, SINK], ...] = ()
-    """Sinks of your own, each as MODULE:CLASS, which get every row beside the console, TensorBoard
-    and metrics.jsonl."""
+    """wandb, mlflow, or sinks of your own, each as MODULE:CLASS: they get every row beside the
+    console, TensorBoard and metrics.jsonl."""
     log_episodes: bool = False
     """Log a line for each episode in training: its task, actor, return, length, frames and info."""
 

@@ -8,7 +8,7 @@ JOIN, STREAM, PARAMETERS = "Joining", "Messages and numbers", "Parameters"
 MISTAKES, REFUSALS, UNKNOWN = "Mistakes", "Refusals", "A learner that does not know the actor"
 PRESSURE, BROKEN, LOST = "Back-pressure", "A broken stream", "Receipts that get lost"
 BACKOFF, RESTART, NEW_RUN = "Calls that fail", "A learner that comes back", "Another run"
-FINISH, MAJOR, NEEDS = "The end of training", "Another major version", "A setting of tomorrow"
+FINISH, MAJOR, NEEDS = "The end of training", "Another major version", "A newer setting"
 
 NUMBERED = "The messages of an incarnation are numbered 1, 2, 3, ..."
 UNCHANGED = "A retry repeats the number and the contents."
