@@ -16,7 +16,14 @@ from page import says
 from impala.config import values
 from impala.config.schema import Config
 from impala.types import Parameters, StepType
-from learner.front.inference import MOST_VERSIONS, Acted, Caller, Inference, InvalidRow
+from learner.front.inference import (
+    MOST_VERSIONS,
+    Acted,
+    Caller,
+    Inference,
+    InvalidRow,
+    NotActing,
+)
 from learner.front.server import Server
 from learner.front.service import LearnerService
 from protos import codec
@@ -248,15 +255,15 @@ def test_actions_are_uniform_until_the_first_update() -> None:
 
 
 def test_the_death_of_its_thread_is_told_to_callers_and_noticed_by_the_learner() -> None:
-    def dies() -> Any:
-        raise ValueError("no such network")
+    def dies(name: str, value: float) -> None:
+        raise ValueError(f"no such number: {name}")
 
-    inference = Inference(Config(), messages.SPACES, messages.spec(), dies)
+    inference = Inference(Config(), messages.SPACES, messages.spec(), lambda: _Step(), dies)
     inference.publish(_parameters(1))
     inference.check()
     with inference.caller() as caller:
         for _ in range(2):  # who waits for it, and who comes later
-            with pytest.raises(RuntimeError, match="has died: no such network"):
+            with pytest.raises(RuntimeError, match="has died: no such number: batch_size"):
                 _act(caller)
     with pytest.raises(RuntimeError, match="Inference for callers of Act has died"):
         inference.check()
@@ -266,6 +273,51 @@ def test_the_death_of_its_thread_is_told_to_callers_and_noticed_by_the_learner()
     with pytest.raises(RuntimeError, match="Inference"):
         server.check()
     server.stop(0.0)
+    inference.close()
+
+
+def test_an_agent_without_a_step_is_told_to_callers_and_does_not_end_the_learner() -> None:
+    def cannot() -> Any:
+        raise ValueError("the torso reads its variables in a tf.function of its own")
+
+    inference = Inference(Config(), messages.SPACES, messages.spec(), cannot)
+    inference.publish(_parameters(1))
+    with inference.caller() as caller:
+        for _ in range(2):  # who waits for it, and who comes later
+            with pytest.raises(NotActing, match=r"in a tf\.function of its own"):
+                _act(caller)
+    inference.check()
+    service = messages.service(inference=inference)
+    service.join(messages.join_request("a", 1))
+    service.publish(_parameters(1))
+    code, line, replies = _status(service, _request())
+    assert (code, replies) == (grpc.StatusCode.FAILED_PRECONDITION, 0)
+    assert "act with parameters" in line
+    inference.close()
+
+
+def test_a_row_that_the_network_cannot_compute_is_refused_alone() -> None:
+    class Embedding(_Step):
+        """Has no entry for a state of 9."""
+
+        def __call__(self, held: int, given: Sequence[np.ndarray]) -> list[np.ndarray]:
+            if (given[4] == 9.0).any():
+                raise IndexError("index 9 is not in [0, 9)")
+            return super().__call__(held, given)
+
+    step = Embedding()
+    inference = _inference(step)
+
+    async def together() -> list[Any]:
+        with inference.caller() as good, inference.caller() as bad:
+            rows = good.act(_request()), bad.act(_request(state=9.0))
+            return await asyncio.gather(*rows, return_exceptions=True)
+
+    for _ in range(3):  # the second time they are computed together
+        acted, refused = asyncio.run(together())
+        np.testing.assert_array_equal(acted.arrays[3], np.ones((2, 2)))
+        assert isinstance(refused, InvalidRow) and "index 9 is not in" in str(refused)
+    inference.check()
     inference.close()
 
 

@@ -38,6 +38,10 @@ class InvalidRow(ValueError):
     """A request that cannot be computed; the message names the value, the limit and the fix."""
 
 
+class NotActing(RuntimeError):
+    """There is no step of this agent that could act for others; the message says why."""
+
+
 class Step(Protocol):
     """`impala.acting.CompiledStep`, of which this module needs no TensorFlow."""
 
@@ -115,6 +119,7 @@ class Inference:
         self._callers = 0
         self._together = 1  # callers whose rows were taken the last time
         self._thread: threading.Thread | None = None
+        self._unmade: NotActing | None = None
         self._error: BaseException | None = None
         self._closed = False
         self.rows = 0
@@ -200,6 +205,8 @@ class Inference:
         given = self.decode(request)
         loop = asyncio.get_running_loop()
         with self._changed:
+            if self._unmade is not None:
+                raise self._unmade
             if self._error is not None:
                 raise RuntimeError(f"Inference for callers of Act has died: {self._error}")
             if self._closed:
@@ -240,7 +247,8 @@ class Inference:
     def _run(self) -> None:
         rows: list[_Row] = []
         try:
-            step = self._make()
+            if (step := self._step()) is None:
+                return
             while rows := self._next():
                 of_versions: dict[int, list[_Row]] = {}
                 for row in rows:
@@ -255,6 +263,22 @@ class Inference:
                 self._waiting.clear()
             died = RuntimeError(f"Inference for callers of Act has died: {error}")
             self._answer((row, died) for row in rows)
+
+    def _step(self) -> Step | None:
+        """Returns the step; None if the agent has none, which whoever called is told."""
+        try:
+            return self._make()
+        except Exception as error:  # of a torso or core of one's own
+            _log.exception("This learner cannot act for callers of Act; training goes on.")
+            unmade = NotActing(
+                f"This learner cannot act with its agent ({error}): act with parameters."
+            )
+        with self._changed:
+            self._unmade = unmade
+            rows = [*self._waiting]
+            self._waiting.clear()
+        self._answer((row, unmade) for row in rows)
+        return None
 
     def _next(self) -> list[_Row]:
         """Waits for rows; returns those to compute now, none at the end."""
@@ -275,7 +299,10 @@ class Inference:
             return rows
 
     def _compute(self, step: Step, rows: Sequence[_Row]) -> None:
-        """Computes rows of one version, and answers them."""
+        """Computes rows of one version, and answers them.
+
+        If the network fails on them, each is computed alone, and refused if it still fails.
+        """
         version = rows[0].version
         if version.held is None:
             version.held = step.held(version.parameters.values)
@@ -291,11 +318,19 @@ class Inference:
             np.concatenate([*leaves, np.zeros((padding, *leaves[0].shape[1:]), leaves[0].dtype)])
             for leaves in zip(*parts, strict=True)
         ]
-        results = step(version.held, given)
+        try:
+            results = step(version.held, given)
+        except Exception as error:  # such as an index that a layer of one's own does not have
+            for row in rows if len(rows) > 1 else ():
+                self._compute(step, [row])
+            if len(rows) == 1:
+                refused = InvalidRow(f"The network cannot compute this row: {error}")
+                self._answer([(rows[0], refused)])
+            return
         self.rows += total
         self._observe("batch_size", total)
         ends = np.cumsum(sizes)
-        answers = []
+        answers: list[tuple[_Row, list[np.ndarray] | Exception]] = []
         for row, start, end in zip(rows, ends - sizes, ends, strict=True):
             arrays = [leaf[start:end] for leaf in results]
             if self._config.agent.random_warm_up and version.parameters.version == 0:
@@ -304,7 +339,7 @@ class Inference:
         self._answer(answers)
 
     @staticmethod
-    def _answer(answers: "Iterable[tuple[_Row, list[np.ndarray] | RuntimeError]]") -> None:
+    def _answer(answers: "Iterable[tuple[_Row, list[np.ndarray] | Exception]]") -> None:
         """Answers rows, on their loops. Nobody may be waiting any more."""
         of_loops: dict[asyncio.AbstractEventLoop, list[Any]] = {}
         for row, answer in answers:
@@ -331,6 +366,7 @@ class Caller:
 
         Raises:
           InvalidRow: the request is none that can be computed.
+          NotActing: nobody's is.
         """
         return await self._inference.act(self, request)
 
@@ -376,7 +412,7 @@ def _settle(answers: "Sequence[tuple[asyncio.Future[Any], Any]]") -> None:
     for done, answer in answers:
         if done.done():  # the caller has gone
             continue
-        if isinstance(answer, RuntimeError):
+        if isinstance(answer, Exception):
             done.set_exception(answer)
         else:
             done.set_result(answer)

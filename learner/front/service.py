@@ -36,7 +36,7 @@ from learner.data.ingest import (
 from learner.data.pacing import Pacing, Permit
 from learner.front.accounts import Admission
 from learner.front.executable import ExecutablePolicy, NotMade
-from learner.front.inference import Caller, Inference, InvalidRow
+from learner.front.inference import Caller, Inference, InvalidRow, NotActing
 from learner.front.receipts import ReceiptProofs
 from learner.front.records import Records
 from learner.front.refused_outputs import RefusedOutput
@@ -481,6 +481,8 @@ class LearnerService:
             acted = await caller.act(request)
         except InvalidRow as error:
             raise InvalidRequest(str(error)) from None
+        except NotActing as error:
+            raise NotOffered(str(error)) from None
         if request.begins:
             self._hand_out(acted.parameters)
         return pb.ActReply(
