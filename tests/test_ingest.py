@@ -253,12 +253,34 @@ _HALF_BOUNDED = gym.spaces.Box(
     ],
 )
 def test_actions_are_those_of_the_action_space(space: gym.Space, good: object, bad: object) -> None:
-    for bounds in message_bounds(Config(), [], space).actions:
+    for bounds in message_bounds(Config(), [], (space, space)).actions:
         for action, is_good in ((good, True), (bad, False)):
             array = np.asarray(action, np.float64)
             assert bounds is not None
             inside = (array >= bounds.low).all() and (array <= bounds.high).all()
             assert inside == is_good
+
+
+def test_observations_that_are_choices_are_those_of_their_space() -> None:
+    """A network may look numbers up in a table, which has no row for others."""
+    seen = messages.SPACES[0]
+    assert isinstance(seen, gym.spaces.Dict)
+    image = gym.spaces.MultiDiscrete([5, 4, 256], start=[0, 1, 0])
+    space = gym.spaces.Dict({**seen.spaces, "image": image})
+    bounds = message_bounds(Config(), [], (space, space)).observations
+    arrays = messages.unroll()
+    numbers = arrays.timestep.observation["image"]
+    numbers[:] = [4, 1, 255]
+    assert isinstance(_check(_good(arrays=arrays), observations=bounds), Arrival)
+    for row, value in ((0, [5, 1, 0]), (3, [4, 0, 0]), (3, [4, 5, 0])):
+        numbers[:] = [4, 4, 0]
+        numbers[row, 1] = value
+        refused = _check(_good(arrays=arrays), observations=bounds)
+        assert isinstance(refused, Rejection) and refused.reason == pb.REASON_RANGE
+        assert "timestep/observation/image holds" in refused.detail
+    arrays.timestep.observation["speed"][:] = 1e6  # a box need not be kept to
+    numbers[:] = 1
+    assert isinstance(_check(_good(arrays=arrays), observations=bounds), Arrival)
 
 
 def test_whole_numbers_to_see_are_limited_where_they_can_be_large() -> None:

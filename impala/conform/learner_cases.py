@@ -33,8 +33,8 @@ _CAUSES: Mapping[str, str] = {
     "REASON_TENSOR_SIZE": "a tensor has not the bytes of its dtype and shape",
     "REASON_NOT_FINITE": "NaN or infinity in any float tensor",
     "REASON_RANGE": "a number outside its range: task, bool, step type and its order, discount, "
-    "action, frames, an episode's numbers, seconds; a reward, observation, policy parameter or "
-    "value estimate beyond the learner's [limits]",
+    "action, an observation that is a choice, frames, an episode's numbers, seconds; a reward, "
+    "observation, policy parameter or value estimate beyond the learner's [limits]",
     "REASON_VERSION": "`learner_incarnation` is 0 or no learner of this run, or it cannot have "
     "published that version",
 }

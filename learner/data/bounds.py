@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 
 from impala.config.schema import Config, LimitsConfig
-from impala.environments.spaces import FORBIDDEN
+from impala.environments.spaces import FORBIDDEN, Spaces
 from impala.schedule import tasks
 from impala.schedule.tasks import Task
 
@@ -16,7 +16,7 @@ _TOLERANCE = 1e-5  # relative, of a box: rounding may move an action at its edge
 
 
 class Bounds(NamedTuple):
-    """Inclusive limits of an action leaf; arrays broadcast against its trailing axes."""
+    """Inclusive limits of a leaf; arrays broadcast against its trailing axes."""
 
     low: Any
     high: Any
@@ -28,6 +28,9 @@ class MessageBounds(NamedTuple):
     actions: Sequence[Bounds | None]  # of each leaf of the action; None: any finite number
     frames_per_step: Sequence[int]  # of each task, the most environment frames of one agent step
     limits: LimitsConfig = LimitsConfig()
+    observations: Sequence[
+        Bounds | None
+    ] = ()  # of each leaf; None: as `limits` say; (): so are all
 
 
 class Limit(NamedTuple):
@@ -51,20 +54,23 @@ class Limit(NamedTuple):
         return array[wrong].flat[0] if wrong.any() else None
 
 
-def message_bounds(
-    config: Config, played: Sequence[Task], action_space: gym.Space
-) -> MessageBounds:
+def message_bounds(config: Config, played: Sequence[Task], spaces: Spaces) -> MessageBounds:
     """Returns the bounds of a run's messages.
 
     Args:
       config: the run's configuration.
       played: its tasks.
-      action_space: common to all tasks.
+      spaces: common to all tasks.
     """
+    observation_space, action_space = spaces
     return MessageBounds(
-        actions=list(_actions(action_space)),
+        actions=[_bounds(leaf) for leaf in _leaves(action_space)],
         frames_per_step=[tasks.frames_per_step(task, config.limits) for task in played],
         limits=config.limits,
+        observations=[
+            None if isinstance(leaf, gym.spaces.Box) else _bounds(leaf)
+            for leaf in _leaves(observation_space)
+        ],
     )
 
 
@@ -95,23 +101,29 @@ def limit_of(name: str, dtype: np.dtype, limits: LimitsConfig) -> Limit | None:
     return limit if dtype.kind in "fiu" else None
 
 
-def _actions(space: gym.Space) -> Iterator[Bounds | None]:
-    """Yields the bounds of each leaf of an action."""
+def _leaves(space: gym.Space) -> Iterator[gym.Space]:
+    """Yields the leaves of a space, in the order of those of its values."""
     match space:
         case gym.spaces.Dict():
             for name in sorted(space.spaces):
-                yield from _actions(space[name])
+                yield from _leaves(space[name])
         case gym.spaces.Tuple():
             for part in space.spaces:
-                yield from _actions(part)
-        case gym.spaces.Discrete():
-            yield Bounds(space.start, space.start + space.n - 1)
-        case gym.spaces.MultiDiscrete():
-            yield Bounds(space.start, space.start + space.nvec - 1)
-        case gym.spaces.MultiBinary():
-            yield Bounds(0, 1)
-        case gym.spaces.Box() if space.dtype is not None and space.dtype.kind == "f":
-            # Infinite where the box is not bounded.
-            yield box(space.low.astype(np.float64), space.high.astype(np.float64))
+                yield from _leaves(part)
         case _:
-            yield None
+            yield space
+
+
+def _bounds(leaf: gym.Space) -> Bounds | None:
+    """Returns the bounds of a leaf; None if any finite number is in it."""
+    match leaf:
+        case gym.spaces.Discrete():
+            return Bounds(leaf.start, leaf.start + leaf.n - 1)
+        case gym.spaces.MultiDiscrete():
+            return Bounds(leaf.start, leaf.start + leaf.nvec - 1)
+        case gym.spaces.MultiBinary():
+            return Bounds(0, 1)
+        case gym.spaces.Box() if leaf.dtype is not None and leaf.dtype.kind == "f":
+            # Infinite where the box is not bounded.
+            return box(leaf.low.astype(np.float64), leaf.high.astype(np.float64))
+    return None

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tree
 
-from impala.types import EnvironmentFault, Episode, StepType, Unroll
+from impala.types import EnvironmentFault, Episode, Nest, StepType, Unroll
 from learner.checks import numbers
 from learner.checks.mistakes import Kind
-from learner.data.bounds import MessageBounds, limit_of
+from learner.data.bounds import Bounds, MessageBounds, limit_of
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -439,12 +439,12 @@ class Validator:
 
     def _check_values(self, unroll: Unroll) -> None:
         _check_range("timestep/discount", unroll.timestep.discount, 0, 1)
-        actions = tree.flatten_with_path(unroll.output.action)
-        for (path, action), bounds in zip(actions, self._bounds.actions, strict=True):
-            if bounds is not None:
-                name = "/".join(map(str, ("output", "action", *path)))
-                # Row 0 repeats a checked row or, in the first unroll, holds no action.
-                _check_range(name, action[1:], bounds.low, bounds.high)
+        # Row 0 repeats a checked row or, in the first unroll, holds no action.
+        actions = tree.map_structure(lambda action: action[1:], unroll.output.action)
+        _check_within("output/action", actions, self._bounds.actions)
+        if self._bounds.observations:
+            seen = unroll.timestep.observation
+            _check_within("timestep/observation", seen, self._bounds.observations)
 
 
 class Rejected(Exception):
@@ -524,6 +524,13 @@ def _seconds(name: str, value: float) -> float:
     return value
 
 
+def _check_within(name: str, nest: Nest, bounds: Sequence[Bounds | None]) -> None:
+    """Checks the leaves of a nest against the bounds of each."""
+    for (path, array), of_leaf in zip(tree.flatten_with_path(nest), bounds, strict=True):
+        if of_leaf is not None:
+            _check_range("/".join(map(str, (name, *path))), array, of_leaf.low, of_leaf.high)
+
+
 def _check_range(name: str, array: np.ndarray, low: Any, high: Any) -> None:
     wrong = (array < low) | (array > high)
     if wrong.any():
@@ -534,7 +541,7 @@ def _check_range(name: str, array: np.ndarray, low: Any, high: Any) -> None:
         if numbers.is_swapped(array):
             mistake = numbers.byte_order(name)
             raise Rejected(pb.REASON_RANGE, detail + mistake.detail, mistake=mistake.kind)
-        raise Rejected(pb.REASON_RANGE, f"{detail}Look at the environment and at the action space.")
+        raise Rejected(pb.REASON_RANGE, f"{detail}Look at the environment and its spaces.")
 
 
 def _check_step_types(step_type: np.ndarray) -> None:

@@ -48,7 +48,7 @@ def terms(
     Raises:
       OptionError: a setting is too large to be sent.
     """
-    bounds = message_bounds(config, played, spaces[1])
+    bounds = message_bounds(config, played, spaces)
     return Terms(
         unroll_spec,
         codec.specs(list(variables)),
