@@ -879,6 +879,24 @@ def test_the_network_of_an_own_part_is_not_recomputed_and_the_rest_is_checked() 
     assert rechecks.done == 0
 
 
+def test_what_actors_compute_that_come_after_others_is_recomputed_too() -> None:
+    story, now = Story(CATCH), 0.0
+    rechecks = recheck.Recheck(story.reply, 1.0, lambda actor, mistake: None, lambda: now)
+    rechecks.handed_out(VERSION, story.parameters)
+    (sent,) = story.play(1, groups=1)
+    for generation in range(4):
+        before = rechecks.done
+        for number in range(100):
+            now += 1.0
+            sent.message.actor = f"actor-{generation}-{number % 4}"
+            rechecks.offer(sent.message, sent.arrays, 0)
+            while rechecks._busy.is_set():
+                time.sleep(0.001)
+        # Those of before are forgotten after a minute.
+        assert rechecks.done - before >= 40
+    rechecks.close()
+
+
 def test_the_page_describes_every_mistake() -> None:
     rows = re.findall(r"^\| `(\w+)` \| .* \|$", PAGE[PAGE.index("### Mistakes") :], re.M)
     assert rows[: len(Kind)] == list(Kind)

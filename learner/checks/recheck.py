@@ -1,6 +1,7 @@
 """Recomputes a share of the unrolls, beside everything else."""
 
 import collections
+import itertools
 import logging
 import threading
 import time
@@ -19,7 +20,8 @@ _log = logging.getLogger(__name__)
 _HELD_BYTES = 64 << 20  # of parameters
 _HELD_AT_LEAST = 2  # versions
 _LEAST_SECONDS = 0.1  # between two unrolls
-_MOST_RECENT = 1000  # senders
+_MOST_SENDERS = 1000  # that take turns
+_FORGOTTEN_SECONDS = 60.0  # after which a sender that sends nothing has no turn
 _IN_A_ROW = 3  # unrolls of a sender that differ before it is named
 
 
@@ -54,8 +56,8 @@ class Recheck:
         self._thread: ThreadPoolExecutor | None = None
         self._busy = threading.Event()
         self._next = 0.0
-        self._senders: set[str] = set()
-        self._recent: collections.deque[str] = collections.deque()  # half of them: let others come
+        # When each was heard, who had a turn longest ago first.
+        self._senders: collections.OrderedDict[str, float] = collections.OrderedDict()
         self._differed: dict[str, int] = {}  # sender -> unrolls in a row
         self.done = 0
         """Unrolls recomputed."""
@@ -82,12 +84,8 @@ class Recheck:
         if values is None or self._busy.is_set() or self._clock() < self._next:
             return
         assert self._recomputation is not None
-        self._senders.add(message.actor)
-        if message.actor in self._recent:
+        if not self._has_turn(message.actor):
             return
-        self._recent.append(message.actor)
-        while len(self._recent) > min(len(self._senders) // 2, _MOST_RECENT):
-            self._recent.popleft()
         env = self.done % message.num_envs
         leaves = list(arrays.values())
         claim = Claim(
@@ -105,6 +103,22 @@ class Recheck:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="recheck")
         self._busy.set()
         self._thread.submit(self._recompute, message.actor, values, claim)
+
+    def _has_turn(self, sender: str) -> bool:
+        """Returns whether a sender is not of the half that had a turn last; it then has one."""
+        now = self._clock()
+        is_new = sender not in self._senders
+        self._senders[sender] = now
+        gone = [name for name, heard in self._senders.items() if now > heard + _FORGOTTEN_SECONDS]
+        for name in gone:
+            del self._senders[name]
+        waiting = itertools.islice(self._senders, (len(self._senders) + 1) // 2)
+        if not (is_new or sender in waiting):
+            return False
+        self._senders.move_to_end(sender)
+        if len(self._senders) > _MOST_SENDERS:
+            self._senders.popitem(last=False)
+        return True
 
     def close(self) -> None:
         """Ends the thread."""
@@ -134,7 +148,7 @@ class Recheck:
         if mistake is None:
             self._differed.pop(actor, None)
             return
-        if len(self._differed) > _MOST_RECENT:
+        if len(self._differed) > _MOST_SENDERS:
             self._differed.clear()
         self._differed[actor] = self._differed.get(actor, 0) + 1
         if self._differed[actor] >= _IN_A_ROW:
