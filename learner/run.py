@@ -177,7 +177,10 @@ def run_learner(
 
             # Telemetry, closed last.
             telemetry = Telemetry()
-            evaluations = Evaluations(logdir, config, plan.names, snapshots)
+            evaluations = Evaluations(
+                *(logdir, config, plan.names, snapshots),
+                frames=resumed.learner.counters.frames,
+            )
             writer = Writer(
                 evaluations,
                 service.evaluations,

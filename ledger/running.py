@@ -301,8 +301,8 @@ def _thinned(curve: list[list[float]], milestones: Sequence[float]) -> list[list
 
 def _rounded_report(line: dict[str, Any]) -> dict[str, Any]:
     """Returns a line of evaluations.jsonl with shorter numbers."""
-    returns = [records.rounded(value) for value in line["returns"]]
-    return line | {"returns": returns, "time": round(line["time"])}
+    returns = {name: [*map(records.rounded, line[name])] for name in ("returns",) if name in line}
+    return line | returns | {"time": round(line["time"])}
 
 
 def _without_settings(environ: Any) -> dict[str, str]:

@@ -38,7 +38,7 @@ def continual_run(record: Record) -> continual.Run:
     config, _ = values.from_stored(Config, record.settings)
     history = continual.History(config)
     for line in record.evaluations:
-        history.add(continual.Report.parse(line))
+        history.add(continual.parse(line))
     return history.run()
 
 

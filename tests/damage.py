@@ -75,7 +75,7 @@ def original(logdir: pathlib.Path) -> Original:
     disk = Disk(logdir / "replay", identity)
     records = {number: disk.get(number) for number, _ in disk.heads()}
     disk.close()
-    reports = json_lines.read(logdir / "evaluations.jsonl", continual.Report.parse)
+    reports = json_lines.read(logdir / "evaluations.jsonl", continual.parse)
     assert len(checkpoints) > 1 and records and len(reports) > 1
     return Original(files, checkpoints, records, identity, list(reports))
 
@@ -238,7 +238,7 @@ def _load_replay(logdir: pathlib.Path, intact: Original, log: list[str], goes_on
 
 def load_evaluations(logdir: pathlib.Path, intact: Original, log: list[str]) -> str:
     left = list(intact.reports)
-    for report in json_lines.read(logdir / "evaluations.jsonl", continual.Report.parse):
+    for report in json_lines.read(logdir / "evaluations.jsonl", continual.parse):
         while left and left[0] != report:
             left.pop(0)
         if not left:

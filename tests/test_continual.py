@@ -92,6 +92,27 @@ def test_what_a_restarted_learner_repeats_counts_once(tmp_path: pathlib.Path) ->
     assert (curve.frames.tolist(), curve.returns.tolist()) == ([0, 100, 120], [0, 1, 5])
 
 
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        # An evaluator that was given 300 before the restart reports after another one.
+        ([("resumed", 350), (400, "b"), (300, "a"), (450, "b")], [300, 400, 450]),
+        # What the first learner came to beyond 350 is not part of the run.
+        ([(300, "a"), (400, "a"), (450, "a"), ("resumed", 350), (500, "b"), (405, "b")], None),
+    ],
+)
+def test_a_learner_that_has_resumed_goes_on_from_there_whoever_reports_first(
+    tmp_path: pathlib.Path, lines: list[tuple], expected: list[int] | None
+) -> None:
+    write(tmp_path, [])
+    with open(tmp_path / "evaluations.jsonl", "w") as file:
+        for first, second in lines:
+            report = {"task": "a", "frames": first, "returns": [1.0], "learner": second}
+            mark = {"time": 1.0, "resumed": second}
+            file.write(json.dumps(mark if first == "resumed" else report) + "\n")
+    assert continual.read(tmp_path).curves["a"].frames.tolist() == (expected or [300, 405, 500])
+
+
 def test_evaluators_may_report_in_any_order_and_tasks_may_change(tmp_path: pathlib.Path) -> None:
     lines = [("a", 0, [0.0]), ("a", 200, [2.0]), ("a", 100, [1.0]), ("of before", 100, [1.0])]
     run = continual.read(write(tmp_path, lines))

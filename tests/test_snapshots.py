@@ -105,7 +105,7 @@ def test_a_report_that_cannot_be_filed_is_awaited_from_another(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshots = waiting(0)
-    filed = Evaluations(tmp_path, PRESETS["catch"][1], ["Catch"], snapshots)
+    filed = Evaluations(tmp_path, PRESETS["catch"][1], ["Catch"], snapshots, 0)
     episodes = [Episode(episode_return=1.0, length=9, frames=9, info={})]
     report = EvaluationReport("e", 0, LEARNER, 0, 0, episodes)
     snapshots.report(LEARNER, 0, 0)

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from impala.config import parts, values
 from impala.config.schema import Config, EnvironmentConfig, TelemetryConfig
-from impala.logdir import continual, rows
+from impala.logdir import continual, json_lines, rows
 from impala.logdir.checkpoint import Counters
 from impala.types import Episode
 from learner.front.service import EvaluationReport
@@ -71,9 +71,10 @@ def writing(
     files: Sequence[File] = (),
     exporter: sinks.Sink | None = None,
     own: Sequence[OwnSink] = (),
+    resumed: int = 0,
 ) -> Iterator[Writer]:
     (logdir / "config.yaml").write_text(values.to_yaml(CONFIG))
-    evaluations = Evaluations(logdir, CONFIG, ["Catch"], snapshots(0, 50, 70, 2**53))
+    evaluations = Evaluations(logdir, CONFIG, ["Catch"], snapshots(0, 50, 70, 2**53), resumed)
     writer = Writer(evaluations, queue.Queue(64), exporter, live, files, own)
     try:
         yield writer
@@ -109,7 +110,7 @@ def snapshots(*frames: int, num_tasks: int = 1) -> Snapshots:
 
 def test_a_report_settles_a_snapshot_once_and_for_ever(tmp_path: pathlib.Path) -> None:
     waiting = snapshots(100, 200, num_tasks=2)
-    evaluations = Evaluations(tmp_path, CONFIG, ["Catch", "other"], waiting)
+    evaluations = Evaluations(tmp_path, CONFIG, ["Catch", "other"], waiting, 0)
     for task, frames, value in [(0, 100, 1.0), (0, 100, 9.0), (1, 100, 4.0), (0, 200, 2.0)]:
         evaluations.add(report(frames, value)._replace(task=task))
     evaluations.close()
@@ -118,16 +119,30 @@ def test_a_report_settles_a_snapshot_once_and_for_ever(tmp_path: pathlib.Path) -
     assert (whole.frames, whole.mean) == (100, 2.5)
 
     again = snapshots(100, 200, num_tasks=2)  # after a restart
-    Evaluations(tmp_path, CONFIG, ["Catch", "other"], again).close()
+    Evaluations(tmp_path, CONFIG, ["Catch", "other"], again, 0).close()
     assert again.take_evaluated() == [whole]
     assert not again.awaits(LEARNER, 200, 0) and again.awaits(LEARNER, 200, 1)
+
+
+def test_a_learner_that_resumes_says_from_where_before_its_first_report(
+    tmp_path: pathlib.Path,
+) -> None:
+    for frames, of_reports in ((0, (100, 200)), (150, ()), (120, (130,))):
+        evaluations = Evaluations(tmp_path, CONFIG, ["Catch"], snapshots(*of_reports), frames)
+        for number in of_reports:
+            evaluations.add(report(number))
+        evaluations.close()
+    lines = json_lines.read(tmp_path / "evaluations.jsonl", continual.parse)
+    assert [x.frames for x in lines] == [100, 200, 120, 130]
+    assert [isinstance(x, continual.Resumed) for x in lines] == [False, False, True, False]
+    assert evaluations.summaries["Catch"].best == 1.0
 
 
 def test_a_report_that_cannot_be_written_is_awaited_still(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting = snapshots(100)
-    evaluations = Evaluations(tmp_path, CONFIG, ["Catch"], waiting)
+    evaluations = Evaluations(tmp_path, CONFIG, ["Catch"], waiting, 0)
 
     def fail(line: object) -> None:
         raise OSError("No space left on device")
@@ -459,7 +474,10 @@ def test_a_torn_line_ends_no_learner_and_the_next_start_goes_on(
         assert writer.drain(30.0)
     path = tmp_path / "evaluations.jsonl"
     path.write_bytes(path.read_bytes() + path.read_bytes()[:30])
-    with caplog.at_level(logging.WARNING), writing(tmp_path, live=[sink := Sink()]) as writer:
+    with (
+        caplog.at_level(logging.WARNING),
+        writing(tmp_path, live=[sink := Sink()], resumed=60) as writer,
+    ):
         writer._reports.put(report(70, value=70.0))
         writer.put(interval(0))
         assert writer.drain(30.0)

@@ -81,10 +81,29 @@ class Report(NamedTuple):
         return cls(task, learner, frames, math.fsum(returns) / len(returns))
 
 
-class History:
-    """Collects a run's reports in order.
+class Resumed(NamedTuple):
+    """A learner has resumed from a checkpoint, and repeats the frames that came after it."""
 
-    A learner that resumed from a checkpoint repeats some frames; the last report counts.
+    frames: int  # of the checkpoint
+
+
+def parse(line: Mapping[str, Any]) -> Report | Resumed:
+    """Returns what a line of evaluations.jsonl says.
+
+    Raises:
+      KeyError, TypeError, ValueError, ArithmeticError: it says nothing.
+    """
+    if line.keys() == {"time", "resumed"} and type(line["resumed"]) is int:
+        return Resumed(line["resumed"])
+    return Report.parse(line)
+
+
+class History:
+    """Collects a run's lines in order.
+
+    A learner that resumed from a checkpoint repeats some frames; the last report counts. Several
+    evaluators report snapshots in any order, of learners before the last one too. Where older
+    versions have not said from where a learner resumed, its first report does.
     """
 
     def __init__(self, config: Config):
@@ -93,15 +112,25 @@ class History:
         self._names = [task.name for task in tasks.make(config.environment, config.tasks)]
         self._points: dict[str, dict[int, float]] = {name: {} for name in self._names}
         self._learners: set[int | str] = set()
+        self._has_resumed = False
 
-    def add(self, report: Report) -> None:
-        """Adds a report; one of a task that the run no longer has is ignored."""
-        if report.learner not in self._learners:
-            self._learners.add(report.learner)
-            for name, of_task in self._points.items():
-                self._points[name] = {f: r for f, r in of_task.items() if f < report.frames}
-        if report.task in self._points:
-            self._points[report.task][report.frames] = report.mean
+    def add(self, line: Report | Resumed) -> None:
+        """Adds a line; a report of a task that the run no longer has is ignored."""
+        if isinstance(line, Resumed):
+            self._has_resumed = True
+            self._keep(line.frames)
+            return
+        if line.learner not in self._learners:
+            self._learners.add(line.learner)
+            if not self._has_resumed:
+                self._keep(line.frames - 1)
+        if line.task in self._points:
+            self._points[line.task][line.frames] = line.mean
+
+    def _keep(self, most: int) -> None:
+        """Forgets the reports of more frames."""
+        for name, of_task in self._points.items():
+            self._points[name] = {f: r for f, r in of_task.items() if f <= most}
 
     def run(self) -> Run:
         """Returns the reports so far, as curves."""
@@ -121,15 +150,15 @@ def read(logdir: pathlib.Path) -> Run:
     Raises:
       NoEvaluations: there are none.
     """
-    reports = json_lines.read(logdir / "evaluations.jsonl", Report.parse)
-    if not reports:
+    lines = json_lines.read(logdir / "evaluations.jsonl", parse)
+    if not any(isinstance(line, Report) for line in lines):
         raise NoEvaluations(
             f"{logdir} has no evaluations. Train with several tasks, or with --evaluate yes."
         )
     config, _ = values.from_stored(Config, layers.read_yaml(logdir / "config.yaml"))
     history = History(config)
-    for report in reports:
-        history.add(report)
+    for line in lines:
+        history.add(line)
     return history.run()
 
 

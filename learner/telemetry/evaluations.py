@@ -21,7 +21,12 @@ class Evaluations:
     """
 
     def __init__(
-        self, logdir: pathlib.Path, config: Config, tasks: Sequence[str], snapshots: Snapshots
+        self,
+        logdir: pathlib.Path,
+        config: Config,
+        tasks: Sequence[str],
+        snapshots: Snapshots,
+        frames: int,
     ):
         """Reads the existing reports.
 
@@ -30,13 +35,19 @@ class Evaluations:
           config: the run's configuration.
           tasks: their names, in order.
           snapshots: those that may wait for reports.
+          frames: from which this learner goes on.
         """
         path = logdir / "evaluations.jsonl"
         self._tasks = tasks
         self._snapshots = snapshots
         self._history = continual.History(config)
-        for report in json_lines.read(path, continual.Report.parse):
-            self._add(report)
+        lines = json_lines.read(path, continual.parse)
+        for line in lines:
+            self._add(line)
+        # To be written before this learner's first report.
+        self._resumed = continual.Resumed(frames) if frames or lines else None
+        if self._resumed is not None:
+            self._add(self._resumed)
         self._file = json_lines.Appender(path, seals=True)
         self._new: list[EvaluationReport] = []  # not in a row yet
         self.dropped = 0
@@ -69,6 +80,9 @@ class Evaluations:
             "returns": [episode.episode_return for episode in report.episodes],
         }
         try:
+            if self._resumed is not None:
+                self._file.write({"time": time.time(), "resumed": self._resumed.frames})
+                self._resumed = None
             self._file.write(line)
         except OSError:
             self._snapshots.report(*place, is_lost=True)
@@ -76,11 +90,13 @@ class Evaluations:
         self._new.append(report)
         self._add(continual.Report.parse(line))
 
-    def _add(self, report: continual.Report) -> None:
-        self._history.add(report)
-        if isinstance(report.learner, int) and report.task in self._tasks:
-            task = self._tasks.index(report.task)
-            self._snapshots.settle(report.learner, report.frames, task, report.mean)
+    def _add(self, line: continual.Report | continual.Resumed) -> None:
+        self._history.add(line)
+        if isinstance(line, continual.Resumed):
+            return
+        if isinstance(line.learner, int) and line.task in self._tasks:
+            task = self._tasks.index(line.task)
+            self._snapshots.settle(line.learner, line.frames, task, line.mean)
 
     def tell(self, interval: Interval) -> None:
         """Adds the reports since the last call, and the summary of each task, to an interval."""
