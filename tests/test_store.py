@@ -46,7 +46,9 @@ class Scene:
             learner=dataclasses.replace(config.learner, checkpoint_store=url, checkpoints_kept=2),
         )
 
-    def save(self, updates: int, kind: checkpoint.Kind = "checkpoints", added: int = 7) -> None:
+    def save(
+        self, updates: int, kind: checkpoint.Kind = "checkpoints", added: int = 7, keep: int = 2
+    ) -> None:
         saved = Checkpoint(
             PRESETS["catch"][1],
             Counters(updates=updates),
@@ -54,8 +56,8 @@ class Scene:
             accounts={},
             replay_added=added,
         )
-        keep = {"checkpoints": 2, "best": 1}.get(kind)
-        checkpoint.save(self.logdir, saved, keep, kind)
+        keeps = {"checkpoints": keep, "best": 1}
+        checkpoint.save(self.logdir, saved, keeps.get(kind), kind)
 
     def copy(self) -> None:
         with Copier(self.logdir, self.config()):
@@ -173,6 +175,32 @@ def test_the_store_keeps_as_many_as_the_log_directory(scene: Scene) -> None:
     assert there.folders("checkpoints") == there.saved("checkpoints")
     assert len(there.saved("milestones")) == 3
     assert there.saved("best") == ["000000000030-000003"]
+
+
+def test_a_run_that_keeps_fewer_than_before_copies_only_these(faulty: Scene) -> None:
+    for updates in (10, 20, 30):
+        faulty.save(updates, keep=3)
+    with Copier(faulty.logdir, faulty.config()) as copier:
+        wait_for("all copies", lambda: copier.behind_seconds == 0.0)
+        before = Faulty.writes_left
+        time.sleep(0.3)  # it looks again thirty times
+        assert Faulty.writes_left == before
+    saved = Store(faulty.url).saved("checkpoints")
+    assert saved == ["000000000020-000002", "000000000030-000003"]
+
+
+def test_a_checkpoint_that_lacks_a_file_is_left_out_and_named_once(
+    faulty: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    faulty.save(10)
+    (incomplete,) = checkpoint.of_kind(faulty.logdir, "checkpoints")
+    (incomplete / checkpoint.FILES[-1]).unlink()
+    with Copier(faulty.logdir, faulty.config()) as copier:
+        wait_for("the pass", lambda: copier.behind_seconds == 0.0)
+        faulty.save(20)
+        wait_for("the copy", lambda: Store(faulty.url).saved("checkpoints"))
+    assert Store(faulty.url).saved("checkpoints") == ["000000000020-000002"]
+    assert sum("is not copied: it lacks" in text for text in caplog.messages) == 1
 
 
 def test_a_copy_that_was_interrupted_at_any_step_is_no_checkpoint(faulty: Scene) -> None:

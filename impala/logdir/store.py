@@ -275,6 +275,7 @@ class Copier:
         )
         self._small: dict[str, bytes | None] = {}  # as they are in the store
         self._there: dict[Kind, list[str]] = {}  # in the store, in order; filled at the first pass
+        self._incomplete: set[pathlib.Path] = set()  # of which a file is not there
         self._behind_since: float | None = time.monotonic()
         self._closing = threading.Event()
         self._deadline = 0.0
@@ -371,16 +372,19 @@ class Copier:
         """Returns what is not in the store, the newest of the most important first."""
         return [
             (kind, path)
-            for kind, _ in self._kept
-            for path in reversed(checkpoint.of_kind(self._logdir, kind))
-            if path.name not in self._there.get(kind, ())
+            for kind, keep in self._kept
+            for path in reversed(checkpoint.of_kind(self._logdir, kind)[-keep if keep else None :])
+            if path.name not in self._there.get(kind, ()) and path not in self._incomplete
         ]
 
     def _copy(self, kind: Kind, path: pathlib.Path) -> None:
         try:
             contents = {file: (path / file).read_bytes() for file in checkpoint.FILES}
-        except FileNotFoundError:
-            return  # deleted meanwhile, as a newer one was saved
+        except FileNotFoundError as error:
+            if path.is_dir():  # else it was deleted meanwhile, as a newer one was saved
+                self._incomplete.add(path)
+                _log.warning("%s is not copied: it lacks %s.", path, error.filename)
+            return
         for file, content in contents.items():
             self._store.write(f"{kind}/{path.name}/{file}", content)
         self._there[kind] = checkpoint.in_order([*self._there[kind], path.name])
