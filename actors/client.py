@@ -21,6 +21,7 @@ from actors import messages
 from actors.channel import NO_SECURITY, LearnerChannel, failure
 from actors.metrics import ActorMetrics
 from actors.session import (
+    LONGEST_BACKOFF_SECONDS,
     Assignment,
     LearnerAway,
     LearnerChanged,
@@ -443,7 +444,9 @@ class LearnerClient:
                 pulled = self._pull()
             except grpc.RpcError as error:  # the session is lost too, and logs it
                 self._session.raise_if_refused(failure(error))
-                self._sleep(_RETRY_PULL_SECONDS)
+                # This actor is quarantined: its host's others suffer if it asks at once.
+                is_to_wait = error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+                self._sleep(LONGEST_BACKOFF_SECONDS if is_to_wait else _RETRY_PULL_SECONDS)
                 pulled = False
             if not pulled:
                 self._sleep(RETRY_POLL_SECONDS, until=lambda: self._session.wants_parameters)

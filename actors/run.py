@@ -96,7 +96,7 @@ def run_actor(
         if metrics_listen is not None:
             exporter = Exporter(metrics_listen, metrics.registry)
             _log.info("serving metrics on %s", exporter.address)
-        shared = SharedPulls() if share_pulls and role == "actor" else None
+        shared = SharedPulls(learner) if share_pulls and role == "actor" else None
         waiting = outgrown = False
         while True:
             incarnation = wire.new_incarnation()

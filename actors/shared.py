@@ -9,6 +9,7 @@ an actor from pulling.
 
 import contextlib
 import fcntl
+import hashlib
 import logging
 import os
 import pathlib
@@ -50,14 +51,17 @@ class _Header(NamedTuple):
 class SharedPulls:
     """This process's view of what its host has pulled. Thread-safe but for `pull`."""
 
-    def __init__(self, directory: pathlib.Path | None = None) -> None:
+    def __init__(self, learner: str, directory: pathlib.Path | None = None) -> None:
         """Makes the directory.
 
         Args:
+          learner: its address. Peers have one incarnation, but one of them may have a version
+            before another.
           directory: which nobody else can write; None: that of this user on this host.
         """
         root = _MEMORY if os.access(_MEMORY, os.W_OK) else pathlib.Path(tempfile.gettempdir())
         self._directory = root / f"impala-{os.getuid()}" if directory is None else directory
+        self._learner = hashlib.sha256(learner.encode()).hexdigest()[:8]
         self._asked = time.monotonic() - _MOST_SECONDS / _QUARTER
         self._is_usable = _is_private(self._directory)
 
@@ -200,7 +204,7 @@ class SharedPulls:
                     path.unlink()
 
     def _path(self, incarnation: int) -> pathlib.Path:
-        return self._directory / f"{incarnation:016x}"
+        return self._directory / f"{incarnation:016x}-{self._learner}"
 
 
 def fresh_since(now: float, asked: float) -> float:

@@ -52,7 +52,7 @@ def act(
             address,
             name=f"synthetic-{place}",
             incarnation=new_incarnation(),
-            shared=SharedPulls(directory) if directory is not None else None,
+            shared=SharedPulls(address, directory) if directory is not None else None,
         ) as client:
             client.join()
             client.parameters()

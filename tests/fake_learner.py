@@ -22,6 +22,7 @@ class FakeLearner(pb_grpc.LearnerServicer):
     Set `answer` to judge messages otherwise than by accepting them, clear `receipts` or `replies`
     to hold receipts or parameters back, set `finished`, `refusal` or `parameters` at any time. Set
     `permit` before anyone joins, to have rounds need permits: it gives a number, or 0 for none yet.
+    `quarantine` refuses whoever asks for one.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class FakeLearner(pb_grpc.LearnerServicer):
         self.max_message_bytes = max_message_bytes
         self.finished = False
         self.refusal = ""
+        self.quarantine = ""
         self.answer: Answer = self.accepted
         self.permit: Callable[[pb.GetParametersRequest], int] | None = None
         self.receipts = threading.Event()
@@ -150,6 +152,8 @@ class FakeLearner(pb_grpc.LearnerServicer):
     ) -> pb.GetParametersReply:
         self._hear(self.pulls, request)
         self.replies.wait()
+        if request.round and self.quarantine:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, self.quarantine)
         with self.changed:
             number = self.permit(request) if self.permit is not None else 0
             if self.permit is not None and not number:

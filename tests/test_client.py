@@ -685,6 +685,20 @@ def test_a_round_is_sent_as_a_whole_before_the_next_one_is_permitted() -> None:
     assert versions[0::2] == versions[1::2] == sorted(versions[0::2]) and len(set(versions)) > 2
 
 
+def test_who_is_quarantined_waits_before_it_asks_for_a_permit_again(
+    learner: FakeLearner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner.permit = lambda request: 0
+    learner.quarantine = "quarantined for 60 s"
+    monkeypatch.setattr(client_module, "LONGEST_BACKOFF_SECONDS", 3600.0)
+    with connect(learner) as client:
+        client.join()
+        threading.Timer(2.0, client.stop).start()
+        with pytest.raises(Stopped):
+            client.await_turn(2)
+    assert sum(bool(pull.round) for pull in learner.pulls) == 1
+
+
 def decoded(message: pb.Unrolls, unroll_length: int, num_envs: int) -> ActorUnrolls:
     """What an independent reader makes of a message: the specs are written out by hand."""
     rows = (unroll_length + 1, num_envs)

@@ -23,6 +23,7 @@ from actors.shared import SharedPulls
 from protos.impala.v1 import learner_pb2 as pb
 
 LEARNER = 5
+ADDRESS = "learner-host:50051"
 
 
 class Learner:
@@ -76,7 +77,7 @@ def directory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathli
 
 def test_what_one_has_pulled_the_others_read(directory: pathlib.Path) -> None:
     learner = Learner()
-    actors = [SharedPulls(directory) for _ in range(10)]
+    actors = [SharedPulls(ADDRESS, directory) for _ in range(10)]
     assert [pulled(each, NONE, learner) for each in actors] == [1] * 10
     assert learner.calls == 1
     # A newer one is for those that hold an older one, and of this learner only.
@@ -96,7 +97,7 @@ def test_what_was_asked_for_long_ago_is_not_taken(
     monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr(shared, "_MOST_SECONDS", 0.25)
     learner = Learner()
-    one, other = SharedPulls(directory), SharedPulls(directory)
+    one, other = SharedPulls(ADDRESS, directory), SharedPulls(ADDRESS, directory)
     for each in (one, other):
         each.pull(LEARNER, NONE, learner.call)
     calls = learner.calls
@@ -118,8 +119,16 @@ def test_what_was_asked_for_long_ago_is_not_taken(
     assert reply is not None and reply.finished
     learner.finished = False
     now = 50.0  # as after a new start of the host
-    assert pulled(SharedPulls(directory), NONE, learner) == 4
+    assert pulled(SharedPulls(ADDRESS, directory), NONE, learner) == 4
     assert learner.calls == calls + 5
+
+
+def test_peers_of_one_incarnation_share_nothing(directory: pathlib.Path) -> None:
+    """One may have a version that the other refuses still."""
+    peer, other = Learner(), Learner()
+    peer.version = 2
+    assert pulled(SharedPulls(ADDRESS, directory), NONE, peer) == 2
+    assert pulled(SharedPulls("peer-host:50051", directory), NONE, other) == 1
 
 
 def test_those_that_ask_together_wait_for_one_of_them(
@@ -127,7 +136,7 @@ def test_those_that_ask_together_wait_for_one_of_them(
 ) -> None:
     monkeypatch.setattr(shared, "_FIRST_WAIT_SECONDS", 50.0)
     learner = Learner(seconds=0.2)
-    actors = [SharedPulls(directory) for _ in range(8)]
+    actors = [SharedPulls(ADDRESS, directory) for _ in range(8)]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         versions = list(pool.map(lambda each: pulled(each, NONE, learner), actors))
     assert set(versions) == {1}
@@ -141,8 +150,8 @@ def test_a_pull_that_fails_is_not_waited_for(directory: pathlib.Path) -> None:
         raise ConnectionError("gone")
 
     with pytest.raises(ConnectionError):
-        SharedPulls(directory).pull(LEARNER, NONE, fail)
-    assert pulled(SharedPulls(directory), NONE, learner) == 1
+        SharedPulls(ADDRESS, directory).pull(LEARNER, NONE, fail)
+    assert pulled(SharedPulls(ADDRESS, directory), NONE, learner) == 1
 
 
 HOLDER = """
@@ -157,7 +166,7 @@ time.sleep(600)
 @contextlib.contextmanager
 def puller(directory: pathlib.Path) -> Iterator["subprocess.Popen[str]"]:
     """Another process that has begun to pull."""
-    lock = directory / f"{LEARNER:016x}.lock"
+    lock = SharedPulls(ADDRESS, directory)._path(LEARNER).with_suffix(".lock")
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, lock], stdout=subprocess.PIPE, text=True
     ) as process:
@@ -172,7 +181,7 @@ def test_one_that_is_killed_while_it_pulls_leaves_it_to_the_next(
     directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared, "_FIRST_WAIT_SECONDS", 50.0)
-    learner, actor = Learner(), SharedPulls(directory)
+    learner, actor = Learner(), SharedPulls(ADDRESS, directory)
     with puller(directory) as process:
         pulling = threading.Thread(target=actor.pull, args=(LEARNER, NONE, learner.call))
         pulling.start()
@@ -187,7 +196,11 @@ def test_one_that_is_frozen_while_it_pulls_is_waited_for_a_moment(
 ) -> None:
     monkeypatch.setattr(shared, "_FIRST_WAIT_SECONDS", 0.05)
     monkeypatch.setattr(shared, "_LEAST_WAIT_SECONDS", 0.01)
-    learner, one, other = Learner(), SharedPulls(directory), SharedPulls(directory)
+    learner, one, other = (
+        Learner(),
+        SharedPulls(ADDRESS, directory),
+        SharedPulls(ADDRESS, directory),
+    )
     with puller(directory) as process:
         process.send_signal(signal.SIGSTOP)
         assert pulled(one, NONE, learner) == 1
@@ -199,9 +212,9 @@ def test_one_that_is_frozen_while_it_pulls_is_waited_for_a_moment(
 
 
 def test_a_torn_or_foreign_file_is_none(directory: pathlib.Path) -> None:
-    learner, actor = Learner(), SharedPulls(directory)
+    learner, actor = Learner(), SharedPulls(ADDRESS, directory)
     actor.pull(LEARNER, NONE, learner.call)
-    file = directory / f"{LEARNER:016x}"
+    file = actor._path(LEARNER)
     whole = file.read_bytes()
     for content in (b"", whole[:20], whole[:-1], whole[:32] + b"\xff" * (len(whole) - 32)):
         file.write_bytes(content)
@@ -219,7 +232,7 @@ def test_a_directory_of_others_is_not_used(
     for path in (directory, link, directory.with_name("missing") / "below"):
         learner = Learner()
         for _ in range(2):
-            assert pulled(SharedPulls(path), NONE, learner) == 1
+            assert pulled(SharedPulls(ADDRESS, path), NONE, learner) == 1
         assert learner.calls == 2
     assert not list(directory.iterdir())
     assert "not a directory of this user with mode 700" in caplog.text
@@ -228,7 +241,7 @@ def test_a_directory_of_others_is_not_used(
 def test_without_space_an_actor_pulls_alone(
     directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    learner, actor = Learner(), SharedPulls(directory)
+    learner, actor = Learner(), SharedPulls(ADDRESS, directory)
 
     def full(one: object, other: object) -> None:
         raise OSError(28, "No space left on device")
@@ -241,12 +254,12 @@ def test_without_space_an_actor_pulls_alone(
 
 
 def test_what_learners_that_are_gone_have_left_is_deleted(directory: pathlib.Path) -> None:
-    learner, actor = Learner(), SharedPulls(directory)
+    learner, actor = Learner(), SharedPulls(ADDRESS, directory)
     for name in ("old", "new"):
         (directory / name).touch()
     os.utime(directory / "old", (1.0, 1.0))
     actor.pull(LEARNER, NONE, learner.call)
-    assert {"new", f"{LEARNER:016x}"} <= {path.name for path in directory.iterdir()}
+    assert {"new", actor._path(LEARNER).name} <= {path.name for path in directory.iterdir()}
     assert not (directory / "old").exists()
 
 
@@ -257,7 +270,10 @@ def test_clients_of_a_host_share_and_look_once_more_at_the_boundary(
         clients = [
             stack.enter_context(
                 LearnerClient(
-                    learner.address, name=f"{n}", incarnation=n + 1, shared=SharedPulls(directory)
+                    learner.address,
+                    name=f"{n}",
+                    incarnation=n + 1,
+                    shared=SharedPulls(ADDRESS, directory),
                 )
             )
             for n in range(3)
