@@ -261,7 +261,7 @@ class Scene:
             clock=lambda: self.seconds,
         )
 
-    def prepare(self, batch: Batch, fresh: int = B) -> Prepared:
+    def prepare(self, batch: Batch, fresh: int = B, weights: np.ndarray | None = None) -> Prepared:
         """Unrolls of which the first half are the bad actor's; those not fresh lie in replay."""
         unroll, half = batch.unroll, B // 2
         self.replay.add(unroll, slice(0, half), "bad")
@@ -282,10 +282,14 @@ class Scene:
             steps=T * fresh,
             arrivals=[],
             is_whole=True,
+            episodes=int((unroll.timestep.step_type[1:, :fresh] == StepType.LAST).sum()),
+            weights=weights,
         )
 
-    def learn(self, batch: Batch, fresh: int = B) -> tuple[Prepared, Update | None]:
-        prepared, update = self.guard.learn(self.learner, self.prepare(batch, fresh))
+    def learn(
+        self, batch: Batch, fresh: int = B, weights: np.ndarray | None = None
+    ) -> tuple[Prepared, Update | None]:
+        prepared, update = self.guard.learn(self.learner, self.prepare(batch, fresh, weights))
         for part in prepared.provenance:
             self.accounts.settle(*part.account)
         self.learner.count(
@@ -368,6 +372,16 @@ def test_culprits_are_dropped_removed_and_blamed_and_nothing_else_is(scene: Scen
     (blame,) = scene.blamed
     assert blame.startswith("bad: 2 unrolls with which update 2 is not finite in the loss, the gr")
     assert (scene.guard.culprits, scene.guard.skipped_updates) == (2, 0)
+
+
+def test_episodes_of_what_is_dropped_are_not_counted(scene: Scene) -> None:
+    """A run may end after so many, and target networks be copied."""
+    batch = poisoned(batch_for(scene.learner), [0, 2])
+    batch.unroll.timestep.step_type[2, [0, 1, 5]] = StepType.LAST
+    batch.unroll.timestep.step_type[3, [0, 1, 5]] = StepType.FIRST
+    batch.unroll.timestep.step_type[4, 5] = StepType.LAST
+    prepared, _ = scene.learn(batch)
+    assert prepared.episodes == 3
 
 
 def test_replayed_culprits_were_accounted_for_when_they_were_fresh(scene: Scene) -> None:
@@ -630,6 +644,17 @@ def test_a_bad_update_can_be_computed_again_bit_for_bit(
         "identical to what was seen, bit for bit",
     ):
         assert words in said
+
+
+def test_the_weights_of_a_bad_update_are_kept(catch: Scene) -> None:
+    """As of what was replayed from an earlier phase."""
+    bad = poisoned(batch_for(catch.learner), [1, 4])
+    weights = np.array([1, 1, 1, 0, 0, 1], np.float32)
+    catch.learn(bad, fresh=3, weights=weights)
+    (path,) = written(catch)
+    again = bad_updates.again(path)
+    assert again.identical and "Culprit: unroll 1, of 'bad'" in " ".join(again.lines)
+    assert "unroll 4" not in " ".join(again.lines)
 
 
 def test_an_update_that_comes_out_otherwise_is_told(catch: Scene) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import pathlib
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from impala import build
 from impala.agents.agent import Agent
+from impala.algorithms.q_learning import QLearning
 from impala.config import rules, values
 from impala.config.presets import PRESETS
 from impala.config.schema import AgentConfig, Config, MixConfig, TasksConfig
@@ -16,6 +18,8 @@ from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Checkpoint, CheckpointError, Counters
 from impala.schedule import phases
 from impala.schedule.phases import Phase
+from learner.front.accounts import Accounts
+from learner.update.checkpoints import resume
 from learner.update.learner import Learner
 from learner.update.phases import Phases
 
@@ -204,3 +208,24 @@ def test_a_checkpoint_of_the_same_phase_must_fit_as_a_whole() -> None:
     without = {name: v for name, v in saved.variables.items() if "optimiser" not in name}
     with pytest.raises(CheckpointError, match="another network, algorithm or optimiser"):
         learner.restore(saved._replace(variables=without))
+
+
+def test_a_target_network_begins_as_the_agent_that_was_restored(tmp_path: pathlib.Path) -> None:
+    """Given the checkpoint of a critic in a run that is to go on with Q-learning."""
+    config = dataclasses.replace(
+        Config(algorithm="critic"), agent=AgentConfig(hidden_sizes=(8,), policy="epsilon_greedy")
+    )
+    critic = Phases(config, _agent(config.agent)).learner_at(Counters())
+    for variable in critic._algorithm.agent.variables:
+        variable.assign(tf.fill(variable.shape, 3.0))
+    accounts = Accounts(max_in_flight=2)
+    saved = _checkpoint(critic, config)._replace(accounts=accounts.state())
+    checkpoint.save(tmp_path, saved, keep=3)
+
+    q_learning = dataclasses.replace(config, algorithm="q_learning")
+    phases_of_run = Phases(q_learning, _agent(config.agent))
+    learner = resume(tmp_path, phases_of_run, accounts, None).learner
+
+    assert isinstance(learner._algorithm, QLearning)
+    for agent in (learner._algorithm.agent, learner._algorithm._target):
+        assert all((variable.numpy() == 3.0).all() for variable in agent.variables)

@@ -393,7 +393,7 @@ def test_evaluators_go_when_all_is_evaluated(tmp_path: pathlib.Path) -> None:
 
 def test_a_run_without_snapshots_refuses_evaluators() -> None:
     service = messages.service(snapshots=Snapshots(1, "never"))
-    with pytest.raises(InvalidRequest, match=r"learner\.snapshots is never"):
+    with pytest.raises(InvalidRequest, match="of several --peers, evaluators join the first"):
         service.join(messages.join_request("e", role=pb.ROLE_EVALUATOR))
 
 

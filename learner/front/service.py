@@ -236,8 +236,8 @@ class LearnerService:
         if request.role == pb.ROLE_EVALUATOR:
             if self._snapshots.are_refused:
                 raise InvalidRequest(
-                    "learner.snapshots is never: this run has nothing to evaluate. Start its "
-                    "learner with --learner.snapshots auto."
+                    "This learner has nothing to evaluate: start it with --learner.snapshots auto; "
+                    "of several --peers, evaluators join the first."
                 )
             reply.finished = self._snapshots.are_over
             self._records.roster.joined(request.actor, "evaluator", version)

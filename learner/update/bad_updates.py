@@ -1,10 +1,10 @@
 """Bad updates: files of refused batches, from which an update can be computed again.
 
-A file `LOGDIR/bad-updates/<update>.npz` holds everything that the update depends on (the batch and
-the senders of its unrolls, every variable and slot, the configuration, the counters) and its
-results: the bits of the loss and a digest of each gradient. Where no unroll was the cause, the name
-ends in `-skipped`. The number of each kind is limited separately, so that one actor's culprits
-leave room for the other.
+A file `LOGDIR/bad-updates/<update>.npz` holds everything that the update depends on (the batch,
+the weights and the senders of its unrolls, every variable and slot, the configuration, the
+counters) and its results: the bits of the loss and a digest of each gradient. Where no unroll was
+the cause, the name ends in `-skipped`. The number of each kind is limited separately, so that one
+actor's culprits leave room for the other.
 """
 
 import contextlib
@@ -129,7 +129,7 @@ def again(path: pathlib.Path, allow: Allowed = _NOTHING) -> Again:
         learner.last_good = tree.unflatten_as(like, last)
 
     seen = _seen(said)
-    result = learner.update(batch)
+    result = learner.update(batch, arrays.get("weights"))
     if not isinstance(result, Refusal):
         lines = [*_head(said), "Computed again, everything is finite: differs from what was seen."]
         return Again([*lines, *_where(said)], identical=False)
@@ -176,6 +176,7 @@ def _arrays(learner: Learner, prepared: Prepared, refusal: Refusal) -> dict[str,
         **{f"variables/{name}": value for name, value in learner.variables().items()},
         **_leaves("batch", prepared.batch),
         **_leaves("last_good", learner.last_good),
+        **({} if prepared.weights is None else {"weights": prepared.weights}),
         "said": np.frombuffer(json.dumps(said).encode(), np.uint8),
     }
     return {**arrays, "digest": np.frombuffer(_digest(arrays), np.uint8)}

@@ -62,6 +62,8 @@ def resume(
     if saved is None and initial is not None:
         for line in checkpoint.initialise(phases.agent.variables, initial):
             _log.info("%s", line)
+    if saved is not None and saved.algorithm != phases.algorithm_at(counters):
+        checkpoint.initialise(phases.agent.variables, saved)  # for what the algorithm copies of it
     learner = phases.learner_at(counters)
     if saved is not None:
         learner.restore(saved)

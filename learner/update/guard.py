@@ -259,6 +259,7 @@ def _account(prepared: Prepared, culprits: set[int], learned: bool) -> Prepared:
         unrolls=prepared.unrolls - len(lost),
         frames=prepared.frames - int(batch.unroll.frames[lost].sum()),
         steps=prepared.steps - int((step_type[1:, lost] != StepType.FIRST).sum()),
+        episodes=prepared.episodes - int((step_type[1:, lost] == StepType.LAST).sum()),
     )
 
 

@@ -41,8 +41,15 @@ class Phases:
             for phase in self._phases:
                 build.algorithm(phase.algorithm, config, agent)
 
+    def algorithm_at(self, counters: Counters) -> str:
+        """Returns the name of the algorithm of the phase at these counters."""
+        return phases.current(self._phases, counters.frames).algorithm
+
     def learner_at(self, counters: Counters) -> Learner:
-        """Returns a learner for the phase at these counters, with a new optimiser."""
+        """Returns a learner for the phase at these counters, with a new optimiser.
+
+        What its algorithm copies from the agent, such as a target network, is as the agent is now.
+        """
         phase = phases.current(self._phases, counters.frames)
         with self._replicas.scope():
             algorithm = build.algorithm(phase.algorithm, self.config, self.agent)
