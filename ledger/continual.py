@@ -6,7 +6,7 @@ CORA's, see `impala.logdir.continual`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,8 +59,9 @@ class Claim(NamedTuple):
 
     text: str
     quantity: str
-    of: Callable[[Mapping[str, float]], float]
-    """The number, of the arms' scores with one seed."""
+    arms: Sequence[str]
+    of: Callable[[Mapping[str, Any]], Any]
+    """The number, of the mean scores of these arms."""
     paper: str
     limit: float
     is_above: bool
@@ -80,10 +81,10 @@ def _ratio(
 ) -> Claim:
     """Returns a claim about an arm's score divided by another's."""
     quantity = f"{arm} / {other}"
-    return Claim(text, quantity, lambda x: x[arm] / x[other], paper, limit, is_above)
+    return Claim(text, quantity, (arm, other), lambda x: x[arm] / x[other], paper, limit, is_above)
 
 
-def _gap_closed(scores: Mapping[str, float]) -> float:
+def _gap_closed(scores: Mapping[str, Any]) -> Any:
     lost = scores["simultaneous"] - scores["sequential"]
     return (scores["clear"] - scores["sequential"]) / lost
 
@@ -92,7 +93,15 @@ _GAP = "what clear closes of the gap between them"
 
 CLAIMS = (
     _ratio("Tasks in turn are forgotten", "sequential", "simultaneous", "0.55", is_above=False),
-    Claim("CLEAR prevents most of it", _GAP, _gap_closed, "0.82", 0.5, True),
+    Claim(
+        "CLEAR prevents most of it",
+        _GAP,
+        ("simultaneous", "sequential", "clear"),
+        _gap_closed,
+        "0.82",
+        limit=0.5,
+        is_above=True,
+    ),
     _ratio(
         "It does so not by computing more",
         *("clear", "sequential-equal-compute", "not reported"),
@@ -116,13 +125,10 @@ CLAIMS = (
 
 
 def claim(of: Claim, scores: Scores) -> Interval | None:
-    """Returns a claim's number over the seeds that all its arms have; None if there are none."""
-    seeds = set.intersection(*({*of_seeds} for of_seeds in scores.values())) if scores else set()
-    try:
-        found = [of.of({arm: scores[arm][seed] for arm in scores}) for seed in sorted(seeds)]
-    except KeyError:
+    """Returns a claim's number; None if one of its arms has no records."""
+    if not all(scores.get(arm) for arm in of.arms):
         return None
-    return statistics.interval(found) if found else None
+    return statistics.interval_of({arm: [*scores[arm].values()] for arm in of.arms}, of.of)
 
 
 class Effect(NamedTuple):

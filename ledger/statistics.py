@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.stats
@@ -14,23 +14,43 @@ from ledger.records import Record
 
 
 class Interval(NamedTuple):
-    """A mean over seeds, and its bootstrapped interval of 95%."""
+    """A mean over seeds, or a number that is computed of several, and its interval of 95%."""
 
     mean: float
     low: float  # as high: the mean, if there is one seed only
     high: float
-    seeds: int
+    seeds: int  # of the arm with the fewest
 
 
 def interval(of_seeds: Sequence[float]) -> Interval:
     """Returns the mean of at least one number and the interval that resampling seeds gives."""
-    mean = float(np.mean(of_seeds))
-    if len(of_seeds) == 1:
-        return Interval(mean, mean, mean, 1)
-    found = scipy.stats.bootstrap(
-        (np.array(of_seeds),), np.mean, method="percentile", rng=np.random.default_rng(0)
+    return interval_of({"": of_seeds}, lambda means: means[""])
+
+
+def interval_of(
+    arms: Mapping[str, Sequence[float]], number: Callable[[Mapping[str, Any]], Any]
+) -> Interval:
+    """Returns a number of the means of several arms, each of whose seeds are resampled.
+
+    A mean of ratios, seed by seed, would be above the ratio of the means, the more so the more
+    seeds differ; and two arms with one seed have no more in common than with two.
+
+    Args:
+      arms: arm -> a number of each seed, at least one.
+      number: of the arms' means, which are arrays.
+    """
+    samples = [np.array(of_seeds, float) for of_seeds in arms.values()]
+
+    def of_means(*resampled: np.ndarray, axis: int) -> Any:
+        return number({arm: x.mean(axis) for arm, x in zip(arms, resampled, strict=True)})
+
+    found, seeds = float(of_means(*samples, axis=0)), min(map(len, samples))
+    if seeds == 1:
+        return Interval(found, found, found, 1)
+    limits = scipy.stats.bootstrap(
+        samples, of_means, method="percentile", rng=np.random.default_rng(0)
     ).confidence_interval
-    return Interval(mean, float(found.low), float(found.high), len(of_seeds))
+    return Interval(found, float(limits.low), float(limits.high), seeds)
 
 
 def continual_run(record: Record) -> continual.Run:

@@ -86,7 +86,7 @@ def test_there_are_no_areas_without_the_tasks_alone(arms: Mapping[str, Sequence[
     assert continual.areas(without) == {}
 
 
-def test_a_claim_is_judged_by_its_interval_over_the_seeds_that_all_have(
+def test_a_claim_is_judged_by_its_interval(
     arms: Mapping[str, Sequence[Record]],
 ) -> None:
     forgotten, closed, _, small, *_ = continual.CLAIMS
@@ -107,6 +107,18 @@ def test_a_claim_is_judged_by_its_interval_over_the_seeds_that_all_have(
     assert found.seeds == 2
     assert closed.verdict(found) == "open: fewer than 3 seeds"
     assert continual.claim(small, scores) is None  # nobody has run it
+    # An arm that it is not about changes nothing.
+    few = continual.areas({**arms, "clear": arms["clear"][1:]})
+    assert continual.claim(forgotten, few) == continual.claim(forgotten, scores)
+
+
+def test_arms_that_are_equal_have_a_ratio_of_1() -> None:
+    """Whatever seed is beside which: a mean of ratios would be 1.25."""
+    claim = continual.CLAIMS[0]
+    scores = {"sequential": {1: 1.0, 2: 2.0}, "simultaneous": {1: 2.0, 2: 1.0}}
+    found = continual.claim(claim, scores)
+    assert found is not None
+    assert (found.mean, found.low, found.high) == pytest.approx((1.0, 0.5, 2.0))
 
 
 def test_effects_are_forgetting_of_the_trained_and_transfer_to_the_others(
