@@ -20,11 +20,12 @@ def run_fleet(
     command: Sequence[str] = _ACTOR,
     grace_seconds: float = 15.0,
     backoff_seconds: float = 1.0,
+    give_up_after: int = 0,
 ) -> int:
     """Runs actors until each has ended by itself or a signal has ended them all.
 
     SIGTERM, SIGINT and SIGHUP are passed on, and the actors have `grace_seconds` to drain. A failed
-    actor is restarted without limit, with exponential backoff up to half a minute.
+    actor is restarted, with exponential backoff up to half a minute, unless all of them fail.
 
     Args:
       num_actors: number of processes.
@@ -32,9 +33,11 @@ def run_fleet(
       command: the command that starts an actor.
       grace_seconds: time from the signal to SIGKILL.
       backoff_seconds: pause before the first restart.
+      give_up_after: end once each actor has failed so many times in a row; 0: never.
 
     Returns:
-      Exit status: 0, or that of the last actor that failed to drain; 130 if SIGINT came twice.
+      Exit status: 0, or that of the last actor that failed to drain, or with which all of them
+      failed; 130 if SIGINT came twice.
     """
     if num_actors < 1:
         raise ValueError(f"num_actors is {num_actors}, it must be at least 1")
@@ -60,6 +63,10 @@ def run_fleet(
                     ended.status,
                     ended.restart_seconds,
                 )
+                if give_up_after and supervisor.all_keep_failing(give_up_after):
+                    _log.error("Each actor has failed %d times in a row.", give_up_after)
+                    status = ended.status
+                    supervisor.stop("all actors keep failing")
             elif ended.status != 0:
                 _log.error("%s ended with status %d", ended.name, ended.status)
                 status = ended.status

@@ -20,6 +20,7 @@ from impala.config.schema import EnvironmentConfig
 from impala.environments import catch
 from impala.environments.failure import EnvironmentFailed
 from impala.environments.wrappers import Checked
+from impala.runtime.failures import Failure, Shown, note
 
 ROOT = pathlib.Path(__file__).parent.parent
 RAISES = next(
@@ -69,6 +70,20 @@ def test_what_libraries_raise_is_placed_where_the_user_has_called_them() -> None
     assert where_raised(caught.value).startswith(f"{__file__}:")
 
 
+def test_a_line_that_was_torn_by_a_full_disk_is_left_out(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shown = Shown(tmp_path / "failures")
+    note(shown.path, Failure("KeyError: 'gear'", "game.py:3, in step"))
+    with open(shown.path, "ab") as file:
+        file.write(b'["KeyError: ')
+    note(shown.path, Failure("ValueError: 1", "game.py:5, in step"))
+    note(shown.path, Failure("OSError: 2", "game.py:7, in step"))
+    shown.show()
+    assert [text.split(": ")[1] for text in caplog.messages] == ["KeyError", "OSError"]
+    assert shown.last == "OSError: 2 (game.py:7, in step)"
+
+
 _GAME = """
 import gymnasium as gym
 from gymnasium.envs.classic_control import CartPoleEnv
@@ -88,8 +103,12 @@ gym.register("Game-v0", Game, max_episode_steps=100)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("vectorization", "status"), [("sync", 1), ("async", 0)])
-def test_training_shows_it_once(tmp_path: pathlib.Path, vectorization: str, status: int) -> None:
+@pytest.mark.parametrize(
+    ("vectorization", "actors", "status"), [("sync", 1, 1), ("sync", 2, 1), ("async", 1, 0)]
+)
+def test_training_shows_it_once(
+    tmp_path: pathlib.Path, vectorization: str, actors: int, status: int
+) -> None:
     # Given an environment that raises at every hundredth step ...
     (tmp_path / "game.py").write_text(_GAME)
     done = subprocess.run(
@@ -97,6 +116,7 @@ def test_training_shows_it_once(tmp_path: pathlib.Path, vectorization: str, stat
             *(sys.executable, "-P", "-m", "impala", "train", "cartpole"),
             *("--environment.id", "game:Game-v0", "--environment.vectorization", vectorization),
             *("--total-frames", "5000", "--actor.num-envs", "2", "--logdir", tmp_path / "run"),
+            *("--num-actors", str(actors)),
         ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -19,7 +19,7 @@ from actors.fleet import run_fleet
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # unless the tests themselves run under nohup
 logging.basicConfig(level=logging.INFO)
 sys.exit(run_fleet({num}, ["--learner", "here:1"], command=[sys.executable, {script!r}],
-                   backoff_seconds=0.05))
+                   backoff_seconds=0.05, give_up_after={give_up_after}))
 """
 
 # Writes one file per start: the index and how often this index was started, holding the pid.
@@ -37,13 +37,17 @@ new.rename(folder / f"{{index}}-{{number}}")
 
 
 def start_fleet(
-    folder: pathlib.Path, num: int, body: str, prepare: str = ""
+    folder: pathlib.Path, num: int, body: str, prepare: str = "", give_up_after: int = 0
 ) -> subprocess.Popen[str]:
     (folder / "starts").mkdir()
     script = folder / "actor.py"
     script.write_text(ACTOR.format(body=body, prepare=prepare))
     return subprocess.Popen(
-        [sys.executable, "-c", FLEET.format(num=num, script=str(script))],
+        [
+            sys.executable,
+            "-c",
+            FLEET.format(num=num, script=str(script), give_up_after=give_up_after),
+        ],
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -76,6 +80,25 @@ def test_an_actor_that_fails_is_started_again_until_it_ends_well(tmp_path: pathl
     _, log = fleet.communicate(timeout=30)
     assert fleet.returncode == 0
     assert log.count("ended with status 3") == 2
+
+
+def test_a_fleet_of_which_all_keep_failing_gives_up_if_it_is_told_to(
+    tmp_path: pathlib.Path,
+) -> None:
+    fleet = start_fleet(tmp_path, 2, "sys.exit(3)", give_up_after=3)
+    _, log = fleet.communicate(timeout=30)
+    assert fleet.returncode == 3
+    assert "Each actor has failed 3 times in a row." in log
+    starts = [path.name for path in (tmp_path / "starts").iterdir()]
+    assert {"0-2", "1-2"} <= {*starts} and len(starts) < 12
+
+
+def test_a_fleet_goes_on_while_one_of_its_actors_does(tmp_path: pathlib.Path) -> None:
+    fleet = start_fleet(tmp_path, 2, "time.sleep(60 if index == '0' else 0); sys.exit(3)", "", 2)
+    wait_until((tmp_path / "starts" / "1-4").exists)
+    assert fleet.poll() is None
+    fleet.send_signal(signal.SIGTERM)
+    fleet.communicate(timeout=30)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

@@ -129,6 +129,19 @@ def test_leaving_the_context_leaves_nothing_alive(tmp_path: pathlib.Path) -> Non
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+def test_an_error_beside_the_children_leaves_them_their_time_to_end(tmp_path: pathlib.Path) -> None:
+    """A learner writes its checkpoint then."""
+    polite, stubborn = tmp_path / "polite", tmp_path / "stubborn"
+    with pytest.raises(KeyError), Supervisor(grace_seconds=0.5) as supervisor:
+        supervisor.start(Program("polite", _python(_POLITE), log=polite))
+        supervisor.start(Program("stubborn", _python(_STUBBORN), log=stubborn))
+        _until(_says(polite, "up"))
+        _until(_says(stubborn, "up"))
+        raise KeyError("seen")
+    assert polite.read_text().split() == ["up", "told"]
+    assert supervisor.why.startswith("KeyError")
+
+
 def _supervise(code: str, log: pathlib.Path) -> "subprocess.Popen[str]":
     """Starts a supervisor of one child in a process of its own; both are up on return."""
     script = f"""

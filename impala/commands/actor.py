@@ -37,6 +37,9 @@ class Actor:
     """exit, or idle: wait for the learner to start another run."""
     reconnect_timeout: Annotated[float, Range(0.0)] = 0.0
     """Seconds without a learner after which to give up; 0: wait for ever."""
+    give_up_after: Annotated[int, Range(0)] = 0
+    """With several processes: end once each of them has failed so many times in a row; 0: start
+    them again for ever."""
     role: Literal["actor", "evaluator"] = "actor"
     """actor, or evaluator: play episodes with snapshots of the agent and report their returns."""
     bfloat16: bool = True
@@ -76,7 +79,7 @@ def actor(command: Actor) -> int:
     if command.num_actors > 1:
         from actors.fleet import run_fleet
 
-        return run_fleet(command.num_actors, _flags(command))
+        return run_fleet(command.num_actors, _flags(command), give_up_after=command.give_up_after)
     metrics_listen = next_port(command.metrics_listen, command.index or 0)
     with plainly():
         listen.check_free("Metrics", metrics_listen)
@@ -119,7 +122,7 @@ def _flags(command: Actor) -> list[str]:
     flags: list[str] = []
     defaults = values.flatten(Actor())
     for name, value in values.flatten(command).items():
-        if name in ("num_actors", "index") or value == defaults[name]:
+        if name in ("num_actors", "index", "give_up_after") or value == defaults[name]:
             continue
         flag = "--" + name.replace("_", "-")
         if isinstance(value, bool):

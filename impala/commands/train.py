@@ -17,7 +17,7 @@ from impala.config.values import OptionError
 from impala.runtime import process
 from impala.runtime.failures import Shown
 from impala.runtime.logs import log_to_stderr
-from impala.runtime.supervisor import Program, Supervisor
+from impala.runtime.supervisor import MOST_FAILURES, Program, Supervisor
 
 GRACE_SECONDS = 60.0  # the learner's last checkpoint may take a while
 _AGAIN_SECONDS = 30.0  # before restarting actors that ended by themselves
@@ -228,7 +228,10 @@ def _actor_programs(
     command: Train, socket: pathlib.Path, log: pathlib.Path, failures: pathlib.Path
 ) -> dict[str, Program]:
     """Returns the other programs, by name."""
+    several = num_actors(command) > 1
     flags = {"actors": ["--num-actors", str(num_actors(command)), "--name", "actor"]}
+    if several:  # which are started again by their own supervisor, until it gives up
+        flags["actors"] += ["--give-up-after", str(MOST_FAILURES)]
     common = ["--log-format", command.log_format, "--failures", str(failures)]
     if not command.settings.learner.bfloat16:
         common.append("--no-bfloat16")
@@ -242,7 +245,7 @@ def _actor_programs(
         name: Program(
             name=name,
             command=[*process.IMPALA, "actor", "--learner", f"unix:{socket}", *words, *common],
-            restart=True,
+            restart=not (several and name == "actors"),
             log=log,
             # A fresh start first moves the contents of the log directory aside.
             after=socket if command.fresh else None,

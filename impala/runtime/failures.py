@@ -3,6 +3,7 @@
 Actors append a line for each failure; `impala train` logs each kind of failure once.
 """
 
+import contextlib
 import json
 import logging
 import pathlib
@@ -51,7 +52,8 @@ class Shown:
         for line in lines:
             if line.endswith(b"\n"):  # else it is still being written
                 self._read += len(line)
-                self._show(Failure(*json.loads(line)))
+                with contextlib.suppress(ValueError, TypeError):  # torn by a full disk
+                    self._show(Failure(*json.loads(line)))
 
     def _show(self, failure: Failure) -> None:
         key = failure.error.partition(":")[0], failure.where

@@ -23,6 +23,7 @@ from impala.runtime.signals import INSIST_SECONDS, EndRequest
 
 _log = logging.getLogger(__name__)
 
+MOST_FAILURES = 5  # in a row, after which a program is not started again
 _POLL_SECONDS = 0.05
 _READ_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
@@ -59,6 +60,8 @@ class Exit(NamedTuple):
 class Supervisor:
     """A context for child processes; when it is left, none of them is alive.
 
+    If it is left by an exception, they are asked to end first, as by `stop()`.
+
     Inside it, the first SIGTERM, SIGINT or SIGHUP calls `stop()`, and further ones have no effect,
     except that a second SIGINT a second or more after the first calls `kill()`. Signals are seen
     only in the main thread.
@@ -69,7 +72,7 @@ class Supervisor:
         grace_seconds: float = 30.0,
         backoff_seconds: float = 1.0,
         max_backoff_seconds: float = 30.0,
-        max_failures: int = 5,
+        max_failures: int = MOST_FAILURES,
         request: EndRequest | None = None,
         asked: threading.Event | None = None,
     ):
@@ -161,6 +164,11 @@ class Supervisor:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if error is not None:
+            self.stop(f"{type(error).__name__} in the process that watches over the others")
+            while not self.killed and self._is_in_time() and any(map(_is_alive, self._running())):
+                self._obey_signals()
+                time.sleep(_POLL_SECONDS)
         self.kill()
         for child in self._children.values():
             if child.process is not None:
@@ -172,6 +180,13 @@ class Supervisor:
     def stopping(self) -> bool:
         """Whether the children have been asked to end."""
         return self._kill_at is not None
+
+    def all_keep_failing(self, times: int) -> bool:
+        """Returns whether each child has failed so many times in a row, and none has recovered."""
+        return all(
+            child.failures >= times and (child.process is None or not self._has_run_long(child))
+            for child in self._children.values()
+        )
 
     @property
     def interrupted(self) -> bool:
@@ -207,9 +222,18 @@ class Supervisor:
         for child in self._children.values():
             child.send(number)
 
+    def _is_in_time(self) -> bool:
+        return self._kill_at is None or time.monotonic() < self._kill_at
+
+    def _running(self) -> "Iterator[subprocess.Popen[bytes]]":
+        return (x.process for x in self._children.values() if x.process is not None)
+
+    def _has_run_long(self, child: "_Child") -> bool:
+        return time.monotonic() - child.started_at >= self._max_backoff_seconds
+
     def _ended(self, child: "_Child", status: int) -> Exit:
         name = child.program.name
-        if time.monotonic() - child.started_at >= self._max_backoff_seconds:
+        if self._has_run_long(child):
             child.failures = 0
         child.failures += 1
         again = child.program.restart and status != 0 and child.failures < self._max_failures
@@ -270,6 +294,10 @@ class _Child:
             os.killpg(self.process.pid, number)
         else:
             self.process.send_signal(number)
+
+
+def _is_alive(process: "subprocess.Popen[bytes]") -> bool:
+    return process.poll() is None
 
 
 def _read_lines(stream: IO[bytes], output: Callable[[str], None]) -> None:
