@@ -306,6 +306,19 @@ def test_the_largest_good_message_fits_the_limit_of_its_size() -> None:
     assert message.ByteSize() < limit < 2 * 2**20
 
 
+def test_what_is_not_tensors_is_bounded_by_the_environments_of_a_message() -> None:
+    """It takes far longer to parse and check."""
+    for envs in (1, messages.MAX_ENVS):
+        most = _validator().max_bytes_beside_tensors(envs)
+        arrays = messages.unroll(envs)
+        info = {f"{number:010}": 1.0 for number in range(most // 40)}
+        few = [pb.Episode(episode_return=1, length=1, frames=4, info=info)]
+        assert isinstance(_check(_good(num_envs=envs, arrays=arrays, episodes=few)), Arrival)
+        refused = _check(_good(num_envs=envs, arrays=arrays, episodes=few * 3))
+        assert isinstance(refused, Rejection) and refused.reason == pb.REASON_RANGE
+        assert f"at most {most} for {envs} environments" in refused.detail
+
+
 def _arrival(number: int, num_envs: int) -> Arrival:
     arrival = _check(_good(num_envs=num_envs, arrays=messages.unroll(num_envs), sequence=number))
     assert isinstance(arrival, Arrival)

@@ -279,3 +279,24 @@ def test_a_server_that_dies_is_reported_to_its_owner() -> None:
         served.server._thread.join(WAIT)
         with pytest.raises(RuntimeError, match="has died"):
             served.server.check()
+
+
+def test_a_message_with_more_than_its_tensors_may_be_is_refused_before_it_is_parsed() -> None:
+    service = messages.service()
+    most = service._validator.max_bytes_beside_tensors()
+    large = pb.Unrolls(actor="a", incarnation=1, fingerprint="x" * (most + 1))
+    service.join(messages.join_request("a", 1))
+    server = Server(service, "127.0.0.1:0")
+    try:
+        with grpc.insecure_channel(server.start()) as channel:
+            stub = learner_pb2_grpc.LearnerStub(channel)
+            receipts = stub.StreamUnrolls(iter([messages.message(1), large]), timeout=WAIT)
+            assert next(receipts).sequence == 1
+            with pytest.raises(grpc.RpcError) as error:
+                next(receipts)
+            assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert f"at most {most} are possible" in error.value.details()
+    finally:
+        server.stop(0.0)
+    (member,) = service.get_status().members
+    assert member.blamed == 1

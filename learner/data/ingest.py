@@ -222,9 +222,20 @@ class Validator:
         per_env = sum(
             math.prod(spec.shape) * codec.numpy_dtype(spec.dtype).itemsize for spec in self._specs
         )
+        return self._max_envs * per_env + self.max_bytes_beside_tensors()
+
+    def max_bytes_beside_tensors(self, num_envs: int | None = None) -> int:
+        """Returns an upper bound of the size of what is not tensors in a valid message.
+
+        Parsing and checking these takes far more time and memory than tensors of as many bytes.
+
+        Args:
+          num_envs: of the message; None: the most.
+        """
         episodes = 4096 + 64 * self._unroll_length  # of one environment, a generous bound
         step_info = 4 * self._unroll_length * self._bounds.limits.info_names
-        return self._max_envs * (per_env + episodes + step_info) + 2**20
+        envs = self._max_envs if num_envs is None else num_envs
+        return envs * (episodes + step_info) + 2**20
 
     def check(
         self,
@@ -245,6 +256,7 @@ class Validator:
         """
         try:
             self._check_header(message, newest_version)
+            self._check_size(message)
             arrays = self._decode(message.num_envs, [*tensors, *message.tensors])
             self._check_numbers(arrays)
             unroll = self._unroll(message, arrays)
@@ -287,7 +299,8 @@ class Validator:
             )
         for message in messages:
             for name, value in message.info.items():
-                _check_finite(ascii(name[:80])[1:-1], value)
+                if not math.isfinite(value):
+                    _check_finite(ascii(name[:80])[1:-1], value)
             self._check_episode(message, self._bounds.frames_per_step[task])
         return [
             Episode(message.episode_return, message.length, message.frames, dict(message.info))
@@ -391,6 +404,15 @@ class Validator:
             frames=frames.astype(np.int32),
             parameter_version=np.full(message.num_envs, message.parameter_version, np.int64),
         )
+
+    def _check_size(self, message: pb.Unrolls) -> None:
+        size = message.ByteSize() - sum(map(len, message.tensors))
+        if size > (most := self.max_bytes_beside_tensors(message.num_envs)):
+            raise Rejected(
+                pb.REASON_RANGE,
+                f"What is not tensors has {size} bytes, at most {most} for {message.num_envs} "
+                "environments: send fewer numbers of info.",
+            )
 
     def _check_frames(self, frames: np.ndarray, step_type: np.ndarray, task: int) -> None:
         """Checks frames [E] against the steps in rows 1..T of step_type [T + 1, E]."""

@@ -309,6 +309,7 @@ class _Calls:
                 while (data := await self._unless_stopping(context.read())) is not grpc.aio.EOF:
                     tensors, rest = codec.split(data)
                     try:
+                        self._service.check_bytes_beside_tensors(len(rest))
                         message = calls.parsed(pb.Unrolls, rest)
                     except InvalidRequest as error:
                         if actor:

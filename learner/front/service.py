@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import functools
 import queue
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -192,6 +192,9 @@ class LearnerService:
             needs_permits=pacing is not None,
         )
         self._welcome.MergeFrom(terms.described)
+        self._waiting: dict[
+            tuple[str, int], asyncio.Timeout
+        ] = {}  # for room; by actor, incarnation
         self._refuses = terms.checks.on_mistake == "refuse"
         self._checked = 0  # messages
         self._checks = Checks(self._welcome) if terms.checks.on_mistake != "off" else None
@@ -202,6 +205,18 @@ class LearnerService:
     def max_message_bytes(self) -> int:
         """Returns the size of the largest message that an actor may send."""
         return self._validator.max_message_bytes
+
+    def check_bytes_beside_tensors(self, size: int) -> None:
+        """Checks the size of a message without its tensors, before it is parsed.
+
+        Raises:
+          InvalidRequest: no message may have so much.
+        """
+        if size > (most := self._validator.max_bytes_beside_tensors()):
+            raise InvalidRequest(
+                f"What is not tensors has {size} bytes, at most {most} are possible: send fewer "
+                "numbers of info."
+            )
 
     def join(self, request: pb.JoinRequest) -> pb.JoinReply:
         """Registers an actor; an evaluator is not counted and gets index 0.
@@ -286,7 +301,7 @@ class LearnerService:
         if isinstance(checked, Rejection):
             return self._reject(message, checked)
         try:
-            async with self._ingest.room(message.num_envs):
+            async with self._only_one_waits(named), self._ingest.room(message.num_envs):
                 # Again: a copy of it may have waited, too.
                 judged = accounts.judge(*named, message.sequence)
                 if judged.verdict != "accepted":
@@ -297,10 +312,34 @@ class LearnerService:
                 if admission.verdict != "accepted":
                     return self._not_accepted(message, admission)
                 return self._accept(message, checked, admission)
+        except TimeoutError:
+            raise Unavailable(
+                f"{message.actor} has sent a message over another stream while this one waited for "
+                "room: keep one stream open."
+            ) from None
         except IngestClosed:
             if self._finished:
                 return self._receipt(message, pb.STATUS_FINISHED)
             raise Unavailable("The learner is stopping: connect again later.") from None
+
+    @contextlib.asynccontextmanager
+    async def _only_one_waits(self, sender: tuple[str, int]) -> AsyncIterator[None]:
+        """Lets a sender's newest message wait: an older one was sent over a stream that is gone.
+
+        Otherwise as many as there are streams would wait, each with all its bytes.
+
+        Raises:
+          TimeoutError: another message of this sender has come.
+        """
+        async with asyncio.timeout(None) as waiting:
+            if (older := self._waiting.get(sender)) is not None:
+                older.reschedule(asyncio.get_running_loop().time())
+            self._waiting[sender] = waiting
+            try:
+                yield
+            finally:
+                if self._waiting.get(sender) is waiting:
+                    del self._waiting[sender]
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[Submit]:
