@@ -45,7 +45,7 @@ from learner.telemetry.prometheus import Prometheus
 from learner.telemetry.reporter import Reporter
 from learner.telemetry.telemetry import Telemetry
 from learner.telemetry.writer import Writer
-from learner.update import devices
+from learner.update import devices, output_judge
 from learner.update.checkpoints import Checkpoints, resume
 from learner.update.guard import Guard
 from learner.update.peers import Peers
@@ -208,6 +208,7 @@ def run_learner(
                 blame=records.quarantine.blame,
                 refused_outputs=records.refused_outputs,
                 peers=group,
+                blank=output_judge.blank(plan.unroll_spec),
             )
             training = Training(plan.phases, resumed.learner, mix, guard, group)
 

@@ -35,7 +35,7 @@ from learner.data.replay import Replay
 from learner.data.storage import Memory
 from learner.front.accounts import Accounts
 from learner.front.refused_outputs import RefusedOutput, RefusedOutputs
-from learner.update import bad_updates
+from learner.update import bad_updates, output_judge
 from learner.update.devices import columns
 from learner.update.guard import Guard
 from learner.update.learner import Learner, Refusal, Update
@@ -537,6 +537,32 @@ def test_actors_are_blamed_for_outputs_if_the_learners_own_are_within_the_limits
     assert scene.blamed == ["good: range: output/baseline"] * 2
     assert not scene.judge_outputs()
     assert len(scene.blamed) == 2
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_before_the_first_batch_a_blank_one_tells_whose_outputs_are_bad(
+    tmp_path: pathlib.Path, algorithm: str
+) -> None:
+    """Else one actor alone could end the run."""
+    scene = Scene(tmp_path, make(algorithm), GuardConfig())
+    scene.guard = Guard(
+        *(GuardConfig(), tmp_path, scene.mix, scene.replay),  # type: ignore[arg-type]
+        blame=lambda actor, why: scene.blamed.append(actor),
+        refused_outputs=scene.refused_outputs,
+        clock=lambda: scene.seconds,
+        blank=output_judge.blank(spec_of(scene.learner)),
+    )
+    refuse(scene, 200)
+    scene.seconds = 60.0
+    refuse(scene)
+    assert not scene.judge_outputs()
+    assert scene.blamed == ["good"] * 201
+    assert scene.learner.last_good is None
+    if algorithm == "impala":
+        spoil(scene.learner)
+        refuse(scene)
+        with pytest.raises(NotFiniteError, match="the run began with are too large"):
+            scene.judge_outputs()
 
 
 @pytest.mark.parametrize("value", [1e9, 1e30, np.nan])

@@ -51,6 +51,7 @@ class Guard:
         refused_outputs: RefusedOutputs,
         clock: Callable[[], float] = time.monotonic,
         peers: Peers = _ALONE,
+        blank: Batch | None = None,
     ):
         """Starts with all counts at 0.
 
@@ -63,13 +64,16 @@ class Guard:
           refused_outputs: of actors, to be judged.
           clock: monotonic, in seconds.
           peers: do the same with their parts of each batch.
+          blank: upon which the network is tried before the first batch.
         """
         self._config = config
         self._peers = peers
         self._mix = mix
         self._rollback = Rollback(logdir, mix, config.window_updates, peers)
         self._culprits = Culprits(replay, blame)
-        self._outputs = OutputJudge(refused_outputs, blame, self._rollback, logdir, clock)
+        self._outputs = OutputJudge(
+            *(refused_outputs, blame, self._rollback, logdir, clock), blank=blank
+        )
         self._bad_updates = BadUpdates(logdir / "bad-updates")
         self._recent: collections.deque[bool] = collections.deque(maxlen=config.window_updates)
         self._suspects: collections.Counter[str] = collections.Counter()

@@ -10,7 +10,11 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+import tree
+
 from impala.finite import NotFiniteError
+from impala.types import ArraySpec, Batch, Unroll
 from learner.front.refused_outputs import RefusedOutput, RefusedOutputs
 from learner.update.learner import Learner
 from learner.update.rollback import Rollback
@@ -36,6 +40,7 @@ class OutputJudge:
         rollback: Rollback,
         logdir: pathlib.Path,
         clock: Callable[[], float] = time.monotonic,
+        blank: Batch | None = None,
     ):
         """Starts without refused outputs.
 
@@ -45,8 +50,10 @@ class OutputJudge:
           rollback: for bad variables.
           logdir: the run's log directory, named in error messages.
           clock: monotonic, in seconds.
+          blank: from `blank`, to try the network upon before there is a good batch.
         """
         self._refused = refused
+        self._blank = blank
         self._blame = blame
         self._rollback = rollback
         self._logdir = logdir
@@ -61,9 +68,10 @@ class OutputJudge:
     def judge(self, learner: Learner) -> Finding | None:
         """Determines why outputs of actors were refused, and blames actors or the variables.
 
-        The learner's network is applied to unrolls of the last good batch. If its outputs are
-        within the limits, the actors are blamed. If most are not, the variables are. Otherwise
-        nobody is blamed, and the variables only after a long time without good unrolls.
+        The learner's network is applied to unrolls of the last good batch, or before the first to
+        blank ones. If its outputs are within the limits, the actors are blamed. If most are not,
+        the variables are. Otherwise nobody is blamed, and the variables only after a long time
+        without good unrolls.
 
         Returns:
           Why the variables have to be rolled back; None if they do not.
@@ -74,7 +82,8 @@ class OutputJudge:
         refused = self._refused.take()
         if not refused:
             return None
-        beyond = learner.outputs_beyond_limits()
+        has_learned = learner.last_good is not None
+        beyond = learner.outputs_beyond_limits() if has_learned else self._of_blank(learner)
         if beyond == 0.0:
             for each in refused:
                 if each.version >= self._rollback.version:  # else bad variables may be the cause
@@ -88,7 +97,15 @@ class OutputJudge:
             if self._unclear < _UNCLEAR_REFUSALS or seconds < _UNCLEAR_SECONDS:
                 return None
         self._unclear = 0
-        return self._diverged(learner, refused[-1], beyond)
+        return self._diverged(learner, refused[-1], beyond if has_learned else None)
+
+    def _of_blank(self, learner: Learner) -> float | None:
+        """Returns the share of blank unrolls with outputs beyond limits; None without any."""
+        learner.last_good = self._blank
+        try:
+            return learner.outputs_beyond_limits()
+        finally:
+            learner.last_good = None
 
     def _diverged(self, learner: Learner, last: RefusedOutput, beyond: float | None) -> Finding:
         """Returns why the variables are bad.
@@ -115,3 +132,21 @@ class OutputJudge:
             f"update {learner.counters.updates}",
             advice,
         )
+
+
+def blank(spec: Unroll) -> Batch:
+    """Returns an unroll of zeros and one of ones, upon which a good network's outputs are small.
+
+    Args:
+      spec: a nest of ArraySpec of one environment's unroll.
+    """
+
+    def filled(leaf: ArraySpec, axis: int) -> np.ndarray:
+        return np.stack([np.full(leaf.shape, value, leaf.dtype) for value in (0, 1)], axis)
+
+    rows = tree.map_structure(lambda leaf: filled(leaf, 1), spec._replace(core_state=()))
+    state = tree.map_structure(lambda leaf: filled(leaf, 0), spec.core_state)
+    unroll = rows._replace(
+        core_state=state, frames=np.zeros(2, np.int32), parameter_version=np.zeros(2, np.int64)
+    )
+    return Batch(unroll, np.zeros(2, np.bool_))
