@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from impala.components import ALGORITHM, CORE, OPTIMISER, TORSO
@@ -71,7 +71,10 @@ def groups(config: Config, root: pathlib.Path) -> dict[str, Group]:
         "optimiser": Group(
             ("learner.update.learner", *filter(None, (optimiser,))), ("learner.update.optimisers",)
         ),
-        "environment": Group(_environment_modules(played, root)),
+        "environment": Group(
+            tuple(_of_environments(config, played, root)),
+            ("impala.environments.gymnasium", "impala.environments.wrappers"),
+        ),
         "mix": Group(("learner.data.mix",)),
     }
     if config.is_paced:
@@ -81,15 +84,29 @@ def groups(config: Config, root: pathlib.Path) -> dict[str, Group]:
     return found
 
 
-def _environment_modules(ids: list[str], root: pathlib.Path) -> tuple[str, ...]:
-    """Returns the modules that all environments share, and those of these environments."""
-    others = {
-        module
-        for prefix, module in _ENVIRONMENTS.items()
-        if not any(id.startswith(prefix) for id in ids)
+def _of_environments(config: Config, ids: Sequence[str], root: pathlib.Path) -> Iterator[str]:
+    """Yields what all environments share, and what those of these settings are made with."""
+    own = {each: {m for p, m in _ENVIRONMENTS.items() if each.startswith(p)} for each in ids}
+    modules = set[str]().union(*own.values())
+    settings = config.environment
+    used = {
+        **{module: module in modules for module in _ENVIRONMENTS.values()},
+        "joint": len(ids) > 1,
+        "processes": settings.vectorization == "async",
+        "outward": False,  # for who plays an agent outside of a run
+        "gymnasium": False,  # by definition, below
+        "wrappers": False,
     }
-    paths = sorted((root / "impala/environments").glob("*.py"))
-    return tuple(f"impala.environments.{path.stem}" for path in paths if path.stem not in others)
+    for path in sorted((root / "impala/environments").glob("*.py")):
+        if used.get(path.stem, True):
+            yield f"impala.environments.{path.stem}"
+    yield "impala.environments.wrappers:Checked"
+    if settings.last_action or settings.last_reward or settings.time_in_episode:
+        yield "impala.environments.wrappers:WithHistory"
+    if {"bandit", "minatar"} & modules:
+        yield "impala.environments.gymnasium:vector"
+    if not all(own.values()):
+        yield "impala.environments.gymnasium:in_turn"
 
 
 class _Module(NamedTuple):

@@ -183,6 +183,34 @@ def test_a_result_depends_on_its_own_environment_alone(id: str, own: set[str]) -
     assert "impala.environments.base" in entries
 
 
+@pytest.mark.parametrize(
+    ("environment", "used"),
+    [
+        ({"id": "Catch"}, {"wrappers:Checked"}),
+        ({"id": "CartPole-v1"}, {"wrappers:Checked", "gymnasium:in_turn"}),
+        (
+            {"id": "CartPole-v1", "vectorization": "async"},
+            {"wrappers:Checked", "gymnasium:in_turn", "processes"},
+        ),
+        (
+            {"id": "Bandit/Uniform-v0", "last_reward": True},
+            {"wrappers:Checked", "wrappers:WithHistory", "gymnasium:vector"},
+        ),
+    ],
+)
+def test_a_result_depends_on_the_shared_code_that_its_settings_lead_to(
+    environment: dict[str, Any], used: set[str]
+) -> None:
+    config = values.overlay(Config(), {"environment": environment})
+    entries = digests.groups(config, ROOT)["environment"].entries
+    shared = ("wrappers", "gymnasium", "processes", "joint", "outward")
+    short = {each.removeprefix("impala.environments.") for each in entries}
+    assert {each for each in short if each.startswith(shared)} == used
+    two = {"tasks": {"environments": ["Catch", 'Catch{"rows": 8}'], "frames": [9, 9]}}
+    several = values.overlay(Config(), two)
+    assert "impala.environments.joint" in digests.groups(several, ROOT)["environment"].entries
+
+
 def test_a_changed_docstring_does_not_make_a_record_stale(tree: pathlib.Path) -> None:
     _record(tree)
     for path in (tree / "impala").rglob("*.py"):
