@@ -197,6 +197,54 @@ def test_an_exact_lag_is_exact_and_dealt_in_turn(num_actors: int, lag: int, seed
         assert set(Counter(key for key, _ in batch).values()) == {FRESH // num_actors}
 
 
+def _ask(pacing: Pacing, name: str, incarnation: int = 1) -> Permit | None:
+    return pacing.ask((name, incarnation), 1, FRESH // 4, lambda: None)
+
+
+def test_joining_again_brings_no_turn_of_others() -> None:
+    """Given an actor that joins again after each round and asks before anybody else may begin."""
+    pacing = Pacing(FRESH, 0, exact=True)
+    keys: dict[str, Key] = {name: (name, 1) for name in ("restless", "a", "b")}
+    rounds, learned = Counter[Key](), Counter[str]()
+    for batch in range(30):
+        asked = {
+            name: pacing.ask(key, rounds[key] + 1, FRESH, lambda: None)
+            for name, key in keys.items()
+        }
+        ((name, permit),) = [(name, permit) for name, permit in asked.items() if permit is not None]
+        rounds[keys[name]] += 1
+        assert pacing.came(keys[name], permit.number, FRESH).unrolls == FRESH
+        pacing.taken(FRESH)
+        learned[name] += 1
+        if name == "restless":
+            keys[name] = (name, 2 + batch)
+            pacing.replaced(keys[name])
+            assert pacing.ask(keys[name], 1, FRESH, lambda: None) is None
+        pacing.learned()
+    assert all(learned[name] >= 9 for name in keys), learned
+
+
+def test_an_actor_that_joins_again_keeps_its_turn_and_nobody_waits_until_it_asks() -> None:
+    pacing = Pacing(FRESH, 0, exact=True)
+    assert _ask(pacing, "a") and _ask(pacing, "b")
+    pacing.replaced(("a", 2))
+    permit = _ask(pacing, "a", 2)
+    assert permit is not None  # it is its turn...
+    pacing.came(("a", 2), permit.number, FRESH // 4)
+    pacing.replaced(("a", 3))
+    assert _ask(pacing, "a", 3) is None  # ...and then that of b
+    pacing.replaced(("b", 2))
+    assert _ask(pacing, "a", 3) is not None  # which has joined and does not ask yet
+
+
+def test_a_new_actor_does_not_begin_before_those_that_wait() -> None:
+    pacing = Pacing(FRESH, 0, exact=True)
+    assert all(_ask(pacing, name) for name in "abcd")  # nobody waits, until the batch is full
+    assert not any(_ask(pacing, name) for name in "ef")
+    pacing.replaced(("b", 2))  # then there is room for one
+    assert _ask(pacing, "f") is None and _ask(pacing, "e") is not None
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("lag", "exact"), [(2, False), (0, True), (2, True)])
 def test_a_dead_actor_holds_nobody_up(lag: int, exact: bool, seed: int) -> None:

@@ -8,7 +8,8 @@ are counted from 0 since the learner has started, and `lag` is counted in them.
   unrolls are due with batch c + lag at the latest. It may begin if there is room for all that is
   under way in the batches up to that one. Whoever asks first is served first.
 * Exact: batch b is made of unrolls of the parameters of which b - lag batches are learned (0 before
-  there are any), and of nothing else. Its rounds are dealt to the actors in turn.
+  there are any), and of nothing else. Its rounds are dealt to the actors in turn. A new actor is
+  first if nobody waits, else last; one that joins again has the turn that it had.
 
 In both cases the learner waits for unrolls that are due, and what is not due yet waits for them:
 this is the bounded staleness of Ho et al. 2013, "More Effective Distributed ML via a Stale
@@ -170,7 +171,10 @@ class Pacing:
             now = self._clock()
             if key not in self._actors:
                 self._actors[key] = _Actor(now, now)
-                self._turns.appendleft(key)  # who is new comes first
+                if self._asking:
+                    self._turns.append(key)
+                else:
+                    self._turns.appendleft(key)
             actor = self._actors[key]
             actor.seen = actor.acted = now
             actor.left = False
@@ -200,9 +204,13 @@ class Pacing:
                 actor.seen, actor.left = self._clock(), True
 
     def replaced(self, key: Key) -> None:
-        """Lapses the permits of all earlier incarnations by a name."""
+        """Lapses the permits of an earlier incarnation by a name, whose turn passes to this one."""
         with self._lock:
             for other in [each for each in self._actors if each[0] == key[0] and each != key]:
+                if key not in self._actors:
+                    now = self._clock()
+                    self._actors[key] = _Actor(now, now)
+                    self._turns.insert(self._turns.index(other), key)
                 self._forget(other, "another process goes by its name")
             self._deal()
 
@@ -319,7 +327,8 @@ class Pacing:
                 wanted = min(wanted, self._undealt[due])
                 self._undealt[due] -= wanted
                 self._undealt = +self._undealt  # without those of which all is dealt
-                self._turns.rotate(-1)
+                self._turns.remove(key)
+                self._turns.append(key)
             permit = Permit(next(self._numbers), max(0, due - self.lag), due)
             found = _Open(permit, key, asked.unrolls, wanted, self._clock())
             self._open[permit.number] = found
@@ -333,10 +342,12 @@ class Pacing:
         if self.is_exact:
             if self._next_undealt() - self.lag > self._learned:
                 return None
-            for key in itertools.islice(self._turns, 1):
+            for key in self._turns:
                 # One at a time: what has come of a round is known when the next one is dealt.
                 if key in self._asking and not self._actors[key].open:
                     return key
+                if self._actors[key].round:
+                    return None  # the others wait for it, unless it has only joined again
             return None
         under_way = self._queued + self._making.total()
         room = self._room + (self._learned + self.lag - self._batch) * self._fresh - under_way
