@@ -517,6 +517,29 @@ def test_a_message_that_is_refused_gives_its_permit_back() -> None:
         learner.mix.close()
 
 
+def test_an_incarnation_that_is_replaced_while_it_waits_gets_no_permit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("learner.front.service._PERMIT_SECONDS", 0.1)
+    learner = Learner(0, exact=True)
+    try:
+        Caller(learner.service, "b").ask(8)  # the whole batch
+        Caller(learner.service, "a")
+        request = pb.GetParametersRequest(actor="a", incarnation=1, round=1, unrolls=4)
+
+        async def story() -> Permit | None:
+            waiting = asyncio.create_task(learner.service.permit(request))
+            await asyncio.sleep(0.01)
+            learner.service.join(messages.join_request("a", 2))
+            learner.service.join(messages.join_request("b", 2))  # so there is room
+            return await waiting
+
+        assert asyncio.run(story()) is None
+        assert learner.pacing.making == 0
+    finally:
+        learner.mix.close()
+
+
 @says(
     "Then `JoinReply.needs_permits` is true, the setting stands in `settings.needs`, and all of "
     "this holds.",

@@ -381,7 +381,7 @@ class LearnerService:
         """Waits, for a while, until the caller may begin a round of unrolls.
 
         Returns:
-          None if it may not yet, has not asked for it, or the run has finished.
+          None if it may not yet, has not asked for it, was replaced, or the run has finished.
 
         Raises:
           InvalidRequest: no such round can ever begin.
@@ -414,7 +414,8 @@ class LearnerService:
         if (permit := ask()) is None and not self._finished:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), _PERMIT_SECONDS)
-            if not self._finished:
+            # Again: another incarnation may have joined, and nobody would use this one's permit.
+            if not self._finished and self._records.accounts.may_send(*key):
                 permit = ask()
         return permit
 
