@@ -1,7 +1,9 @@
 """What the service answers, without gRPC."""
 
 import asyncio
+import concurrent.futures
 import pathlib
+import threading
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -15,7 +17,7 @@ from impala.finite import NotFiniteError
 from impala.logdir import checkpoint
 from impala.types import Parameters
 from learner.data.ingest import Arrival, Ingest
-from learner.front.accounts import Accounts, Superseded
+from learner.front.accounts import Accounts, Admission, Superseded
 from learner.front.executable import Executable, ExecutablePolicy
 from learner.front.quarantine import Quarantine
 from learner.front.refused_outputs import RefusedOutputs
@@ -277,6 +279,38 @@ def test_when_training_has_finished_everyone_hears_and_parameters_stay() -> None
         assert service.join(messages.join_request("late")).finished
 
     asyncio.run(story())
+
+
+@says("and when a run has ended nothing is queued.")
+def test_a_message_that_is_being_accepted_when_training_finishes_is_accounted_for() -> None:
+    """Given a message that has got room and is not counted yet when another thread finishes."""
+    has_room, may_go_on = threading.Event(), threading.Event()
+
+    class SlowAccounts(Accounts):
+        def receive(self, *message: Any) -> Admission:
+            has_room.set()
+            assert may_go_on.wait(20.0)
+            return super().receive(*message)
+
+    accounts = SlowAccounts()
+    service, fingerprint = _joined(accounts=accounts)
+
+    def finish() -> None:
+        service.finish()
+        accounts.drop_queued("run_finished")
+
+    message = messages.message(1, fingerprint=fingerprint)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        receipt = pool.submit(_submit, service, message)
+        assert has_room.wait(20.0)
+        finished = pool.submit(finish)
+        concurrent.futures.wait([finished], timeout=0.2)
+        may_go_on.set()
+        assert receipt.result().status == pb.STATUS_ACCEPTED
+        finished.result()
+    totals = accounts.totals()
+    assert (totals.received, totals.queued) == (2, 0)
+    assert totals.dropped == {"run_finished": 2}
 
 
 def test_a_learner_that_stops_takes_no_message_and_says_so() -> None:

@@ -81,6 +81,7 @@ class Ingest:
         """
         self._capacity = capacity
         self._turn = asyncio.Lock()  # its holder is the next to get room
+        self._entering = threading.Lock()  # held by a message that has room until it is put
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._arrivals: deque[Arrival] = deque()
@@ -108,12 +109,15 @@ class Ingest:
           IngestClosed: the ingest was closed before there was room.
         """
         async with self._turn:
-            while (waiting := self._wait_for(unrolls)) is not None:
+            while True:
+                with self._entering:
+                    if (waiting := self._wait_for(unrolls)) is None:
+                        yield
+                        return
                 try:
                     await waiting
                 finally:
                     self._waiter = None
-            yield
 
     def put(self, arrival: Arrival) -> None:
         """Adds a message. Call it inside `room`."""
@@ -142,8 +146,11 @@ class Ingest:
             return arrival
 
     def close(self) -> None:
-        """Accepts no more messages and wakes all waiters. Queued messages can still be taken."""
-        with self._changed:
+        """Accepts no more messages and wakes all waiters. Queued messages can still be taken.
+
+        A message that has got room is put before this returns.
+        """
+        with self._entering, self._changed:
             self._closed = True
             self._changed.notify_all()
             self._wake()
