@@ -158,12 +158,18 @@ BAD = {
     "many episodes": (_good(episodes=[pb.Episode()] * 9), pb.REASON_RANGE, "9 episodes.* 8"),
     "nan seconds": (_good(elapsed_seconds=NAN), pb.REASON_RANGE, "elapsed_seconds is nan"),
     "negative seconds": (_good(waited_seconds=-1), pb.REASON_RANGE, "waited_seconds is -1"),
+    "waiting all the time and more": (
+        _good(waited_seconds=1.75),
+        pb.REASON_RANGE,
+        "waited_seconds is 1.75 of elapsed_seconds 0.5",
+    ),
 }
 
 
 @says(
     "LAST is always followed by FIRST, and within a message FIRST comes only after LAST.",
     "Both are telemetry, finite and not negative.",
+    "`waited_seconds` may exceed `elapsed_seconds` by a second, not by more.",
     "`Receipt.detail` tells people the value, the limit and the fix.",
 )
 @pytest.mark.parametrize("name", BAD)
@@ -185,6 +191,7 @@ def test_what_looks_odd_but_is_right_passes() -> None:
         _good(arrays=first),
         _good(arrays=last),
         _good(episodes=[]),
+        _good(waited_seconds=1.25),
         _good(frames=[3, 4]),  # one a step, none for the seam
         _good(frames=[18, 24]),  # as many as there can be
         _with("output/policy", -1e9),  # an action mask

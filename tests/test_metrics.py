@@ -29,8 +29,8 @@ def test_a_row_holds_the_means_since_the_last_row() -> None:
     telemetry.policy_lag(np.array([0, 90, 1, 5]), np.array([False, True, False, False]))
     telemetry.policy_lag(np.array([2, 2, 2]), np.zeros(3, bool))
     telemetry.episodes("Catch", [_episode(1.0), _episode(-1.0), _episode(3.0)])
-    telemetry.actor("Catch", elapsed=2.0, waited=0.5)
-    telemetry.actor("Catch", elapsed=2.0, waited=1.5)
+    telemetry.actor("a", "Catch", elapsed=2.0, waited=0.5)
+    telemetry.actor("b", "Catch", elapsed=2.0, waited=1.5)
     row, _ = telemetry.end(Counters(updates=2, frames=400, steps=100), {"ingest/depth": 7}).row()
     assert row["loss/total"] == 2.0
     assert (row["policy_lag/mean"], row["policy_lag/p50"], row["policy_lag/max"]) == (2.0, 2.0, 5.0)
@@ -52,6 +52,21 @@ def test_a_row_holds_the_means_since_the_last_row() -> None:
     assert after["episode/Catch/return_recent"] == 1.0  # the last hundred episodes, not this row's
 
 
+def test_the_share_that_actors_wait_is_a_mean_over_actors() -> None:
+    """Given one of three that sends many small messages, or claims to have waited for ever."""
+    for messages, seconds in ((1000, 0.001), (1, 1e9)):
+        telemetry = Telemetry()
+        for _ in range(messages):
+            telemetry.actor("loud", "Catch", elapsed=seconds, waited=seconds)
+        for name in ("a", "b"):
+            telemetry.actor(name, "Catch", elapsed=3.0, waited=0.0)
+            telemetry.actor(name, "Catch", elapsed=1.0, waited=1.0)
+        telemetry.actor("new", "Catch", elapsed=0.0, waited=0.0)
+        row, _ = telemetry.end(Counters(), {}).row()
+        assert row["actor/wait_share"] == pytest.approx((1.0 + 0.25 + 0.25) / 3)
+    assert "actor/wait_share" not in telemetry.end(Counters(), {}).row()[0]
+
+
 def test_a_row_says_by_task_what_was_learned_from_and_what_was_dropped() -> None:
     telemetry = Telemetry()
     telemetry.begin(Counters())
@@ -60,7 +75,7 @@ def test_a_row_says_by_task_what_was_learned_from_and_what_was_dropped() -> None
     telemetry.unrolls("Catch", 3, 9, "policy_lag")
     telemetry.lengths("Catch", [_episode(1.0)] * 2, is_dropped=False)
     telemetry.lengths("Catch", [_episode(1.0)._replace(length=40)], is_dropped=True)
-    telemetry.actor("Catch", elapsed=2.0, waited=0.5)
+    telemetry.actor("a", "Catch", elapsed=2.0, waited=0.5)
     row, _ = telemetry.end(Counters(), {}).row()
     of_task = {name: value for name, value in row.items() if name.startswith("task/")}
     assert of_task == {

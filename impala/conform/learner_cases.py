@@ -320,6 +320,11 @@ class LearnerKit:
             ),
             ("an episode without steps", numbers, fields(episodes=[pb.Episode()])),
             ("negative seconds", numbers, fields(elapsed_seconds=-1.0)),
+            (
+                "more seconds waited than passed",
+                numbers,
+                fields(elapsed_seconds=1.0, waited_seconds=9.0),
+            ),
             ("learner 0", "REASON_VERSION", fields(learner_incarnation=0)),
             ("a learner of another run", "REASON_VERSION", fields(learner_incarnation=1)),
             ("a version of tomorrow", "REASON_VERSION", fields(parameter_version=2**40)),

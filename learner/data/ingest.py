@@ -25,6 +25,7 @@ from protos.impala.v1 import learner_pb2 as pb
 _MAX_FAULT_DETAIL = 200  # characters; longer details are cut
 _MAX_LENGTH = 2**31 - 1  # agent steps of an episode
 _MAX_SECONDS = 1e9  # between two messages
+_SLACK_SECONDS = 1.0  # by which an actor may have waited for longer than passed
 _MORE_FRAMES = (
     "If steps play more, set the learner's frame skip, environment.repeat.most or "
     "limits.frames_per_step to what the environment does."
@@ -268,6 +269,7 @@ class Validator:
             self._check_numbers(arrays)
             unroll = self._unroll(message, arrays)
             self._check_values(unroll)
+            elapsed, waited = _times(message)
             return Arrival(
                 unroll=unroll,
                 actor=message.actor,
@@ -278,8 +280,8 @@ class Validator:
                 episodes=self.episodes(
                     message.episodes, self._unroll_length * message.num_envs, message.task
                 ),
-                elapsed_seconds=_seconds("elapsed_seconds", message.elapsed_seconds),
-                waited_seconds=_seconds("waited_seconds", message.waited_seconds),
+                elapsed_seconds=elapsed,
+                waited_seconds=waited,
                 received=time.monotonic(),
                 faults=_faults(message.environment_faults, message.num_envs),
                 step_info=_step_info(message.step_info, self._unroll_length * message.num_envs),
@@ -544,13 +546,22 @@ def _faults(messages: Sequence[pb.EnvironmentFault], num_envs: int) -> list[Envi
     ]
 
 
-def _seconds(name: str, value: float) -> float:
-    if not 0.0 <= value <= _MAX_SECONDS:
+def _times(message: pb.Unrolls) -> tuple[float, float]:
+    """Checks the seconds that passed since the message before, and how many of them were waited."""
+    elapsed, waited = message.elapsed_seconds, message.waited_seconds
+    for name, value in (("elapsed_seconds", elapsed), ("waited_seconds", waited)):
+        if not 0.0 <= value <= _MAX_SECONDS:
+            raise Rejected(
+                pb.REASON_RANGE,
+                f"{name} is {value}: it must be 0 to {_MAX_SECONDS:g}. Look at the actor's clock.",
+            )
+    if waited > elapsed + _SLACK_SECONDS:
         raise Rejected(
             pb.REASON_RANGE,
-            f"{name} is {value}: it must be 0 to {_MAX_SECONDS:g}. Look at the actor's clock.",
+            f"waited_seconds is {waited:g} of elapsed_seconds {elapsed:g}: it may be "
+            f"{_SLACK_SECONDS:g} more at most. Count both since the message before.",
         )
-    return value
+    return elapsed, waited
 
 
 def _check_within(name: str, nest: Nest, bounds: Sequence[Bounds | None]) -> None:

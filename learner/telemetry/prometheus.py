@@ -51,7 +51,7 @@ SCALARS = (
         "impala_actor_wait_ratio",
         "gauge",
         "actor/wait_share",
-        "Share of time that actors waited for the learner: fewer would suffice.",
+        "Share of time that actors waited for the learner, their mean: fewer would suffice.",
     ),
     Scalar(
         "impala_unrolls_received_total", "counter", "unrolls/received", "Unrolls taken from actors."

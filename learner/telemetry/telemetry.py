@@ -159,6 +159,7 @@ class Interval:
         self.images: Images = {}
         """The newest images by name, uint8 [N, height, width, 1 or 3]."""
         self._waited = 0.0
+        self._actors: dict[str, tuple[float, float]] = {}  # name -> seconds, of them waited
         self._levels: Row = {}
 
     @property
@@ -193,6 +194,11 @@ class Interval:
     def waited(self, seconds: float) -> None:
         """Adds time in which the learner had no data."""
         self._waited += seconds
+
+    def actor(self, name: str, elapsed: float, waited: float) -> None:
+        """Adds an actor's times in seconds: in total, and waiting for the learner."""
+        before, waited_before = self._actors.get(name, (0.0, 0.0))
+        self._actors[name] = before + elapsed, waited_before + waited
 
     def sample(self, name: str, values: np.ndarray | float) -> None:
         """Adds numbers to a distribution."""
@@ -231,6 +237,8 @@ class Interval:
         self._newest |= later._newest
         self.images |= later.images
         self._waited += later._waited
+        for name, times in later._actors.items():
+            self.actor(name, *times)
         self._levels = dict(later._levels)
         self.end(later._counters, self._until + later.seconds)
 
@@ -242,6 +250,11 @@ class Interval:
           itself.
         """
         row = self._scalars()
+        # A mean over actors, however many messages each sends: autoscaling depends on it.
+        times = [(elapsed, waited) for elapsed, waited in self._actors.values() if elapsed > 0]
+        if times:
+            shares = [min(1.0, waited / elapsed) for elapsed, waited in times]
+            row["actor/wait_share"] = sum(shares) / len(shares)
         for name, spread in self._spreads.items():
             row |= spread.scalars(name)
         for name, sample in self._samples.items():
@@ -361,11 +374,10 @@ class Telemetry:
         if steps:
             self.mean(f"task/{task}/reward_per_step", total / steps, steps)
 
-    def actor(self, task: str, elapsed: float, waited: float) -> None:
-        """Adds an actor's times in seconds: in total, and waiting for the learner."""
+    def actor(self, name: str, task: str, elapsed: float, waited: float) -> None:
+        """Adds times of an actor that played a task: see `Interval.actor`."""
         self._of_tasks[f"task/{task}/wait_seconds"] += waited
-        if elapsed > 0:
-            self.mean("actor/wait_share", min(1.0, waited / elapsed))
+        self._interval.actor(name, elapsed, waited)
 
     def episodes(self, task: str, episodes: Sequence[Episode]) -> None:
         """Adds finished episodes of a task."""
