@@ -42,6 +42,7 @@ def test_a_row_becomes_metrics() -> None:
         "episode/ALE/Pong-v5/return_recent": -3.5,
         "episodes/ALE/Pong-v5": 7,
         "loss/total": 0.5,
+        "worker/pod-x7k2p/return_recent": 2.5,
     }
     histograms = {"policy_lag": np.array([0, 3, 3]), "rpc_seconds/Join": np.array([0.02])}
     with closing(Prometheus("127.0.0.1:0")) as exporter:
@@ -62,6 +63,9 @@ def test_a_row_becomes_metrics() -> None:
     assert samples['impala_episode_return{task="ALE/Pong-v5"}'] == -3.5
     assert samples['impala_episodes_total{task="ALE/Pong-v5"}'] == 7
     assert samples['impala_scalar{name="loss/total"}'] == 0.5
+    assert not any(
+        "pod-x7k2p" in name for name in samples
+    )  # which would be a series for each actor
     assert samples['impala_policy_lag_updates_bucket{le="0.0"}'] == 2  # of both rows
     assert samples['impala_policy_lag_updates_bucket{le="4.0"}'] == 6
     assert samples['impala_rpc_seconds_bucket{le="0.01"}{method="Join"}'] == 0

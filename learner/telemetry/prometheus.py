@@ -217,6 +217,8 @@ SCALARS = (
     Scalar("impala_scalar", "gauge", "{name}", "Any other scalar of a row of telemetry."),
 )
 
+_OF_ONE_ACTOR = "worker/"  # begins the names of scalars that are left out
+
 _UPDATES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 
 DISTRIBUTIONS = (
@@ -290,6 +292,8 @@ class Prometheus(Sink, Collector):
         """Yields the metrics of the newest row, for the Prometheus client library."""
         families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
         for name, value in self._row.items():
+            if name.startswith(_OF_ONE_ACTOR):
+                continue
             scalar, labels = next(
                 (each, labels) for each in SCALARS if (labels := _match(each.row, name)) is not None
             )
