@@ -31,6 +31,8 @@ from impala.commands.learner import Learner
 from impala.commands.parsing import parse
 from impala.runtime.installation import MODULES
 
+SINCE_THE_START = {"impala_joins_total"}  # of the learner, which no checkpoint holds
+
 # What is in the repository passes.
 
 
@@ -138,6 +140,14 @@ def test_the_pages_know_every_alert_and_no_metric_that_is_not_there() -> None:
     families = {re.sub(r"_(bucket|count|sum)$", "", name) for name in known_metrics()}
     assert named <= known_metrics().keys() | families
     assert len(named) > 10
+
+
+def test_no_alert_takes_a_counter_that_a_crash_sets_back_for_one_that_has_increased() -> None:
+    """`increase` takes every step back for a start from zero."""
+    (rules,) = of_kind(render(DEPLOY / "overlays/monitoring"), "PrometheusRule")
+    for rule in rules["spec"]["groups"][0]["rules"]:
+        for name in re.findall(r"\bincrease\((\w+)", rule["expr"]):
+            assert name in SINCE_THE_START, rule["alert"]
 
 
 def test_the_pages_name_files_and_secrets_that_are_there() -> None:

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from actors.metrics import ActorMetrics
 from impala.runtime.exporter import Exporter
 from learner.telemetry.prometheus import DISTRIBUTIONS, SCALARS, Prometheus
+from protos.impala.v1 import learner_pb2 as pb
 
 
 def scrape(address: str) -> dict[str, float]:
@@ -70,6 +71,19 @@ def test_a_row_becomes_metrics() -> None:
     assert samples['impala_policy_lag_updates_bucket{le="4.0"}'] == 6
     assert samples['impala_rpc_seconds_bucket{le="0.01"}{method="Join"}'] == 0
     assert samples['impala_rpc_seconds_count{method="Join"}'] == 2
+
+
+def test_messages_rejected_for_any_reason_are_0_before_the_first_one() -> None:
+    """An alert sees the first ones only from there. Before the first row nothing is known."""
+    name = "impala_messages_rejected_total"
+    with closing(Prometheus("127.0.0.1:0")) as exporter:
+        assert not [each for each in scrape(exporter.address) if each.startswith(name)]
+        exporter.write({"frames": 0, "messages/rejected/range": 3})
+        samples = scrape(exporter.address)
+    found = {each: value for each, value in samples.items() if each.startswith(name)}
+    assert len(found) == len(pb.Reason.keys()) - 1  # without REASON_UNSPECIFIED
+    assert found.pop(f'{name}{{reason="range"}}') == 3
+    assert {*found.values()} == {0} and f'{name}{{reason="not_finite"}}' in found
 
 
 def test_an_actors_metrics() -> None:

@@ -55,6 +55,10 @@ _BLAMED = {
     *(pb.REASON_NUM_ENVS, pb.REASON_TENSOR_COUNT, pb.REASON_TENSOR_SIZE),
     *(pb.REASON_NOT_FINITE, pb.REASON_RANGE, pb.REASON_MEANING),
 }
+REASONS = {
+    reason: name.removeprefix("REASON_").lower() for name, reason in pb.Reason.items() if reason
+}
+"""Reason of a rejection -> its name in the accounts."""
 _ROLES: dict[Role, "pb.Role"] = {"actor": pb.ROLE_ACTOR, "evaluator": pb.ROLE_EVALUATOR}
 
 
@@ -777,7 +781,7 @@ class LearnerService:
         return arrival._replace(due=admitted.due, unpermitted=unrolls - admitted.unrolls)
 
     def _reject(self, message: pb.Unrolls, rejection: Rejection) -> pb.Receipt:
-        name = pb.Reason.Name(rejection.reason).removeprefix("REASON_").lower()
+        name = REASONS[rejection.reason]
         if rejection.mistake is not None:
             mistake = Mistake(rejection.mistake, rejection.detail)
             self._records.mistakes.add(message.actor, mistake)

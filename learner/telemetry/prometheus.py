@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from impala.logdir.rows import Row
 from impala.runtime.exporter import SECONDS, Exporter
+from learner.front.service import REASONS
 from learner.telemetry.sinks import Histograms, Sink
 
 
@@ -217,6 +218,8 @@ SCALARS = (
     Scalar("impala_scalar", "gauge", "{name}", "Any other scalar of a row of telemetry."),
 )
 
+# What a row does not name is 0: of a counter that begins above 0, no increase can be seen.
+_ZEROS: Row = {f"messages/rejected/{reason}": 0 for reason in REASONS.values()}
 _OF_ONE_ACTOR = "worker/"  # begins the names of scalars that are left out
 
 _UPDATES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
@@ -275,7 +278,7 @@ class Prometheus(Sink, Collector):
 
     def write(self, row: Row) -> None:
         """Serves this row from now on."""
-        self._row = row
+        self._row = _ZEROS | row
 
     def write_histograms(self, histograms: Histograms, frames: float) -> None:
         """Adds numbers to the served distributions."""
