@@ -150,6 +150,23 @@ def test_no_alert_takes_a_counter_that_a_crash_sets_back_for_one_that_has_increa
             assert name in SINCE_THE_START, rule["alert"]
 
 
+def test_the_alert_on_restarts_sees_each_of_them_and_other_pods_by_the_same_name() -> None:
+    (rules,) = of_kind(render(DEPLOY / "overlays/monitoring"), "PrometheusRule")
+    (query,) = [
+        " ".join(rule["expr"].split())
+        for rule in rules["spec"]["groups"][0]["rules"]
+        if rule["alert"] == "ImpalaLearnerRestarts"
+    ]
+    # A pod that replaces another has another address, the label `instance`.
+    assert re.match(
+        r"changes\(max by \(namespace, pod\) \(process_start_time_seconds\{(.*)\}\)", query
+    )
+    for overlay in OVERLAYS:
+        for learner in started(render(DEPLOY / "overlays" / overlay), "learner"):
+            (selected,) = re.findall(r'pod=~"(.*?)"', query)
+            assert re.fullmatch(selected, f"{learner.pod.workload['metadata']['name']}-0")
+
+
 def test_the_pages_name_files_and_secrets_that_are_there() -> None:
     page = (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8")
     for path in re.findall(r"\bdeploy/[\w./-]*\w", page):

@@ -1,6 +1,7 @@
 """Metrics as Prometheus reads them: over HTTP, from both services."""
 
 import re
+import time
 import urllib.request
 from contextlib import closing
 
@@ -84,6 +85,13 @@ def test_messages_rejected_for_any_reason_are_0_before_the_first_one() -> None:
     assert len(found) == len(pb.Reason.keys()) - 1  # without REASON_UNSPECIFIED
     assert found.pop(f'{name}{{reason="range"}}') == 3
     assert {*found.values()} == {0} and f'{name}{{reason="not_finite"}}' in found
+
+
+def test_a_learner_says_when_its_process_has_started() -> None:
+    """An alert counts restarts by it, which no counter tells for sure."""
+    with closing(Prometheus("127.0.0.1:0")) as exporter:
+        started = scrape(exporter.address)["process_start_time_seconds"]
+    assert time.time() - 86400.0 < started < time.time() + 1.0
 
 
 def test_an_actors_metrics() -> None:

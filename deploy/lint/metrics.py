@@ -11,8 +11,9 @@ from actors.metrics import ActorMetrics
 from deploy.lint.objects import ROOT, Object, name_of
 
 TARGET_LABELS = {"namespace", "pod", "job", "instance", "container", "endpoint"}
-OTHERS = {  # exported by Prometheus and the kubelet
+OTHERS = {  # exported by Prometheus, its client library and the kubelet
     "up": set[str](),
+    "process_start_time_seconds": set(),
     "kubelet_volume_stats_available_bytes": {"persistentvolumeclaim"},
     "kubelet_volume_stats_capacity_bytes": {"persistentvolumeclaim"},
 }

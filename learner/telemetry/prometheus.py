@@ -265,6 +265,7 @@ class Prometheus(Sink, Collector):
         self._row: Row = {}
         registry = prometheus.CollectorRegistry()
         registry.register(self)
+        prometheus.ProcessCollector(registry=registry)
         self._histograms = {
             each.name: prometheus.Histogram(
                 *(each.name, each.documentation, _labels(each.row)),
