@@ -21,6 +21,7 @@ from deploy.lint.checks import CHECKS, complaints
 from deploy.lint.commands import SECRETS, Started, started
 from deploy.lint.images import containerfile, containerfile_complaints
 from deploy.lint.metrics import known_metrics
+from deploy.lint.network import traffic
 from deploy.lint.objects import BIN, DEPLOY, OVERLAYS, ROOT, of_kind, pods_of, render
 from deploy.lint.placement import PREEMPTIBLE, preferences
 from deploy.lint.references import NAMESPACE, RUN, fixed_when_made
@@ -286,20 +287,43 @@ def test_the_commands_of_a_page_are_right(page: str) -> None:
             assert isinstance(parse(name, cli.COMMANDS[name][0], words), object)
 
 
-def test_the_overlay_of_a_page_is_right(tmp_path: pathlib.Path) -> None:
+def overlay_of_the_page(directory: pathlib.Path) -> pathlib.Path:
+    """Writes `my-run`, whose files the page has, and deploy/ beside it. Returns its directory."""
     page = (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8")
-    (overlay,) = re.findall(r"^```yaml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    shutil.copytree(DEPLOY, tmp_path / "deploy")
-    directory = tmp_path / "my-run"
-    directory.mkdir()
-    (directory / "kustomization.yaml").write_text(overlay, encoding="utf-8")
-    (directory / "run.yaml").write_text("total_frames: 1_000_000", encoding="utf-8")
+    shutil.copytree(DEPLOY, directory / "deploy")
+    overlay = directory / "my-run"
+    overlay.mkdir()
+    blocks = re.findall(r"^```yaml\n(# my-run/(\S+),.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == page.count("```yaml")
+    for block, file in blocks:
+        (overlay / file).write_text(block, encoding="utf-8")
+    (overlay / "run.yaml").write_text("total_frames: 1_000_000", encoding="utf-8")
+    return overlay
+
+
+def test_the_overlay_of_a_page_is_right(tmp_path: pathlib.Path) -> None:
+    directory = overlay_of_the_page(tmp_path)
     objects = render(directory)
     assert complaints(directory) == []
     (learner,) = started(objects, "learner")
     assert isinstance(learner.command, Learner)
     assert learner.command.settings.agent.core == "lstm"
     assert learner.command.settings.total_frames == 1_000_000
+
+
+def test_the_policy_of_a_page_lets_the_learner_reach_its_store(tmp_path: pathlib.Path) -> None:
+    directory = overlay_of_the_page(tmp_path)
+    run = "learner: {checkpoint_store: 's3://BUCKET/RUN'}"
+    (directory / "run.yaml").write_text(run, encoding="utf-8")
+    (complaint,) = complaints(directory)
+    assert "StatefulSet/impala-learner does not reach s3://BUCKET/RUN, only {}" in complaint
+    file = directory / "kustomization.yaml"
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace("resources:\n", "resources:\n  - store.yaml\n"), encoding="utf-8")
+    render.cache_clear()
+    assert complaints(directory) == []
+    (learner,) = [pod for pod in pods_of(render(directory)) if "grpc" in pod.ports]
+    assert traffic(render(directory), learner, "egress") == {53: {"everyone"}, 443: {"everyone"}}
 
 
 # Seeded mistakes are found.
