@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -329,6 +330,92 @@ def test_fresh_moves_the_old_run_aside_and_deletes_nothing(tmp_path: pathlib.Pat
     (aside,) = (path for path in tmp_path.iterdir() if path != logdir)
     assert checkpoint.load(aside).counters.updates == 1
     assert (aside / "metrics.jsonl").read_text() == "{}\n"
+
+
+def _with_a_run(logdir: pathlib.Path, updates: int) -> pathlib.Path:
+    checkpoint.save(logdir, _checkpoint(updates), keep=1)
+    (logdir / "metrics.jsonl").write_text("{}\n")
+    return logdir
+
+
+def _names(directory: pathlib.Path) -> list[str]:
+    return sorted(re.sub(r"-[0-9]{8}-[0-9]{6}", "-TIME", path.name) for path in directory.iterdir())
+
+
+def test_fresh_knows_a_log_directory_by_its_real_path(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given the working directory itself, and a link to a directory on another disk."""
+    logdir = _with_a_run(tmp_path / "disk" / "run", 1)
+    monkeypatch.chdir(logdir)
+    with LogDirectory(pathlib.Path(), fresh=True):
+        assert _names(logdir) == ["lock"]
+    (aside,) = (tmp_path / "disk").glob("run.before-*")
+    assert checkpoint.load(aside).counters.updates == 1
+
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "run").symlink_to(_with_a_run(logdir, 2))
+    with LogDirectory(tmp_path / "links" / "run", fresh=True):
+        assert _names(tmp_path / "links") == ["run"]
+    asides = (tmp_path / "disk").glob("run.before-*")
+    assert sorted(checkpoint.load(each).counters.updates for each in asides) == [1, 2]
+
+
+def test_fresh_moves_nothing_if_the_working_directory_would_move(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _with_a_run(tmp_path / "runs" / "run", 1)
+    (tmp_path / "runs" / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "runs" / "here")
+    with pytest.raises(LogDirectoryError, match="would move the working directory"):
+        LogDirectory(pathlib.Path(".."), fresh=True)
+    assert _names(tmp_path / "runs") == ["here", "lock", "run"] and _names(tmp_path) == ["runs"]
+
+
+@pytest.mark.parametrize("why", [errno.EXDEV, errno.EACCES])
+def test_fresh_moves_the_old_run_within_a_log_directory_that_is_a_mount_point(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, why: int
+) -> None:
+    logdir = _with_a_run(tmp_path / "run", 1)
+    rename, mkdir = pathlib.Path.rename, pathlib.Path.mkdir
+
+    def renamed(path: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
+        if why == errno.EXDEV and logdir not in target.parents:
+            raise OSError(why, os.strerror(why), str(path), None, str(target))
+        return rename(path, target)
+
+    def made(path: pathlib.Path, *arguments: Any, **options: Any) -> None:
+        if why == errno.EACCES and path.parent == tmp_path and not path.exists():
+            raise OSError(why, os.strerror(why), str(path))
+        mkdir(path, *arguments, **options)
+
+    monkeypatch.setattr(pathlib.Path, "rename", renamed)
+    monkeypatch.setattr(pathlib.Path, "mkdir", made)
+    with LogDirectory(logdir, fresh=True):
+        pass
+    assert _names(logdir) == ["before-TIME", "lock"] and _names(tmp_path) == ["run"]
+    with LogDirectory(_with_a_run(logdir, 2), fresh=True):
+        asides = sorted(logdir.glob("before-*"))
+    assert [checkpoint.load(each).counters.updates for each in asides] == [1, 2]
+
+
+def test_fresh_moves_all_or_nothing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logdir = _with_a_run(tmp_path / "run", 1)
+    before = _names(logdir)
+    rename = pathlib.Path.rename
+    stuck = list(logdir.iterdir())[-1].name
+
+    def renamed(path: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
+        if path.name == stuck:
+            raise OSError(errno.EBUSY, "Device or resource busy", str(path), None, str(target))
+        return rename(path, target)
+
+    monkeypatch.setattr(pathlib.Path, "rename", renamed)
+    with pytest.raises(LogDirectoryError, match=f"{stuck}: Device or resource busy"):
+        LogDirectory(logdir, fresh=True)
+    assert _names(logdir) == sorted([*before, "lock"]) and _names(tmp_path) == ["run"]
 
 
 def test_a_log_directory_that_cannot_be_used_is_said_in_one_line(tmp_path: pathlib.Path) -> None:

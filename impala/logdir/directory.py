@@ -8,8 +8,9 @@ import itertools
 import logging
 import os
 import pathlib
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Literal, Self
 
@@ -18,6 +19,8 @@ from impala.logdir import atomic
 _log = logging.getLogger(__name__)
 
 _OF_DISKS = (errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS)
+_OF_PLACES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV)  # nothing can be moved there
+_STAYS = re.compile(r"lock$|before-")  # in a log directory when a run is moved aside
 
 
 class LogDirectoryError(RuntimeError):
@@ -67,18 +70,23 @@ class LogDirectory:
 
         Args:
           path: LOGDIR.
-          fresh: move an earlier run into a sibling directory.
+          fresh: move an earlier run to LOGDIR.before-TIME, or to LOGDIR/before-TIME where that is
+            not possible: LOGDIR is a mount point, for instance, or its parent cannot be written.
 
         Raises:
           LogDirectoryBusy: another learner holds the lock.
-          LogDirectoryError: it cannot be made or written.
+          LogDirectoryError: it cannot be made or written, or an earlier run cannot be moved.
         """
         self.path = path
         make(path)
         with opening(path):
             self._claim()
-            if fresh:
-                self._move_aside()
+            try:
+                if fresh:
+                    self._move_aside()
+            except BaseException:
+                self._lock.close()
+                raise
 
     def _claim(self) -> None:
         path = self.path
@@ -99,13 +107,21 @@ class LogDirectory:
         self._lock.flush()
 
     def _move_aside(self) -> None:
-        old = [entry for entry in self.path.iterdir() if entry.name != "lock"]
+        path = self.path.resolve()  # neither "." nor a link to another disk
+        old = [entry for entry in path.iterdir() if not _STAYS.match(entry.name)]
         if not old:
             return
-        aside = _aside(self.path, "before")
-        aside.mkdir()
-        for entry in old:
-            entry.rename(aside / entry.name)
+        if path in pathlib.Path.cwd().parents:
+            raise LogDirectoryError(
+                f"--fresh would move the working directory, which is in {path}. Give this run a "
+                "log directory of its own with --logdir."
+            )
+        try:
+            aside = _move(old, _unused(f"{path}.before"))
+        except OSError as error:
+            if error.errno not in _OF_PLACES:
+                raise
+            aside = _move(old, _unused(f"{path}/before"))
         _log.info("Moved the run in %s to %s.", self.path, aside)
 
     def move_replay_aside(self, why: Literal["before", "damaged"] = "before") -> None:
@@ -115,7 +131,7 @@ class LogDirectory:
           why: part of the new name.
         """
         if self.replay.exists():
-            aside = self.replay.rename(_aside(self.replay, why))
+            aside = self.replay.rename(_unused(f"{self.replay}.{why}"))
             _log.info("Moved %s to %s.", self.replay, aside)
 
     def write(self, name: str, text: str) -> None:
@@ -144,9 +160,24 @@ class LogDirectory:
         self._lock.close()
 
 
-def _aside(path: pathlib.Path, why: str) -> pathlib.Path:
-    """Returns an unused name."""
+def _move(entries: Sequence[pathlib.Path], aside: pathlib.Path) -> pathlib.Path:
+    """Moves all entries of a directory to a new one, which is returned, or none of them."""
+    aside.mkdir()
+    moved: list[pathlib.Path] = []
+    try:
+        for entry in entries:
+            moved.append(entry.rename(aside / entry.name))
+    except OSError:
+        for new, old in zip(moved, entries, strict=False):
+            new.rename(old)
+        aside.rmdir()
+        raise
+    return aside
+
+
+def _unused(prefix: str) -> pathlib.Path:
+    """Returns an unused path, PREFIX-TIME."""
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     names = itertools.chain([now], (f"{now}-{n}" for n in itertools.count(2)))
-    asides = (path.with_name(f"{path.name}.{why}-{name}") for name in names)
-    return next(aside for aside in asides if not aside.exists())
+    paths = (pathlib.Path(f"{prefix}-{name}") for name in names)
+    return next(path for path in paths if not path.exists())
