@@ -59,6 +59,9 @@ class Scene:
         keeps = {"checkpoints": keep, "best": 1}
         checkpoint.save(self.logdir, saved, keeps.get(kind), kind)
 
+    def damage(self, name: str) -> None:
+        (self.logdir / "checkpoints" / name / "variables.npz").write_bytes(b"something else")
+
     def copy(self) -> None:
         with Copier(self.logdir, self.config()):
             pass
@@ -250,6 +253,36 @@ def test_damage_in_the_store_is_found_by_its_digest(
         scene.elsewhere("nothing")
 
 
+def test_damage_in_the_log_directory_is_mended_from_the_store(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Given the newest one damaged, then all, then those of the store as well."""
+    for updates in (10, 20):
+        scene.save(updates)
+    scene.copy()
+    scene.save(30)  # not copied
+    (scene.logdir / "replay").mkdir()
+    names = ["000000000020-000002", "000000000030-000003"]
+    assert [path.name for path in checkpoint.of_kind(scene.logdir, "checkpoints")] == names
+    for name in names:
+        scene.damage(name)
+    restored = checkpoint.load(scene.elsewhere("run"))
+    assert (restored.counters.updates, restored.replay_added) == (20, 7)
+    assert (scene.logdir / "replay").exists()  # it is as far as that checkpoint
+    assert "000000000030-000003 is damaged" in caplog.text
+
+    shutil.rmtree(scene.logdir / "checkpoints" / names[0])
+    restored = checkpoint.load(scene.elsewhere("run"))
+    assert (restored.counters.updates, restored.replay_added) == (20, 0)
+    assert not (scene.logdir / "replay").exists()
+
+    scene.damage(names[0])
+    for name in Store(scene.url).saved("checkpoints"):
+        Store(scene.url).write(f"checkpoints/{name}/state.json", b"{}")
+    with pytest.raises(StorageError, match=r"are damaged, and .* has no intact one. .*--fresh"):
+        scene.elsewhere("run")
+
+
 def test_the_newer_one_of_log_directory_and_store_counts(scene: Scene) -> None:
     """Given a host that comes back with its log directory after the run went on elsewhere."""
     scene.save(10)
@@ -304,10 +337,14 @@ def test_a_store_that_is_away_is_refused_only_without_an_own_checkpoint(
     faulty.save(10)
     faulty.copy()
     Faulty.listable = False
-    with pytest.raises(StorageError, match=r"has no checkpoint, and .* cannot be read .*is away"):
+    refused = r"has no intact checkpoint, and .* cannot be read .*is away"
+    with pytest.raises(StorageError, match=refused):
         faulty.elsewhere()
     assert checkpoint.load(faulty.elsewhere("run")).counters.updates == 10
     assert "Going on with" in caplog.text
+    faulty.damage("000000000010-000001")
+    with pytest.raises(StorageError, match=refused):
+        faulty.elsewhere("run")
 
 
 def test_a_store_that_does_not_answer_is_given_up(

@@ -479,7 +479,7 @@ class LearnerConfig:
     checkpoint_store: Annotated[str, OPERATIONAL] = ""
     """Where checkpoints, the best agent and milestones are copied to in the background, beside the
     log directory: a URL of this run alone that fsspec opens, such as s3://BUCKET/RUN, or a path. A
-    run whose log directory has no checkpoint resumes from there. Empty: nowhere."""
+    run whose log directory has no intact checkpoint resumes from there. Empty: nowhere."""
     keep_best: Annotated[bool, OPERATIONAL] = True
     """Keep the agent with the highest return so far in LOGDIR/best: by evaluation or, in a run of
     one task without an evaluator, by the mean of 100 episodes in training."""

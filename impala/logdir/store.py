@@ -2,9 +2,9 @@
 
 The log directory stays local. While a learner runs, a thread copies what is kept there to the same
 names below the path: checkpoints, the best agent, milestones, and the small files with which a run
-goes on. A learner whose log directory has no checkpoint, or an older one than the store, resumes
-from there. A checkpoint's MANIFEST is copied last and deleted first, so what lacks it is none; the
-digests in it are verified when it is restored.
+goes on. A learner whose log directory has no intact checkpoint, or an older one than the store,
+resumes from there. A checkpoint's MANIFEST is copied last and deleted first, so what lacks it is
+none; the digests in it are verified when it is restored.
 """
 
 import contextlib
@@ -118,7 +118,7 @@ def restore(
     """Copies the newest intact checkpoint of the store to the log directory, if it is newer.
 
     Replay is not in the store: the run goes on with an empty one, unless `replay.on_damage` is
-    `refuse`.
+    `refuse`. It keeps its replay if it only gets back a checkpoint that was damaged.
 
     Args:
       directory: of the run, which may be empty.
@@ -127,8 +127,8 @@ def restore(
       change_settings: whether it may go on as another experiment.
 
     Raises:
-      StorageError: the log directory has no checkpoint and the store cannot be read or has only
-        damaged ones; the store has another run's or another experiment's; or it is LOGDIR.
+      StorageError: the log directory has no intact checkpoint and the store cannot be read or has
+        only damaged ones; the store has another run's or another experiment's; or it is LOGDIR.
       CheckpointError: its newest intact one needs another version of impala.
     """
     if not config.learner.checkpoint_store:
@@ -139,42 +139,55 @@ def restore(
         raise StorageError(
             f"learner.checkpoint_store {store.url} is the log directory itself. Give another path."
         )
-    own = checkpoint.of_kind(directory.path, "checkpoints")
+    own = _newest_intact(directory.path)
     try:
         stored, key = _within(_LIST_SECONDS, lambda: (store.saved("checkpoints"), store.read(_KEY)))
         if not stored:
             return
-        _check_run(store, directory.path, key, has_own=bool(own), fresh=fresh)
-        names = checkpoint.in_order([*stored, *(path.name for path in own[-1:])])
-        if own:
-            names = names[names.index(own[-1].name) + 1 :]
+        _check_run(store, directory.path, key, fresh=fresh)
+        names = stored
+        if own is not None:
+            names = checkpoint.in_order([*stored, own.name])
+            names = names[names.index(own.name) + 1 :]
         if names:
             _within(_RESTORE_SECONDS, lambda: _fetch(store, directory.path, names))
     except (CheckpointError, StorageError):
         raise
     except Exception as error:  # each file system has errors of its own
-        if not own:
+        if own is None:
             raise StorageError(
-                f"{directory.path} has no checkpoint, and learner.checkpoint_store {store.url} "
-                f"cannot be read ({_shown(error)}). Start the learner again when it can be, or "
-                "without that setting to begin a new run."
+                f"{directory.path} has no intact checkpoint, and learner.checkpoint_store "
+                f"{store.url} cannot be read ({_shown(error)}). Start the learner again when it "
+                "can be, or with --fresh and without that setting to begin a new run."
             ) from error
-        _log.warning("%s cannot be read (%s). Going on with %s.", store.url, _shown(error), own[-1])
+        _log.warning("%s cannot be read (%s). Going on with %s.", store.url, _shown(error), own)
         return
     if names:
-        _take_over(store, directory, config, change_settings, may_be_older=bool(own))
+        _take_over(store, directory, config, change_settings, may_be_older=own is not None)
 
 
-def _check_run(
-    store: Store, logdir: pathlib.Path, key: bytes | None, has_own: bool, fresh: bool
-) -> None:
+def _newest_intact(logdir: pathlib.Path) -> pathlib.Path | None:
+    """Returns the newest intact checkpoint of a log directory."""
+    for path in reversed(checkpoint.of_kind(logdir, "checkpoints")):
+        try:
+            checkpoint.read(path)
+        except checkpoint.IncompatibleCheckpoint:
+            return path  # an error later, where it is loaded
+        except Exception as error:  # of any kind
+            _log.warning("%s is damaged (%s).", path, _shown(error))
+            continue
+        return path
+    return None
+
+
+def _check_run(store: Store, logdir: pathlib.Path, key: bytes | None, fresh: bool) -> None:
     if fresh:
         raise StorageError(
             f"--fresh: learner.checkpoint_store {store.url} has the checkpoints of the run before. "
             "Give the new one another URL, or delete them."
         )
     own_key = logdir / _KEY
-    if has_own and (not own_key.exists() or own_key.read_bytes() != key):
+    if checkpoint.exists(logdir) and (not own_key.exists() or own_key.read_bytes() != key):
         raise StorageError(
             f"learner.checkpoint_store {store.url} has the checkpoints of another run than "
             f"{logdir}. Give each run a URL of its own."
@@ -224,8 +237,9 @@ def _take_over(
         if may_be_older:
             return  # each was named in a warning
         raise StorageError(
-            f"All checkpoints in {store.url} are damaged, and {logdir} has none. Start without "
-            "learner.checkpoint_store, or with another one, to begin a new run."
+            f"All checkpoints in {store.url} are damaged, and {logdir} has no intact one. Start "
+            "with --fresh and without learner.checkpoint_store, or with another one, to begin a "
+            "new run."
         )
     if not change_settings and (found := identity.differences(staging, config)):
         shutil.rmtree(staging, ignore_errors=True)
@@ -234,17 +248,21 @@ def _take_over(
             "Give this one another URL, or go on with the changed settings with "
             "--change-settings."
         )
-    directory.move_replay_aside()
-    if config.replay.on_damage == "empty":
-        checkpoint.forget_replay(fetched[-1])
-    for name in _SMALL_FILES:
-        if (staging / name).exists():
-            (logdir / name).parent.mkdir(exist_ok=True)
-            (staging / name).replace(logdir / name)
-    if best := checkpoint.of_kind(staging, "best"):
-        for old in checkpoint.of_kind(logdir, "best"):
-            checkpoint.delete(old)
-        checkpoint.adopt(best[-1], logdir, "best")
+    damaged = logdir / "checkpoints" / fetched[-1].name
+    if damaged.exists():  # the rest of LOGDIR fits it
+        checkpoint.delete(damaged)
+    else:
+        directory.move_replay_aside()
+        if config.replay.on_damage == "empty":
+            checkpoint.forget_replay(fetched[-1])
+        for name in _SMALL_FILES:
+            if (staging / name).exists():
+                (logdir / name).parent.mkdir(exist_ok=True)
+                (staging / name).replace(logdir / name)
+        if best := checkpoint.of_kind(staging, "best"):
+            for old in checkpoint.of_kind(logdir, "best"):
+                checkpoint.delete(old)
+            checkpoint.adopt(best[-1], logdir, "best")
     checkpoint.adopt(fetched[-1], logdir, "checkpoints")  # only now there is a run to resume
     shutil.rmtree(staging, ignore_errors=True)
     _log.info("Restored %s of %s to %s.", fetched[-1].name, store.url, logdir)
