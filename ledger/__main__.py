@@ -5,6 +5,7 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
+from impala.runtime import process
 from ledger import records, rendering, running
 from ledger.experiments import EXPERIMENTS
 
@@ -36,6 +37,7 @@ def main() -> int:
             case "check":
                 return _check()
             case "run":
+                process.outlive_readers()
                 experiment = EXPERIMENTS[arguments.name]
                 running.run(experiment, ROOT, arguments.work, arguments.arms, arguments.seeds)
     except running.Stopped as stopped:

@@ -63,7 +63,8 @@ class Record:
     """Group of modules -> digest; see `ledger.digests`."""
     frames: int
     seconds: float
-    """From the start of the command to its end, evaluation not included."""
+    """From the start of the command to its end, evaluation not included. Of a session that was
+    killed, what its telemetry has."""
     other_cores: float
     """Cores that other processes of the machine used meanwhile, on average."""
     sessions: int

@@ -23,7 +23,8 @@ from impala.commands.train import Train
 from impala.config import values
 from impala.config.schema import Config
 from impala.logdir import atomic, json_lines, rows
-from impala.runtime import process
+from impala.runtime import process, signals
+from impala.runtime.supervisor import die_with_parent
 from impala.schedule import tasks
 from ledger import digests, records
 from ledger.experiments import Experiment
@@ -69,7 +70,7 @@ def run(
         records.check_seed(seed)
     work = work.resolve()
     of_arms = [(seed, arm) for seed in seeds or experiment.seeds for arm in arms or experiment.arms]
-    with _Signals() as signals:
+    with _Signals() as received:
         for seed, arm in of_arms:
             path = records.path_of(root, experiment.name, arm, seed)
             name = f"{experiment.name}, {arm}, seed {seed}"
@@ -78,7 +79,7 @@ def run(
                 print(f"{name}: recorded already", flush=True)
                 continue
             print(f"{name}: running", flush=True)
-            record = _Run(experiment, arm, seed, root, work, signals).record()
+            record = _Run(experiment, arm, seed, root, work, received).record()
             records.save(path, record)
             print(f"{name}: {record.frames:,} frames in {record.seconds:.0f} s", flush=True)
 
@@ -184,7 +185,7 @@ class _Run:
             settings=begun.settings,
             digests=begun.digests,
             frames=played[0][1],
-            seconds=round(begun.seconds, 1),
+            seconds=round(max(begun.seconds, trained_seconds(self._logdir)), 1),
             other_cores=round(max(0.0, begun.other_cpu_seconds) / begun.seconds, 2),
             sessions=begun.sessions,
             training=training(self._logdir, self._experiment.milestones),
@@ -252,7 +253,7 @@ class _Run:
         environ = _without_settings(os.environ) | {"PYTHONPATH": str(self._root)}
         self._signals.check(self._logdir)
         with open(console, "a", encoding="utf-8") as log:
-            # In a session of its own: it gets each signal once, from here.
+            # In a session of its own: it gets each signal once, from here or when this one dies.
             child = subprocess.Popen(
                 [*process.IMPALA, *words],
                 cwd=self._root,
@@ -260,6 +261,7 @@ class _Run:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=die_with_parent(),
             )
             status = self._signals.wait(child)
         self._signals.check(self._logdir)
@@ -288,6 +290,11 @@ def training(logdir: pathlib.Path, milestones: Sequence[float]) -> dict[str, lis
                 curve.pop()  # the run was resumed from a checkpoint before these
             curve.append([records.rounded(x) for x in (row["frames"], row["seconds"], value)])
     return {task: _thinned(curve, milestones) for task, curve in curves.items()}
+
+
+def trained_seconds(logdir: pathlib.Path) -> float:
+    """Returns the seconds of training in a run's telemetry, also of sessions that were killed."""
+    return max((row["seconds"] for row in rows.read(logdir)), default=0.0)
 
 
 def _thinned(curve: list[list[float]], milestones: Sequence[float]) -> list[list[float]]:
@@ -319,7 +326,7 @@ def _cpu_seconds_of_others() -> float:
 
 
 class _Signals:
-    """Passes SIGINT and SIGTERM on to a child instead of ending this process."""
+    """Passes SIGTERM, SIGINT and SIGHUP on to a child instead of ending this process."""
 
     def __init__(self) -> None:
         self._received: list[int] = []
@@ -327,8 +334,9 @@ class _Signals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._receive)
+        for number in signals.NUMBERS:
+            if not signals.is_ignored(number):
+                self._before[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(self, *error: object) -> None:

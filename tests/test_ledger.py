@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import pytest
+import services
 
 from impala.config import values
 from impala.config.schema import Config
@@ -353,7 +354,8 @@ def _commit(root: pathlib.Path) -> str:
 
 
 TINY = """
-import pathlib, sys
+import pathlib, signal, sys
+from impala.runtime import process
 from ledger import running
 from ledger.experiments import Experiment
 
@@ -364,6 +366,9 @@ tiny = Experiment(
     seeds=(101,),
     evaluation=("--episodes", "8"),
 )
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # unless the tests themselves run under nohup
+if sys.argv[3:]:  # instead of the command
+    process.IMPALA = (sys.executable, "-S", "-c", sys.argv[3])
 try:
     running.run(tiny, pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))
 except running.Stopped:
@@ -373,19 +378,58 @@ except running.RunError as error:
 """
 
 
+# Stands for `impala train`: it says which signal ends it.
+WAITING = """
+import signal, sys, time
+def leave(number, frame):
+    print("got", signal.Signals(number).name, flush=True)
+    sys.exit(75)
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, leave)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+def _start(tree: pathlib.Path, work: pathlib.Path, *code: str) -> subprocess.Popen[str]:
+    """Starts `run` of a tiny experiment in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", TINY, str(tree), str(work), *code],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("sent", "received", "status"),
+    [(signal.SIGHUP, "SIGHUP", 75), (signal.SIGKILL, "SIGTERM", -signal.SIGKILL)],
+)
+def test_a_run_ends_with_who_has_started_it(
+    tree: pathlib.Path, tmp_path: pathlib.Path, sent: signal.Signals, received: str, status: int
+) -> None:
+    """As when an ssh connection is lost, or the process is killed."""
+    _commit(tree)
+    console = tmp_path / "work/tiny/tiny-seed101/console.log"
+
+    def shows(text: str) -> bool:
+        return console.exists() and text in console.read_text()
+
+    with _start(tree, tmp_path / "work", WAITING) as process:
+        services.wait_for("the run", lambda: shows("up"))
+        process.send_signal(sent)
+        assert process.wait() == status
+    services.wait_for("its end", lambda: shows(f"got {received}"))
+
+
 def test_a_run_that_is_stopped_goes_on_and_is_not_repeated(
     tree: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     committed = _commit(tree)
 
     def start() -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", TINY, str(tree), str(tmp_path / "work")],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return _start(tree, tmp_path / "work")
 
     path = records.path_of(tree, "tiny", "tiny", 101)
     with start() as stopped:
@@ -400,11 +444,15 @@ def test_a_run_that_is_stopped_goes_on_and_is_not_repeated(
         assert "differs in what the result depends on: algorithm" in refused.communicate()[1]
     _edit(tree / LOSSES, "0.25 *", "0.5 *")
     _commit(tree)
+    # Of a session that was killed only the telemetry is there.
+    telemetry = tmp_path / "work/tiny/tiny-seed101/metrics.jsonl"
+    with open(telemetry, "a", encoding="utf-8") as file:
+        file.write(_rows((1, 5000.5, 0.0)))
     with start() as resumed:
         assert resumed.communicate()[1] == ""
         assert resumed.wait() == 0
     record = records.load(path, Record)
-    assert record.sessions == 2
+    assert (record.sessions, record.seconds) == (2, 5000.5)
     assert (record.frames >= 5_000, record.commit) == (True, committed)
     assert record.settings["total_frames"] == 5_000
     assert len(record.final[0].returns) == 8

@@ -315,7 +315,7 @@ def _popen(program: Program) -> subprocess.Popen[bytes]:
             stderr=subprocess.STDOUT if output is not None else None,
             env={**os.environ, **program.environ},
             start_new_session=True,
-            preexec_fn=_die_with_parent(),
+            preexec_fn=die_with_parent(),
         )
 
     if program.output is not None:
@@ -327,7 +327,7 @@ def _popen(program: Program) -> subprocess.Popen[bytes]:
         return popen(file)
 
 
-def _die_with_parent() -> Callable[[], None] | None:
+def die_with_parent() -> Callable[[], None] | None:
     """Returns a function for the child to run first, so that it gets SIGTERM when we die."""
     if not sys.platform.startswith("linux"):
         return None
