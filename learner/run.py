@@ -12,6 +12,7 @@ from impala.config.schema import Config
 from impala.finite import NotFiniteError
 from impala.logdir import checkpoint
 from impala.logdir import directory as log_directory
+from impala.logdir.checkpoint import Checkpoint
 from impala.logdir.directory import LogDirectory, StorageError
 from impala.logdir.store import Copier
 from impala.runtime import process
@@ -88,7 +89,8 @@ def run_learner(
       listen: HOST:PORT (port 0: any free one) or unix:PATH.
       fresh: start over; an earlier run in `logdir` is moved aside.
       empty_replay: move only the replay aside.
-      init_from: log directory of another run, whose agent a new run starts from as far as it fits.
+      init_from: log directory of another run, whose agent a new run starts from as far as it fits;
+        not opened if the run is resumed.
       when_finished: "exit", or "idle" to go on serving the final parameters.
       stopped_status: what to return for a run that was stopped before its end.
       security: which credentials callers need, and the server's own.
@@ -104,7 +106,8 @@ def run_learner(
 
     Raises:
       LogDirectoryError: `logdir` cannot be written, or another learner writes it.
-      CheckpointError: the checkpoint in `logdir` does not fit `config`, or `init_from` has none.
+      CheckpointError: the checkpoint in `logdir` does not fit `config`, or a new run's
+        `init_from` has none.
       StorageError: the replay in `logdir` is missing or damaged, or does not fit `config`.
       OptionError: there is no such environment, or the agent cannot play it.
       OSError: an address is invalid or cannot be bound.
@@ -115,7 +118,7 @@ def run_learner(
     process.allow_many_files()
     devices.set_up(config)
     security.check(listen, health=health_listen, metrics=metrics_listen, has_peers=len(peers) > 1)
-    initial = checkpoint.load(init_from) if init_from is not None else None
+    initial = _initial(logdir, fresh, init_from)
     with (
         EndRequest() as stop,
         LogDirectory(logdir, fresh) as directory,
@@ -307,3 +310,15 @@ def run_learner(
     if finished:
         return 0
     return stopped_status if stop.is_set() else STOPPED
+
+
+def _initial(
+    logdir: pathlib.Path, fresh: bool, init_from: pathlib.Path | None
+) -> Checkpoint | None:
+    """Returns what a new run starts from. `init_from` may be in a log directory to be moved."""
+    if init_from is None:
+        return None
+    if fresh or not checkpoint.exists(logdir):
+        return checkpoint.load(init_from)
+    _log.info("Going on with the run in %s: --init-from is for new ones.", logdir)
+    return None

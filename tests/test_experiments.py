@@ -165,6 +165,19 @@ def test_changed_settings_and_a_fresh_start_are_let_through(tmp_path: pathlib.Pa
         preflight.log_directory(parse("learner", Learner, other))
 
 
+def test_what_a_run_began_with_may_be_gone_when_it_is_resumed(tmp_path: pathlib.Path) -> None:
+    flags = [
+        "catch",
+        "--logdir",
+        str(_run(tmp_path / "run")),
+        "--init-from",
+        str(tmp_path / "gone"),
+    ]
+    preflight.log_directory(parse("learner", Learner, flags))
+    with pytest.raises(values.OptionError, match="gone has no checkpoint"):
+        preflight.log_directory(parse("learner", Learner, [*flags, "--fresh"]))
+
+
 _REFUSALS = """
 import contextlib, io, sys
 from impala.commands import main as cli

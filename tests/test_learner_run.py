@@ -12,6 +12,7 @@ import tree
 from impala import build
 from impala.config.schema import AgentConfig, Config, LearnerConfig
 from impala.logdir import checkpoint
+from impala.logdir.checkpoint import CheckpointError
 from impala.runtime.security import ServerSecurity
 from impala.schedule import tasks
 from impala.types import Batch, StepType
@@ -132,6 +133,38 @@ def test_an_error_of_a_part_of_ones_own_is_not_blamed_on_the_log_directory(
             when_finished="exit",
             security=ServerSecurity(),
         )
+
+
+def test_a_run_that_is_resumed_does_not_open_what_it_began_with(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given --init-from with a directory that has been deleted meanwhile."""
+
+    def start(fresh: bool) -> None:
+        run.run_learner(
+            CONFIG,
+            logdir=scene.logdir,
+            listen=f"unix:{scene.logdir / 'socket'}",
+            fresh=fresh,
+            empty_replay=False,
+            init_from=scene.logdir / "absent",
+            when_finished="exit",
+            security=ServerSecurity(),
+        )
+
+    def plan_of(config: Config, replicas: Replicas) -> Plan:
+        raise InterruptedError("it has started")
+
+    monkeypatch.setattr(run, "plan_of", plan_of)
+    monkeypatch.setattr(devices, "set_up", lambda config: None)  # TensorFlow has begun here
+    with pytest.raises(CheckpointError, match="absent has no checkpoint"):
+        start(fresh=False)
+    scene.checkpoints.save(scene.training.learner)
+    with pytest.raises(InterruptedError):
+        start(fresh=False)
+    with pytest.raises(CheckpointError, match="absent has no checkpoint"):
+        start(fresh=True)
+    assert checkpoint.exists(scene.logdir)  # it was not moved aside
 
 
 def test_the_loop_tells_what_each_step_has_brought_and_ends_with_the_run(scene: Scene) -> None:

@@ -37,7 +37,7 @@ def log_directory(command: RunFlags, is_first: bool = True) -> pathlib.Path:
                 store.restore(directory, settings, command.fresh, command.change_settings)
             if not (command.fresh or command.change_settings):
                 identity.check(logdir, settings)
-        if command.init_from is not None:
+        if command.init_from is not None and (command.fresh or not identity.is_run(logdir)):
             checkpoint.load(command.init_from)
     except (LogDirectoryError, StorageError, ValueError) as error:
         raise values.OptionError(str(error)) from error

@@ -70,8 +70,6 @@ def resume(
     peers.share(learner)
     if saved is None:
         return Resumed(learner)
-    if initial is not None:
-        _log.info("Going on with the run in %s: --init-from is for new ones.", logdir)
     try:
         accounts.restore(saved.accounts)
     except (KeyError, TypeError, ValueError) as error:
