@@ -292,7 +292,7 @@ def test_beyond_this_host_credentials_are_needed(tmp_path: pathlib.Path, ca: tru
     for files, message in (
         (ServerSecurity(), "listens on this host only"),
         (ServerSecurity(**pair), "listens on this host only"),
-        (ServerSecurity(token_file=tokens), "in the clear"),
+        (ServerSecurity(token_file=tokens), "in the clear: give --security.tls-cert and"),
     ):
         with pytest.raises(SecurityError, match=message):
             files.check(listen)
@@ -311,15 +311,15 @@ def test_files_that_do_not_fit_are_named(tmp_path: pathlib.Path, ca: trustme.CA)
     other = certificate(ca, tmp_path / "other", "localhost")
     authority = write(tmp_path / "ca.crt", ca.cert_pem.bytes())
     cases: Sequence[tuple[dict[str, Any], str]] = (
-        ({"tls_cert": pair["tls_cert"]}, "tls_cert is given without tls_key"),
-        ({"tls_key": pair["tls_key"]}, "tls_key is given without tls_cert"),
-        ({"tls_client_ca": authority}, "without tls_cert and tls_key"),
+        ({"tls_cert": pair["tls_cert"]}, "--security.tls-cert is given without --security.tls-key"),
+        ({"tls_key": pair["tls_key"]}, "--security.tls-key is given without --security.tls-cert"),
+        ({"tls_client_ca": authority}, "without --security.tls-cert and --security.tls-key"),
         ({**pair, "tls_key": other["tls_key"]}, "cannot be used together"),
         ({**pair, "tls_client_ca": pair["tls_key"]}, "holds no certificates"),
         ({"token_file": tmp_path / "nothing"}, "nothing cannot be read"),
         ({"revoked_file": tmp_path / "nothing"}, "nothing cannot be read"),
         ({"revoked_file": write(tmp_path / "bytes", b"\xff")}, "revoked names is not plain text"),
-        ({"trust_domain": "spiffe://impala"}, "trust_domain is 'spiffe://impala'"),
+        ({"trust_domain": "spiffe://impala"}, "--security.trust-domain is 'spiffe://impala'"),
         ({"token_file": authority}, "begins with no role"),
     )
     for files, message in cases:

@@ -8,10 +8,11 @@ import itertools
 import os
 import pathlib
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeVar
 
 import tyro
+from tyro.conf import Positional
 
 from impala import components
 from impala.commands import foreign
@@ -22,6 +23,8 @@ from impala.config.schema import Config
 from impala.runtime import process
 
 T = TypeVar("T")
+
+_POSITIONAL = typing.get_args(Positional[int])[1]  # the mark of an argument without a flag
 
 
 def parse(name: str, command_type: type[T], argv: list[str]) -> T:
@@ -123,14 +126,23 @@ def _unknown(name: str, command_type: type, word: str, settings: Config) -> str:
     """Returns the error message about an unknown argument."""
     if not word.startswith("-"):
         return f"{name} can make nothing of {word!r}. See impala {name} --help."
-    paths = [field.name for field in dataclasses.fields(command_type)]
-    if "settings" in paths:
-        paths = [path for path in paths if path not in ("preset", "settings")]
-        paths += values.flatten(settings)
-    flags = [path.replace("_", "-") for path in paths]
+    flags = [path.replace("_", "-") for path in _paths(command_type, settings)]
     hint = values.nearest(word.split("=")[0].lstrip("-").replace("_", "-"), flags)
     hint = hint.replace("'", "'--", 1) or f"See impala {name} --help."
     return f"{name} has no flag {word.split('=')[0]}. {hint}"
+
+
+def _paths(command_type: type, settings: Config) -> Iterator[str]:
+    """Yields what the flags of a command set, such as num_actors and security.tls_cert."""
+    hints = typing.get_type_hints(command_type, include_extras=True)
+    for field in dataclasses.fields(command_type):
+        hint = hints[field.name]
+        if field.name == "settings":
+            yield from values.flatten(settings)
+        elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            yield from (f"{field.name}.{path}" for path in values.flatten(hint()))
+        elif _POSITIONAL not in getattr(hint, "__metadata__", ()):
+            yield field.name
 
 
 def _registry() -> tyro.constructors.ConstructorRegistry:

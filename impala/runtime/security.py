@@ -93,11 +93,14 @@ class ServerSecurity:
         _check_open("Health", health, self.open_ports)
         _check_open("Metrics", metrics, self.open_ports)
         if self.tls_client_ca is not None and self.tls_cert is None:
-            raise SecurityError("tls_client_ca is given without tls_cert and tls_key: give all.")
+            raise SecurityError(
+                "--security.tls-client-ca is given without --security.tls-cert and "
+                "--security.tls-key: give all."
+            )
         if not _TRUST_DOMAIN.fullmatch(self.trust_domain):
             raise SecurityError(
-                f"trust_domain is {self.trust_domain!r}: give what stands after spiffe:// and "
-                "before the next slash in the names of your certificates."
+                f"--security.trust-domain is {self.trust_domain!r}: give what stands after "
+                "spiffe:// and before the next slash in the names of your certificates."
             )
         files = (self.tls_cert, self.tls_key, self.tls_client_ca)
         _check_readable(*files, self.token_file, self.revoked_file)
@@ -111,13 +114,15 @@ class ServerSecurity:
         if self.tls_client_ca is None and self.token_file is None:
             raise SecurityError(
                 f"Without credentials the learner listens on this host only, not on {address}: "
-                "give a token file or client certificates (and TLS), or --security.insecure in a "
-                "network where everyone may send it what they like."
+                "give --security.token-file or --security.tls-client-ca (with --security.tls-cert "
+                "and --security.tls-key), or --security.insecure in a network where everyone may "
+                "send it what they like."
             )
         if self.tls_cert is None:
             raise SecurityError(
-                f"Tokens would travel to {address} in the clear: give tls_cert and tls_key, or "
-                "--security.insecure if something else encrypts the connection."
+                f"Tokens would travel to {address} in the clear: give --security.tls-cert and "
+                "--security.tls-key, or --security.insecure if something else encrypts the "
+                "connection."
             )
 
 
@@ -271,8 +276,10 @@ def _check_tls(
 ) -> None:
     """Checks that certificate and key are both given and match, and that authorities exist."""
     if (cert is None) != (key is None):
-        given, missing = ("tls_cert", "tls_key") if key is None else ("tls_key", "tls_cert")
-        raise SecurityError(f"{given} is given without {missing}: give both.")
+        given, missing = ("cert", "key") if key is None else ("key", "cert")
+        raise SecurityError(
+            f"--security.tls-{given} is given without --security.tls-{missing}: give both."
+        )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         if cert is not None and key is not None:
