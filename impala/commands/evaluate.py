@@ -6,6 +6,7 @@ import json
 import pathlib
 from typing import Annotated
 
+from impala.commands import outputs
 from impala.commands.playing import PlayerFlags, environment_of, open_player
 from impala.config.schema import Range
 from impala.config.values import OptionError
@@ -46,7 +47,7 @@ def evaluate(command: Evaluate) -> int:
             f"steps is {command.steps} and num_envs {num_envs}: the steps of at most as many "
             "episodes can be written, to the file that --json names."
         )
-    player = open_player(command)
+    player = open_player(command, command.json)
     from impala import evaluation
 
     with contextlib.closing(environment_of(player, num_envs)) as environment:
@@ -89,6 +90,5 @@ def evaluate(command: Evaluate) -> int:
             "episodes": [episode._asdict() for episode in episodes],
             "steps": first.steps,
         }
-        command.json.parent.mkdir(parents=True, exist_ok=True)
-        command.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        outputs.write(command.json, f"{json.dumps(result, indent=2)}\n".encode())
     return 0

@@ -6,6 +6,7 @@ import pathlib
 import sys
 from typing import Literal
 
+from impala.commands import outputs
 from impala.commands.playing import PlayerFlags, open_player
 from impala.config import values
 
@@ -22,14 +23,15 @@ class Export(PlayerFlags):
 
 def export(command: Export) -> int:
     """Writes a model, compares it with the agent on played episodes, and prints the result."""
-    player = open_player(command)
+    output = command.output or command.logdir / "export"
+    player = open_player(command, output / "model.json")
     from impala.logdir import export as models
 
     logging.getLogger("tensorflow").setLevel(logging.WARNING)  # it logs what it has written
-    output = command.output or command.logdir / "export"
     write = {"savedmodel": models.saved_model, "onnx": models.onnx}[command.format]
     try:
-        tried = write(player, output, models.recorded(player))
+        with outputs.writing(output):
+            tried = write(player, output, models.recorded(player))
     except models.ExportError as error:
         print(f"impala: {error}", file=sys.stderr)
         return 1

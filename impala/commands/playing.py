@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
+from impala.commands import outputs
 from impala.commands.flags import Allow
 from impala.components import Allowed
 from impala.config import values
@@ -33,11 +34,15 @@ class PlayerFlags:
     group impala.components: MODULE, for what it defines, or MODULE:ATTRIBUTE."""
 
 
-def open_player(command: PlayerFlags) -> "Player":
+def open_player(command: PlayerFlags, output: pathlib.Path | None = None) -> "Player":
     """Loads TensorFlow, without GPUs, and the agent of a checkpoint.
 
+    Args:
+      command: which one.
+      output: a file that is going to be written.
+
     Raises:
-      OptionError: there is no such checkpoint or task.
+      OptionError: there is no such checkpoint or task, or the file cannot be written.
     """
     from impala.logdir import checkpoint  # here, so that help loads no Gymnasium
 
@@ -45,6 +50,8 @@ def open_player(command: PlayerFlags) -> "Player":
     try:
         saved = checkpoint.choose(command.logdir, command.checkpoint)
         tasks.choose(saved.config, command.task)  # fails before TensorFlow is loaded
+        if output is not None:
+            outputs.check(output)
         process.load_tensorflow(use_gpus=False)
         from impala.logdir.player import Player
 

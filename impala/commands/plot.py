@@ -6,6 +6,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from impala.commands import outputs
 from impala.config import values
 
 _MOST_NAMED = 10  # log directories in a message
@@ -31,8 +32,10 @@ def plot(command: Plot) -> int:
         )
     from impala.logdir import plot
 
+    outputs.check(command.output)
     try:
-        plot.draw(command.logdirs, command.output)
+        with outputs.writing(command.output):
+            plot.draw(command.logdirs, command.output)
     except ValueError as error:
         raise values.OptionError(str(error)) from error
     print(command.output)

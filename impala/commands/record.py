@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
+from impala.commands import outputs
 from impala.commands.playing import PlayerFlags, environment_of, open_player
 from impala.config import values
 from impala.config.schema import Range
@@ -40,9 +41,12 @@ def record(command: Record) -> int:
         video.check(output)
     except ValueError as error:
         raise values.OptionError(str(error)) from error
-    player = open_player(command)
+    player = open_player(command, output)
     rewards: list[float] = []
-    with contextlib.closing(environment_of(player, 1, "rgb_array")) as environment:
+    with (
+        contextlib.closing(environment_of(player, 1, "rgb_array")) as environment,
+        outputs.writing(output),
+    ):
         video.write(output, _images(player, environment, command, rewards))
     print(f"{output}: {len(rewards)} images, return {sum(rewards):.2f}")
     return 0

@@ -18,7 +18,7 @@ from impala.logdir import atomic
 
 _log = logging.getLogger(__name__)
 
-_OF_DISKS = (errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS)
+OF_DISKS = (errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS)
 _OF_PLACES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV)  # nothing can be moved there
 _STAYS = re.compile(r"lock$|before-")  # in a log directory when a run is moved aside
 
@@ -41,7 +41,7 @@ def opening(path: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None and error.errno not in _OF_DISKS:  # of a socket, for instance
+        if error.filename is None and error.errno not in OF_DISKS:  # of a socket, for instance
             raise
         file = error.filename2 or error.filename
         where = "" if file in (None, str(path)) else f"{file}: "
