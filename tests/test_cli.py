@@ -28,7 +28,7 @@ from impala.config import layers, values
 from impala.config.presets import PRESETS
 from impala.config.schema import Config
 from impala.logdir import checkpoint, video
-from impala.runtime import installation
+from impala.runtime import installation, listen
 from impala.runtime.failures import Failure, note
 from protos import codec
 
@@ -413,6 +413,19 @@ def test_train_ends_with_the_learner_and_with_its_status(
     assert "--fresh" in words
     acting = (tmp_path / "run" / "actors.log").read_text()
     assert f"--learner {words[words.index('--listen') + 1]}" in acting
+
+
+def test_train_finds_a_short_path_for_its_socket(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (long := tmp_path / ("long" * 25)).mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    process = _train(tmp_path, learner="0")
+    _, errors = process.communicate(timeout=60)
+    words, *_ = json.loads((tmp_path / "learner.json").read_text())
+
+    assert process.returncode == 0, errors
+    assert listen.socket_path(words[words.index("--listen") + 1])  # no error
 
 
 def test_ctrl_c_tells_learner_and_actors_to_end(tmp_path: pathlib.Path) -> None:

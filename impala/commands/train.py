@@ -14,7 +14,7 @@ from impala.commands.flags import STOPPED, NumActors, RunFlags, print_config
 from impala.config import layers, parts
 from impala.config.schema import Config
 from impala.config.values import OptionError
-from impala.runtime import process
+from impala.runtime import listen, process
 from impala.runtime.failures import Shown
 from impala.runtime.logs import log_to_stderr
 from impala.runtime.supervisor import MOST_FAILURES, Program, Supervisor
@@ -99,7 +99,9 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
     logdir = preflight.log_directory(command)
     actors_log = logdir / "actors.log"
     with (
-        tempfile.TemporaryDirectory(prefix="impala-") as directory,
+        tempfile.TemporaryDirectory(
+            prefix="impala-", dir=listen.temporary_directory()
+        ) as directory,
         context as supervisor,
     ):
         socket = pathlib.Path(directory, "learner")

@@ -8,6 +8,7 @@ import ipaddress
 import os
 import re
 import socket
+import tempfile
 import time
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ MAX_PORT = 65535
 BACKLOG = 1024  # connections that wait to be accepted
 
 _MAX_SOCKET_PATH = 107  # bytes of a Unix socket's path, a limit of Linux
+_MAX_TEMPORARY = 80  # of a directory's path, which leaves enough for a socket in one below it
 _LINGER_SECONDS = 1.0  # for which the ports of a killed process may stay in use
 _SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix-abstract:", "xds:")  # of gRPC
 _HOST = re.compile(r"\[[0-9A-Fa-f:.%\w]+\]|[\w.-]+", re.ASCII)  # IPv6 in brackets, IPv4, or a name
@@ -158,6 +160,12 @@ def socket_path(listen: str) -> str | None:
             "are possible: choose another one."
         )
     return path
+
+
+def temporary_directory() -> str:
+    """Returns where to make temporary directories for sockets: /tmp if TMPDIR has a long path."""
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) <= _MAX_TEMPORARY else "/tmp"
 
 
 def is_local(listen: str) -> bool:
