@@ -171,6 +171,36 @@ def test_a_sweep_that_is_stopped_and_killed_goes_on_with_its_trials(
     assert all(int(row["frames"].replace(",", "")) >= 300_000 for row in found)
 
 
+_EARLY = """
+import signal, sys
+from ray import tune
+from impala.commands import main
+
+fit = tune.Tuner.fit
+
+def early(tuner):
+    signal.raise_signal(signal.SIGTERM)
+    return fit(tuner)
+
+tune.Tuner.fit = early
+sys.exit(main.main(["sweep", "sweep.yaml", "--output", "output"]))
+"""
+
+
+@pytest.mark.slow
+def test_a_sweep_can_be_stopped_before_ray_listens(tmp_path: pathlib.Path) -> None:
+    """At its start, and at the start of going on with it."""
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(made(settings=QUICK)))
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", _EARLY], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 75, done.stdout + done.stderr
+        assert "The same command goes on with the sweep." in done.stdout
+    assert "Going on with the sweep." in done.stdout
+    assert not (tmp_path / "output/trials").exists()  # none has begun
+
+
 @pytest.mark.slow
 def test_successive_halving_finds_a_learning_rate_as_good_as_the_presets(
     tmp_path: pathlib.Path,

@@ -7,7 +7,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import ray
 from ray import tune
@@ -84,10 +84,12 @@ def run(
                     verbose=0,
                 ),
             )
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until Ray has its handler
         with (
             warnings.catch_warnings(action="ignore"),  # of Ray, on how it might be faster
             EndRequest(on_first=lambda: signal.raise_signal(signal.SIGUSR1)) as request,
         ):
+            _Progress.request = request
             grid = tuner.fit()
     finally:
         ray.shutdown()
@@ -187,10 +189,17 @@ class _Inside:
 class _Progress(tune.Callback):
     """Shows a line when a trial begins, ends, copies another, and now and then between."""
 
+    request: ClassVar[EndRequest | None] = None  # of the class, as Ray restores stored instances
+
     def __init__(self, sweep: Sweep, show: Callable[[str], None]):
         self._sweep, self._show = sweep, show
         self._shown: dict[str, float] = {}
         self._copied: dict[str, str] = {}
+
+    def setup(self, *arguments: Any, **info: Any) -> None:
+        """Asks Ray to stop, which listens now, if a signal came before."""
+        if self.request is not None and self.request.is_set():
+            signal.raise_signal(signal.SIGUSR1)
 
     def on_trial_start(
         self, iteration: int, trials: list[Scheduled], trial: Scheduled, **info: Any
