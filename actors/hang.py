@@ -21,10 +21,11 @@ class HangWatch:
 
     Args:
       seconds: time limit of an operation.
+      what: the operation yields, for the log: an unroll or a step.
     """
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float, what: str) -> None:
+        self._seconds, self._what = seconds, what
         self._since: float | None = None
         self._thread = threading.get_ident()
         self._over = threading.Event()
@@ -60,8 +61,8 @@ class HangWatch:
                 told = since
                 where = ", ".join(doing(self._thread)) or "it is not known where"
                 _log.error(
-                    "no unroll for %.1f s, actor.hang_seconds is %g: %s",
-                    *(waited, self._seconds, where),
+                    "no %s for %.1f s, actor.hang_seconds is %g: %s",
+                    *(self._what, waited, self._seconds, where),
                 )
 
 

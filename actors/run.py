@@ -298,7 +298,7 @@ def _act(
         )
         paced = client.join().needs_permits
         unrolls = actor.run(client.parameters, client.task, client.prefetch, whole_rounds=paced)
-        hang = stack.enter_context(HangWatch(built.actor.hang_seconds))
+        hang = stack.enter_context(HangWatch(built.actor.hang_seconds, "unroll"))
         memory = MemoryLimit(built.actor.max_memory_bytes)
         while True:
             client.await_turn(total)  # the lack of parameters is no environment that hangs
@@ -311,18 +311,23 @@ def _act(
 
 
 def _evaluate(client: "LearnerClient", built: Built) -> None:
+    from actors.hang import HangWatch
     from impala.evaluation import play_episodes
 
     config = built.evaluator
     num_envs = min(config.episodes, built.actor.num_envs)
-    while True:
-        assignment = client.next_assignment()
-        values = assignment.parameters.values
-        for variable, value in zip(built.agent.variables, values, strict=True):
-            variable.assign(value)
-        with contextlib.closing(built.environment(assignment.task, num_envs)) as environment:
-            episodes = play_episodes(
-                *(environment, built.agent, config.episodes, config.greedy, assignment.seed),
-                max_steps=config.max_steps,
-            )
-        client.report_evaluation(assignment, episodes)
+    with HangWatch(built.actor.hang_seconds, "step") as hang:
+        while True:
+            assignment = client.next_assignment()
+            values = assignment.parameters.values
+            for variable, value in zip(built.agent.variables, values, strict=True):
+                variable.assign(value)
+            with hang.watched():
+                environment = built.environment(assignment.task, num_envs)
+            with contextlib.closing(environment):
+                episodes = play_episodes(
+                    *(environment, built.agent, config.episodes, config.greedy, assignment.seed),
+                    max_steps=config.max_steps,
+                    watched=hang.watched,
+                )
+            client.report_evaluation(assignment, episodes)

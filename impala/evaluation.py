@@ -4,6 +4,7 @@ A fixed quota of episodes per environment keeps the sample fair: the first N epi
 among environments that step together would be the short ones.
 """
 
+import contextlib
 import functools
 import logging
 import time
@@ -23,6 +24,8 @@ from impala.types import EnvironmentStep, Episode, Nest, StepType, TimeStep
 _log = logging.getLogger(__name__)
 
 _LOG_SECONDS = 10.0
+
+_Watched = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 class Summary(NamedTuple):
@@ -73,7 +76,11 @@ class Acting:
 
 
 def play(
-    environment: Environment, agent: Agent, greedy: bool, seed: int
+    environment: Environment,
+    agent: Agent,
+    greedy: bool,
+    seed: int,
+    watched: _Watched = contextlib.nullcontext,
 ) -> Iterator[EnvironmentStep]:
     """Yields time steps for ever, starting with the reset (all FIRST, no frames).
 
@@ -82,13 +89,17 @@ def play(
       agent: as for `Acting`.
       greedy: as for `Acting`.
       seed: of the environments and the sampled actions.
+      watched: makes a context for the reset and for each step of the environment.
     """
     act = Acting(agent, greedy, seed, environment.num_envs)
-    timestep = environment.reset(seed)
+    with watched():
+        timestep = environment.reset(seed)
     yield EnvironmentStep(timestep, np.zeros(environment.num_envs, np.int32), {})
     while True:
-        environment.send(act(timestep))
-        step = environment.recv()
+        action = act(timestep)
+        with watched():
+            environment.send(action)
+            step = environment.recv()
         timestep = step.timestep
         yield step
 
@@ -125,6 +136,7 @@ def play_episodes(
     seed: int,
     first: FirstEpisodes | None = None,
     max_steps: int | None = None,
+    watched: _Watched = contextlib.nullcontext,
 ) -> list[Episode]:
     """Plays an equal number of episodes in each of E environments (one more in the first ones).
 
@@ -140,6 +152,7 @@ def play_episodes(
       first: keeps the steps of first episodes, of at most E environments; None: nothing is kept.
       max_steps: agent steps after which an episode counts as ended, at least 1: what bounds tasks
         that never end. None: nothing does.
+      watched: as for `play`.
 
     Returns:
       `num_episodes` episodes with raw returns, ordered by environment.
@@ -151,7 +164,7 @@ def play_episodes(
     finished: list[list[Episode]] = [[] for _ in range(num_envs)]
     statistics = EpisodeStatistics(num_envs)
     logged = time.monotonic()
-    steps = _cut_off(play(environment, agent, greedy, seed), num_envs, max_steps)
+    steps = _cut_off(play(environment, agent, greedy, seed, watched), num_envs, max_steps)
     for count, step in enumerate(steps):
         if first is not None:
             first.add(step)

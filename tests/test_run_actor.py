@@ -145,6 +145,29 @@ def test_it_ends_and_says_where_when_an_environment_hangs(learner: FakeLearner) 
     assert len(learner.messages) <= 1
 
 
+HANG_IN_THE_SECOND_EVALUATION = """
+import itertools, time
+from impala.environments.catch import Catch
+
+step, steps = Catch.recv, itertools.count()
+Catch.recv = lambda self: time.sleep(0.3 if next(steps) < 12 else 1000.0) or step(self)
+"""
+
+
+def test_an_evaluator_ends_when_a_step_hangs_however_long_an_evaluation_takes(
+    learner: FakeLearner,
+) -> None:
+    learner.settings.actor.hang_seconds = 2.0
+    for frames in (0, 100):  # of nine steps in all, each
+        learner.snapshot(frames)
+    evaluator = start(learner, HANG_IN_THE_SECOND_EVALUATION, role="evaluator")
+    log = end_of(evaluator)
+    assert evaluator.returncode == 1
+    assert "Timeout" in log and "in <lambda>" in log
+    assert "no step for" in log and "actor.hang_seconds is 2" in log
+    assert [each.frames for each in learner.evaluations] == [0]
+
+
 def test_waiting_for_the_first_parameters_is_no_environment_that_hangs(
     learner: FakeLearner,
 ) -> None:

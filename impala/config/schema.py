@@ -584,8 +584,9 @@ class ActorConfig:
     env_threads: Positive = 1
     """ALE threads per group."""
     hang_seconds: Annotated[float, Range(1.0, 86400.0)] = 600.0
-    """Seconds that an unroll may take. Beyond that an environment hangs: the actor logs where, and
-    ends. For environments in their own processes see environment_seconds, which must be shorter."""
+    """Seconds that an unroll, or a step of an evaluator, may take. Beyond that an environment
+    hangs: the actor logs where, and ends. For environments in their own processes see
+    environment_seconds, which must be shorter."""
     environment_seconds: Annotated[float, Range(0.1, 86400.0)] = 60.0
     """Seconds that a step of an environment in its own process may take. Beyond that its process is
     replaced and its episode truncated. A start may take five times as long. Six times this must be
