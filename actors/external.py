@@ -304,11 +304,12 @@ class Session:
     def close(self) -> None:
         """Ends the session; a second call does nothing.
 
-        An episode that has not ended counts as cut off, with a fault of its environment, once
-        another session goes on.
+        An episode that has not ended counts as cut off, with the rewards that were given and a
+        fault of its environment, once another session goes on.
         """
         if self._is_open:
             self._is_open = False
+            self._row.reward = self._taken_reward()
             self._client._ended(self._row)
 
     def _checked(self, observation: Nest) -> Nest:
@@ -351,6 +352,8 @@ class _Row:
         self._held = (0, 0)
         self._at = 0  # row of the unroll
         self._seen: Nest = None  # of the episode that has not ended; None: there is none
+        self.reward = 0.0
+        """Of the last action, where a session was closed before the end of an episode."""
         self.error: BaseException | None = None
         """What happened to the row, which cannot go on."""
 
@@ -359,7 +362,7 @@ class _Row:
         if self._seen is not None:  # a session was closed in it
             detail = "a session was closed before the end of its episode"
             fault = EnvironmentFault(self._number, "crashed", detail)
-            self.go_on(self._seen, 0.0, StepType.LAST, discount=1.0, faults=[fault])
+            self.go_on(self._seen, self.reward, StepType.LAST, discount=1.0, faults=[fault])
         return self._stepped(observation, 0.0, StepType.FIRST, 1.0, {}, ())
 
     def go_on(

@@ -135,6 +135,7 @@ def test_sessions_of_any_length_and_speed_make_unrolls_without_a_mistake() -> No
                     _play(session, 3, [2])
             dropped = client.session()
             dropped.act(_observation(4, 0))
+            dropped.reward(7.0)
             dropped.close()  # in the middle of an episode
             with client.session() as session:
                 _play(session, 5, [12, 5])
@@ -148,7 +149,7 @@ def test_sessions_of_any_length_and_speed_make_unrolls_without_a_mistake() -> No
     assert member.environment_faults == 1
     assert "closed before the end" in member.last_fault
     # What does not fill an unroll any more is lost; these are of all that do.
-    assert {*run.episodes} - {15.0} == {0.0, 1.0, 3.0, 6.0, 10.0, 78.0, 210.0}
+    assert {*run.episodes} - {15.0} == {1.0, 3.0, 6.0, 7.0, 10.0, 78.0, 210.0}
     assert (run.episodes.count(210.0), run.episodes.count(78.0)) == (2, 2)
     for unroll in run.unrolls:
         timestep = unroll.timestep
