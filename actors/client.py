@@ -475,9 +475,11 @@ class LearnerClient:
 
     def _look(self) -> None:
         """Takes, with the lock held, what another actor of this host has pulled meanwhile."""
-        held = self._session.parameters
+        held, joined = self._session.parameters, self._session.reply
         if self._shared is None or held is None or self._session.needs_permits:
             return
+        if joined is None or held.incarnation != joined.learner_incarnation:
+            return  # those of the learner before, which has no newer ones to offer
         if (reply := self._shared.newer(held.incarnation, held.version)) is not None:
             self._session.pulled(Pull(self._session.connection, pb.GetParametersRequest()), reply)
 

@@ -470,7 +470,16 @@ class Session:
                 self._learner_incarnation = newest.learner_incarnation
                 self._is_connected = False
                 return False
-            self.parameters = _parameters(newest, self.reply)
+            held = self.parameters
+            if (
+                held is not None
+                and held.incarnation == newest.learner_incarnation
+                and held.version >= newest.version
+                and not self.needs_permits  # which says what has to act, however old
+            ):
+                newest = None  # another actor of this host was faster
+            else:
+                self.parameters = _parameters(newest, self.reply)
         if reply.HasField("permit") and pull.request.round == self._round + 1:
             self.permit = reply.permit
         if reply.finished:

@@ -180,6 +180,9 @@ class SharedPulls:
         partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
         content = reply.SerializeToString()
         seconds = time.monotonic() - asked
+        found = self._header(incarnation)
+        if found is not None and found.version > reply.parameters.version:
+            return  # one that did not wait for this pull has got newer ones
         try:
             is_first = not path.exists()
             with open(partial, "xb") as file:

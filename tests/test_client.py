@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import logging
+import pathlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ from actors.client import (
 )
 from actors.policy import Compiled
 from actors.session import Session
+from actors.shared import SharedPulls
 from impala.types import (
     ActorUnrolls,
     AgentOutput,
@@ -502,6 +504,26 @@ def test_a_receipt_after_a_pull_has_said_that_training_ended_is_no_error(
             thread.join(timeout=PATIENCE)
         with pytest.raises(RunFinished):
             client.parameters()
+
+
+def test_what_its_host_has_of_the_learner_before_is_not_another_learners(
+    tmp_path: pathlib.Path,
+) -> None:
+    shared = SharedPulls("host:1", tmp_path / "shared")
+    newer = pb.GetParametersReply(parameters=pb.Parameters(learner_incarnation=5, version=9))
+    with FakeLearner() as first:
+        client = connect(first, shared=shared)
+        assert client.parameters().version == 0
+        held = pb.GetParametersRequest(learner_incarnation=5)
+        assert shared.pull(5, held, lambda request: newer) is newer  # for another actor
+    with client, FakeLearner(incarnation=6, port=first.port) as second:
+        second.replies.clear()  # its parameters take long
+        second.wait_for(lambda: client.join().learner_incarnation == 6)
+        assert client.parameters().incarnation == 5
+        second.replies.set()
+        client.send(unrolls())
+        assert client.drain(PATIENCE)
+        assert len(second.joins) == 1
 
 
 def test_an_evaluator_follows_a_restarted_learner() -> None:

@@ -903,6 +903,30 @@ def test_the_permit_of_a_learner_that_is_gone_is_not_used() -> None:
     assert learner.begin_round().number == 3
 
 
+def test_an_answer_that_newer_parameters_have_overtaken_is_not_taken() -> None:
+    def answer(version: int) -> pb.GetParametersReply:
+        parameters = pb.Parameters(learner_incarnation=5, version=version, tensors=[bytes(4)])
+        return pb.GetParametersReply(parameters=parameters)
+
+    learner = session()
+    learner.joined(reply(parameter_specs=SPECS), now=0.0)
+    early, late = learner.pull(), learner.pull()
+    assert learner.pulled(late, answer(2))
+    assert not learner.pulled(early, answer(1))
+    assert learner.parameters is not None and learner.parameters.version == 2
+
+
+@says("They may be older than others that were held meanwhile.")
+def test_the_parameters_of_a_permit_are_taken_however_old_they_are() -> None:
+    learner = session()
+    learner.joined(reply(needs_permits=True, parameter_specs=SPECS), now=0.0)
+    for number in (2, 1):
+        learner.want_permit(8)
+        learner.pulled(learner.pull(), permitted(number))
+        assert learner.begin_round().number == number
+        assert learner.parameters is not None and learner.parameters.version == 10 * number
+
+
 def test_an_answer_that_comes_after_its_round_has_begun_is_not_its_successors_permit() -> None:
     learner = session()
     learner.joined(reply(needs_permits=True, parameter_specs=SPECS), now=0.0)

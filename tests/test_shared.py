@@ -143,6 +143,29 @@ def test_those_that_ask_together_wait_for_one_of_them(
     assert learner.calls == 1
 
 
+def test_a_pull_that_took_long_does_not_replace_newer_ones(
+    directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "_FIRST_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(shared, "_LEAST_WAIT_SECONDS", 0.01)
+    learner, one, other = (
+        Learner(),
+        SharedPulls(ADDRESS, directory),
+        SharedPulls(ADDRESS, directory),
+    )
+
+    def overtaken(request: pb.GetParametersRequest) -> pb.GetParametersReply:
+        reply = learner.call(request)
+        learner.version = 2
+        assert pulled(other, NONE, learner) == 2  # waits for a moment, then pulls by itself
+        return reply
+
+    first = one.pull(LEARNER, NONE, overtaken)
+    assert first is not None and version_of(first) == 1
+    newest = other.newer(LEARNER, -1)
+    assert newest is not None and version_of(newest) == 2
+
+
 def test_a_pull_that_fails_is_not_waited_for(directory: pathlib.Path) -> None:
     learner = Learner()
 
