@@ -147,7 +147,12 @@ def _in_order(model: Any) -> Any:
 
 
 def _difference(session: Any, step: ActingStep, agent: Agent, played: Spaces) -> float:
-    """Returns the largest difference of a model from the agent, in some steps on random input."""
+    """Returns the largest difference of a model from the agent, in some steps on random input.
+
+    It is NaN if one of them is.
+    """
+    act = tf.function(step, autograph=False)  # with the same random numbers as the model
+    actions = [name for name in step.outputs if name.startswith("output/action")]
     rng = np.random.default_rng(0)
     for variable in agent.trainable_variables:  # initial weights make almost equal outputs
         variable.assign_add(0.1 * rng.standard_normal(variable.shape).astype(np.float32))
@@ -176,10 +181,14 @@ def _difference(session: Any, step: ActingStep, agent: Agent, played: Spaces) ->
         wanted = [policy, output.baseline.numpy(), *(x.numpy() for x in tree.flatten(state))]
         found = [got["output/policy"][:, : policy.shape[1]], got["output/baseline"]]
         found += [got[name] for name in step.outputs if name.startswith("next/")]
+        acted = dict(zip(step.outputs, act(*map(tf.constant, named.values())), strict=True))
+        wanted += [acted[name].numpy() for name in actions]
+        found += [got[name] for name in actions]
         for right, other in zip(wanted, found, strict=True):
             right, other = right.astype(np.float64), other.astype(np.float64)
             scale = np.abs(right).max(initial=1.0)
-            largest = max(largest, float(np.abs(right - other).max(initial=0.0) / scale))
+            off = np.abs(right - other).max(initial=0.0) / scale
+            largest = float(np.maximum(largest, off))  # `max` would pass over NaN
     return largest
 
 

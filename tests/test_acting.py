@@ -213,6 +213,32 @@ def test_epsilon_is_annealed_from_its_final_value_and_masked_choices_are_never_t
     assert frequencies[1] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("output", "change"),
+    [("output/policy", math.nan), ("output/baseline", 0.01), ("output/action", 1)],
+)
+def test_a_graph_that_does_something_else_is_refused(
+    output: str, change: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = onnx_model.session
+
+    class Changed:
+        def __init__(self, model: Any) -> None:
+            self._session = make(model)
+
+        def run(self, names: list[str], given: dict[str, np.ndarray]) -> list[np.ndarray]:
+            said = self._session.run(names, given)
+            changed = said[names.index(output)]
+            changed[-1] += np.array(change, changed.dtype)
+            return said
+
+    monkeypatch.setattr(onnx_model, "session", Changed)
+    spaces = VECTOR, gym.spaces.Discrete(3)
+    config = AgentConfig(hidden_sizes=(8,))
+    with pytest.raises(onnx_model.OnnxError, match="differ from the agent's by up to"):
+        policy_graph.made(build.agent(config, *spaces), spaces, config)
+
+
 def test_variables_that_cannot_be_replaced_are_named() -> None:
     """Given a torso that reads its variable past what operations on it read."""
     config, spaces = CASES[GREEDY]
