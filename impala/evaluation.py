@@ -7,6 +7,7 @@ among environments that step together would be the short ones.
 import contextlib
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -122,9 +123,11 @@ class FirstEpisodes:
             step_type = step.timestep.step_type[e]
             if self._ended[e] or step_type == StepType.FIRST:
                 continue
-            steps["reward"].append(float(step.timestep.reward[e]))
-            for name, values in step.info.items():
-                steps.setdefault(name, []).append(float(values[e]))
+            given = {**step.info, "reward": step.timestep.reward}
+            before = len(steps["reward"])
+            for name in {**steps, **given}:
+                numbers = steps.setdefault(name, [math.nan] * before)
+                numbers.append(float(given[name][e]) if name in given else math.nan)
             self._ended[e] = step_type == StepType.LAST
 
 

@@ -126,6 +126,19 @@ def test_steps_of_first_episodes_are_kept_if_asked_for() -> None:
     ]
 
 
+def test_steps_without_an_info_have_nan_in_its_place() -> None:
+    class Sometimes(Scripted):
+        def _advance(self, first: np.ndarray) -> EnvironmentStep:
+            step = super()._advance(first)
+            return step._replace(info=step.info if self._left[0] in (1, 2) else {})
+
+    first = evaluation.FirstEpisodes(1)
+    evaluation.play_episodes(Sometimes([[4]]), Counting(), 1, True, 0, first)  # type: ignore
+    np.testing.assert_equal(
+        first.steps, [{"reward": [1.0] * 4, "left": [np.nan, 9.0, 8.0, np.nan]}]
+    )
+
+
 def test_what_takes_long_says_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
