@@ -365,7 +365,8 @@ class SacConfig:
     value_network: bool = False
     """The form of the first paper: a state-value network V with a target copy, which is trained
     towards the smaller critic and computes the critics' targets; the policy follows the first
-    critic. Otherwise the critics have target copies, as in the second paper."""
+    critic, as in its authors' code (the paper has the smaller one). Otherwise the critics have
+    target copies, as in the second paper."""
     target_step: Share = 0.005
     """tau: step of the target network towards the network that it follows, at each update."""
     temperature: Scale = 1.0
