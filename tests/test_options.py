@@ -179,6 +179,19 @@ def test_errors_name_the_layer(tmp_path: pathlib.Path) -> None:
             {"environment": {"vectorization": "async"}, "actor": {"environment_seconds": 100}},
             "actor.hang_seconds is 600 and actor.environment_seconds 100: one environment",
         ),
+        (
+            {"impala": {"correction": "one_step", "clip_pg_rho_threshold": 0.5}},
+            "impala.clip_pg_rho_threshold is 0.5 and impala.correction one_step, whose returns "
+            "have weights of 1, which a threshold below 1 would clip: leave it at 1 or above",
+        ),
+        (
+            {"impala": {"correction": "none", "clip_rho_threshold": 0.99}},
+            "impala.clip_rho_threshold is 0.99 and impala.correction none",
+        ),
+        (
+            {"impala": {"correction": "epsilon", "clip_c_threshold": 0}},
+            "impala.clip_c_threshold is 0 and impala.correction epsilon",
+        ),
         ({"agent": {"random_warm_up": True}}, "impala needs the actions of its own policy"),
         ({"environment": {"kwargs": "{'a': 1}"}}, "which is not a JSON object"),
         ({"environment": {"kwargs": "[1]"}}, "which is not a JSON object (it is a list)"),
@@ -188,6 +201,15 @@ def test_values_that_do_not_go_together_are_refused(data: dict[str, Any], messag
     with pytest.raises(OptionError) as caught:
         rules.validate(values.from_dict(Config, data))
     assert message in str(caught.value)
+
+
+def test_thresholds_of_vtrace_may_be_below_1() -> None:
+    thresholds = dict.fromkeys(
+        ("clip_rho_threshold", "clip_pg_rho_threshold", "clip_c_threshold"), 0.5
+    )
+    rules.validate(values.from_dict(Config, {"impala": thresholds}))
+    above = {"correction": "one_step", "clip_pg_rho_threshold": 1.5}
+    rules.validate(values.from_dict(Config, {"impala": above}))
 
 
 def test_validate_checks_what_was_made_in_code() -> None:

@@ -52,6 +52,7 @@ def validate(config: Config) -> Config:
             f"mix.updates is {config.mix.updates}, but fresh unrolls are learned from once: set "
             "mix.learn_from_fresh to false (--mix.no-learn-from-fresh), or mix.updates to 1."
         )
+    _check_correction(config)
     _check_burn_in(config)
     _check_lag(config)
     if config.guard.max_skips > config.guard.window_updates:
@@ -62,6 +63,20 @@ def validate(config: Config) -> Config:
         )
     _check_frames(config)
     return config
+
+
+def _check_correction(config: Config) -> None:
+    """Refuses thresholds of V-trace that would scale down what has no importance weights."""
+    impala = config.impala
+    if impala.correction == "vtrace":
+        return
+    for name in ("clip_rho_threshold", "clip_pg_rho_threshold", "clip_c_threshold"):
+        if (threshold := getattr(impala, name)) < 1.0:
+            raise OptionError(
+                f"impala.{name} is {threshold:g} and impala.correction {impala.correction}, whose "
+                "returns have weights of 1, which a threshold below 1 would clip: leave it at 1 or "
+                "above, or set impala.correction to vtrace."
+            )
 
 
 def _check_burn_in(config: Config) -> None:
