@@ -55,14 +55,20 @@ class LearnerChannel:
         self._token: Watched[str] | None = None
         if security.token_file is not None:
             self._token = Watched([security.token_file], lambda contents: first_token(*contents))
+        self._before: grpc.Channel | None = None  # that the present one has replaced
         self._dial()
 
     def renew(self) -> None:
-        """Opens a new channel if the certificates have changed since the last one was opened."""
+        """Opens a new channel if the certificates have changed since the last one was opened.
+
+        The last one stays open until the next time, as another thread may be about to call through
+        it: gRPC raises no RpcError, but ValueError, if a channel is closed before a call.
+        """
         if self._files.get() is not self._dialled:
-            old = self._channel
+            if self._before is not None:
+                self._before.close()
+            self._before = self._channel
             self._dial()
-            old.close()  # last: other threads may not call through a closed channel
 
     def metadata(self) -> list[tuple[str, str]]:
         """Returns the metadata of a call: the token, as currently in its file.
@@ -75,7 +81,9 @@ class LearnerChannel:
 
     def close(self) -> None:
         """Cancels the calls in progress and closes the channel."""
-        self._channel.close()
+        for channel in (self._before, self._channel):
+            if channel is not None:
+                channel.close()
 
     def _dial(self) -> None:
         security = self._security

@@ -33,6 +33,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from page import says
 from services import WAIT
 
+from actors.channel import LearnerChannel
 from actors.client import LearnerClient, LearnerRefused, new_incarnation
 from impala.runtime import credentials
 from impala.runtime import listen as addresses
@@ -249,6 +250,28 @@ def test_an_actor_shows_its_credentials_and_takes_new_ones(
         token_file(shown, "actor", suffix="-new")
     with serving(address, **both), client(address, files) as actor:
         assert actor.parameters().version == 3
+
+
+def test_a_call_may_come_just_after_its_channel_was_renewed(
+    tmp_path: pathlib.Path, ca: trustme.CA
+) -> None:
+    """As one of a thread that pulls, while another one joins again."""
+    both = mutual_tls(ca, tmp_path)
+    actor = "spiffe://cluster.local/impala/actor"
+    files = ClientSecurity(**certificate(ca, tmp_path, actor), tls_ca=both["tls_client_ca"])
+    with serving(**both) as address:
+        _, _, port = address.rpartition(":")
+        with closing(LearnerChannel(f"localhost:{port}", files)) as channel:
+            for _ in range(3):
+                late = channel.stub.GetParameters
+                certificate(ca, tmp_path, actor)
+                channel.renew()
+                for call in (late, channel.stub.GetParameters):
+                    assert call(pb.GetParametersRequest(), timeout=WAIT).parameters.version == 3
+        with pytest.raises(ValueError, match="closed channel"):
+            channel.stub.GetParameters(pb.GetParametersRequest())
+        with pytest.raises(ValueError, match="closed channel"):
+            late(pb.GetParametersRequest())
 
 
 def test_an_actor_without_the_right_token_is_refused_in_words(tmp_path: pathlib.Path) -> None:
