@@ -269,6 +269,35 @@ class TestGymnasium:
             for i in np.flatnonzero(step.timestep.step_type == LAST):
                 assert step.info["episode"][i] == step.timestep.observation[i, 1]
 
+    def test_infos_of_different_types_are_numbers_or_left_out(self) -> None:
+        class Says(gym.Env):
+            observation_space = gym.spaces.Box(0, 1, (), np.float32)
+            action_space = gym.spaces.Discrete(2)
+
+            def __init__(self, info: dict[str, Any]) -> None:
+                self._info = info
+
+            def reset(self, **_: Any) -> tuple[np.ndarray, dict[str, Any]]:
+                return np.zeros((), np.float32), self._info
+
+            def step(self, _: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+                return np.zeros((), np.float32), 0.0, False, False, self._info
+
+        infos = [
+            {"discount": 1, "x": np.zeros(3), "a": 1, "b": 1.0, "c": np.bool_(True), "d": {"e": 1}},
+            {"discount": 0.5, "x": np.zeros(5), "a": None, "b": "one", "c": np.array(0.25)},
+        ]
+        made = iter(infos)
+        with closing(
+            gymnasium.in_turn(lambda is_first: Says(next(made)), 2, "Says", 0)
+        ) as environment:
+            environment.reset(0)
+            environment.send(np.zeros(2, np.int64))
+            step = environment.recv()
+        np.testing.assert_array_equal(step.timestep.discount, [1.0, 0.5])
+        wanted = {"a": [1.0, np.nan], "b": [1.0, np.nan], "c": [1.0, 0.25]}
+        np.testing.assert_equal({k: v.tolist() for k, v in step.info.items()}, wanted)
+
     def test_one_that_raises_is_named(self) -> None:
         config = EnvironmentConfig(id=faulty.ID)
         with closing(environments.make(config, 3, first=6)) as environment:

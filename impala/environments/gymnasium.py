@@ -1,6 +1,6 @@
 """Adapters of Gymnasium: single environments that step in turn, and vector environments."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
@@ -211,7 +211,8 @@ def autoreset_mode(vector: VectorEnv) -> AutoresetMode | None:
 class Numbered(gym.Wrapper):
     """One environment of several that step in turn; its errors say which one it is.
 
-    An observation of another shape than its space's is one.
+    An observation of another shape than its space's is one. Of its infos only numbers are passed
+    on, all of one type: Gymnasium collects each by the type that the first environment gave.
 
     Args:
       environment: what is wrapped.
@@ -231,19 +232,19 @@ class Numbered(gym.Wrapper):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         try:
-            returned = self.env.reset(seed=seed, options=options)
-            self._check(returned[0])
+            observation, info = self.env.reset(seed=seed, options=options)
+            self._check(observation)
+            return observation, numbers(info)
         except Exception as error:
             raise self._failed(error) from error
-        return returned
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         try:
-            returned = self.env.step(action)
-            self._check(returned[0])
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            self._check(observation)
+            return observation, reward, terminated, truncated, numbers(info)
         except Exception as error:
             raise self._failed(error) from error
-        return returned
 
     def _check(self, observation: Any) -> None:
         if not isinstance(observation, np.ndarray) or observation.shape != self._shape:
@@ -252,6 +253,16 @@ class Numbered(gym.Wrapper):
     def _failed(self, error: Exception) -> EnvironmentFailed:
         message = f"{self._name}: {type(error).__name__}: {error}"
         return EnvironmentFailed(message, *failure_of(error, self._name))
+
+
+def numbers(info: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the numeric scalars of one environment's info, by name."""
+    return {
+        name: float(value)
+        for name, value in info.items()
+        if isinstance(value, bool | int | float | np.bool_ | np.number)
+        or (isinstance(value, np.ndarray) and not value.ndim and value.dtype.kind in "biuf")
+    }
 
 
 def _numbers(infos: dict[str, Any]) -> dict[str, np.ndarray]:

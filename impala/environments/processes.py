@@ -31,6 +31,7 @@ import numpy as np
 
 from impala.environments import base
 from impala.environments.failure import EnvironmentFailed, failure_of
+from impala.environments.gymnasium import numbers
 from impala.types import EnvironmentFault, EnvironmentStep, Nest, TimeStep
 
 _log = logging.getLogger(__name__)
@@ -581,12 +582,7 @@ class _Player:
         self._memory.reward[half, place] = reward
         self._memory.ended[half, place] = terminated, truncated
         self._ended = bool(terminated or truncated)
-        return {
-            name: float(value)
-            for name, value in info.items()
-            if isinstance(value, bool | int | float | np.bool_ | np.number)
-            or (isinstance(value, np.ndarray) and not value.ndim and value.dtype.kind in "biuf")
-        }
+        return numbers(info)
 
     def _check_memory(self) -> None:
         limit = self._task.max_bytes
