@@ -27,6 +27,8 @@ _ENVIRONMENTS = {
     "MinAtar/": "minatar",
 }
 
+_WRAPPERS = ("impala.environments.gymnasium", "impala.environments.wrappers")
+
 # For images of unsigned integers alone: Atari's, of all that experiments are made with.
 _OF_IMAGES = "impala.agents.images"
 
@@ -71,10 +73,8 @@ def groups(config: Config, root: pathlib.Path) -> dict[str, Group]:
         "optimiser": Group(
             ("learner.update.learner", *filter(None, (optimiser,))), ("learner.update.optimisers",)
         ),
-        "environment": Group(
-            tuple(_of_environments(config, played, root)),
-            ("impala.environments.gymnasium", "impala.environments.wrappers"),
-        ),
+        "environment": Group(tuple(_environments(config, played, root))),
+        "wrappers": Group(tuple(_wrappers(config, played)), _WRAPPERS),
         "mix": Group(("learner.data.mix",)),
     }
     if config.is_paced:
@@ -84,29 +84,37 @@ def groups(config: Config, root: pathlib.Path) -> dict[str, Group]:
     return found
 
 
-def _of_environments(config: Config, ids: Sequence[str], root: pathlib.Path) -> Iterator[str]:
-    """Yields what all environments share, and what those of these settings are made with."""
-    own = {each: {m for p, m in _ENVIRONMENTS.items() if each.startswith(p)} for each in ids}
-    modules = set[str]().union(*own.values())
-    settings = config.environment
+def _environments(config: Config, ids: Sequence[str], root: pathlib.Path) -> Iterator[str]:
+    """Yields the modules that all environments share, and those of these ids and settings."""
+    own = {module for each in ids for module in _own(each)}
     used = {
-        **{module: module in modules for module in _ENVIRONMENTS.values()},
+        **{module: module in own for module in _ENVIRONMENTS.values()},
+        **{module.rpartition(".")[2]: False for module in _WRAPPERS},  # by definition
         "joint": len(ids) > 1,
-        "processes": settings.vectorization == "async",
+        "processes": config.environment.vectorization == "async",
         "outward": False,  # for who plays an agent outside of a run
-        "gymnasium": False,  # by definition, below
-        "wrappers": False,
     }
     for path in sorted((root / "impala/environments").glob("*.py")):
         if used.get(path.stem, True):
             yield f"impala.environments.{path.stem}"
-    yield "impala.environments.wrappers:Checked"
+
+
+def _wrappers(config: Config, ids: Sequence[str]) -> Iterator[str]:
+    """Yields what wraps environments of these ids and settings, and steps them together."""
+    gymnasium, wrappers = _WRAPPERS
+    settings = config.environment
+    yield f"{wrappers}:Checked"
     if settings.last_action or settings.last_reward or settings.time_in_episode:
-        yield "impala.environments.wrappers:WithHistory"
-    if {"bandit", "minatar"} & modules:
-        yield "impala.environments.gymnasium:vector"
-    if not all(own.values()):
-        yield "impala.environments.gymnasium:in_turn"
+        yield f"{wrappers}:WithHistory"
+    if any({"bandit", "minatar"} & _own(each) for each in ids):
+        yield f"{gymnasium}:vector"
+    if not all(map(_own, ids)):
+        yield f"{gymnasium}:in_turn"
+
+
+def _own(id: str) -> set[str]:
+    """Returns the modules of an environment of ours; none of one that comes from elsewhere."""
+    return {module for prefix, module in _ENVIRONMENTS.items() if id.startswith(prefix)}
 
 
 class _Module(NamedTuple):

@@ -203,7 +203,8 @@ def test_a_result_depends_on_the_shared_code_that_its_settings_lead_to(
     environment: dict[str, Any], used: set[str]
 ) -> None:
     config = values.overlay(Config(), {"environment": environment})
-    entries = digests.groups(config, ROOT)["environment"].entries
+    groups = digests.groups(config, ROOT)
+    entries = groups["environment"].entries + groups["wrappers"].entries
     shared = ("wrappers", "gymnasium", "processes", "joint", "outward")
     short = {each.removeprefix("impala.environments.") for each in entries}
     assert {each for each in short if each.startswith(shared)} == used
