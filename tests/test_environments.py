@@ -27,7 +27,7 @@ from impala.config.schema import (
     LimitsConfig,
     RepeatConfig,
 )
-from impala.environments import base, catch, gymnasium
+from impala.environments import base, catch, gymnasium, outward
 from impala.environments.atari import Atari
 from impala.environments.base import Environment
 from impala.environments.wrappers import Checked, WithHistory
@@ -906,6 +906,30 @@ class TestWithHistory:
             assert isinstance(environment.observation_space, gym.spaces.Dict)
             assert set(environment.observation_space.spaces) == {"observation", "time_in_episode"}
             assert set(environment.reset(0).observation) == {"observation", "time_in_episode"}
+
+
+class TestOutward:
+    def test_a_step_that_is_cut_off_has_its_discount_and_one_that_terminates_none(self) -> None:
+        # Given environments that discount by 0.5, of which one is cut off and one terminates ...
+        def made(num_envs: int) -> Scripted:
+            first, last = script([FIRST] * num_envs, [LAST] * num_envs)
+            discount = np.array([0.5, 0.0], np.float32)[:num_envs]
+            return Scripted(gym.spaces.Discrete(2), [first, last._replace(discount=discount)])
+
+        # ... when they are played as Gymnasium's ...
+        several = outward.SeveralEnvs(lambda: made(2))
+        several.reset(seed=0)
+        observation, reward, terminated, truncated, info = several.step(np.zeros(2, np.int64))
+        assert (terminated.tolist(), truncated.tolist()) == ([False, True], [True, False])
+        np.testing.assert_array_equal(info["discount"], [0.5, np.nan])
+        # ... then what they say makes the same step.
+        given = {name: info[name] for name in ("frames", "discount")}
+        never = np.zeros(2, np.bool_)
+        step = base.environment_step(observation, reward, terminated, truncated, never, given)
+        assert step.timestep.discount.tolist() == [0.5, 0.0]
+        single = outward.SingleEnv(lambda: made(1))
+        single.reset(seed=0)
+        assert single.step(0)[2:] == (False, True, {"frames": 1, "discount": 0.5})
 
 
 def test_no_environment_imports_tensorflow() -> None:

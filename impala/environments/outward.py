@@ -149,8 +149,8 @@ def _ends(timestep: TimeStep) -> tuple[np.ndarray, np.ndarray]:
 
 def _infos(step: EnvironmentStep) -> dict[str, np.ndarray]:
     """What Gymnasium has no other place for, as `base.environment_step` reads it back."""
-    ended = step.timestep.step_type == StepType.LAST
-    discount = np.where(ended, np.nan, step.timestep.discount)
+    terminated, _ = _ends(step.timestep)
+    discount = np.where(terminated, np.nan, step.timestep.discount)
     return _copy({**step.info, "frames": step.frames, "discount": discount})
 
 
