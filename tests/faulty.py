@@ -33,6 +33,7 @@ class Do(enum.IntEnum):
     LEAK = 9
     NOT_FINITE = 10
     START_A_CHILD = 11
+    TAKE_LONG = 12
 
 
 class ObedientEnv(counting.CountingEnv):
@@ -73,6 +74,8 @@ class ObedientEnv(counting.CountingEnv):
                 time.sleep(1000.0)
             case Do.HANG_IN_C:
                 ctypes.PyDLL(None).sleep(1000)
+            case Do.TAKE_LONG:
+                time.sleep(4.0)
             case Do.LEAK:
                 self._leaked.append(np.ones(1 << 28, np.uint8))
             case Do.START_A_CHILD:

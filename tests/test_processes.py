@@ -187,6 +187,25 @@ def test_those_that_hang_are_killed_at_their_deadline_with_what_they_started(
             witness.step()
 
 
+def test_a_step_that_ends_after_its_deadline_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Given a process that goes on while it is about to be killed."""
+    kill = processes._Worker.kill
+
+    def late(worker: Any) -> None:
+        worker._process.join(60.0)
+        kill(worker)
+
+    monkeypatch.setattr(processes._Worker, "kill", late)
+    with closing(make(1, seconds=2.0)) as environment:
+        witness = Witness(environment)
+        witness.until(0, lambda step_type: step_type != LAST)
+        step = witness.step(fails=[0], e0=Do.TAKE_LONG)
+        assert [fault.kind for fault in step.faults] == ["hung"]
+        assert not witness.step(begins=[0]).faults
+
+
 def test_one_that_dies_between_episodes_leaves_no_trace_but_a_fault() -> None:
     """Where FIRST is due it comes from the new process: no LAST follows a LAST."""
     with closing(make(2)) as environment:

@@ -327,10 +327,7 @@ class _Worker:
         self._tell(b"r", half, seed)
 
     def restart(self, half: int, seed: int) -> None:
-        """Ends the process and starts another: at once, or in `start_pending` after a pause."""
-        self.disconnect()
-        self.kill()
-        self.wait(_KILL_SECONDS)
+        """Starts another process: at once, or in `start_pending` after a pause."""
         now = time.monotonic()
         if now - self._started_at >= _HEALTHY_SECONDS:
             self._quick_failures = 0
@@ -357,7 +354,8 @@ class _Worker:
     def collect(self) -> dict[str, float]:
         """Waits for the answer: the environment's info; `_Failed` if there is none in time.
 
-        The time runs from the command on, so that those that hang together cost it once.
+        The process of one that has failed is ended, so that it writes no more. The time runs from
+        the command on, so that those that hang together cost it once.
         """
         seconds = self._seconds * (_STARTING if self._is_starting else 1.0)
         try:
@@ -365,6 +363,9 @@ class _Worker:
         except _Failed:
             self.faults += 1
             self.failures += 1
+            self.disconnect()
+            self.kill()
+            self.wait(_KILL_SECONDS)
             raise
         if self._is_starting:
             self._is_starting = False
