@@ -36,7 +36,6 @@ _MAX_CONNECTIONS = 10_000
 _MIN_PAUSE = 0.2  # seconds before the process in front is restarted; doubled each time,
 _MAX_PAUSE = 30.0  # ...up to this; reset after it has run for
 _GOOD_SECONDS = 60.0
-_MAX_TEMPORARY = 80  # bytes of a directory's path, so that paths of sockets in it are short enough
 _LOG_SECONDS = 10.0  # between two log messages about throttled hosts
 _END_SECONDS = 10.0  # to flush the last bytes
 
@@ -173,8 +172,7 @@ class GuardedDoor(Door):
     def bind(self) -> tuple[str, str | None]:
         if self._limits is None:
             self._limits = relay.Limits(connections=_room_for_connections())
-        is_short = len(os.fsencode(tempfile.gettempdir())) <= _MAX_TEMPORARY
-        directory = tempfile.mkdtemp(prefix="impala-", dir=None if is_short else "/tmp")
+        directory = tempfile.mkdtemp(prefix="impala-", dir=addresses.temporary_directory())
         self._directory = pathlib.Path(directory)  # private
         preface = relay.PREFACE.decode("latin-1")
         try:
