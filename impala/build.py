@@ -91,8 +91,31 @@ def spaces(tasks: Sequence[Task], own: Own = _NONE, *, numbered: bool = False) -
     for task in tasks:
         probe = environment(task.environment, num_envs=1, own=own)
         probe.close()
+        if task.environment.last_action:
+            _check_choices(task, "action", probe.action_space, "environment.last_action")
+        if len(tasks) > 1:
+            _check_choices(task, "observation", probe.observation_space, "several tasks")
         of_tasks.append((probe.observation_space, probe.action_space))
     return environments.join([task.name for task in tasks], of_tasks, numbered)
+
+
+def _check_choices(task: Task, name: str, space: gym.Space, used: str) -> None:
+    """Checks that choices are of int64, as those are that this makes of them.
+
+    Raises:
+      ValueError: they are of another type, with which every message would be refused.
+    """
+    from impala.environments import base
+
+    def check(name: str, leaf: gym.Space) -> None:
+        is_choice = isinstance(leaf, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
+        if is_choice and leaf.dtype != np.int64:
+            raise ValueError(
+                f"{task.name}: {name} is {leaf} of {leaf.dtype}. With {used}, choices have to be "
+                "of int64: leave the dtype of the space out."
+            )
+
+    base.map_leaves(check, name, space)
 
 
 def agent(

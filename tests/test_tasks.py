@@ -1,6 +1,7 @@
 """Several tasks for one agent: their names, spaces and turns, and what masked actions do."""
 
 import dataclasses
+import json
 from typing import Any
 
 import gymnasium as gym
@@ -311,3 +312,16 @@ def test_the_schedule_fits_the_configuration_it_was_made_from() -> None:
     with_tasks = config(environments=("a", "b"))
     assert tasks.Schedule(with_tasks).num_tasks == 2
     assert tasks.Schedule(dataclasses.replace(with_tasks, tasks=TasksConfig())).num_tasks == 1
+
+
+def test_choices_of_another_type_are_refused_where_their_messages_would_be() -> None:
+    def kwargs(n: int) -> str:
+        choice = {"type": "Discrete", "n": n, "dtype": "int32"}
+        return json.dumps({"observation_space": choice, "action_space": choice})
+
+    one = EnvironmentConfig(id="External", kwargs=kwargs(4), last_action=True)
+    with pytest.raises(ValueError, match=r"action is .* of int32. With environment.last_action"):
+        build.spaces(tasks.make(one, TasksConfig()))
+    two = TasksConfig(environments=(f"External{kwargs(4)}", f"External{kwargs(5)}"))
+    with pytest.raises(ValueError, match=r"observation is .* of int32. With several tasks"):
+        build.spaces(tasks.make(EnvironmentConfig(), two))
