@@ -75,6 +75,16 @@ def directory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathli
     return tmp_path / "shared"
 
 
+@pytest.fixture
+def impatient(
+    directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[SharedPulls, SharedPulls]:
+    """Two actors that wait for a moment only for one that pulls."""
+    monkeypatch.setattr(shared, "_FIRST_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(shared, "_LEAST_WAIT_SECONDS", 0.01)
+    return SharedPulls(ADDRESS, directory), SharedPulls(ADDRESS, directory)
+
+
 def test_what_one_has_pulled_the_others_read(directory: pathlib.Path) -> None:
     learner = Learner()
     actors = [SharedPulls(ADDRESS, directory) for _ in range(10)]
@@ -144,15 +154,9 @@ def test_those_that_ask_together_wait_for_one_of_them(
 
 
 def test_a_pull_that_took_long_does_not_replace_newer_ones(
-    directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    impatient: tuple[SharedPulls, SharedPulls],
 ) -> None:
-    monkeypatch.setattr(shared, "_FIRST_WAIT_SECONDS", 0.05)
-    monkeypatch.setattr(shared, "_LEAST_WAIT_SECONDS", 0.01)
-    learner, one, other = (
-        Learner(),
-        SharedPulls(ADDRESS, directory),
-        SharedPulls(ADDRESS, directory),
-    )
+    learner, one, other = Learner(), *impatient
 
     def overtaken(request: pb.GetParametersRequest) -> pb.GetParametersReply:
         reply = learner.call(request)
@@ -215,15 +219,9 @@ def test_one_that_is_killed_while_it_pulls_leaves_it_to_the_next(
 
 
 def test_one_that_is_frozen_while_it_pulls_is_waited_for_a_moment(
-    directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    directory: pathlib.Path, impatient: tuple[SharedPulls, SharedPulls]
 ) -> None:
-    monkeypatch.setattr(shared, "_FIRST_WAIT_SECONDS", 0.05)
-    monkeypatch.setattr(shared, "_LEAST_WAIT_SECONDS", 0.01)
-    learner, one, other = (
-        Learner(),
-        SharedPulls(ADDRESS, directory),
-        SharedPulls(ADDRESS, directory),
-    )
+    learner, one, other = Learner(), *impatient
     with puller(directory) as process:
         process.send_signal(signal.SIGSTOP)
         assert pulled(one, NONE, learner) == 1

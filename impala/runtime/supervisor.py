@@ -166,9 +166,8 @@ class Supervisor:
     ) -> None:
         if error is not None:
             self.stop(f"{type(error).__name__} in the process that watches over the others")
-            while not self.killed and self._is_in_time() and any(map(_is_alive, self._running())):
-                self._obey_signals()
-                time.sleep(_POLL_SECONDS)
+            for _ in self.watch():
+                pass
         self.kill()
         for child in self._children.values():
             if child.process is not None:
@@ -221,12 +220,6 @@ class Supervisor:
     def _send(self, number: signal.Signals) -> None:
         for child in self._children.values():
             child.send(number)
-
-    def _is_in_time(self) -> bool:
-        return self._kill_at is None or time.monotonic() < self._kill_at
-
-    def _running(self) -> "Iterator[subprocess.Popen[bytes]]":
-        return (x.process for x in self._children.values() if x.process is not None)
 
     def _has_run_long(self, child: "_Child") -> bool:
         return time.monotonic() - child.started_at >= self._max_backoff_seconds
@@ -294,10 +287,6 @@ class _Child:
             os.killpg(self.process.pid, number)
         else:
             self.process.send_signal(number)
-
-
-def _is_alive(process: "subprocess.Popen[bytes]") -> bool:
-    return process.poll() is None
 
 
 def _read_lines(stream: IO[bytes], output: Callable[[str], None]) -> None:

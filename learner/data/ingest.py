@@ -308,8 +308,7 @@ class Validator:
             )
         for message in messages:
             for name, value in message.info.items():
-                if not math.isfinite(value):
-                    _check_finite(ascii(name[:80])[1:-1], value)
+                _check_finite(name, value)
             self._check_episode(message, self._bounds.frames_per_step[task])
         return [
             Episode(message.episode_return, message.length, message.frames, dict(message.info))
@@ -496,7 +495,8 @@ def _check_finite(name: str, value: float) -> None:
     if not math.isfinite(value):
         raise Rejected(
             pb.REASON_RANGE,
-            f"An episode's {name} is {value}: it must be finite. Look at the environment.",
+            f"An episode's {ascii(name[:80])[1:-1]} is {value}: it must be finite. Look at the "
+            "environment.",
         )
 
 

@@ -321,11 +321,12 @@ class Inference:
         try:
             results = step(version.held, given)
         except Exception as error:  # such as an index that a layer of one's own does not have
-            for row in rows if len(rows) > 1 else ():
-                self._compute(step, [row])
             if len(rows) == 1:
                 refused = InvalidRow(f"The network cannot compute this row: {error}")
                 self._answer([(rows[0], refused)])
+                return
+            for row in rows:
+                self._compute(step, [row])
             return
         self.rows += total
         self._observe("batch_size", total)

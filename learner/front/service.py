@@ -196,9 +196,8 @@ class LearnerService:
             needs_permits=pacing is not None,
         )
         self._welcome.MergeFrom(terms.described)
-        self._waiting: dict[
-            tuple[str, int], asyncio.Timeout
-        ] = {}  # for room; by actor, incarnation
+        # For room: the newest message of each actor and incarnation.
+        self._waiting: dict[tuple[str, int], asyncio.Timeout] = {}
         self._refuses = terms.checks.on_mistake == "refuse"
         self._checked = 0  # messages
         self._checks = Checks(self._welcome) if terms.checks.on_mistake != "off" else None
