@@ -357,12 +357,13 @@ class Session:
         Args:
           message: is not copied.
           now: when it was made.
-          waited: seconds that the actor has waited since its previous message.
+          waited: seconds that the actor has waited since its previous message; of several threads
+            that wait at a time, the sum.
         """
         if self.finished:
             return
         message.elapsed_seconds = now - self._last_message
-        message.waited_seconds = waited
+        message.waited_seconds = min(waited, message.elapsed_seconds)
         self._last_message = now
         self.outbox.append(message, now)
 

@@ -791,11 +791,12 @@ def test_a_message_out_of_place_is_forgotten_and_the_learner_joined_again(
 def test_a_message_says_how_long_it_took_and_how_long_the_actor_stood_still() -> None:
     learner = session()
     learner.joined(reply(), now=2.0)
-    messages = [pb.Unrolls(), pb.Unrolls()]
+    messages = [pb.Unrolls(), pb.Unrolls(), pb.Unrolls()]
     learner.append(messages[0], now=3.0, waited=0.5)
     learner.append(messages[1], now=7.0, waited=0.25)
-    assert [message.elapsed_seconds for message in messages] == [3.0, 4.0]
-    assert [message.waited_seconds for message in messages] == [0.5, 0.25]
+    learner.append(messages[2], now=8.0, waited=40.0)  # ten threads, four seconds each
+    assert [message.elapsed_seconds for message in messages] == [3.0, 4.0, 1.0]
+    assert [message.waited_seconds for message in messages] == [0.5, 0.25, 1.0]
 
 
 @says("Without a stream it may act on until it has that many.")

@@ -124,18 +124,17 @@ def test_a_report_settles_a_snapshot_once_and_for_ever(tmp_path: pathlib.Path) -
     assert not again.awaits(LEARNER, 200, 0) and again.awaits(LEARNER, 200, 1)
 
 
-def test_a_learner_that_resumes_says_from_where_before_its_first_report(
-    tmp_path: pathlib.Path,
-) -> None:
-    for frames, of_reports in ((0, (100, 200)), (150, ()), (120, (130,))):
+def test_a_learner_that_resumes_says_from_where(tmp_path: pathlib.Path) -> None:
+    """The report of frame 200 is of what was trained for nothing, though nobody reported since."""
+    for frames, of_reports in ((0, (100, 200)), (150, ()), (220, (210,))):
         evaluations = Evaluations(tmp_path, CONFIG, ["Catch"], snapshots(*of_reports), frames)
         for number in of_reports:
             evaluations.add(report(number))
         evaluations.close()
     lines = json_lines.read(tmp_path / "evaluations.jsonl", continual.parse)
-    assert [x.frames for x in lines] == [100, 200, 120, 130]
-    assert [isinstance(x, continual.Resumed) for x in lines] == [False, False, True, False]
-    assert evaluations.summaries["Catch"].best == 1.0
+    assert [x.frames for x in lines] == [100, 200, 150, 220, 210]
+    assert [isinstance(x, continual.Resumed) for x in lines] == [False, False, True, True, False]
+    assert evaluations._history.run().curves["Catch"].frames.tolist() == [100, 210]
 
 
 def test_a_report_that_cannot_be_written_is_awaited_still(
@@ -155,6 +154,21 @@ def test_a_report_that_cannot_be_written_is_awaited_still(
     evaluations.add(report(100))
     evaluations.close()
     assert not len(waiting)
+
+
+def test_a_learner_says_from_where_before_its_first_report_if_it_could_not_at_once(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(appender: object, line: object) -> None:
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(json_lines.Appender, "write", fail)
+        evaluations = Evaluations(tmp_path, CONFIG, ["Catch"], snapshots(200), 150)
+    evaluations.add(report(200))
+    evaluations.close()
+    lines = json_lines.read(tmp_path / "evaluations.jsonl", continual.parse)
+    assert [x.frames for x in lines] == [150, 200]
 
 
 def test_a_sink_that_blocks_does_not_hold_training_up(

@@ -1,5 +1,6 @@
 """The reports of a run's evaluators: written as JSON lines, and summarised by task."""
 
+import contextlib
 import logging
 import pathlib
 import time
@@ -44,11 +45,13 @@ class Evaluations:
         lines = json_lines.read(path, continual.parse)
         for line in lines:
             self._add(line)
-        # To be written before this learner's first report.
+        self._file = json_lines.Appender(path, seals=True)
+        # Until it is written: what follows is not of the learner before.
         self._resumed = continual.Resumed(frames) if frames or lines else None
         if self._resumed is not None:
             self._add(self._resumed)
-        self._file = json_lines.Appender(path, seals=True)
+            with contextlib.suppress(OSError):  # tried again before the first report
+                self._write_resumed()
         self._new: list[EvaluationReport] = []  # not in a row yet
         self.dropped = 0
         """Number of reports that were not of a waiting snapshot, and so not written."""
@@ -80,15 +83,18 @@ class Evaluations:
             "returns": [episode.episode_return for episode in report.episodes],
         }
         try:
-            if self._resumed is not None:
-                self._file.write({"time": time.time(), "resumed": self._resumed.frames})
-                self._resumed = None
+            self._write_resumed()
             self._file.write(line)
         except OSError:
             self._snapshots.report(*place, is_lost=True)
             raise
         self._new.append(report)
         self._add(continual.Report.parse(line))
+
+    def _write_resumed(self) -> None:
+        if self._resumed is not None:
+            self._file.write({"time": time.time(), "resumed": self._resumed.frames})
+            self._resumed = None
 
     def _add(self, line: continual.Report | continual.Resumed) -> None:
         self._history.add(line)
