@@ -84,11 +84,14 @@ def _mean(of_tasks: Sequence[float]) -> float:
 
 
 def _in_training(record: Record) -> float:
-    """Returns the mean over training of the return in training, over tasks."""
+    """Returns the mean over training of the return in training, over tasks.
+
+    Until the first row with a return, it is that return.
+    """
     of_tasks = []
     for points in record.training.values():
-        frames, _, returns = np.transpose(points)
-        of_tasks.append(np.trapezoid(returns, frames) / (frames[-1] - frames[0]))
+        frames, _, returns = np.transpose([[0, 0, points[0][2]], *points])
+        of_tasks.append(np.trapezoid(returns, frames) / frames[-1])
     return float(np.mean(of_tasks))
 
 

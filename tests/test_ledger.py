@@ -477,6 +477,15 @@ def test_an_interval_is_bootstrapped_over_seeds() -> None:
     assert statistics.interval([5.0])[:3] == (5.0, 5.0, 5.0)
 
 
+def test_the_return_in_training_is_a_mean_over_the_run_from_its_beginning(
+    tree: pathlib.Path,
+) -> None:
+    record = dataclasses.replace(
+        _record(tree), training={"Catch": [[100.0, 1.0, 2.0], [200.0, 2.0, 6.0]]}
+    )
+    assert statistics.SCORES["return in training"](record) == (2.0 + 4.0) / 2
+
+
 def test_choices_over_an_episode_are_drawn_from_records(
     tree: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
