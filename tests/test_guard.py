@@ -52,11 +52,14 @@ HUGE = 3e38
 def config_of(algorithm: str, optimiser: str = "adam", **kwargs: Any) -> Config:
     values: dict[str, Any] = {"policy": "epsilon_greedy"} if algorithm == "q_learning" else {}
     return Config(
-        agent=dataclasses.replace(SMALL, **values),
         algorithm=algorithm,
         sac=SacConfig(critic_hidden_sizes=(8,)),
         optimiser=OptimiserConfig(name=optimiser, learning_rate=0.01, epsilon=1e-4),
-        **{"learner": LearnerConfig(unroll_length=T), **kwargs},
+        **{
+            "agent": dataclasses.replace(SMALL, **values),
+            "learner": LearnerConfig(unroll_length=T),
+            **kwargs,
+        },
     )
 
 

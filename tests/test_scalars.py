@@ -10,7 +10,7 @@ import pytest
 from services import check_losses
 from test_guard import ALGORITHMS, batch_for, make
 
-from impala.config.schema import ActorCriticConfig, ImpalaConfig
+from impala.config.schema import ActorCriticConfig, AgentConfig, ImpalaConfig
 from impala.logdir.checkpoint import Counters
 from impala.types import Batch, Episode
 from learner.data.ingest import Arrival
@@ -70,12 +70,15 @@ def test_annealed_numbers_are_scalars(algorithm: str) -> None:
     assert metrics["learning_rate"] == pytest.approx(0.75 * 0.01)
 
 
-def test_the_mean_epsilon_is_a_scalar() -> None:
+@pytest.mark.parametrize("algorithm", ["q_learning", "critic"])
+def test_epsilon_is_annealed_and_its_mean_is_a_scalar(algorithm: str) -> None:
     """Over half of its annealing: finals 0.1, 0.01 and 0.5 with weights 0.4, 0.3 and 0.3."""
-    learner = make("q_learning", total_frames=1000)
+    agent = AgentConfig(hidden_sizes=(8,), policy="epsilon_greedy")
+    learner = make(algorithm, agent=agent, total_frames=1000)
     learner.count(unrolls=1, frames=50, steps=50, seconds=1.0)
     _update(learner)  # the algorithm moves epsilon after an update
-    assert _update(learner).metrics["policy/epsilon"] == pytest.approx((1.0 + 0.193) / 2)
+    name = "critic/policy/epsilon" if algorithm == "critic" else "policy/epsilon"
+    assert _update(learner).metrics[name] == pytest.approx((1.0 + 0.193) / 2)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

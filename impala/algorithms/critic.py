@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from impala.agents.distributions import EpsilonGreedy
 from impala.algorithms import losses
 from impala.algorithms.base import Algorithm, LossOutput, Targets, Term
 from impala.config import demands
@@ -45,6 +46,13 @@ class Critic(Algorithm):
                 steps.values, returns, steps.mask
             ),
         }
+        if isinstance(self.agent.distribution, EpsilonGreedy):
+            metrics["policy/epsilon"] = self.agent.distribution.mean_epsilon()
         return LossOutput.of(
             terms, metrics, {"baseline": steps.values}, Targets(returns, steps.mask)
         )
+
+    def after_update(self, progress: tf.Tensor | float) -> None:
+        """Anneals the epsilon of an epsilon-greedy policy."""
+        if isinstance(self.agent.distribution, EpsilonGreedy):
+            self.agent.distribution.progress.assign(progress)
