@@ -481,7 +481,7 @@ class LearnerClient:
         if joined is None or held.incarnation != joined.learner_incarnation:
             return  # those of the learner before, which has no newer ones to offer
         if (reply := self._shared.newer(held.incarnation, held.version)) is not None:
-            self._session.pulled(Pull(self._session.connection, pb.GetParametersRequest()), reply)
+            self._pulled(Pull(self._session.connection, pb.GetParametersRequest()), reply)
 
     def _pull(self) -> bool:
         """Asks for newer parameters. Returns whether this session could use any."""
@@ -508,8 +508,13 @@ class LearnerClient:
         else:
             return False
         with self._lock:
-            pulled = self._session.pulled(pull, reply)
-            if self._session.parameters is not None:
-                self._metrics.parameter_version.set(self._session.parameters.version)
+            pulled = self._pulled(pull, reply)
             self._told()
+        return pulled
+
+    def _pulled(self, pull: Pull, reply: pb.GetParametersReply) -> bool:
+        """Takes, with the lock held, a reply. Returns whether this session could use any of it."""
+        pulled = self._session.pulled(pull, reply)
+        if self._session.parameters is not None:
+            self._metrics.parameter_version.set(self._session.parameters.version)
         return pulled

@@ -179,7 +179,7 @@ def run_learner(
             at_the_end.callback(service.close)
 
             # Telemetry, closed last.
-            telemetry = Telemetry()
+            telemetry = Telemetry(plan.names)
             evaluations = Evaluations(
                 *(logdir, config, plan.names, snapshots),
                 frames=resumed.learner.counters.frames,

@@ -258,10 +258,13 @@ def test_the_first_checkpoint_comes_half_a_minute_after_the_first_update() -> No
         assert not reached()
     now[0] = 130.0
     assert reached()
+    assert due.age == 30.0  # since the first update
     due.saved()
+    assert due.age == 0.0
+    now[0] = 140.0
     due.updated()
     now[0] = 429.0
-    assert not reached() and due.age == 299.0
+    assert not reached() and due.age == 289.0
     now[0] = 430.0
     assert reached()
 

@@ -50,6 +50,7 @@ CLOCK = (
     "learner/",
     "ingest/",
     "checkpoint/age",
+    "worker/actor-0/frames_per_second",
 )
 
 

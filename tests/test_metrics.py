@@ -9,6 +9,7 @@ import pytest
 import rich.console
 import tensorflow as tf
 
+from impala.logdir import rows
 from impala.logdir.checkpoint import Counters
 from impala.types import Episode
 from learner.telemetry import images
@@ -50,6 +51,15 @@ def test_a_row_holds_the_means_since_the_last_row() -> None:
     assert "loss/total" not in after and "policy_lag/max" not in after
     assert after["speed/frames_per_second"] == 0.0
     assert after["episode/Catch/return_recent"] == 1.0  # the last hundred episodes, not this row's
+
+
+def test_returns_are_in_the_order_of_tasks() -> None:
+    """Whichever of them ended an episode first."""
+    telemetry = Telemetry(["A", "none yet", "B"])
+    telemetry.episodes("B", [_episode(1.0)])
+    telemetry.episodes("A", [_episode(2.0)])
+    row, _ = telemetry.end(Counters(), {}).row()
+    assert list(rows.recent_returns(row).items()) == [("A", 2.0), ("B", 1.0)]
 
 
 def test_the_share_that_actors_wait_is_a_mean_over_actors() -> None:

@@ -41,7 +41,7 @@ def test_what_a_member_did_is_counted() -> None:
     assert (member.unrolls, member.frames, member.parameter_version) == (10, 2000, 4)
     assert (member.rejected, member.last_rejection) == (1, "range: too large")
     assert (member.silent_seconds, member.active) == (1.0, True)
-    assert member.frames_per_second == pytest.approx(1600 / 9)  # the first came with the clock
+    assert member.frames_per_second == pytest.approx(1600 / 8)  # the first came with the clock
     assert (roster.received_bytes, roster.joins) == (50, 1)
 
 
@@ -57,6 +57,20 @@ def test_speed_is_of_late_and_falls_to_nothing() -> None:
     assert roster.members()[0].frames_per_second == pytest.approx(50.0, rel=0.1)
     clock.now += 31.0
     assert roster.members()[0].frames_per_second == 0.0
+
+
+@pytest.mark.parametrize("seconds", [7.0, 20.0, 35.0, 300.0])
+def test_speed_is_the_same_however_far_messages_are_apart(seconds: float) -> None:
+    clock = _Clock()
+    roster = Roster(clock)
+    roster.joined("a", "actor")
+    for message in range(10):
+        _sent(roster, "a", frames=640)
+        for _ in range(7):
+            clock.now += seconds / 7
+            if message:
+                speed = roster.members()[0].frames_per_second
+                assert speed == pytest.approx(640 / seconds)
 
 
 def test_members_go_silent_and_are_forgotten_but_totals_stay() -> None:

@@ -17,8 +17,10 @@ from learner.data.ingest import Arrival
 from learner.data.mix import Prepared
 from learner.telemetry.reporter import Reporter
 from learner.telemetry.telemetry import Interval, Telemetry
+from learner.update import training
 from learner.update.learner import Learner, Update
-from learner.update.training import Iteration
+from learner.update.peers import Peers
+from learner.update.training import Iteration, Training
 
 _TRUSTING = ImpalaConfig(trust_region=0.5, policy_cloning_cost=0.3, value_cloning_cost=0.2)
 
@@ -147,6 +149,42 @@ def test_a_row_has_what_is_read_once_also_if_all_is_replayed(
     assert (row["step/Catch/info/speed/mean"], row["step/Catch/info/speed/max"]) == (3.0, 5.0)
     assert histograms["step/Catch/info/speed"].tolist() == [1.0, 5.0]
     assert caplog.messages == [
-        "Episode of Catch by actor-7: episode_return 2, length 7, frames 28, lives 3.",
-        "Episode of Catch by actor-7: episode_return 4, length 9, frames 36, lives 0.",
+        "Episode of Catch by actor-7: episode_return 2, length 7, frames 28, info/lives 3.",
+        "Episode of Catch by actor-7: episode_return 4, length 9, frames 36, info/lives 0.",
     ]
+
+
+class _TwoPeers(Peers):
+    def meet(self, own: Any) -> list[Any]:
+        return [own, own]
+
+
+def test_a_peer_waits_once_for_each_part_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given parts that take longer than an iteration."""
+    learner, rows = make("impala"), list[Interval]()
+    batch, now = batch_for(learner), [0.0]
+    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    waits = iter([0.5, 0.5, 0.25, 0.5, 0.125])
+    part = Prepared(batch, [], [], 6, 24, 24, [], True)
+    parts = iter([None, None, part, None, part])
+
+    def get(timeout: float) -> Prepared | None:
+        now[0] += next(waits)
+        return next(parts)
+
+    phases = SimpleNamespace(are_over=lambda counters: counters.updates == 2)
+    guard = SimpleNamespace(
+        judge_outputs=lambda learner: None,
+        learn=lambda learner, prepared: (prepared, learner.update(prepared.batch)),
+        in_doubt=False,
+    )
+    mix = SimpleNamespace(get=get)
+    sink = SimpleNamespace(put=lambda interval, is_last: rows.append(interval))
+    reporter = Reporter(*(Telemetry(), _NoGauges(), sink, ["Catch"], 1e9))  # type: ignore[arg-type]
+    together = Training(*(phases, learner, mix, guard, _TwoPeers()))  # type: ignore[arg-type]
+    for iteration in together.iterations(lambda: False):
+        reporter.take(iteration)
+    reporter.end_row(learner.counters)
+    row, histograms = rows[0].row()
+    assert histograms["peer/0/waited_seconds"].tolist() == [1.25, 0.625]
+    assert row["peer/1/waited_seconds/max"] == 1.25

@@ -475,6 +475,7 @@ def test_evaluations_are_filed_and_told_of_outside_of_training(tmp_path: pathlib
         (row,) = console.rows
         assert row["evaluation/Catch/return"] == 10.0
         assert row["evaluation/Catch/info/lives"] == 2.0
+        assert row["evaluation/Catch/snapshot_frames"] == 25.0
         assert (row["task/Catch/now"], row["task/Catch/best"]) == (20.0, 20.0)
         assert writer._evaluations.summaries["Catch"].now == 20.0
     assert continual.read(tmp_path).curves["Catch"].returns.tolist() == [0.0, 20.0]

@@ -29,8 +29,8 @@ class Evaluate(PlayerFlags):
     """Of how many environments the file also has reward and infos of each step of the first
     episode; at most num_envs."""
     max_steps: Annotated[int, Range(0)] = 0
-    """Agent steps after which an episode is cut off, as if by a time limit; 0: as many as in the
-    evaluations of the run (evaluator.max_steps)."""
+    """Agent steps after which an episode is cut off, and what follows counts as the next one; 0:
+    as many as in the evaluations of the run (evaluator.max_steps)."""
     seed: Annotated[int, Range(0)] = 0
     """Seed of environments and actions."""
 

@@ -199,8 +199,8 @@ class EvaluatorConfig:
     episodes: Annotated[int, Range(1, MOST_EVALUATION_EPISODES)] = 20
     """Episodes of each task per evaluation."""
     max_steps: Annotated[int, Range(1, 2**31 - 1)] = 108_000
-    """Agent steps after which an evaluation cuts an episode off, as if by a time limit. Lower it
-    for tasks without episodes: then each of the `episodes` has so many steps."""
+    """Agent steps after which an evaluation cuts an episode off; what follows counts as the next
+    one. Lower it for tasks without episodes: then each of the `episodes` has so many steps."""
     greedy: bool = False
     """The most likely action instead of a sampled one."""
 

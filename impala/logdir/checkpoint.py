@@ -116,19 +116,23 @@ class Due:
         self._seconds = seconds
         self._awaits_first_update = not has_one
         self._clock = clock
-        self._saved = clock()
-        self._next = self._saved + seconds
+        self._unsaved_since: float | None = (
+            None  # when the first update that would be lost was made
+        )
+        self._next = clock() + seconds
 
     def updated(self) -> None:
         """Notes an update."""
+        if self._unsaved_since is None:
+            self._unsaved_since = self._clock()
         if self._awaits_first_update:
             self._awaits_first_update = False
             self._next = min(self._next, self._clock() + _FIRST_SECONDS)
 
     def saved(self) -> None:
         """Notes that a checkpoint was written."""
-        self._saved = self._clock()
-        self._next = self._saved + self._seconds
+        self._unsaved_since = None
+        self._next = self._clock() + self._seconds
 
     @property
     def reached(self) -> bool:
@@ -137,8 +141,8 @@ class Due:
 
     @property
     def age(self) -> float:
-        """Returns the seconds since the last checkpoint, or since the start."""
-        return self._clock() - self._saved
+        """Returns the seconds since the first update that is in no checkpoint; 0.0 without one."""
+        return 0.0 if self._unsaved_since is None else self._clock() - self._unsaved_since
 
 
 def save(

@@ -74,16 +74,21 @@ class _Entry:
         return sum(self.returns) / len(self.returns) if self.returns else None
 
     def forget(self, now: float) -> None:
-        while self.recent and self.recent[0][0] < now - _RATE_SECONDS:
+        while len(self.recent) > 2 and self.recent[0][0] < now - _RATE_SECONDS:
             self.recent.popleft()
 
     def frames_per_second(self, now: float) -> float:
         self.forget(now)
-        if not self.recent:
+        if len(self.recent) < 2:
             return 0.0
         # The first frames were played before they arrived.
         frames = sum(frames for _, frames in self.recent) - self.recent[0][1]
-        return frames / max(now - self.recent[0][0], 1e-9)
+        (before, _), (last, _) = self.recent[-2], self.recent[-1]
+        between = last - before  # messages of slow environments are minutes apart
+        if now - last > max(_RATE_SECONDS, 2 * between):
+            return 0.0
+        until = max(last, now - between)  # so long the next ones are not late
+        return frames / max(until - self.recent[0][0], 1e-9)
 
 
 class Roster:

@@ -112,6 +112,7 @@ class Evaluations:
         for report in reports:
             name = f"evaluation/{self._tasks[report.task]}"
             interval.episodes(name, report.episodes)
+            interval.mean(f"{name}/snapshot_frames", report.frames, len(report.episodes))
             if steps := sum(episode.length for episode in report.episodes):
                 total = sum(episode.episode_return for episode in report.episodes)
                 interval.mean(f"{name}/reward_per_step", total / steps, steps)

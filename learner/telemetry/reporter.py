@@ -57,7 +57,8 @@ class Reporter:
     def take(self, iteration: Iteration) -> None:
         """Collects the results of an iteration, and ends the row if it is due."""
         self._telemetry.waited(iteration.waited_seconds)
-        for i, peer in enumerate(iteration.standings if len(iteration.standings) > 1 else ()):
+        together = len(iteration.standings) > 1 and all(x.has_batch for x in iteration.standings)
+        for i, peer in enumerate(iteration.standings if together else ()):
             self._telemetry.sample(f"peer/{i}/waited_seconds", peer.waited_seconds)
             self._telemetry.mean(f"peer/{i}/queued", float(peer.queued))
             if peer.lag is not None:
@@ -122,8 +123,8 @@ class Reporter:
     def _arrived(self, arrival: Arrival, is_dropped: bool) -> None:
         telemetry, task = self._telemetry, self._tasks[arrival.task]
         for episode in arrival.episodes if self._logs_episodes else ():
-            told = {**episode._asdict(), **episode.info}
-            line = ", ".join(f"{name} {x:g}" for name, x in told.items() if name != "info")
+            told = episode._asdict() | {f"info/{name}": x for name, x in episode.info.items()}
+            line = ", ".join(f"{name} {x:.9g}" for name, x in told.items() if name != "info")
             _log.info("Episode of %s by %s: %s.", task, arrival.actor, line)
         telemetry.episodes(task, arrival.episodes)
         telemetry.rewards(task, *arrival.rewards)

@@ -303,14 +303,16 @@ def _is_finite(value: float) -> bool:
 class Telemetry:
     """Collects numbers in consecutive intervals."""
 
-    def __init__(self, recent: int = 100):
+    def __init__(self, tasks: Sequence[str] = (), recent: int = 100):
         """Starts the first interval.
 
         Args:
+          tasks: their names, in the order that rows have them in.
           recent: number of episodes of a task over which its running mean return is taken.
         """
         self._recent: dict[str, collections.deque[float]] = collections.defaultdict(
-            lambda: collections.deque(maxlen=recent)
+            lambda: collections.deque(maxlen=recent),
+            {task: collections.deque(maxlen=recent) for task in tasks},
         )
         self._episodes: collections.Counter[str] = collections.Counter()
         self._of_tasks: dict[str, float] = collections.defaultdict(float)  # totals, by name
@@ -402,7 +404,8 @@ class Telemetry:
         ended.levels({"learner/wait_seconds": self._waited_ever, **gauges})
         ended.levels(self._of_tasks)
         for task, returns in self._recent.items():
-            ended.levels({f"episode/{task}/return_recent": sum(returns) / len(returns)})
-            ended.levels({f"episodes/{task}": self._episodes[task]})
+            if returns:
+                ended.levels({f"episode/{task}/return_recent": sum(returns) / len(returns)})
+                ended.levels({f"episodes/{task}": self._episodes[task]})
         ended.end(counters, now)
         return ended

@@ -167,7 +167,7 @@ class Checkpoints:
 
     @property
     def age_seconds(self) -> float:
-        """Returns the seconds since the last checkpoint, or since the start."""
+        """Returns the seconds since the first update that is in no checkpoint; 0.0 without one."""
         return self._due.age
 
     def take(self, iteration: Iteration) -> None:

@@ -99,11 +99,13 @@ class Training:
           PeerLost: a peer has ended.
         """
         last = self._peers.clock()  # when the previous batch had come
+        waited = 0.0  # for this peer's part of the next one
         while not self.is_finished:
             ends, began = until(), time.monotonic()
             if not ends and self._ready is None:
                 self._ready = self._mix.get(timeout=_BATCH_SECONDS)
             came = time.monotonic()
+            waited += came - began
             if waits := not may_learn():
                 time.sleep(_WAIT_SECONDS)
             finding = self._guard.judge_outputs(self.learner)
@@ -117,7 +119,7 @@ class Training:
                         finding=finding,
                         queued=queued(),
                         lag=_mean_lag(self._ready, self.learner),
-                        waited_seconds=came - began,
+                        waited_seconds=waited,
                     )
                 )
             ]
@@ -127,6 +129,7 @@ class Training:
             if found:
                 self._guard.heed(self.learner, found[0])
             learns = all(each.has_batch for each in standings)
+            waited = 0.0 if learns else waited
             counts = learns or any(each.has_news for each in standings)
             prepared, update, begins_phase = None, None, False
             if learns or not _has_batch(self._ready):
