@@ -134,6 +134,15 @@ def test_a_misspelt_variable_is_told_the_nearest(name: str, right: str) -> None:
         ({"optimiser": {"learning_rate": float("nan")}}, "it must be a finite number"),
         ({"objective": {"discount": 1.5}}, "objective.discount is 1.5; it must be from 0 to 1"),
         ({"actor": {"num_groups": 9}}, "actor.num_groups is 9; it must be from 1 to 8"),
+        ({"seed": 2**64}, "seed is 18446744073709551616; it must be from 0 to"),
+        ({"guard": {"window_updates": 1e19}}, "guard.window_updates is 10000000000000000000; it"),
+        (
+            {"environment": {"atari": {"max_frames_per_episode": 1e10}}},
+            "environment.atari.max_frames_per_episode is 10000000000; it must be from 1 to",
+        ),
+        ({"environment": {"atari": {"noop_max": 2**31}}}, "atari.noop_max is 2147483648; it must"),
+        ({"optimiser": {"beta1": 1}}, "optimiser.beta1 is 1.0; it must be from 0 to 0.999999"),
+        ({"optimiser": {"beta2": 1}}, "optimiser.beta2 is 1.0; it must be from 0 to 0.999999"),
         ({"seed": True}, "seed is True; it must be a whole number"),
         ({"seed": 0.5}, "seed is 0.5; it must be a whole number"),
         ({"learner": {"jit_compile": "maybe"}}, "is 'maybe'; it must be true or false"),
@@ -192,6 +201,11 @@ def test_errors_name_the_layer(tmp_path: pathlib.Path) -> None:
             {"impala": {"correction": "epsilon", "clip_c_threshold": 0}},
             "impala.clip_c_threshold is 0 and impala.correction epsilon",
         ),
+        (
+            {"objective": {"reward_scale": 0}},
+            "objective.reward_scale is 0; its absolute value must be from 1e-12 to 1e+30",
+        ),
+        ({"objective": {"reward_scale": -1e31}}, "objective.reward_scale is -1e+31; its absolute"),
         ({"agent": {"random_warm_up": True}}, "impala needs the actions of its own policy"),
         ({"environment": {"kwargs": "{'a': 1}"}}, "which is not a JSON object"),
         ({"environment": {"kwargs": "[1]"}}, "which is not a JSON object (it is a list)"),
@@ -201,6 +215,10 @@ def test_values_that_do_not_go_together_are_refused(data: dict[str, Any], messag
     with pytest.raises(OptionError) as caught:
         rules.validate(values.from_dict(Config, data))
     assert message in str(caught.value)
+
+
+def test_rewards_may_be_scaled_by_a_negative_number() -> None:
+    rules.validate(values.from_dict(Config, {"objective": {"reward_scale": -0.5}}))
 
 
 def test_thresholds_of_vtrace_may_be_below_1() -> None:

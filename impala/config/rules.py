@@ -52,6 +52,7 @@ def validate(config: Config) -> Config:
             f"mix.updates is {config.mix.updates}, but fresh unrolls are learned from once: set "
             "mix.learn_from_fresh to false (--mix.no-learn-from-fresh), or mix.updates to 1."
         )
+    _check_reward_scale(config)
     _check_correction(config)
     _check_burn_in(config)
     _check_lag(config)
@@ -63,6 +64,15 @@ def validate(config: Config) -> Config:
         )
     _check_frames(config)
     return config
+
+
+def _check_reward_scale(config: Config) -> None:
+    """Refuses scales that make every reward 0 or infinite."""
+    scale = config.objective.reward_scale
+    if not 1e-12 <= abs(scale) <= 1e30:
+        raise OptionError(
+            f"objective.reward_scale is {scale:g}; its absolute value must be from 1e-12 to 1e+30."
+        )
 
 
 def _check_correction(config: Config) -> None:

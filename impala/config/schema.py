@@ -50,6 +50,9 @@ Share = Annotated[float, Range(0.0, 1.0)]
 Scale = Annotated[float, Range(1e-12)]
 
 
+Decay = Annotated[float, Range(0.0, 1 - 1e-6)]
+
+
 Limit = Annotated[float, Range(1e-12, 1e30)]
 
 
@@ -76,11 +79,11 @@ class AtariConfig:
     """Observation height in pixels (47 for the small A3C torso)."""
     width: Annotated[int, Range(16, 160)] = 84
     """Observation width in pixels."""
-    noop_max: Count = 30
+    noop_max: Annotated[int, Range(0, 2**31 - 1)] = 30
     """At most this many no-op frames at the start of an episode."""
     life_loss_ends: bool = True
     """A lost life sets discount 0 on that step; the game continues without a reset."""
-    max_frames_per_episode: Positive = 108_000
+    max_frames_per_episode: Annotated[int, Range(1, 2**31 - 1)] = 108_000
     """Frames after which an episode is truncated (30 minutes of play)."""
 
 
@@ -263,7 +266,8 @@ class ObjectiveConfig:
     """none; sign: -1, 0 or 1; abs_one: clip to [-1, 1]; soft_asymmetric: 5 tanh(r / 5), times 0.3
     where r < 0."""
     reward_scale: float = 1.0
-    """Multiplies the reward before it is clipped."""
+    """Multiplies the reward before it is clipped: from 1e-12 to 1e30, or negative. With sign, its
+    size has no effect."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -394,9 +398,9 @@ class OptimiserConfig:
     centred: bool = False
     """rmsprop: divide by the root of the variance instead of the mean square: Graves 2013, arXiv
     1308.0850."""
-    beta1: Share = 0.9
+    beta1: Decay = 0.9
     """adam: decay of the first moment."""
-    beta2: Share = 0.999
+    beta2: Decay = 0.999
     """adam: decay of the second moment."""
     epsilon: Annotated[float, Range(0.0)] = 0.0
     """rmsprop: added inside the square root; adam: added outside it. 0: the optimiser's default,
@@ -519,7 +523,7 @@ class GuardConfig:
 
     max_skips: Positive = 5
     """Number of skipped batches among the last window_updates that triggers it."""
-    window_updates: Positive = 100
+    window_updates: Annotated[int, Range(1, 2**31 - 1)] = 100
     """Batches in the window; also the number of good updates after which variables may be restored
     again."""
 
@@ -649,7 +653,7 @@ class Config:
     total_episodes: Count = 0
     """Episodes in training after which it ends before total_frames, over which schedules still
     extend. 0: only frames count."""
-    seed: Count = 0
+    seed: Annotated[int, Range(0, 2**64 - 1)] = 0
     """Seed of the network's first weights and, with index and incarnation, of every actor."""
     deterministic: bool = False
     """Makes two runs with one actor equal bit for bit: the lag is exact (mix.exact_lag; 0 if that
