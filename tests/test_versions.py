@@ -57,6 +57,7 @@ OLDEST = STORED / "run-before-schema"  # written by commit a966f2c
 # without knowing it. All others matter. A new setting is to be thought about, and listed here if it
 # is marked OPERATIONAL.
 MARKED = {
+    "environment.vectorization",
     *("actor.num_envs", "actor.num_groups", "actor.env_threads", "actor.hang_seconds"),
     *("actor.environment_seconds", "actor.max_environment_bytes", "actor.max_memory_bytes"),
     "actor.step_info",
@@ -686,7 +687,7 @@ def test_a_checkpoint_says_which_settings_of_parts_have_to_be_known(tmp_path: pa
 
 @says(
     "a string of the learner's own: of the settings of `tasks`, `agent` and `parts`, those that "
-    "are not at their default, as JSON.",
+    "are not at their default, but for `environment.vectorization`, as JSON.",
     "So a learner of a later minor version, whose new settings stand at their default, has the "
     "same fingerprint as the one before.",
 )
@@ -719,12 +720,13 @@ def test_what_experience_depends_on_changes_the_fingerprint_and_nothing_else() -
     assert agreed({"total_frames": 2 * config.total_frames}) == before
     assert agreed({"actor": {"max_memory_bytes": 2**32, "num_envs": 3}}) == before
     assert agreed({"evaluator": {"every_frames": 5, "greedy": True}}) == before
+    assert agreed({"environment": {"vectorization": "own"}}) == before
     assert agreed({"agent": {"hidden_sizes": [8]}}) != before
     assert agreed({"environment": {"repeat": {"most": 2}}}) != before
     assert agreed({"tasks": {"environments": ["Catch", 'Catch{"rows": 5}']}}) != before
 
 
 def test_a_setting_that_cannot_travel_is_refused_by_name() -> None:
-    config = values.from_dict(Config, {"environment": {"atari": {"noop_max": 2**64}}})
-    with pytest.raises(ValueError, match=r"environment\.atari\.noop_max is 18446744073709551616"):
+    config = values.from_dict(Config, {"environment": {"atari": {"frame_skip": 2**64}}})
+    with pytest.raises(ValueError, match=r"environment\.atari\.frame_skip is 18446744073709551616"):
         reply_of(config)

@@ -125,7 +125,7 @@ class EnvironmentConfig:
     or one of your own, as module:attribute."""
     kwargs: str = "{}"
     """Keyword arguments of the environment, or of gymnasium.make, as a JSON object."""
-    vectorization: Literal["sync", "async", "own"] = "sync"
+    vectorization: Annotated[Literal["sync", "async", "own"], OPERATIONAL] = "sync"
     """Gymnasium environments: sync, in the actor's process; async, a process for each; own, the
     vector environment registered under the id (CartPole and bandits have one), or sync if there is
     none. ALE has its own threads."""

@@ -7,7 +7,6 @@ must not be mixed with the first one's.
 
 import pathlib
 import re
-from collections.abc import Iterable
 from typing import Any
 
 from impala.config import layers, parts, values
@@ -19,7 +18,6 @@ _EXPERIMENT = (
     *("environment", "tasks.environments", "tasks.order", "seed", "algorithm", "phases"),
     *("agent", "objective", "optimiser.name"),
 )
-_OPERATIONAL = ("environment.vectorization",)  # affects the speed only
 _MOST_NAMED = 4  # differences in a message
 _MOST_CHARACTERS = 40  # of each part of a name
 
@@ -94,10 +92,9 @@ def _stored(logdir: pathlib.Path) -> dict[str, Any]:
 
 
 def _is_of_experiment(path: str, config: Config) -> bool:
-    def is_within(roots: Iterable[str]) -> bool:
-        return any(path == root or path.startswith(f"{root}.") for root in roots)
-
-    return is_within((*_EXPERIMENT, *parts.for_actors(config))) and not is_within(_OPERATIONAL)
+    roots = (*_EXPERIMENT, *parts.for_actors(config))
+    is_within = any(path == root or path.startswith(f"{root}.") for root in roots)
+    return is_within and not values.is_operational(type(config), path)
 
 
 def _shown(value: Any) -> str:

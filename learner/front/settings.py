@@ -60,14 +60,15 @@ def message(config: Config, played: Sequence[Task]) -> pb.ActorSettings:
 def agreed(config: Config, played: Sequence[Task]) -> str:
     """Returns the settings in `message` that experience depends on, as one line of JSON.
 
-    These are the non-default settings of tasks, agent and parts of one's own, and whether unrolls
-    need permits.
+    These are the non-default settings of tasks, agent and parts of one's own that change what is
+    played or learned, and whether unrolls need permits.
     """
+    matter = values.settings_that_matter
     told: dict[str, Any] = {
-        "tasks": [(task.name, values.changed(task.environment)) for task in played],
-        "agent": values.changed(config.agent),
+        "tasks": [(task.name, matter(task.environment)) for task in played],
+        "agent": matter(config.agent),
     }
-    told |= {name: values.changed(getattr(config, name)) for name in parts.for_actors(config)}
+    told |= {name: matter(getattr(config, name)) for name in parts.for_actors(config)}
     if config.is_paced:
         told["is_paced"] = True
     return json.dumps(told, sort_keys=True)
