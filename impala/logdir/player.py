@@ -41,6 +41,8 @@ class Player:
     def environment(self, num_envs: int = 1, render_mode: str | None = None) -> Environment:
         """Returns environments of the task, with the agent's wrappers; the caller closes them.
 
+        The run's settings of `actor`, such as `environment_seconds`, hold for them.
+
         Args:
           num_envs: environments that step together.
           render_mode: of environment 0.
@@ -57,6 +59,7 @@ class Player:
         return build.environment(
             self._task.environment,
             num_envs,
+            actor=self.config.actor,
             render_mode=render_mode,
             joint=self.spaces,
             task=self.number,
