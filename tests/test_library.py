@@ -1,6 +1,7 @@
 """`import impala` is light; a loaded policy acts as `impala evaluate` does; runs are trained."""
 
 import ast
+import dataclasses
 import json
 import os
 import pathlib
@@ -22,6 +23,7 @@ from impala.commands import library
 from impala.commands import train as commands_train
 from impala.environments import base
 from impala.environments.normalise import Normaliser
+from impala.logdir import checkpoint
 from impala.logdir.player import Player
 from impala.logdir.policy import Policy
 from impala.runtime import process
@@ -206,6 +208,20 @@ def test_a_policy_needs_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         policy.environment()
 
 
+def test_environments_get_the_settings_of_the_runs_actors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as environment_seconds, without which slow environments are replaced."""
+    saved = checkpoint.choose(STORED / "catch")
+    actor = dataclasses.replace(saved.config.actor, environment_seconds=99.0)
+    config = dataclasses.replace(saved.config, actor=actor)
+    player = Player(saved._replace(config=config))
+    given: dict[str, Any] = {}
+    monkeypatch.setattr("impala.build.environment", lambda *_, **named: given.update(named))
+    player.environment(2)
+    assert given["actor"] == actor
+
+
 def test_loading_leaves_the_gpus_to_other_libraries_and_processes() -> None:
     code = (
         "import os, sys; import impala; impala.load(sys.argv[1])\n"
@@ -247,7 +263,8 @@ if role == ["learner"] and "STARTING" not in os.environ:
     settings = {n: v for n, v in os.environ.items() if n.startswith("IMPALA_")}
     (logdir / "settings.json").write_text(json.dumps(settings))
     row = {"frames": 900, "seconds": 1.0, "updates": 3, "episode/Catch/return_recent": 0.5}
-    (logdir / "metrics.jsonl").write_text(json.dumps(row) + "\\n")
+    again = {"frames": 900, "seconds": 1.0, "updates": 3}  # as of a learner that had nothing to do
+    (logdir / "metrics.jsonl").write_text(json.dumps(row) + "\\n" + json.dumps(again) + "\\n")
     print("learning", flush=True)
     if "FINISHES" in os.environ:
         sys.exit(int(os.environ["FINISHES"]))
@@ -298,8 +315,14 @@ def test_training_that_fails_says_why(
     assert capsys.readouterr().out == ""
     with pytest.raises(ValueError, match=r"There is no setting 'optimiser\.lr'"):
         impala.train("catch", tmp_path / "run", optimiser={"lr": 1.0})
-    with pytest.raises(ValueError, match="num_actors is 0"):
-        impala.train("catch", tmp_path / "run", num_actors=0)
+    wrong: list[dict[str, Any]] = [
+        *({"num_actors": number} for number in (0, 1.5, "all", True)),
+        *({"evaluate": True}, {"evaluate": "Yes"}, {"fresh": "no"}, {"change_settings": 1}),
+    ]
+    for arguments in wrong:
+        ((name, value),) = arguments.items()
+        with pytest.raises(ValueError, match=f"{name} is {value!r}; it must be"):
+            impala.train("catch", tmp_path / "run", **arguments)
     with pytest.raises(ValueError, match="Did you mean 'catch'"):
         impala.train("cacht")
     with pytest.raises(ValueError, match="give its run a logdir"):

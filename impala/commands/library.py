@@ -93,7 +93,8 @@ def train(
       The status and counters of the run.
 
     Raises:
-      ValueError: a setting has an unknown name or an invalid value, or `logdir` cannot be used.
+      ValueError: a setting has an unknown name, it or an argument an invalid value, or `logdir`
+        cannot be used.
       TrainingError: the learner or the actors failed.
     """
     if logdir is None and not isinstance(config, str):
@@ -105,13 +106,15 @@ def train(
         preset=config if isinstance(config, str) else _ANY_PRESET,
         logdir=None if logdir is None else pathlib.Path(logdir),
         settings=rules.validate(_put_over(base, _nested(settings))),
-        num_actors=num_actors,
-        evaluate=evaluate,
-        fresh=fresh,
-        change_settings=change_settings,
         init_from=None if init_from is None else pathlib.Path(init_from),
     )
-    values.check_ranges(command)
+    flags = {
+        "num_actors": num_actors,
+        "evaluate": evaluate,
+        "fresh": fresh,
+        "change_settings": change_settings,
+    }
+    command = values.overlay(command, flags)
     last: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
 
     def output(line: str) -> None:
@@ -129,12 +132,15 @@ def train(
         raise TrainingError(f"Training in {ended.logdir} failed: {ended.why}.{said}")
     told = rows.read(ended.logdir)
     newest = told[-1] if told else {}
+    returns: dict[str, float] = {}
+    for row in told:  # the newest one that has a task: one without training has no returns
+        returns |= rows.recent_returns(row)
     return Trained(
         "finished" if ended.status == 0 else "stopped",
         ended.logdir,
         frames=int(newest.get("frames", 0)),
         updates=int(newest.get("updates", 0)),
-        returns=rows.recent_returns(newest),
+        returns=returns,
     )
 
 
