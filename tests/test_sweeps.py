@@ -87,6 +87,21 @@ def test_a_file_says_what_every_trial_has_and_what_is_searched(tmp_path: pathlib
             made(scheduler="pbt", search={"agent.hidden_sizes": {"choice": [[8], [9]]}}),
             "cannot copy an agent of one with another agent.hidden_sizes",
         ),
+        *(
+            (
+                made(scheduler="pbt", search={name: {"choice": found}}),
+                f"cannot copy an agent of one with another {name}",
+            )
+            for name, found in (
+                ("critic.trains", ["all", "baseline"]),
+                ("optimiser.centred", [True, False]),
+                ("replay.rule", ["fifo", "reservoir"]),
+                ("replay.storage", ["disk", "memory"]),
+                ("sac.critic_hidden_sizes", [[64], [128]]),
+                ("sac.learn_temperature", [True, False]),
+                ("sac.value_network", [True, False]),
+            )
+        ),
     ],
 )
 def test_what_no_trial_can_be_made_of_is_refused(data: Any, message: str) -> None:

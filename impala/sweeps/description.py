@@ -19,7 +19,8 @@ KINDS: tuple[Kind, ...] = ("choice", "grid", "uniform", "log_uniform")
 # What a member of a population cannot take over from one whose setting was another.
 _SHAPES = (
     *("agent.", "environment.", "tasks.", "algorithm", "phases", "learner.unroll_length"),
-    "optimiser.name",
+    *("optimiser.name", "optimiser.centred", "critic.trains", "sac.value_network"),
+    *("sac.critic_hidden_sizes", "sac.learn_temperature", "replay.rule", "replay.storage"),
 )
 _LENGTHS = ("total_frames", "total_episodes", "tasks.", "phases")  # trials are compared by frames
 
