@@ -19,7 +19,6 @@ from impala.runtime import process
 from impala.runtime.listen import is_local
 from impala.runtime.security import ServerSecurity
 from impala.runtime.signals import EndRequest
-from impala.schedule import tasks
 from learner import farewell
 from learner.data.ingest import Ingest
 from learner.data.mix import Mix
@@ -188,7 +187,7 @@ def run_learner(
                 evaluations,
                 service.evaluations,
                 Prometheus(metrics_listen) if metrics_listen is not None else None,
-                live=[Console(tasks.total_frames(config), to_log=rows_to_log)],
+                live=[Console(to_log=rows_to_log)],
                 files=[TensorBoard(logdir), JsonLines(logdir)],
                 own=own_sinks.make(config, logdir),
                 seconds_per_update=_ROW_SECONDS / _ROW_UPDATES if config.deterministic else None,

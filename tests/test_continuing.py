@@ -115,9 +115,9 @@ def test_rows_lines_and_plots_have_rewards_where_there_are_no_returns(
     telemetry = Telemetry()
     for total, steps in ((-3.0, 10), (1.0, 30), (0.0, 0)):
         telemetry.rewards("Catch/Continuing", total, steps)
-    row, _ = telemetry.end(Counters(frames=40), {}).row()
+    row, _ = telemetry.end(Counters(frames=40), {"progress": 0.4}).row()
     assert row["task/Catch/Continuing/reward_per_step"] == -0.05
-    shown = console.Console(total_frames=100)
+    shown = console.Console()
     shown.write(row)
     shown.close()
     assert "frames 40 (40.0%)  reward per step -0.0500  " in capsys.readouterr().out

@@ -29,6 +29,7 @@ class Story:
         logdir: pathlib.Path,
         frames: int = 0,
         environment: dict[str, Any] | None = None,
+        total_episodes: int = 0,
         **settings: Any,
     ) -> None:
         self.logdir = logdir
@@ -36,6 +37,7 @@ class Story:
             PRESETS["catch"][1],
             {
                 "total_frames": 1000,
+                "total_episodes": total_episodes,
                 "learner": {"milestones": 0} | settings,
                 "environment": environment or {},
             },
@@ -52,8 +54,13 @@ class Story:
         updates = self.frames // 10
         return SimpleNamespace(
             config=self.config,
-            # A run of two hours.
-            counters=Counters(updates=updates, frames=self.frames, seconds=7.2 * self.frames),
+            # A run of two hours, with an episode every ten frames.
+            counters=Counters(
+                updates=updates,
+                frames=self.frames,
+                seconds=7.2 * self.frames,
+                episodes=self.frames // 10,
+            ),
             phase=SimpleNamespace(algorithm="impala"),
             variables=lambda: {
                 "agent/000/w:0": np.full(3, updates, np.float32),
@@ -126,6 +133,18 @@ def test_without_an_evaluator_a_hundred_episodes_of_training_count(tmp_path: pat
     # As soon as there is one, evaluations alone count, though they may be lower.
     assert story.goes_on_to(350, []).is_evaluated(1.0).goes_on_to(400, []).best == 35
     assert story.goes_on_to(500, [11.0] * 100).best == 35
+
+
+def test_a_run_that_ends_with_its_episodes_keeps_its_best_and_milestones(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Of 10 episodes in 100 frames, where 1000 frames would be allowed."""
+    story = Story(tmp_path, total_episodes=10, milestones=2)
+    assert story.goes_on_to(10, [9.0] * 100).best == 1
+    for frames in range(20, 101, 10):
+        story.goes_on_to(frames, [])
+    kept = sorted(path.name[:12] for path in (tmp_path / "milestones").iterdir())
+    assert [int(name) for name in kept] == [5, 10]
 
 
 def test_a_run_that_is_started_again_remembers_its_best(tmp_path: pathlib.Path) -> None:

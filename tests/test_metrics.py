@@ -14,6 +14,7 @@ from impala.logdir.checkpoint import Counters
 from impala.types import Episode
 from learner.telemetry import images
 from learner.telemetry.console import Console
+from learner.telemetry.console import _line as console_line
 from learner.telemetry.files import JsonLines, TensorBoard
 from learner.telemetry.telemetry import Spread, Telemetry
 
@@ -197,10 +198,16 @@ def test_images_are_the_newest_observations_of_one_environment() -> None:
 
 def test_the_console_can_write_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
     telemetry = Telemetry()
-    row, _ = telemetry.end(Counters(frames=500), {"actor/active": 1}).row()
+    row, _ = telemetry.end(Counters(frames=500), {"progress": 0.5}).row()
     with caplog.at_level("INFO", logger="learner.telemetry.console"):
-        Console(1000, rich.console.Console(force_terminal=True), to_log=True).write(row)
+        Console(rich.console.Console(force_terminal=True), to_log=True).write(row)
     assert caplog.messages[0].startswith("frames 500 (50.0%)")
+
+
+def test_the_console_says_what_is_left_of_runs_that_end_with_their_episodes() -> None:
+    row = {"frames": 480.0, "progress": 0.8, "speed/frames_per_second": 1.0}
+    line = console_line(row | {"learner/wait_share": 0.5})
+    assert line.startswith("frames 480 (80.0%)  1 frames/s  left 2 min  ")
 
 
 def test_the_console_writes_a_line_per_row_into_a_file_and_a_view_on_a_terminal(
@@ -210,13 +217,13 @@ def test_the_console_writes_a_line_per_row_into_a_file_and_a_view_on_a_terminal(
     telemetry.begin(Counters())
     telemetry.sample("policy_lag", np.arange(11.0))
     row, _ = telemetry.end(
-        Counters(updates=1, frames=500), {"loss/total": 0.25, "actor/active": 1}
+        Counters(updates=1, frames=500),
+        {"loss/total": 0.25, "actor/active": 1, "progress": 0.5},
     ).row()
     for terminal in (False, True):
         path = tmp_path / f"console-{terminal}"
         with open(path, "w", encoding="utf-8") as file:
             console = Console(
-                1000,
                 rich.console.Console(
                     file=file, force_terminal=terminal, color_system=None, width=150
                 ),

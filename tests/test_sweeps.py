@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -214,6 +215,22 @@ def test_a_sweep_can_be_stopped_before_ray_listens(tmp_path: pathlib.Path) -> No
         assert "The same command goes on with the sweep." in done.stdout
     assert "Going on with the sweep." in done.stdout
     assert not (tmp_path / "output/trials").exists()  # none has begun
+
+
+def test_a_trial_that_ended_with_its_episodes_was_not_stopped_early() -> None:
+    from impala.sweeps import tuning  # here, as it loads Ray
+
+    lines: list[str] = []
+    shown = tuning._Progress(description.parse(made()), lines.append)
+    for is_whole in (True, False):
+        trial: Any = SimpleNamespace(
+            trial_id="a", last_result={"frames": 900, "score": 0.5, "is_whole": is_whole}
+        )
+        shown.on_trial_complete(1, [], trial)
+    assert lines == [
+        "trial a: ended after 900 frames, score 0.5",
+        "trial a: was stopped early after 900 frames, score 0.5",
+    ]
 
 
 @pytest.mark.slow

@@ -525,6 +525,7 @@ def test_absurd_reports_and_floods_of_them_neither_raise_nor_fill_the_disk(
 # Absurd numbers.
 
 ABSURD: dict[str, float] = {
+    "progress": 1e-300,
     "nan": float("nan"),
     "inf": float("inf"),
     "largest": 1.7e308,
@@ -541,7 +542,7 @@ def test_absurd_numbers_reach_every_place_or_are_left_out(
     """TensorBoard refused whole numbers beyond 2^63, and ended the learner with that."""
     board, lines = TensorBoard(tmp_path), JsonLines(tmp_path)
     exporter = Prometheus("127.0.0.1:0")
-    console = Console(1000, to_log=True)
+    console = Console(to_log=True)
     with writing(tmp_path, [console], [board, lines], exporter) as writer:
         made = interval(0, **ABSURD)
         made.newest("action", np.array([np.nan, np.inf, -1e300, 3.0]))

@@ -195,8 +195,8 @@ class EvaluatorConfig:
     """Evaluators, which play every task with frozen parameters."""
 
     every_frames: Count = 0
-    """Environment frames of training between two evaluations; 0: a fiftieth of the run, or none if
-    every_seconds is set. The ends of phases and of tasks' turns are evaluated too."""
+    """Environment frames of training between two evaluations; 0: a fiftieth of total_frames, or
+    none if every_seconds is set. The ends of phases and of tasks' turns are evaluated too."""
     every_seconds: Annotated[float, Range(0.0), OPERATIONAL] = 0.0
     """Seconds of training between two evaluations; 0: frames alone count."""
     episodes: Annotated[int, Range(1, MOST_EVALUATION_EPISODES)] = 20

@@ -80,10 +80,19 @@ def total_frames(config: Config) -> int:
     return sum(config.tasks.frames) * config.tasks.cycles or config.total_frames
 
 
+def progress(config: Config, frames: int, episodes: int) -> float:
+    """Returns the share of a run that is done, 0 to 1: of its frames or, if more, its episodes."""
+    shares = [frames / total_frames(config)]
+    if config.total_episodes:
+        shares.append(episodes / config.total_episodes)
+    return min(1.0, max(shares))
+
+
 def evaluation_frames(config: Config) -> int:
     """Returns the environment frames of training between two evaluations.
 
-    If these are counted in seconds only, it is the whole run.
+    By default a fiftieth of the run's frames, also if `total_episodes` ends it earlier; all of
+    them if evaluations are counted in seconds only.
     """
     parts = 1 if config.evaluator.every_seconds else 50
     return config.evaluator.every_frames or max(1, total_frames(config) // parts)

@@ -224,7 +224,7 @@ class _Progress(tune.Callback):
         self, iteration: int, trials: list[Scheduled], trial: Scheduled, **info: Any
     ) -> None:
         last = trial.last_result
-        is_whole = last.get("frames", 0) >= self._sweep.total_frames
+        is_whole = last.get("is_whole") or last.get("frames", 0) >= self._sweep.total_frames
         self._line(
             trial,
             f"{'ended' if is_whole else 'was stopped early'} after {last.get('frames', 0):,} "

@@ -17,17 +17,13 @@ _log = logging.getLogger(__name__)
 class Console(Sink):
     """Shows the newest row: live on a terminal, one line per row in a file or in the log."""
 
-    def __init__(
-        self, total_frames: int, console: rich.console.Console | None = None, to_log: bool = False
-    ):
+    def __init__(self, console: rich.console.Console | None = None, to_log: bool = False):
         """Begins the live view, if there is a terminal.
 
         Args:
-          total_frames: environment frames after which the run ends.
           console: where to show rows; standard output by default.
           to_log: write rows to the log instead.
         """
-        self._total = total_frames
         self._console = console or rich.console.Console()
         self._to_log = to_log
         self._live = (
@@ -40,7 +36,7 @@ class Console(Sink):
 
     def write(self, row: Row) -> None:
         """Shows a row."""
-        line = _line(row, self._total)
+        line = _line(row)
         if self._to_log:
             _log.info("%s", line)
         elif self._live:
@@ -56,18 +52,19 @@ class Console(Sink):
             self._live.stop()
 
 
-def _line(row: Row, total_frames: int) -> str:
+def _line(row: Row) -> str:
     """Returns a row as one line of text, as far as its numbers are known."""
     returns = rows.recent_returns(row).values()
-    speed = row["speed/frames_per_second"]
-    parts = [f"frames {row['frames']:,.0f} ({row['frames'] / total_frames:.1%})"]
+    speed, progress = row["speed/frames_per_second"], row["progress"]
+    parts = [f"frames {row['frames']:,.0f} ({progress:.1%})"]
     if returns:
         parts.append(f"return {'/'.join(f'{value:.2f}' for value in returns)}")
     elif rewards := rows.rewards_per_step(row).values():
         parts.append(f"reward per step {'/'.join(f'{value:.4f}' for value in rewards)}")
     parts.append(f"{speed:,.0f} frames/s")
-    if speed > 0:
-        parts.append(f"left {max(0.0, total_frames - row['frames']) / speed / 60:.0f} min")
+    if speed > 0 and progress > 0:
+        left = row["frames"] / progress - row["frames"]  # in frames, if the rest is as what was
+        parts.append(f"left {left / speed / 60:.0f} min")
     for name, word, digits in (
         ("loss/total", "loss", 2),
         ("policy/entropy", "entropy", 3),

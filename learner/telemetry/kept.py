@@ -113,7 +113,7 @@ class Kept:
         settings = config.learner if settings is None else settings
         self._keeps_best = settings.keep_best
         self._milestones = settings.milestones
-        self._total_frames = tasks.total_frames(config)
+        self._config = config
         played = [task.environment for task in tasks.make(config.environment, config.tasks)]
         self._tasks = [[each.id, each.keyword_arguments()] for each in played]
         self._has_one_task = len(config.tasks.environments) < 2
@@ -204,7 +204,7 @@ class Kept:
 
     def _share(self, counters: Counters, parts: int) -> int:
         """Returns how many of `parts` equal parts of the run are done."""
-        return min(counters.frames, self._total_frames) * parts // self._total_frames
+        return int(tasks.progress(self._config, counters.frames, counters.episodes) * parts)
 
     def _save(
         self, learner: Learner, keep: int | None, kind: Literal["milestones", "best"]

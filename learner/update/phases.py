@@ -10,7 +10,7 @@ from impala import build
 from impala.agents.agent import Agent
 from impala.config.schema import Config
 from impala.logdir.checkpoint import Counters
-from impala.schedule import phases
+from impala.schedule import phases, tasks
 from learner.update.learner import Learner
 from learner.update.replicas import Replicas
 
@@ -70,10 +70,7 @@ class Phases:
 
     def progress(self, counters: Counters) -> float:
         """Returns the share of the run that is done, 0 to 1."""
-        shares = [counters.frames / self._phases[-1].end]
-        if self.config.total_episodes:
-            shares.append(counters.episodes / self.config.total_episodes)
-        return min(1.0, max(shares))
+        return tasks.progress(self.config, counters.frames, counters.episodes)
 
     def are_over(self, counters: Counters) -> bool:
         """Returns whether the last phase, or the last episode of the run, has ended."""
