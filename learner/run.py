@@ -120,7 +120,7 @@ def run_learner(
     initial = _initial(logdir, fresh, init_from)
     with (
         EndRequest() as stop,
-        LogDirectory(logdir, fresh) as directory,
+        LogDirectory(logdir) as directory,
         contextlib.ExitStack() as at_the_end,
     ):
         joined = Peers.joined(config, peers, peer, stop)
@@ -131,6 +131,8 @@ def run_learner(
         # May raise an OSError that does not concern the log directory.
         plan = plan_of(config, group.replicas)
         with log_directory.opening(logdir):
+            if fresh:  # only now that nothing in the settings can be wrong
+                directory.move_run_aside()
             # Restored state.
             records = Records.begin(config)
             resumed = resume(logdir, plan.phases, records.accounts, initial, group)

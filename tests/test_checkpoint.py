@@ -327,7 +327,8 @@ def test_fresh_moves_the_old_run_aside_and_deletes_nothing(tmp_path: pathlib.Pat
     with LogDirectory(logdir):
         checkpoint.save(logdir, _checkpoint(1), keep=1)
         (logdir / "metrics.jsonl").write_text("{}\n")
-    with LogDirectory(logdir, fresh=True):
+    with LogDirectory(logdir) as directory:
+        directory.move_run_aside()
         assert not checkpoint.exists(logdir)
         assert not (logdir / "metrics.jsonl").exists()
     (aside,) = (path for path in tmp_path.iterdir() if path != logdir)
@@ -341,6 +342,11 @@ def _with_a_run(logdir: pathlib.Path, updates: int) -> pathlib.Path:
     return logdir
 
 
+def _move_aside(logdir: pathlib.Path) -> None:
+    with LogDirectory(logdir) as directory:
+        directory.move_run_aside()
+
+
 def _names(directory: pathlib.Path) -> list[str]:
     return sorted(re.sub(r"-[0-9]{8}-[0-9]{6}", "-TIME", path.name) for path in directory.iterdir())
 
@@ -351,15 +357,15 @@ def test_fresh_knows_a_log_directory_by_its_real_path(
     """Given the working directory itself, and a link to a directory on another disk."""
     logdir = _with_a_run(tmp_path / "disk" / "run", 1)
     monkeypatch.chdir(logdir)
-    with LogDirectory(pathlib.Path(), fresh=True):
-        assert _names(logdir) == ["lock"]
+    _move_aside(pathlib.Path())
+    assert _names(logdir) == ["lock"]
     (aside,) = (tmp_path / "disk").glob("run.before-*")
     assert checkpoint.load(aside).counters.updates == 1
 
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "run").symlink_to(_with_a_run(logdir, 2))
-    with LogDirectory(tmp_path / "links" / "run", fresh=True):
-        assert _names(tmp_path / "links") == ["run"]
+    _move_aside(tmp_path / "links" / "run")
+    assert _names(tmp_path / "links") == ["run"]
     asides = (tmp_path / "disk").glob("run.before-*")
     assert sorted(checkpoint.load(each).counters.updates for each in asides) == [1, 2]
 
@@ -371,7 +377,7 @@ def test_fresh_moves_nothing_if_the_working_directory_would_move(
     (tmp_path / "runs" / "here").mkdir()
     monkeypatch.chdir(tmp_path / "runs" / "here")
     with pytest.raises(LogDirectoryError, match="would move the working directory"):
-        LogDirectory(pathlib.Path(".."), fresh=True)
+        _move_aside(pathlib.Path(".."))
     assert _names(tmp_path / "runs") == ["here", "lock", "run"] and _names(tmp_path) == ["runs"]
 
 
@@ -394,11 +400,10 @@ def test_fresh_moves_the_old_run_within_a_log_directory_that_is_a_mount_point(
 
     monkeypatch.setattr(pathlib.Path, "rename", renamed)
     monkeypatch.setattr(pathlib.Path, "mkdir", made)
-    with LogDirectory(logdir, fresh=True):
-        pass
+    _move_aside(logdir)
     assert _names(logdir) == ["before-TIME", "lock"] and _names(tmp_path) == ["run"]
-    with LogDirectory(_with_a_run(logdir, 2), fresh=True):
-        asides = sorted(logdir.glob("before-*"))
+    _move_aside(_with_a_run(logdir, 2))
+    asides = sorted(logdir.glob("before-*"))
     assert [checkpoint.load(each).counters.updates for each in asides] == [1, 2]
 
 
@@ -417,7 +422,7 @@ def test_fresh_moves_all_or_nothing(
 
     monkeypatch.setattr(pathlib.Path, "rename", renamed)
     with pytest.raises(LogDirectoryError, match=f"{stuck}: Device or resource busy"):
-        LogDirectory(logdir, fresh=True)
+        _move_aside(logdir)
     assert _names(logdir) == sorted([*before, "lock"]) and _names(tmp_path) == ["run"]
 
 

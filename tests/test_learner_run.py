@@ -11,6 +11,7 @@ import tree
 
 from impala import build
 from impala.config.schema import AgentConfig, Config, LearnerConfig
+from impala.config.values import OptionError
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import CheckpointError
 from impala.runtime.security import ServerSecurity
@@ -165,6 +166,31 @@ def test_a_run_that_is_resumed_does_not_open_what_it_began_with(
     with pytest.raises(CheckpointError, match="absent has no checkpoint"):
         start(fresh=True)
     assert checkpoint.exists(scene.logdir)  # it was not moved aside
+
+
+def test_nothing_is_moved_for_a_run_that_cannot_be_made(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given --fresh and an environment that no agent can play."""
+
+    def plan_of(config: Config, replicas: Replicas) -> Plan:
+        raise OptionError("no distribution is for such actions")
+
+    monkeypatch.setattr(run, "plan_of", plan_of)
+    monkeypatch.setattr(devices, "set_up", lambda config: None)  # TensorFlow has begun here
+    scene.checkpoints.save(scene.training.learner)
+    with pytest.raises(OptionError, match="such actions"):
+        run.run_learner(
+            CONFIG,
+            logdir=scene.logdir,
+            listen=f"unix:{scene.logdir / 'socket'}",
+            fresh=True,
+            empty_replay=False,
+            init_from=None,
+            when_finished="exit",
+            security=ServerSecurity(),
+        )
+    assert checkpoint.exists(scene.logdir)
 
 
 def test_the_loop_tells_what_each_step_has_brought_and_ends_with_the_run(scene: Scene) -> None:

@@ -207,6 +207,17 @@ def test_errors_name_the_layer(tmp_path: pathlib.Path) -> None:
         ),
         ({"objective": {"reward_scale": -1e31}}, "objective.reward_scale is -1e+31; its absolute"),
         ({"agent": {"random_warm_up": True}}, "impala needs the actions of its own policy"),
+        (
+            {
+                "algorithm": "q_learning",
+                "agent": {"policy": "epsilon_greedy", "epsilon": {"finals": [0.05]}},
+            },
+            "agent.epsilon.finals is (0.05,) and agent.epsilon.weights (0.4, 0.3, 0.3): give as",
+        ),
+        (
+            {"tasks": {"environments": ["Catch", 'Catch{"rows": 8}'], "frames": [5]}},
+            "tasks.frames has 1 numbers for 2 tasks",
+        ),
         ({"environment": {"kwargs": "{'a': 1}"}}, "which is not a JSON object"),
         ({"environment": {"kwargs": "[1]"}}, "which is not a JSON object (it is a list)"),
     ],

@@ -38,6 +38,7 @@ def validate(config: Config) -> Config:
         )
     try:
         config.environment.keyword_arguments()
+        tasks.blocks(config)
         phases.make(config)
     except ValueError as error:
         raise OptionError(str(error)) from error
@@ -52,6 +53,7 @@ def validate(config: Config) -> Config:
             f"mix.updates is {config.mix.updates}, but fresh unrolls are learned from once: set "
             "mix.learn_from_fresh to false (--mix.no-learn-from-fresh), or mix.updates to 1."
         )
+    _check_epsilon(config)
     _check_reward_scale(config)
     _check_correction(config)
     _check_burn_in(config)
@@ -64,6 +66,18 @@ def validate(config: Config) -> Config:
         )
     _check_frames(config)
     return config
+
+
+def _check_epsilon(config: Config) -> None:
+    """Refuses an exploration of which not each final value has a probability."""
+    finals, weights = config.agent.epsilon.finals, config.agent.epsilon.weights
+    if config.agent.policy != "epsilon_greedy":
+        return
+    if not finals or len(finals) != len(weights) or not any(weights):
+        raise OptionError(
+            f"agent.epsilon.finals is {finals} and agent.epsilon.weights {weights}: give as many "
+            "of one as of the other, one or more, and weights that are not all 0."
+        )
 
 
 def _check_reward_scale(config: Config) -> None:

@@ -65,28 +65,20 @@ def make(path: pathlib.Path) -> None:
 class LogDirectory:
     """An exclusive lock on LOGDIR, which the kernel releases when the process ends."""
 
-    def __init__(self, path: pathlib.Path, fresh: bool = False):
+    def __init__(self, path: pathlib.Path):
         """Locks the directory, made if needed.
 
         Args:
           path: LOGDIR.
-          fresh: move an earlier run to LOGDIR.before-TIME, or to LOGDIR/before-TIME where that is
-            not possible: LOGDIR is a mount point, for instance, or its parent cannot be written.
 
         Raises:
           LogDirectoryBusy: another learner holds the lock.
-          LogDirectoryError: it cannot be made or written, or an earlier run cannot be moved.
+          LogDirectoryError: it cannot be made or written.
         """
         self.path = path
         make(path)
         with opening(path):
             self._claim()
-            try:
-                if fresh:
-                    self._move_aside()
-            except BaseException:
-                self._lock.close()
-                raise
 
     def _claim(self) -> None:
         path = self.path
@@ -106,23 +98,30 @@ class LogDirectory:
         self._lock.write(f"{os.getpid()}\n")
         self._lock.flush()
 
-    def _move_aside(self) -> None:
-        path = self.path.resolve()  # neither "." nor a link to another disk
-        old = [entry for entry in path.iterdir() if not _STAYS.match(entry.name)]
-        if not old:
-            return
-        if path in pathlib.Path.cwd().parents:
-            raise LogDirectoryError(
-                f"--fresh would move the working directory, which is in {path}. Give this run a "
-                "log directory of its own with --logdir."
-            )
-        try:
-            aside = _move(old, _unused(f"{path}.before"))
-        except OSError as error:
-            if error.errno not in _OF_PLACES:
-                raise
-            aside = _move(old, _unused(f"{path}/before"))
-        _log.info("Moved the run in %s to %s.", self.path, aside)
+    def move_run_aside(self) -> None:
+        """Moves an earlier run to LOGDIR.before-TIME, or to LOGDIR/before-TIME where that is not
+        possible: LOGDIR is a mount point, for instance, or its parent cannot be written.
+
+        Raises:
+          LogDirectoryError: it cannot be moved; then nothing is.
+        """
+        with opening(self.path):
+            path = self.path.resolve()  # neither "." nor a link to another disk
+            old = [entry for entry in path.iterdir() if not _STAYS.match(entry.name)]
+            if not old:
+                return
+            if path in pathlib.Path.cwd().parents:
+                raise LogDirectoryError(
+                    f"--fresh would move the working directory, which is in {path}. Give this run "
+                    "a log directory of its own with --logdir."
+                )
+            try:
+                aside = _move(old, _unused(f"{path}.before"))
+            except OSError as error:
+                if error.errno not in _OF_PLACES:
+                    raise
+                aside = _move(old, _unused(f"{path}/before"))
+            _log.info("Moved the run in %s to %s.", self.path, aside)
 
     def move_replay_aside(self, why: Literal["before", "damaged"] = "before") -> None:
         """Moves the replay aside, so that the run continues with an empty one.
