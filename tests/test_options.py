@@ -185,8 +185,19 @@ def test_errors_name_the_layer(tmp_path: pathlib.Path) -> None:
         ({"actor": {"num_envs": 33}}, "give a multiple of 2, such as 34"),
         ({"actor": {"num_envs": 2048}}, "learner.max_envs_per_message is 512"),
         (
-            {"environment": {"vectorization": "async"}, "actor": {"environment_seconds": 100}},
+            {
+                "environment": {"id": "CartPole-v1", "vectorization": "async"},
+                "actor": {"environment_seconds": 100},
+            },
             "actor.hang_seconds is 600 and actor.environment_seconds 100: one environment",
+        ),
+        (
+            {"environment": {"vectorization": "async"}},
+            "environment.vectorization is async, but ALE/Pong-v5 steps all environments of a group",
+        ),
+        (
+            {"environment": {"id": "Catch", "vectorization": "async"}},
+            "environment.vectorization is async, but Catch steps all environments of a group",
         ),
         (
             {"impala": {"correction": "one_step", "clip_pg_rho_threshold": 0.5}},
@@ -226,6 +237,14 @@ def test_values_that_do_not_go_together_are_refused(data: dict[str, Any], messag
     with pytest.raises(OptionError) as caught:
         rules.validate(values.from_dict(Config, data))
     assert message in str(caught.value)
+
+
+def test_tasks_with_processes_may_stand_beside_tasks_without() -> None:
+    mixed = {
+        "environment": {"vectorization": "async"},
+        "tasks": {"environments": ["Catch", "CartPole-v1"]},
+    }
+    rules.validate(values.from_dict(Config, mixed))
 
 
 def test_rewards_may_be_scaled_by_a_negative_number() -> None:

@@ -1,9 +1,12 @@
 """Rules between settings, beyond the range of each."""
 
+from collections.abc import Sequence
+
 from impala.config import demands
 from impala.config.schema import Config
 from impala.config.values import OptionError, overlay, to_dict
 from impala.schedule import phases, tasks
+from impala.schedule.tasks import Task
 
 
 def validate(config: Config) -> Config:
@@ -26,23 +29,15 @@ def validate(config: Config) -> Config:
             f"{environments // groups} unrolls per message; learner.max_envs_per_message is "
             f"{config.learner.max_envs_per_message}. Raise it, or have fewer environments."
         )
-    # An environment hangs, is replaced and starts again, all within one unroll.
-    if config.environment.vectorization == "async" and (
-        config.actor.hang_seconds <= (least := 6.0 * config.actor.environment_seconds)
-    ):
-        raise OptionError(
-            f"actor.hang_seconds is {config.actor.hang_seconds:g} and actor.environment_seconds "
-            f"{config.actor.environment_seconds:g}: one environment that hangs and starts again, "
-            f"which takes up to {least:g} s, would end the actor. Raise the first above that, or "
-            "lower the second."
-        )
     try:
         config.environment.keyword_arguments()
+        played = tasks.make(config.environment, config.tasks)
         tasks.blocks(config)
         phases.make(config)
     except ValueError as error:
         raise OptionError(str(error)) from error
     demands.check(config)
+    _check_vectorization(config, played)
     if config.mix.batch_size == 0:
         raise OptionError(
             "mix.learn_from_fresh is false and mix.replayed is 0: there is nothing to learn from. "
@@ -64,8 +59,29 @@ def validate(config: Config) -> Config:
             f"{config.guard.window_updates} batches are looked back on: lower it, or raise "
             "guard.window_updates."
         )
-    _check_frames(config)
+    _check_frames(config, played)
     return config
+
+
+def _check_vectorization(config: Config, played: Sequence[Task]) -> None:
+    """Refuses processes for environments that cannot have them, or too little time for those."""
+    if config.environment.vectorization != "async":
+        return
+    ids = [task.environment.id for task in played]
+    if all(id == "Catch" or id.startswith("ALE/") for id in ids):
+        raise OptionError(
+            f"environment.vectorization is async, but {ids[0]} steps all environments of a "
+            "group in the actor's process: set it to sync. ALE games have threads "
+            "(actor.env_threads)."
+        )
+    # An environment hangs, is replaced and starts again, all within one unroll.
+    if config.actor.hang_seconds <= (least := 6.0 * config.actor.environment_seconds):
+        raise OptionError(
+            f"actor.hang_seconds is {config.actor.hang_seconds:g} and actor.environment_seconds "
+            f"{config.actor.environment_seconds:g}: one environment that hangs and starts again, "
+            f"which takes up to {least:g} s, would end the actor. Raise the first above that, or "
+            "lower the second."
+        )
 
 
 def _check_epsilon(config: Config) -> None:
@@ -161,12 +177,8 @@ def _check_lag(config: Config) -> None:
         )
 
 
-def _check_frames(config: Config) -> None:
+def _check_frames(config: Config, played: Sequence[Task]) -> None:
     """Refuses unrolls whose frames exceed an int32 or the capacity of replay."""
-    try:
-        played = tasks.make(config.environment, config.tasks)
-    except ValueError as error:
-        raise OptionError(str(error)) from error
     steps = config.learner.unroll_length
     most, task = max((tasks.frames_per_step(task, config.limits), task.name) for task in played)
     frames = f"An unroll of {task} can have {most * steps} frames ({steps} steps of up to {most})"

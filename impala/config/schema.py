@@ -128,7 +128,7 @@ class EnvironmentConfig:
     vectorization: Annotated[Literal["sync", "async", "own"], OPERATIONAL] = "sync"
     """Gymnasium environments: sync, in the actor's process; async, a process for each; own, the
     vector environment registered under the id (CartPole and bandits have one), or sync if there is
-    none. ALE has its own threads."""
+    none. ALE games and Catch cannot be async; ALE has its own threads."""
     repeat: RepeatConfig = RepeatConfig()
     normalise: NormaliseConfig = NormaliseConfig()
     last_action: bool = False
