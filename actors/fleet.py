@@ -11,6 +11,7 @@ from impala.runtime.supervisor import Program, Supervisor
 _log = logging.getLogger(__name__)
 
 _ACTOR = (*IMPALA, "actor")
+_WRONG_USAGE = 2  # exit status
 
 
 def run_fleet(
@@ -25,7 +26,8 @@ def run_fleet(
     """Runs actors until each has ended by itself or a signal has ended them all.
 
     SIGTERM, SIGINT and SIGHUP are passed on, and the actors have `grace_seconds` to drain. A failed
-    actor is restarted, with exponential backoff up to half a minute, unless all of them fail.
+    actor is restarted, with exponential backoff up to half a minute, unless all of them fail:
+    so many times, or because the command line is wrong.
 
     Args:
       num_actors: number of processes.
@@ -36,8 +38,8 @@ def run_fleet(
       give_up_after: end once each actor has failed so many times in a row; 0: never.
 
     Returns:
-      Exit status: 0, or that of the last actor that failed to drain, or with which all of them
-      failed; 130 if SIGINT came twice.
+      Exit status: 0, or that with which all actors failed, or of the first that failed to drain;
+      130 if SIGINT came twice.
     """
     if num_actors < 1:
         raise ValueError(f"num_actors is {num_actors}, it must be at least 1")
@@ -63,11 +65,14 @@ def run_fleet(
                     ended.status,
                     ended.restart_seconds,
                 )
-                if give_up_after and supervisor.all_keep_failing(give_up_after):
+                if ended.status == _WRONG_USAGE and supervisor.all_keep_failing(1):
+                    status = ended.status
+                    supervisor.stop("the command line is wrong")
+                elif give_up_after and supervisor.all_keep_failing(give_up_after):
                     _log.error("Each actor has failed %d times in a row.", give_up_after)
                     status = ended.status
                     supervisor.stop("all actors keep failing")
             elif ended.status != 0:
                 _log.error("%s ended with status %d", ended.name, ended.status)
-                status = ended.status
+                status = status or ended.status
     return 128 + signal.SIGINT if supervisor.killed else status

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from impala.components import Allowed
+from impala.config.values import OptionError
 from impala.runtime import process
 from impala.runtime.credentials import Role
 from impala.runtime.exporter import Exporter
@@ -75,6 +76,7 @@ def run_actor(
 
     Raises:
       actors.client.LearnerError: the actor cannot go on.
+      OptionError: the learner's groups cannot share `num_envs`.
       OSError: `metrics_listen` cannot be bound.
       SecurityError: the files of `security` cannot be used, or `metrics_listen` is open to others.
     """
@@ -272,8 +274,10 @@ def _act(
     if total == 1:
         groups = 1
     if total % groups:
-        raise ValueError(
-            f"{total} environments cannot be dealt to {groups} groups: use a multiple of {groups}"
+        raise OptionError(
+            f"--num-envs is {total}, but the learner's actor.num_groups is {groups}, and the "
+            f"groups have the same size: give a multiple of {groups}, such as "
+            f"{-(-total // groups) * groups}."
         )
     most = client.join().limits.num_envs or total  # learners before 2.3 do not say
     groups = next(n for n in range(groups, total + 1) if total % n == 0 and total // n <= most)

@@ -60,6 +60,15 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
         time.sleep(0.01)
 
 
+def test_actors_whose_command_line_is_wrong_are_not_started_for_ever(
+    tmp_path: pathlib.Path,
+) -> None:
+    """The last one fails otherwise at first: it may be that only the others are wrong."""
+    fleet = start_fleet(tmp_path, 2, "sys.exit(1 if index == '1' and number == 0 else 2)")
+    fleet.communicate(timeout=60)
+    assert fleet.returncode == 2
+
+
 def test_a_killed_actor_is_started_again_and_one_that_ended_is_not(tmp_path: pathlib.Path) -> None:
     # The first start of actor 1 waits to be killed; all others end well.
     body = "if index == '1' and number == 0: time.sleep(60)"

@@ -210,6 +210,15 @@ def test_beyond_its_limit_of_memory_it_starts_anew_under_its_name(learner: FakeL
     "Check that your own specs have the dtypes and shapes of `unroll_specs` and "
     "`parameter_specs`, in that order.",
 )
+def test_environments_that_the_groups_cannot_share_are_refused(learner: FakeLearner) -> None:
+    done = services.run("actor", "--learner", learner.address, "--num-envs", 3)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        "impala: --num-envs is 3, but the learner's actor.num_groups is 2, and the groups have the "
+        "same size: give a multiple of 2, such as 4."
+    )
+
+
 def test_it_names_the_tensor_that_differs(learner: FakeLearner) -> None:
     learner.unroll_specs[0].shape[0] += 1
     actor = start(learner)

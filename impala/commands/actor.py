@@ -25,14 +25,15 @@ class Actor:
     num_actors: NumActors = 1
     """Actor processes on this host."""
     num_envs: Annotated[int, Range(0, 4096)] = 0
-    """Environments per process; 0: the number that the learner gives."""
+    """Environments per process, a multiple of actor.num_groups or 1; 0: the number that the learner
+    gives. Not for evaluators."""
     name: str = ""
     """Name, unique in the fleet; several processes append their index. Empty: made from the
     host's name and the process id."""
     index: int | None = None
     """Index of this process in its fleet, which sets it."""
     render: bool = False
-    """Show the first environment in a window."""
+    """Show the first environment in a window. Not for evaluators."""
     when_finished: WhenFinished = "exit"
     """exit, or idle: wait for the learner to start another run."""
     reconnect_timeout: Annotated[float, Range(0.0)] = 0.0
@@ -73,6 +74,13 @@ def actor(command: Actor) -> int:
         raise values.OptionError(
             f"--num-actors is {command.num_actors}, which {len(learners)} learners cannot share "
             f"evenly: use a multiple of {len(learners)}."
+        )
+    if command.role == "evaluator" and (command.render or command.num_envs):
+        raise values.OptionError(
+            f"{'--render' if command.render else '--num-envs'} is for actors, but --role is "
+            "evaluator, which shows nothing and plays in as many environments as the learner says "
+            "(evaluator.episodes, at most actor.num_envs): leave it out. impala record shows an "
+            "agent."
         )
     process.outlive_readers()
     log_to_stderr(command.log_format)
