@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from impala.components import Allowed
+from impala.components import Allowed, where_raised
 from impala.config.values import OptionError
 from impala.runtime import process
 from impala.runtime.credentials import Role
@@ -66,7 +66,8 @@ def run_actor(
       allow: what may be imported if the learner names it, beside installed entry points.
       security: the credentials to present, and how to verify the learner.
       metrics_listen: HOST:PORT where Prometheus metrics are served.
-      failures: file to which a line is added for each failure of an environment.
+      failures: file to which a line is added for each failure of an environment, and for the
+        exception that ends the actor.
       threads: number of threads for TensorFlow's operations.
       bfloat16: compute an actor's convolutions and products in bfloat16 if the CPU can.
       share_pulls: share pulls of parameters with the other actors of this user on this host.
@@ -81,7 +82,7 @@ def run_actor(
       SecurityError: the files of `security` cannot be used, or `metrics_listen` is open to others.
     """
     security.check(metrics=metrics_listen)
-    with _Signals(at_once=role == "evaluator") as signals:
+    with _Signals(at_once=role == "evaluator") as signals, _noted(failures, role) as noting:
         process.tune_malloc()
         process.hide_gpus()
         process.set_threads(intra_op=threads)
@@ -116,11 +117,10 @@ def run_actor(
                     signals.stops(client.stop)
                     built = Built(client.join(), incarnation, role, allow)
                     waiting = False
-                    with _noted(failures) as noting:
-                        if role == "actor":
-                            _act(client, built, num_envs, render, noting)
-                        else:
-                            _evaluate(client, built)
+                    if role == "actor":
+                        _act(client, built, num_envs, render, noting)
+                    else:
+                        _evaluate(client, built)
                 except wire.RunFinished:
                     signals.stops(None)
                     if when_finished == "exit":
@@ -243,9 +243,8 @@ def _check_specs(
 
 
 @contextlib.contextmanager
-def _noted(path: pathlib.Path | None) -> Iterator[Callable[[Failure], None]]:
+def _noted(path: pathlib.Path | None, role: Role) -> Iterator[Callable[[Failure], None]]:
     """Yields a function that records a failure, and records the one that ends the body."""
-    from impala.environments.failure import EnvironmentFailed
 
     def noting(failure: Failure) -> None:
         if path is not None:
@@ -253,8 +252,13 @@ def _noted(path: pathlib.Path | None) -> Iterator[Callable[[Failure], None]]:
 
     try:
         yield noting
-    except EnvironmentFailed as error:
-        noting(Failure(error.error, error.where))
+    except Exception as error:
+        from impala.environments.failure import EnvironmentFailed
+
+        if isinstance(error, EnvironmentFailed):
+            noting(Failure(error.error, error.where))
+        else:
+            noting(Failure(f"{type(error).__name__}: {error}", where_raised(error), role))
         raise
 
 

@@ -173,6 +173,7 @@ def test_the_printed_configuration_feeds_back_in(
         ("learner catch --peers a:1,b:1 --peer 2", "This is peer 2, but there are 2 in --peers"),
         ("learner catch --peers a:1,b:1 --peer 0", "give --security.open-peers in a network"),
         ("learner catch --peers a:1,b:1,c:1 --peer 0", "mix.fresh is 32, which 3 peers cannot"),
+        ("train catch --render", "--render: Catch has no window"),
         ("actor --role evaluator --render", "--render is for actors, but --role is evaluator"),
         ("actor --role evaluator --num-envs 4", "--num-envs is for actors, but --role is eval"),
         ("actor --learner a:1,b:1", "num-actors is 1, which 2 learners cannot share evenly"),

@@ -1,6 +1,7 @@
 """An actor process as a user starts it, against the fake learner: it acts, drains and ends."""
 
 import contextlib
+import pathlib
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from impala.config.schema import (
     EnvironmentConfig,
     EvaluatorConfig,
 )
+from impala.runtime.failures import Shown
 from impala.schedule import tasks
 from learner.front import settings
 from protos import codec
@@ -217,6 +219,22 @@ def test_environments_that_the_groups_cannot_share_are_refused(learner: FakeLear
         "impala: --num-envs is 3, but the learner's actor.num_groups is 2, and the groups have the "
         "same size: give a multiple of 2, such as 4."
     )
+
+
+def test_whatever_ends_an_actor_is_noted_for_train(
+    learner: FakeLearner, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Given environments that cannot be made, and a learner that is too different."""
+    shown = Shown(tmp_path / "failures")
+    words = ("actor", "--learner", learner.address, "--failures", shown.path)
+    assert services.run(*words, "--render").returncode == 1
+    learner.unroll_specs[0].shape[0] += 1
+    assert services.run(*words).returncode == 1
+    shown.show()
+    window, spec = caplog.messages
+    assert window.startswith("An actor has failed: ValueError: Catch has no window")
+    assert spec.startswith("An actor has failed: LearnerError: unroll tensor")
+    assert shown.last.startswith("LearnerError: unroll tensor")
 
 
 def test_it_names_the_tensor_that_differs(learner: FakeLearner) -> None:

@@ -54,8 +54,8 @@ class Actor:
     """HOST:PORT where Prometheus metrics are served; with several processes, each has its own port,
     counted up from this one."""
     failures: pathlib.Path | None = None
-    """File to which a line is appended for each failure of an environment: the error and its place.
-    `impala train` shows them."""
+    """File to which a line is appended for each failure of an environment, and for the error that
+    ends the process: the error and its place. `impala train` shows them."""
     log_format: LogFormat = "text"
     """text, or json: one object per line."""
     allow: Allow = ()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from impala.commands.flags import STOPPED, NumActors, RunFlags, print_config
+from impala.components import is_own
 from impala.config import layers, parts
 from impala.config.schema import Config
 from impala.config.values import OptionError
@@ -74,11 +75,13 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
 
     Raises:
       OptionError: the run cannot start; see `preflight.log_directory`. Or it is deterministic and
-        has several actors, or is to be evaluated without snapshots.
+        has several actors, is to be evaluated without snapshots, or cannot be shown.
     """
     from impala.commands import preflight
     from impala.schedule import tasks
 
+    if command.render:
+        _check_window(command.settings)
     actors = num_actors(command)
     if command.settings.deterministic and actors > 1:
         raise OptionError(
@@ -136,7 +139,7 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
             elif end.status == 0:  # by request, unless the learner has finished too
                 supervisor.start(programs[end.name], delay_seconds=_AGAIN_SECONDS)
             elif end.name == "actors" and not supervisor.stopping:
-                why = failures.last or "no environment has said why"
+                why = failures.last or "none has said why"
                 log.error(
                     "The actors keep failing: %s (see %s). Stopping the run.", why, actors_log
                 )
@@ -153,6 +156,23 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
     level = logging.INFO if status in (0, STOPPED) else logging.ERROR
     log.log(level, "Ended with status %d: %s.%s", status, supervisor.why, hint)
     return Ended(status, cause or supervisor.why, logdir)
+
+
+def _check_window(settings: Config) -> None:
+    """Makes the environments that actors are going to show, but for those of one's own.
+
+    Raises:
+      OptionError: one cannot be shown in a window.
+    """
+    from impala import environments
+    from impala.schedule import tasks
+
+    for task in tasks.make(settings.environment, settings.tasks):
+        if not is_own(task.environment.id):
+            try:
+                environments.make(task.environment, 1, render_mode="human").close()
+            except ValueError as error:
+                raise OptionError(f"--render: {error}") from error
 
 
 def _what(settings: Config) -> str:

@@ -1,4 +1,4 @@
-"""Failures of environments, reported by the actors' processes to `impala train` through a file.
+"""Failures that actors' processes report to `impala train` through a file.
 
 Actors append a line for each failure; `impala train` logs each kind of failure once.
 """
@@ -13,10 +13,11 @@ _log = logging.getLogger("impala.train")
 
 
 class Failure(NamedTuple):
-    """An exception raised by an environment."""
+    """An exception raised by an environment, or another one that ended an actor."""
 
     error: str  # type and text, such as KeyError: 'gear'
     where: str  # FILE:LINE, in FUNCTION; empty if it is not known
+    of: str = "environment"  # or the role of the process: actor
 
 
 def note(path: pathlib.Path, failure: Failure) -> None:
@@ -60,6 +61,7 @@ class Shown:
         count = self._counts[key] = self._counts.get(key, 0) + 1
         self.last = failure.error + (f" ({failure.where})" if failure.where else "")
         if count == 1:
-            _log.error("An environment has failed: %s.", self.last)
+            _log.error("An %s has failed: %s.", failure.of, self.last)
         elif str(count).strip("0") == "1":
-            _log.error("Environments keep failing, %d times so far: %s.", count, self.last)
+            what = f"{failure.of.capitalize()}s"
+            _log.error("%s keep failing, %d times so far: %s.", what, count, self.last)
