@@ -120,7 +120,7 @@ def run_actor(
                     if role == "actor":
                         _act(client, built, num_envs, render, noting)
                     else:
-                        _evaluate(client, built)
+                        _evaluate(client, built, allow)
                 except wire.RunFinished:
                     signals.stops(None)
                     if when_finished == "exit":
@@ -185,7 +185,7 @@ class Built:
         from impala.config import parts
 
         self.tasks, config = settings.read(reply, role, allow)
-        self.actor, self.evaluator = config.actor, config.evaluator
+        self.actor = config.actor
         entropy = [reply.seed, reply.actor_index, reply.life or incarnation]
         self.seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
         self.unroll_length: int = reply.unroll_length
@@ -318,15 +318,18 @@ def _act(
             memory.check()
 
 
-def _evaluate(client: "LearnerClient", built: Built) -> None:
+def _evaluate(client: "LearnerClient", built: Built, allow: Allowed) -> None:
+    from actors import settings
     from actors.hang import HangWatch
     from impala.evaluation import play_episodes
 
-    config = built.evaluator
-    num_envs = min(config.episodes, built.actor.num_envs)
     with HangWatch(built.actor.hang_seconds, "step") as hang:
         while True:
             assignment = client.next_assignment()
+            # A learner that has come back may have other settings of evaluations.
+            _, told = settings.read(client.join(), "evaluator", allow)
+            config = told.evaluator
+            num_envs = min(config.episodes, told.actor.num_envs)
             values = assignment.parameters.values
             for variable, value in zip(built.agent.variables, values, strict=True):
                 variable.assign(value)

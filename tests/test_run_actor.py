@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import grpc
 import pytest
 import services
 from fake_learner import FakeLearner
@@ -260,3 +261,41 @@ def test_an_evaluator_plays_the_same_episodes_for_every_snapshot(learner: FakeLe
     assert first.episodes == second.episodes  # the parameters were equal
     assert first.episodes != other.episodes
     assert not learner.pulls
+
+
+class _Restarted(FakeLearner):
+    """Hands out nothing before somebody has joined, as if it had been away for long."""
+
+    def GetSnapshot(
+        self, request: pb.GetSnapshotRequest, context: grpc.ServicerContext
+    ) -> pb.GetSnapshotReply:
+        if not self.joins:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "it is starting")
+        return super().GetSnapshot(request, context)
+
+
+def test_an_evaluator_takes_the_settings_of_a_learner_that_has_come_back(
+    learner: FakeLearner,
+) -> None:
+    """Given a learner that is started again with fewer episodes, which end earlier."""
+    learner.snapshot(0)
+    evaluator = start(learner, role="evaluator")
+    learner.wait_for(lambda: len(learner.evaluations) == 1, PATIENCE)
+    learner.__exit__()
+    settings = pb.ActorSettings()
+    settings.CopyFrom(learner.settings)
+    settings.evaluator.episodes, settings.evaluator.max_steps = 2, 4
+    with _Restarted(
+        incarnation=6,
+        settings=settings,
+        unroll_length=UNROLL_LENGTH,
+        unroll_specs=learner.unroll_specs,
+        parameters=learner.parameters,
+        port=learner.port,
+    ) as again:
+        again.snapshot(100)
+        again.wait_for(lambda: len(again.evaluations) == 1, PATIENCE)
+    evaluator.send_signal(signal.SIGTERM)
+    assert evaluator.wait() == 0
+    assert [episode.length for episode in learner.evaluations[0].episodes] == [9, 9, 9]
+    assert [episode.length for episode in again.evaluations[0].episodes] == [4, 4]

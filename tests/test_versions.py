@@ -704,9 +704,9 @@ def test_settings_at_their_default_leave_the_fingerprint_as_it_is() -> None:
 @says(
     "`actor` and `evaluator` of the settings, the limits, and what the learner keeps to itself "
     "(such as the length of the run) are not covered.",
-    "They may differ when an actor joins again, at the same fingerprint: the limits hold from "
-    "then on, and an actor or evaluator that runs may go on with the settings of `actor` and "
-    "`evaluator` that it joined with first, as ours do.",
+    "They may differ when an actor joins again, at the same fingerprint: the limits and the "
+    "settings of `evaluator` hold from then on, and an actor that runs may go on with the settings "
+    "of `actor` that it joined with first, as ours do.",
 )
 def test_what_experience_depends_on_changes_the_fingerprint_and_nothing_else() -> None:
     """A learner that comes back for longer, or with other advice to actors, keeps its actors."""
