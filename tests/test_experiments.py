@@ -23,10 +23,11 @@ from impala.logdir.directory import LogDirectoryError
 CATCH = PRESETS["catch"][1]
 
 
-def _run(logdir: pathlib.Path, config: Config = CATCH) -> pathlib.Path:
+def _run(logdir: pathlib.Path, config: Config = CATCH, frames: int = 0) -> pathlib.Path:
     """Makes the log directory of a run that has written a checkpoint."""
     variables = {"agent/000/w:0": np.zeros(2, np.float32)}
-    checkpoint.save(logdir, Checkpoint(config, Counters(updates=5), variables, {}), keep=1)
+    counters = Counters(updates=5, frames=frames)
+    checkpoint.save(logdir, Checkpoint(config, counters, variables, {}), keep=1)
     (logdir / "config.yaml").write_text(values.to_yaml(config))
     return logdir
 
@@ -83,6 +84,35 @@ def test_an_experiment_goes_on_for_longer_and_with_other_services(
     tmp_path: pathlib.Path, changes: dict[str, Any]
 ) -> None:
     identity.check(_run(tmp_path), _with(**changes))
+
+
+IN_TURN = {"total_frames": 80_000, "tasks": {"environments": ["Catch", 'Catch{"rows": 8}']}}
+
+
+@pytest.mark.parametrize(
+    ("frames", "changes", "ends"),
+    [
+        (80_009, {"total_frames": 160_000}, "40000, 80000 frames, would have ended at 80000:"),
+        (50_000, {"tasks": {"cycles": 2}}, "40000, 50000 frames, would have ended at 20000, 40000"),
+        (50_000, {"tasks": {"frames": [30_000, 50_000]}}, "would have ended at 30000, 50000:"),
+        (30_000, {"total_frames": 160_000}, None),
+        (80_009, {"tasks": {"frames": [40_000, 40_000], "cycles": 2}}, None),
+        (80_009, {"total_frames": 160_000, "tasks": {"frames": [40_000, 120_000]}}, None),
+    ],
+)
+def test_turns_of_tasks_that_are_over_stay_what_they_were(
+    tmp_path: pathlib.Path, frames: int, changes: dict[str, Any], ends: str | None
+) -> None:
+    config = _with(**IN_TURN)
+    logdir = _run(tmp_path, config, frames)
+    changed = values.overlay(config, changes)
+    if ends is None:
+        identity.check(logdir, changed)
+        return
+    with pytest.raises(LogDirectoryError) as caught:
+        identity.check(logdir, changed)
+    assert ends in str(caught.value) and "--tasks.frames and --tasks.cycles" in str(caught.value)
+    assert "--change-settings" in str(caught.value)
 
 
 def test_what_holds_no_run_yet_takes_any_experiment(tmp_path: pathlib.Path) -> None:

@@ -13,6 +13,7 @@ from impala.config import layers, parts, values
 from impala.config.schema import Config
 from impala.logdir import checkpoint
 from impala.logdir.directory import LogDirectoryError
+from impala.schedule import tasks
 
 _EXPERIMENT = (
     *("environment", "tasks.environments", "tasks.order", "seed", "algorithm", "phases"),
@@ -54,12 +55,14 @@ def differences(logdir: pathlib.Path, config: Config) -> list[str]:
     Raises:
       CheckpointError: neither config.yaml nor a checkpoint can be read.
     """
-    before, after = _stored(logdir), values.leaves(values.to_dict(config))
-    return [
+    stored = _stored(logdir)
+    before, after = values.leaves(stored), values.leaves(values.to_dict(config))
+    found = [
         f"{path}: {_shown(before[path])} -> {_shown(value)}"
         for path, value in after.items()
         if _is_of_experiment(path, config) and path in before and before[path] != value
     ]
+    return found or _differences_of_turns(logdir, values.from_stored(Config, stored)[0], config)
 
 
 def check(logdir: pathlib.Path, config: Config) -> None:
@@ -79,8 +82,26 @@ def check(logdir: pathlib.Path, config: Config) -> None:
     )
 
 
+def _differences_of_turns(logdir: pathlib.Path, before: Config, after: Config) -> list[str]:
+    """Returns how other turns of tasks would rewrite what a run has been trained on."""
+    in_turn = after.tasks.order == "sequential" and len(after.tasks.environments) > 1
+    if not in_turn or tasks.blocks(before) == tasks.blocks(after):
+        return []
+    end = min(checkpoint.load(logdir).counters.frames, tasks.total_frames(before))
+
+    def ends(config: Config) -> list[int]:
+        return [min(block.end, end) for block in tasks.blocks(config) if block.start < end]
+
+    if ends(before) == ends(after):
+        return []
+    return [
+        f"the tasks' turns, which ended at {_shown(ends(before))} frames, would have ended at "
+        f"{_shown(ends(after))}: --tasks.frames and --tasks.cycles keep them"
+    ]
+
+
 def _stored(logdir: pathlib.Path) -> dict[str, Any]:
-    """Returns the settings of a run's last start, by path."""
+    """Returns the settings of a run's last start."""
     try:
         data = layers.read_yaml(logdir / "config.yaml")
     except values.OptionError:
@@ -88,7 +109,7 @@ def _stored(logdir: pathlib.Path) -> dict[str, Any]:
     if not (isinstance(data, dict) and data):
         saved = checkpoint.load(logdir)
         data = {**values.to_dict(saved.config), **saved.own}
-    return values.leaves(data)
+    return data
 
 
 def _is_of_experiment(path: str, config: Config) -> bool:
