@@ -108,7 +108,8 @@ def run_learner(
       CheckpointError: the checkpoint in `logdir` does not fit `config`, or a new run's
         `init_from` has none.
       StorageError: the replay in `logdir` is missing or damaged, or does not fit `config`.
-      OptionError: there is no such environment, or the agent cannot play it.
+      OptionError: there is no such environment, the agent cannot play it, or its messages would
+        be too large.
       OSError: an address is invalid or cannot be bound.
       SecurityError: the files of `security` cannot be used, or do not suffice for the addresses.
       PeerLost: a peer has ended, and this learner has to be started again, too.

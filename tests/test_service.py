@@ -13,6 +13,7 @@ import pytest
 from page import says
 
 from impala.config.schema import Config, QuarantineConfig, TasksConfig
+from impala.config.values import OptionError
 from impala.finite import NotFiniteError
 from impala.logdir import checkpoint
 from impala.types import Parameters
@@ -475,7 +476,8 @@ def test_receipts_say_which_task_is_next() -> None:
 
 
 def test_messages_that_grpc_cannot_carry_are_refused_at_the_start() -> None:
-    with pytest.raises(ValueError, match=r"lower learner\.max_envs_per_message"):
+    what = r"learner\.max_envs_per_message is \d+ and learner\.unroll_length 4: .* Lower one"
+    with pytest.raises(OptionError, match=what):
         messages.service(max_envs=10**6)
 
 

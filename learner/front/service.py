@@ -16,6 +16,7 @@ import tree
 
 from impala import finite
 from impala.config.schema import MOST_EVALUATION_EPISODES, ActorConfig
+from impala.config.values import OptionError
 from impala.runtime.credentials import Role
 from impala.runtime.installation import VERSION
 from impala.runtime.printable import printable
@@ -148,7 +149,7 @@ class LearnerService:
           inference: acts for callers. Without it they have to act themselves.
 
         Raises:
-          ValueError: the largest message would exceed gRPC's limit.
+          OptionError: the largest message would exceed gRPC's limit.
         """
         self._lineage = lineage
         self._records = records
@@ -175,10 +176,11 @@ class LearnerService:
             terms.unroll_spec, fingerprint, terms.max_envs_per_message, terms.bounds
         )
         if self.max_message_bytes > 2**31 - 1:
-            raise ValueError(
-                f"A message with {terms.max_envs_per_message} environments may have "
-                f"{self.max_message_bytes} bytes, gRPC takes at most {2**31 - 1}: lower "
-                "learner.max_envs_per_message or learner.unroll_length."
+            raise OptionError(
+                f"learner.max_envs_per_message is {terms.max_envs_per_message} and "
+                f"learner.unroll_length {terms.unroll_spec.timestep.reward.shape[0] - 1}: a "
+                f"message may have {self.max_message_bytes} bytes, gRPC takes at most "
+                f"{2**31 - 1}. Lower one of them."
             )
         self._welcome = pb.JoinReply(
             protocol=codec.PROTOCOL_VERSION,
