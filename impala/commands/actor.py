@@ -45,8 +45,8 @@ class Actor:
     """actor, or evaluator: play episodes with snapshots of the agent and report their returns."""
     bfloat16: bool = True
     """Compute convolutions and matrix products in bfloat16 if the CPU has instructions for it
-    (AVX-512 BF16 or AMX): faster. The learner is sent the policy that acted, rounding included.
-    Evaluators always compute in float32."""
+    (AVX-512 BF16 or AMX), whatever learner.bfloat16 says: faster. The learner is sent the policy
+    that acted, rounding included. Evaluators always compute in float32."""
     share_pulls: bool = True
     """Pull parameters once for all actors of this user on this host. --no-share-pulls: each pulls
     its own."""
