@@ -170,8 +170,12 @@ def test_a_list_that_cannot_be_written_ends_no_run(
     gone.mkdir()
     incarnations = Incarnations(gone / "incarnations.json", own=7)
     gone.rmdir()
-    incarnations.reserve(0)
-    assert "cannot be written (No such file or directory)" in caplog.text
+    for version in range(3):
+        incarnations.reserve(version)
+    assert caplog.text.count("cannot be written (No such file or directory)") == 1
+    gone.mkdir()
+    incarnations.reserve(3)  # it is tried again, and not only a thousand versions later
+    assert Incarnations(gone / "incarnations.json", own=8).earlier == {7: 1003}
 
 
 def test_a_version_that_no_learner_published_is_refused_and_blames_nobody() -> None:

@@ -20,7 +20,7 @@ from impala.config.presets import PRESETS
 from impala.logdir import checkpoint, continual, json_lines
 from impala.logdir.checkpoint import Counters
 from impala.types import Episode, Parameters
-from learner.front.service import EvaluationReport
+from learner.front.service import EvaluationReport, InvalidRequest
 from learner.front.snapshots import Snapshot, Snapshots
 from learner.telemetry.evaluations import Evaluations
 from learner.update.checkpoints import Resumed
@@ -99,6 +99,20 @@ def test_what_was_reported_and_is_not_filed_yet_is_not_played_again() -> None:
     service.report_evaluation(report)
     assert given(snapshots) is None
     assert snapshots.awaits(messages.LEARNER, 99, 0)
+
+
+def test_a_waiting_snapshot_is_evaluated_though_its_learner_is_not_in_the_list() -> None:
+    """Given a list of learners that was damaged: the snapshot names its learner itself."""
+    snapshots = waiting(0)
+    service = messages.service(snapshots=snapshots)
+    report = pb.Evaluation(
+        actor="e", learner_incarnation=LEARNER, episodes=[pb.Episode(episode_return=1, length=5)]
+    )
+    service.report_evaluation(report)
+    assert service.evaluations.get_nowait().learner_incarnation == LEARNER
+    report.frames = 1  # of no snapshot that waits
+    with pytest.raises(InvalidRequest, match="which this run never had"):
+        service.report_evaluation(report)
 
 
 def test_a_report_that_cannot_be_filed_is_awaited_from_another(

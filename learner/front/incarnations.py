@@ -30,6 +30,7 @@ class Incarnations:
         self._path = path
         self.own = own
         self._reserved = -1
+        self._is_writable = True
         self.earlier = self._read()
         """Incarnation -> the highest version that it can have published."""
 
@@ -37,17 +38,22 @@ class Incarnations:
         """Records, for later learners, a version that is about to be published."""
         if version <= self._reserved:
             return
-        self._reserved = version + _BLOCK
-        kept = [*self.earlier.items(), (self.own, self._reserved)][-_KEPT:]
+        reserved = version + _BLOCK
+        kept = [*self.earlier.items(), (self.own, reserved)][-_KEPT:]
         try:
             atomic.write(self._path, json.dumps(kept).encode())
         except OSError as error:  # such as a full disk: no reason to end the run
-            _log.warning(
-                "%s cannot be written (%s). Unrolls that are under way when this learner is "
-                "restarted may be refused.",
-                self._path,
-                error.strerror,
-            )
+            if self._is_writable:
+                _log.warning(
+                    "%s cannot be written (%s). It is tried again with each version; until then, "
+                    "unrolls that are under way when this learner is restarted may be refused.",
+                    self._path,
+                    error.strerror,
+                )
+            self._is_writable = False
+        else:
+            self._reserved = reserved
+            self._is_writable = True
 
     def _read(self) -> dict[int, int]:
         try:

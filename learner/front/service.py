@@ -589,7 +589,11 @@ class LearnerService:
                 f"task is {request.task}, the run has {self._schedule.num_tasks}: count from 0."
             )
         newest = self._newest_of(request.learner_incarnation)
-        if newest is None or request.parameter_version > newest:
+        # A waiting snapshot may be of a learner that the list of learners lacks, as it was damaged.
+        place = request.learner_incarnation, request.frames, request.task
+        if not self._snapshots.awaits(*place) and (
+            newest is None or request.parameter_version > newest
+        ):
             raise InvalidRequest(
                 f"parameter_version is {request.parameter_version} of the learner incarnation "
                 f"{request.learner_incarnation}, which this run never had: evaluate snapshots "
@@ -611,7 +615,6 @@ class LearnerService:
             )
         except Rejected as rejected:
             raise InvalidRequest(rejected.rejection.detail) from None
-        place = report.learner_incarnation, report.frames, report.task
         self._snapshots.report(*place)
         try:
             self.evaluations.put_nowait(report)
