@@ -135,6 +135,8 @@ def run_learner(
             if fresh:  # only now that nothing in the settings can be wrong
                 directory.move_run_aside()
             # Restored state.
+            if not checkpoint.exists(logdir):
+                directory.move_kept_aside()
             records = Records.begin(config)
             resumed = resume(logdir, plan.phases, records.accounts, initial, group)
             if empty_replay:

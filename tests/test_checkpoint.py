@@ -336,6 +336,22 @@ def test_fresh_moves_the_old_run_aside_and_deletes_nothing(tmp_path: pathlib.Pat
     assert (aside / "metrics.jsonl").read_text() == "{}\n"
 
 
+def test_what_a_run_without_a_checkpoint_has_kept_is_moved_aside(tmp_path: pathlib.Path) -> None:
+    logdir = tmp_path / "run"
+    with LogDirectory(logdir) as directory:
+        for kind in ("snapshots", "best"):
+            checkpoint.save(logdir, _checkpoint(0), keep=1, kind=kind)
+        (logdir / "receipt.key").write_text("key")
+        for name, text in (("evaluations.jsonl", ""), ("evaluations.1.jsonl", "{}")):
+            (logdir / name).write_text(text)
+        directory.move_kept_aside()
+        assert _names(logdir) == ["evaluations.jsonl", "lock", "receipt.key"]  # it is empty
+        (aside,) = tmp_path.glob("run.before-*")
+        assert _names(aside) == ["best", "evaluations.1.jsonl", "snapshots"]
+        directory.move_kept_aside()  # nothing is left to be moved
+    assert _names(tmp_path) == ["run", "run.before-TIME"]
+
+
 def _with_a_run(logdir: pathlib.Path, updates: int) -> pathlib.Path:
     checkpoint.save(logdir, _checkpoint(updates), keep=1)
     (logdir / "metrics.jsonl").write_text("{}\n")

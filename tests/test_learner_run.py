@@ -193,6 +193,40 @@ def test_nothing_is_moved_for_a_run_that_cannot_be_made(
     assert checkpoint.exists(scene.logdir)
 
 
+def test_a_run_that_resumes_nothing_begins_with_nothing_of_another(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given what a run has kept that was killed before its first checkpoint."""
+    best = scene.logdir / "best"
+
+    def start() -> None:
+        with pytest.raises(InterruptedError):
+            run.run_learner(
+                CONFIG,
+                logdir=scene.logdir,
+                listen=f"unix:{scene.logdir / 'socket'}",
+                fresh=False,
+                empty_replay=False,
+                init_from=None,
+                when_finished="exit",
+                security=ServerSecurity(),
+            )
+
+    def resumed(*arguments: object) -> None:
+        raise InterruptedError("it has started")
+
+    monkeypatch.setattr(run, "resume", resumed)
+    monkeypatch.setattr(devices, "set_up", lambda config: None)  # TensorFlow has begun here
+    best.mkdir(parents=True)
+    scene.checkpoints.save(scene.training.learner)
+    start()
+    assert best.exists()  # it is of the run that goes on
+    for path in scene.saved():
+        checkpoint.delete(path)
+    start()
+    assert not best.exists()
+
+
 def test_the_loop_tells_what_each_step_has_brought_and_ends_with_the_run(scene: Scene) -> None:
     """Given a batch, a message that only goes to replay, and a batch with the run's last frames."""
     warm_up = Prepared(None, [], [Provenance("a", 1, 1, B, None)], B, B * T, B * T, [], True)

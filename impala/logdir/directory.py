@@ -21,6 +21,8 @@ _log = logging.getLogger(__name__)
 OF_DISKS = (errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS)
 _OF_PLACES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV)  # nothing can be moved there
 _STAYS = re.compile(r"lock$|before-")  # in a log directory when a run is moved aside
+# What a run has kept of its agents and data, which a new run in the same directory must not use.
+_KEPT = re.compile(r"(snapshots|best|milestones|replay)$|evaluations(\.\d+)?\.jsonl$")
 
 
 class LogDirectoryError(RuntimeError):
@@ -108,20 +110,28 @@ class LogDirectory:
         with opening(self.path):
             path = self.path.resolve()  # neither "." nor a link to another disk
             old = [entry for entry in path.iterdir() if not _STAYS.match(entry.name)]
-            if not old:
-                return
-            if path in pathlib.Path.cwd().parents:
+            if old and path in pathlib.Path.cwd().parents:
                 raise LogDirectoryError(
                     f"--fresh would move the working directory, which is in {path}. Give this run "
                     "a log directory of its own with --logdir."
                 )
-            try:
-                aside = _move(old, _unused(f"{path}.before"))
-            except OSError as error:
-                if error.errno not in _OF_PLACES:
-                    raise
-                aside = _move(old, _unused(f"{path}/before"))
-            _log.info("Moved the run in %s to %s.", self.path, aside)
+            if old:
+                _log.info("Moved the run in %s to %s.", self.path, _aside(path, old))
+
+    def move_kept_aside(self) -> None:
+        """Moves aside what a run without a checkpoint has kept, from which no run can go on.
+
+        The new run has other snapshots, another best agent and another replay. The key and the
+        incarnations stay, by which actors prove what that run had acknowledged.
+        """
+        path = self.path.resolve()
+        there = [entry for entry in path.iterdir() if _KEPT.match(entry.name)]
+        if old := [entry for entry in there if entry.is_dir() or entry.stat().st_size]:
+            aside = _aside(path, old)
+            _log.info(
+                "%s has no checkpoint. Moved what an earlier run has kept there to %s.",
+                *(self.path, aside),
+            )
 
     def move_replay_aside(self, why: Literal["before", "damaged"] = "before") -> None:
         """Moves the replay aside, so that the run continues with an empty one.
@@ -157,6 +167,16 @@ class LogDirectory:
         traceback: TracebackType | None,
     ) -> None:
         self._lock.close()
+
+
+def _aside(path: pathlib.Path, entries: Sequence[pathlib.Path]) -> pathlib.Path:
+    """Moves entries of a log directory to PATH.before-TIME, or else to PATH/before-TIME."""
+    try:
+        return _move(entries, _unused(f"{path}.before"))
+    except OSError as error:
+        if error.errno not in _OF_PLACES:
+            raise
+        return _move(entries, _unused(f"{path}/before"))
 
 
 def _move(entries: Sequence[pathlib.Path], aside: pathlib.Path) -> pathlib.Path:
