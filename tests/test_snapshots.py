@@ -261,6 +261,18 @@ def test_after_a_restart_those_of_its_past_wait_and_the_frames_to_repeat_have_no
     assert again.goes_on_to(620).made == [0, 300, 600]
 
 
+def test_a_finished_run_that_is_started_again_makes_none(tmp_path: pathlib.Path) -> None:
+    Story(tmp_path).goes_on_to(1000)
+    for path in checkpoint.of_kind(tmp_path, "snapshots"):
+        checkpoint.delete(path)  # they have been evaluated
+    again = Story(tmp_path, frames=1000)
+    again.maker.make_last(again._learner())
+    assert again.made == [] and again.snapshots.are_wanted
+    # One that has not begun makes that of its start once.
+    begun = Story(tmp_path / "b")
+    assert begun.made == Story(tmp_path / "b").made == [0]
+
+
 def test_a_damaged_one_ends_no_start(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:

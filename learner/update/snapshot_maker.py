@@ -64,7 +64,8 @@ class SnapshotMaker:
         self._every_seconds = phases.config.evaluator.every_seconds or math.inf
         self._next = 0 if counters == Counters() else self._after(counters.frames)
         self._next_seconds = self._after_seconds(counters.seconds)
-        self._newest = -1  # frames of the newest snapshot
+        # Frames of the newest snapshot; what a checkpoint counts had its own, if they were wanted.
+        self._newest = counters.frames if counters.frames else -1
         self._reminded = -_REMIND_SECONDS
         for path in () if snapshots.are_refused else checkpoint.of_kind(logdir, "snapshots"):
             self._restore(path, counters)
@@ -83,7 +84,7 @@ class SnapshotMaker:
             self._make_if_due(iteration.learner)
 
     def make_last(self, learner: Learner) -> None:
-        """Makes the snapshot of a finished run, unless there is one of as many frames.
+        """Makes the snapshot of a run that this learner has finished, unless there is one already.
 
         Raises:
           StorageError: it cannot be written.
@@ -107,8 +108,8 @@ class SnapshotMaker:
 
     def _make_if_due(self, learner: Learner) -> None:
         frames, seconds = learner.counters.frames, learner.counters.seconds
-        is_due = frames >= self._next or (seconds >= self._next_seconds and frames > self._newest)
-        if self._snapshots.are_wanted and is_due:
+        is_due = frames >= self._next or seconds >= self._next_seconds
+        if self._snapshots.are_wanted and is_due and frames > self._newest:
             self._make(learner)
 
     def _make(self, learner: Learner) -> None:
@@ -127,7 +128,7 @@ class SnapshotMaker:
             _log.error("A snapshot is not evaluated: %s", error)
         else:
             if made.counters.frames <= resumed.frames:
-                self._newest = made.counters.frames
+                self._newest = max(self._newest, made.counters.frames)
                 self._add(path, made)
                 return
         checkpoint.delete(path)
