@@ -180,6 +180,32 @@ def test_the_store_keeps_as_many_as_the_log_directory(scene: Scene) -> None:
     assert there.saved("best") == ["000000000030-000003"]
 
 
+def test_a_run_that_goes_on_from_before_the_store_copies_each_checkpoint_once(
+    faulty: Scene,
+) -> None:
+    """Given a store that was away when the learner started, and has later ones of its run."""
+    faulty.save(10)
+    faulty.save(10, "best")
+    old = faulty.logdir.with_name("old")
+    shutil.copytree(faulty.logdir, old)
+    for updates in (20, 30, 40):
+        faulty.save(updates)
+        faulty.save(updates, "best")
+    faulty.copy()
+    faulty.logdir = old
+    faulty.save(15)
+    before = Faulty.writes_left
+    faulty.copy()
+    assert before - Faulty.writes_left == 9  # the files of two checkpoints and of the best one
+    there = Store(faulty.url)
+    names = ["000000000010-000001", "000000000015-000002"]
+    assert there.folders("checkpoints") == there.saved("checkpoints") == names
+    assert there.folders("best") == ["000000000010-000001"]
+    elsewhere = faulty.elsewhere()
+    assert checkpoint.load(elsewhere).counters.updates == 15
+    assert checkpoint.choose(elsewhere, "best").counters.updates == 10
+
+
 def test_a_run_that_keeps_fewer_than_before_copies_only_these(faulty: Scene) -> None:
     for updates in (10, 20, 30):
         faulty.save(updates, keep=3)

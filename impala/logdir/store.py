@@ -372,7 +372,7 @@ class Copier:
         self._copy_small_files()
         self._behind_since = None
         for kind, keep in self._kept:
-            for old in self._there[kind][:-keep] if keep is not None else ():
+            for old in self._superfluous(kind, keep) if keep is not None else ():
                 self._store.delete(kind, old)
                 self._there[kind].remove(old)
 
@@ -394,6 +394,16 @@ class Copier:
             for path in reversed(checkpoint.of_kind(self._logdir, kind)[-keep if keep else None :])
             if path.name not in self._there.get(kind, ()) and path not in self._incomplete
         ]
+
+    def _superfluous(self, kind: Kind, keep: int) -> list[str]:
+        """Returns what the store need not keep: what is older, or newer, than the log directory's.
+
+        Newer ones are of an earlier run, or of a state that this one did not go on from.
+        """
+        there, own = self._there[kind], checkpoint.of_kind(self._logdir, kind)
+        newest = own[-1].name if own else None
+        end = there.index(newest) + 1 if newest in there else len(there)
+        return [*there[: max(0, end - keep)], *there[end:]]
 
     def _copy(self, kind: Kind, path: pathlib.Path) -> None:
         try:
