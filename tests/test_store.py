@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from services import actor, address_of, learner, stop, wait_for, wait_for_row
 
+from impala.commands.train import GRACE_SECONDS
 from impala.config.presets import PRESETS
 from impala.config.schema import Config
 from impala.logdir import checkpoint, store
@@ -397,6 +398,33 @@ def test_a_store_of_another_run_or_experiment_is_refused(scene: Scene) -> None:
     (scene.logdir / "receipt.key").write_bytes(b"o" * 32)
     with pytest.raises(StorageError, match="another run than"):
         scene.elsewhere("run")
+
+
+@pytest.mark.parametrize("where", ["log directory", "store"])
+@pytest.mark.parametrize("content", [None, b"", b"a part"])
+def test_a_run_whose_key_is_missing_or_damaged_goes_on(
+    scene: Scene, caplog: pytest.LogCaptureFixture, where: str, content: bytes | None
+) -> None:
+    scene.url = str(scene.logdir.with_name("store"))
+    scene.save(10)
+    scene.copy()
+    own = scene.logdir / "receipt.key"
+    damaged = own if where == "log directory" else pathlib.Path(scene.url, "receipt.key")
+    if content is None:
+        damaged.unlink()
+    else:
+        damaged.write_bytes(content)
+    scene.elsewhere("run")
+    assert caplog.text.count("receipt.key is missing or damaged in") == 1
+    scene.copy()
+    assert own.read_bytes() == Store(scene.url).read("receipt.key") == b"k" * 32
+    assert own.stat().st_mode & 0o777 == 0o600 or where == "store"
+    assert checkpoint.load(scene.logdir).counters.updates == 10
+
+
+def test_a_learner_has_ended_before_impala_train_kills_it() -> None:
+    """Its last checkpoint, its calls and its telemetry need the other half."""
+    assert store._CLOSE_SECONDS <= GRACE_SECONDS / 2
 
 
 def test_a_store_that_cannot_be_one_is_refused(

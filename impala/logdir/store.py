@@ -28,10 +28,11 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _KEY = "receipt.key"  # of one run only
+_KEY_BYTES = 32
 _SMALL_FILES = (_KEY, "incarnations.json", "config.yaml", "best/score.json")
 _STAGING = ".restoring"  # folder of LOGDIR; nobody reads it
 _LIST_SECONDS, _RESTORE_SECONDS = 60.0, 900.0  # longest waits when a learner starts
-_CLOSE_SECONDS = 60.0  # longest wait when it ends
+_CLOSE_SECONDS = 30.0  # longest wait when it ends; `impala train` kills it after a minute
 _LOOK_SECONDS = 1.0  # between looks at the log directory
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 2.0, 300.0  # between failures
 
@@ -186,12 +187,24 @@ def _check_run(store: Store, logdir: pathlib.Path, key: bytes | None, fresh: boo
             f"--fresh: learner.checkpoint_store {store.url} has the checkpoints of the run before. "
             "Give the new one another URL, or delete them."
         )
-    own_key = logdir / _KEY
-    if checkpoint.exists(logdir) and (not own_key.exists() or own_key.read_bytes() != key):
+    if not checkpoint.exists(logdir):
+        return
+    path = logdir / _KEY
+    own = path.read_bytes() if path.exists() else b""
+    stored = key or b""
+    if own == stored:
+        return
+    if len(own) == len(stored) == _KEY_BYTES:
         raise StorageError(
             f"learner.checkpoint_store {store.url} has the checkpoints of another run than "
             f"{logdir}. Give each run a URL of its own."
         )
+    _log.warning(
+        "%s is missing or damaged in %s: whether that is the same run cannot be told.",
+        *(_KEY, store.url if len(own) == _KEY_BYTES else logdir),
+    )
+    if len(stored) == _KEY_BYTES:
+        atomic.write(path, stored, mode=0o600)
 
 
 def _fetch(store: Store, logdir: pathlib.Path, names: list[str]) -> None:
@@ -307,7 +320,7 @@ class Copier:
         return 0.0 if since is None else time.monotonic() - since
 
     def close(self) -> None:
-        """Waits until all is copied, at most a minute; what was not is logged."""
+        """Waits until all is copied, at most half a minute; what was not is logged."""
         self._deadline = time.monotonic() + _CLOSE_SECONDS
         self._closing.set()
         self._thread.join(_CLOSE_SECONDS)
