@@ -274,8 +274,8 @@ def run_learner(
                 publisher.take(iteration)
                 reporter.take(iteration)
                 snapshot_maker.take(iteration)  # before the checkpoint, which counts these frames
+                kept.take(iteration)  # likewise
                 checkpoints.take(iteration)
-                kept.take(iteration)
                 # Last: with an exact lag of 0 nothing is under way until then, nor at the end.
                 if pacing is not None and iteration.is_whole and not training.is_finished:
                     publisher.wait()
@@ -293,8 +293,8 @@ def run_learner(
                 publisher.publish(training.learner)  # the final parameters
                 if finished:
                     snapshot_maker.make_last(training.learner)
-                checkpoints.save(training.learner)
                 kept.consider(training.learner)
+                checkpoints.save(training.learner)
             group.part()
             if finished:
                 snapshots.end()

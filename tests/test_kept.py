@@ -1,5 +1,6 @@
 """The best agent and milestones are kept beside the checkpoints that a run goes on from."""
 
+import errno
 import json
 import pathlib
 from types import SimpleNamespace
@@ -12,8 +13,10 @@ from impala.config import values
 from impala.config.presets import PRESETS
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Checkpoint, CheckpointError, Counters
+from impala.logdir.directory import StorageError
 from impala.types import Episode
 from learner.front.snapshots import Evaluated
+from learner.telemetry import kept
 from learner.telemetry.kept import Kept
 from learner.update.checkpoints import Resumed
 
@@ -156,6 +159,40 @@ def test_a_run_that_is_started_again_remembers_its_best(tmp_path: pathlib.Path) 
     assert Story(tmp_path, frames=300).is_evaluated(1.0).goes_on_to(400).best == 30
 
 
+def test_a_full_disk_does_not_cost_the_best_agent(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a score that cannot be written, and one whose agent has not followed it."""
+    story = Story(tmp_path).is_evaluated(3.0).goes_on_to(100).is_evaluated(9.0)
+    (snapshot,) = story.evaluated
+    with monkeypatch.context() as full:
+        full.setattr(kept.atomic, "write", raising(OSError(errno.ENOSPC, "No space left")))
+        with pytest.raises(StorageError, match="No space left"):
+            story.goes_on_to(200)
+    assert (story.best, story.score["return"]) == (0, 3.0)
+    assert snapshot.path.exists()  # the next learner knows its report
+    again = Story(tmp_path, frames=200)
+    with monkeypatch.context() as killed:
+        killed.setattr(kept.checkpoint, "move", raising(InterruptedError("killed")))
+        again.evaluated = [snapshot]
+        with pytest.raises(InterruptedError):
+            again.goes_on_to(300)
+    assert (again.best, again.score["return"]) == (0, 9.0)
+    again = Story(tmp_path, frames=200)
+    again.evaluated = [snapshot]
+    assert again.goes_on_to(300).best == 10
+    assert Story(tmp_path, frames=300).is_evaluated(5.0).goes_on_to(400).best == 10
+
+
+def raising(error: Exception) -> Any:
+    """A function that raises an error."""
+
+    def fail(*arguments: object, **named: object) -> None:
+        raise error
+
+    return fail
+
+
 @pytest.mark.parametrize("other", [{"id": "CartPole-v1"}, {"kwargs": '{"rows": 5}'}])
 def test_returns_in_another_environment_do_not_compare(
     tmp_path: pathlib.Path, other: dict[str, Any]
@@ -196,6 +233,14 @@ def test_milestones_are_kept_in_equal_shares_of_the_run(tmp_path: pathlib.Path) 
     assert kept == [26, 50, 80, 100]
     assert checkpoint.choose(tmp_path, "26").counters.frames == 260
     assert not checkpoint.exists(tmp_path)  # a run does not go on from these
+
+
+def test_milestones_after_the_checkpoint_are_kept_once(tmp_path: pathlib.Path) -> None:
+    """Given a learner that was killed after a milestone, and the next one at its checkpoint."""
+    Story(tmp_path, milestones=10).goes_on_to(90).goes_on_to(100)
+    Story(tmp_path, frames=90, milestones=10).goes_on_to(110).goes_on_to(150)
+    kept = [path.name for path in checkpoint.of_kind(tmp_path, "milestones")]
+    assert [name.split("-")[0] for name in kept] == ["000000000011"]
 
 
 def test_milestones_are_kept_every_few_hours_if_asked_for(tmp_path: pathlib.Path) -> None:

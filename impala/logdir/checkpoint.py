@@ -278,6 +278,13 @@ def delete(path: pathlib.Path) -> None:
         _log.warning("%s cannot be deleted (%s).", path, error.strerror)
 
 
+def delete_later(directory: pathlib.Path, kind: Kind, updates: int) -> None:
+    """Deletes the checkpoints in a folder of LOGDIR that count more updates."""
+    for path in _saved(directory / kind):
+        if _order(path)[1] > updates:
+            delete(path)
+
+
 def remove_leftovers(directory: pathlib.Path) -> None:
     """Removes partial files of a crash from LOGDIR. Only for the directory's single writer."""
     for root in _ROOTS:

@@ -13,7 +13,7 @@ import numpy as np
 from impala.config.schema import LearnerConfig
 from impala.environments.spaces import Spaces
 from impala.logdir import atomic, checkpoint, json_lines
-from impala.logdir.checkpoint import Counters
+from impala.logdir.checkpoint import CheckpointError, Counters
 from impala.logdir.directory import StorageError
 from impala.schedule import tasks
 from learner.front.snapshots import Evaluated
@@ -74,6 +74,7 @@ class Score(NamedTuple):
             "tasks": self.tasks,
         }
         try:
+            path.parent.mkdir(exist_ok=True)
             atomic.write(path, json.dumps(data).encode())
         except OSError as error:
             raise StorageError(f"{path} cannot be written ({error.strerror}).") from error
@@ -96,7 +97,7 @@ class Kept:
         evaluated: Callable[[], Sequence[Evaluated]],
         settings: LearnerConfig | None = None,
     ):
-        """Continues from what the run has kept before.
+        """Continues from what the run has kept before. Later milestones are deleted.
 
         Args:
           logdir: the run's log directory.
@@ -118,7 +119,8 @@ class Kept:
         self._tasks = [[each.id, each.keyword_arguments()] for each in played]
         self._has_one_task = len(config.tasks.environments) < 2
         self._score_file = logdir / "best" / "score.json"
-        self._best = Score.read(self._score_file)
+        self._best = self._of_kept()
+        checkpoint.delete_later(logdir, "milestones", counters.updates)  # they are passed once more
         self._milestone = self._share(counters, self._milestones)
         self._period = 3600.0 * settings.milestone_hours or math.inf
         self._periods = counters.seconds // self._period
@@ -149,8 +151,9 @@ class Kept:
         for snapshot in self._evaluated():
             score = Score(snapshot.mean, "evaluation", snapshot.frames, self._tasks)
             if self._is_best(score):
-                path = checkpoint.move(snapshot.path, self._logdir, "best", keep=1)
-                self._note_best(score, path)
+                # First, as it may fail: the snapshot is still there then, for the next learner.
+                self._note(score)
+                self._log(score, checkpoint.move(snapshot.path, self._logdir, "best", keep=1))
             else:
                 checkpoint.delete(snapshot.path)
 
@@ -172,14 +175,27 @@ class Kept:
             _log.info("Milestone after %.1f hours: %s.", learner.counters.seconds / 3600.0, path)
         score = self._score(learner.counters)
         if score is not None and self._is_best(score):
-            self._note_best(score, self._save(learner, 1, "best"))
+            path = self._save(learner, 1, "best")
+            self._note(score)
+            self._log(score, path)
 
     def _is_best(self, score: Score) -> bool:
         return self._keeps_best and (self._best is None or self._best.is_beaten_by(score))
 
-    def _note_best(self, score: Score, path: pathlib.Path) -> None:
-        self._best = score
+    def _of_kept(self) -> Score | None:
+        """Returns the score of the agent in best/; None if another one's was written last."""
+        score = Score.read(self._score_file)
+        try:
+            frames = checkpoint.choose(self._logdir, "best").counters.frames
+        except CheckpointError:
+            return None
+        return score if score is not None and score.frames == frames else None
+
+    def _note(self, score: Score) -> None:
         score.write(self._score_file)
+        self._best = score
+
+    def _log(self, score: Score, path: pathlib.Path) -> None:
         if score.by == "rewards":
             _log.info("Best reward per step so far: %.4f. Kept as %s.", score.mean, path)
         else:
