@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import services
 from chaos import poison
@@ -24,7 +25,9 @@ from impala.config.presets import PRESETS
 from impala.config.schema import MixConfig, ReplayConfig
 from impala.config.values import OptionError
 from impala.logdir import checkpoint
+from impala.logdir.checkpoint import Checkpoint, Counters
 from learner import share
+from learner.update import checkpoints
 from protos.impala.v1 import learner_pb2 as pb
 
 RECOVERY_SECONDS = 180.0  # in which peers start again, on a busy machine
@@ -68,6 +71,26 @@ def test_what_cannot_be_shared_is_refused(mix: dict[str, Any], count: int, why: 
     config = dataclasses.replace(CATCH, mix=dataclasses.replace(MixConfig(), **mix), actor=actor)
     with pytest.raises(OptionError, match=why):
         share.check(config, count)
+
+
+def test_a_peer_keeps_the_accounts_from_which_the_first_one_goes_on_again_and_again(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Given a first peer whose disk is full, after the other has saved."""
+
+    def save(updates: int) -> None:
+        made = Checkpoint(CATCH, Counters(updates), {"agent/000/w:0": np.zeros(3)}, accounts={})
+        checkpoint.save(tmp_path, made, keep=2)
+
+    save(900)
+    save(1000)
+    for attempt in range(3):
+        saved = checkpoints._at_most(Counters(1000), tmp_path)
+        assert saved is not None and saved.counters.updates == 1000
+        save(1100 + attempt)
+    # A first peer that has lost everything costs the others nothing.
+    assert checkpoints._at_most(Counters(), tmp_path) is None
+    assert len(checkpoint.of_kind(tmp_path, "checkpoints")) == 2
 
 
 def test_a_peer_knows_its_number() -> None:

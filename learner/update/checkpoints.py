@@ -103,6 +103,8 @@ def _at_most(counters: Counters, logdir: pathlib.Path) -> Checkpoint | None:
             "The first peer goes on at update %d, the accounts of this one are of update %d.",
             *(counters.updates, saved.counters.updates),
         )
+    # They would be the newest and push the others out, before the first peer has one again.
+    checkpoint.delete_later(logdir, "checkpoints", counters.updates)
     return saved
 
 
