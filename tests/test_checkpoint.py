@@ -503,6 +503,23 @@ def test_a_person_may_name_the_newest_the_best_a_number_or_a_path(tmp_path: path
         checkpoint.choose(tmp_path / "absent", "best")
 
 
+def test_the_best_may_be_replaced_while_it_is_read(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.save(tmp_path, _checkpoint(1), keep=1, kind="best")
+    read, seen = checkpoint.read, list[pathlib.Path]()
+
+    def reads(path: pathlib.Path) -> Checkpoint:
+        if not seen:
+            checkpoint.save(tmp_path, _checkpoint(2), keep=1, kind="best")
+        seen.append(path)
+        return read(path)
+
+    monkeypatch.setattr(checkpoint, "read", reads)
+    assert checkpoint.choose(tmp_path, "best").counters.updates == 2
+    assert len(seen) == 2
+
+
 def test_a_checkpoint_can_be_loaded_by_its_path(tmp_path: pathlib.Path) -> None:
     """As `--init-from` takes one, wherever it lies."""
     checkpoint.save(tmp_path, _checkpoint(30), keep=1)

@@ -399,15 +399,7 @@ def choose(directory: pathlib.Path, text: str = "newest") -> Checkpoint:
     """
     if text == "newest":
         return load(directory)
-    if text == "best" or text.isdecimal():
-        there = [path for root in _ROOTS for path in _saved(directory / root)]
-        is_named = [
-            path.parent.name == text if text == "best" else _order(path)[1] == int(text)
-            for path in there
-        ]
-        paths = list(itertools.compress(there, is_named))
-    else:
-        paths = [path for path in (pathlib.Path(text), directory / text) if _is_one(path)]
+    paths = _named(directory, text)
     damaged = []
     for path in paths:
         try:
@@ -416,8 +408,22 @@ def choose(directory: pathlib.Path, text: str = "newest") -> Checkpoint:
             raise
         except Exception as error:  # of any kind, as in `load`
             damaged.append(f"{path} ({_in_one_line(error)})")
+    if _named(directory, text) != paths:  # as in `load`
+        return choose(directory, text)
     why = f"damaged: {'; '.join(damaged)}" if damaged else "not there"
     raise CheckpointError(f"The checkpoint {text!r} of {directory} is {why}. {_what_is(directory)}")
+
+
+def _named(directory: pathlib.Path, text: str) -> list[pathlib.Path]:
+    """Returns the checkpoints that `choose` may read: best, a number of updates, or a path."""
+    if text != "best" and not text.isdecimal():
+        return [path for path in (pathlib.Path(text), directory / text) if _is_one(path)]
+    there = [path for root in _ROOTS for path in _saved(directory / root)]
+    is_named = [
+        path.parent.name == text if text == "best" else _order(path)[1] == int(text)
+        for path in there
+    ]
+    return list(itertools.compress(there, is_named))
 
 
 def exists(directory: pathlib.Path) -> bool:
