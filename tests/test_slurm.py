@@ -38,9 +38,9 @@ class Cluster:
 
     @contextlib.contextmanager
     def job(
-        self, number: int, *arguments: object, ntasks: int = 6, array: str = ""
+        self, number: int, *arguments: object, ntasks: int = 6, array: str = "", restarts: int = 0
     ) -> Iterator["Job"]:
-        job = Job(self, number, arguments, ntasks, array)
+        job = Job(self, number, arguments, ntasks, array, restarts)
         try:
             yield job
         finally:
@@ -57,6 +57,7 @@ class Job:
         arguments: tuple[object, ...],
         ntasks: int,
         array: str,
+        restarts: int,
     ) -> None:
         self.directory = cluster.directory / f"job-{number}"
         (self.directory / "tasks").mkdir(parents=True, exist_ok=True)
@@ -71,6 +72,7 @@ class Job:
             "SLURM_JOB_ID": str(number),
             "SLURM_NTASKS": str(ntasks),
             **({"SLURM_ARRAY_TASK_ID": array} if array else {}),
+            **({"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}),
         }
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
@@ -127,6 +129,18 @@ def test_a_job_whose_learner_was_stopped_is_requeued_unless_it_was_cancelled(
         assert job.end() == status, job.log.read_text()
         assert job.is_requeued == requeued
         assert (cluster.run / "finished").exists() == (status == 0)
+
+
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_a_job_that_is_queued_again_does_not_begin_anew(cluster: Cluster, restarts: int) -> None:
+    cluster.program("impala", 'if [ "$1" = learner ]; then echo "started: $*"; fi')
+    flags = ("--fresh", "--seed", "7", "--empty-replay")
+    with cluster.job(7, "catch", *flags, ntasks=5, restarts=restarts) as job:
+        assert job.end() == 0, job.log.read_text()
+    (started,) = re.findall("started: learner catch (.*) --logdir", job.log.read_text())
+    assert started == ("--seed 7" if restarts else "--fresh --seed 7 --empty-replay")
+    with cluster.job(8, "catch", "--fresh", ntasks=5, restarts=restarts) as job:  # no other flag
+        assert job.end() == 0, job.log.read_text()
 
 
 def test_the_template_has_what_slurm_reads() -> None:

@@ -96,6 +96,6 @@ def _help() -> str:
             "versions of program, protocol, checkpoints and TensorFlow.",
             "",
             f"Exit status: 0 done, 1 failed, 2 wrong usage, {STOPPED} training stopped before its",
-            "end (the same command goes on with the run), 128 + N ended by signal N.",
+            "end (the same command without --fresh goes on with it), 128 + N ended by signal N.",
         ]
     )

@@ -31,8 +31,8 @@ class Train(RunFlags):
     """Trains on this host: a learner and its actors, from one command.
 
     Exit status: 0 once the run has finished, 75 if it was stopped before its end (the same command
-    resumes it), 1 after a failure, 2 if the command line is wrong, 130 if a second Ctrl-C has
-    killed it.
+    without --fresh resumes it), 1 after a failure, 2 if the command line is wrong, 130 if a second
+    Ctrl-C has killed it.
     """
 
     num_actors: NumActors | Literal["auto"] = 1
@@ -152,7 +152,10 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
     if supervisor.interrupted and learner_status == 128 + signal.SIGTERM:
         learner_status = STOPPED  # it was killed before it began
     status = 128 + signal.SIGINT if supervisor.killed else status or learner_status
-    hint = " The same command goes on with the run." if status == STOPPED else ""
+    once = {"--fresh": command.fresh, "--empty-replay": command.empty_replay}
+    without = " and ".join(flag for flag, is_on in once.items() if is_on)
+    same = f"The same command without {without}" if without else "The same command"
+    hint = f" {same} goes on with the run." if status == STOPPED else ""
     level = logging.INFO if status in (0, STOPPED) else logging.ERROR
     log.log(level, "Ended with status %d: %s.%s", status, supervisor.why, hint)
     return Ended(status, cause or supervisor.why, logdir)
