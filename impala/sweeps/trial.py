@@ -14,9 +14,14 @@ from impala.logdir import rows
 from impala.sweeps.description import Sweep
 
 _POLL_SECONDS = 0.5
-# What a member takes over of another's log directory: all that its counters go on from.
-_COPIED = ("checkpoints", "replay", "metrics*.jsonl")
+# What a member takes over of another's log directory: all that its counters go on from, and what
+# was seen and kept on the way.
+_COPIED = (
+    *("checkpoints", "replay", "metrics*.jsonl", "evaluations*.jsonl", "incarnations.json"),
+    *("snapshots", "best", "milestones"),
+)
 _ORIGIN = "origin"  # file beside these: where they come from
+_COPYING = "copying"  # is there as long as not all of them are
 
 
 class TrialError(RuntimeError):
@@ -88,19 +93,25 @@ class Trial(tune.Trainable):
     def load_checkpoint(self, checkpoint: str) -> None:  # type: ignore[override]
         """Takes over another trial's agent, optimiser, counters and telemetry, if not its own.
 
-        What this trial has done since it saved, or took over, the same is kept.
+        What this trial has done since it saved, or took over, the same is kept. If it was killed
+        while it took something over, it takes over what it gets now, be it its own.
         """
         source = pathlib.Path(checkpoint)
         origin, ours = _read(source / _ORIGIN), self._directory / _ORIGIN
-        if origin.partition(" ")[0] == self.trial_id or _read(ours) == origin:
+        is_own = origin.partition(" ")[0] == self.trial_id
+        copying = self._directory / _COPYING
+        if (is_own or _read(ours) == origin) and not copying.exists():
             return
         self._stop()
         self._directory.mkdir(parents=True, exist_ok=True)
+        copying.touch()
         for path in _there(self._directory):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         for path in _there(source):
             _copy(path, self._directory)
-        ours.write_text(origin)
+        if not is_own:
+            ours.write_text(origin)
+        copying.unlink()
 
     def cleanup(self) -> None:
         """Stops the run, which leaves a checkpoint in its log directory."""
