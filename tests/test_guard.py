@@ -632,13 +632,18 @@ def test_one_callers_observations_in_the_last_good_batch_do_not_make_the_variabl
 def test_before_anything_was_learned_nobody_is_blamed_and_a_run_does_not_stall(
     scene: Scene,
 ) -> None:
+    config = scene.learner.config
+    stored = dataclasses.replace(config.learner, checkpoint_store="s3://BUCKET/RUN")
+    scene.learner.config = dataclasses.replace(config, learner=stored)
     refuse(scene, 200)
     assert not scene.judge_outputs()
     scene.seconds = 60.0
     refuse(scene)
-    with pytest.raises(NotFiniteError, match=r"limits\.policy_parameter and limits\.baseline"):
+    with pytest.raises(NotFiniteError, match=r"limits\.policy_parameter and limits\.bas") as end:
         scene.judge_outputs()
     assert scene.blamed == []
+    # What is moved out of the log directory alone would be restored.
+    assert f"out of {scene.logdir / 'checkpoints'} and of s3://BUCKET/RUN/" in str(end.value)
 
 
 # ------------------------------------------------------------------- computed again later

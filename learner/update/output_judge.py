@@ -117,10 +117,11 @@ class OutputJudge:
             "Messages are refused for what actors' networks compute (the last one, of "
             f"{last.actor}: {last.why})"
         )
+        store = learner.config.learner.checkpoint_store  # else it would be restored from there
         advice = (
             "Lower optimiser.learning_rate; raise limits.policy_parameter and limits.baseline if "
             "such outputs are meant; or go on from an earlier checkpoint, by moving the newest out "
-            f"of {self._logdir / 'checkpoints'}."
+            f"of {self._logdir / 'checkpoints'}{f' and of {store}/checkpoints' if store else ''}."
         )
         if beyond is None:  # nothing was learned since the start, so the newest is the current one
             raise NotFiniteError(
