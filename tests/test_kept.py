@@ -11,12 +11,11 @@ import pytest
 
 from impala.config import values
 from impala.config.presets import PRESETS
-from impala.logdir import checkpoint
+from impala.logdir import atomic, checkpoint
 from impala.logdir.checkpoint import Checkpoint, CheckpointError, Counters
 from impala.logdir.directory import StorageError
 from impala.types import Episode
 from learner.front.snapshots import Evaluated
-from learner.telemetry import kept
 from learner.telemetry.kept import Kept
 from learner.update.checkpoints import Resumed
 
@@ -166,14 +165,14 @@ def test_a_full_disk_does_not_cost_the_best_agent(
     story = Story(tmp_path).is_evaluated(3.0).goes_on_to(100).is_evaluated(9.0)
     (snapshot,) = story.evaluated
     with monkeypatch.context() as full:
-        full.setattr(kept.atomic, "write", raising(OSError(errno.ENOSPC, "No space left")))
+        full.setattr(atomic, "write", raising(OSError(errno.ENOSPC, "No space left")))
         with pytest.raises(StorageError, match="No space left"):
             story.goes_on_to(200)
     assert (story.best, story.score["return"]) == (0, 3.0)
     assert snapshot.path.exists()  # the next learner knows its report
     again = Story(tmp_path, frames=200)
     with monkeypatch.context() as killed:
-        killed.setattr(kept.checkpoint, "move", raising(InterruptedError("killed")))
+        killed.setattr(checkpoint, "move", raising(InterruptedError("killed")))
         again.evaluated = [snapshot]
         with pytest.raises(InterruptedError):
             again.goes_on_to(300)
