@@ -158,7 +158,7 @@ def run_learner(
             snapshot_maker = SnapshotMaker(
                 *(logdir, resumed, plan.phases, plan.spaces, snapshots, incarnations.own)
             )
-            proofs = ReceiptProofs(load_key(logdir / "receipt.key"), incarnations.own)
+            proofs = ReceiptProofs(load_key(logdir / log_directory.RECEIPT_KEY), incarnations.own)
             inference = None
             if config.learner.inference == "auto" and pacing is None:
                 inference = Inference(

@@ -108,6 +108,22 @@ class Scene:
         return checkpoint._saved(self.logdir / "checkpoints")
 
 
+def start(
+    logdir: pathlib.Path, *, fresh: bool = False, init_from: pathlib.Path | None = None
+) -> None:
+    """Runs a learner."""
+    run.run_learner(
+        CONFIG,
+        logdir=logdir,
+        listen=f"unix:{logdir / 'socket'}",
+        fresh=fresh,
+        empty_replay=False,
+        init_from=init_from,
+        when_finished="exit",
+        security=ServerSecurity(),
+    )
+
+
 @pytest.fixture
 def scene(tmp_path: pathlib.Path) -> Scene:
     return Scene(tmp_path / "run")
@@ -124,34 +140,14 @@ def test_an_error_of_a_part_of_ones_own_is_not_blamed_on_the_log_directory(
     monkeypatch.setattr(run, "plan_of", plan_of)
     monkeypatch.setattr(devices, "set_up", lambda config: None)  # TensorFlow has begun here
     with pytest.raises(FileNotFoundError, match=r"levels\.txt"):
-        run.run_learner(
-            CONFIG,
-            logdir=tmp_path / "run",
-            listen=f"unix:{tmp_path / 'socket'}",
-            fresh=False,
-            empty_replay=False,
-            init_from=None,
-            when_finished="exit",
-            security=ServerSecurity(),
-        )
+        start(tmp_path / "run")
 
 
 def test_a_run_that_is_resumed_does_not_open_what_it_began_with(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Given --init-from with a directory that has been deleted meanwhile."""
-
-    def start(fresh: bool) -> None:
-        run.run_learner(
-            CONFIG,
-            logdir=scene.logdir,
-            listen=f"unix:{scene.logdir / 'socket'}",
-            fresh=fresh,
-            empty_replay=False,
-            init_from=scene.logdir / "absent",
-            when_finished="exit",
-            security=ServerSecurity(),
-        )
+    absent = scene.logdir / "absent"
 
     def plan_of(config: Config, replicas: Replicas) -> Plan:
         raise InterruptedError("it has started")
@@ -159,12 +155,12 @@ def test_a_run_that_is_resumed_does_not_open_what_it_began_with(
     monkeypatch.setattr(run, "plan_of", plan_of)
     monkeypatch.setattr(devices, "set_up", lambda config: None)  # TensorFlow has begun here
     with pytest.raises(CheckpointError, match="absent has no checkpoint"):
-        start(fresh=False)
+        start(scene.logdir, init_from=absent)
     scene.checkpoints.save(scene.training.learner)
     with pytest.raises(InterruptedError):
-        start(fresh=False)
+        start(scene.logdir, init_from=absent)
     with pytest.raises(CheckpointError, match="absent has no checkpoint"):
-        start(fresh=True)
+        start(scene.logdir, fresh=True, init_from=absent)
     assert checkpoint.exists(scene.logdir)  # it was not moved aside
 
 
@@ -180,16 +176,7 @@ def test_nothing_is_moved_for_a_run_that_cannot_be_made(
     monkeypatch.setattr(devices, "set_up", lambda config: None)  # TensorFlow has begun here
     scene.checkpoints.save(scene.training.learner)
     with pytest.raises(OptionError, match="such actions"):
-        run.run_learner(
-            CONFIG,
-            logdir=scene.logdir,
-            listen=f"unix:{scene.logdir / 'socket'}",
-            fresh=True,
-            empty_replay=False,
-            init_from=None,
-            when_finished="exit",
-            security=ServerSecurity(),
-        )
+        start(scene.logdir, fresh=True)
     assert checkpoint.exists(scene.logdir)
 
 
@@ -199,19 +186,6 @@ def test_a_run_that_resumes_nothing_begins_with_nothing_of_another(
     """Given what a run has kept that was killed before its first checkpoint."""
     best = scene.logdir / "best"
 
-    def start() -> None:
-        with pytest.raises(InterruptedError):
-            run.run_learner(
-                CONFIG,
-                logdir=scene.logdir,
-                listen=f"unix:{scene.logdir / 'socket'}",
-                fresh=False,
-                empty_replay=False,
-                init_from=None,
-                when_finished="exit",
-                security=ServerSecurity(),
-            )
-
     def resumed(*arguments: object) -> None:
         raise InterruptedError("it has started")
 
@@ -219,11 +193,13 @@ def test_a_run_that_resumes_nothing_begins_with_nothing_of_another(
     monkeypatch.setattr(devices, "set_up", lambda config: None)  # TensorFlow has begun here
     best.mkdir(parents=True)
     scene.checkpoints.save(scene.training.learner)
-    start()
+    with pytest.raises(InterruptedError):
+        start(scene.logdir)
     assert best.exists()  # it is of the run that goes on
     for path in scene.saved():
         checkpoint.delete(path)
-    start()
+    with pytest.raises(InterruptedError):
+        start(scene.logdir)
     assert not best.exists()
 
 

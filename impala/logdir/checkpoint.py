@@ -116,9 +116,8 @@ class Due:
         self._seconds = seconds
         self._awaits_first_update = not has_one
         self._clock = clock
-        self._unsaved_since: float | None = (
-            None  # when the first update that would be lost was made
-        )
+        # When the first update was made that is in no checkpoint.
+        self._unsaved_since: float | None = None
         self._next = clock() + seconds
 
     def updated(self) -> None:

@@ -21,6 +21,8 @@ _log = logging.getLogger(__name__)
 OF_DISKS = (errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS)
 _OF_PLACES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV)  # nothing can be moved there
 _STAYS = re.compile(r"lock$|before-")  # in a log directory when a run is moved aside
+# File of a run's key, by which its learners prove what they have acknowledged, and its size.
+RECEIPT_KEY, RECEIPT_KEY_BYTES = "receipt.key", 32
 # What a run has kept of its agents and data, which a new run in the same directory must not use.
 _KEPT = re.compile(r"(snapshots|best|milestones|replay)$|evaluations(\.\d+)?\.jsonl$")
 

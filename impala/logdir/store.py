@@ -21,15 +21,13 @@ from typing import Self, TypeVar
 from impala.config.schema import Config
 from impala.logdir import atomic, checkpoint, identity
 from impala.logdir.checkpoint import CheckpointError, Kind
-from impala.logdir.directory import LogDirectory, StorageError
+from impala.logdir.directory import RECEIPT_KEY, RECEIPT_KEY_BYTES, LogDirectory, StorageError
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-_KEY = "receipt.key"  # of one run only
-_KEY_BYTES = 32
-_SMALL_FILES = (_KEY, "incarnations.json", "config.yaml", "best/score.json")
+_SMALL_FILES = (RECEIPT_KEY, "incarnations.json", "config.yaml", "best/score.json")
 _STAGING = ".restoring"  # folder of LOGDIR; nobody reads it
 _LIST_SECONDS, _RESTORE_SECONDS = 60.0, 900.0  # longest waits when a learner starts
 _CLOSE_SECONDS = 30.0  # longest wait when it ends; `impala train` kills it after a minute
@@ -142,7 +140,9 @@ def restore(
         )
     own = _newest_intact(directory.path)
     try:
-        stored, key = _within(_LIST_SECONDS, lambda: (store.saved("checkpoints"), store.read(_KEY)))
+        stored, key = _within(
+            _LIST_SECONDS, lambda: (store.saved("checkpoints"), store.read(RECEIPT_KEY))
+        )
         if not stored:
             return
         _check_run(store, directory.path, key, fresh=fresh)
@@ -189,21 +189,21 @@ def _check_run(store: Store, logdir: pathlib.Path, key: bytes | None, fresh: boo
         )
     if not checkpoint.exists(logdir):
         return
-    path = logdir / _KEY
+    path = logdir / RECEIPT_KEY
     own = path.read_bytes() if path.exists() else b""
     stored = key or b""
     if own == stored:
         return
-    if len(own) == len(stored) == _KEY_BYTES:
+    if len(own) == len(stored) == RECEIPT_KEY_BYTES:
         raise StorageError(
             f"learner.checkpoint_store {store.url} has the checkpoints of another run than "
             f"{logdir}. Give each run a URL of its own."
         )
     _log.warning(
         "%s is missing or damaged in %s: whether that is the same run cannot be told.",
-        *(_KEY, store.url if len(own) == _KEY_BYTES else logdir),
+        *(RECEIPT_KEY, store.url if len(own) == RECEIPT_KEY_BYTES else logdir),
     )
-    if len(stored) == _KEY_BYTES:
+    if len(stored) == RECEIPT_KEY_BYTES:
         atomic.write(path, stored, mode=0o600)
 
 
@@ -214,7 +214,7 @@ def _fetch(store: Store, logdir: pathlib.Path, names: list[str]) -> None:
     def copy(name: str) -> None:
         if (content := store.read(name)) is not None:
             (staging / name).parent.mkdir(parents=True, exist_ok=True)
-            atomic.write(staging / name, content, mode=0o600 if name == _KEY else 0o666)
+            atomic.write(staging / name, content, mode=0o600 if name == RECEIPT_KEY else 0o666)
 
     for name in reversed(names):
         for file in checkpoint.FILES:

@@ -14,10 +14,10 @@ import secrets
 import struct
 
 from impala.logdir import atomic
+from impala.logdir.directory import RECEIPT_KEY_BYTES
 
 _log = logging.getLogger(__name__)
 
-_KEY_BYTES = 32
 _MAC_BYTES = 16
 _LEARNER = struct.Struct(">Q")  # precedes the MAC
 
@@ -65,9 +65,9 @@ def load_key(path: pathlib.Path) -> bytes:
     """
     try:
         key = path.read_bytes()
-        if len(key) == _KEY_BYTES:
+        if len(key) == RECEIPT_KEY_BYTES:
             return key
-        found = f"is damaged ({len(key)} bytes instead of {_KEY_BYTES})"
+        found = f"is damaged ({len(key)} bytes instead of {RECEIPT_KEY_BYTES})"
     except FileNotFoundError:
         found = "is new"
     except OSError as error:
@@ -78,7 +78,7 @@ def load_key(path: pathlib.Path) -> bytes:
         path,
         found,
     )
-    key = secrets.token_bytes(_KEY_BYTES)
+    key = secrets.token_bytes(RECEIPT_KEY_BYTES)
     try:
         atomic.write(path, key, mode=0o600)
     except OSError as error:

@@ -310,10 +310,11 @@ class Telemetry:
           tasks: their names, in the order that rows have them in.
           recent: number of episodes of a task over which its running mean return is taken.
         """
-        self._recent: dict[str, collections.deque[float]] = collections.defaultdict(
-            lambda: collections.deque(maxlen=recent),
-            {task: collections.deque(maxlen=recent) for task in tasks},
-        )
+
+        def none() -> collections.deque[float]:
+            return collections.deque(maxlen=recent)
+
+        self._recent = collections.defaultdict(none, {task: none() for task in tasks})
         self._episodes: collections.Counter[str] = collections.Counter()
         self._of_tasks: dict[str, float] = collections.defaultdict(float)  # totals, by name
         self._waited_ever = 0.0

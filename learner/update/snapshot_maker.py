@@ -65,7 +65,7 @@ class SnapshotMaker:
         self._next = 0 if counters == Counters() else self._after(counters.frames)
         self._next_seconds = self._after_seconds(counters.seconds)
         # Frames of the newest snapshot; what a checkpoint counts had its own, if they were wanted.
-        self._newest = counters.frames if counters.frames else -1
+        self._newest = counters.frames or -1
         self._reminded = -_REMIND_SECONDS
         for path in () if snapshots.are_refused else checkpoint.of_kind(logdir, "snapshots"):
             self._restore(path, counters)
