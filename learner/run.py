@@ -190,7 +190,7 @@ def run_learner(
             )
             writer = Writer(
                 evaluations,
-                service.evaluations,
+                service.evaluators.reports,
                 Prometheus(metrics_listen) if metrics_listen is not None else None,
                 live=[Console(to_log=rows_to_log)],
                 files=[TensorBoard(logdir), JsonLines(logdir)],

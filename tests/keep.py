@@ -113,7 +113,7 @@ def exchanged() -> dict[str, Message]:
             parameter_version=3,
             tensors=[b"action", b"policy", b"baseline", b"state"],
         ),
-        "GetSnapshotReply": pb.GetSnapshotReply.FromString(service.get_snapshot(held)),
+        "GetSnapshotReply": pb.GetSnapshotReply.FromString(service.evaluators.get_snapshot(held)),
     }
 
 

@@ -22,8 +22,8 @@ from impala.types import ActorUnrolls, Parameters
 from learner.data.ingest import Ingest
 from learner.front.accounts import Accounts
 from learner.front.quarantine import Quarantine
+from learner.front.refusals import Quarantined
 from learner.front.server import Server
-from learner.front.service import Quarantined
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 
@@ -274,8 +274,8 @@ def test_nobody_with_a_good_token_can_take_anothers_name(tmp_path: pathlib.Path)
 
         assert report("eval-2", EVALUATOR) == OK
         assert report("pong-a-1", EVALUATOR) == "PERMISSION_DENIED"
-        assert [served.service.evaluations.get().actor] == ["eval-2"]
-        assert served.service.evaluations.empty()
+        assert [served.service.evaluators.reports.get().actor] == ["eval-2"]
+        assert served.service.evaluators.reports.empty()
 
         _send(honest)  # and nobody has disturbed it
         member = served.member("pong-a-1")

@@ -71,11 +71,11 @@ def test_thousands_of_names_refuse_no_message_and_reach_neither_learner_nor_eval
             episodes=floods,
         )
         assert asyncio.run(service.submit(message)).status == pb.STATUS_ACCEPTED
-    service.report_evaluation(
+    service.evaluators.report(
         pb.Evaluation(actor="e", learner_incarnation=messages.LEARNER, episodes=floods)
     )
 
-    found = [ingest.get(0.0), ingest.get(0.0), service.evaluations.get()]
+    found = [ingest.get(0.0), ingest.get(0.0), service.evaluators.reports.get()]
     names = {
         name
         for each in found

@@ -24,7 +24,8 @@ from learner.data.ingest import Ingest
 from learner.data.mix import Mix, Prepared
 from learner.data.pacing import LAPSED, LEASE_SECONDS, LEFT_SECONDS, Key, Pacing, Permit
 from learner.front.accounts import Accounts
-from learner.front.service import InvalidRequest, LearnerService
+from learner.front.refusals import InvalidRequest
+from learner.front.service import LearnerService
 from protos.impala.v1 import learner_pb2 as pb
 
 FRESH = 8

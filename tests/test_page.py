@@ -207,7 +207,7 @@ def test_unrolls_of_an_evaluator_are_those_of_an_unknown_actor() -> None:
     assert evaluator == actor and evaluator.actor_index == 0
     sent = messages.message(actor="e", fingerprint=evaluator.fingerprint)
     assert _submit(service, sent).reason == pb.REASON_UNKNOWN_ACTOR
-    assert service.get_snapshot(pb.GetSnapshotRequest(actor="e")) == b""
+    assert service.evaluators.get_snapshot(pb.GetSnapshotRequest(actor="e")) == b""
     pulled = pb.GetParametersReply.FromString(service.get_parameters(pb.GetParametersRequest()))
     assert pulled.parameters.version == 3
 

@@ -86,7 +86,7 @@ def test_an_actor_joins_streams_and_pulls(kind: str, tmp_path: pathlib.Path) -> 
             episodes=[pb.Episode(length=1)],
         )
         served.stub.ReportEvaluation(evaluation, timeout=WAIT)
-        assert service.evaluations.get(timeout=WAIT).actor == "e"
+        assert service.evaluators.reports.get(timeout=WAIT).actor == "e"
         served.server.check()
     assert accounts.totals().queued == 4
 

@@ -21,8 +21,9 @@ from learner.data.ingest import Arrival, Ingest
 from learner.front.accounts import Accounts, Admission, Superseded
 from learner.front.executable import Executable, ExecutablePolicy
 from learner.front.quarantine import Quarantine
+from learner.front.refusals import IncompatibleProtocol, InvalidRequest, Unavailable
 from learner.front.refused_outputs import RefusedOutputs
-from learner.front.service import IncompatibleProtocol, InvalidRequest, LearnerService, Unavailable
+from learner.front.service import LearnerService
 from learner.front.snapshots import Snapshot, Snapshots
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
@@ -333,32 +334,32 @@ def test_evaluations_are_kept_for_the_learner_and_checked() -> None:
         frames=99,
         episodes=[pb.Episode(episode_return=21, length=5)],
     )
-    service.report_evaluation(good)
-    report = service.evaluations.get_nowait()
+    service.evaluators.report(good)
+    report = service.evaluators.reports.get_nowait()
     assert (report.actor, report.parameter_version, report.frames) == ("e", 3, 99)
     assert report.episodes[0].episode_return == 21
     with pytest.raises(InvalidRequest, match="episode_return is nan"):
         nan = pb.Episode(episode_return=float("nan"))
-        service.report_evaluation(_with(good, episodes=[nan]))
+        service.evaluators.report(_with(good, episodes=[nan]))
     with pytest.raises(InvalidRequest, match="no episodes"):
-        service.report_evaluation(pb.Evaluation(actor="e"))
+        service.evaluators.report(pb.Evaluation(actor="e"))
     with pytest.raises(InvalidRequest, match="task is 1, the run has 1"):
-        service.report_evaluation(pb.Evaluation(actor="e", task=1, episodes=good.episodes))
+        service.evaluators.report(pb.Evaluation(actor="e", task=1, episodes=good.episodes))
     with pytest.raises(InvalidRequest, match="1 to 200 printable characters"):
-        service.report_evaluation(pb.Evaluation(actor="\x1b[2J", episodes=good.episodes))
+        service.evaluators.report(pb.Evaluation(actor="\x1b[2J", episodes=good.episodes))
     with pytest.raises(InvalidRequest, match=r"parameter_version is 4 of .* 77, which this run"):
-        service.report_evaluation(_with(good, parameter_version=4))
+        service.evaluators.report(_with(good, parameter_version=4))
     with pytest.raises(InvalidRequest, match="of the learner incarnation 5, which this run never"):
-        service.report_evaluation(_with(good, learner_incarnation=5))
+        service.evaluators.report(_with(good, learner_incarnation=5))
     with pytest.raises(InvalidRequest, match=r"There are 1001 episodes, at most 1000"):
-        service.report_evaluation(_with(good, episodes=[pb.Episode(length=1)] * 1001))
+        service.evaluators.report(_with(good, episodes=[pb.Episode(length=1)] * 1001))
     with pytest.raises(InvalidRequest, match=r"Raise limits\.reward"):
         large = pb.Episode(episode_return=1e30, length=5)
-        service.report_evaluation(_with(good, episodes=[large]))
-    assert service.evaluations.empty()
+        service.evaluators.report(_with(good, episodes=[large]))
+    assert service.evaluators.reports.empty()
     of_the_learner_before = {"learner_incarnation": messages.EARLIER, "parameter_version": 1000}
-    service.report_evaluation(_with(good, **of_the_learner_before))
-    assert service.evaluations.get_nowait().parameter_version == 1000
+    service.evaluators.report(_with(good, **of_the_learner_before))
+    assert service.evaluators.reports.get_nowait().parameter_version == 1000
 
 
 def _snapshots(logdir: pathlib.Path, *frames: int, num_tasks: int = 1) -> Snapshots:
@@ -374,7 +375,7 @@ def _snapshots(logdir: pathlib.Path, *frames: int, num_tasks: int = 1) -> Snapsh
 
 def _assigned(service: LearnerService, **kw: Any) -> pb.GetSnapshotReply:
     request = pb.GetSnapshotRequest(actor="e", **kw)
-    return pb.GetSnapshotReply.FromString(service.get_snapshot(request))
+    return pb.GetSnapshotReply.FromString(service.evaluators.get_snapshot(request))
 
 
 @says(
@@ -441,13 +442,13 @@ def test_a_report_is_not_looked_at_while_too_many_wait() -> None:
     report = pb.Evaluation(
         actor="e", learner_incarnation=messages.LEARNER, episodes=[pb.Episode(length=1)]
     )
-    for _ in range(service.evaluations.maxsize):
-        service.report_evaluation(report)
+    for _ in range(service.evaluators.reports.maxsize):
+        service.evaluators.report(report)
     for flood in (report, _with(report, episodes=[pb.Episode()] * 100_000)):
         with pytest.raises(Unavailable, match="64 evaluations wait"):
-            service.report_evaluation(flood)
-    service.evaluations.get_nowait()
-    service.report_evaluation(report)
+            service.evaluators.report(flood)
+    service.evaluators.reports.get_nowait()
+    service.evaluators.report(report)
 
 
 def _with(evaluation: pb.Evaluation, **kw: Any) -> pb.Evaluation:

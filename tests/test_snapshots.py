@@ -20,7 +20,8 @@ from impala.config.presets import PRESETS
 from impala.logdir import checkpoint, continual, json_lines
 from impala.logdir.checkpoint import Counters
 from impala.types import Episode, Parameters
-from learner.front.service import EvaluationReport, InvalidRequest
+from learner.front.evaluators import EvaluationReport
+from learner.front.refusals import InvalidRequest
 from learner.front.snapshots import Snapshot, Snapshots
 from learner.telemetry.evaluations import Evaluations
 from learner.update.checkpoints import Resumed
@@ -96,7 +97,7 @@ def test_what_was_reported_and_is_not_filed_yet_is_not_played_again() -> None:
         frames=99,
         episodes=[pb.Episode(episode_return=21, length=5)],
     )
-    service.report_evaluation(report)
+    service.evaluators.report(report)
     assert given(snapshots) is None
     assert snapshots.awaits(messages.LEARNER, 99, 0)
 
@@ -108,11 +109,11 @@ def test_a_waiting_snapshot_is_evaluated_though_its_learner_is_not_in_the_list()
     report = pb.Evaluation(
         actor="e", learner_incarnation=LEARNER, episodes=[pb.Episode(episode_return=1, length=5)]
     )
-    service.report_evaluation(report)
-    assert service.evaluations.get_nowait().learner_incarnation == LEARNER
+    service.evaluators.report(report)
+    assert service.evaluators.reports.get_nowait().learner_incarnation == LEARNER
     report.frames = 1  # of no snapshot that waits
     with pytest.raises(InvalidRequest, match="which this run never had"):
-        service.report_evaluation(report)
+        service.evaluators.report(report)
 
 
 def test_a_report_that_cannot_be_filed_is_awaited_from_another(

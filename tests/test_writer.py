@@ -20,7 +20,7 @@ from impala.config.schema import Config, EnvironmentConfig, TelemetryConfig
 from impala.logdir import continual, json_lines, rows
 from impala.logdir.checkpoint import Counters
 from impala.types import Episode
-from learner.front.service import EvaluationReport
+from learner.front.evaluators import EvaluationReport
 from learner.front.snapshots import Snapshot, Snapshots
 from learner.telemetry import own_sinks, sinks
 from learner.telemetry import telemetry as telemetry_module

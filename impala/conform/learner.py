@@ -32,15 +32,10 @@ from learner.front.mistakes import Mistakes
 from learner.front.quarantine import Quarantine
 from learner.front.receipts import ReceiptProofs
 from learner.front.records import Records
+from learner.front.refusals import IncompatibleProtocol, InvalidRequest, NotOffered
 from learner.front.refused_outputs import RefusedOutputs
 from learner.front.roster import Roster
-from learner.front.service import (
-    IncompatibleProtocol,
-    InvalidRequest,
-    LearnerService,
-    Lineage,
-    NotOffered,
-)
+from learner.front.service import LearnerService, Lineage
 from learner.front.snapshots import Snapshots
 from learner.front.terms import Terms
 from protos import codec

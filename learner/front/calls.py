@@ -13,8 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from impala.runtime.credentials import Denied
 from learner.front.accounts import Superseded
 from learner.front.door import Door
-from learner.front.relay import Bucket
-from learner.front.service import (
+from learner.front.refusals import (
     IncompatibleProtocol,
     InvalidRequest,
     NotOffered,
@@ -22,6 +21,7 @@ from learner.front.service import (
     Unavailable,
     UnknownActor,
 )
+from learner.front.relay import Bucket
 
 _log = logging.getLogger(__name__)
 

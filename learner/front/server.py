@@ -22,7 +22,8 @@ from impala.runtime.security import Gate, ServerSecurity, Watched
 from learner.front import calls, door
 from learner.front.door import Door
 from learner.front.probes import Probes
-from learner.front.service import InvalidRequest, LearnerService
+from learner.front.refusals import InvalidRequest
+from learner.front.service import LearnerService
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -275,7 +276,7 @@ class _Calls:
             request = await calls.request(context, pb.GetSnapshotRequest)
             self._admit(context, "evaluator", actor=request.actor)
             with self._timed("GetSnapshot"):
-                return await asyncio.to_thread(self._service.get_snapshot, request)
+                return await asyncio.to_thread(self._service.evaluators.get_snapshot, request)
         raise AssertionError
 
     async def report_evaluation(
@@ -286,7 +287,7 @@ class _Calls:
             request = await calls.request(context, pb.Evaluation)
             self._admit(context, "evaluator", actor=request.actor)
             with self._timed("ReportEvaluation"):
-                return self._service.report_evaluation(request)
+                return self._service.evaluators.report(request)
         raise AssertionError
 
     async def get_status(self, _: object, context: grpc.aio.ServicerContext) -> pb.RunStatus:

@@ -1,13 +1,11 @@
 """The Learner service of protos/impala/v1/learner.proto, without gRPC: messages in, messages out.
 
-`join`, `submit`, `permit`, `acting`, `get_parameters`, `get_executable_policy`, `report_evaluation`
-and `get_status` are called on one event loop; the others from any thread.
+`join`, `submit`, `permit`, `acting`, `get_parameters`, `get_executable_policy`, `get_status` and
+`evaluators.report` are called on one event loop; the others from any thread.
 """
 
 import asyncio
 import contextlib
-import functools
-import queue
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -15,13 +13,13 @@ import numpy as np
 import tree
 
 from impala import finite
-from impala.config.schema import MOST_EVALUATION_EPISODES, ActorConfig
+from impala.config.schema import ActorConfig
 from impala.config.values import OptionError
 from impala.runtime.credentials import Role
 from impala.runtime.installation import VERSION
 from impala.runtime.printable import printable
 from impala.schedule.tasks import Schedule
-from impala.types import Episode, Parameters, StepType, TimeStep
+from impala.types import Parameters, StepType, TimeStep
 from learner.checks.checks import Checks
 from learner.checks.mistakes import Mistake
 from learner.checks.recheck import Recheck
@@ -29,28 +27,36 @@ from learner.data.ingest import (
     Arrival,
     Ingest,
     IngestClosed,
-    Rejected,
     Rejection,
     Validator,
     wire_specs,
 )
 from learner.data.pacing import Pacing, Permit
 from learner.front.accounts import Admission
+from learner.front.evaluators import Evaluators
 from learner.front.executable import ExecutablePolicy, NotMade
 from learner.front.inference import Caller, Inference, InvalidRow, NotActing
+from learner.front.parameters import PublishedParameters
 from learner.front.receipts import ReceiptProofs
 from learner.front.records import Records
+from learner.front.refusals import (
+    IncompatibleProtocol,
+    InvalidRequest,
+    NotOffered,
+    Quarantined,
+    Unavailable,
+    UnknownActor,
+    check_name,
+)
 from learner.front.refused_outputs import RefusedOutput
 from learner.front.roster import Member
-from learner.front.snapshots import Snapshot, Snapshots
+from learner.front.snapshots import Snapshots
 from learner.front.terms import Terms
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
-_MAX_NAME = 200  # characters of an actor's name
 _PERMIT_SECONDS = 20.0  # that a call waits for a permit
 _MAX_VERSION = 40  # characters kept of a program's version
-_MAX_EVALUATIONS = 64  # that may wait to be written
 # No honest actor causes these, not by a restart nor by another version of the spec.
 _BLAMED = {
     *(pb.REASON_NUM_ENVS, pb.REASON_TENSOR_COUNT, pb.REASON_TENSOR_SIZE),
@@ -61,41 +67,6 @@ REASONS = {
 }
 """Reason of a rejection -> its name in the accounts."""
 _ROLES: dict[Role, "pb.Role"] = {"actor": pb.ROLE_ACTOR, "evaluator": pb.ROLE_EVALUATOR}
-
-
-class InvalidRequest(ValueError):
-    """An invalid request; the message names the value, the limit and the fix."""
-
-
-class IncompatibleProtocol(ValueError):
-    """The two sides use different major protocol versions."""
-
-
-class Quarantined(RuntimeError):
-    """The actor is refused for a while and may try again later."""
-
-
-class NotOffered(RuntimeError):
-    """This learner does not have what is asked for; the message says why and what to do."""
-
-
-class UnknownActor(RuntimeError):
-    """The caller has not joined, or another incarnation has joined since."""
-
-
-class Unavailable(RuntimeError):
-    """The learner cannot do this now; the message says why. The caller may try again later."""
-
-
-class EvaluationReport(NamedTuple):
-    """An evaluator's results with a snapshot."""
-
-    actor: str
-    task: int
-    learner_incarnation: int  # of the learner that made the snapshot
-    parameter_version: int
-    frames: int  # environment frames that the snapshot was learned from
-    episodes: list[Episode]
 
 
 class Lineage(NamedTuple):
@@ -155,25 +126,21 @@ class LearnerService:
         self._records = records
         self._ingest = ingest
         self._schedule = schedule
-        self._snapshots = snapshots
         self._pacing = pacing
         self._executable = executable
         self._inference = inference
-        self._evaluation_seed = int(np.random.SeedSequence([terms.seed, 1]).generate_state(1)[0])
         self._is_deterministic = terms.is_deterministic
-        self._learned = 0  # batches of fresh unrolls...
-        self._of_batch: dict[
-            int, _Published
-        ] = {}  # ...and what was published after each of the last
-        self._finished = False
-        self._published: _Published | None = None
-        self.evaluations: queue.Queue[EvaluationReport] = queue.Queue(_MAX_EVALUATIONS)
+        self._parameters = PublishedParameters(schedule, pacing)
         unroll_specs, num_core_state_specs = wire_specs(terms.unroll_spec)
         fingerprint = codec.fingerprint(unroll_specs, terms.parameter_specs, terms.agreed)
         self.hang_seconds = terms.settings.actor.hang_seconds or ActorConfig().hang_seconds
         """That an actor may take for a row: it holds parameters meanwhile."""
         self._validator = Validator(
             terms.unroll_spec, fingerprint, terms.max_envs_per_message, terms.bounds
+        )
+        self.evaluators = Evaluators(
+            *(terms.seed, schedule.num_tasks, records, snapshots),
+            *(self._validator, self._newest_of),
         )
         if self.max_message_bytes > 2**31 - 1:
             raise OptionError(
@@ -240,7 +207,7 @@ class LearnerService:
                 f"protocol {theirs.major}.{theirs.minor}, the learner (impala {VERSION}) "
                 f"{ours.major}.{ours.minor}: run the same major version on both sides."
             )
-        _check_name(request.actor)
+        check_name(request.actor)
         if request.incarnation == 0:
             raise InvalidRequest("incarnation is 0: draw another at random when the actor starts.")
         if request.role not in (pb.ROLE_ACTOR, pb.ROLE_EVALUATOR):
@@ -250,16 +217,11 @@ class LearnerService:
             raise Quarantined(quarantined)
         reply = pb.JoinReply()
         reply.CopyFrom(self._welcome)
-        reply.finished = self._finished
-        reply.task = self._task()
+        reply.finished = self._parameters.are_final
+        reply.task = self._parameters.task()
         version = request.version[:_MAX_VERSION]
         if request.role == pb.ROLE_EVALUATOR:
-            if self._snapshots.are_refused:
-                raise InvalidRequest(
-                    "This learner has nothing to evaluate: start it with --learner.snapshots auto; "
-                    "of several --peers, evaluators join the first."
-                )
-            reply.finished = self._snapshots.are_over
+            reply.finished = self.evaluators.join()
             self._records.roster.joined(request.actor, "evaluator", version)
         else:
             reply.actor_index = self._records.accounts.join(
@@ -295,7 +257,7 @@ class LearnerService:
             return self._reject(message, _unknown(message))
         if (quarantined := self._quarantined(message.actor)) is not None:
             return self._reject(message, Rejection(pb.REASON_QUARANTINED, quarantined))
-        is_over = self._finished  # which it may become while the message waits for room
+        is_over = self._parameters.are_final  # which it may become while the message waits for room
         if is_over:
             return self._receipt(message, pb.STATUS_FINISHED)
         judged = accounts.judge(*named, message.sequence)
@@ -323,7 +285,7 @@ class LearnerService:
                 "room: keep one stream open."
             ) from None
         except IngestClosed:
-            if self._finished:
+            if self._parameters.are_final:
                 return self._receipt(message, pb.STATUS_FINISHED)
             raise Unavailable("The learner is stopping: connect again later.") from None
 
@@ -416,11 +378,11 @@ class LearnerService:
             except ValueError as error:
                 raise InvalidRequest(str(error)) from None
 
-        if (permit := ask()) is None and not self._finished:
+        if (permit := ask()) is None and not self._parameters.are_final:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), _PERMIT_SECONDS)
             # Again: another incarnation may have joined, and nobody would use this one's permit.
-            if not self._finished and self._records.accounts.may_send(*key):
+            if not self._parameters.are_final and self._records.accounts.may_send(*key):
                 permit = ask()
         return permit
 
@@ -438,32 +400,10 @@ class LearnerService:
           A serialised GetParametersReply, the same bytes for all callers. It has no parameters if
           the caller holds the newest, or before the first `publish`.
         """
-        published = self._published
-        needs_permit = self._pacing is not None and request.actor
-        if published is None or (needs_permit and permit is None):
-            return pb.GetParametersReply(finished=self._finished).SerializeToString()
-        if permit is None:
-            if published.is_held(request):
-                return pb.GetParametersReply(finished=self._finished).SerializeToString()
-            self._hand_out(published.parameters)
-            return published.reply
-        assert self._pacing is not None
-        if self._pacing.is_exact:
-            published = self._of_batch[permit.learned]
-        self._hand_out(published.parameters)
-        version = published.parameters.version
-        reply = pb.GetParametersReply(
-            finished=self._finished,
-            permit=pb.Permit(
-                number=permit.number,
-                version=version,
-                task=self._schedule.next(published.parameters.frames),
-            ),
-        ).SerializeToString()
-        held = request.learner_incarnation, request.newer_than
-        if held == (self._lineage.incarnation, version):
-            return reply
-        return published.reply + reply  # two messages in a row are one with the fields of both
+        reply, acts_with = self._parameters.reply(request, permit)
+        if acts_with is not None:
+            self._hand_out(acts_with)
+        return reply
 
     async def get_executable_policy(
         self, request: pb.GetExecutablePolicyRequest
@@ -518,9 +458,9 @@ class LearnerService:
 
     async def _act(self, caller: Caller, request: pb.ActRequest) -> pb.ActReply:
         """Acts in one row of a caller that is known."""
-        if self._finished:
+        if self._parameters.are_final:
             return pb.ActReply(finished=True)
-        if self._published is None:
+        if self._parameters.newest is None:
             raise Unavailable("The learner has no parameters yet: ask again.")
         try:
             acted = await caller.act(request)
@@ -536,103 +476,15 @@ class LearnerService:
             tensors=codec.encode(acted.arrays),
         )
 
-    def get_snapshot(self, request: pb.GetSnapshotRequest) -> bytes:
-        """Returns what an evaluator is to evaluate next, as a serialised GetSnapshotReply.
-
-        It may read a file; thread-safe.
-
-        Raises:
-          InvalidRequest: the name is invalid.
-        """
-        _check_name(request.actor)
-        self._records.roster.heard(request.actor, "evaluator")
-        self._snapshots.heard()
-        reply = pb.GetSnapshotReply()
-        while not request.busy and (assignment := self._snapshots.next()) is not None:
-            snapshot = assignment.snapshot
-            held = request.learner_incarnation, request.frames
-            if held == (snapshot.incarnation, snapshot.frames):
-                tensors: Sequence[bytes] | None = ()
-            else:
-                tensors = self._tensors(snapshot)
-            if tensors is not None:
-                reply.task, reply.seed = assignment.task, self._evaluation_seed
-                reply.parameters.learner_incarnation = snapshot.incarnation
-                reply.parameters.version = snapshot.version
-                reply.parameters.progress = snapshot.progress
-                reply.parameters.frames = snapshot.frames
-                reply.parameters.tensors.extend(tensors)
-                break
-        reply.finished = self._snapshots.are_over
-        return reply.SerializeToString()
-
-    def _tensors(self, snapshot: Snapshot) -> Sequence[bytes] | None:
-        """Returns the encoded variables of a snapshot; None if it is damaged."""
-        saved = self._snapshots.read(snapshot)
-        return codec.encode(saved.agent_values) if saved is not None else None
-
-    def report_evaluation(self, request: pb.Evaluation) -> pb.EvaluationReceipt:
-        """Adds an evaluator's report to `evaluations`.
-
-        Raises:
-          InvalidRequest: too many episodes or none, an unknown task or unknown parameters, or a
-            number out of range.
-          Unavailable: too many reports wait to be written.
-        """
-        if self.evaluations.full():  # before any work
-            raise _too_many_evaluations()
-        _check_name(request.actor)
-        if not request.episodes:
-            raise InvalidRequest("The evaluation has no episodes: report those that were played.")
-        if request.task >= self._schedule.num_tasks:
-            raise InvalidRequest(
-                f"task is {request.task}, the run has {self._schedule.num_tasks}: count from 0."
-            )
-        newest = self._newest_of(request.learner_incarnation)
-        # A waiting snapshot may be of a learner that the list of learners lacks, as it was damaged.
-        place = request.learner_incarnation, request.frames, request.task
-        if not self._snapshots.awaits(*place) and (
-            newest is None or request.parameter_version > newest
-        ):
-            raise InvalidRequest(
-                f"parameter_version is {request.parameter_version} of the learner incarnation "
-                f"{request.learner_incarnation}, which this run never had: evaluate snapshots "
-                "from GetSnapshot."
-            )
-        try:
-            report = EvaluationReport(
-                actor=request.actor,
-                task=request.task,
-                learner_incarnation=request.learner_incarnation,
-                parameter_version=request.parameter_version,
-                frames=request.frames,
-                episodes=[
-                    self._records.info_names.keep(episode)
-                    for episode in self._validator.episodes(
-                        request.episodes, MOST_EVALUATION_EPISODES, request.task
-                    )
-                ],
-            )
-        except Rejected as rejected:
-            raise InvalidRequest(rejected.rejection.detail) from None
-        self._snapshots.report(*place)
-        try:
-            self.evaluations.put_nowait(report)
-        except queue.Full:
-            self._snapshots.report(*place, is_lost=True)
-            raise _too_many_evaluations() from None
-        self._records.roster.reported(report.actor, report.parameter_version)
-        return pb.EvaluationReceipt()
-
     def get_status(self) -> pb.RunStatus:
         """Returns the state of the run and its fleet."""
-        published, totals = self._published, self._records.accounts.totals()
+        published, totals = self._parameters.newest, self._records.accounts.totals()
         return pb.RunStatus(
             learner_incarnation=self._lineage.incarnation,
-            parameter_version=self._newest_version,
+            parameter_version=published.parameters.version if published else 0,
             frames=published.parameters.frames if published else 0,
             progress=published.parameters.progress if published else 0.0,
-            finished=self._finished,
+            finished=self._parameters.are_final,
             queued=self._ingest.depth if self._pacing is None else self._pacing.queued,
             queue_capacity=self._ingest.capacity,
             received=totals.received,
@@ -643,7 +495,7 @@ class LearnerService:
             skipped_updates=published.skipped_updates if published else 0,
             rollbacks=published.rollbacks if published else 0,
             members=[self._member(member) for member in self._records.roster.members()],
-            waiting_snapshots=len(self._snapshots),
+            waiting_snapshots=len(self.evaluators),
             dropped_info_names=self._records.info_names.dropped,
             mistakes=self._records.mistakes.totals(),
             checked=self._checked,
@@ -668,21 +520,13 @@ class LearnerService:
             {f"tensor {i}": value for i, value in enumerate(parameters.values)},
             f"Parameters of version {parameters.version} are not published",
         )
-        published = _Published(parameters, self._finished, skipped_updates, rollbacks)
-        if self._published is None and self._pacing is not None:
-            self._of_batch[0] = published
-        self._published = published
+        self._parameters.publish(parameters, skipped_updates, rollbacks)
         if self._inference is not None:
             self._inference.publish(parameters)
 
     def learned(self) -> None:
         """Takes note of a batch of fresh unrolls; what was learned from it has been published."""
-        if self._pacing is not None:
-            assert self._published is not None
-            self._learned += 1
-            self._of_batch[self._learned] = self._published
-            self._of_batch.pop(self._learned - self._pacing.lag - 1, None)
-            self._pacing.learned()
+        self._parameters.learned()
 
     def check(self) -> None:
         """Raises RuntimeError if a thread that answers callers has died."""
@@ -699,9 +543,7 @@ class LearnerService:
 
     def finish(self) -> None:
         """Reports to everyone that training has ended, and accepts no more unrolls."""
-        self._finished = True
-        if self._published is not None:
-            self._published = self._published.finished()
+        self._parameters.finish()
         self._ingest.close()
         if self._pacing is not None:
             self._pacing.wake()
@@ -830,8 +672,8 @@ class LearnerService:
             status=status,
             reason=reason,
             learner_incarnation=self._lineage.incarnation,
-            newest_version=self._newest_version,
-            task=self._task(),
+            newest_version=self._parameters.version,
+            task=self._parameters.task(),
         )
         if reason != pb.REASON_UNKNOWN_ACTOR:
             whose = message.actor, message.incarnation, message.sequence
@@ -854,12 +696,8 @@ class LearnerService:
     def _newest_of(self, incarnation: int) -> int | None:
         """Returns the last version that a learner of this run can have published, or None."""
         if incarnation == self._lineage.incarnation:
-            return self._newest_version
+            return self._parameters.version
         return self._lineage.earlier.get(incarnation)
-
-    @property
-    def _newest_version(self) -> int:
-        return self._published.parameters.version if self._published else 0
 
     def _quarantined(self, actor: str) -> str | None:
         """Returns why an actor is refused, or None."""
@@ -882,64 +720,11 @@ class LearnerService:
         message.last_mistake = made.last
         return message
 
-    def _task(self) -> int:
-        """Returns the task to play now."""
-        published = self._published
-        return self._schedule.next(published.parameters.frames if published else 0)
-
-
-class _Published:
-    """Parameters and their reply, which is serialised when first asked for."""
-
-    def __init__(
-        self, parameters: Parameters, finished: bool, skipped_updates: int, rollbacks: int
-    ):
-        self.parameters = parameters
-        self._finished = finished
-        self.skipped_updates = skipped_updates
-        self.rollbacks = rollbacks
-
-    def finished(self) -> "_Published":
-        """Returns the same parameters, marked as final."""
-        return _Published(self.parameters, True, self.skipped_updates, self.rollbacks)
-
-    def is_held(self, request: pb.GetParametersRequest) -> bool:
-        """Returns whether the caller holds these parameters; another learner's do not count."""
-        return (
-            request.learner_incarnation == self.parameters.incarnation
-            and request.newer_than >= self.parameters.version
-        )
-
-    @functools.cached_property
-    def reply(self) -> bytes:
-        parameters = pb.Parameters(
-            learner_incarnation=self.parameters.incarnation,
-            version=self.parameters.version,
-            progress=self.parameters.progress,
-            frames=self.parameters.frames,
-            tensors=codec.encode(self.parameters.values),
-        )
-        reply = pb.GetParametersReply(parameters=parameters, finished=self._finished)
-        return reply.SerializeToString()
-
 
 def _rewards(timestep: TimeStep) -> tuple[float, int]:
     """Returns the sum of the rewards in rows 1..T [T + 1, E], and the number of their steps."""
     steps = np.count_nonzero(timestep.step_type[1:] != StepType.FIRST)
     return float(timestep.reward[1:].sum(dtype=np.float64)), int(steps)
-
-
-def _too_many_evaluations() -> Unavailable:
-    return Unavailable(f"{_MAX_EVALUATIONS} evaluations wait to be written: report it again later.")
-
-
-def _check_name(actor: str) -> None:
-    """Raises InvalidRequest if a name is too long or not printable."""
-    if not (1 <= len(actor) <= _MAX_NAME and actor.isprintable()):
-        raise InvalidRequest(
-            f"actor is {actor[:80]!r} ({len(actor)} characters): give it a name of 1 to "
-            f"{_MAX_NAME} printable characters."
-        )
 
 
 def _unknown(message: pb.Unrolls | pb.ActRequest) -> Rejection:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from impala.config.schema import Config
 from impala.logdir import continual, json_lines
-from learner.front.service import EvaluationReport
+from learner.front.evaluators import EvaluationReport
 from learner.front.snapshots import Snapshots
 from learner.telemetry.telemetry import Interval
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from impala.logdir.rows import Row
-from learner.front.service import EvaluationReport
+from learner.front.evaluators import EvaluationReport
 from learner.telemetry.evaluations import Evaluations
 from learner.telemetry.files import File
 from learner.telemetry.own_sinks import OwnSink
