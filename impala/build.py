@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-from impala import components
+from impala import components, part_checks
 from impala.agents import distributions
 from impala.agents.agent import Agent
 from impala.agents.cores import Core
@@ -154,9 +154,13 @@ def agent(
     if masks_actions:
         _check_action_mask(observation_space, distribution.num_choices)
     separate = config.separate_baseline
+    torso, core = _features(config, observation_space, own), _core(config, own)
+    if core is not None and config.core not in CORE.built_in:
+        features = torso(_zeros(observation_space).observation)
+        part_checks.check_core(config.core, core, int(features.shape[1]))
     built = Agent(
-        torso=_features(config, observation_space, own),
-        core=_core(config, own),
+        torso=torso,
+        core=core,
         distribution=distribution,
         frame_stack=frame_stack,
         baseline_torso=_features(config, observation_space, own, "baseline_") if separate else None,
@@ -196,7 +200,10 @@ def _features(
     """Returns torso and features; the prefix makes names of variables unique in an agent."""
     found = part(TORSO, config.torso, config, own)
     torso = found.component(found.settings, name=f"{prefix}{_module_name(config.torso)}")
-    return Features(torso, observation_space, config.standardise_images)
+    features = Features(torso, observation_space, config.standardise_images)
+    if config.torso not in TORSO.built_in:
+        part_checks.check_torso(config.torso, torso, observation_space)
+    return features
 
 
 def _core(config: AgentConfig, own: Own, prefix: str = "") -> Core | None:

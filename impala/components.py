@@ -193,7 +193,28 @@ def find(name: str, kind: Kind, allowed: Allowed) -> type[Any]:
     if inspect.isabstract(found):
         missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
         raise ComponentError(f"{name} is an abstract {kind.word}: it has to define {missing}.")
+    if kind != ENVIRONMENT:
+        _check_constructor(name, found, base, kind)
     return found
+
+
+def _check_constructor(name: str, found: type[Any], base: type[Any], kind: Kind) -> None:
+    """Raises ComponentError if a class cannot be made as its base class is."""
+    expected = inspect.signature(base.__init__)
+    arguments = [
+        each.name
+        for each in expected.parameters.values()
+        if each.kind is each.POSITIONAL_OR_KEYWORD and each.name not in ("self", "name")
+    ]
+    # The names of an agent's modules tell its variables apart.
+    names = {"name": name} if kind in (TORSO, CORE) else {}
+    try:
+        inspect.signature(found.__init__).bind(None, *arguments, **names)
+    except TypeError as error:
+        raise ComponentError(
+            f"{name} cannot be made: {error}. Declare it as {base.__name__} does, "
+            f"def __init__{expected}."
+        ) from None
 
 
 def load(name: str, allowed: Allowed) -> Any:

@@ -3,14 +3,18 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from impala import build
+from impala import build, part_checks
 from impala.acting import CompiledStep
+from impala.agents.agent import Agent
+from impala.components import ALGORITHM, OPTIMISER
 from impala.config import parts, values
 from impala.config.schema import Config
 from impala.environments.spaces import Spaces
 from impala.schedule import tasks
+from impala.schedule.phases import words
 from impala.schedule.tasks import Schedule, Task
 from impala.types import Unroll
+from learner.update import optimisers, output_judge
 from learner.update.phases import Phases
 from learner.update.replicas import Replicas
 
@@ -61,7 +65,21 @@ def plan_of(config: Config, replicas: Replicas = _ALONE) -> Plan:
         with replicas.scope():
             agent = build.agent(config.agent, *spaces, seed=config.seed, own=own)
         phases = Phases(config, agent, replicas)
+        unroll_spec = build.unroll_spec(agent, *spaces, config.learner.unroll_length)
+        with replicas.scope():
+            _check_own(config, agent, unroll_spec)
     except ValueError as error:
         raise values.OptionError(str(error)) from error
-    unroll_spec = build.unroll_spec(agent, *spaces, config.learner.unroll_length)
     return Plan(played, schedule, spaces, phases, unroll_spec)
+
+
+def _check_own(config: Config, agent: Agent, unroll_spec: Unroll) -> None:
+    """Raises ComponentError if an algorithm or optimiser of one's own is not as it is used."""
+    for name in dict.fromkeys(word.algorithm for word in words(config)):
+        if name not in ALGORITHM.built_in:
+            algorithm = build.algorithm(name, config, agent)
+            part_checks.check_loss(name, algorithm, output_judge.blank(unroll_spec))
+    if (name := config.optimiser.name) not in OPTIMISER.built_in:
+        variables = agent.trainable_variables
+        optimiser = optimisers.make(config.optimiser, variables, parts.found(config))
+        part_checks.check_optimiser(name, optimiser.apply, variables)

@@ -43,6 +43,8 @@ def _package(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         "class RoundThing(Flat): pass\n"
         "class Other: pass\n"
         "class Unfinished(Thing): pass\n"
+        "class Unmade(Flat):\n"
+        "    def __init__(self, colour): pass\n"
         "made = Flat()\n"
     )
     (package / "games.py").write_text(
@@ -118,6 +120,7 @@ def test_what_is_refused_is_not_imported(tmp_path: pathlib.Path) -> None:
         ),
         ("mine.things:made", "mine.things:made is not a thing: derive it"),
         ("mine.things:Unfinished", "an abstract thing: it has to define show."),
+        ("mine.things:Unmade", "mine.things:Unmade cannot be made: "),
         ("mine.broken:Flat", "Importing mine.broken raises ZeroDivisionError: division by zero ("),
         ("mine.broken:Flat", "broken.py:2, in <module>)."),
         ("mine.lacking:Flat", "Importing mine.lacking raises ModuleNotFoundError: No module named"),

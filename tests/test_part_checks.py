@@ -1,0 +1,300 @@
+"""Parts of one's own that would fail far from their cause, or not at all, are refused by name."""
+
+import contextlib
+import dataclasses
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import sonnet as snt
+import tensorflow as tf
+
+from impala import build, part_checks
+from impala.agents.cores import Core
+from impala.agents.torsos import Torso
+from impala.algorithms import losses
+from impala.algorithms.base import Algorithm, LossOutput
+from impala.components import CORE, TORSO, ComponentError
+from impala.config import parts
+from impala.config.parts import Found
+from impala.config.schema import (
+    AgentConfig,
+    Config,
+    EnvironmentConfig,
+    ObjectiveConfig,
+    OptimiserConfig,
+)
+from impala.config.values import OptionError
+from impala.types import Batch
+from learner.plan import plan_of
+from learner.update.optimisers import Optimiser
+from learner.update.output_judge import blank
+
+VECTOR = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+IMAGE = gym.spaces.Box(0, 255, (6, 5), np.uint8)
+NEST = gym.spaces.Dict({"a": VECTOR, "b": gym.spaces.Discrete(4, start=100)})
+LARGE = gym.spaces.Box(-3e38, 3e38, (3,), np.float32)
+
+
+class Linear(Torso):
+    sees: ClassVar[Any] = "vector"
+
+    def __init__(self, settings: Any = None, name: str | None = None) -> None:
+        super().__init__(settings, name=name)
+        self._linear = snt.Linear(4)
+
+    def __call__(self, inputs: Any) -> tf.Tensor:
+        return self._linear(inputs)
+
+
+class OfImages(Linear):
+    sees = "image"
+
+    def __call__(self, inputs: Any) -> tf.Tensor:
+        return self._linear(snt.flatten(inputs))
+
+
+class OfNests(Linear):
+    sees = "observation"
+
+    def __call__(self, inputs: Any) -> tf.Tensor:
+        return self._linear(inputs["a"]) + tf.one_hot(inputs["b"] - 100, 4)
+
+
+class Rows(Linear):
+    def __call__(self, inputs: Any) -> tf.Tensor:
+        return self._linear(inputs)[:, None]
+
+
+class Means(Linear):
+    def __call__(self, inputs: Any) -> tf.Tensor:
+        return self._linear(inputs - tf.reduce_mean(inputs, axis=0))
+
+
+class Noisy(Linear):
+    def __call__(self, inputs: Any) -> tf.Tensor:
+        return self._linear(inputs) + tf.random.normal([4])
+
+
+class Branches(Linear):
+    def __call__(self, inputs: Any) -> tf.Tensor:
+        features = self._linear(inputs)
+        return features if tf.reduce_sum(features) > 0 else -features
+
+
+class Misspelt(Linear):
+    sees = "pixels"
+
+
+@pytest.mark.parametrize(
+    ("torso", "space"),
+    [(Linear, VECTOR), (Linear, NEST), (OfImages, IMAGE), (OfNests, NEST), (Linear, LARGE)],
+)
+def test_a_torso_of_each_kind_passes(torso: type[Torso], space: gym.Space) -> None:
+    part_checks.check_torso("mine:Torso", torso(), space)
+
+
+@pytest.mark.parametrize(
+    ("torso", "said"),
+    [
+        (Rows, r"gives float32 \(2, 1, 4\) for two .*must give float32 \[N, F\]"),
+        (Means, "gives other features for an observation when another one is beside it"),
+        (Noisy, "nothing may be random"),
+        (Branches, "The torso mine:Torso raises OperatorNotAllowedInGraphError"),
+        (Misspelt, "sees of mine:Torso is 'pixels'; it must be one of"),
+    ],
+)
+def test_a_torso_that_does_not_map_row_by_row_is_refused(torso: type[Torso], said: str) -> None:
+    with pytest.raises(ComponentError, match=said):
+        part_checks.check_torso("mine:Torso", torso(), VECTOR)
+
+
+class Decay(Core):
+    def initial_state(self, batch_size: int | tf.Tensor) -> Any:
+        return tf.zeros([batch_size, 4])
+
+    def __call__(self, inputs: tf.Tensor, is_first: tf.Tensor, state: Any) -> Any:
+        outputs = []
+        for row, first in zip(tf.unstack(inputs), tf.unstack(is_first), strict=True):
+            state = 0.5 * self._before(first, state) + row
+            outputs.append(state)
+        return tf.stack(outputs), state
+
+    def _before(self, first: tf.Tensor, state: Any) -> Any:
+        return tf.where(first[:, None], tf.zeros_like(state), state)
+
+
+class Unforgetting(Decay):
+    def _before(self, first: tf.Tensor, state: Any) -> Any:
+        return state
+
+
+class AllRows(Decay):
+    def __call__(self, inputs: tf.Tensor, is_first: tf.Tensor, state: Any) -> Any:
+        outputs, state = super().__call__(inputs, is_first, state)
+        return outputs - tf.reduce_mean(outputs, axis=0), state
+
+
+class LastRow(Decay):
+    def __call__(self, inputs: tf.Tensor, is_first: tf.Tensor, state: Any) -> Any:
+        return super().__call__(inputs, is_first, state)[0][-1], state
+
+
+class OtherState(Decay):
+    def __call__(self, inputs: tf.Tensor, is_first: tf.Tensor, state: Any) -> Any:
+        outputs, state = super().__call__(inputs, is_first, state)
+        return outputs, (state, state)
+
+
+def test_a_core_that_forgets_passes() -> None:
+    part_checks.check_core("mine:Core", Decay(), 4)
+
+
+@pytest.mark.parametrize(
+    ("core", "said"),
+    [
+        (Unforgetting, "lets the state of before act upon a row where is_first is true"),
+        (AllRows, "gives other outputs for three rows at once than for one row after another"),
+        (LastRow, r"gives outputs \(2, 4\) for inputs \(3, 2, 4\): it must give \[T, B, G\]"),
+        (OtherState, "must have the same structure, shapes and dtypes"),
+    ],
+)
+def test_a_core_that_is_no_recurrence_is_refused(core: type[Core], said: str) -> None:
+    with pytest.raises(ComponentError, match=said):
+        part_checks.check_core("mine:Core", core(), 4)
+
+
+class Values(Algorithm):
+    def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> Any:
+        output, _ = self.agent.unroll(batch.unroll.timestep, batch.unroll.core_state)
+        steps = losses.align(batch, output, self._objective)
+        loss = losses.masked(tf.square(steps.values), steps.mask)
+        entropy = self.agent.distribution.entropy(steps.target_policy)
+        return self._said(loss - losses.masked(entropy, steps.mask))
+
+    def _said(self, loss: tf.Tensor) -> Any:
+        return LossOutput(loss, {"size": tf.reduce_mean(loss)})
+
+
+class Mean(Values):
+    def _said(self, loss: tf.Tensor) -> Any:
+        return LossOutput(tf.reduce_mean(loss), {})
+
+
+class PerEnvironment(Values):
+    def _said(self, loss: tf.Tensor) -> Any:
+        return LossOutput(tf.reduce_sum(loss, axis=0), {})
+
+
+class Tensor(Values):
+    def _said(self, loss: tf.Tensor) -> Any:
+        return loss
+
+
+class Metric(Values):
+    def _said(self, loss: tf.Tensor) -> Any:
+        return LossOutput(loss, {"size": loss[0]})
+
+
+class WithoutPolicy(Values):
+    def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> Any:
+        output, _ = self.agent.unroll(batch.unroll.timestep, batch.unroll.core_state)
+        return LossOutput(tf.square(output.baseline[1:]), {})
+
+
+def _check(algorithm: type[Algorithm]) -> None:
+    spaces = VECTOR, gym.spaces.Discrete(3)
+    agent = build.agent(AgentConfig(hidden_sizes=(4,)), *spaces)
+    batch = blank(build.unroll_spec(agent, *spaces, unroll_length=5))
+    part_checks.check_loss("mine:Loss", algorithm(agent, ObjectiveConfig(), None), batch)
+
+
+def test_an_algorithm_passes() -> None:
+    _check(Values)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        (Mean, r"is float32 \(\); it must be float32 \[T, B\], here \[5, 2\]"),
+        (PerEnvironment, r"is float32 \(2,\); it must be"),
+        (Tensor, "The loss of mine:Loss returns SymbolicTensor: return a LossOutput"),
+        (Metric, r"The metric size of mine:Loss has the shape \(2,\); it must be a scalar"),
+        (WithoutPolicy, "policy/.* has no gradient, as it does not act upon the loss"),
+    ],
+)
+def test_an_algorithm_whose_loss_is_not_one_of_each_step_is_refused(
+    algorithm: type[Algorithm], said: str
+) -> None:
+    with pytest.raises(ComponentError, match=said):
+        _check(algorithm)
+
+
+class Descent(Optimiser):
+    def apply(self, gradients: Any, variables: Any, learning_rate: Any) -> None:
+        for gradient, variable in zip(gradients, variables, strict=True):
+            variable.assign_sub(learning_rate * gradient + 1.0)
+
+
+class Lazy(Optimiser):
+    def apply(self, gradients: Any, variables: Any, learning_rate: Any) -> None:
+        self.moments = [tf.Variable(tf.zeros_like(gradient)) for gradient in gradients]
+
+
+class WithoutRate(Optimiser):
+    def apply(self, gradients: Any, variables: Any) -> None:  # type: ignore[override]
+        pass
+
+
+def test_an_optimiser_passes_and_changes_nothing() -> None:
+    variable = tf.Variable([1.0, 2.0])
+    part_checks.check_optimiser("mine:Optimiser", Descent([variable]).apply, [variable])
+    np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("optimiser", "said"),
+    [
+        (Lazy, "mine:Optimiser makes a variable in apply"),
+        (WithoutRate, "The optimiser mine:Optimiser raises TypeError: .*takes 3 positional"),
+    ],
+)
+def test_an_optimiser_that_checkpoints_would_not_hold_is_refused(
+    optimiser: type[Optimiser], said: str
+) -> None:
+    variable = tf.Variable([1.0, 2.0])
+    with pytest.raises(ComponentError, match=said):
+        part_checks.check_optimiser("mine:Optimiser", optimiser([variable]).apply, [variable])
+
+
+@pytest.mark.parametrize(
+    ("torso", "core", "said"),
+    [(Linear, Decay, ""), (Means, Decay, "mine:Torso"), (Linear, Unforgetting, "mine:Core")],
+)
+def test_every_process_tries_the_parts_of_the_agent_it_makes(
+    torso: type[Torso], core: type[Core], said: str
+) -> None:
+    own = {(TORSO, "mine:Torso"): Found(torso, None), (CORE, "mine:Core"): Found(core, None)}
+    config = AgentConfig(torso="mine:Torso", core="mine:Core")
+    with pytest.raises(ComponentError, match=said) if said else contextlib.nullcontext():
+        build.agent(config, VECTOR, gym.spaces.Discrete(3), own=own)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (Config(algorithm=f"{__name__}:Mean"), "The loss of .*Mean is float32"),
+        (Config(optimiser=OptimiserConfig(name=f"{__name__}:Lazy")), "Lazy makes a variable"),
+    ],
+)
+def test_the_learner_tries_algorithm_and_optimiser_before_it_serves(
+    config: Config, said: str
+) -> None:
+    small = dataclasses.replace(
+        config,
+        environment=EnvironmentConfig(id="Catch"),
+        agent=AgentConfig(torso="mlp", hidden_sizes=(4,)),
+    )
+    with pytest.raises(OptionError, match=said):
+        plan_of(parts.compose(small))
