@@ -13,8 +13,10 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import gymnasium as gym
+
 from impala.components import ALGORITHM, CORE, OPTIMISER, TORSO
-from impala.config.schema import Config
+from impala.config.schema import Config, EnvironmentConfig, RepeatConfig
 from impala.schedule import phases, tasks
 
 # Prefix of an environment's id -> its module, on which no other environment depends.
@@ -106,10 +108,19 @@ def _wrappers(config: Config, ids: Sequence[str]) -> Iterator[str]:
     yield f"{wrappers}:Checked"
     if settings.last_action or settings.last_reward or settings.time_in_episode:
         yield f"{wrappers}:WithHistory"
-    if any({"bandit", "minatar"} & _own(each) for each in ids):
+    others = [id for id in ids if not _own(id)]
+    if any({"bandit", "minatar"} & _own(id) for id in ids) or any(
+        _has_vector(id, settings) for id in others
+    ):
         yield f"{gymnasium}:vector"
-    if not all(map(_own, ids)):
+    if not all(_has_vector(id, settings) for id in others):
         yield f"{gymnasium}:in_turn"
+
+
+def _has_vector(id: str, settings: EnvironmentConfig) -> bool:
+    """Returns whether environments of an id step together by Gymnasium's own code."""
+    wants = settings.vectorization == "own" and settings.repeat == RepeatConfig()
+    return wants and gym.spec(id).vector_entry_point is not None
 
 
 def _own(id: str) -> set[str]:

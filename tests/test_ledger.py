@@ -190,6 +190,14 @@ def test_a_result_depends_on_its_own_environment_alone(id: str, own: set[str]) -
         ({"id": "Catch"}, {"wrappers:Checked"}),
         ({"id": "CartPole-v1"}, {"wrappers:Checked", "gymnasium:in_turn"}),
         (
+            {"id": "CartPole-v1", "vectorization": "own"},
+            {"wrappers:Checked", "gymnasium:vector"},
+        ),
+        (
+            {"id": "Pendulum-v1", "vectorization": "own"},
+            {"wrappers:Checked", "gymnasium:in_turn"},
+        ),
+        (
             {"id": "CartPole-v1", "vectorization": "async"},
             {"wrappers:Checked", "gymnasium:in_turn", "processes"},
         ),
