@@ -262,6 +262,45 @@ class Odd(gym.Env):
         return {"pair": pair, "count": 4 if is_odd and self._how == "choice" else 1}
 
 
+class Wide(gym.Env):
+    """Observes numbers of another type than its space's.
+
+    Args:
+      numbers: two of them, after the first observation.
+      dtype: theirs.
+    """
+
+    observation_space: gym.Space = gym.spaces.Dict(
+        {"depth": gym.spaces.Box(0, 255, (2,), np.uint8)}
+    )
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, numbers: list[float], dtype: str) -> None:
+        self._numbers = np.array(numbers, dtype)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        return {"depth": np.zeros(2, np.uint8)}, {}
+
+    def step(self, action: int) -> Any:
+        return {"depth": self._numbers}, 0.0, False, False, {}
+
+
+class WideArray(Wide):
+    """As `Wide`, without a Dict."""
+
+    observation_space: gym.Space = gym.spaces.Box(0, 255, (2,), np.uint8)
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        observation, info = super().reset(**kwargs)
+        return observation["depth"], info
+
+    def step(self, action: int) -> Any:
+        observation, *others = super().step(action)
+        return (observation["depth"], *others)
+
+
 def cut_off(**kwargs: Any) -> gym.Env:
     """One of Gymnasium's wrappers, which unpacks what a step returns."""
     return gym.wrappers.TimeLimit(Odd(**kwargs), 1000)

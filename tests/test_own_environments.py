@@ -188,6 +188,45 @@ def test_a_process_of_its_own_tells_it_too() -> None:
     assert fault.detail.startswith(f"fault 1, ValueError: own:Odd: {FOUR}")
 
 
+WIDE = [
+    (
+        [3, 300],
+        "uint16",
+        r"\[1\] is 300, which uint8 cannot hold: clip, scale or round it, or corr",
+    ),
+    ([-1, 3], "int64", r"\[0\] is -1, which uint8 cannot hold"),
+    ([1.5, 3.0], "float32", r"\[0\] is 1\.5, which uint8 cannot hold"),
+]
+
+
+@pytest.mark.parametrize(("numbers", "dtype", "says"), WIDE)
+def test_numbers_that_the_type_of_the_space_cannot_hold_are_refused(
+    numbers: list[float], dtype: str, says: str
+) -> None:
+    kwargs = json.dumps({"numbers": numbers, "dtype": dtype})
+    for name, leaf in (("Wide", "observation/depth"), ("WideArray", "observation")):
+        error = error_of(name, kwargs=kwargs)
+        assert re.match(f"ValueError: environment 0 of own:{name}: {leaf}{says}", error), error
+
+
+def test_a_process_of_its_own_refuses_such_numbers_too() -> None:
+    for numbers, dtype, says in WIDE:
+        kwargs = json.dumps({"numbers": numbers, "dtype": dtype})
+        config = EnvironmentConfig(id="own:Wide", kwargs=kwargs, vectorization="async")
+        with closing(environments.make(config, 1)) as environment:
+            environment.reset(0)
+            environment.send(np.zeros(1, np.int64))
+            (fault,) = environment.recv().faults
+        assert re.search(f"ValueError: own:Wide: observation/depth{says}", fault.detail)
+
+
+def test_numbers_that_the_type_of_the_space_can_hold_are_converted() -> None:
+    kwargs = json.dumps({"numbers": [3, 255], "dtype": "int64"})
+    for vectorization in ("sync", "async"):
+        depth = rows("Wide", 1, kwargs=kwargs, vectorization=vectorization)[1].timestep.observation
+        np.testing.assert_array_equal(depth["depth"], np.array([[3, 255]] * 3, np.uint8))
+
+
 def test_a_shape_is_checked_at_every_step_and_limits_at_the_first_hundred() -> None:
     for at in (100, 101):
         kwargs = json.dumps({"how": "shape", "at": at})

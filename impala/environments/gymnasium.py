@@ -211,8 +211,9 @@ def autoreset_mode(vector: VectorEnv) -> AutoresetMode | None:
 class Numbered(gym.Wrapper):
     """One environment of several that step in turn; its errors say which one it is.
 
-    An observation of another shape than its space's is one. Of its infos only numbers are passed
-    on, all of one type: Gymnasium collects each by the type that the first environment gave.
+    An observation that is not of its space's shape and type is one, see `converted`. Of its infos
+    only numbers are passed on, all of one type: Gymnasium collects each by the type that the first
+    environment gave.
 
     Args:
       environment: what is wrapped.
@@ -222,7 +223,8 @@ class Numbered(gym.Wrapper):
     def __init__(self, environment: gym.Env, name: str) -> None:
         super().__init__(environment)
         self._name = name
-        self._shape = environment.observation_space.shape  # looked at first, since that is quick
+        space = environment.observation_space
+        self._form = space.shape, space.dtype  # looked at first, since that is quick
 
     def doing(self) -> str:
         """Which one it is, for a message about where an actor hangs."""
@@ -233,26 +235,49 @@ class Numbered(gym.Wrapper):
     ) -> tuple[Any, dict[str, Any]]:
         try:
             observation, info = self.env.reset(seed=seed, options=options)
-            self._check(observation)
-            return observation, numbers(info)
+            return self._converted(observation), numbers(info)
         except Exception as error:
             raise self._failed(error) from error
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         try:
             observation, reward, terminated, truncated, info = self.env.step(action)
-            self._check(observation)
+            observation = self._converted(observation)
             return observation, reward, terminated, truncated, numbers(info)
         except Exception as error:
             raise self._failed(error) from error
 
-    def _check(self, observation: Any) -> None:
-        if not isinstance(observation, np.ndarray) or observation.shape != self._shape:
-            base.map_leaves(base.check_shape, "observation", self.observation_space, observation)
+    def _converted(self, observation: Any) -> Nest:
+        is_array = isinstance(observation, np.ndarray)
+        if is_array and (observation.shape, observation.dtype) == self._form:
+            return observation
+        return base.map_leaves(converted, "observation", self.observation_space, observation)
 
     def _failed(self, error: Exception) -> EnvironmentFailed:
         message = f"{self._name}: {type(error).__name__}: {error}"
         return EnvironmentFailed(message, *failure_of(error, self._name))
+
+
+def converted(name: str, space: gym.Space, value: Any) -> np.ndarray:
+    """Returns a value that one environment gave, in its space's type.
+
+    Floating-point numbers may be rounded or become infinite, which is refused elsewhere.
+
+    Raises:
+      ValueError: it has another shape, or integers of that type would be other numbers.
+    """
+    base.check_shape(name, space, value)
+    given = np.asarray(value)
+    with np.errstate(over="ignore", invalid="ignore"):
+        array = given.astype(space.dtype, copy=False)
+    if array.dtype.kind in "biu" and given.dtype != array.dtype and (array != given).any():
+        place = tuple(map(int, np.argwhere(array != given)[0]))
+        at = f"[{', '.join(map(str, place))}]" if place else ""
+        raise ValueError(
+            f"{name}{at} is {given[place]}, which {array.dtype} cannot hold: clip, scale or round "
+            "it, or correct observation_space"
+        )
+    return array
 
 
 def numbers(info: Mapping[str, Any]) -> dict[str, float]:

@@ -31,7 +31,7 @@ import numpy as np
 
 from impala.environments import base
 from impala.environments.failure import EnvironmentFailed, failure_of
-from impala.environments.gymnasium import numbers
+from impala.environments.gymnasium import converted, numbers
 from impala.types import EnvironmentFault, EnvironmentStep, Nest, TimeStep
 
 _log = logging.getLogger(__name__)
@@ -569,8 +569,7 @@ class _Player:
         place = self._task.place
 
         def put(name: str, space: gym.Space, value: Any, halves: np.ndarray) -> None:
-            base.check_shape(name, space, value)
-            array = np.asarray(value, halves.dtype)
+            array = converted(name, space, value)
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise ValueError(f"{name} is not finite: {array}")
             halves[half, place] = array
