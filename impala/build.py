@@ -22,7 +22,13 @@ from impala.components import ALGORITHM, CORE, ENVIRONMENT, TORSO, Allowed, Kind
 from impala.config import parts
 from impala.config.parts import Found, Own
 from impala.config.schema import ActorConfig, AgentConfig, Config, EnvironmentConfig
-from impala.environments.spaces import ACTION_MASK, Spaces, has_action_mask, num_tasks
+from impala.environments.spaces import (
+    ACTION_MASK,
+    Spaces,
+    has_action_mask,
+    main_space,
+    num_tasks,
+)
 from impala.schedule.tasks import Task
 from impala.types import AgentOutput, ArraySpec, Nest, StepType, TimeStep, Unroll
 
@@ -82,7 +88,8 @@ def spaces(tasks: Sequence[Task], own: Own = _NONE, *, numbered: bool = False) -
       numbered: whether observations hold the number of the task: `agent.popart`.
 
     Raises:
-      ValueError: as `environment`, or no spaces join the tasks.
+      ValueError: as `environment`, an `action_mask` would not be obeyed, or no spaces join the
+        tasks.
     """
     from impala import environments
 
@@ -91,12 +98,31 @@ def spaces(tasks: Sequence[Task], own: Own = _NONE, *, numbered: bool = False) -
     for task in tasks:
         probe = environment(task.environment, num_envs=1, own=own)
         probe.close()
+        _check_mask_is_one(task, probe.observation_space)
         if task.environment.last_action:
             _check_choices(task, "action", probe.action_space, "environment.last_action")
         if len(tasks) > 1:
             _check_choices(task, "observation", probe.observation_space, "several tasks")
         of_tasks.append((probe.observation_space, probe.action_space))
     return environments.join([task.name for task in tasks], of_tasks, numbered)
+
+
+def _check_mask_is_one(task: Task, space: gym.Space) -> None:
+    """Checks that an `action_mask` stands where it is obeyed.
+
+    Raises:
+      ValueError: it stands elsewhere, and so would only be observed.
+    """
+    if has_action_mask(space):
+        return
+    own = main_space(space)
+    if isinstance(own, gym.spaces.Dict) and ACTION_MASK in own.spaces:
+        raise ValueError(
+            f"{task.name}: its observation is a Dict of {', '.join(sorted(own.spaces))}, in which "
+            f"{ACTION_MASK} would not be obeyed. Observe a Dict of observation and {ACTION_MASK} "
+            "alone, and let observation be a Dict of all that the agent is to see; or give "
+            f"{ACTION_MASK} another name if no action is forbidden."
+        )
 
 
 def _check_choices(task: Task, name: str, space: gym.Space, used: str) -> None:

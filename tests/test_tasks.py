@@ -19,6 +19,9 @@ from impala.environments.wrappers import WithHistory
 from impala.schedule import tasks
 from impala.types import EnvironmentStep, StepType, TimeStep
 
+SEEN = {"type": "Box", "shape": [2]}
+MASK = {"type": "MultiBinary", "n": 3}
+CHOICE = {"type": "Discrete", "n": 3}
 SMALL, LARGE = "Catch", 'Catch{"rows": 6, "columns": 9}'
 
 
@@ -306,6 +309,31 @@ def test_a_mask_must_be_as_large_as_there_are_choices() -> None:
     actions = gym.spaces.Dict({"aim": gym.spaces.Box(-1, 1, (2,)), "fire": gym.spaces.Discrete(2)})
     with pytest.raises(ValueError, match=r"2 choices in all its parts .* the shape \(2,\)"):
         build.agent(AgentConfig(), observations, actions)
+
+
+def masking(*beside: str, last_action: bool = False) -> list[tasks.Task]:
+    """An environment whose observation is a Dict of these parts and an action mask."""
+    parts = {**dict.fromkeys(beside, SEEN), "action_mask": MASK}
+    described = {"observation_space": {"type": "Dict", "spaces": parts}, "action_space": CHOICE}
+    one = EnvironmentConfig(id="External", kwargs=json.dumps(described), last_action=last_action)
+    return tasks.make(one, TasksConfig())
+
+
+@pytest.mark.parametrize("last_action", [False, True])
+@pytest.mark.parametrize("beside", [("obs",), ("observation", "other")])
+def test_a_mask_beside_anything_but_an_observation_is_refused(
+    beside: tuple[str, ...], last_action: bool
+) -> None:
+    keys = ", ".join(["action_mask", *beside])
+    says = f"External: its observation is a Dict of {keys}, in which action_mask would not be obey"
+    with pytest.raises(ValueError, match=says):
+        build.spaces(masking(*beside, last_action=last_action))
+
+
+def test_a_mask_beside_an_observation_is_taken() -> None:
+    observation_space, _ = build.spaces(masking("observation", last_action=True))
+    assert isinstance(observation_space, gym.spaces.Dict)
+    assert set(observation_space.spaces) == {"observation", "action_mask", "last_action"}
 
 
 def test_the_schedule_fits_the_configuration_it_was_made_from() -> None:
