@@ -1,5 +1,6 @@
 """The command line: what it understands, what it says of what it does not, and what it starts."""
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 
+import gymnasium as gym
 import numpy as np
 import PIL.Image
 import PIL.ImageSequence
@@ -19,7 +21,7 @@ import pytest
 import services
 import yaml
 
-from impala.commands import foreign, train
+from impala.commands import foreign, record, train
 from impala.commands import main as cli
 from impala.commands.actor import Actor, _flags
 from impala.commands.evaluate import Evaluate
@@ -28,6 +30,7 @@ from impala.config import layers, values
 from impala.config.presets import PRESETS
 from impala.config.schema import Config
 from impala.logdir import checkpoint, video
+from impala.logdir.player import Player
 from impala.runtime import installation, listen
 from impala.runtime.failures import Failure, note
 from protos import codec
@@ -631,6 +634,19 @@ def test_record_writes_a_gif_that_plays(logdir: pathlib.Path, tmp_path: pathlib.
     images = _images(file)
     assert len(images) > 1
     assert (images[0] != images[-1]).any()
+
+
+def test_record_says_so_if_an_environment_has_no_render(
+    logdir: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    player = Player(checkpoint.choose(logdir))
+    environment = player.environment(1)
+    monkeypatch.setattr(environment, "render", gym.Env().render)
+    says = (
+        r"Catch cannot be recorded: it has no render\. Define render\(self\), which returns uint8"
+    )
+    with contextlib.closing(environment), pytest.raises(values.OptionError, match=says):
+        next(record._images(player, environment, record.Record(logdir=logdir), []))
 
 
 def _images(path: pathlib.Path) -> list[np.ndarray]:

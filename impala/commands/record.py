@@ -63,6 +63,11 @@ def _images(
         rewards.append(float(step.timestep.reward[0]))
         try:
             picture = environment.render().copy()
+        except NotImplementedError as error:  # as Gymnasium's, where a class defines none
+            raise values.OptionError(
+                f"{player.task} cannot be recorded: it has no render. Define render(self), which "
+                "returns uint8 [height, width, 3]."
+            ) from error
         except ValueError as error:
             raise values.OptionError(f"{player.task} cannot be recorded: {error}") from error
         yield picture
