@@ -248,7 +248,11 @@ class Odd(gym.Env):
         observation = self._observation()
         if self._step == self._at and self._how == "four values":
             return observation, 0.0, False, {}
-        return observation, 0.0, False, False, {}
+        is_odd = self._step == self._at
+        rewards = {"no reward": None, "word": "one", "array": np.ones(1)}
+        reward = rewards.get(self._how, 0.0) if is_odd else 0.0
+        info: dict[str, Any] | None = None if is_odd and self._how == "no info" else {}
+        return observation, reward, False, False, info
 
     def _observation(self) -> Any:
         pair = np.full(2, self._step % 4, np.float32)

@@ -140,6 +140,7 @@ SHAPE = r"observation/pair has shape \(2, 1\), expected \(2,\) by its space: ret
 FOUR = (
     "step returned 4 values, expected observation, reward, terminated, truncated, info: return te"
 )
+ONE = "; it must be one number: return a float"
 OUTSIDE = "outside of its space, -1.0 to 3.0: clip or scale it, or correct observation_space"
 
 
@@ -162,6 +163,14 @@ OUTSIDE = "outside of its space, -1.0 to 3.0: clip or scale it, or correct obser
             "choice",
             "observation/count of environment 0 is 4, outside of its space, 1 to 3: c",
         ),
+        ("Odd", "no reward", f"environment 0 of own:Odd: the reward is None{ONE}"),
+        ("Odd", "word", f"environment 0 of own:Odd: the reward is 'one'{ONE}"),
+        ("Odd", "array", rf"environment 0 of own:Odd: the reward is an array of shape \(1,\){ONE}"),
+        (
+            "Odd",
+            "no info",
+            "environment 0 of own:Odd: the info is None; it must be a dict: return {}",
+        ),
     ],
 )
 def test_what_an_environment_returns_wrongly_is_told_in_a_line(
@@ -179,13 +188,17 @@ def test_the_first_observation_is_looked_at(how: str) -> None:
         environment.reset(0)
 
 
-def test_a_process_of_its_own_tells_it_too() -> None:
-    config = EnvironmentConfig(id="own:Odd", kwargs='{"how": "four values"}', vectorization="async")
+@pytest.mark.parametrize(
+    ("how", "says"), [("four values", FOUR), ("no reward", f"the reward is None{ONE}")]
+)
+def test_a_process_of_its_own_tells_it_too(how: str, says: str) -> None:
+    kwargs = json.dumps({"how": how})
+    config = EnvironmentConfig(id="own:Odd", kwargs=kwargs, vectorization="async")
     with closing(environments.make(config, 1)) as environment:
         environment.reset(0)
         environment.send(np.zeros(1, np.int64))
         (fault,) = environment.recv().faults
-    assert fault.detail.startswith(f"fault 1, ValueError: own:Odd: {FOUR}")
+    assert fault.detail.startswith(f"fault 1, ValueError: own:Odd: {says}")
 
 
 WIDE = [

@@ -243,7 +243,7 @@ class Numbered(gym.Wrapper):
         try:
             observation, reward, terminated, truncated, info = self.env.step(action)
             observation = self._converted(observation)
-            return observation, reward, terminated, truncated, numbers(info)
+            return observation, number(reward), terminated, truncated, numbers(info)
         except Exception as error:
             raise self._failed(error) from error
 
@@ -280,8 +280,28 @@ def converted(name: str, space: gym.Space, value: Any) -> np.ndarray:
     return array
 
 
-def numbers(info: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the numeric scalars of one environment's info, by name."""
+def number(reward: Any) -> float:
+    """Returns the reward that one environment gave.
+
+    Raises:
+      ValueError: it is not one number.
+    """
+    try:
+        return float(reward)
+    except (TypeError, ValueError):
+        is_array = bool(getattr(reward, "shape", ()))
+        what = f"an array of shape {reward.shape}" if is_array else repr(reward)
+        raise ValueError(f"the reward is {what}; it must be one number: return a float") from None
+
+
+def numbers(info: Any) -> dict[str, float]:
+    """Returns the numeric scalars of one environment's info, by name.
+
+    Raises:
+      ValueError: it has no names.
+    """
+    if not isinstance(info, Mapping):
+        raise ValueError(f"the info is {info!r}; it must be a dict: return {{}} if it says nothing")
     return {
         name: float(value)
         for name, value in info.items()

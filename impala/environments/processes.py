@@ -31,7 +31,7 @@ import numpy as np
 
 from impala.environments import base
 from impala.environments.failure import EnvironmentFailed, failure_of
-from impala.environments.gymnasium import converted, numbers
+from impala.environments.gymnasium import converted, number, numbers
 from impala.types import EnvironmentFault, EnvironmentStep, Nest, TimeStep
 
 _log = logging.getLogger(__name__)
@@ -555,7 +555,7 @@ class _Player:
             self._memory.action,
         )
         observation, reward, terminated, truncated, info = self._environment.step(action)
-        return self._write(half, observation, float(reward), terminated, truncated, info)
+        return self._write(half, observation, number(reward), terminated, truncated, info)
 
     def _write(
         self,
