@@ -181,6 +181,8 @@ def test_what_cannot_be_acted_on_is_refused() -> None:
     policy = impala.load(STORED / "cartpole")
     with pytest.raises(ValueError, match=r"observation has shape \(3,\), expected \(4,\)"):
         policy(np.zeros(3, np.float32))
+    with pytest.raises(ValueError, match=r"observation\[1, 2\] is nan; it must be a finite number"):
+        policy([[0.0] * 4, [0.0, 0.0, float("nan"), 0.0]])
     with pytest.raises(ValueError, match=r"observation is complex128, expected float32"):
         policy(np.zeros(4, complex))
     assert policy(np.zeros((2, 4))).shape == (2,)
@@ -188,6 +190,11 @@ def test_what_cannot_be_acted_on_is_refused() -> None:
         policy(np.zeros(4))
     policy.reset()
     assert policy(np.zeros(4)).shape == ()
+
+    catch = impala.load(STORED / "catch")
+    board = np.full(catch.observation_space.shape or (), 300, np.uint16)
+    with pytest.raises(ValueError, match=r"observation.* is 300; .* number that uint8 can hold"):
+        catch(board)
 
     bandit = impala.load(STORED / "bandit")
     bandit(0)  # an episode begins: there is no last reward yet

@@ -185,9 +185,19 @@ def _look(space: gym.Space, observation: Nest) -> tuple[_Shown, Nest]:
             raise ValueError(f"{name} has shape {array.shape}, expected {shape} or (E, *{shape}).")
         if not np.can_cast(array.dtype, space.dtype, "same_kind"):
             raise ValueError(f"{name} is {array.dtype}, expected {space.dtype}.")
-        is_batch = array.ndim > len(shape)
-        counts.add(len(array) if is_batch else None)
-        return (array if is_batch else array[np.newaxis]).astype(space.dtype, copy=False)
+        with np.errstate(over="ignore"):
+            values = array.astype(space.dtype, copy=False)
+        good = np.isfinite(values) if values.dtype.kind == "f" else values == array
+        if not good.all():
+            place = tuple(map(int, np.argwhere(~good)[0]))
+            at = f"[{', '.join(map(str, place))}]" if place else ""
+            raise ValueError(
+                f"{name}{at} is {array[place]}; it must be a finite number that {space.dtype} can "
+                "hold."
+            )
+        is_batch = values.ndim > len(shape)
+        counts.add(len(values) if is_batch else None)
+        return values if is_batch else values[np.newaxis]
 
     values = base.map_leaves(as_batch, "observation", space, observation)
     if len(counts) != 1:
