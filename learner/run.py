@@ -73,6 +73,7 @@ def run_learner(
     init_from: pathlib.Path | None,
     when_finished: str,
     stopped_status: int = 0,
+    own_actors: bool = False,
     security: ServerSecurity,
     health_listen: str | None = None,
     metrics_listen: str | None = None,
@@ -92,6 +93,7 @@ def run_learner(
         not opened if the run is resumed.
       when_finished: "exit", or "idle" to go on serving the final parameters.
       stopped_status: what to return for a run that was stopped before its end.
+      own_actors: all actors are the run's own: the run fails when one would be quarantined.
       security: which credentials callers need, and the server's own.
       health_listen: HOST:PORT where only health is served, in plain text.
       metrics_listen: HOST:PORT where Prometheus metrics are served.
@@ -137,7 +139,7 @@ def run_learner(
             # Restored state.
             if not checkpoint.exists(logdir):
                 directory.move_kept_aside()
-            records = Records.begin(config)
+            records = Records.begin(config, own_actors=own_actors)
             resumed = resume(logdir, plan.phases, records.accounts, initial, group)
             if empty_replay:
                 directory.move_replay_aside()
@@ -266,7 +268,9 @@ def run_learner(
 
             telemetry.begin(training.learner.counters)
             for iteration in training.iterations(
-                until=stop.is_set, may_learn=snapshot_maker.has_room, queued=lambda: ingest.depth
+                until=lambda: stop.is_set() or bool(records.quarantine.ends_run),
+                may_learn=snapshot_maker.has_room,
+                queued=lambda: ingest.depth,
             ):
                 server.check()
                 for part in iteration.provenance:
@@ -282,7 +286,10 @@ def run_learner(
                     service.learned()
             publisher.wait()
 
-            if not training.is_finished:
+            ends_run = "" if training.is_finished or stop.is_set() else records.quarantine.ends_run
+            if ends_run:
+                _log.error("Stopping: %s", ends_run)
+            elif not training.is_finished:
                 _log.info("Stopping: %s.", stop.cause if stop.is_set() else "a peer stops")
             if finished := training.is_finished:
                 service.finish()
@@ -313,6 +320,8 @@ def run_learner(
             return 1
     if finished:
         return 0
+    if ends_run:
+        return 1
     return stopped_status if stop.is_set() else STOPPED
 
 

@@ -279,6 +279,17 @@ def test_a_critic_learns_before_the_policy_and_another_run_starts_from_both(
     assert last["unrolls/received"] == last["unrolls/learned"] + last["unrolls/queued"] + dropped
 
 
+def test_a_run_ends_when_its_own_actors_send_what_is_refused(tmp_path: pathlib.Path) -> None:
+    trained = services.run(
+        *("train", "catch", "--limits.reward", "0.5", "--logdir", tmp_path / "run")
+    )
+    assert trained.returncode == 1, trained.stdout + trained.stderr
+    (said,) = [line for line in trained.stderr.splitlines() if "timestep/reward holds" in line]
+    assert "ERROR learner.run: Stopping: actor is to blame for range: timestep/reward" in said
+    assert "Raise limits.reward" in said
+    assert "Ended with status 1" in trained.stderr
+
+
 def test_poison_in_replay_does_not_end_a_run(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,7 +149,7 @@ def test_an_actor_that_was_quarantined_comes_back_and_loses_one_message(
         assert member.rejected == 4
         assert served.member("b").blamed == 0
     told = [record.getMessage() for record in caplog.records]
-    assert sum("a is quarantined for 60 s after 3 blames" in line for line in told) == 1
+    assert sum("It is quarantined for 60 s after 3 blames" in line for line in told) == 1
     assert any("a waits for the learner" in line and "last for not_finite" in line for line in told)
 
 

@@ -42,8 +42,9 @@ def test_the_third_blame_within_the_window_is_a_quarantine_that_ends(
     assert quarantine.standing("a") == Standing(8, 60.0, "range: 4 is too large")
     assert (quarantine.standing("b").seconds_left, quarantine.count()) == (0.0, 1)
     (record,) = caplog.records
-    assert "a is quarantined for 60 s after 3 blames in 0 s" in record.getMessage()
-    assert "The last blame: range: 0 is too large" in record.getMessage()
+    assert record.getMessage().startswith(
+        "a is to blame for range: 0 is too large. It is quarantined for 60 s after 3 blames in 0 s"
+    )
     assert "--security.revoked-file" in record.getMessage()
     clock.now += 59.0
     assert quarantine.standing("a").seconds_left == 1.0
@@ -91,6 +92,19 @@ def test_one_blame_may_be_enough() -> None:
     quarantine, _ = _quarantine(blames=1, seconds=5.0)
     _blame(quarantine, "a", times=1)
     assert quarantine.standing("a").seconds_left == 5.0
+
+
+def test_among_the_runs_own_actors_it_says_why_the_run_is_to_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    quarantine = Quarantine(QuarantineConfig(), _Clock(), own_actors=True)
+    _blame(quarantine, "a", times=2)
+    assert quarantine.ends_run == ""
+    _blame(quarantine, "a", times=1)
+    assert quarantine.ends_run == (
+        "a is to blame for range: 0 is too large. It was blamed 3 times in 0 s."
+    )
+    assert not caplog.records
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,9 @@ class Learner(RunFlags):
     stopped_status: Annotated[int, Range(0, 125)] = 0
     """Exit status if a signal stops the run before its end. 0 suits Kubernetes and systemd; use 75
     if a script must distinguish a stopped run from a finished one."""
+    own_actors: bool = False
+    """All actors are the run's own, as with `impala train`: when one would be quarantined, say why
+    and end with status 1."""
     health_listen: str | None = None
     """HOST:PORT where only gRPC health is served, in plain text, for probes without TLS."""
     metrics_listen: str | None = None
@@ -79,6 +82,7 @@ def learner(command: Learner) -> int:
             init_from=command.init_from,
             when_finished=command.when_finished,
             stopped_status=command.stopped_status,
+            own_actors=command.own_actors,
             security=command.security,
             health_listen=command.health_listen,
             metrics_listen=command.metrics_listen,

@@ -208,6 +208,7 @@ def _learner_program(
             *[*process.IMPALA, "learner", command.preset, *words],
             *["--logdir", str(logdir), "--listen", f"unix:{socket}"],
             *["--log-format", command.log_format, "--stopped-status", str(STOPPED)],
+            "--own-actors",
         ],
         environ=layers.to_environment(settings),
         output=output,

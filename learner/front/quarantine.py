@@ -2,7 +2,8 @@
 
 Actors are blamed for contents that no honest actor sends, and as culprits of an update that is not
 finite; never for effects of restarts. They are identified by name, so a restart does not help.
-Nothing is saved: a restarted learner starts with no blames.
+Nothing is saved: a restarted learner starts with no blames. Where all actors are the run's own,
+nobody is refused: the run ends instead.
 """
 
 import collections
@@ -44,15 +45,23 @@ class Quarantine:
     """Tracks who was blamed, and who is refused. Every method is thread-safe."""
 
     def __init__(
-        self, config: QuarantineConfig, clock: Callable[[], float] = time.monotonic
+        self,
+        config: QuarantineConfig,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        own_actors: bool = False,
     ) -> None:
         """Starts with no blames.
 
         Args:
           config: number of blames before a quarantine, and its duration.
           clock: monotonic, in seconds.
+          own_actors: all actors are the run's own, so that a quarantine is to end it.
         """
         self._config = config
+        self._own_actors = own_actors
+        self.ends_run = ""
+        """Why the run is to end; empty if it may go on."""
         self._clock = clock
         self._lock = threading.Lock()
         self._records: collections.OrderedDict[str, _Record] = collections.OrderedDict()
@@ -86,10 +95,14 @@ class Quarantine:
             record.recent.clear()
             record.until = now + seconds
             record.quarantines = min(record.quarantines + 1, 64)
+            blame = f"{actor} is to blame for {record.why.rstrip('.')}."
+            if self._own_actors:
+                self.ends_run = f"{blame} It was blamed {blames} times in {since:.0f} s."
+                return
         _log.warning(
-            "%s is quarantined for %.0f s after %d blames in %.0f s: check its host and version, "
-            "or refuse it for good with --security.revoked-file. The last blame: %s",
-            *(actor, seconds, blames, since, record.why),
+            "%s It is quarantined for %.0f s after %d blames in %.0f s: check its environment, "
+            "host and version, or refuse it for good with --security.revoked-file.",
+            *(blame, seconds, blames, since),
         )
 
     def standing(self, actor: str) -> Standing:

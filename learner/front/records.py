@@ -22,12 +22,17 @@ class Records(NamedTuple):
     mistakes: Mistakes  # of actors: valid numbers that mean something else than they should
 
     @classmethod
-    def begin(cls, config: Config) -> Self:
-        """Returns empty records."""
+    def begin(cls, config: Config, *, own_actors: bool = False) -> Self:
+        """Returns empty records.
+
+        Args:
+          config: the run.
+          own_actors: as for `Quarantine`.
+        """
         return cls(
             Accounts(max_in_flight=config.learner.max_in_flight),
             Roster(),
-            Quarantine(config.quarantine),
+            Quarantine(config.quarantine, own_actors=own_actors),
             InfoNames(config.limits.info_names),
             RefusedOutputs(),
             Mistakes(),
