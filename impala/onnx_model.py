@@ -20,7 +20,7 @@ class OnnxError(RuntimeError):
 def written(
     agent: Agent, function: Callable[..., Sequence[tf.Tensor]], inputs: Sequence[tf.TensorSpec]
 ) -> Any:
-    """Returns a function of tensors as an `onnx.ModelProto`; its outputs are in order.
+    """Returns a function of tensors as an `onnx.ModelProto`; see `name_outputs`.
 
     Args:
       agent: that the function calls.
@@ -56,6 +56,21 @@ def written(
     except Exception as error:  # of any kind: it does not say which
         raise _no_operation(error) from error
     return model
+
+
+def name_outputs(model: Any, names: Sequence[str]) -> None:
+    """Names the outputs [B, ...] of a model from `written`, in order.
+
+    Raises:
+      ValueError: there are more or fewer.
+    """
+    import onnx
+
+    graph = model.graph
+    for value, name in zip(graph.output, names, strict=True):
+        graph.node.append(onnx.helper.make_node("Identity", [value.name], [name]))
+        value.name = name
+        value.type.tensor_type.shape.dim[0].dim_param = "B"
 
 
 def session(model: Any) -> Any:

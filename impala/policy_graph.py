@@ -78,18 +78,15 @@ def _named(model: Any, step: ActingStep) -> Any:
 
     graph = model.graph
     has = {value.name for value in graph.input}
-    inputs, first, last = [], [], []
+    inputs, first = [], []
     for number, spec in enumerate(step.inputs):
         shape = ["B" if size is None else size for size in spec.shape]
         kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype.as_numpy_dtype))
         inputs.append(onnx.helper.make_tensor_value_info(spec.name, kind, shape))
         if f"input_{number}" in has:  # the others do not matter to this agent
             first.append(onnx.helper.make_node("Identity", [spec.name], [f"input_{number}"]))
-    for value, name in zip(graph.output, step.outputs, strict=True):
-        last.append(onnx.helper.make_node("Identity", [value.name], [name]))
-        value.name = name
-        value.type.tensor_type.shape.dim[0].dim_param = "B"
-    nodes = [*first, *graph.node, *last]
+    onnx_model.name_outputs(model, step.outputs)
+    nodes = [*first, *graph.node]
     del graph.input[:], graph.node[:]
     graph.input.extend(inputs)
     graph.node.extend(nodes)

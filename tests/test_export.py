@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import onnxruntime
 import pytest
 import tensorflow as tf
 import tree
@@ -242,7 +243,14 @@ def test_an_onnx_model_acts_as_the_agent_does(name: str, tmp_path: pathlib.Path)
     player = Player(checkpoint.choose(STORED / name))
     tried = export.onnx(player, tmp_path, export.recorded(player, steps=8))
     assert (tried.calls, tried.actions) == (9, 0)
-    assert (tmp_path / "model.onnx").exists()
+
+    # Its inputs and outputs have the names that are written beside it.
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
+    described = json.loads((tmp_path / "model.json").read_text())["signatures"]["act_greedy"]
+    assert [value.name for value in session.get_inputs()] == list(described["inputs"])
+    assert [value.name for value in session.get_outputs()] == list(described["outputs"])
+    next_core_state = [f"next_{key}" for key in described["inputs"] if key.startswith("core")]
+    assert list(described["outputs"]) == ["action", "policy", "baseline", *next_core_state]
 
 
 @pytest.mark.slow

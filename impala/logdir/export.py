@@ -9,7 +9,8 @@ The signatures of a SavedModel take and return tensors by name, for B environmen
 * `act_greedy` is the same without `seed`, for the most likely action.
 
 Parts of observations and actions that are dicts or tuples have names such as
-`observation_last_action`. An ONNX model is `act_greedy` alone.
+`observation_last_action`. An ONNX model is `act_greedy` alone, whose next core state is
+`next_core_state_0` and so on: no two values of a graph of ONNX have the same name.
 """
 
 import contextlib
@@ -155,7 +156,7 @@ def saved_model(player: Player, directory: pathlib.Path, timesteps: Iterable[Tim
             run=lambda name, given: loaded.signatures[name](**given),
             names=names,
         )
-        _describe(partial / "model.json", player, functions, names, tried)
+        _describe(partial / "model.json", player, functions, names, tried, renamed={})
     return tried
 
 
@@ -173,15 +174,20 @@ def onnx(player: Player, directory: pathlib.Path, timesteps: Iterable[TimeStep])
     """
     functions = Functions(player.agent, player.spaces)
     specs = functions.inputs["act_greedy"]
-    outputs = list(functions.signatures["act_greedy"].structured_outputs)
+    core_state = _state(player.agent.initial_state(1))
+    names = {  # of the model's outputs
+        name: f"next_{name}" if name in core_state else name
+        for name in functions.signatures["act_greedy"].structured_outputs
+    }
 
     def act(*given: tf.Tensor) -> list[tf.Tensor]:
         said = functions.act(**{spec.name: x for spec, x in zip(specs, given, strict=True)})
-        return [tf.identity(said[name], name) for name in outputs]
+        return [said[name] for name in names]
 
     with _replacing(directory) as partial:
         try:
             model = onnx_model.written(player.agent, act, specs)
+            onnx_model.name_outputs(model, list(names.values()))
             session = onnx_model.session(model)
         except onnx_model.OnnxError as error:
             raise ExportError(f"{error} Or export a SavedModel.") from error
@@ -190,10 +196,10 @@ def onnx(player: Player, directory: pathlib.Path, timesteps: Iterable[TimeStep])
 
         def run(name: str, given: Tensors) -> dict[str, Any]:
             feeds = {key: np.asarray(value) for key, value in given.items() if key in taken}
-            return dict(zip(outputs, session.run(None, feeds), strict=True))
+            return dict(zip(names, session.run(list(names.values()), feeds), strict=True))
 
         tried = trial(*(player.agent, functions, timesteps), run=run, names=["act_greedy"])
-        _describe(partial / "model.json", player, functions, ["act_greedy"], tried)
+        _describe(partial / "model.json", player, functions, ["act_greedy"], tried, renamed=names)
     return tried
 
 
@@ -315,7 +321,12 @@ def _replacing(directory: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _describe(
-    path: pathlib.Path, player: Player, functions: Functions, names: list[str], tried: Trial
+    path: pathlib.Path,
+    player: Player,
+    functions: Functions,
+    names: list[str],
+    tried: Trial,
+    renamed: Mapping[str, str],
 ) -> None:
     def shapes(specs: Iterable[Any]) -> dict[str, str]:
         """Returns dtype and shape of each, such as "float32 [B, 16]"."""
@@ -330,7 +341,10 @@ def _describe(
     signatures = {}
     for name in names:
         outputs = functions.signatures[name].structured_outputs
-        said = [tf.TensorSpec(spec.shape, spec.dtype, key) for key, spec in outputs.items()]
+        said = [
+            tf.TensorSpec(spec.shape, spec.dtype, renamed.get(key, key))
+            for key, spec in outputs.items()
+        ]
         signatures[name] = {"inputs": shapes(functions.inputs[name]), "outputs": shapes(said)}
     normalise = player.config.environment.normalise
     description = {
