@@ -174,6 +174,20 @@ def test_a_member_that_was_killed_while_it_copied_another_is_whole_again(
     assert of() == {"good", "it has gone on"}
 
 
+def test_a_trial_is_where_the_sweep_was_started(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    from impala.sweeps import trial
+
+    monkeypatch.chdir("/")  # and back, in the end
+    monkeypatch.setattr(trial.Trial, "trial_id", "a")
+    begun = object.__new__(trial.Trial)
+    for directory in (tmp_path, tmp_path / "of another host"):
+        begun.setup({}, description.parse(made()), str(tmp_path), str(directory))
+        assert pathlib.Path.cwd() == tmp_path
+
+
 # Whole sweeps.
 
 
@@ -284,6 +298,42 @@ def test_a_trial_that_ended_with_its_episodes_was_not_stopped_early() -> None:
         "trial a: ended after 900 frames, score 0.5",
         "trial a: was stopped early after 900 frames, score 0.5",
     ]
+
+
+def test_a_trial_that_fails_says_why_in_a_line(tmp_path: pathlib.Path) -> None:
+    from impala.sweeps import tuning  # here, as it loads Ray
+
+    lines: list[str] = []
+    shown = tuning._Progress(description.parse(made()), lines.append)
+    trial: Any = SimpleNamespace(trial_id="a", error_file=str(tmp_path / "error.txt"))
+    ended = "Traceback:\n  in step\nTrainingError: Training in a failed: the learner ended.\n"
+    for text in (
+        f"{ended}  frames 0\n  impala: mine:Mine: there is no module 'mine'.\n\n",
+        f"{ended}  10:00 ERROR learner.run: Stopping: full\n  frames 0\n",
+        f"{ended}  Traceback:\n  KeyError: 'gear'\n",
+        "The actor died unexpectedly.\n",
+    ):
+        with open(trial.error_file, "a") as file:  # as Ray does, for each failure
+            file.write(f"Failure # 1 (occurred at 10:00)\n{text}\n")
+        shown.on_trial_recover(1, [], trial)
+    shown.on_trial_error(1, [], trial)
+    assert lines == [
+        "trial a: failed, and is started again: impala: mine:Mine: there is no module 'mine'.",
+        "trial a: failed, and is started again: 10:00 ERROR learner.run: Stopping: full",
+        "trial a: failed, and is started again: KeyError: 'gear'",
+        "trial a: failed, and is started again: The actor died unexpectedly.",
+        f"trial a: failed: The actor died unexpectedly. (see {trial.error_file})",
+    ]
+
+
+@pytest.mark.slow
+def test_trials_find_what_is_in_the_working_directory(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from gymnasium.envs.classic_control import CartPoleEnv as Mine\n"
+    )
+    settings = {"environment": {"id": "mine:Mine"}, "total_frames": 4_000}
+    found = results(tmp_path, made(preset="cartpole", trials=1, settings=settings, cpus=1))
+    assert [row["status"] for row in found] == ["finished"]
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """A trial: a run of `impala train` with settings of its own, as Ray Tune starts and stops it."""
 
+import contextlib
+import os
 import pathlib
 import shutil
 import threading
@@ -36,7 +38,7 @@ class Trial(tune.Trainable):
     """
 
     def setup(  # type: ignore[override]
-        self, config: dict[str, Any], sweep: Sweep, output: str
+        self, config: dict[str, Any], sweep: Sweep, output: str, directory: str
     ) -> None:
         """Starts nothing yet.
 
@@ -44,7 +46,10 @@ class Trial(tune.Trainable):
           config: setting -> its value in this trial.
           sweep: which it belongs to.
           output: of the sweep.
+          directory: the sweep's working directory, where parts of one's own may be.
         """
+        with contextlib.suppress(FileNotFoundError):  # another host need not have it
+            os.chdir(directory)
         self._sweep = sweep
         self._settings = config
         self._directory = trial_directory(pathlib.Path(output), self.trial_id)

@@ -24,6 +24,7 @@ from impala.sweeps.trial import Trial
 os.environ |= {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # signals are ours; SIGUSR1 asks Ray to stop
     "RAY_AIR_NEW_OUTPUT": "0",  # which prints whatever `verbose` says
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # each with pages of Ray's own traceback
 }
 
 _RAY = "ray"  # Ray's own folder in the output
@@ -52,7 +53,9 @@ def run(
     _connect(sweep, address)
     try:
         trainable = tune.with_resources(
-            tune.with_parameters(Trial, sweep=sweep, output=str(output)),
+            tune.with_parameters(
+                Trial, sweep=sweep, output=str(output), directory=str(pathlib.Path.cwd())
+            ),
             {"cpu": sweep.options.cpus, "gpu": sweep.options.gpus},
         )
         folder = str(output / _RAY)
@@ -231,10 +234,23 @@ class _Progress(tune.Callback):
             f"frames, score {results.text(last.get('score'))}",
         )
 
+    def on_trial_recover(
+        self, iteration: int, trials: list[Scheduled], trial: Scheduled, **info: Any
+    ) -> None:
+        self._line(trial, f"failed, and is started again: {_cause(trial.error_file)}")
+
     def on_trial_error(
         self, iteration: int, trials: list[Scheduled], trial: Scheduled, **info: Any
     ) -> None:
-        self._line(trial, f"failed: see {trial.error_file}")
+        self._line(trial, f"failed: {_cause(trial.error_file)} (see {trial.error_file})")
 
     def _line(self, trial: Scheduled, text: str) -> None:
         self._show(f"trial {trial.trial_id}: {text}")
+
+
+def _cause(file: str) -> str:
+    """Returns the last error in a file of Ray's, in a line: of all that it says, the learner's."""
+    text = pathlib.Path(file).read_text(errors="replace").rpartition("Failure # ")[2]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if " ERROR " in line or line.startswith("impala: ")]
+    return (errors or lines)[-1]
