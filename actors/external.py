@@ -46,7 +46,7 @@ def connect(
     action_space: gym.Space | None = None,
     name: str | None = None,
     reconnect_timeout: float | None = None,
-    allow: Sequence[str] = (),
+    allow: str | Sequence[str] = (),
     security: ClientSecurity = NO_SECURITY,
 ) -> "Client":
     """Connects to a learner, for which a loop of one's own then plays: see `Client`.
@@ -60,7 +60,7 @@ def connect(
       action_space: what the loop can do, likewise.
       name: unique in the fleet, 1 to 200 characters; None: host, process id and a number.
       reconnect_timeout: seconds without a learner after which to give up; None: never.
-      allow: code that may be imported if the learner names it: each MODULE or MODULE:ATTRIBUTE.
+      allow: code that may be imported if the learner names it: MODULE, MODULE:ATTRIBUTE, or a list.
       security: the credentials to present, and how to verify the learner.
 
     Raises:
@@ -99,7 +99,7 @@ def connect(
         from actors.run import Built
 
         with tf.device("/CPU:0"):
-            built = Built(reply, incarnation, "actor", Allowed(tuple(allow)))
+            built = Built(reply, incarnation, "actor", Allowed.of(allow))
             client = Client(wire, built, reply.limits.reward or math.inf)
         for what, ours, theirs in (
             ("observation_space", observation_space, client.observation_space),

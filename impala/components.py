@@ -19,7 +19,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 GROUP = "impala.components"  # of entry points
 
@@ -120,11 +120,16 @@ class Allowed:
     """MODULE, for all classes and functions that it and modules below it define, or
     MODULE:ATTRIBUTE."""
 
+    @classmethod
+    def of(cls, names: str | Iterable[str]) -> Self:
+        """Returns what an argument `allow` of a function allows: a name, or several."""
+        return cls((names,) if isinstance(names, str) else tuple(names))
+
     def check(self, name: str) -> None:
         """Checks that `name`, MODULE, MODULE:ATTRIBUTE or an entry point's, may be imported.
 
         Raises:
-          ComponentError: it may not; names the flag that would allow it.
+          ComponentError: it may not; names the flag and the argument that would allow it.
         """
         module = name.partition(":")[0]
         installed = {text for entry in _entry_points() for text in (entry.name, entry.value)}
@@ -134,8 +139,8 @@ class Allowed:
             return
         raise ComponentError(
             f"{name} is code from outside impala, which this process may not import. Start it with "
-            f"--allow {name} (or --allow {module}), or install a package that declares it as an "
-            f"entry point of the group {GROUP}."
+            f"--allow {name} (or --allow {module}; in Python, call with allow={[name]!r}), or "
+            f"install a package that declares it as an entry point of the group {GROUP}."
         )
 
     def covers(self, module: str) -> bool:
@@ -252,7 +257,8 @@ def load(name: str, allowed: Allowed) -> Any:
     if not is_named and not allowed.covers(defined_in):
         raise ComponentError(
             f"{name} is not defined in what --allow names, only imported there, and a module "
-            f"stands for the classes and functions of its own. Start it with --allow {name}."
+            f"stands for the classes and functions of its own. Start it with --allow {name} (in "
+            f"Python, call with allow={[name]!r})."
         )
     return found
 

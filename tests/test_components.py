@@ -158,6 +158,15 @@ def test_an_allowed_module_does_not_allow_what_it_has_imported(name: str) -> Non
     assert load_environment(id, Allowed((id,))) is not None
 
 
+def test_one_name_may_be_allowed_without_a_list_and_the_refusal_says_how() -> None:
+    assert Allowed.of("mine") == Allowed.of(["mine"]) == Allowed(("mine",))
+    with pytest.raises(ComponentError) as caught:
+        Allowed.of("yours").check("mine:Flat")
+    assert "--allow mine:Flat (or --allow mine; in Python, call with allow=['mine:Flat'])" in str(
+        caught.value
+    )
+
+
 def test_a_part_may_stand_in_another_module_of_an_allowed_package_only() -> None:
     assert find("mine.front:Flat", THING, ALLOWED).__name__ == "Flat"
     with pytest.raises(ComponentError, match=r"Start it with --allow mine\.front:Flat"):

@@ -21,6 +21,7 @@ from half_trained import STORED, evaluated, normalised
 import impala
 from impala.commands import library
 from impala.commands import train as commands_train
+from impala.components import Allowed
 from impala.environments import base
 from impala.environments.normalise import Normaliser
 from impala.logdir import checkpoint
@@ -227,6 +228,19 @@ def test_environments_get_the_settings_of_the_runs_actors(
     monkeypatch.setattr("impala.build.environment", lambda *_, **named: given.update(named))
     player.environment(2)
     assert given["actor"] == actor
+
+
+def test_one_module_may_be_allowed_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Allowed] = []
+
+    def player(saved: checkpoint.Checkpoint, task: int, allow: Allowed) -> Player:
+        given.append(allow)
+        return Player(saved, task, allow)
+
+    monkeypatch.setattr("impala.logdir.player.Player", player)
+    for allow in ("mine", ["mine"]):
+        impala.load(STORED / "catch", allow=allow)
+    assert given == [Allowed(("mine",))] * 2
 
 
 def test_loading_leaves_the_gpus_to_other_libraries_and_processes() -> None:

@@ -152,7 +152,7 @@ def load(
     greedy: bool = False,
     seed: int = 0,
     gpu: bool = False,
-    allow: Sequence[str] = (),
+    allow: str | Sequence[str] = (),
 ) -> "Policy":
     """Loads the agent of a run, to act in a loop of one's own: see `Policy`.
 
@@ -165,7 +165,7 @@ def load(
       gpu: whether to compute on a GPU. If not, GPUs are hidden from TensorFlow in this process,
         unless it uses them already.
       allow: code that may be imported if the checkpoint names it, besides installed entry points of
-        the group impala.components: each MODULE, for what it defines, or MODULE:ATTRIBUTE.
+        the group impala.components: MODULE, for what it defines, MODULE:ATTRIBUTE, or a list.
 
     Raises:
       ValueError: there is no such checkpoint, or no such task.
@@ -180,7 +180,7 @@ def load(
     device = None if gpu else "/CPU:0"
     with tf.device(device):
         saved = stored.choose(pathlib.Path(logdir), str(checkpoint))
-        player = Player(saved, task, Allowed(tuple(allow)))
+        player = Player(saved, task, Allowed.of(allow))
         return Policy(player, greedy, seed, device)
 
 
