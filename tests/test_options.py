@@ -239,6 +239,17 @@ def test_values_that_do_not_go_together_are_refused(data: dict[str, Any], messag
     assert message in str(caught.value)
 
 
+def test_keyword_arguments_may_be_an_object() -> None:
+    data: dict[str, Any] = {"environment": {"kwargs": {"size": [4, 5], "name": None}}}
+    kwargs = values.from_dict(Config, data).environment.kwargs
+    assert kwargs == '{"size": [4, 5], "name": null}'
+    data["environment"]["kwargs"] = {"size": {4}}
+    with pytest.raises(
+        OptionError, match=r"kwargs is \{'size': \{4\}\}, which is not a JSON object"
+    ):
+        values.from_dict(Config, data)
+
+
 def test_tasks_with_processes_may_stand_beside_tasks_without() -> None:
     mixed = {
         "environment": {"vectorization": "async"},

@@ -32,6 +32,14 @@ class Operational:
 OPERATIONAL = Operational()
 
 
+@dataclasses.dataclass(frozen=True)
+class JsonObject:
+    """Marks a text that is a JSON object; YAML and Python may give the object itself."""
+
+
+JSON_OBJECT = JsonObject()
+
+
 MOST_EVALUATION_EPISODES = 1000  # in one report, whose returns are filed
 
 
@@ -123,7 +131,7 @@ class EnvironmentConfig:
     id: str = "ALE/Pong-v5"
     """ALE/<Game>-v5, Catch, any registered Gymnasium id (module:id imports the module first),
     or one of your own, as module:attribute."""
-    kwargs: str = "{}"
+    kwargs: Annotated[str, JSON_OBJECT] = "{}"
     """Keyword arguments of the environment, or of gymnasium.make, as a JSON object."""
     vectorization: Annotated[Literal["sync", "async", "own"], OPERATIONAL] = "sync"
     """Gymnasium environments: sync, in the actor's process; async, a process for each; own, the

@@ -6,6 +6,7 @@ nearest valid one. Works on any dataclass written like those of `impala.config.s
 
 import dataclasses
 import difflib
+import json
 import math
 import types
 import typing
@@ -15,7 +16,7 @@ from typing import Any, Literal, TypeVar
 import yaml
 
 from impala.components import ComponentError, Kind, check_name
-from impala.config.schema import OPERATIONAL, Range
+from impala.config.schema import JSON_OBJECT, OPERATIONAL, Range
 
 T = TypeVar("T")
 
@@ -296,6 +297,8 @@ def _value(hint: Any, value: Any, path: str) -> Any:
     """Returns `value` as the type that `hint` asks for, checked."""
     if typing.get_origin(hint) is typing.Annotated:
         plain_type, *marks = typing.get_args(hint)
+        if JSON_OBJECT in marks and isinstance(value, Mapping):
+            value = _json(value, path)
         value = _value(plain_type, value, path)
         for mark in marks:
             if isinstance(mark, Range):
@@ -341,6 +344,14 @@ def _either(hints: Iterable[Any], value: Any, path: str) -> Any:
         except OptionError as error:
             refusals.append(str(error))
     raise OptionError(" ".join(refusals))
+
+
+def _json(value: Mapping[str, Any], path: str) -> str:
+    """Returns a JSON object as text."""
+    try:
+        return json.dumps(value)
+    except TypeError as error:
+        raise OptionError(f"{path} is {value!r}, which is not a JSON object ({error}).") from None
 
 
 def _check_name(path: str, value: str, kind: Kind) -> None:
