@@ -122,6 +122,10 @@ def test_a_misspelt_variable_is_told_the_nearest(name: str, right: str) -> None:
             {"optimiser": {"learning_rte": 1}},
             "'optimiser.learning_rte'. Did you mean 'optimiser.learning_rate'?",
         ),
+        (
+            {"optimiser": {"lr": 1}},
+            "'optimiser.lr'. There are: optimiser.name, optimiser.learning_r",
+        ),
         ({"learning_rate": 1}, "'learning_rate'. Did you mean 'optimiser.learning_rate'?"),
         (
             {"actor": {"zzz": 1}},

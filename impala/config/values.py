@@ -166,10 +166,15 @@ def differences(old: Any, new: Any) -> list[str]:
 def nearest(name: str, candidates: Iterable[str]) -> str:
     """Returns the hint "Did you mean 'x'?", or nothing if no candidate is near."""
     candidates = list(candidates)
-    matches = difflib.get_close_matches(name, candidates, n=1)
+    section, _, tail = name.rpartition(".")
+    alike = [
+        path
+        for path in candidates
+        if not section or difflib.get_close_matches(tail, [path.rsplit(".", 1)[-1]])
+    ]  # an equal section is not enough: optimiser.lr is not optimiser.name
+    matches = difflib.get_close_matches(name, alike, n=1)
     if not matches:  # learning_rate -> optimiser.learning_rate
         by_tail = {path.rsplit(".", 1)[-1]: path for path in candidates}
-        tail = name.rsplit(".", 1)[-1]
         matches = [by_tail[near] for near in difflib.get_close_matches(tail, by_tail, n=1)]
     return f"Did you mean {matches[0]!r}?" if matches else ""
 
