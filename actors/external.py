@@ -262,14 +262,15 @@ class Session:
         """Adds to the reward of the last action.
 
         Raises:
-          ValueError: it is not finite, or there was no action in this episode.
+          ValueError: it is no finite number, or there was no action in this episode.
         """
         if not self._acts:
             raise ValueError("reward comes after act: there was no action in this episode yet.")
-        total, most = self._reward + float(reward), self._client._most_reward
+        added = _number("The reward", reward)
+        total, most = self._reward + added, self._client._most_reward
         if not abs(total) <= most:
             raise ValueError(
-                f"The reward of this action is {total:g} with {float(reward):g}; the learner takes "
+                f"The reward of this action is {total:g} with {added:g}; the learner takes "
                 f"-{most:g} to {most:g}: scale it, or raise its limits.reward."
             )
         self._reward = total
@@ -290,12 +291,15 @@ class Session:
           info: numbers about the episode to be recorded, by name.
 
         Raises:
-          ValueError: as `act`, or no episode has begun.
+          ValueError: as `act`, an info is no number, or no episode has begun.
         """
         if not self._acts:
             raise ValueError("end comes after act: there was no action in this episode yet.")
         seen = self._checked(observation)
-        infos = {name: np.array([float(value)]) for name, value in (info or {}).items()}
+        infos = {
+            name: np.array([_number(f"The info {name!r}", value)])
+            for name, value in (info or {}).items()
+        }
         self._row.go_on(
             seen, self._taken_reward(), StepType.LAST, discount=float(truncated), info=infos
         )
@@ -489,6 +493,14 @@ def _environment(built: "Built", spaces: Spaces, number: int) -> tuple[External,
     )
     environment = environments.make(config, 1, component=Row, first=number)
     return made[0], environment
+
+
+def _number(name: str, value: Any) -> float:
+    """Returns a value as a number; its name is for the error."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} is {value!r}; it must be a number.") from None
 
 
 def _leaf(name: str, space: gym.Space, value: Any) -> np.ndarray:

@@ -191,9 +191,13 @@ def test_a_call_that_is_wrong_says_so_and_nothing_has_happened() -> None:
             session.reward(2e6)
         with pytest.raises(ValueError, match="takes"):
             session.reward(float("nan"))
+        with pytest.raises(ValueError, match=r"The reward is None; it must be a number\."):
+            session.reward(None)  # type: ignore[arg-type]
         session.reward(1.0)
         with pytest.raises(ValueError, match="level is 0"):
             session.end({**good, "level": 0})
+        with pytest.raises(ValueError, match=r"The info 'map' is 'cave'; it must be a number\."):
+            session.end(good, info={"map": "cave"})  # type: ignore[dict-item]
         session.end(_observation(1, 1))
         _play(session, 1, [T])
         services.wait_for("an unroll", lambda: run.unrolls)
