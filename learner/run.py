@@ -1,6 +1,7 @@
 """The learner service, wired from top to bottom: composition root of this package."""
 
 import contextlib
+import functools
 import logging
 import os
 import pathlib
@@ -214,7 +215,7 @@ def run_learner(
             at_the_end.callback(ingest.close)
             guard = Guard(
                 *(config.guard, logdir, mix, replay),
-                blame=records.quarantine.blame,
+                blame=functools.partial(records.quarantine.blame, is_culprit=True),
                 refused_outputs=records.refused_outputs,
                 peers=group,
                 blank=output_judge.blank(plan.unroll_spec),

@@ -107,6 +107,14 @@ def test_among_the_runs_own_actors_it_says_why_the_run_is_to_end(
     assert not caplog.records
 
 
+def test_culprits_among_the_runs_own_actors_do_not_end_the_run() -> None:
+    quarantine = Quarantine(QuarantineConfig(), _Clock(), own_actors=True)
+    for _ in range(3):
+        quarantine.blame("a", "culprit of update 7", is_culprit=True)
+    assert quarantine.ends_run == ""
+    assert quarantine.standing("a").seconds_left > 0.0
+
+
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quarantine_module, "_MOST", 3)
     quarantine, _ = _quarantine()

@@ -3,7 +3,7 @@
 Actors are blamed for contents that no honest actor sends, and as culprits of an update that is not
 finite; never for effects of restarts. They are identified by name, so a restart does not help.
 Nothing is saved: a restarted learner starts with no blames. Where all actors are the run's own,
-nobody is refused: the run ends instead.
+contents that would be refused again and again end the run instead.
 """
 
 import collections
@@ -56,7 +56,8 @@ class Quarantine:
         Args:
           config: number of blames before a quarantine, and its duration.
           clock: monotonic, in seconds.
-          own_actors: all actors are the run's own, so that a quarantine is to end it.
+          own_actors: all actors are the run's own, so that a quarantine is to end it, but for
+            culprits: what is learned in between may be worth the wait.
         """
         self._config = config
         self._own_actors = own_actors
@@ -66,12 +67,13 @@ class Quarantine:
         self._lock = threading.Lock()
         self._records: collections.OrderedDict[str, _Record] = collections.OrderedDict()
 
-    def blame(self, actor: str, why: str) -> None:
+    def blame(self, actor: str, why: str, *, is_culprit: bool = False) -> None:
         """Notes that an actor sent what no honest actor sends.
 
         Args:
           actor: its name. It may have left the fleet.
           why: for messages; names what was found.
+          is_culprit: what it sent was accepted, and spoilt an update.
         """
         config, now = self._config, self._clock()
         with self._lock:
@@ -96,7 +98,7 @@ class Quarantine:
             record.until = now + seconds
             record.quarantines = min(record.quarantines + 1, 64)
             blame = f"{actor} is to blame for {record.why.rstrip('.')}."
-            if self._own_actors:
+            if self._own_actors and not is_culprit:
                 self.ends_run = f"{blame} It was blamed {blames} times in {since:.0f} s."
                 return
         _log.warning(
