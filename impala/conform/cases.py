@@ -55,6 +55,7 @@ _REFUSED_JOINS = 3
 _MAY_END = "(The actor may end now: then start it again, unless the kit has started it.)"
 _ROUND = 8  # messages, among which there is one of each group
 _LONG_SESSION_SECONDS = 2.0  # after Joins that failed, for the backoff to begin anew
+_LONGEST_SESSION_SECONDS = 10.0  # for that, whatever the backoff was
 _ITS_OWN = (MAJOR, NEEDS)  # cases for which another actor is started
 
 
@@ -319,6 +320,8 @@ class Kit:
 
     async def _calls_fail(self) -> None:
         learner = self._learner
+        # The cases before have ended sessions early, so the actor may wait for long between Joins.
+        await self._actor.playing(_LONGEST_SESSION_SECONDS)
         for status in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE):
             await self._actor.playing()
             left = _REFUSED_JOINS
