@@ -1,7 +1,7 @@
 """A small spec, good messages that fit it, and a learner service around them: shared by tests."""
 
 import secrets
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -158,6 +158,7 @@ def service(
     terms: Terms | None = None,
     executable: ExecutablePolicy | None = None,
     inference: Inference | None = None,
+    on_mistake: Literal["warn", "refuse", "off"] = "off",
 ) -> LearnerService:
     """A service for the small spec; actors are only quarantined if a quarantine is given."""
     schedule = Schedule(config or Config())
@@ -172,7 +173,7 @@ def service(
         max_in_flight=2,
         bounds=bounds(num_tasks=schedule.num_tasks),
         described=DESCRIBED,
-        checks=ChecksConfig("off"),
+        checks=ChecksConfig(on_mistake),
     )
     records = Records(
         accounts or Accounts(),

@@ -57,4 +57,4 @@ class Unruly(gym.Env):
         return True
 
 
-gym.register("Unruly-v0", "unruly:Unruly")
+gym.register("Unruly-v0", "chaos.unruly:Unruly")
