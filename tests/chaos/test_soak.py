@@ -1,4 +1,4 @@
-"""A fleet that is broken survives, and no unroll is lost or counted twice. Slow."""
+"""A fleet that is broken survives, and no unroll is lost or counted twice."""
 
 import contextlib
 import os
@@ -9,8 +9,6 @@ import time
 import pytest
 from chaos import soak
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(autouse=True)
 def _found_by_actors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,11 +17,13 @@ def _found_by_actors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_a_fleet_survives_two_minutes_of_faults(tmp_path: pathlib.Path) -> None:
-    for line in soak.soak(minutes=2.0, seed=1, directory=tmp_path):
+@pytest.mark.parametrize("minutes", [0.0, pytest.param(2.0, marks=pytest.mark.slow)])
+def test_a_fleet_survives_minutes_of_faults(minutes: float, tmp_path: pathlib.Path) -> None:
+    for line in soak.soak(minutes, seed=1, directory=tmp_path):
         print(line)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_a_fleet_survives_a_partition_of_ten_minutes(tmp_path: pathlib.Path) -> None:
     """One witness is on the learner's side: learning goes on with what it sends."""
