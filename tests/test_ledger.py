@@ -547,3 +547,17 @@ def test_arms_are_tabled_and_drawn_beside_each_other(
     pictures.draw(picture, tmp_path / "both.png")
     assert pictures.digest_in(tmp_path / "both.png") == picture.digest
     assert picture.digest != pictures.Picture((panel._replace(title="other"),)).digest
+
+
+# What presets of hours came to, which are no tests of minutes.
+
+
+@pytest.mark.parametrize(
+    ("preset", "least"),
+    [("atari", 18.0), ("atari-a3c", 15.0), ("minatar-q", 8.0), ("lunar-lander", 200.0)],
+)
+def test_a_preset_of_hours_has_learned_in_each_of_its_records(preset: str, least: float) -> None:
+    for record in records.read(ROOT).measured[preset, preset]:
+        (final,) = record.final
+        assert len(final.returns) == 100
+        assert np.mean(final.returns) >= least, record.seed
