@@ -207,20 +207,26 @@ def end_of(process: subprocess.Popen[bytes]) -> int:
 
 
 def run(*arguments: object) -> "subprocess.CompletedProcess[str]":
-    """Runs `impala ARGUMENTS` to its end."""
+    """Runs `impala ARGUMENTS` to its end.
+
+    Raises:
+      AssertionError: it did nothing for long; with what it has written.
+    """
     command: Sequence[str] = [sys.executable, "-m", "impala", *map(str, arguments)]
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+
+        def written() -> list[str]:
+            return [os.pread(file.fileno(), 1 << 26, 0).decode() for file in (output, errors)]
+
         process = subprocess.Popen(command, stdout=output, stderr=errors)
         try:
             status = end_of(process)
+        except AssertionError as error:
+            raise AssertionError(f"{error} {command}:\n" + "\n".join(written())) from None
         finally:
             process.kill()
             process.wait()
-        texts = []
-        for file in (output, errors):
-            file.seek(0)
-            texts.append(file.read().decode())
-    return subprocess.CompletedProcess(command, status, *texts)
+        return subprocess.CompletedProcess(command, status, *written())
 
 
 def check_losses(row: Mapping[str, float]) -> bool:
