@@ -1,7 +1,7 @@
 """It learns: whole runs from the command line, evaluated over 100 episodes. Slow.
 
-`make test-slow` prints what each run came to and how long it took. Presets that take longer than
-minutes are run by `python -m ledger run`, and test_ledger.py tests what their records came to.
+`make test-slow` prints what each run came to and how long it took. Presets that train for twenty
+minutes or more are run by `python -m ledger run`, and test_ledger.py checks what their records say.
 """
 
 import contextlib

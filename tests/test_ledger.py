@@ -549,14 +549,14 @@ def test_arms_are_tabled_and_drawn_beside_each_other(
     assert picture.digest != pictures.Picture((panel._replace(title="other"),)).digest
 
 
-# What presets of hours came to, which are no tests of minutes.
+# Presets that train for twenty minutes or more, too long for make test-slow.
 
 
 @pytest.mark.parametrize(
     ("preset", "least"),
     [("atari", 18.0), ("atari-a3c", 15.0), ("minatar-q", 8.0), ("lunar-lander", 200.0)],
 )
-def test_a_preset_of_hours_has_learned_in_each_of_its_records(preset: str, least: float) -> None:
+def test_a_long_preset_has_learned_in_each_of_its_records(preset: str, least: float) -> None:
     for record in records.read(ROOT).measured[preset, preset]:
         (final,) = record.final
         assert len(final.returns) == 100
