@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
 import golden
@@ -173,6 +174,26 @@ def test_the_kit_gives_the_executable_policy_of_its_preset_and_does_not_act() ->
     shown = ["timestep/observation", "timestep/step_type"]
     parameters = [f"parameters/{number}" for number in range(len(run.reply.parameter_specs))]
     assert names == {"uniform", *shown, *parameters}
+
+
+async def _left_in_the_middle(learner: Learner) -> None:
+    """An actor ends its stream, and cancels it while the kit cleans up. Then the kit breaks all."""
+
+    async def no_messages() -> AsyncIterator[pb.Unrolls]:
+        return
+        yield
+
+    stream = asyncio.create_task(learner.StreamUnrolls(no_messages(), None))
+    while not stream.done():
+        await asyncio.sleep(0)
+        stream.cancel()
+    await asyncio.wait_for(learner.break_streams(), 10.0)
+
+
+def test_a_stream_that_is_cancelled_while_it_ends_is_over() -> None:
+    asyncio.run(
+        _left_in_the_middle(Learner(kit_golden.run("catch"), lambda message, mistake: None))
+    )
 
 
 _DIES = """

@@ -263,9 +263,11 @@ class Learner(pb_grpc.LearnerServicer):
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._open -= 1
-            self.unanswered = 0 if number == self.streams else self.unanswered
+            try:  # the actor may cancel the stream now
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:
+                self._open -= 1
+                self.unanswered = 0 if number == self.streams else self.unanswered
         if broken.is_set():
             await context.abort(grpc.StatusCode.UNAVAILABLE, "The connection was lost.")
 
