@@ -233,6 +233,17 @@ def test_a_checkpoint_that_lacks_a_file_is_left_out_and_named_once(
     assert sum("is not copied: it lacks" in text for text in caplog.messages) == 1
 
 
+def test_a_damaged_checkpoint_is_not_copied(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """Else it would take the place of an intact one, of which the store keeps two."""
+    for updates in (10, 20, 30):
+        scene.save(updates, keep=3)
+    scene.damage("000000000030-000003")
+    scene.copy()
+    saved = Store(scene.url).saved("checkpoints")
+    assert saved == ["000000000020-000002"]
+    assert "is not copied: its files differ from its MANIFEST." in caplog.text
+
+
 def test_a_copy_that_was_interrupted_at_any_step_is_no_checkpoint(faulty: Scene) -> None:
     faulty.save(10)
     faulty.copy()

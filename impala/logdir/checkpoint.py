@@ -252,6 +252,11 @@ def is_whole(manifest: bytes) -> bool:
     return manifest[len(lines) :] == _last_line(lines)
 
 
+def is_intact(contents: Mapping[str, bytes]) -> bool:
+    """Returns whether files, by name, have the digests of the MANIFEST among them."""
+    return contents[_MANIFEST] == _manifest(contents)
+
+
 def in_order(names: Iterable[str]) -> list[str]:
     """Returns the names of checkpoints among others, in the order in which these were saved."""
     of_checkpoints = {name for name in names if _NAME.fullmatch(name)}
@@ -350,9 +355,9 @@ def read(path: pathlib.Path) -> Checkpoint:
       IncompatibleCheckpoint: it is intact, but needs another version of impala.
       Exception: of any kind: it is damaged.
     """
-    contents = {name: (path / name).read_bytes() for name in _FILES}
     is_old = "-" not in path.name  # of an earlier version, which wrote no manifest
-    if not is_old and (path / _MANIFEST).read_bytes() != _manifest(contents):
+    contents = {name: (path / name).read_bytes() for name in (_FILES if is_old else FILES)}
+    if not is_old and not is_intact(contents):
         raise ValueError(f"its files differ from its {_MANIFEST}")
     state = json.loads(contents["state.json"].decode())
     own = {name: state["config"].pop(name, {}) for name in state.get("own", ())}

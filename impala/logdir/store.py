@@ -306,7 +306,7 @@ class Copier:
         )
         self._small: dict[str, bytes | None] = {}  # as they are in the store
         self._there: dict[Kind, list[str]] = {}  # in the store, in order; filled at the first pass
-        self._incomplete: set[pathlib.Path] = set()  # of which a file is not there
+        self._damaged: set[pathlib.Path] = set()
         self._behind_since: float | None = time.monotonic()
         self._closing = threading.Event()
         self._deadline = 0.0
@@ -405,7 +405,7 @@ class Copier:
             (kind, path)
             for kind, keep in self._kept
             for path in reversed(checkpoint.of_kind(self._logdir, kind)[-keep if keep else None :])
-            if path.name not in self._there.get(kind, ()) and path not in self._incomplete
+            if path.name not in self._there.get(kind, ()) and path not in self._damaged
         ]
 
     def _superfluous(self, kind: Kind, keep: int) -> list[str]:
@@ -421,10 +421,13 @@ class Copier:
     def _copy(self, kind: Kind, path: pathlib.Path) -> None:
         try:
             contents = {file: (path / file).read_bytes() for file in checkpoint.FILES}
+            why = "" if checkpoint.is_intact(contents) else "its files differ from its MANIFEST"
         except FileNotFoundError as error:
+            why = f"it lacks {error.filename}"
+        if why:
             if path.is_dir():  # else it was deleted meanwhile, as a newer one was saved
-                self._incomplete.add(path)
-                _log.warning("%s is not copied: it lacks %s.", path, error.filename)
+                self._damaged.add(path)
+                _log.warning("%s is not copied: %s.", path, why)
             return
         for file, content in contents.items():
             self._store.write(f"{kind}/{path.name}/{file}", content)
