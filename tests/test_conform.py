@@ -1,13 +1,15 @@
 """The compliance kit: our actors pass it, and it says what the page says."""
 
 import asyncio
+import contextlib
 import hashlib
 import pathlib
 import re
 import shlex
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import golden
@@ -194,6 +196,52 @@ def test_a_stream_that_is_cancelled_while_it_ends_is_over() -> None:
     asyncio.run(
         _left_in_the_middle(Learner(kit_golden.run("catch"), lambda message, mistake: None))
     )
+
+
+async def _sends(learner: Learner, message: bytes) -> str:
+    async with serving(learner, "127.0.0.1:0") as address, grpc.aio.insecure_channel(address) as to:
+        stream = to.stream_stream("/impala.v1.Learner/StreamUnrolls")()
+        await stream.write(message)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await asyncio.wait_for(stream.read(), 60.0)
+        return f"{refused.value.code().name}: {refused.value.details()}"
+
+
+def test_bytes_that_are_no_message_are_refused_and_told() -> None:
+    kit = Kit("catch", 20.0, "", print)
+    answer = asyncio.run(_sends(kit._learner, b"\xff no message"))
+    assert answer.startswith("INVALID_ARGUMENT: its bytes are no Unrolls")
+    kit._sum_up()
+    (row,) = [row for row in kit.report.rows() if row.sentence == sentences.VALID]
+    assert (row.result, row.case) == ("FAILED", sentences.STREAM)
+
+
+@contextlib.contextmanager
+def _kit_of_an_idle_actor(
+    directory: pathlib.Path,
+) -> Iterator[tuple[subprocess.Popen[bytes], pathlib.Path]]:
+    """The process of a kit, and the /proc/PID/stat of the actor that it has started."""
+    pid = directory / "pid"
+    actor = shlex.join(["sh", "-c", f"echo $$ > {pid}.part; mv {pid}.part {pid}; exec sleep 600"])
+    arguments = ("conform", "--listen", "127.0.0.1:0", "--seconds", 600, "--actor", actor)
+    with services.impala(*arguments, log=directory / "log") as kit:
+        services.wait_for("the actor", pid.exists)
+        yield kit, pathlib.Path("/proc", pid.read_text().strip(), "stat")
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_signals_end_the_kit_and_its_actor(tmp_path: pathlib.Path, first: signal.Signals) -> None:
+    """Also a pair of them, which is what `timeout` under `make` sends."""
+    with _kit_of_an_idle_actor(tmp_path) as (kit, actor):
+        kit.send_signal(first)
+        assert services.stop(kit) == 128 + first
+        assert not actor.exists()
+
+
+def test_the_actor_of_a_kit_that_is_killed_ends(tmp_path: pathlib.Path) -> None:
+    with _kit_of_an_idle_actor(tmp_path) as (kit, actor):
+        kit.kill()
+        services.wait_for("its end", lambda: not actor.exists() or ") Z " in actor.read_text())
 
 
 _DIES = """

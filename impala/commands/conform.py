@@ -12,9 +12,13 @@ from impala.config import values
 from impala.config.schema import Range
 from impala.runtime import listen
 from impala.runtime.security import ClientSecurity
+from impala.runtime.signals import EndRequest
 
 if TYPE_CHECKING:
+    from impala.conform.cases import Kit
     from impala.conform.report import Report
+
+_LOOK_SECONDS = 0.05  # between looks whether a signal has come
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,13 +62,23 @@ def conform(command: Conform) -> int:
     from impala.conform.cases import Kit
 
     logging.getLogger("learner").setLevel(logging.ERROR)  # the table has what it would warn of
-    try:
-        with plainly():
-            kit = Kit(command.preset, command.seconds, command.actor, _say)
-            report = asyncio.run(kit.run(command.listen))
-    except KeyboardInterrupt:
-        return 130
-    return _told(report)
+    with EndRequest() as request:
+        try:
+            with plainly():
+                kit = Kit(command.preset, command.seconds, command.actor, _say)
+                return _told(asyncio.run(_run(kit, command.listen, request)))
+        except asyncio.CancelledError:
+            assert request.received is not None
+            return 128 + request.received
+
+
+async def _run(kit: "Kit", listen: str, request: EndRequest) -> "Report":
+    """Runs the kit, which a signal cancels: it ends its actor first."""
+    running = asyncio.create_task(kit.run(listen))
+    while not request.is_set() and not running.done():
+        await asyncio.wait([running], timeout=_LOOK_SECONDS)
+    running.cancel()
+    return await running
 
 
 def _try_learner(command: Conform) -> int:

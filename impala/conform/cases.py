@@ -472,6 +472,8 @@ class Kit:
                 report.failed(NEW_RUN, detail)
             else:
                 report.failed(STREAM, f"{reason}: {detail}", VALID)
+        for unreadable in learner.unreadable:
+            report.failed(STREAM, unreadable, VALID)
         for changed in learner.changed_retries:
             report.failed(STREAM, changed, UNCHANGED)
         if learner.most_in_flight > self._run.reply.max_unrolls_in_flight:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from impala.config.schema import ChecksConfig, Config, LimitsConfig, QuarantineConfig
 from impala.conform import golden
@@ -87,6 +88,7 @@ class Learner(pb_grpc.LearnerServicer):
         self.most_in_flight = 0
         self.in_older_streams = 0  # messages that came in another stream than the newest
         self.changed_retries: list[str] = []
+        self.unreadable: list[str] = []  # what was no message, and why
         self.recomputed = 0
         self.episodes = 0
         self.rows = 0
@@ -235,10 +237,15 @@ class Learner(pb_grpc.LearnerServicer):
         arrived: asyncio.Queue[pb.Unrolls | None] = asyncio.Queue()
 
         async def read() -> None:  # ahead of the answers, to see how much the actor sends
-            async for message in requests:
-                self._hear(message, number)
-                arrived.put_nowait(message)
-            arrived.put_nowait(None)
+            try:
+                async for message in requests:
+                    self._hear(message, number)
+                    arrived.put_nowait(message)
+            except DecodeError as error:
+                self.unreadable.append(f"its bytes are no Unrolls ({error})")
+                raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, self.unreadable[-1]) from error
+            finally:
+                arrived.put_nowait(None)
 
         async def talk() -> None:
             while (message := await arrived.get()) is not None:
@@ -257,9 +264,7 @@ class Learner(pb_grpc.LearnerServicer):
         self._open += 1
         tasks = [asyncio.create_task(each) for each in (read(), talk(), broken.wait())]
         try:
-            done, _ = await asyncio.wait(tasks[1:], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await asyncio.wait(tasks[1:], return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
@@ -270,6 +275,10 @@ class Learner(pb_grpc.LearnerServicer):
                 self.unanswered = 0 if number == self.streams else self.unanswered
         if broken.is_set():
             await context.abort(grpc.StatusCode.UNAVAILABLE, "The connection was lost.")
+        async with _statuses(context):
+            for task in tasks:
+                if not task.cancelled():
+                    task.result()
 
     def _hear(self, message: pb.Unrolls, stream: int) -> None:
         self.messages.append(Heard(message, stream))
