@@ -8,8 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+import grpc
 import messages
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from learner.front.service import LearnerService
 from learner.front.terms import terms
 from learner.plan import Plan, acting_step, plan_of
 from protos.impala.v1 import learner_pb2 as pb
+from protos.impala.v1.learner_pb2_grpc import LearnerStub
 
 HOME = pathlib.Path(__file__).parents[1] / "clients" / "python"
 WAYS = ("executable", "learner")
@@ -74,8 +76,15 @@ class _Made(ExecutablePolicy):
         return Executable(hashlib.sha256(onnx).hexdigest(), onnx)
 
 
-def _plays(way: str, preset: str, log: pathlib.Path, version: int = 3, **changed: object) -> None:
-    """Plays with a learner that refuses mistakes and recomputes as much as it can."""
+class _Served(NamedTuple):
+    address: str
+    service: LearnerService
+    ingest: Ingest
+
+
+@contextlib.contextmanager
+def _learner(preset: str, version: int = 3, **changed: object) -> Iterator[_Served]:
+    """Learns nothing, refuses mistakes, and recomputes as much as it can."""
     config = values.overlay(PRESETS[preset][1], changed)
     config = dataclasses.replace(config, checks=ChecksConfig("refuse", recompute=1.0))
     plan = plan_of(config)
@@ -94,18 +103,24 @@ def _plays(way: str, preset: str, log: pathlib.Path, version: int = 3, **changed
     service.publish(Parameters(messages.LEARNER, version, 0.1, 0, arrays))
     server = Server(service, "127.0.0.1:0")
     try:
-        with _client(server.start(), log, "--act", way, "--num-envs", 4) as playing:
+        yield _Served(server.start(), service, ingest)
+    finally:
+        server.stop(0.0)
+        service.close()
+
+
+def _plays(way: str, preset: str, log: pathlib.Path, version: int = 3, **changed: object) -> None:
+    with _learner(preset, version, **changed) as learner:
+        service = learner.service
+        with _client(learner.address, log, "--act", way, "--num-envs", 4) as playing:
             services.wait_for("unrolls", lambda: _status(service).received >= _UNROLLS)
             services.wait_for("recomputed unrolls", lambda: service._recheck.done >= 5)
             service.finish()
             assert services.end_of(playing) == 0, log.read_text()
-    finally:
-        server.stop(0.0)
-        service.close()
     status = _status(service)
     assert not status.rejected and not status.mistakes, log.read_text()
     episodes = []
-    while (arrival := ingest.get(0.0)) is not None:
+    while (arrival := learner.ingest.get(0.0)) is not None:
         episodes += arrival.episodes
         assert (arrival.unroll.parameter_version == version).all()
     assert episodes
@@ -143,6 +158,22 @@ def _status(service: LearnerService) -> pb.RunStatus:
 @pytest.mark.parametrize("way", WAYS)
 def test_it_plays_without_a_mistake(tmp_path: pathlib.Path, way: str) -> None:
     _plays(way, "catch", tmp_path / "log")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_another_process_of_its_name_ends_it(tmp_path: pathlib.Path, way: str) -> None:
+    """Also where only `Act` says so, as no unroll can be finished."""
+    log = tmp_path / "log"
+    with _learner("catch") as learner:
+        flags = ("--act", way, "--num-envs", 4, "--name", "twin")
+        with (
+            _client(learner.address, log, *flags) as playing,
+            grpc.insecure_channel(learner.address) as channel,
+        ):
+            services.wait_for("unrolls", lambda: _status(learner.service).received)
+            LearnerStub(channel).Join(messages.join_request("twin", 777))
+            assert services.end_of(playing) == 1
+    assert "another process has joined as twin" in log.read_text()
 
 
 @says(

@@ -188,13 +188,16 @@ class Session:
                 self.lost(error)
 
     def lost(self, error: grpc.RpcError) -> None:
-        """Waits a moment after a call that failed.
+        """Waits a moment after a call that failed. Joins again if the learner does not know us.
 
         Raises:
           Refused: it would fail again.
         """
         if error.code() in REFUSALS:
             raise Refused(f"{self._learner}: {error.details()}")
+        if error.code() == grpc.StatusCode.NOT_FOUND:
+            with self._changed:
+                self._leave()
         self._wait(lambda: False, seconds=1.0)
 
     def close(self) -> None:
