@@ -399,3 +399,37 @@ def test_ctrl_c_interrupts_once_the_run_has_stopped(
         impala.train("catch", tmp_path / "run")
     assert "saved\n" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGINT) is handler
+
+
+_TWO_THREADS = """
+import os, threading
+from impala.runtime import process
+before = os.readlink("/proc/self/fd/2")
+loading = [
+    threading.Thread(target=process.load_tensorflow, args=(False,), kwargs={"is_guest": True})
+    for _ in range(2)
+]
+for thread in loading:
+    thread.start()
+for thread in loading:
+    thread.join()
+print(os.readlink("/proc/self/fd/2") == before)
+"""
+_SLOW_TENSORFLOW = """
+import time
+time.sleep(1.0)
+class config:
+    set_visible_devices = list_physical_devices = staticmethod(lambda *arguments: [])
+"""
+
+
+def test_two_threads_that_load_tensorflow_leave_standard_error(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "tensorflow.py").write_text(_SLOW_TENSORFLOW)
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    told = subprocess.run(
+        [sys.executable, "-c", _TWO_THREADS],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert told.stdout == "True\n", told.stderr

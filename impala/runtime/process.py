@@ -13,6 +13,7 @@ import pathlib
 import resource
 import sys
 import tempfile
+import threading
 from typing import Any, TextIO
 
 # glibc's mallopt parameters (malloc.h). These values keep the pages of megabyte messages instead of
@@ -27,6 +28,7 @@ _MALLOC_OPTIONS = {
     _M_TOP_PAD: 64 << 20,
 }
 
+_redirecting = threading.Lock()  # held by the thread that has redirected standard error
 _BFLOAT16 = "auto_mixed_precision_onednn_bfloat16"  # TensorFlow's name of an option
 
 IMPALA = (sys.executable, "-P", "-m", "impala")
@@ -106,6 +108,11 @@ def load_tensorflow(use_gpus: bool, *, is_guest: bool = False) -> None:
         keep the GPUs, and which may have used TensorFlow already.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    with _redirecting:
+        _load_tensorflow(use_gpus, is_guest)
+
+
+def _load_tensorflow(use_gpus: bool, is_guest: bool) -> None:
     expected = use_gpus and pathlib.Path("/dev/nvidiactl").exists()
     sys.stderr.flush()
     stderr = os.dup(2)
