@@ -402,7 +402,7 @@ def test_ctrl_c_interrupts_once_the_run_has_stopped(
 
 
 _TWO_THREADS = """
-import os, threading
+import os, threading, time
 from impala.runtime import process
 before = os.readlink("/proc/self/fd/2")
 loading = [
@@ -411,6 +411,7 @@ loading = [
 ]
 for thread in loading:
     thread.start()
+    time.sleep(0.5)  # the first one imports for a second
 for thread in loading:
     thread.join()
 print(os.readlink("/proc/self/fd/2") == before)

@@ -318,6 +318,10 @@ def test_a_sink_that_cannot_be_opened_is_refused_in_one_line(tmp_path: pathlib.P
     assert "group is empty" in str(refused.value) and "test_writer.py:" in str(refused.value)
 
 
+def rows_are_written(writer: Writer) -> bool:
+    return writer._threads["telemetry"].is_alive()
+
+
 def test_a_thread_that_dies_is_noticed_and_started_again(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,7 +334,7 @@ def test_a_thread_that_dies_is_noticed_and_started_again(
     with writing(tmp_path, live=[sink]) as writer:
         for number in range(3):
             writer.put(interval(number))
-            services.wait_for("its end", lambda: writer.drain(0.1) or not writer._thread.is_alive())
+            services.wait_for("its end", lambda: writer.drain(0.1) or not rows_are_written(writer))
         assert [row["updates"] for row in sink.rows] == [2, 3]
     assert any("has died; it is started again" in line for line in caplog.messages)
 
@@ -481,6 +485,27 @@ def test_evaluations_are_filed_and_told_of_outside_of_training(tmp_path: pathlib
     assert continual.read(tmp_path).curves["Catch"].returns.tolist() == [0.0, 20.0]
 
 
+def test_a_sink_that_hangs_does_not_hold_up_evaluations(tmp_path: pathlib.Path) -> None:
+    """For which training waits when there are too many snapshots, and at its end."""
+    has_hung, goes_on = threading.Event(), threading.Event()
+
+    def hang(row: dict[str, float]) -> None:
+        has_hung.set()
+        goes_on.wait()
+
+    with writing(tmp_path, live=[Sink(hang)]) as writer:
+        try:
+            writer.put(interval(0))
+            assert has_hung.wait(services.WAIT)
+            writer._reports.put(report(50, value=20.0))
+            services.wait_for(
+                "the report", lambda: not writer._evaluations._snapshots.awaits(LEARNER, 50, 0)
+            )
+        finally:
+            goes_on.set()
+    assert continual.read(tmp_path).curves["Catch"].returns.tolist() == [20.0]
+
+
 def test_a_torn_line_ends_no_learner_and_the_next_start_goes_on(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -495,6 +520,7 @@ def test_a_torn_line_ends_no_learner_and_the_next_start_goes_on(
         writing(tmp_path, live=[sink := Sink()], resumed=60) as writer,
     ):
         writer._reports.put(report(70, value=70.0))
+        assert writer.drain(30.0)
         writer.put(interval(0))
         assert writer.drain(30.0)
     assert f"Skipped 1 that cannot be read, the first is line 3 of {path}." in caplog.messages
@@ -514,6 +540,7 @@ def test_absurd_reports_and_floods_of_them_neither_raise_nor_fill_the_disk(
     with writing(tmp_path, live=[sink := Sink()]) as writer:
         for each in odd * 75:
             writer._reports.put(each)
+        assert writer.drain(60.0)
         writer.put(interval(0))
         assert writer.drain(30.0)
     assert sink.rows[0]["evaluations/dropped"] == 298

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import pathlib
+import threading
 import time
 from collections.abc import Sequence
 
@@ -18,7 +19,7 @@ _log = logging.getLogger(__name__)
 class Evaluations:
     """The evaluations of a run, including those before a restart, which `continual` reads.
 
-    One thread may use it, except for `summaries`.
+    One thread may call `add` and `close`, and another one `tell`.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Evaluations:
             self._add(self._resumed)
             with contextlib.suppress(OSError):  # tried again before the first report
                 self._write_resumed()
+        self._lock = threading.Lock()  # guards what follows, and the history
         self._new: list[EvaluationReport] = []  # not in a row yet
         self.dropped = 0
         """Number of reports that were not of a waiting snapshot, and so not written."""
@@ -88,8 +90,9 @@ class Evaluations:
         except OSError:
             self._snapshots.report(*place, is_lost=True)
             raise
-        self._new.append(report)
-        self._add(continual.Report.parse(line))
+        with self._lock:
+            self._new.append(report)
+            self._add(continual.Report.parse(line))
 
     def _write_resumed(self) -> None:
         if self._resumed is not None:
@@ -106,9 +109,10 @@ class Evaluations:
 
     def tell(self, interval: Interval) -> None:
         """Adds the reports since the last call, and the summary of each task, to an interval."""
-        reports, self._new = self._new, []
-        if reports:
-            self.summaries = continual.summary(self._history.run())
+        with self._lock:
+            reports, self._new = self._new, []
+            if reports:
+                self.summaries = continual.summary(self._history.run())
         for report in reports:
             name = f"evaluation/{self._tasks[report.task]}"
             interval.episodes(name, report.episodes)

@@ -1,6 +1,7 @@
-"""The writer: passes telemetry and evaluations to sinks and files, in a thread beside training.
+"""The writer: passes telemetry and evaluations to sinks and files, in threads beside training.
 
-Slow or failing disks, terminals and callers neither delay training nor end it.
+Slow or failing disks, terminals and callers neither delay training nor end it. Evaluators' reports
+have a thread of their own: snapshots wait for them, and in the end training does.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from learner.telemetry.telemetry import Interval
 _log = logging.getLogger(__name__)
 
 _QUEUED = 64  # rows that may wait
-_LOOK_SECONDS = 0.2  # between two checks for evaluators' reports
+_LOOK_SECONDS = 0.2  # between two checks whether to close
 _DRAIN_SECONDS = 10.0  # time limit for the last rows
 
 
@@ -160,11 +161,11 @@ class _Item(NamedTuple):
 
 
 class Writer:
-    """A thread that owns the sinks.
+    """A thread that owns the sinks, and one that files evaluators' reports.
 
     Rows wait in a bounded queue. When it is full, the next row waits in front of it and is merged
     with those that follow. An error of a sink is logged once, and the sink still gets the next row.
-    If the thread dies, it is restarted.
+    If a thread dies, it is restarted.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class Writer:
         own: Sequence[OwnSink] = (),
         seconds_per_update: float | None = None,
     ):
-        """Starts the thread.
+        """Starts the threads.
 
         Args:
           evaluations: writes the reports.
@@ -201,7 +202,8 @@ class Writer:
         self._closing = threading.Event()
         self.dropped = 0
         """Rows that were merged into the next one because the queue was full."""
-        self._start()
+        self._threads: dict[str, threading.Thread] = {}
+        self.check()
 
     @property
     def sinks_dropped(self) -> int:
@@ -227,17 +229,25 @@ class Writer:
         self._hand_over()
 
     def check(self) -> None:
-        """Restarts the thread if it has died."""
-        if not self._thread.is_alive() and not self._closing.is_set():
-            _log.error("The thread that writes telemetry has died; it is started again.")
-            self._start()
+        """Starts the threads, again if they have died."""
+        if self._closing.is_set():
+            return
+        for name, target in (("telemetry", self._write_rows), ("evaluations", self._file_reports)):
+            thread = self._threads.get(name)
+            if thread is not None and thread.is_alive():
+                continue
+            if thread is not None:
+                _log.error("The thread that writes %s has died; it is started again.", name)
+            self._threads[name] = threading.Thread(target=target, name=name, daemon=True)
+            self._threads[name].start()
 
     def drain(self, seconds: float = _DRAIN_SECONDS) -> bool:
         """Waits until everything queued is written. Returns whether that was in time."""
         deadline = time.monotonic() + seconds
         self._hand_over()
         while self._waiting or self._queue.unfinished_tasks or self._reports.unfinished_tasks:
-            if time.monotonic() >= deadline or not self._thread.is_alive():
+            are_alive = all(thread.is_alive() for thread in self._threads.values())
+            if time.monotonic() >= deadline or not are_alive:
                 return False
             time.sleep(0.01)
             self._hand_over()
@@ -248,8 +258,9 @@ class Writer:
         deadline = time.monotonic() + seconds
         self._hand_over(seconds)
         self._closing.set()
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        if self._thread.is_alive():
+        for thread in self._threads.values():
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads.values()):
             _log.warning(
                 "Telemetry could not be written within %.0f seconds: rows are lost.", seconds
             )
@@ -261,14 +272,9 @@ class Writer:
                 self._queue.put(self._waiting, timeout=seconds)
                 self._waiting = None
 
-    def _start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
+    def _write_rows(self) -> None:
         while True:
             is_closing = self._closing.is_set()  # before the queue, so that no row is missed
-            self._file_reports()
             try:
                 item = self._queue.get(timeout=0.0 if is_closing else _LOOK_SECONDS)
             except queue.Empty:
@@ -276,24 +282,30 @@ class Writer:
                     break
                 continue
             try:
-                self._file_reports()  # reports that came before the row
                 self._attempt(self, self._write, item)
             finally:
                 self._queue.task_done()
         for sink in (*self._exporter, *self._live):
             self._attempt(sink, sink.close)
         self._files.close()
-        self._attempt(self._evaluations, self._evaluations.close)
         for sink in self._own:
             self._attempt(sink, sink.close)
 
     def _file_reports(self) -> None:
-        for _ in range(self._reports.qsize()):  # bounded, as more may come meanwhile
-            report = self._reports.get()
+        attempt = Attempts()
+        while True:
+            is_closing = self._closing.is_set()  # before the queue, so that no report is missed
             try:
-                self._attempt(self._evaluations, self._evaluations.add, report)
+                report = self._reports.get(timeout=0.0 if is_closing else _LOOK_SECONDS)
+            except queue.Empty:
+                if is_closing:
+                    break
+                continue
+            try:
+                attempt(self._evaluations, self._evaluations.add, report)
             finally:
                 self._reports.task_done()
+        attempt(self._evaluations, self._evaluations.close)
 
     def _write(self, item: _Item) -> None:
         interval = item.interval
