@@ -276,6 +276,22 @@ def test_the_death_of_its_thread_is_told_to_callers_and_noticed_by_the_learner()
     inference.close()
 
 
+def test_a_thread_that_cannot_start_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    inference = Inference(Config(), messages.SPACES, messages.spec(), lambda: _Step())
+    inference.publish(_parameters(1))
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", _refused)
+        with pytest.raises(RuntimeError, match="can't start new thread"), inference.caller():
+            pass
+    with inference.caller() as caller:
+        assert (_act(caller).arrays[0] == 1).all()
+    inference.close()
+
+
+def _refused(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 def test_an_agent_without_a_step_is_told_to_callers_and_does_not_end_the_learner() -> None:
     def cannot() -> Any:
         raise ValueError("the torso reads its variables in a tf.function of its own")

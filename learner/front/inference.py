@@ -140,10 +140,11 @@ class Inference:
         """Yields a caller; what it has pinned is released at the end."""
         caller = Caller(self)
         with self._changed:
-            self._callers += 1
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="inference", daemon=True)
+                thread.start()  # which the system may refuse
+                self._thread = thread
+            self._callers += 1
         try:
             yield caller
         finally:

@@ -103,7 +103,7 @@ class Server:
             self._thread.start()
             address, self.health_address = self._door.open(*self._bound.result())
         except BaseException:
-            self._door.close()
+            self.stop(0.0)
             raise
         return address
 
