@@ -554,7 +554,10 @@ def test_arms_are_tabled_and_drawn_beside_each_other(
 
 @pytest.mark.parametrize(
     ("preset", "least"),
-    [("atari", 18.0), ("atari-a3c", 15.0), ("minatar-q", 8.0), ("lunar-lander", 200.0)],
+    [
+        *(("atari", 18.0), ("atari-a3c", 15.0), ("minatar-q", 8.0)),
+        *(("lunar-lander", 200.0), ("bipedal-walker", 250.0)),
+    ],
 )
 def test_a_long_preset_has_learned_in_each_of_its_records(preset: str, least: float) -> None:
     for record in records.read(ROOT).measured[preset, preset]:
