@@ -682,6 +682,18 @@ def test_versions_that_nobody_published_are_a_mistake_if_it_goes_on(
 # ----------------------------------------------------------------------- the checks themselves
 
 
+def test_a_caller_with_ever_new_names_does_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = [0.0]
+    mistakes = Mistakes(lambda: now[0])
+    for number in range(2000):  # a minute of one host's Joins
+        now[0] += 0.03
+        mistakes.add(f"a{number}", Mistake(Kind.VERSION, "x"))
+    assert 32 <= len(caplog.messages) <= 32 + 6
+    assert mistakes.totals() == {Kind.VERSION: 2000}
+
+
 def test_evidence_against_an_honest_actor_does_not_grow() -> None:
     """The expectation of q(a) / p(a) is 1 for every other policy q that is known before."""
     rng = np.random.default_rng(0)
@@ -844,6 +856,9 @@ def test_memory_of_actors_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         sent.message.actor = f"a{number}"
         assert checks.check(sent.message, list(sent.arrays.values())) == []
     assert len(checks._senders) == 5 and checks._num_envs == 30
+    monkeypatch.setattr(checks_module, "_MOST_SENDERS", 3)
+    assert checks.check(sent.message, list(sent.arrays.values())) == []
+    assert len(checks._senders) == 3
 
 
 def test_parameters_are_held_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:

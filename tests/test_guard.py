@@ -64,7 +64,10 @@ def config_of(algorithm: str, optimiser: str = "adam", **kwargs: Any) -> Config:
 
 
 def make(algorithm: str = "impala", optimiser: str = "adam", **kwargs: Any) -> Learner:
-    config = config_of(algorithm, optimiser, **kwargs)
+    return learner_of(config_of(algorithm, optimiser, **kwargs))
+
+
+def learner_of(config: Config) -> Learner:
     agent = build.agent(config.agent, *spaces_of(config), seed=1)
     return Learner(build.algorithm(config.algorithm, config, agent), config, phases.make(config)[0])
 
@@ -420,6 +423,26 @@ def test_a_batch_of_which_none_stands_out_is_skipped_and_nobody_is_blamed(scene:
     assert scene.blamed == []
     assert scene.guard.in_doubt
     assert (scene.guard.culprits, scene.guard.skipped_updates) == (0, 1)
+
+
+def test_a_batch_with_which_only_the_step_is_not_finite_is_not_met_again(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Without clipping, finite gradients can be too large for Adam's second moment."""
+    optimiser = OptimiserConfig(name="adam", clip_global_norm=0.0)
+    scene = Scene(
+        tmp_path,
+        learner_of(dataclasses.replace(config_of("sac"), optimiser=optimiser)),
+        GuardConfig(),
+    )
+    scene.learn(batch_for(scene.learner))
+    held = len(scene.replay)
+    bad = batch_for(scene.learner, 1)
+    bad.unroll.timestep.observation[:, 0] *= 1e10
+    _, update = scene.learn(bad, fresh=0)
+    assert update is None
+    assert len(scene.replay) == held
+    assert scene.blamed == []
 
 
 def test_too_many_skips_go_back_to_the_newest_checkpoint_while_the_run_goes_on(

@@ -2,7 +2,9 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -16,6 +18,7 @@ from page import says
 from impala.config import values
 from impala.config.schema import Config
 from impala.types import Parameters, StepType
+from learner.front.calls import TooSlow
 from learner.front.inference import (
     MOST_VERSIONS,
     Acted,
@@ -24,7 +27,7 @@ from learner.front.inference import (
     InvalidRow,
     NotActing,
 )
-from learner.front.server import Server
+from learner.front.server import Server, _Calls
 from learner.front.service import LearnerService
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
@@ -298,10 +301,13 @@ def test_an_agent_without_a_step_is_told_to_callers_and_does_not_end_the_learner
 
     inference = Inference(Config(), messages.SPACES, messages.spec(), cannot)
     inference.publish(_parameters(1))
+    lines = []
     with inference.caller() as caller:
-        for _ in range(2):  # who waits for it, and who comes later
-            with pytest.raises(NotActing, match=r"in a tf\.function of its own"):
+        for _ in range(4):  # who waits for it, and who comes later
+            with pytest.raises(NotActing, match=r"in a tf\.function of its own") as refused:
                 _act(caller)
+            lines.append(len(refused.traceback))
+    assert lines[3] == lines[2]  # the traceback of one exception would hold all requests
     inference.check()
     service = messages.service(inference=inference)
     service.join(messages.join_request("a", 1))
@@ -369,7 +375,8 @@ def _status(service: LearnerService, *requests: pb.ActRequest) -> tuple[grpc.Sta
     "`NOT_FOUND`: nobody has joined by that name and incarnation, or another incarnation has "
     "since: `Join` and open another stream.",
     "`INVALID_ARGUMENT`: a request is wrong, and its line says what is.",
-    "`DEADLINE_EXCEEDED`: no row came for `actor.hang_seconds`.",
+    "`DEADLINE_EXCEEDED`: no row came for `actor.hang_seconds`, a reply was not taken for as long, "
+    "or an unroll took twice as long.",
     "`UNAVAILABLE`: the learner stops, or has no parameters yet: open another stream, with "
     "back-off.",
     "`UNIMPLEMENTED`: the learner is older than 2.4.",
@@ -402,6 +409,20 @@ def test_streams_end_with_a_status_that_says_what_to_do(monkeypatch: pytest.Monk
     status, why, replies = _status(service, _request())
     assert (status, replies) == (code.DEADLINE_EXCEEDED, 1) and "actor.hang_seconds" in why
     assert service._inference is not None and service._inference.versions == 0
+
+
+def test_an_unroll_that_takes_twice_as_long_as_a_row_may_is_ended() -> None:
+    """However fast its rows come, and whoever does not read."""
+    calls = _Calls.__new__(_Calls)
+    calls._service = SimpleNamespace(hang_seconds=100.0)  # type: ignore[assignment]
+
+    async def held_for(seconds: float) -> object:
+        began = time.monotonic() - seconds
+        return await calls._in_time(asyncio.sleep(0.5, "done"), began)
+
+    assert asyncio.run(held_for(0.0)) == asyncio.run(held_for(150.0)) == "done"
+    with pytest.raises(TooSlow, match="an unroll took twice as long"):
+        asyncio.run(held_for(199.9))
 
 
 @says("`finished` in a reply is the end of training: nothing else is in it, and the stream ends.")

@@ -87,6 +87,23 @@ def test_a_host_with_many_proven_connections_gets_no_more() -> None:
     assert hosts.arrives("a", 4, 0.0) is None
 
 
+def test_one_host_cannot_have_all_connections_admitted_at_once() -> None:
+    """All of them come before the first one is admitted."""
+    with _Behind(Limits(connections=4)) as behind, ExitStack() as open_ones:
+        peers = []
+        for _ in range(3):
+            client, taken, peer = behind.pair()
+            open_ones.enter_context(client)
+            open_ones.enter_context(taken)
+            peers.append(peer)
+        for peer in peers:
+            behind.door.admitted(peer)
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)
+        services.wait_for("word of it", lambda: behind.door.refusals(), WAIT)
+        assert behind.door.refusals() == {"too_many": 1}
+
+
 def test_the_oldest_that_is_not_proven_makes_room() -> None:
     hosts = Hosts(Limits(connections=9, host_silent=2, host_unproven=1), now=0.0)
     for key in (1, 2):

@@ -246,7 +246,7 @@ export class Session {
       if (held && this.reply && held.incarnation === newest.incarnation) return held;
       const started = seconds();
       this.prefetch();
-      await Promise.race([this.until(() => this.parameters !== held), sleep(200)]);
+      await this.until(() => this.parameters !== held, 200);
       this.waited += seconds() - started;
     }
     return null;
@@ -265,11 +265,19 @@ export class Session {
     });
   }
 
-  // Waits until `condition` holds or training has ended. Throws if the session cannot go on.
-  async until(condition) {
-    while (!this.finished && !this.error && !condition()) {
+  // Waits until `condition` holds, training has ended, or milliseconds have passed, if they are given.
+  // Throws if the session cannot go on.
+  async until(condition, milliseconds) {
+    let isLate = false;
+    const late = () => {
+      isLate = true;
+      this.changed();
+    };
+    const timer = milliseconds && setTimeout(late, milliseconds);
+    while (!this.finished && !this.error && !isLate && !condition()) {
       await new Promise((resolve) => this.waiting.push(resolve));
     }
+    clearTimeout(timer);
     if (this.error) throw this.error;
   }
 

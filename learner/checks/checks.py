@@ -13,6 +13,7 @@ from learner.checks.mistakes import Mistake
 from protos.impala.v1 import learner_pb2 as pb
 
 _MOST_ENVS = 1_000_000  # environments of all actors together that are remembered
+_MOST_SENDERS = 10_000
 _EACH_FIRST, _THEN_EVERY = 16, 17  # messages whose numbers and actions are looked at
 _TURN = 256  # messages in a row whose episodes are added up: the first of a sender, and...
 _TURNS = 4  # ...one turn of these
@@ -87,6 +88,8 @@ class Checks:
     def _remember(self, num_envs: int) -> None:
         """Counts more environments, and forgets the senders that were silent the longest."""
         self._num_envs += num_envs
-        while self._num_envs > _MOST_ENVS and len(self._senders) > 1:
+        while (self._num_envs > _MOST_ENVS and len(self._senders) > 1) or (
+            len(self._senders) > _MOST_SENDERS
+        ):
             _, forgotten = self._senders.popitem(last=False)
             self._num_envs -= forgotten.continuity.num_envs

@@ -119,7 +119,7 @@ class Inference:
         self._callers = 0
         self._together = 1  # callers whose rows were taken the last time
         self._thread: threading.Thread | None = None
-        self._unmade: NotActing | None = None
+        self._unmade = ""  # why there is no step; an exception that is raised again would grow
         self._error: BaseException | None = None
         self._closed = False
         self.rows = 0
@@ -206,8 +206,8 @@ class Inference:
         given = self.decode(request)
         loop = asyncio.get_running_loop()
         with self._changed:
-            if self._unmade is not None:
-                raise self._unmade
+            if self._unmade:
+                raise NotActing(self._unmade)
             if self._error is not None:
                 raise RuntimeError(f"Inference for callers of Act has died: {self._error}")
             if self._closed:
@@ -271,14 +271,12 @@ class Inference:
             return self._make()
         except Exception as error:  # of a torso or core of one's own
             _log.exception("This learner cannot act for callers of Act; training goes on.")
-            unmade = NotActing(
-                f"This learner cannot act with its agent ({error}): act with parameters."
-            )
+            unmade = f"This learner cannot act with its agent ({error}): act with parameters."
         with self._changed:
             self._unmade = unmade
             rows = [*self._waiting]
             self._waiting.clear()
-        self._answer((row, unmade) for row in rows)
+        self._answer((row, NotActing(unmade)) for row in rows)
         return None
 
     def _next(self) -> list[_Row]:

@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from learner.checks.mistakes import Kind, Mistake
+from learner.front.relay import Bucket
 
 _log = logging.getLogger(__name__)
 
 _MOST = 10_000  # actors; beyond it, the one whose last mistake is the oldest is forgotten
 # A restarted run refuses a few versions of an honest actor, until it has pulled parameters.
 _VERSIONS, _VERSIONS_SECONDS = 32, 60.0
+_LINES, _LINES_PER_SECOND = 32, 0.1  # of the log: at once, and in the long run
 
 
 class Made(NamedTuple):
@@ -34,9 +36,10 @@ class Mistakes:
         self._totals: collections.Counter[str] = collections.Counter()
         # Messages in a row whose version was refused, and since when.
         self._versions: dict[str, tuple[int, float]] = {}
+        self._lines = Bucket(_LINES, _LINES_PER_SECOND, clock())
 
     def add(self, actor: str, mistake: Mistake) -> None:
-        """Counts a mistake, and logs the 1st, 2nd, 4th, 8th, ... of each kind."""
+        """Counts a mistake, and logs the 1st, 2nd, 4th, 8th, ... of each kind, some a minute."""
         with self._lock:
             made = self._made.get(actor, Made())
             counts = collections.Counter(made.counts)
@@ -47,7 +50,8 @@ class Mistakes:
             if len(self._made) > _MOST:
                 self._made.popitem(last=False)
             self._totals[mistake.kind] += 1
-        if not count & (count - 1):
+            is_told = not count & (count - 1) and self._lines.take(self._clock())
+        if is_told:
             _log.warning(
                 "%s makes a mistake (%s, number %d): %s",
                 *(actor, mistake.kind, count, mistake.detail),

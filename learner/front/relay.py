@@ -145,7 +145,7 @@ class Hosts:
             host.pause = 0.0
         if now < host.next_at:
             return "slowed_host"
-        if len(host.proven) >= self._limits.host_connections:
+        if self.has_all(name):
             return "too_many"
         if not host.joins.take(now):
             return "too_fast"
@@ -153,6 +153,10 @@ class Hosts:
             host.next_at = now + host.pause
         host.silent[key] = None
         return None
+
+    def has_all(self, name: str) -> bool:
+        """Returns whether a host has as many connections with an admitted call as it may have."""
+        return len(self._hosts[name].proven) >= self._limits.host_connections
 
     def too_many(self, name: str) -> int | None:
         """Returns the connection to close if a host has too many without an admitted call."""
@@ -362,6 +366,9 @@ class Relay:
 
     def _admitted(self, connection: _Connection) -> None:
         if connection.is_proven:
+            return
+        if self._hosts.has_all(connection.host):  # others were admitted since it came
+            self._refuse(connection, "too_many")
             return
         connection.is_proven = True
         self._hosts.proves(connection.host, connection.key)

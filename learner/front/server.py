@@ -249,25 +249,31 @@ class _Calls:
         async with calls.statuses(context, self._door), self._limits.stream(host):
             self._admit(context, "actor")
             with self._service.acting() as act:
-                while (data := await self._unless_stopping(self._row(context))) is not grpc.aio.EOF:
+                began = time.monotonic()
+                while (
+                    data := await self._unless_stopping(self._in_time(context.read(), began))
+                ) is not grpc.aio.EOF:
                     request = calls.parsed(pb.ActRequest, data)
                     self._admit(context, "actor", actor=request.actor)
                     with self._timed("Act"):
                         reply = await self._unless_stopping(act(request))
-                    await context.write(reply)
+                    if request.begins:
+                        began = time.monotonic()
+                    await self._in_time(context.write(reply), began)
                     if reply.finished:
                         return
 
-    async def _row(self, context: grpc.aio.ServicerContext) -> Any:
-        """Returns what a stream of `Act` sends next, which is not waited for without end."""
+    async def _in_time(self, awaitable: Awaitable[_T], began: float) -> _T:
+        """Returns a result of a caller of `Act`, for whom parameters are held since `began`."""
         seconds = self._service.hang_seconds
+        held = time.monotonic() - began
         try:
-            async with asyncio.timeout(seconds):
-                return await context.read()
+            async with asyncio.timeout(min(seconds, 2.0 * seconds - held)):
+                return await awaitable
         except TimeoutError:
             raise calls.TooSlow(
-                f"No row came for {seconds:g} s (actor.hang_seconds), for which parameters were "
-                "held: open another stream."
+                f"No row came, or no reply was taken, for {seconds:g} s (actor.hang_seconds), or "
+                "an unroll took twice as long, for which parameters were held: open another stream."
             ) from None
 
     async def get_snapshot(self, _: object, context: grpc.aio.ServicerContext) -> bytes:

@@ -49,7 +49,8 @@ class TensorBoard(File):
         step = _step(row["frames"])
         with self._writer.as_default():
             for name, value in row.items():
-                tf.summary.scalar(name, max(-_LARGEST, min(float(value), _LARGEST)), step=step)
+                bounded = np.float32(max(-_LARGEST, min(float(value), _LARGEST)))
+                tf.summary.scalar(name, bounded, step=step)
         self._writer.flush()
 
     def write_histograms(self, histograms: Histograms, frames: float) -> None:
@@ -95,5 +96,6 @@ class JsonLines(File):
         self._file.close()
 
 
-def _step(frames: float) -> int:
-    return min(int(frames), _LAST_STEP)
+def _step(frames: float) -> np.int64:
+    # As a NumPy number, like all that is written: TensorFlow keeps each of Python's for ever.
+    return np.int64(min(int(frames), _LAST_STEP))

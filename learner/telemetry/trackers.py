@@ -108,11 +108,10 @@ class MLflow(Sink):
             client.log_batch(self._id, params=parameters[first : first + _MOST_PARAMETERS])
 
     def write(self, row: Row) -> None:
-        """Logs a row. A character that MLflow does not allow in a name becomes a `_`."""
+        """Logs a row. What MLflow does not allow in a name becomes a `_`."""
         now, step = int(1000 * time.time()), int(row["frames"])
         metrics = [
-            self._entities.Metric(_NOT_IN_NAMES.sub("_", name), value, now, step)
-            for name, value in row.items()
+            self._entities.Metric(_metric(name), value, now, step) for name, value in row.items()
         ]
         for first in range(0, len(metrics), _MOST_METRICS):
             self._client.log_batch(self._id, metrics=metrics[first : first + _MOST_METRICS])
@@ -120,6 +119,12 @@ class MLflow(Sink):
     def close(self) -> None:
         """Ends the run there."""
         self._client.set_terminated(self._id)
+
+
+def _metric(name: str) -> str:
+    """Returns a name as MLflow takes it: that of a file below a folder."""
+    parts = _NOT_IN_NAMES.sub("_", name).split("/")
+    return "/".join(part if part.strip(".") else "_" for part in parts)
 
 
 def _package(module: str, extra: str) -> Any:

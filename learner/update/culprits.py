@@ -34,6 +34,11 @@ class Culprits:
         self.count = 0
         """Number of culprits, each counted as often as it was found."""
 
+    def forget(self, prepared: Prepared) -> None:
+        """Removes a whole batch from replay, where it would be met again. Blames nobody."""
+        if self._replay is not None:
+            self._replay.remove(each.number for each in prepared.origins if each.number is not None)
+
     def punish(
         self, prepared: Prepared, refusal: Refusal, update: int, written: pathlib.Path | None
     ) -> None:

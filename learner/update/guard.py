@@ -215,6 +215,8 @@ class Guard:
             f"also without {left_out} culprits" if left_out else "and no unroll stands out",
             hint(written),
         )
+        if not left_out and _is_of_step(refusal):
+            self._culprits.forget(prepared)
         if sum(self._recent) < self._config.max_skips:
             return
         seen = (
@@ -230,6 +232,14 @@ class Guard:
         )
         self._rollback.insist(learner, seen, advice)
         self._forget()
+
+
+def _is_of_step(refusal: Refusal) -> bool:
+    """Returns whether loss and gradients are finite, and only what the optimiser makes is not.
+
+    Each unroll is good by itself then, and the variables are: the gradients are too large.
+    """
+    return not any(what.startswith(("the loss", "the gradient")) for what in refusal.not_finite)
 
 
 def _without(
