@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from impala.logdir.rows import Row
 from learner.front.evaluators import EvaluationReport
@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 _QUEUED = 64  # rows that may wait
 _LOOK_SECONDS = 0.2  # between two checks whether to close
 _DRAIN_SECONDS = 10.0  # time limit for the last rows
+
+_T = TypeVar("_T")
 
 
 class Schedule:
@@ -273,18 +275,7 @@ class Writer:
                 self._waiting = None
 
     def _write_rows(self) -> None:
-        while True:
-            is_closing = self._closing.is_set()  # before the queue, so that no row is missed
-            try:
-                item = self._queue.get(timeout=0.0 if is_closing else _LOOK_SECONDS)
-            except queue.Empty:
-                if is_closing:
-                    break
-                continue
-            try:
-                self._attempt(self, self._write, item)
-            finally:
-                self._queue.task_done()
+        self._for_each(self._queue, lambda item: self._attempt(self, self._write, item))
         for sink in (*self._exporter, *self._live):
             self._attempt(sink, sink.close)
         self._files.close()
@@ -292,20 +283,24 @@ class Writer:
             self._attempt(sink, sink.close)
 
     def _file_reports(self) -> None:
-        attempt = Attempts()
+        attempt, evaluations = Attempts(), self._evaluations
+        self._for_each(self._reports, lambda report: attempt(evaluations, evaluations.add, report))
+        attempt(evaluations, evaluations.close)
+
+    def _for_each(self, queued: "queue.Queue[_T]", do: Callable[[_T], None]) -> None:
+        """Takes what comes in a queue, until the writer is closed and the queue is empty."""
         while True:
-            is_closing = self._closing.is_set()  # before the queue, so that no report is missed
+            is_closing = self._closing.is_set()  # before the queue, so that nothing is missed
             try:
-                report = self._reports.get(timeout=0.0 if is_closing else _LOOK_SECONDS)
+                each = queued.get(timeout=0.0 if is_closing else _LOOK_SECONDS)
             except queue.Empty:
                 if is_closing:
-                    break
+                    return
                 continue
             try:
-                attempt(self._evaluations, self._evaluations.add, report)
+                do(each)
             finally:
-                self._reports.task_done()
-        attempt(self._evaluations, self._evaluations.close)
+                queued.task_done()
 
     def _write(self, item: _Item) -> None:
         interval = item.interval
