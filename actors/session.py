@@ -153,6 +153,10 @@ class Outbox:
         """Returns the numbers of the messages."""
         return [message.sequence for message, _ in self._messages]
 
+    def unrolls(self) -> int:
+        """Returns how many unrolls the messages hold."""
+        return sum(message.num_envs for message, _ in self._messages)
+
     def acknowledge(self, receipt: pb.Receipt) -> tuple[pb.Unrolls, float] | None:
         """Removes the message of a receipt. Returns it with the time at which it was made.
 

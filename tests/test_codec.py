@@ -489,10 +489,10 @@ def test_the_fingerprint_survives_the_wire() -> None:
 # The protocol's version.
 
 
-@says("The protocol is 2.4, major and minor.")
+@says("The protocol is 2.5, major and minor.")
 def test_minor_versions_may_differ_and_majors_may_not() -> None:
     major, minor = codec.PROTOCOL_VERSION.major, codec.PROTOCOL_VERSION.minor
-    assert (major, minor) == (2, 4)
+    assert (major, minor) == (2, 5)
     assert codec.compatible(codec.PROTOCOL_VERSION)
     assert codec.compatible(pb.ProtocolVersion(major=major, minor=minor + 7))
     assert not codec.compatible(pb.ProtocolVersion(major=major + 1, minor=minor))

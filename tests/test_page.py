@@ -539,12 +539,13 @@ _NO_RULE = (
         "Parameters have an",
         "A learner that resumed",
         "While a message waits for room",
+        "All of this is advice",
     ),
     *("Asking about once a second", "`Join` first, since its", "Training ends after"),
     *("The learner waits for that", "Bearer TOKEN", "**Compression.**"),
     *("**Memory.**", "`version` in `JoinRequest`", "A minor version may add"),
     *("What that means on both", "Whatever changes the meaning", "In 2.0, settings", "2.1 adds"),
-    *("2.2 adds", "2.3 adds", "2.4 adds"),
+    *("2.2 adds", "2.3 adds", "2.4 adds", "2.5 adds"),
     *("The `return` that a learner prints", "Other pages, files and names"),
 )
 

@@ -58,7 +58,8 @@ OLDEST = STORED / "run-before-schema"  # written by commit a966f2c
 # is marked OPERATIONAL.
 MARKED = {
     "environment.vectorization",
-    *("actor.num_envs", "actor.num_groups", "actor.env_threads", "actor.hang_seconds"),
+    *("actor.num_envs", "actor.num_groups", "actor.just_in_time", "actor.env_threads"),
+    "actor.hang_seconds",
     *("actor.environment_seconds", "actor.max_environment_bytes", "actor.max_memory_bytes"),
     "actor.step_info",
     *("guard.max_skips", "guard.window_updates"),
@@ -274,7 +275,7 @@ PAGE = (TESTS.parent / "docs" / "wire-protocol.md").read_text(encoding="utf-8")
 UNKNOWN = b"\xa0\x06\x2a"  # field 100, which is none of ours, is 42
 
 
-def reply_of(config: Config, version: str = "impala 9.9", minor: int = 5) -> pb.JoinReply:
+def reply_of(config: Config, version: str = "impala 9.9", minor: int = 6) -> pb.JoinReply:
     """What a learner of a newer minor version answers, as far as this one can say it."""
     return pb.JoinReply(
         protocol=pb.ProtocolVersion(major=codec.PROTOCOL_VERSION.major, minor=minor),
@@ -454,7 +455,7 @@ def test_an_actor_goes_on_without_what_it_does_not_know() -> None:
 def test_an_actor_refuses_what_it_does_not_know_and_changes_what_is_played(need: str) -> None:
     reply = reply_of(PRESETS["catch"][1])
     reply.settings.needs.append(need)
-    sides = rf"impala 9\.9 with protocol 2\.5, this actor is impala {VERSION} with protocol 2\.4"
+    sides = rf"impala 9\.9 with protocol 2\.6, this actor is impala {VERSION} with protocol 2\.5"
     with pytest.raises(
         LearnerError, match=rf"{sides}.* {need}.*run the learner's version"
     ) as error:
@@ -513,7 +514,7 @@ def test_an_actor_refuses_a_learner_of_another_major_version(major: int) -> None
     reply = reply_of(PRESETS["catch"][1])
     reply.protocol.major = major
     with pytest.raises(
-        LearnerError, match=rf"protocol {major}\.5, this actor .* 2\.4: run the same"
+        LearnerError, match=rf"protocol {major}\.6, this actor .* 2\.5: run the same"
     ):
         told.read(reply, "actor", Allowed())
 
