@@ -54,6 +54,8 @@ def containerfile_complaints(text: str) -> list[str]:
     ]
     if sorted(allowed) != sorted(copied):
         found.append(f"copied is {sorted(copied)}, .containerignore lets through {sorted(allowed)}")
+    if (ROOT / ".dockerignore").resolve() != (ROOT / ".containerignore").resolve():
+        found.append(".dockerignore, which docker reads, is no link to .containerignore")
     found += [f"there is no {source} to copy" for source in copied if not (ROOT / source).exists()]
     checks = re.findall(r"^HEALTHCHECK .* CMD (\[.*\])$", text, re.MULTILINE)
     ports = [port for pod in pods for port in pod.ports.values()]
