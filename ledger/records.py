@@ -83,7 +83,7 @@ class Older:
 
     date: str
     commit: str | None
-    """Of the code that was measured; None: not recorded."""
+    """Of the code that was measured, or name and version of another program; None: not recorded."""
     reported: str | None
     """The commit that first showed these figures."""
     command: str | None

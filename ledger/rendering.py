@@ -478,8 +478,10 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], align: Sequence[s
 
 def _when(older: Older) -> str:
     """Returns when, and with which code, an older result was measured."""
-    if older.commit:
+    if older.commit and re.fullmatch(r"[0-9a-f]{7,40}", older.commit):
         return f"{older.date}, `{older.commit[:7]}`"
+    if older.commit:
+        return f"{older.date}, {older.commit}"
     reported = f"; reported in `{older.reported[:7]}`" if older.reported else ""
     return f"{older.date}, commit not recorded{reported}"
 
