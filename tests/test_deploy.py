@@ -130,7 +130,7 @@ def test_the_images_hold_every_package() -> None:
         assert f"\nCOPY {package} " in containerfile()
 
 
-def test_the_pages_know_every_alert_and_no_metric_that_is_not_there() -> None:
+def test_the_pages_know_every_alert_and_every_metric_and_none_that_is_not_there() -> None:
     page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
     words = " ".join(page.split())
     (rules,) = of_kind(render(DEPLOY / "overlays/monitoring"), "PrometheusRule")
@@ -140,7 +140,7 @@ def test_the_pages_know_every_alert_and_no_metric_that_is_not_there() -> None:
     named = set(re.findall(r"`(impala_\w+)", page))
     families = {re.sub(r"_(bucket|count|sum)$", "", name) for name in known_metrics()}
     assert named <= known_metrics().keys() | families
-    assert len(named) > 10
+    assert families <= named
 
 
 def test_no_alert_takes_a_counter_that_a_crash_sets_back_for_one_that_has_increased() -> None:

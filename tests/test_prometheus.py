@@ -1,5 +1,6 @@
 """Metrics as Prometheus reads them: over HTTP, from both services."""
 
+import pathlib
 import re
 import time
 import urllib.request
@@ -14,6 +15,8 @@ from actors.metrics import ActorMetrics
 from impala.runtime.exporter import Exporter
 from learner.telemetry.prometheus import DISTRIBUTIONS, SCALARS, Prometheus
 from protos.impala.v1 import learner_pb2 as pb
+
+ROOT = pathlib.Path(__file__).parent.parent
 
 
 def scrape(address: str) -> dict[str, float]:
@@ -72,6 +75,16 @@ def test_a_row_becomes_metrics() -> None:
     assert samples['impala_policy_lag_updates_bucket{le="4.0"}'] == 6
     assert samples['impala_rpc_seconds_bucket{le="0.01"}{method="Join"}'] == 0
     assert samples['impala_rpc_seconds_count{method="Join"}'] == 2
+
+
+def test_the_page_names_what_a_metric_is_called_in_a_row() -> None:
+    page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    rows = {f"`{each.row}`": each.name for each in SCALARS if each.row != "{name}"}
+    rows |= {f"`{each.row}/...`": each.name for each in DISTRIBUTIONS}
+    for row, name in rows.items():
+        called = re.sub(r"\{(\w+)\}", lambda label: label[1].upper(), row)
+        (line,) = [line for line in page.splitlines() if called in line and f"`{name}`" in line]
+        assert line.startswith("|")
 
 
 def test_messages_rejected_for_any_reason_are_0_before_the_first_one() -> None:

@@ -46,6 +46,7 @@ def known_metrics() -> dict[str, set[str]]:
         for family in getattr(metric, "describe", list)():
             name = family.name + ("_total" if family.type == "counter" else "")
             add(name, {*metric._labelnames}, family.type == "histogram")
+    add("impala_build_info", {"impala", "tensorflow"}, False)  # of both, by their exporter
     return found
 
 

@@ -168,7 +168,8 @@ def load(
         the group impala.components: MODULE, for what it defines, MODULE:ATTRIBUTE, or a list.
 
     Raises:
-      ValueError: there is no such checkpoint, or no such task.
+      ValueError: there is no such checkpoint or task, the checkpoint is damaged or needs another
+        version of impala, or it names a part that may not be imported.
     """
     process.load_tensorflow(use_gpus=gpu, is_guest=True)
     import tensorflow as tf

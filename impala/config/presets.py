@@ -328,7 +328,7 @@ _BANDIT_ELEVEN = dataclasses.replace(
 PRESETS: dict[str, tuple[str, Config]] = {
     "catch": ("Catch on a 10x5 board; solved in half a minute on two cores.", _CATCH),
     "cartpole": (
-        "CartPole-v1 with replay; solved in a minute and a quarter on two cores.",
+        "CartPole-v1 with replay; solved in less than a minute on two cores.",
         _CARTPOLE,
     ),
     "cartpole-a3c": ("CartPole-v1 with on-policy actor-critic.", _CARTPOLE_A3C),

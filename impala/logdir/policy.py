@@ -57,7 +57,9 @@ class Policy:
         self._agent = player.agent
         self._greedy, self._seed, self._device = greedy, seed, device
         self.observation_space, self.action_space = player.spaces
+        """What the agent sees, with what wrappers add to it, and the actions that it returns."""
         self.config, self.counters = player.config, player.counters
+        """The settings of its run, and how far that was: frames, updates and others."""
         self._shown: _Shown | None = None  # the form of the observations of these episodes
         self._first: np.ndarray | None = None  # [E], where an episode begins; None: in all
         self._action: Nest | None = None  # [E, ...], the last one

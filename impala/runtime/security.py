@@ -128,7 +128,7 @@ class ServerSecurity:
 
 @dataclasses.dataclass(frozen=True)
 class ClientSecurity:
-    """Credentials that an actor presents, and how it verifies the learner's certificate."""
+    """Credentials to present to the learner, and how to verify its certificate."""
 
     tls: bool = False
     """Use TLS; the learner's certificate must be signed by an authority that this system trusts."""
@@ -143,7 +143,7 @@ class ClientSecurity:
     token_file: pathlib.Path | None = None
     """File with a line "ROLE TOKEN [NAMES]" or just a token; the first one is presented."""
     open_ports: bool = False
-    """Serve an actor's metrics, which need no credentials, beyond this host."""
+    """Of `impala actor` alone: serve its metrics, which need no credentials, beyond this host."""
 
     @property
     def is_encrypted(self) -> bool:

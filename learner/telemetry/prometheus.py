@@ -200,7 +200,7 @@ SCALARS = (
         "impala_checkpoint_age_seconds",
         "gauge",
         "checkpoint/age_seconds",
-        "Time since the last checkpoint, or since the start.",
+        "Time since the first update that is in no checkpoint; 0: there is none.",
     ),
     Scalar(
         "impala_checkpoint_store_behind_seconds",
