@@ -61,6 +61,8 @@ def test_a_file_says_what_every_trial_has_and_what_is_searched(tmp_path: pathlib
         (made(trials=0), "trials is 0"),
         (made(search={}), "search is missing"),
         (made(search={"optimizer.learning_rate": {"choice": [1]}}), "optimiser.learning_rate"),
+        (made(search={True: {"choice": [1]}}), "search: True is no text; it must be the name"),
+        (made(search={1: {"choice": [1]}}), "search: 1 is no text"),
         (made(search={"seed": [1, 2]}), r"search.seed is \[1, 2\]; it must be one of choice"),
         (made(search={"seed": {"chioce": [1]}}), "search.seed.*choice"),
         (made(search={"seed": {"choice": []}}), r"search.seed.choice is \[\]"),
@@ -87,6 +89,22 @@ def test_a_file_says_what_every_trial_has_and_what_is_searched(tmp_path: pathlib
         (
             made(scheduler="pbt", search={"agent.hidden_sizes": {"choice": [[8], [9]]}}),
             "cannot copy an agent of one with another agent.hidden_sizes",
+        ),
+        (
+            made(num_actors=2, settings={"deterministic": True}),
+            "num_actors is 2, but a deterministic run has one actor",
+        ),
+        (
+            made(num_actors=2, search={"deterministic": {"choice": [False, True]}}),
+            "num_actors is 2, but a deterministic run has one actor",
+        ),
+        (
+            made(scheduler="pbt"),  # by default, 1,000,000 and 400,000
+            "pbt.every_frames is 1000000, but a trial ends after 400000 frames.*set it to 40000",
+        ),
+        (
+            made(scheduler="asha", asha={"grace_frames": 400_000}),
+            "asha.grace_frames is 400000, but a trial ends after 400000 frames",
         ),
         *(
             (

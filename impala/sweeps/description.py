@@ -162,6 +162,11 @@ def parse(data: Any) -> Sweep:
 
 def _space(name: str, data: Any, config: Config, known: Mapping[str, Any]) -> Space:
     """Returns the values of a setting, each of which a trial could have."""
+    if not isinstance(name, str):  # as yes: or 1: in YAML
+        raise OptionError(
+            f"search: {name!r} is no text; it must be the name of a setting, such as "
+            "optimiser.learning_rate."
+        )
     if name not in known:
         hint = values.nearest(name, known) or "impala train --help lists them."
         raise OptionError(f"search: there is no setting {name!r}. {hint}")
@@ -209,11 +214,19 @@ def _check_range(name: str, space: Space) -> None:
 
 
 def _check_combination(sweep: Sweep) -> None:
-    options = sweep.options
-    if sweep.config.learner.checkpoint_store or "learner.checkpoint_store" in sweep.search:
+    options, config = sweep.options, sweep.config
+    if config.learner.checkpoint_store or "learner.checkpoint_store" in sweep.search:
         raise OptionError(
             "learner.checkpoint_store is for one run, and all trials would use it: leave it out, "
             "and put the sweep's output where it is to stay."
+        )
+    searched = sweep.search.get("deterministic")
+    if options.num_actors > 1 and True in (
+        searched.values if searched else (config.deterministic,)
+    ):
+        raise OptionError(
+            f"num_actors is {options.num_actors}, but a deterministic run has one actor: set "
+            "num_actors to 1, or deterministic to false."
         )
     has_grid = any(space.kind == "grid" for space in sweep.search.values())
     if has_grid and (options.sampler == "optuna" or options.scheduler == "pbt"):
@@ -225,6 +238,8 @@ def _check_combination(sweep: Sweep) -> None:
                 f"search.{name}: scheduler: {options.scheduler} compares trials after as many "
                 "frames, so all have to be as long; search it with scheduler: none."
             )
+    if options.scheduler == "asha":
+        _check_decisions("asha.grace_frames", options.asha.grace_frames, sweep)
     if options.scheduler != "pbt":
         return
     if options.sampler != "random":
@@ -237,3 +252,14 @@ def _check_combination(sweep: Sweep) -> None:
                 f"search.{name}: a member cannot copy an agent of one with another {name}; search "
                 "it with another scheduler."
             )
+    _check_decisions("pbt.every_frames", options.pbt.every_frames, sweep)
+
+
+def _check_decisions(name: str, frames: int, sweep: Sweep) -> None:
+    """Refuses a first decision of a scheduler that would come when trials have ended."""
+    if frames >= sweep.total_frames:
+        raise OptionError(
+            f"{name} is {frames}, but a trial ends after {sweep.total_frames} frames, so "
+            f"scheduler: {sweep.options.scheduler} would decide nothing: set it to "
+            f"{max(1, sweep.total_frames // 10)}, for instance."
+        )

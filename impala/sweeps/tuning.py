@@ -158,7 +158,7 @@ def _scheduler(sweep: Sweep) -> Any:
             metric="score",
             mode="max",
             max_t=sweep.total_frames,
-            grace_period=min(options.asha.grace_frames, sweep.total_frames),
+            grace_period=options.asha.grace_frames,
             reduction_factor=options.asha.reduction,
         )
     if options.scheduler == "pbt":
