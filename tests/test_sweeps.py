@@ -206,6 +206,82 @@ def test_a_trial_is_where_the_sweep_was_started(
         assert pathlib.Path.cwd() == tmp_path
 
 
+# Scores.
+
+
+def test_the_score_is_a_mean_over_all_tasks_also_after_a_trial_was_resumed() -> None:
+    pytest.importorskip("ray")
+    from impala.sweeps import trial
+
+    a, b, loss = "episode/a/return_recent", "episode/b/return_recent", "loss/total"
+    told = [{loss: 9.0}, {a: 1.0}, {a: 2.0, b: 4.0}, {loss: 8.0}, {b: 6.0}]  # the last two: resumed
+    assert trial.scores(told, "") == [None, 1.0, 3.0, 3.0, 4.0]
+    assert trial.scores(told, loss) == [9.0, None, None, 8.0, None]
+
+
+@pytest.mark.parametrize(
+    ("score", "changes", "ends_at_row"),
+    [
+        *(("loss/totl", {}, 12), ("evaluation/Catch/return", {}, 20)),
+        ("loss/totl", {"settings": {"phases": ["critic:1000", "impala"]}}, 20),
+    ],
+)
+def test_a_misspelt_score_ends_a_trial_early_unless_it_may_come_late(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    score: str,
+    changes: dict[str, Any],
+    ends_at_row: int,
+) -> None:
+    """The first two of 20 rows come before any update."""
+    pytest.importorskip("ray")
+    from impala.sweeps import trial
+
+    written = 0
+
+    class Run:
+        def __init__(self, *arguments: object) -> None:
+            self.is_stopped = False
+
+        def wait(self, seconds: float) -> bool:
+            nonlocal written
+            with open(tmp_path / "trials/a/metrics.jsonl", "a") as file:
+                row = {"frames": written, "seconds": 1, "updates": max(0, written - 1)}
+                file.write(json.dumps(row | {"loss/total": 0.5}) + "\n")
+            written += 1
+            return written == 20
+
+        def stop(self) -> None:
+            self.is_stopped = True
+
+    (tmp_path / "trials/a").mkdir(parents=True)
+    monkeypatch.setattr(trial, "_Run", Run)
+    monkeypatch.setattr(trial.Trial, "trial_id", "a")
+    tried = object.__new__(trial.Trial)
+    sweep = description.parse(made(score=score, **changes))
+    tried.setup({}, sweep, str(tmp_path), str(tmp_path / "of another host"))
+    with pytest.raises(trial.TrialError, match=f"has no score: .*{score}") as raised:
+        tried.step()
+    assert written == ends_at_row
+    assert ("Did you mean 'loss/total'?" in str(raised.value)) == (ends_at_row == 12)
+
+
+def test_numbers_are_rounded_in_the_printed_table_alone(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("ray")
+    from impala.sweeps import results
+
+    sweep = description.parse(made())
+    settings = {"optimiser.learning_rate": 0.00123456789}
+    found = results.Result("a", "finished", 20123.456, 300_000, settings, "", tmp_path / "trials/a")
+    results.write([found], sweep, tmp_path)
+    with open(tmp_path / "results.csv", newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[1] == ["a", "20123.456", "300000", "finished", "0.00123456789"]
+    assert results.table([found], sweep).split()[-5:] == [
+        *("a", "2.012e+04", "300,000", "finished", "0.001235"),
+    ]
+
+
 # Whole sweeps.
 
 
@@ -269,7 +345,7 @@ def test_a_sweep_that_is_stopped_and_killed_goes_on_with_its_trials(
     found = results(tmp_path, data)
     assert [row["status"] for row in found] == ["finished"] * 4
     assert set(begun) <= {row["trial"] for row in found}
-    assert all(int(row["frames"].replace(",", "")) >= 300_000 for row in found)
+    assert all(int(row["frames"]) >= 300_000 for row in found)
 
 
 _EARLY = """

@@ -13,7 +13,7 @@ from ray import tune
 
 from impala.logdir import atomic, rows
 from impala.sweeps.description import Sweep
-from impala.sweeps.trial import score, trial_directory
+from impala.sweeps.trial import scores, trial_directory
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -76,7 +76,7 @@ def write(found: Sequence[Result], sweep: Sweep, output: pathlib.Path) -> None:
 
 def table(found: Sequence[Result], sweep: Sweep) -> str:
     """Returns the results as a table, the best first."""
-    lines = [_head(sweep), *(_row(result, sweep) for result in found)]
+    lines = [_head(sweep), *(_shown(result, sweep) for result in found)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip()
@@ -96,11 +96,17 @@ def _head(sweep: Sweep) -> list[str]:
     return ["trial", "score", "frames", "status", *sweep.search, *copied]
 
 
-def _row(result: Result, sweep: Sweep) -> list[str]:
-    settings = [text(result.settings[name]) for name in sweep.search]
+def _row(result: Result, sweep: Sweep) -> list[Any]:
+    """Returns a line of the table, with the numbers as they are."""
+    settings = [result.settings[name] for name in sweep.search]
     copied = [result.copied or "none"] if sweep.options.scheduler == "pbt" else []
-    frames = f"{result.frames:,}"
-    return [result.trial, text(result.score), frames, result.status, *settings, *copied]
+    return [result.trial, result.score, result.frames, result.status, *settings, *copied]
+
+
+def _shown(result: Result, sweep: Sweep) -> list[str]:
+    """Returns a line of the table as it is printed, with rounded numbers."""
+    trial, score, frames, *rest = _row(result, sweep)
+    return [trial, text(score), f"{frames:,}", *map(text, rest)]
 
 
 def _draw(found: Sequence[Result], sweep: Sweep, file: pathlib.Path) -> None:
@@ -118,7 +124,8 @@ def _draw(found: Sequence[Result], sweep: Sweep, file: pathlib.Path) -> None:
     first, *others = axes.flat
     best = plt.get_cmap("tab10")(1)
     for place, result in reversed(list(enumerate(found))):  # the best on top
-        scored = [(row, score(row, sweep.options.score)) for row in rows.read(result.logdir)]
+        told = rows.read(result.logdir)
+        scored = zip(told, scores(told, sweep.options.score), strict=True)
         curve = [(row["frames"], value) for row, value in scored if value is not None]
         if curve:
             colour, width = (best, 2.0) if place == 0 else ("grey", 0.8)

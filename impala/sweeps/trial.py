@@ -6,12 +6,13 @@ import pathlib
 import shutil
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray import tune
 
 import impala
+from impala.config import values
 from impala.logdir import rows
 from impala.sweeps.description import Sweep
 
@@ -24,6 +25,12 @@ _COPIED = (
 )
 _ORIGIN = "origin"  # file beside these: where they come from
 _COPYING = "copying"  # is there as long as not all of them are
+# Scalars that need not be in the first rows: of what has not happened yet.
+_LATE = (
+    *("evaluation/", "episode/", "episodes/", "task/", "worker/", "actor/", "unrolls/"),
+    *("messages/", "refused/", "rpc_seconds/", "inference/", "replay/"),
+)
+_ENOUGH_ROWS = 10  # with updates, to have every other scalar
 
 
 class TrialError(RuntimeError):
@@ -61,7 +68,7 @@ class Trial(tune.Trainable):
 
         Raises:
           TrainingError: the run failed.
-          TrialError: it ended without a score.
+          TrialError: it ended without a score, or telemetry has no scalar of that name.
         """
         if self._run is None:
             self._seen = _size(self._directory)  # of before it was stopped, or has copied another
@@ -72,20 +79,33 @@ class Trial(tune.Trainable):
                 continue
             self._seen, told = size, rows.read(self._directory)
             name = self._sweep.options.score
-            scored = [row for row in told if score(row, name) is not None]
-            if scored and (is_over or scored[-1] is told[-1]):
+            found = scores(told, name)
+            known = [value for value in found if value is not None]
+            if known and (is_over or found[-1] is not None):
                 return {
-                    "score": score(scored[-1], name),
+                    "score": known[-1],
                     "frames": int(told[-1]["frames"]),
                     "copied": _read(self._directory / _ORIGIN).partition(" ")[0],
                     "is_whole": is_over,
                     "done": is_over,
                 }
+            if not known and self._is_misspelt(name, told):
+                hint = values.nearest(name, dict.fromkeys(each for row in told for each in row))
+                self._stop()
+                says = f"{self._directory} has no score: no row of its telemetry has {name}. {hint}"
+                raise TrialError(says.rstrip())
             if is_over:
                 raise TrialError(
                     f"{self._directory} has no score: telemetry has no "
                     f"{name or 'return of an episode that ended'}."
                 )
+
+    def _is_misspelt(self, name: str, told: Sequence[rows.Row]) -> bool:
+        """Returns whether a scalar that no row has yet would be there by now."""
+        phases = self._sweep.config.phases
+        if not name or name.startswith(_LATE) or self._settings.get("phases", phases):
+            return False
+        return sum(row.get("updates", 0) > 0 for row in told) >= _ENOUGH_ROWS
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Copies what another trial needs to go on from here; the run is stopped for it."""
@@ -193,14 +213,18 @@ def trial_directory(output: pathlib.Path, trial: str) -> pathlib.Path:
     return output / "trials" / trial
 
 
-def score(row: rows.Row, name: str) -> float | None:
-    """Returns the score in a row of telemetry; None if there is none.
+def scores(told: Sequence[rows.Row], name: str) -> list[float | None]:
+    """Returns the score at each row of telemetry; None where there is none.
 
     Args:
-      row: of telemetry.
+      told: all rows of a trial: those after it was resumed lack the tasks that are not trained.
       name: as `Options.score`.
     """
     if name:
-        return row.get(name)
-    returns = rows.recent_returns(row).values()
-    return sum(returns) / len(returns) if returns else None
+        return [row.get(name) for row in told]
+    newest: rows.Row = {}  # of each task
+    found: list[float | None] = []
+    for row in told:
+        newest |= rows.recent_returns(row)
+        found.append(sum(newest.values()) / len(newest) if newest else None)
+    return found
