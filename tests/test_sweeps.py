@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import pathlib
 import signal
 import statistics
@@ -18,6 +19,7 @@ import yaml
 from impala.commands import main
 from impala.config.schema import Config
 from impala.config.values import OptionError
+from impala.logdir import directory as log_directory
 from impala.sweeps import description
 
 RATES = {"optimiser.learning_rate": {"log_uniform": [1e-5, 1e-2]}}
@@ -132,11 +134,50 @@ def test_an_output_of_another_sweep_is_refused(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, output = tmp_path / "sweep.yaml", tmp_path / "output"
-    output.mkdir()
+    (output / "ray").mkdir(parents=True)
     (output / "sweep.yaml").write_text(yaml.safe_dump(made(trials=5)))
     file.write_text(yaml.safe_dump(made()))
     assert main.main(["sweep", str(file), "--output", str(output)]) == 2
     assert f"{file} says something else: give another --output" in capsys.readouterr().err
+
+
+def test_a_sweep_that_has_not_begun_leaves_its_output_to_another(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And one that runs does not."""
+    pytest.importorskip("ray")
+    file, output = tmp_path / "sweep.yaml", tmp_path / "output"
+    words = ["sweep", str(file), "--output", str(output), "--address", "nowhere"]
+    for trials in (5, 4):
+        file.write_text(yaml.safe_dump(made(trials=trials)))
+        assert main.main(words) == 2
+        assert "--address is 'nowhere'; it must be auto, or HOST:PORT" in capsys.readouterr().err
+        assert (output / "sweep.yaml").read_text() == file.read_text()
+    with log_directory.lock(output, "impala sweep", "--output"):
+        assert main.main(words) == 2
+    says = f"{output} is written by another impala sweep (process {os.getpid()}). Stop it, or give"
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("source", ["--address", "RAY_ADDRESS"])
+def test_a_cluster_that_does_not_answer_is_named(
+    monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    pytest.importorskip("ray")
+    from impala.sweeps import tuning
+
+    free = f"127.0.0.1:{services.free_port()}"
+    for address, says in (
+        *(("localhost", "'localhost'; it must be"), ("localhost:no", "'localhost:no'; it must be")),
+        *(
+            (free, f"'{free}', where no Ray"),
+            ("no.invalid:6379", "'no.invalid:6379', where no Ray"),
+        ),
+    ):
+        if source == "RAY_ADDRESS":
+            monkeypatch.setenv(source, address)
+        with pytest.raises(OptionError, match=f"{source} is {says}"):
+            tuning._connect(description.parse(made()), address if source == "--address" else "auto")
 
 
 # Members of a population.

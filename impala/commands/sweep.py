@@ -5,14 +5,17 @@ import functools
 import importlib.util
 import logging
 import pathlib
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 from tyro.conf import Positional, arg
 
 from impala.commands.flags import STOPPED
 from impala.config import layers
 from impala.config.values import OptionError
-from impala.logdir import atomic
+from impala.logdir import atomic, directory
+
+if TYPE_CHECKING:
+    from impala.sweeps import description
 
 _COPY = "sweep.yaml"  # of the file, in the output
 
@@ -42,19 +45,22 @@ def sweep(command: Sweep) -> int:
 
     described = description.read(command.file)
     output = (command.output or pathlib.Path("sweeps", command.file.stem)).resolve()
-    _claim(output, command.file)
     if importlib.util.find_spec("ray") is None:
         raise OptionError(
             "impala sweep needs Ray Tune, which this Python does not have: "
             'pip install "impala-rl[tune]"'
         )
     logging.getLogger("ray").setLevel(logging.ERROR)
+    with _locked(output):
+        _claim(output, command.file, has_begun=(output / description.RAY).exists())
+        return _run(described, output, command.address)
+
+
+def _run(described: "description.Sweep", output: pathlib.Path, address: str | None) -> int:
     from impala.sweeps import results, tuning
 
     print(f"Sweep of {described.options.preset} in {output}", flush=True)
-    found, is_whole = tuning.run(
-        described, output, command.address, functools.partial(print, flush=True)
-    )
+    found, is_whole = tuning.run(described, output, address, functools.partial(print, flush=True))
     results.write(found, described, output)
     if found:
         print(f"\n{results.table(found, described)}\n")
@@ -65,22 +71,35 @@ def sweep(command: Sweep) -> int:
     return 0 if found else 1
 
 
-def _claim(output: pathlib.Path, file: pathlib.Path) -> None:
-    """Makes the output, or checks that it is of a sweep that the same file began.
+def _locked(output: pathlib.Path) -> TextIO:
+    """Makes the output, and locks it until the returned file is closed.
 
     Raises:
-      OptionError: it is not, or cannot be made.
+      OptionError: another command has locked it, or it cannot be written.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        return directory.lock(output, "impala sweep", "--output")
+    except directory.LogDirectoryBusy as error:
+        raise OptionError(str(error)) from None
+    except OSError as error:
+        raise OptionError(f"{output} cannot be written: {error.strerror}.") from None
+
+
+def _claim(output: pathlib.Path, file: pathlib.Path, has_begun: bool) -> None:
+    """Copies the file into the output, or checks that the sweep that has begun there is the same.
+
+    Raises:
+      OptionError: it is another one, or the output cannot be written.
     """
     copy = output / _COPY
     try:
-        if copy.exists():
-            if layers.read_yaml(copy) != layers.read_yaml(file):
-                raise OptionError(
-                    f"{output} holds a sweep that {copy} began, and {file} says something else: "
-                    "give another --output, or move that directory away."
-                )
-            return
-        output.mkdir(parents=True, exist_ok=True)
-        atomic.write(copy, file.read_bytes())
+        if not (has_begun and copy.exists()):
+            atomic.write(copy, file.read_bytes())
+        elif layers.read_yaml(copy) != layers.read_yaml(file):
+            raise OptionError(
+                f"{output} holds a sweep that {copy} began, and {file} says something else: "
+                "give another --output, or move that directory away."
+            )
     except OSError as error:
         raise OptionError(f"{output} cannot be written: {error.strerror}.") from None

@@ -12,7 +12,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, TextIO
 
 from impala.logdir import atomic
 
@@ -36,7 +36,7 @@ class StorageError(RuntimeError):
 
 
 class LogDirectoryBusy(LogDirectoryError):
-    """Another learner uses this log directory."""
+    """Another learner uses this log directory, or another sweep this output."""
 
 
 @contextlib.contextmanager
@@ -66,6 +66,36 @@ def make(path: pathlib.Path) -> None:
         tempfile.TemporaryFile(dir=path).close()
 
 
+def lock(directory: pathlib.Path, who: str, flag: str) -> TextIO:
+    """Locks a directory that exists, until the returned file is closed or the process ends.
+
+    Args:
+      directory: to write in.
+      who: writes it, for the error message.
+      flag: that names another directory.
+
+    Raises:
+      LogDirectoryBusy: another process holds the lock.
+      OSError: the directory cannot be written.
+    """
+    file = open(directory / "lock", "a+", encoding="ascii", errors="replace")  # noqa: SIM115
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read(100).strip()
+        holder = holder if holder.isdecimal() else "unknown"
+        file.close()
+        raise LogDirectoryBusy(
+            f"{directory} is written by another {who} (process {holder}). Stop it, or give this "
+            f"one another {flag}."
+        ) from None
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file
+
+
 class LogDirectory:
     """An exclusive lock on LOGDIR, which the kernel releases when the process ends."""
 
@@ -82,25 +112,7 @@ class LogDirectory:
         self.path = path
         make(path)
         with opening(path):
-            self._claim()
-
-    def _claim(self) -> None:
-        path = self.path
-        self._lock = open(path / "lock", "a+", encoding="ascii", errors="replace")  # noqa: SIM115
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.seek(0)
-            holder = self._lock.read(100).strip()
-            holder = holder if holder.isdecimal() else "unknown"
-            self._lock.close()
-            raise LogDirectoryBusy(
-                f"{path} is written by another learner (process {holder}). Stop it, or give this "
-                "one another --logdir."
-            ) from None
-        self._lock.truncate(0)
-        self._lock.write(f"{os.getpid()}\n")
-        self._lock.flush()
+            self._lock = lock(path, "learner", "--logdir")
 
     def move_run_aside(self) -> None:
         """Moves an earlier run to LOGDIR.before-TIME, or to LOGDIR/before-TIME where that is not

@@ -16,6 +16,9 @@ from impala.schedule import tasks
 Kind = Literal["choice", "grid", "uniform", "log_uniform"]
 KINDS: tuple[Kind, ...] = ("choice", "grid", "uniform", "log_uniform")
 
+RAY = "ray"
+"""Ray's own folder in a sweep's output, which is there once the sweep has begun."""
+
 # What a member of a population cannot take over from one whose setting was another.
 _SHAPES = (
     *("agent.", "environment.", "tasks.", "algorithm", "phases", "learner.unroll_length"),

@@ -4,6 +4,7 @@ import logging
 import os
 import pathlib
 import signal
+import socket
 import time
 import warnings
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from ray.tune.search.optuna import OptunaSearch
 from impala.config.values import OptionError
 from impala.runtime.signals import EndRequest
 from impala.sweeps import results
-from impala.sweeps.description import Space, Sweep
+from impala.sweeps.description import RAY, Space, Sweep
 from impala.sweeps.trial import Trial
 
 os.environ |= {
@@ -27,10 +28,10 @@ os.environ |= {
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # each with pages of Ray's own traceback
 }
 
-_RAY = "ray"  # Ray's own folder in the output
 _FACTORS = (1.2, 1 / 1.2)  # as in IMPALA's section 5.3
 _MOST_FAILURES = 2  # of a trial: it is started again, and resumes
 _SECONDS_BETWEEN_LINES = 10.0  # of a trial
+_ANSWER_SECONDS = 5.0  # of a cluster; Ray itself would wait for a quarter of an hour
 
 
 def run(
@@ -58,7 +59,7 @@ def run(
             ),
             {"cpu": sweep.options.cpus, "gpu": sweep.options.gpus},
         )
-        folder = str(output / _RAY)
+        folder = str(output / RAY)
         if tune.Tuner.can_restore(folder):
             tuner = tune.Tuner.restore(
                 folder,
@@ -80,7 +81,7 @@ def run(
                     mode=None if sweep.options.scheduler != "none" else "max",
                 ),
                 run_config=tune.RunConfig(
-                    name=_RAY,
+                    name=RAY,
                     storage_path=str(output),
                     failure_config=tune.FailureConfig(max_failures=_MOST_FAILURES),
                     callbacks=[_Progress(sweep, show)],
@@ -102,6 +103,11 @@ def run(
 
 def _connect(sweep: Sweep, address: str | None) -> None:
     """Connects to a Ray cluster, or starts Ray on this host."""
+    source, given = "--address", address
+    if given in (None, "auto") and os.environ.get("RAY_ADDRESS"):  # as Ray does
+        source, given = "RAY_ADDRESS", os.environ["RAY_ADDRESS"]
+    if given is not None and given not in ("auto", "local"):
+        _check_address(source, given)
     try:
         ray.init(
             address=address,
@@ -109,8 +115,8 @@ def _connect(sweep: Sweep, address: str | None) -> None:
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
-    except ConnectionError as error:
-        raise OptionError(f"There is no Ray cluster at {address}: {error}") from None
+    except (ConnectionError, ValueError) as error:
+        raise OptionError(f"There is no Ray cluster at {given} ({source}): {error}") from None
     options = sweep.options
     hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if not any(
@@ -124,6 +130,27 @@ def _connect(sweep: Sweep, address: str | None) -> None:
             f"A trial takes {options.cpus:g} cores and {options.gpus:g} GPUs (cpus, gpus), but no "
             f"host has them; the largest has {most.get('CPU', 0):g} and {most.get('GPU', 0):g}."
         )
+
+
+def _check_address(source: str, address: str) -> None:
+    """Checks that somebody listens at the address of a Ray cluster.
+
+    Raises:
+      OptionError: nobody does, or it is no address.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port[:6]) < 2**16:
+        raise OptionError(
+            f"{source} is {address!r}; it must be auto, or HOST:PORT of a Ray cluster's head, such "
+            "as 10.0.0.1:6379."
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
+    except (OSError, UnicodeError) as error:
+        raise OptionError(
+            f"{source} is {address!r}, where no Ray cluster answers ({error}): start one there "
+            f"with ray start --head --port {port}, or leave it out to run on this host alone."
+        ) from None
 
 
 def _param_space(sweep: Sweep) -> dict[str, Any]:
