@@ -151,6 +151,8 @@ def test_without_evaluations_returns_in_training_are_drawn(tmp_path: pathlib.Pat
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     plot.draw([tmp_path], tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 5_000
+    of_before = write(tmp_path, [("of before", 100, [1.0])])  # of no task that it still has
+    assert len(plot.figure([of_before]).axes) == 2  # over frames and over time
 
 
 def _trained(logdir: pathlib.Path, id: str, returns: list[float], **changes: Any) -> pathlib.Path:

@@ -100,9 +100,11 @@ def _read(logdir: pathlib.Path) -> Run:
         settings.pop("seed", None)
         experiment = sorted(settings.items(), key=str)
     try:
-        return Run(logdir, experiment, continual.read(logdir))
+        evaluated = continual.read(logdir)
     except continual.NoEvaluations:
         return Run(logdir, experiment, None)
+    # Without curves, all evaluations are of tasks that the run no longer has.
+    return Run(logdir, experiment, evaluated if evaluated.curves else None)
 
 
 def _groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
