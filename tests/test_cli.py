@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.metadata
+import io
 import json
 import os
 import pathlib
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import gymnasium as gym
 import numpy as np
@@ -634,6 +636,25 @@ def test_record_writes_a_gif_that_plays(logdir: pathlib.Path, tmp_path: pathlib.
     images = _images(file)
     assert len(images) > 1
     assert (images[0] != images[-1]).any()
+
+
+def test_a_recording_that_is_interrupted_leaves_the_one_before(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "episode.gif"
+    file.write_bytes(b"old")
+
+    def interrupted(*arguments: object) -> Iterator[np.ndarray]:
+        yield np.zeros((6, 8, 3), np.uint8)
+        yield np.ones((6, 8, 3), np.uint8)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(record, "open_player", lambda *arguments: None)
+    monkeypatch.setattr(record, "environment_of", lambda *arguments: io.BytesIO())
+    monkeypatch.setattr(record, "_images", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        record.record(record.Record(logdir=tmp_path, output=file))
+    assert file.read_bytes() == b"old" and list(tmp_path.iterdir()) == [file]
 
 
 def test_record_says_so_if_an_environment_has_no_render(

@@ -44,6 +44,25 @@ def test_a_link_and_a_device_are_written_to_and_not_replaced(tmp_path: pathlib.P
     assert pathlib.Path(os.devnull).is_char_device()
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
+def test_a_film_that_is_not_finished_leaves_the_one_before(
+    tmp_path: pathlib.Path, error: type[BaseException]
+) -> None:
+    path = tmp_path / "deep" / "film.gif"
+    with outputs.replacing(path) as file:
+        file.write_bytes(b"old")
+    assert file.suffix == ".gif" and path.read_bytes() == b"old"
+    with pytest.raises(error), outputs.replacing(path) as file:
+        file.write_bytes(b"new")
+        raise error
+    assert path.read_bytes() == b"old" and os.listdir(path.parent) == ["film.gif"]
+    link = tmp_path / "link.gif"
+    link.symlink_to(path)
+    with outputs.replacing(link) as file:
+        file.write_bytes(b"new")
+    assert link.is_symlink() and path.read_bytes() == b"new"
+
+
 def test_only_errors_about_the_output_are_the_users(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "film.gif"
     for error in (

@@ -46,6 +46,26 @@ def writing(path: pathlib.Path) -> Iterator[None]:
         raise _error(path, error) from error
 
 
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields where to write a file that replaces `path` when the block ends.
+
+    It is beside it and has the same suffix. If the block raises an error, it is removed and `path`
+    is unchanged. A link or a device is written in place.
+    """
+    if _is_in_place(path):
+        yield path
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial{path.suffix}")
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        with contextlib.suppress(OSError):  # there is none, or the first error counts
+            partial.unlink()
+
+
 def write(path: pathlib.Path, data: bytes) -> None:
     """Writes a file whole or not at all, and makes its directory if needed.
 

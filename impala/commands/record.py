@@ -46,8 +46,9 @@ def record(command: Record) -> int:
     with (
         contextlib.closing(environment_of(player, 1, "rgb_array")) as environment,
         outputs.writing(output),
+        outputs.replacing(output) as file,
     ):
-        video.write(output, _images(player, environment, command, rewards))
+        video.write(file, _images(player, environment, command, rewards))
     print(f"{output}: {len(rewards)} images, return {sum(rewards):.2f}")
     return 0
 
