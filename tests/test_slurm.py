@@ -143,6 +143,33 @@ def test_a_job_that_is_queued_again_does_not_begin_anew(cluster: Cluster, restar
         assert job.end() == 0, job.log.read_text()
 
 
+def test_a_second_job_leaves_the_run_of_the_first_alone(cluster: Cluster) -> None:
+    cluster.program("impala", f'[ "$1" = actor ] || sleep {services.WAIT:.0f}')
+
+    def is_of(number: int) -> bool:
+        with contextlib.suppress(FileNotFoundError):  # while they are replaced
+            job = (cluster.run / "credentials/job").read_text()
+            return job == f"{number}\n" and f":2000{number}" in address.read_text()
+        return False
+
+    address = cluster.run / "address"
+
+    with cluster.job(7, "catch", ntasks=5) as job:
+        services.wait_for("credentials and address", lambda: is_of(7))
+        with cluster.job(8, "catch", ntasks=5) as other:
+            assert other.end() == 2
+            assert f"Another job runs {cluster.run}" in other.log.read_text()
+        with cluster.job(9, array="1", ntasks=1) as more:  # only actors
+            assert more.end() == 0, more.log.read_text()
+        assert is_of(7)
+        assert job.process.poll() is None, job.log.read_text()
+        # The lock is of the job, not of its steps, which Slurm may still be ending.
+        job.process.kill()
+        job.process.wait()
+        with cluster.job(8, "catch", ntasks=5):
+            services.wait_for("those of the next job", lambda: is_of(8))
+
+
 def test_the_template_has_what_slurm_reads() -> None:
     text = TEMPLATE.read_text()
     head = text[: text.index("\n\n")]
