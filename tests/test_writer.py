@@ -6,6 +6,8 @@ import json
 import logging
 import pathlib
 import queue
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -106,6 +108,61 @@ def snapshots(*frames: int, num_tasks: int = 1) -> Snapshots:
     for number in frames:
         made.add(Snapshot(pathlib.Path(str(number)), LEARNER, 3, number, 0.0))
     return made
+
+
+# The sink, and a learner that waits for it as long as it takes to hang there.
+_HANGING = """
+import atexit, threading
+from learner.telemetry.sinks import Sink
+
+begun = threading.Event()
+
+class Hanging(Sink):
+    def write(self, row):
+        import tensorflow as tf
+
+        atexit.register(print, "at the end")
+        begun.set()
+        while True:
+            with tf.io.gfile.GFile("row", "w") as file:
+                file.write("1 " * 500)
+"""
+_LEARNER = """
+import sys
+import hanging
+from impala.__main__ import main
+from learner.telemetry.writer import Writer
+
+Writer.drain = lambda writer: hanging.begun.wait()
+Writer.close.__defaults__ = (0.1,)
+sys.exit(main())
+"""
+
+
+def test_a_sink_that_hangs_in_tensorflow_does_not_change_the_exit_status(
+    tmp_path: pathlib.Path,
+) -> None:
+    (tmp_path / "hanging.py").write_text(_HANGING)
+    log = tmp_path / "log"
+    words = (
+        *("learner", "catch", "--telemetry.sinks", "hanging:Hanging", "--logdir", tmp_path / "run"),
+        *("--listen", f"unix:{tmp_path}/socket", "--stopped-status", "75"),
+    )
+    with open(log, "wb") as output:
+        learner = subprocess.Popen(
+            [sys.executable, "-c", _LEARNER, *map(str, words)],
+            cwd=tmp_path,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        services.wait_for("the learner", (tmp_path / "run/address").exists)
+        learner.terminate()
+        assert services.end_of(learner) == 75, log.read_text()
+    finally:
+        learner.kill()
+        learner.wait()
+    assert "rows are lost" in log.read_text() and "at the end" in log.read_text()
 
 
 def test_a_report_settles_a_snapshot_once_and_for_ever(tmp_path: pathlib.Path) -> None:

@@ -45,9 +45,19 @@ class Learner(RunFlags):
 
 
 def learner(command: Learner) -> int:
-    """Runs `learner.run.run_learner`."""
+    """Runs the learner. Returns the exit status, or ends with it where telemetry still hangs."""
     if command.print_config:
         return print_config(command)
+    status = _run(command)
+    from learner.telemetry import writer
+
+    if writer.is_writing():
+        process.leave(status)
+    return status
+
+
+def _run(command: Learner) -> int:
+    """Runs `learner.run.run_learner`."""
     from impala.commands import preflight
     from learner import share
 

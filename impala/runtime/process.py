@@ -4,6 +4,7 @@ Call these functions before the first tensor is made; `tune_malloc` and `hide_gp
 TensorFlow is imported. Only those that need TensorFlow import it.
 """
 
+import atexit
 import contextlib
 import ctypes
 import io
@@ -14,7 +15,7 @@ import resource
 import sys
 import tempfile
 import threading
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 # glibc's mallopt parameters (malloc.h). These values keep the pages of megabyte messages instead of
 # returning them to the kernel and faulting them in again: 4 MB protobuf fields become 4-5 times
@@ -61,6 +62,19 @@ def outlive_readers() -> None:
     of the run ending without its checkpoint.
     """
     sys.stdout, sys.stderr = _outliving(sys.stdout), _outliving(sys.stderr)
+
+
+def leave(status: int) -> NoReturn:
+    """Ends the process as `sys.exit` does, but leaves its threads alone.
+
+    The interpreter's shutdown ends a daemon thread wherever it is. In C++ code, such as
+    TensorFlow's, that aborts the process with another status.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # it cannot be written, or is closed
+            stream.flush()
+    os._exit(status)
 
 
 class _Outliving(io.FileIO):

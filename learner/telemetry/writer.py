@@ -25,8 +25,14 @@ _log = logging.getLogger(__name__)
 _QUEUED = 64  # rows that may wait
 _LOOK_SECONDS = 0.2  # between two checks whether to close
 _DRAIN_SECONDS = 10.0  # time limit for the last rows
+_ROWS, _REPORTS = "telemetry", "evaluations"  # names of the threads
 
 _T = TypeVar("_T")
+
+
+def is_writing() -> bool:
+    """Returns whether a writer's thread runs in this process, for instance since it hangs."""
+    return any(thread.name in (_ROWS, _REPORTS) for thread in threading.enumerate())
 
 
 class Schedule:
@@ -234,7 +240,7 @@ class Writer:
         """Starts the threads, again if they have died."""
         if self._closing.is_set():
             return
-        for name, target in (("telemetry", self._write_rows), ("evaluations", self._file_reports)):
+        for name, target in ((_ROWS, self._write_rows), (_REPORTS, self._file_reports)):
             thread = self._threads.get(name)
             if thread is not None and thread.is_alive():
                 continue
