@@ -48,7 +48,9 @@ def test_what_came_and_is_in_no_batch_is_ahead_of_the_next_message() -> None:
     for _ in range(4):
         learner.send()
     learner.learn(10)
-    assert learner.told() == (40 - 10 - 12, pytest.approx(SPEED, rel=0.2))
+    ahead, speed = learner.told()
+    assert ahead == 40 - 10 - 12
+    assert speed == pytest.approx(SPEED, rel=0.2)
 
 
 def test_so_is_what_waits_for_room() -> None:
