@@ -100,7 +100,7 @@ def test_help_texts_are_wrapped_once(
     text = capsys.readouterr().out
 
     # The source has line breaks within these: a flag's, a section's, a nested section's.
-    assert "environment, seed, algorithm, network, objective or past" in text
+    assert "environment, tasks, seed, algorithm or phases, network" in text
     assert "(module:id imports the module first), or one of your own" in text
     assert "1: rewards are summed and a step is" in text
 

@@ -100,7 +100,7 @@ def test_another_major_version_is_refused_naming_both_and_a_minor_one_is_not() -
     ):
         protocol = pb.ProtocolVersion(major=major, minor=minor)
         sides = (
-            rf"actor \({program}\) speaks protocol {major}\.{minor}, the learner \(impala .*2\.4"
+            rf"actor \({program}\) speaks protocol {major}\.{minor}, the learner \(impala .*2\.5"
         )
         with pytest.raises(IncompatibleProtocol, match=rf"{sides}.*run the same major version"):
             service.join(messages.join_request(protocol=protocol, version=version))

@@ -45,13 +45,15 @@ def _write_gif(path: pathlib.Path, images: Iterable[np.ndarray]) -> None:
 
     pictures = (PIL.Image.fromarray(image) for image in images)
     first = next(pictures)
-    first.save(
-        path,
-        save_all=True,
-        append_images=pictures,
-        duration=1000 // _FRAMES_PER_SECOND,
-        loop=0,
-    )
+    with path.open("wb") as file:
+        first.save(
+            file,
+            format="GIF",
+            save_all=True,
+            append_images=pictures,
+            duration=1000 // _FRAMES_PER_SECOND,
+            loop=0,
+        )
 
 
 def _write_mp4(path: pathlib.Path, images: Iterable[np.ndarray]) -> None:
