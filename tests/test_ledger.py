@@ -555,7 +555,7 @@ def test_arms_are_tabled_and_drawn_beside_each_other(
 @pytest.mark.parametrize(
     ("preset", "least"),
     [
-        *(("atari", 18.0), ("atari-a3c", 15.0), ("minatar-q", 8.0)),
+        *(("atari", 18.0), ("atari-a3c", 15.0), ("atari-a3c-small", 5.0), ("minatar-q", 8.0)),
         *(("lunar-lander", 200.0), ("bipedal-walker", 250.0)),
     ],
 )
