@@ -17,6 +17,7 @@ import rich.table
 from benchmarks.machine import machine
 from impala.config import presets, values
 from impala.config import schema as configs
+from impala.runtime import process
 
 _ATARI = presets.PRESETS["atari"][1]
 # The paper's batch: T 20, B 32.
@@ -72,6 +73,7 @@ def main() -> int:
     if unknown := set(arguments.parts) - measures.keys():
         parser.error(f"no part {sorted(unknown)[0]!r}; there are {', '.join(measures)}")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    process.prefer_onednn()
 
     console = rich.console.Console()
     named = f"{machine()}, {time.strftime('%Y-%m-%d')}"

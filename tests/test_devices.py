@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import pathlib
+import platform
 import re
 import subprocess
 import sys
@@ -355,3 +356,31 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+_SAYS_ONEDNN = """
+from impala.runtime import process
+
+process.load_tensorflow(use_gpus=False)
+from tensorflow.python.util import _pywrap_util_port
+
+print(_pywrap_util_port.IsMklEnabled())
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="oneDNN's default elsewhere is kept")
+@pytest.mark.parametrize(("chosen", "said"), [(None, "True"), ("1", "True"), ("0", "False")])
+def test_tensorflow_uses_onednn_unless_the_user_chose_otherwise(
+    chosen: str | None, said: str
+) -> None:
+    environ = {k: v for k, v in os.environ.items() if k != "TF_ENABLE_ONEDNN_OPTS"}
+    if chosen is not None:
+        environ["TF_ENABLE_ONEDNN_OPTS"] = chosen
+    child = subprocess.run(
+        [sys.executable, "-c", _SAYS_ONEDNN],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert child.stdout.strip() == said

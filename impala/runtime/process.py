@@ -1,7 +1,7 @@
 """Settings of a process: memory allocation, open files, devices and threads.
 
-Call these functions before the first tensor is made; `tune_malloc` and `hide_gpus` before
-TensorFlow is imported. Only those that need TensorFlow import it.
+Call these functions before the first tensor is made; `tune_malloc`, `prefer_onednn` and `hide_gpus`
+before TensorFlow is imported. Only those that need TensorFlow import it.
 """
 
 import atexit
@@ -11,6 +11,7 @@ import io
 import math
 import os
 import pathlib
+import platform
 import resource
 import sys
 import tempfile
@@ -110,6 +111,17 @@ def bound_numpy_threads() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
+def prefer_onednn() -> None:
+    """Has TensorFlow use oneDNN on every x86 CPU, unless the user has chosen otherwise.
+
+    Left to itself it does so only on CPUs with AVX-512 VNNI or newer; on one with AVX2, an update
+    of a convolutional network then takes three times as long (docs/performance.md). It has no
+    effect once TensorFlow has been imported.
+    """
+    if platform.machine() in ("x86_64", "AMD64"):
+        os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+
+
 def load_tensorflow(use_gpus: bool, *, is_guest: bool = False) -> None:
     """Imports TensorFlow and initialises its devices, without its messages.
 
@@ -122,6 +134,7 @@ def load_tensorflow(use_gpus: bool, *, is_guest: bool = False) -> None:
         keep the GPUs, and which may have used TensorFlow already.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    prefer_onednn()
     with _redirecting:
         _load_tensorflow(use_gpus, is_guest)
 
