@@ -326,6 +326,34 @@ def test_on_a_device_of_their_own_batches_and_variables_give_the_same() -> None:
     subprocess.run([sys.executable, __file__], check=True, env=os.environ | paths)
 
 
+_SAYS_ONEDNN = """
+from impala.runtime import process
+
+process.load_tensorflow(use_gpus=False)
+from tensorflow.python.util import _pywrap_util_port
+
+print(_pywrap_util_port.IsMklEnabled())
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="oneDNN's default elsewhere is kept")
+@pytest.mark.parametrize(("chosen", "said"), [(None, "True"), ("1", "True"), ("0", "False")])
+def test_tensorflow_uses_onednn_unless_the_user_chose_otherwise(
+    chosen: str | None, said: str
+) -> None:
+    environ = {k: v for k, v in os.environ.items() if k != "TF_ENABLE_ONEDNN_OPTS"}
+    if chosen is not None:
+        environ["TF_ENABLE_ONEDNN_OPTS"] = chosen
+    child = subprocess.run(
+        [sys.executable, "-c", _SAYS_ONEDNN],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert child.stdout.strip() == said
+
+
 def main() -> None:
     """Learns on two devices, and compares."""
     (cpu,) = tf.config.list_physical_devices("CPU")
@@ -356,31 +384,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-
-_SAYS_ONEDNN = """
-from impala.runtime import process
-
-process.load_tensorflow(use_gpus=False)
-from tensorflow.python.util import _pywrap_util_port
-
-print(_pywrap_util_port.IsMklEnabled())
-"""
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="oneDNN's default elsewhere is kept")
-@pytest.mark.parametrize(("chosen", "said"), [(None, "True"), ("1", "True"), ("0", "False")])
-def test_tensorflow_uses_onednn_unless_the_user_chose_otherwise(
-    chosen: str | None, said: str
-) -> None:
-    environ = {k: v for k, v in os.environ.items() if k != "TF_ENABLE_ONEDNN_OPTS"}
-    if chosen is not None:
-        environ["TF_ENABLE_ONEDNN_OPTS"] = chosen
-    child = subprocess.run(
-        [sys.executable, "-c", _SAYS_ONEDNN],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert child.stdout.strip() == said

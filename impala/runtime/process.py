@@ -115,7 +115,7 @@ def prefer_onednn() -> None:
     """Has TensorFlow use oneDNN on every x86 CPU, unless the user has chosen otherwise.
 
     Left to itself it does so only on CPUs with AVX-512 VNNI or newer; on one with AVX2, an update
-    of a convolutional network then takes three times as long (docs/performance.md). It has no
+    of the preset `atari` then takes 2.3 times as long (docs/performance.md). It has no
     effect once TensorFlow has been imported.
     """
     if platform.machine() in ("x86_64", "AMD64"):
