@@ -1,7 +1,8 @@
 """Records of learning results: a JSON file for each experiment, arm and seed.
 
-docs/results/records/NAME/ARM-seedN.json is a `Record`, which `ledger.running` writes. An `Older`
-result, from before there were records, is docs/results/records/older/NAME.json, written by hand.
+docs/results/records/NAME/ARM-seedN.json is a `Record`, which `ledger.running` writes. A result
+from before there were records, or of runs stopped before their end, is an `Older`, written by
+hand: docs/results/records/older/NAME.json.
 Records hold raw data; means and intervals are computed where they are shown.
 """
 
@@ -79,7 +80,7 @@ class Record:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Older:
-    """Results from before there were records: rows of tables, and what was written about them."""
+    """Results without records, by hand: rows of tables, and what was written about them."""
 
     date: str
     commit: str | None
