@@ -36,6 +36,7 @@ from impala.testing.algorithms import (
     T,
     loss_and_gradients,
 )
+from impala.testing.precision import plain_float32
 from impala.types import Batch, Nest, StepType, Unroll
 from learner.update.learner import Learner, Update
 
@@ -209,6 +210,7 @@ def test_without_burn_in_nothing_changes_to_the_last_bit(is_replay: bool) -> Non
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
+@plain_float32()
 def test_compiled_it_is_the_same() -> None:
     agent = leaky()
     algorithm, batch = made("impala", agent), batch_for(agent)

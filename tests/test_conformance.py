@@ -362,3 +362,21 @@ def test_a_broken_algorithm_fails(algorithm: Callable[[Agent], Algorithm], test:
 
     broken = suite(AlgorithmConformance, make=algorithm, test_compiled_it_is_the_same=nothing)
     assert test in failing(broken)
+
+
+def test_what_is_compiled_is_compared_in_plain_float32() -> None:
+    enabled = tf.config.experimental.tensor_float_32_execution_enabled
+    seen = []
+
+    class Spied(MLP):
+        def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
+            seen.append(enabled())
+            return super().__call__(inputs)
+
+    def make(name: str) -> Torso:
+        return Spied(AgentConfig(hidden_sizes=(5,)), name=name)
+
+    space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
+    suite(TorsoConformance, make=make, observation_space=space)().test_compiled_it_says_the_same()
+    assert seen and not any(seen)
+    assert enabled()

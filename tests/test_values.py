@@ -26,6 +26,7 @@ from impala.config.schema import (
     SacConfig,
 )
 from impala.testing.algorithms import AlgorithmConformance
+from impala.testing.precision import plain_float32
 from impala.types import Batch, StepType
 
 T, B = 6, 5
@@ -543,6 +544,7 @@ def fresh_of(kind: str) -> tuple[Algorithm, Batch]:
 
 @pytest.mark.parametrize("kind", ["q_learning", "sac"])
 @pytest.mark.parametrize("jit_compile", [False, True])
+@plain_float32()
 def test_compiled_updates_are_eager_ones(kind: str, jit_compile: bool) -> None:
     results = []
     for compiled in (False, True):

@@ -11,6 +11,7 @@ from impala import build
 from impala.agents.agent import Agent
 from impala.algorithms.base import Algorithm, LossOutput
 from impala.config.schema import AgentConfig
+from impala.testing.precision import plain_float32
 from impala.types import AgentOutput, Batch, Nest, StepType, TimeStep, Unroll
 
 _FIRST, _MID, _LAST = StepType.FIRST, StepType.MID, StepType.LAST
@@ -151,6 +152,7 @@ class AlgorithmConformance:
         message = "what it remembers is not in its variables"
         assert_identical(other.loss(batch), algorithm.loss(batch), message)
 
+    @plain_float32()
     def test_compiled_it_is_the_same(self) -> None:
         """As a graph and by XLA, as the learner compiles it."""
         compilers = (False,) if self.is_random else (False, True)

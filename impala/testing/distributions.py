@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from impala.agents.distributions import Distribution
 from impala.environments.spaces import choices
+from impala.testing.precision import plain_float32
 from impala.types import Nest
 
 _SEED = (7, 11)
@@ -203,6 +204,7 @@ class DistributionConformance:
             assert value.shape == leading
             assert value.dtype == tf.float32
 
+    @plain_float32()
     def test_compiled_it_says_the_same(self) -> None:
         """As a graph, and by XLA."""
         for jit_compile in (False, True):

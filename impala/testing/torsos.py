@@ -7,6 +7,7 @@ import tree
 
 from impala.agents.observation import Features
 from impala.agents.torsos import Torso
+from impala.testing.precision import plain_float32
 from impala.types import Nest
 
 _ROWS = 5
@@ -76,6 +77,7 @@ class TorsoConformance:
         one, two = ({variable.name for variable in torso.variables} for torso in torsos)
         assert not one & two, f"two torsos have variables of the same name: {sorted(one & two)}"
 
+    @plain_float32()
     def test_compiled_it_says_the_same(self) -> None:
         """As a graph, and by XLA."""
         features, observations = self._features(), self._observations(_ROWS)
