@@ -26,6 +26,8 @@ def set_up(config: Config) -> None:
         _log.info("Learning on %s.", gpu.name)
     most = 1 if config.deterministic else process.available_cores()
     process.set_threads(config.learner.threads or most)
+    if config.learner.jit_compile:
+        _log.info("XLA compiles the update when the first batch has come: half a minute or more.")
     if config.learner.bfloat16 and not gpus:
         kind = "bfloat16" if process.use_bfloat16() else "float32: this CPU has no bfloat16"
         _log.info("Convolutions and products are computed in %s.", kind)
