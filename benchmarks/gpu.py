@@ -17,6 +17,7 @@ import tensorflow as tf
 from benchmarks.roofline import random_batch
 from impala import build
 from impala.config import schema as configs
+from impala.runtime import process
 from impala.schedule import phases, tasks
 from impala.types import Batch
 from learner.update import devices
@@ -63,6 +64,7 @@ def measure(config: configs.Config, *, is_trial: bool = False) -> Iterator[Measu
     Raises:
       RuntimeError: TensorFlow finds no GPU.
     """
+    process.load_tensorflow(use_gpus=True)  # and the libraries of CUDA that it does not find
     if not (tf.config.list_physical_devices("GPU") or is_trial):
         raise RuntimeError(
             "TensorFlow finds no GPU on this machine. With an NVIDIA GPU and its driver, install "

@@ -3,6 +3,7 @@
 What runs in what order is the same there; how long it takes is not.
 """
 
+import _ctypes
 import asyncio
 import dataclasses
 import functools
@@ -11,6 +12,7 @@ import os
 import pathlib
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -352,6 +354,36 @@ def test_tensorflow_uses_onednn_unless_the_user_chose_otherwise(
         check=True,
     )
     assert child.stdout.strip() == said
+
+
+_SAYS_WHAT_IS_LOADED = """
+import pathlib
+
+from impala.runtime import process
+
+process.load_tensorflow(use_gpus=%s)
+print(pathlib.Path("/proc/self/maps").read_text())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("use_gpus", [True, False])
+def test_cusolver_is_loaded_from_its_wheel_where_gpus_are_used(
+    tmp_path: pathlib.Path, use_gpus: bool
+) -> None:
+    wheel = tmp_path / "nvidia" / "cusolver" / "lib"
+    wheel.mkdir(parents=True)
+    library = wheel / "libcusolver.so.11"
+    shutil.copy(_ctypes.__file__, library)  # any shared library
+    (wheel / "libcusolver.so.12").write_bytes(b"none")  # TensorFlow says what it misses
+    child = subprocess.run(
+        [sys.executable, "-c", _SAYS_WHAT_IS_LOADED % use_gpus],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (str(library) in child.stdout) == use_gpus
 
 
 def main() -> None:

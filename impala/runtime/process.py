@@ -7,6 +7,7 @@ before TensorFlow is imported. Only those that need TensorFlow import it.
 import atexit
 import contextlib
 import ctypes
+import importlib.util
 import io
 import math
 import os
@@ -122,6 +123,19 @@ def prefer_onednn() -> None:
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 
+def load_cusolver() -> None:
+    """Loads cuSOLVER from the wheel that TensorFlow's extra `and-cuda` installs, if it is there.
+
+    TensorFlow 2.21 looks for CUDA's libraries in their wheels, but not for this one; without it,
+    TensorFlow uses no GPU. What is loaded already it finds by its name.
+    """
+    spec = importlib.util.find_spec("nvidia")
+    for directory in (spec and spec.submodule_search_locations) or ():
+        for library in pathlib.Path(directory, "cusolver", "lib").glob("libcusolver.so.*"):
+            with contextlib.suppress(OSError):  # TensorFlow says what it misses
+                ctypes.CDLL(str(library))
+
+
 def load_tensorflow(use_gpus: bool, *, is_guest: bool = False) -> None:
     """Imports TensorFlow and initialises its devices, without its messages.
 
@@ -151,6 +165,8 @@ def _load_tensorflow(use_gpus: bool, is_guest: bool) -> None:
                 hide_gpus()
             import tensorflow as tf
 
+            if use_gpus:
+                load_cusolver()
             if not use_gpus and is_guest:
                 with contextlib.suppress(RuntimeError):  # TensorFlow uses them already
                     tf.config.set_visible_devices([], "GPU")
