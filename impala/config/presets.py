@@ -180,7 +180,7 @@ _ATARI_CPU = dataclasses.replace(
     mix=MixConfig(fresh=4, replayed=12),
     replay=ReplayConfig(rule="fifo", capacity_frames=32_000),
     learner=LearnerConfig(queue_unrolls=16, max_in_flight=1, bfloat16=True),
-    actor=ActorConfig(num_envs=32, num_groups=1, just_in_time=True),
+    actor=ActorConfig(num_envs=32),
     total_frames=10_000_000,
 )
 
