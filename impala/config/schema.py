@@ -512,7 +512,7 @@ class LearnerConfig:
     """Seconds between rows of telemetry."""
     jit_compile: Annotated[bool, OPERATIONAL] = False
     """Compile the update with XLA: 1.2 to 1.9 times as fast on a GPU (an H200) once it is compiled,
-    which takes a minute; slower on a CPU."""
+    which takes half a minute or more; slower on a CPU."""
     bfloat16: bool = False
     """Compute the update's convolutions and matrix products in bfloat16 if the CPU has instructions
     for it (AVX-512 BF16 or AMX): faster, with less precision. On a GPU it has no effect."""
