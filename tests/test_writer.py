@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import itertools
 import json
 import logging
 import pathlib
@@ -659,3 +660,20 @@ def test_the_schedule_is_what_its_words_say() -> None:
     assert not schedule.due(old, 55.0)
     assert schedule.due(old, 60.0)
     assert writer_module.Schedule.MOST_SECONDS == 60.0
+
+
+@pytest.mark.parametrize("row", [9_000, 25_000, 60_000])
+def test_rows_of_any_size_become_rarer_gradually_within_what_files_may_grow(row: int) -> None:
+    schedule = Schedule()
+    written, last, spacing = 0, 0, []
+    for now in range(5, 86_400, 5):
+        schedule.passed(5.0)
+        if schedule.due(now, now - last):
+            written += row
+            schedule.wrote(written)
+            spacing.append(now - last)
+            last = now
+            assert written <= 4e6 + 14e6 * now / 86_400
+    assert max(after / before for before, after in itertools.pairwise(spacing)) <= 2
+    assert spacing[:3] == [5, 5, 5] and spacing[-1] >= 60
+    assert written > 0.95 * min(18e6, row * 86_400 / 60)

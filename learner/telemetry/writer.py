@@ -38,9 +38,9 @@ def is_writing() -> bool:
 class Schedule:
     """Decides when files get the next row: less often as a run gets older.
 
-    A row covers about a 200th of the run so far, at most a minute, and more if rows are so large
-    that files would otherwise exceed a rate of growth. Histograms are as large as all scalars
-    together, so only some rows have them.
+    A row covers about a 200th of the run so far, at most a minute, and gradually more if rows are
+    so large that files would otherwise exceed a rate of growth. Histograms are as large as all
+    scalars together, so only some rows have them.
     """
 
     SHARE = 1 / 200
@@ -49,6 +49,7 @@ class Schedule:
     MOST_HISTOGRAM_SECONDS = 600.0
     FIRST_BYTES = 4e6  # that may be written at once...
     BYTES_PER_SECOND = 14e6 / 86400  # ...and per second after that
+    SPEND_SECONDS = 300.0  # in which what may be written now is spent at most
 
     def __init__(self) -> None:
         """Nothing was written yet."""
@@ -61,8 +62,8 @@ class Schedule:
         run = max(run_seconds, self._age)
         if seconds < min(self.MOST_SECONDS, run * self.SHARE):
             return False
-        allowed = self.FIRST_BYTES + self.BYTES_PER_SECOND * self._age
-        return self._written + self._row_bytes <= allowed
+        allowed = self.FIRST_BYTES + self.BYTES_PER_SECOND * self._age - self._written
+        return self._row_bytes <= allowed * min(1.0, seconds / self.SPEND_SECONDS)
 
     def passed(self, seconds: float) -> None:
         """Advances the time."""
