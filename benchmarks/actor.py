@@ -193,8 +193,7 @@ def main() -> int:
         process.bound_numpy_threads()
     process.load_tensorflow(use_gpus=False)
 
-    from actors import run
-    from actors.actor import Group
+    from actors import actor, run
     from actors.client import LearnerClient
     from impala import build
     from impala.config import presets
@@ -221,9 +220,10 @@ def main() -> int:
         measurement.sent(unrolls)
         send(client, unrolls)
 
+    group: Any = getattr(actor, "Group", None) or vars(actor)["_Group"]  # in older versions
     patched: list[tuple[Any, str, Callable[..., Any]]] = [
         (build, "environment", environment),
-        (Group, "act", stopwatch.timed("inference", Group.act)),
+        (group, "act", stopwatch.timed("inference", group.act)),
         (LearnerClient, "send", stopwatch.timed("wire", counted)),
     ]
     for owner, name, function in patched:
