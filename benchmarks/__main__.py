@@ -4,11 +4,13 @@ import argparse
 import dataclasses
 import functools
 import json
+import multiprocessing
 import os
 import pathlib
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent import futures
 from typing import Any
 
 import rich.console
@@ -79,7 +81,11 @@ def main() -> int:
     named = f"{machine()}, {time.strftime('%Y-%m-%d')}"
     results: dict[str, Any] = {"machine": named, "config": values.to_dict(_CONFIG)}
     for part in arguments.parts or by_default:
-        results[part] = measures[part](_CONFIG, arguments.seconds)
+        # In a process of its own, as TensorFlow's threads can be set once. Forked, as spawned ones
+        # do not find the functions of this module; nothing with threads is imported here.
+        with futures.ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+            measured = pool.submit(measures[part], _CONFIG, arguments.seconds)
+            results[part] = measured.result()
         table = rich.table.Table("measured", "value", title=f"{part} ({results['machine']})")
         for name, value in results[part].items():
             table.add_row(name, f"{value:,.3g}" if value < 100 else f"{value:,.0f}")

@@ -1,9 +1,9 @@
 """Measures the rate at which a learner ingests experience, against a bare gRPC stream.
 
 Synthetic actors in their own processes send the messages of an Atari actor: once to the real
-server, service, ingest and mix, which check every message and copy it into batches that are
-discarded; once to a server that only counts bytes. CPU time is of all programs: on a machine with
-other work, its ratio is the one to trust.
+server, service, ingest and mix, which check every message, find no mistake, and copy it into
+batches that are discarded; once to a server that only counts bytes. CPU time is of all programs:
+on a machine with other work, its ratio is the one to trust.
 """
 
 import asyncio
@@ -16,6 +16,8 @@ from multiprocessing.synchronize import Barrier
 from typing import Any, NamedTuple
 
 import grpc
+import gymnasium as gym
+import numpy as np
 import tree
 
 from benchmarks.roofline import random_batch
@@ -23,7 +25,7 @@ from impala import build
 from impala.config import schema as configs
 from impala.runtime import process
 from impala.schedule import tasks
-from impala.types import Parameters
+from impala.types import Parameters, StepType
 from learner.data.ingest import Ingest
 from learner.data.mix import Mix
 from learner.front.receipts import ReceiptProofs
@@ -99,13 +101,16 @@ def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Ra
     consumer = threading.Thread(target=consume)
     consumer.start()
     try:
-        return _senders(config, address, seconds, num_actors)
+        rate = _senders(config, address, seconds, num_actors)
     finally:
         server.stop(0.0)
         stop.set()
         consumer.join()
         ingest.close()
         mix.close()
+    if mistakes := records.mistakes.totals():
+        raise RuntimeError(f"These are not messages of an actor: the learner counts {mistakes}.")
+    return rate
 
 
 def _with_bare_stream(config: configs.Config, seconds: float, num_actors: int) -> Rate:
@@ -193,15 +198,16 @@ def _send(
         ),
         timeout=30,
     )
-    message = _message(config, f"synthetic-{index}", incarnation, hello)
+    first, following = _messages(config, f"synthetic-{index}", incarnation, hello)
     window = threading.Semaphore(_IN_FLIGHT)
     end = float("inf")
 
     def messages() -> Iterator[pb.Unrolls]:
+        message = first
         while time.perf_counter() < end:
             if window.acquire(timeout=1.0):
-                message.sequence += 1
                 yield message
+                following.sequence, message = message.sequence + 1, following
 
     receipts, spent = 0, 0.0
     for receipt in stub.StreamUnrolls(messages(), timeout=seconds + 60):
@@ -216,23 +222,40 @@ def _send(
         window.release()
     spent = time.process_time() - spent
     channel.close()
-    return receipts * message.ByteSize(), receipts * message.num_envs, spent
+    return receipts * following.ByteSize(), receipts * following.num_envs, spent
 
 
-def _message(
+def _messages(
     config: configs.Config, actor: str, incarnation: int, hello: pb.JoinReply
-) -> pb.Unrolls:
-    """Returns the unrolls of one group of environments, with random pixels."""
+) -> tuple[pb.Unrolls, pb.Unrolls]:
+    """Returns the unrolls of one group of environments, with random pixels and actions.
+
+    The first begins with a reset. The second follows it, and itself: its row 0 is its row T.
+    """
     spaces = build.spaces(tasks.make(config.environment, config.tasks))
     agent = build.agent(config.agent, *spaces)
     unroll = random_batch(config, agent, spaces).unroll
-    leaves = tree.flatten((unroll.timestep, unroll.output, unroll.core_state))
-    return pb.Unrolls(
-        actor=actor,
-        incarnation=incarnation,
-        fingerprint=hello.fingerprint,
-        learner_incarnation=hello.learner_incarnation,
-        num_envs=config.mix.batch_size,
-        frames=[config.learner.unroll_length] * config.mix.batch_size,
-        tensors=codec.encode(leaves),
+    rng = np.random.default_rng(0)
+    unroll.timestep.discount[:] = 1.0
+    unroll.output.action[:] = rng.integers(
+        gym.spaces.flatdim(spaces[1]), size=unroll.output.action.shape
     )
+    for rows in tree.flatten((unroll.timestep, unroll.output)):
+        rows[0] = rows[-1]
+
+    def message() -> pb.Unrolls:
+        leaves = tree.flatten((unroll.timestep, unroll.output, unroll.core_state))
+        return pb.Unrolls(
+            actor=actor,
+            incarnation=incarnation,
+            sequence=1,
+            fingerprint=hello.fingerprint,
+            learner_incarnation=hello.learner_incarnation,
+            num_envs=config.mix.batch_size,
+            frames=[config.learner.unroll_length] * config.mix.batch_size,
+            tensors=codec.encode(leaves),
+        )
+
+    follows = message()
+    unroll.timestep.step_type[0] = StepType.FIRST
+    return message(), follows
