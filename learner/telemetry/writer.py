@@ -49,7 +49,7 @@ class Schedule:
     MOST_HISTOGRAM_SECONDS = 600.0
     FIRST_BYTES = 4e6  # that may be written at once...
     BYTES_PER_SECOND = 14e6 / 86400  # ...and per second after that
-    SPEND_SECONDS = 300.0  # in which what may be written now is spent at most
+    SPEND_SECONDS = 300.0  # a row of fewer takes at most that share of what may be written now
 
     def __init__(self) -> None:
         """Nothing was written yet."""
