@@ -47,7 +47,7 @@ class Schedule:
     HISTOGRAM_SHARE = 1 / 20
     MOST_SECONDS = 60.0
     MOST_HISTOGRAM_SECONDS = 600.0
-    FIRST_BYTES = 4e6  # that may be written at once...
+    FIRST_BYTES = 4e6  # that may be written in the beginning...
     BYTES_PER_SECOND = 14e6 / 86400  # ...and per second after that
     SPEND_SECONDS = 300.0  # a row of fewer takes at most that share of what may be written now
 
