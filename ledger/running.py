@@ -24,7 +24,7 @@ from impala.config import values
 from impala.config.schema import Config
 from impala.logdir import atomic, json_lines, rows
 from impala.runtime import process, signals
-from impala.runtime.supervisor import die_with_parent
+from impala.runtime.tether import tethered
 from impala.schedule import tasks
 from ledger import digests, records
 from ledger.experiments import Experiment
@@ -255,13 +255,12 @@ class _Run:
         with open(console, "a", encoding="utf-8") as log:
             # In a session of its own: it gets each signal once, from here or when this one dies.
             child = subprocess.Popen(
-                [*process.IMPALA, *words],
+                tethered([*process.IMPALA, *words]),
                 cwd=self._root,
                 env=environ,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=die_with_parent(),
             )
             status = self._signals.wait(child)
         self._signals.check(self._logdir)

@@ -225,7 +225,8 @@ def _kit_of_an_idle_actor(
     actor = shlex.join(["sh", "-c", f"echo $$ > {pid}.part; mv {pid}.part {pid}; exec sleep 600"])
     arguments = ("conform", "--listen", "127.0.0.1:0", "--seconds", 600, "--actor", actor)
     with services.impala(*arguments, log=directory / "log") as kit:
-        services.wait_for("the actor", pid.exists)
+        services.wait_for("the actor", lambda: pid.exists() or kit.poll() is not None)
+        assert pid.exists(), (directory / "log").read_text()
         yield kit, pathlib.Path("/proc", pid.read_text().strip(), "stat")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from impala.conform.learner import Judged, Learner
 from impala.conform.report import Failed
-from impala.runtime.supervisor import die_with_parent
+from impala.runtime.tether import tethered
 from protos.impala.v1 import learner_pb2 as pb
 
 POLL_SECONDS = 0.01
@@ -196,15 +196,13 @@ class Subject:
 
     def start(self) -> None:
         """Starts its process, if it is the kit's to start."""
-        if self._command:
-            words = shlex.split(self._command.replace("{address}", self.address))
+        if words := shlex.split(self._command.replace("{address}", self.address)):
             self._learner.actor = ""  # whose name may be another one now
             self._process = subprocess.Popen(  # with what it starts itself
-                words,
+                tethered(words),
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr,
                 start_new_session=True,
-                preexec_fn=die_with_parent(),
             )
 
     def end(self) -> None:

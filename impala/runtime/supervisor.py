@@ -5,14 +5,12 @@ own session, so Ctrl-C reaches only the supervisor, which then asks each of them
 SIGTERM from the kernel if the supervisor itself is killed (Linux).
 """
 
-import ctypes
 import dataclasses
 import logging
 import os
 import pathlib
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,13 +18,13 @@ from types import TracebackType
 from typing import IO, NamedTuple, Self
 
 from impala.runtime.signals import INSIST_SECONDS, EndRequest
+from impala.runtime.tether import tethered
 
 _log = logging.getLogger(__name__)
 
 MOST_FAILURES = 5  # in a row, after which a program is not started again
 _POLL_SECONDS = 0.05
 _READ_SECONDS = 5.0
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,13 +296,12 @@ def _read_lines(stream: IO[bytes], output: Callable[[str], None]) -> None:
 def _popen(program: Program) -> subprocess.Popen[bytes]:
     def popen(output: IO[bytes] | int | None) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            list(program.command),
+            tethered(program.command),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT if output is not None else None,
             env={**os.environ, **program.environ},
             start_new_session=True,
-            preexec_fn=die_with_parent(),
         )
 
     if program.output is not None:
@@ -314,18 +311,3 @@ def _popen(program: Program) -> subprocess.Popen[bytes]:
     program.log.parent.mkdir(parents=True, exist_ok=True)
     with open(program.log, "ab") as file:
         return popen(file)
-
-
-def die_with_parent() -> Callable[[], None] | None:
-    """Returns a function for the child to run first, so that it gets SIGTERM when we die."""
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(None).prctl  # looked up here, as imports are unsafe after the fork
-    parent = os.getpid()
-
-    def ask_kernel() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # the parent died before the call
-            os._exit(1)
-
-    return ask_kernel
