@@ -7,10 +7,11 @@ import json
 import multiprocessing
 import os
 import pathlib
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent import futures
+from multiprocessing.connection import Connection
 from typing import Any
 
 import rich.console
@@ -19,7 +20,7 @@ import rich.table
 from benchmarks.machine import machine
 from impala.config import presets, values
 from impala.config import schema as configs
-from impala.runtime import process
+from impala.runtime import process, tether
 
 _ATARI = presets.PRESETS["atari"][1]
 # The paper's batch: T 20, B 32.
@@ -81,11 +82,7 @@ def main() -> int:
     named = f"{machine()}, {time.strftime('%Y-%m-%d')}"
     results: dict[str, Any] = {"machine": named, "config": values.to_dict(_CONFIG)}
     for part in arguments.parts or by_default:
-        # In a process of its own, as TensorFlow's threads can be set once. Forked, as spawned ones
-        # do not find the functions of this module; nothing with threads is imported here.
-        with futures.ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
-            measured = pool.submit(measures[part], _CONFIG, arguments.seconds)
-            results[part] = measured.result()
+        results[part] = _in_a_process(measures[part], arguments.seconds)
         table = rich.table.Table("measured", "value", title=f"{part} ({results['machine']})")
         for name, value in results[part].items():
             table.add_row(name, f"{value:,.3g}" if value < 100 else f"{value:,.0f}")
@@ -94,6 +91,30 @@ def main() -> int:
     arguments.json.write_text(json.dumps(results, indent=2) + "\n")
     console.print(f"Written to {arguments.json}.")
     return 0
+
+
+def _in_a_process(measure: _Part, seconds: float) -> dict[str, float]:
+    """Measures a part in a process of its own, as TensorFlow's threads can be set only once."""
+    # Forked, as a spawned one does not find the functions of this module; nothing with threads is
+    # imported here.
+    context = multiprocessing.get_context("fork")
+    results, child_end = context.Pipe(duplex=False)
+    child = context.Process(target=_send_measured, args=(child_end, os.getpid(), measure, seconds))
+    child.start()
+    child_end.close()
+    try:
+        measured: dict[str, float] = results.recv()
+    except EOFError:  # it has said why
+        raise SystemExit(1) from None
+    finally:
+        child.join()
+    return measured
+
+
+def _send_measured(to: Connection, parent: int, measure: _Part, seconds: float) -> None:
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    tether.tie(parent)
+    to.send(measure(_CONFIG, seconds))
 
 
 def _training(config: configs.Config, seconds: float) -> dict[str, float]:

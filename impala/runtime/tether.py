@@ -2,7 +2,7 @@
 
 Run as a program, this file asks the kernel for that and then becomes the child. The `preexec_fn` of
 `subprocess.Popen` could ask, too, but then Python starts the child with fork(), and in a process
-that uses gRPC one in twenty such children aborted or never began. Otherwise it uses vfork().
+that uses gRPC one in twenty such children aborted. Otherwise it uses vfork().
 """
 
 import ctypes
@@ -32,10 +32,17 @@ def tethered(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
-def _become(parent: int, command: list[str]) -> None:
+def tie(parent: int) -> None:
+    """Ties this process to its parent. Raises SystemExit if that has died already."""
+    if not sys.platform.startswith("linux"):
+        return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before the call
+    if os.getppid() != parent:
         sys.exit(1)
+
+
+def _become(parent: int, command: list[str]) -> None:
+    tie(parent)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
         signal.signal(number, signal.SIG_DFL)
     try:
