@@ -17,6 +17,7 @@ NO_SECURITY = ClientSecurity()
 _STATUS_SECONDS = 10.0
 
 _OPTIONS: list[tuple[str, int | str]] = [
+    ("grpc.enable_http_proxy", 0),  # http_proxy of a cluster leads out of it
     ("grpc.use_local_subchannel_pool", 1),  # clients in one process have a connection each
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),

@@ -487,6 +487,8 @@ class LearnerClient:
             if not pulled:
                 self._sleep(RETRY_POLL_SECONDS, until=lambda: self._session.wants_parameters)
             self._sleep(POLL_SECONDS, until=self._session.must_pull)
+            # Without a session they could not be used: another learner's are known after the Join.
+            self._sleep(None, until=lambda: self._session.is_open)
 
     def _answered(self, seconds: float) -> None:
         with self._lock:

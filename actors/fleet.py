@@ -55,6 +55,7 @@ def run_fleet(
                     name=f"actor-{index}",
                     command=[*command, *argv, "--num-actors", "1", "--index", str(index)],
                     restart=True,
+                    orphan_signal=signal.SIGKILL,  # else it would finish its unroll first
                 )
             )
         for ended in supervisor.watch():

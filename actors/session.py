@@ -322,6 +322,11 @@ class Session:
         self._learner_incarnation = reply.learner_incarnation
         self._absence.end(now)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the learner knows this actor."""
+        return self._is_connected
+
     def is_connected(self, connection: int) -> bool:
         """Returns whether this connection is the present one and still in use."""
         return self._is_connected and connection == self.connection

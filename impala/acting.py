@@ -6,6 +6,7 @@ are inputs. All names are those of the wire: docs/wire-protocol.md.
 """
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -94,8 +95,10 @@ class ActingStep:
         """
         specs = [tf.TensorSpec(x.shape, x.dtype, f"input_{i}") for i, x in enumerate(self.inputs)]
         traced = tf.function(self.__call__, autograph=False).get_concrete_function(*specs)
-        if traced.variables:
-            names = ", ".join(variable.name for variable in traced.variables)
+        captured = [id(tensor) for tensor in traced.captured_inputs]
+        past = [v for v in self._agent.variables if id(v.handle) in captured]
+        if read := {v.name for v in (*traced.variables, *past)}:
+            names = ", ".join(sorted(read))
             raise ValueError(
                 f"The network reads the variables {names} in a tf.function of its own, or by "
                 "another method than an operation: what it computes cannot be had as a function "
@@ -204,14 +207,20 @@ class CompiledStep:
 @contextlib.contextmanager
 def _read_as(variables: Sequence[tf.Variable], tensors: Sequence[tf.Tensor]) -> Iterator[None]:
     """Has variables read as these tensors, while a graph is made."""
-    # TensorFlow's own cache of a variable's value. `trace` checks that nothing reads past it.
+    # What `value` and `read_value` of TensorFlow's variables call. `trace` checks that nothing else
+    # reads them.
     for variable, tensor in zip(variables, tensors, strict=True):
-        variable._cached_value = tensor
+        variable._read_variable_op = functools.partial(_instead, tensor)
     try:
         yield
     finally:
         for variable in variables:
-            variable._cached_value = None
+            del variable._read_variable_op
+
+
+def _instead(tensor: tf.Tensor, no_copy: bool = False) -> tf.Tensor:
+    del no_copy
+    return tensor
 
 
 def _leaves(space: gym.Space) -> Iterator[gym.Space]:

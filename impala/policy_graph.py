@@ -151,8 +151,9 @@ def _difference(session: Any, step: ActingStep, agent: Agent, played: Spaces) ->
     act = tf.function(step, autograph=False)  # with the same random numbers as the model
     actions = [name for name in step.outputs if name.startswith("output/action")]
     rng = np.random.default_rng(0)
-    for variable in agent.trainable_variables:  # initial weights make almost equal outputs
-        variable.assign_add(0.1 * rng.standard_normal(variable.shape).astype(np.float32))
+    for variable in agent.variables:  # initial weights make almost equal outputs
+        change = 0.1 * rng.standard_normal(variable.shape).astype(np.float32)
+        variable.assign_add(change if variable.trainable else abs(change))  # such as a variance
     parameters = [np.asarray(variable.numpy()) for variable in agent.variables]
     played[0].seed(0)
     state = agent.initial_state(_TRIED)

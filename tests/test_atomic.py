@@ -1,5 +1,7 @@
 """Files written atomically: all of the new content, or all of the old."""
 
+import contextlib
+import errno
 import os
 import pathlib
 import stat
@@ -51,3 +53,15 @@ def test_a_disk_that_refuses_leaves_the_file_as_it_was(
         atomic.write(path, b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["state.json"]
+
+
+@pytest.mark.parametrize(("number", "is_told"), [(errno.EINVAL, False), (errno.EIO, True)])
+def test_a_file_system_may_have_no_way_to_flush_a_directory(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, is_told: bool
+) -> None:
+    def fails(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(OSError) if is_told else contextlib.nullcontext():
+        atomic.flush_directory(tmp_path)

@@ -73,6 +73,17 @@ def test_the_speed_is_that_of_the_last_seconds() -> None:
     assert learner.told()[1] == pytest.approx(SPEED, rel=0.2)
 
 
+def test_a_pause_of_the_learner_is_no_lower_speed() -> None:
+    learner = Learner()
+    for _ in range(20):
+        learner.send()
+    learner.learn(10)
+    learner.now += 60.0  # it compiles
+    learner.told()
+    learner.learn(2)
+    assert learner.told()[1] == pytest.approx(SPEED, rel=0.2)
+
+
 @says("Both are 0 where the learner waits, and until it has a speed.")
 def test_nothing_is_told_before_the_speed_is_known_and_when_the_learner_waits() -> None:
     learner = Learner(in_batches=12)

@@ -34,6 +34,7 @@ from impala.config.schema import Config
 from impala.logdir import checkpoint, video
 from impala.logdir.player import Player
 from impala.runtime import installation, listen
+from impala.runtime import process as of_process
 from impala.runtime.failures import Failure, note
 from protos import codec
 
@@ -538,6 +539,15 @@ pathlib.Path({str(tmp_path / "saved")!r}).touch()
         process.stdin.close()
         assert process.wait(timeout=60) == 0
     assert (tmp_path / "saved").exists()
+
+
+def test_text_for_a_reader_that_lags_behind_is_dropped_if_it_wants_no_waiting() -> None:
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    with open(ours, "rb"), open(theirs, "w") as stream:
+        outliving = of_process._outliving(stream)
+        for _ in range(100):
+            print("x" * 10_000, file=outliving, flush=True)
 
 
 def test_failing_actors_are_started_again(tmp_path: pathlib.Path) -> None:

@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
+import services
 from fake_learner import FakeLearner
 from page import says
 from scripted import Counter, Script, check_episodes, check_group
@@ -395,6 +397,43 @@ def test_after_a_restart_what_has_no_receipt_is_sent_again(
     join = second.joins[0]
     assert (join.incarnation, join.acknowledged_sequence) == (INCARNATION, 1)
     assert join.acknowledged_unrolls == 2
+
+
+class _Starting(FakeLearner):
+    """A learner that gives parameters, but lets nobody join before `is_up` is set."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.is_up = False
+
+    def Join(self, request: pb.JoinRequest, context: grpc.ServicerContext) -> pb.JoinReply:
+        if not self.is_up:
+            self._hear(self.joins, request)
+            context.abort(grpc.StatusCode.UNAVAILABLE, "not yet")
+        return super().Join(request, context)
+
+
+def test_parameters_are_not_pulled_again_and_again_before_the_actor_has_joined() -> None:
+    with FakeLearner() as first:
+        client = connect(first)
+        client.join()
+        client.parameters()
+    with client, _Starting(incarnation=6, port=first.port) as second:
+        second.publish(2)
+        second.wait_for(lambda: len(second.joins) > 3)
+        assert len(second.pulls) <= 2  # one may have been under way, and one learns that it is new
+        second.is_up = True
+        wait_until(lambda: client.parameters().incarnation == 6)
+
+
+def test_the_proxy_for_web_pages_is_not_asked_for_the_learner(
+    learner: FakeLearner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{services.free_port()}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("no_grpc_proxy", raising=False)
+    with connect(learner) as client:
+        assert client.join().actor_index == 3
 
 
 def test_what_the_last_receipt_said_is_given_back_when_joining(learner: FakeLearner) -> None:

@@ -304,6 +304,7 @@ def test_cases_that_a_dead_actor_does_not_come_to_are_not_tested(tmp_path: pathl
         (("--listen", "127.0.0.1:0", "--learner", "127.0.0.1:1"), "or --learner ADDRESS"),
         (("--listen", "nowhere"), "the host is missing"),
         (("--listen", "127.0.0.1:0", "--actor", "'"), "No closing quotation"),
+        (("--listen", "127.0.0.1:0", "--actor", "no-such"), "there is no program 'no-such'"),
         (("--listen", "127.0.0.1:0", "--seconds", "0"), "seconds"),
     ],
 )

@@ -30,6 +30,7 @@ from impala import build, finite
 from impala.config.presets import PRESETS
 from impala.config.schema import AgentConfig, Config, LearnerConfig, MixConfig
 from impala.logdir.checkpoint import Counters
+from impala.runtime import process
 from impala.schedule import phases, tasks
 from impala.types import Batch, Parameters, StepType, Unroll
 from learner.data.ingest import Arrival, Ingest
@@ -354,6 +355,13 @@ def test_tensorflow_uses_onednn_unless_the_user_chose_otherwise(
         check=True,
     )
     assert child.stdout.strip() == said
+
+
+def test_a_cpu_that_tensorflow_aborts_on_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_cpu_flags", lambda: {"sse4_2"})
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    with pytest.raises(ImportError, match="needs a CPU with AVX"):
+        process.load_tensorflow(use_gpus=False)
 
 
 _SAYS_WHAT_IS_LOADED = """

@@ -70,6 +70,10 @@ def test_what_libraries_raise_is_placed_where_the_user_has_called_them() -> None
     assert where_raised(caught.value).startswith(f"{__file__}:")
 
 
+def test_a_failure_that_cannot_be_noted_is_no_other_failure() -> None:
+    note(pathlib.Path("/dev/full"), Failure("ValueError: x", ""))
+
+
 def test_a_line_that_was_torn_by_a_full_disk_is_left_out(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,6 +3,7 @@
 The fleet runs in a process of its own, as it does in life; small scripts play the actors.
 """
 
+import functools
 import os
 import pathlib
 import signal
@@ -126,6 +127,23 @@ signal.signal(signal.SIGTERM, drain)
     assert fleet.returncode == 0
     names = sorted(p.name for p in starts.iterdir())
     assert names == ["0-0", "1-0", "drained0", "drained1"]
+
+
+def _is_gone(stat: pathlib.Path) -> bool:
+    return not stat.exists() or ") Z " in stat.read_text()
+
+
+def test_actors_of_a_fleet_that_is_killed_end_at_once(tmp_path: pathlib.Path) -> None:
+    """Also if they are in the middle of an unroll, and hear of SIGTERM at its end."""
+    ignoring = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    fleet = start_fleet(tmp_path, 2, "time.sleep(600)", prepare=ignoring)
+    actors = [tmp_path / "starts" / f"{index}-0" for index in range(2)]
+    wait_until(lambda: all(file.exists() for file in actors))
+    fleet.kill()
+    fleet.communicate()
+    for file in actors:
+        stat = pathlib.Path("/proc", file.read_text(), "stat")
+        wait_until(functools.partial(_is_gone, stat))
 
 
 def test_a_fleet_has_actors() -> None:

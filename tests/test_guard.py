@@ -625,6 +625,26 @@ def test_diverged_variables_are_to_blame_and_go_back_to_a_checkpoint_that_is_not
         scene.judge_outputs()
 
 
+def test_a_checkpoint_that_is_not_fit_leaves_the_variables_as_they_are(scene: Scene) -> None:
+    scene.learn(batch_for(scene.learner))
+    spoil(scene.learner, 1e9)
+    scene.save()
+    spoil(scene.learner)
+    scene.learn(batch_for(scene.learner, 1))
+    before, counters = scene.learner.variables(), scene.learner.counters
+    assert not scene.guard.settle(scene.learner)
+    assert_same(before, scene.learner.variables())
+    assert scene.learner.counters == counters
+
+
+def test_outputs_of_an_earlier_learners_variables_are_nobodys_fault(scene: Scene) -> None:
+    """They may be why it has ended."""
+    scene.learn(batch_for(scene.learner))
+    scene.refused_outputs.add(RefusedOutput("good", "range: output/baseline", None))
+    assert not scene.judge_outputs()
+    assert scene.blamed == []
+
+
 def test_one_callers_observations_in_the_last_good_batch_do_not_make_the_variables_bad(
     scene: Scene,
 ) -> None:

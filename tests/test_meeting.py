@@ -17,15 +17,17 @@ from impala.runtime.meeting import Meeting, PeerLost, Refused
 NEVER = bool  # what waits is never told to stop
 
 
-def addresses(count: int) -> list[str]:
+def addresses(count: int, host: str = "localhost") -> list[str]:
     """Of ports that were free a moment ago."""
-    return [f"localhost:{services.free_port()}" for _ in range(count)]
+    return [f"{host}:{services.free_port()}" for _ in range(count)]
 
 
 @contextlib.contextmanager
-def met(count: int, facts: Sequence[Any] = (), **kwargs: Any) -> Iterator[list[Meeting]]:
+def met(
+    count: int, facts: Sequence[Any] = (), host: str = "localhost", **kwargs: Any
+) -> Iterator[list[Meeting]]:
     """So many that have met, each of which a thread stands for."""
-    where = addresses(count)
+    where = addresses(count, host)
     all_facts = [*facts, *[{}] * (count - len(facts))]
     meetings = [Meeting(where, i, all_facts[i], **kwargs) for i in range(count)]
     try:
@@ -42,8 +44,11 @@ def together(meetings: Sequence[Meeting], do: Any) -> list[Any]:
         return [each.result(timeout=WAIT) for each in under_way]
 
 
-def test_all_get_what_each_of_them_says() -> None:
-    with met(3) as meetings:
+@pytest.mark.parametrize("host", ["localhost", "[::1]"])
+def test_all_get_what_each_of_them_says(host: str) -> None:
+    if host == "[::1]" and not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6")
+    with met(3, host=host) as meetings:
         for i in range(20):
             own = {each: [k, i, 2**62 + i, 0.1 * i, None] for k, each in enumerate(meetings)}
             found = together(meetings, lambda each, own=own: each.meet(own[each]))

@@ -5,6 +5,7 @@
 """
 
 import asyncio
+import contextlib
 import heapq
 import random
 from collections import Counter
@@ -349,6 +350,24 @@ def test_asking_again_gives_the_same_permit_with_parameters_that_there_are() -> 
 def test_what_cannot_be_kept_is_refused(mix: dict[str, Any], num_envs: int, says: str) -> None:
     config = values.overlay(PRESETS["catch"][1], {"mix": mix, "actor": {"num_envs": num_envs}})
     with pytest.raises(OptionError, match=says):
+        rules.validate(config)
+
+
+@pytest.mark.parametrize(
+    ("across_phases", "lag", "is_kept"), [(False, 1, False), (True, 1, True), (False, 0, True)]
+)
+def test_a_deterministic_run_empties_replay_between_phases_only_where_that_is_no_matter_of_time(
+    across_phases: bool, lag: int, is_kept: bool
+) -> None:
+    settings = {
+        "deterministic": True,
+        "phases": ("critic:100000", "impala"),
+        "mix": {"exact_lag": lag, "fresh": 32, "replayed": 32},
+        "replay": {"across_phases": across_phases},
+    }
+    config = values.overlay(PRESETS["catch"][1], settings)
+    refused = pytest.raises(OptionError, match=r"Set replay\.across_phases")
+    with contextlib.nullcontext() if is_kept else refused:
         rules.validate(config)
 
 

@@ -166,6 +166,19 @@ def test_a_new_run_takes_what_fits_of_another_agent_and_says_what_did_not() -> N
     assert "New: baseline_mlp/linear_0/b:0 (8,)." in lines
 
 
+def test_a_head_of_normalised_values_is_not_taken_for_one_of_values() -> None:
+    normalised = _agent(AgentConfig(hidden_sizes=(8,), popart=True))
+    agent = _agent(AgentConfig(hidden_sizes=(8,)))
+    for variable in normalised.variables:
+        variable.assign(tf.fill(variable.shape, 3.0))
+
+    lines = checkpoint.initialise(agent.variables, _saved(normalised))
+
+    others = {v.name for v in agent.variables if not np.all(v.numpy() == 3.0)}
+    assert others == {"agent/baseline/w:0", "agent/baseline/b:0"}
+    assert any("normalised values" in line for line in lines)
+
+
 def test_what_did_not_fit_is_named_too() -> None:
     large, small = _agent(AgentConfig(hidden_sizes=(8, 8))), _agent(AgentConfig(hidden_sizes=(8,)))
     lines = checkpoint.initialise(small.variables, _saved(large))

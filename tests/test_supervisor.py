@@ -1,7 +1,10 @@
 """Children are watched, started again, stopped with grace and never outlive their supervisor."""
 
+import errno
+import itertools
 import os
 import pathlib
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,6 +14,7 @@ from collections.abc import Callable
 
 import pytest
 
+from impala.runtime import supervisor as supervising
 from impala.runtime.signals import INSIST_SECONDS
 from impala.runtime.supervisor import Exit, Program, Supervisor
 
@@ -158,6 +162,27 @@ with Supervisor(grace_seconds=600) as supervisor:
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     _until(_says(log, "up"))
     return process
+
+
+def test_a_program_that_cannot_be_started_again_at_once_is_later(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    popen, calls = supervising._popen, itertools.count()
+
+    def full(program: Program) -> subprocess.Popen[bytes]:
+        if next(calls) in (1, 2):
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return popen(program)
+
+    monkeypatch.setattr(supervising, "_popen", full)
+    mark = shlex.quote(str(tmp_path / "tried"))
+    fails_once = ["sh", "-c", f"rmdir {mark} || ! mkdir {mark}"]
+    with Supervisor(backoff_seconds=0.01) as starts:
+        starts.start(Program("a", fails_once, restart=True))
+        exits = [ended.status for ended in starts.watch()]
+
+    assert exits == [1, 126, 126, 0]
+    assert "a cannot be started" in caplog.text
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

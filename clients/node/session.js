@@ -11,6 +11,7 @@ const ASK_SECONDS = 1; // between two requests for parameters while the learner 
 const FIRST_BACKOFF = 0.1, LONGEST_BACKOFF = 10; // seconds
 const TYPED = { DTYPE_FLOAT32: Float32Array, DTYPE_INT32: Int32Array, DTYPE_INT64: BigInt64Array };
 const CHANNEL = {
+  'grpc.enable_http_proxy': 0,
   'grpc.max_receive_message_length': -1,
   'grpc.keepalive_time_ms': 30_000,
   'grpc.keepalive_timeout_ms': 10_000,

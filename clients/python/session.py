@@ -32,6 +32,7 @@ DTYPES = {
     )
 }
 CHANNEL = (
+    ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 30_000),

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import logging
 import shlex
+import shutil
 import sys
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -56,9 +57,11 @@ def conform(command: Conform) -> int:
         with plainly():
             listen.parse("The kit", command.listen)
     try:
-        shlex.split(command.actor)
+        words = shlex.split(command.actor)
     except ValueError as error:
         raise values.OptionError(f"--actor is {command.actor!r}: {error}.") from None
+    if words and shutil.which(words[0]) is None:
+        raise values.OptionError(f"--actor is {command.actor!r}: there is no program {words[0]!r}.")
     from impala.conform.cases import Kit
 
     logging.getLogger("learner").setLevel(logging.ERROR)  # the table has what it would warn of

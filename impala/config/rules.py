@@ -169,6 +169,13 @@ def _check_lag(config: Config) -> None:
             f"{mix.fresh} leave room for {mix.lag_budget * mix.fresh} unrolls that begin at once: "
             "lower the first, or raise one of the others."
         )
+    empties_replay = len(phases.words(config)) > 1 and not config.replay.across_phases
+    if config.deterministic and config.exact_lag and mix.replayed and empties_replay:
+        raise OptionError(
+            f"deterministic, phases and mix.exact_lag {mix.exact_lag} are set: by chance, replay "
+            "is emptied at the end of a phase before or after the next batch was made. Set "
+            "replay.across_phases, or mix.exact_lag to 0."
+        )
     if config.exact_lag is not None and mix.fresh % environments:
         raise OptionError(
             f"actor.num_envs is {environments} and mix.fresh {mix.fresh}: with an exact lag "

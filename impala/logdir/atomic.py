@@ -1,6 +1,7 @@
 """Writes files atomically: a reader, even after a crash, finds the old content or the new."""
 
 import contextlib
+import errno
 import os
 import pathlib
 from collections.abc import Iterator
@@ -34,6 +35,22 @@ def replacing(path: pathlib.Path, mode: int = 0o666) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):  # the first error counts; on a full disk, space is freed
             partial.unlink()
         raise
+
+
+def flush_directory(path: pathlib.Path) -> None:
+    """Has the names in a directory survive a crash of the machine, where the file system can.
+
+    Raises:
+      OSError: the disk fails.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def write(path: pathlib.Path, data: bytes, mode: int = 0o666) -> None:

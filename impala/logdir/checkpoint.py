@@ -37,6 +37,7 @@ from impala.config import values
 from impala.config.schema import Config
 from impala.environments import spaces
 from impala.environments.spaces import Spaces
+from impala.logdir import atomic
 from impala.logdir.directory import StorageError
 from impala.runtime.installation import VERSION
 
@@ -178,13 +179,13 @@ def save(
         try:
             for name, content in _contents(checkpoint).items():
                 _write(partial / name, content)
-            _flush_directory(partial)
+            atomic.flush_directory(partial)
             os.rename(partial, final)
         except OSError:
             shutil.rmtree(partial, ignore_errors=True)  # on a full disk, space is freed
             raise
-        _flush_directory(root)
-        _flush_directory(directory)
+        atomic.flush_directory(root)
+        atomic.flush_directory(directory)
     except OSError as error:
         raise StorageError(
             f"No checkpoint can be written to {root} ({error.strerror or error}). The ones there "
@@ -210,7 +211,7 @@ def move(path: pathlib.Path, directory: pathlib.Path, kind: Kind, keep: int) -> 
         root.mkdir(exist_ok=True)
         final = _new_path(root, _order(path)[1])
         os.rename(path, final)
-        _flush_directory(root)
+        atomic.flush_directory(root)
     except OSError as error:
         raise StorageError(f"{path} cannot be moved to {root} ({error.strerror}).") from error
     for old in _saved(root)[:-keep]:
@@ -228,7 +229,7 @@ def adopt(path: pathlib.Path, directory: pathlib.Path, kind: Kind) -> None:
     try:
         root.mkdir(exist_ok=True)
         os.rename(path, root / path.name)
-        _flush_directory(root)
+        atomic.flush_directory(root)
     except OSError as error:
         raise StorageError(f"{path} cannot be moved to {root} ({error.strerror}).") from error
 
@@ -466,6 +467,9 @@ def assign(values: Mapping[str, np.ndarray], variables: Mapping[str, Any]) -> No
         variable.assign(values[name])
 
 
+_BASELINE_HEAD = "agent/baseline/"  # of names of variables
+
+
 def initialise(variables: Sequence[Any], saved: Checkpoint) -> list[str]:
     """Assigns the values of another run's agent to variables of the same name and shape.
 
@@ -477,6 +481,9 @@ def initialise(variables: Sequence[Any], saved: Checkpoint) -> list[str]:
     """
     values = {_own_name(name): value for name, value in of_agent(saved.variables).items()}
     taken, lines = [], []
+    if "popart/mean:0" in values and "popart/mean:0" not in {each.name for each in variables}:
+        lines.append("The baseline's head gave normalised values (agent.popart): it is not taken.")
+        values = {n: value for n, value in values.items() if not n.startswith(_BASELINE_HEAD)}
     for variable in variables:
         value = values.pop(variable.name, None)
         if value is None:
@@ -656,11 +663,3 @@ def _write(path: pathlib.Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _flush_directory(path: pathlib.Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

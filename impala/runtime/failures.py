@@ -21,8 +21,8 @@ class Failure(NamedTuple):
 
 
 def note(path: pathlib.Path, failure: Failure) -> None:
-    """Appends a failure to a file. Several processes may do so at once."""
-    with open(path, "ab", buffering=0) as file:
+    """Appends a failure to a file, if it can be written. Several processes may do so at once."""
+    with contextlib.suppress(OSError), open(path, "ab", buffering=0) as file:
         file.write(json.dumps(failure).encode() + b"\n")
 
 

@@ -4,6 +4,7 @@ Everything that listens is checked here before anything is bound, because gRPC a
 (modulo 65536) and names of services for ports.
 """
 
+import errno
 import ipaddress
 import os
 import re
@@ -18,6 +19,7 @@ BACKLOG = 1024  # connections that wait to be accepted
 _MAX_SOCKET_PATH = 107  # bytes of a Unix socket's path, a limit of Linux
 _MAX_TEMPORARY = 80  # of a directory's path, which leaves enough for a socket in one below it
 _LINGER_SECONDS = 1.0  # for which the ports of a killed process may stay in use
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # such as ::1 of localhost without IPv6
 _SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix-abstract:", "xds:")  # of gRPC
 _HOST = re.compile(r"\[[0-9A-Fa-f:.%\w]+\]|[\w.-]+", re.ASCII)  # IPv6 in brackets, IPv4, or a name
 
@@ -71,10 +73,20 @@ def bind(what: str, listen: str) -> list[socket.socket]:
             )
             return [everything]
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        missing: OSError | None = None
         for family, _, _, _, address in dict.fromkeys(found):
             if sockets and port == 0:  # the port of the first socket
                 address = (address[0], sockets[0].getsockname()[1], *address[2:])
-            sockets.append(socket.create_server(address[:2], family=family, backlog=BACKLOG))
+            try:
+                each = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+            except OSError as error:
+                if error.errno not in _NOT_HERE:
+                    raise
+                missing = error
+            else:
+                sockets.append(each)
+        if missing and not sockets:
+            raise missing
     except OSError as error:
         for each in sockets:
             each.close()

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from impala.runtime import listen
+
 _log = logging.getLogger(__name__)
 
 _PULSE_SECONDS = 1.0
@@ -135,7 +137,8 @@ class Meeting:
         here: dict[int, _Connection] = {}
         port = int(self._addresses[0].rpartition(":")[2])
         reminded = time.monotonic()
-        with socket.create_server(("", port), backlog=len(self._addresses)) as server:
+        (server,) = listen.bind("The first peer", f"0.0.0.0:{port}")
+        with server:
             server.settimeout(_LOOK_SECONDS)
             while len(here) < len(self._addresses) - 1:
                 if until():

@@ -1,8 +1,8 @@
 """Starts child processes, monitors them, restarts failed ones and stops all of them together.
 
 `impala train` runs the learner and the actors with it, and a fleet its actors. Children get their
-own session, so Ctrl-C reaches only the supervisor, which then asks each of them to stop. They get
-SIGTERM from the kernel if the supervisor itself is killed (Linux).
+own session, so Ctrl-C reaches only the supervisor, which then asks each of them to stop. The kernel
+tells them to end if the supervisor itself is killed (Linux).
 """
 
 import dataclasses
@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 MOST_FAILURES = 5  # in a row, after which a program is not started again
 _POLL_SECONDS = 0.05
 _READ_SECONDS = 5.0
+_CANNOT_START = 126  # exit status, as in a shell
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Program:
     """Environment variables added to the supervisor's own."""
     after: pathlib.Path | None = None
     """Start it only once this path exists."""
+    orphan_signal: signal.Signals = signal.SIGTERM
+    """What the kernel sends it when the supervisor is killed (Linux)."""
 
 
 class Exit(NamedTuple):
@@ -127,8 +130,14 @@ class Supervisor:
                 if self.stopping and child.process is None:  # never started, or between restarts
                     del self._children[name]
                     continue
-                child.start_if_due()
-                status = child.poll()
+                try:
+                    child.start_if_due()
+                    status = child.poll()
+                except OSError as error:  # no processes or memory left, at present
+                    if not child.program.restart:
+                        raise
+                    _log.warning("%s cannot be started: %s.", name, error)
+                    status = _CANNOT_START
                 if status is not None:
                     meanwhile()
                     yield self._ended(child, status)
@@ -296,7 +305,7 @@ def _read_lines(stream: IO[bytes], output: Callable[[str], None]) -> None:
 def _popen(program: Program) -> subprocess.Popen[bytes]:
     def popen(output: IO[bytes] | int | None) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            tethered(program.command),
+            tethered(program.command, program.orphan_signal),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT if output is not None else None,

@@ -18,6 +18,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from impala.logdir import atomic
 from impala.logdir.directory import StorageError
 
 _log = logging.getLogger(__name__)
@@ -311,11 +312,7 @@ class Disk(Store):
         _journal(new).unlink(missing_ok=True)
         os.rename(new, self._file)
         for directory in (self._path, self._path.parent):
-            descriptor = os.open(directory, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            atomic.flush_directory(directory)
 
     def _examine(self) -> bytes:
         """Opens the file and reads everything but records. Returns its identity."""

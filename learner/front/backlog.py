@@ -13,6 +13,7 @@ from protos.impala.v1 import learner_pb2 as pb
 
 _SAMPLE_SECONDS = 0.2
 _SAMPLES = 16  # of which the first and the last tell the speed
+_PAUSE_SECONDS = 3.0  # without a receipt: the learner has compiled, or stood still, and goes on
 
 
 class Backlog:
@@ -46,6 +47,8 @@ class Backlog:
         """Writes into a receipt what is ahead of the next message, and the speed."""
         now, totals = self._clock(), self._accounts.totals()
         settled = totals.received - totals.queued
+        if self._samples and now > self._samples[-1][0] + _PAUSE_SECONDS:
+            self._samples.clear()  # what it did in a pause says nothing of its speed
         if not self._samples or now >= self._samples[-1][0] + _SAMPLE_SECONDS:
             self._samples.append((now, settled))
         since, before = self._samples[0]

@@ -15,7 +15,7 @@ class RefusedOutput(NamedTuple):
 
     actor: str
     why: str  # as in its receipt
-    version: int  # of the parameters that acted; 0 if they were an earlier learner's
+    version: int | None  # of the parameters that acted; None if they were an earlier learner's
 
 
 class RefusedOutputs:

@@ -651,7 +651,7 @@ class LearnerService:
         self._records.roster.rejected(message.actor, f"{name}: {rejection.detail}")
         if rejection.of_network:
             is_ours = message.learner_incarnation == self._lineage.incarnation
-            version = message.parameter_version if is_ours else 0
+            version = message.parameter_version if is_ours else None
             self._records.refused_outputs.add(
                 RefusedOutput(message.actor, f"{name}: {rejection.detail}", version)
             )

@@ -40,7 +40,8 @@ class Schedule:
 
     A row covers about a 200th of the run so far, at most a minute, and gradually more if rows are
     so large that files would otherwise exceed a rate of growth. Histograms are as large as all
-    scalars together, so only some rows have them.
+    scalars together, and images may be a hundred times as large: only some rows have them, and they
+    have a share of the bytes of their own.
     """
 
     SHARE = 1 / 200
@@ -49,12 +50,13 @@ class Schedule:
     MOST_HISTOGRAM_SECONDS = 600.0
     FIRST_BYTES = 4e6  # that may be written in the beginning...
     BYTES_PER_SECOND = 14e6 / 86400  # ...and per second after that
+    IMAGE_SHARE = 1 / 4  # of these bytes, for histograms and images
     SPEND_SECONDS = 300.0  # a row of fewer takes at most that share of what may be written now
 
     def __init__(self) -> None:
         """Nothing was written yet."""
         self._age = 0.0  # of this process
-        self._written = self._row_bytes = 0
+        self._scalars, self._images = _Bytes(), _Bytes()
         self._since_histograms = float("inf")
 
     def due(self, run_seconds: float, seconds: float) -> bool:
@@ -62,8 +64,8 @@ class Schedule:
         run = max(run_seconds, self._age)
         if seconds < min(self.MOST_SECONDS, run * self.SHARE):
             return False
-        allowed = self.FIRST_BYTES + self.BYTES_PER_SECOND * self._age - self._written
-        return self._row_bytes <= allowed * min(1.0, seconds / self.SPEND_SECONDS)
+        allowed = (1.0 - self.IMAGE_SHARE) * self._may_grow_to() - self._scalars.all
+        return self._scalars.last <= allowed * min(1.0, seconds / self.SPEND_SECONDS)
 
     def passed(self, seconds: float) -> None:
         """Advances the time."""
@@ -71,17 +73,28 @@ class Schedule:
         self._since_histograms += seconds
 
     def takes_histograms(self, run_seconds: float) -> bool:
-        """Returns whether this row has histograms."""
+        """Returns whether this row has histograms and images."""
         run = max(run_seconds, self._age)
         least = min(self.MOST_HISTOGRAM_SECONDS, run * self.HISTOGRAM_SHARE)
-        if self._since_histograms < least:
+        allowed = self.IMAGE_SHARE * self._may_grow_to() - self._images.all
+        if self._since_histograms < least or self._images.last > allowed:
             return False
         self._since_histograms = 0.0
         return True
 
-    def wrote(self, written: int) -> None:
-        """Notes the bytes of all rows written so far."""
-        self._written, self._row_bytes = written, written - self._written
+    def wrote(self, scalars: int, images: int) -> None:
+        """Notes the bytes of a row; `images` are those of its histograms and images, if any."""
+        self._scalars = _Bytes(self._scalars.all + scalars, scalars)
+        if images:
+            self._images = _Bytes(self._images.all + images, images)
+
+    def _may_grow_to(self) -> float:
+        return self.FIRST_BYTES + self.BYTES_PER_SECOND * self._age
+
+
+class _Bytes(NamedTuple):
+    all: int = 0
+    last: int = 0
 
 
 class Attempts:
@@ -144,10 +157,11 @@ class Files:
             images = self._interval.images
             if not self._schedule.takes_histograms(run_seconds):
                 histograms, images = {}, {}
+            sizes: list[tuple[int, int]] = []  # of the scalars, and of the rest, by file
             for file in self._files:
-                self._attempt(file, _write, file, row, histograms, images)
+                self._attempt(file, _write_counted, file, row, histograms, images, sizes)
             if self._seconds_per_update is None:  # sizes differ by the digits of what was timed
-                self._schedule.wrote(sum(file.written for file in self._files))
+                self._schedule.wrote(*map(sum, zip((0, 0), *sizes, strict=True)))
             self._interval, self._seconds = None, 0.0
 
     def close(self) -> None:
@@ -156,8 +170,24 @@ class Files:
             self._attempt(file, file.close)
 
 
+def _write_counted(
+    file: File, row: Row, histograms: Histograms, images: Images, sizes: list[tuple[int, int]]
+) -> None:
+    before = file.written
+    file.write(row)
+    after = file.written
+    try:
+        _draw(file, row, histograms, images)
+    finally:
+        sizes.append((after - before, file.written - after))
+
+
 def _write(sink: Sink, row: Row, histograms: Histograms, images: Images) -> None:
     sink.write(row)
+    _draw(sink, row, histograms, images)
+
+
+def _draw(sink: Sink, row: Row, histograms: Histograms, images: Images) -> None:
     if histograms:
         sink.write_histograms(histograms, row["frames"])
     if images:

@@ -86,7 +86,8 @@ class OutputJudge:
         beyond = learner.outputs_beyond_limits() if has_learned else self._of_blank(learner)
         if beyond == 0.0:
             for each in refused:
-                if each.version >= self._rollback.version:  # else bad variables may be the cause
+                # Variables that were rolled back, or that an earlier learner had, may be the cause.
+                if each.version is not None and each.version >= self._rollback.version:
                     self._blame(each.actor, each.why)
             return None
         if beyond is None or beyond <= 0.5:

@@ -74,9 +74,9 @@ class Rollback:
           The updates of the checkpoint, whose variables are the learner's next version.
 
         Raises:
-          CheckpointError: there is none; the variables may have changed.
+          CheckpointError: there is none; nothing has changed.
         """
-        now = learner.counters
+        now, values = learner.counters, learner.variables()
 
         def is_fit(saved: Checkpoint) -> bool:
             learner.counters = now
@@ -88,6 +88,8 @@ class Rollback:
             try:
                 updates = checkpoint.load(self._logdir, is_fit).counters.updates
             except CheckpointError as none:
+                learner.assign(values)
+                learner.counters = now
                 error = str(none)
         updates, error = self._peers.of_first([updates, error])
         if error is not None:
