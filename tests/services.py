@@ -147,6 +147,15 @@ def wait_for(what: str, condition: Callable[[], Any], seconds: float = SECONDS) 
     return value
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and that nobody has waited for does not."""
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
 def _cpu_seconds_below() -> float:
     """Returns the CPU time that this process's children, and theirs, have used."""
     parents, ticks = {}, {}

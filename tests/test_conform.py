@@ -219,15 +219,15 @@ def test_bytes_that_are_no_message_are_refused_and_told() -> None:
 @contextlib.contextmanager
 def _kit_of_an_idle_actor(
     directory: pathlib.Path,
-) -> Iterator[tuple[subprocess.Popen[bytes], pathlib.Path]]:
-    """The process of a kit, and the /proc/PID/stat of the actor that it has started."""
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """The process of a kit, and the number of that of the actor that it has started."""
     pid = directory / "pid"
     actor = shlex.join(["sh", "-c", f"echo $$ > {pid}.part; mv {pid}.part {pid}; exec sleep 600"])
     arguments = ("conform", "--listen", "127.0.0.1:0", "--seconds", 600, "--actor", actor)
     with services.impala(*arguments, log=directory / "log") as kit:
         services.wait_for("the actor", lambda: pid.exists() or kit.poll() is not None)
         assert pid.exists(), (directory / "log").read_text()
-        yield kit, pathlib.Path("/proc", pid.read_text().strip(), "stat")
+        yield kit, int(pid.read_text())
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
@@ -236,13 +236,13 @@ def test_signals_end_the_kit_and_its_actor(tmp_path: pathlib.Path, first: signal
     with _kit_of_an_idle_actor(tmp_path) as (kit, actor):
         kit.send_signal(first)
         assert services.stop(kit) == 128 + first
-        assert not actor.exists()
+        assert not services.is_alive(actor)
 
 
 def test_the_actor_of_a_kit_that_is_killed_ends(tmp_path: pathlib.Path) -> None:
     with _kit_of_an_idle_actor(tmp_path) as (kit, actor):
         kit.kill()
-        services.wait_for("its end", lambda: not actor.exists() or ") Z " in actor.read_text())
+        services.wait_for("its end", lambda: not services.is_alive(actor))
 
 
 _DIES = """

@@ -3,7 +3,6 @@
 The fleet runs in a process of its own, as it does in life; small scripts play the actors.
 """
 
-import functools
 import os
 import pathlib
 import signal
@@ -13,6 +12,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+import services
 
 FLEET = """
 import logging, signal, sys
@@ -129,10 +129,6 @@ signal.signal(signal.SIGTERM, drain)
     assert names == ["0-0", "1-0", "drained0", "drained1"]
 
 
-def _is_gone(stat: pathlib.Path) -> bool:
-    return not stat.exists() or ") Z " in stat.read_text()
-
-
 def test_actors_of_a_fleet_that_is_killed_end_at_once(tmp_path: pathlib.Path) -> None:
     """Also if they are in the middle of an unroll, and hear of SIGTERM at its end."""
     ignoring = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
@@ -140,10 +136,10 @@ def test_actors_of_a_fleet_that_is_killed_end_at_once(tmp_path: pathlib.Path) ->
     actors = [tmp_path / "starts" / f"{index}-0" for index in range(2)]
     wait_until(lambda: all(file.exists() for file in actors))
     fleet.kill()
+    fleet.wait()
+    pids = [int(file.read_text()) for file in actors]
+    wait_until(lambda: not any(map(services.is_alive, pids)))
     fleet.communicate()
-    for file in actors:
-        stat = pathlib.Path("/proc", file.read_text(), "stat")
-        wait_until(functools.partial(_is_gone, stat))
 
 
 def test_a_fleet_has_actors() -> None:

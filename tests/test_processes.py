@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from faulty import Do
 from page import says
+from services import is_alive
 
 from impala import environments
 from impala.config.schema import ActorConfig, EnvironmentConfig
@@ -111,14 +112,6 @@ class Witness:
 
 def workers(environment: Environment) -> list[Any]:
     return environment._environment._workers  # type: ignore[attr-defined]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 def wait_until_dead(*pids: int) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+import services
 
 from impala.runtime import supervisor as supervising
 from impala.runtime.signals import INSIST_SECONDS
@@ -45,13 +46,6 @@ def _until(condition: Callable[[], bool]) -> None:
             return
         time.sleep(0.01)
     raise AssertionError("it did not come to pass in 20 seconds")
-
-
-def _gone(pid: int) -> bool:
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
 
 
 def _says(log: pathlib.Path, text: str) -> Callable[[], bool]:
@@ -129,7 +123,7 @@ def test_leaving_the_context_leaves_nothing_alive(tmp_path: pathlib.Path) -> Non
         supervisor.start(Program("child", _python(code), log=log))
         _until(_says(log, "up"))
 
-    assert _gone(int(log.read_text().split()[0]))
+    assert not services.is_alive(int(log.read_text().split()[0]))
     assert signal.getsignal(signal.SIGINT) is handler
 
 
@@ -255,7 +249,7 @@ def test_children_of_a_killed_supervisor_are_told_to_end(tmp_path: pathlib.Path)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
 
-    _until(lambda: _gone(child))
+    _until(lambda: not services.is_alive(child))
     assert (tmp_path / "log").read_text().split()[1:] == ["up", "told"]
 
 
