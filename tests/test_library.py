@@ -377,7 +377,15 @@ def test_training_can_be_stopped_while_the_learner_is_starting(
     assert trained == ("stopped", tmp_path / "run", 0, 0, {})
 
 
-@pytest.mark.usefixtures("_pretenders")
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C interrupts, also where a shell that runs the tests in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_pretenders", "_interruptible")
 def test_ctrl_c_interrupts_once_the_run_has_stopped(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
