@@ -147,7 +147,7 @@ def test_a_graph_with_parameters_as_inputs_computes_what_the_agent_does(name: st
         wanted |= {n: x.numpy() for n, x in zip(after, tree.flatten(state), strict=True)}
         for key, right in wanted.items():
             scale = max(1.0, np.abs(right).max())
-            np.testing.assert_allclose(got[key] / scale, right / scale, 0, 2e-5, err_msg=key)
+            np.testing.assert_allclose(got[key] / scale, right / scale, 0, 1e-5, err_msg=key)
         actions = [n for n in step.outputs if n.startswith("output/action")]
         action = tree.unflatten_as(output.action, [got[n] for n in actions])
         for env in range(5):

@@ -86,7 +86,7 @@ class _Outliving(io.FileIO):
     """A file that drops what cannot be written."""
 
     def write(self, data: Any) -> int:
-        written: int | None = None  # it would block, as the reader has asked for
+        written: int | None = None  # also where a stream that does not block is full
         with contextlib.suppress(OSError):
             written = super().write(data)
         return len(memoryview(data).cast("B")) if written is None else written
@@ -152,7 +152,8 @@ def load_tensorflow(use_gpus: bool, *, is_guest: bool = False) -> None:
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     prefer_onednn()
-    if _cpu_flags() and not _cpu_flags() & {"avx"} and platform.machine() in _X86:
+    flags = _cpu_flags()
+    if flags and "avx" not in flags and platform.machine() in _X86:
         raise ImportError(
             "TensorFlow needs a CPU with AVX. This one has none, or the virtual machine hides it: "
             "give the machine the CPU model of its host."

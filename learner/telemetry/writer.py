@@ -40,8 +40,8 @@ class Schedule:
 
     A row covers about a 200th of the run so far, at most a minute, and gradually more if rows are
     so large that files would otherwise exceed a rate of growth. Histograms are as large as all
-    scalars together, and images may be a hundred times as large: only some rows have them, and they
-    have a share of the bytes of their own.
+    scalars together, and images may be a hundred times as large: only some rows have them, within a
+    share of the bytes. What they leave of it is for scalars.
     """
 
     SHARE = 1 / 200
@@ -50,7 +50,7 @@ class Schedule:
     MOST_HISTOGRAM_SECONDS = 600.0
     FIRST_BYTES = 4e6  # that may be written in the beginning...
     BYTES_PER_SECOND = 14e6 / 86400  # ...and per second after that
-    IMAGE_SHARE = 1 / 4  # of these bytes, for histograms and images
+    IMAGE_SHARE = 1 / 4  # of these bytes, at most, for histograms and images
     SPEND_SECONDS = 300.0  # a row of fewer takes at most that share of what may be written now
 
     def __init__(self) -> None:
@@ -64,7 +64,9 @@ class Schedule:
         run = max(run_seconds, self._age)
         if seconds < min(self.MOST_SECONDS, run * self.SHARE):
             return False
-        allowed = (1.0 - self.IMAGE_SHARE) * self._may_grow_to() - self._scalars.all
+        size, images = self._may_grow_to(), self._images
+        for_images = min(self.IMAGE_SHARE * size, images.all + images.last)  # and for the next ones
+        allowed = size - for_images - self._scalars.all
         return self._scalars.last <= allowed * min(1.0, seconds / self.SPEND_SECONDS)
 
     def passed(self, seconds: float) -> None:
