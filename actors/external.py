@@ -20,11 +20,11 @@ import tree
 
 from actors.channel import NO_SECURITY
 from actors.client import LearnerClient, Stopped, actor_name, new_incarnation
-from impala.components import Allowed
 from impala.config.schema import NormaliseConfig, RepeatConfig
 from impala.environments import base
 from impala.environments.external import External
 from impala.environments.spaces import Spaces, limits
+from impala.parts.components import Allowed
 from impala.runtime import process
 from impala.runtime.security import ClientSecurity
 from impala.types import EnvironmentFault, EnvironmentStep, Nest, StepType, TimeStep
@@ -195,7 +195,7 @@ class Client:
         import tensorflow as tf
 
         from actors import policy
-        from impala import build
+        from impala.parts import build
 
         built, number = self._built, self._made
         with tf.device("/CPU:0"):
@@ -463,7 +463,7 @@ def _closed() -> Iterator[None]:
 
 def _spaces(built: "Built") -> Spaces:
     """Returns the spaces of a loop's observations and actions, which no wrapper has changed."""
-    from impala import build
+    from impala.parts import build
 
     config = dataclasses.replace(
         built.tasks[0].environment,

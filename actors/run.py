@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from impala.components import Allowed, where_raised
 from impala.config.values import OptionError
+from impala.parts.components import Allowed, where_raised
 from impala.runtime import process
 from impala.runtime.credentials import Role
 from impala.runtime.exporter import Exporter
@@ -182,8 +182,7 @@ class Built:
 
     def __init__(self, reply: "pb.JoinReply", incarnation: int, role: Role, allow: Allowed):
         from actors import settings
-        from impala import build
-        from impala.config import parts
+        from impala.parts import build, sections
 
         self.tasks, config = settings.read(reply, role, allow)
         self.actor = config.actor
@@ -191,7 +190,7 @@ class Built:
         self.seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
         self.unroll_length: int = reply.unroll_length
         self.config = config.agent
-        self.own = parts.found(config)
+        self.own = sections.found(config)
         self.spaces = build.spaces(self.tasks, self.own, numbered=config.agent.popart)
         self.agent = build.agent(config.agent, *self.spaces, own=self.own)
         self._check(reply, build.unroll_spec(self.agent, *self.spaces, self.unroll_length))
@@ -200,7 +199,7 @@ class Built:
         self, task: int, num_envs: int, first: int = 0, render: bool = False
     ) -> "Environment":
         """Returns a group of a task's environments, numbered from `first`. The caller closes it."""
-        from impala import build
+        from impala.parts import build
 
         return build.environment(
             self.tasks[task].environment,
@@ -328,7 +327,7 @@ def _act(
 def _evaluate(client: "LearnerClient", built: Built, allow: Allowed) -> None:
     from actors import settings
     from actors.hang import HangWatch
-    from impala.evaluation import play_episodes
+    from impala.play.evaluation import play_episodes
 
     with HangWatch(built.actor.hang_seconds, "step") as hang:
         while True:

@@ -6,9 +6,10 @@ import logging
 from typing import Any
 
 from actors.session import LearnerError
-from impala.components import Allowed
-from impala.config import parts, values
+from impala.config import values
 from impala.config.schema import Config
+from impala.parts import sections
+from impala.parts.components import Allowed
 from impala.runtime.credentials import Role
 from impala.runtime.installation import VERSION
 from impala.schedule.tasks import Task
@@ -60,9 +61,9 @@ def read(reply: pb.JoinReply, role: Role, allow: Allowed) -> tuple[list[Task], C
             "evaluator": settings.plain(told.evaluator, "evaluator"),
         }
         tasks = [_task(task, reply) for task in told.tasks]
-        named, _ = values.from_stored(Config, parts.naming(data))
+        named, _ = values.from_stored(Config, sections.naming(data))
         naming = [dataclasses.replace(named, environment=task.environment) for task in tasks]
-        composed = parts.class_of(*naming, allow=allow)()
+        composed = sections.class_of(*naming, allow=allow)()
         for part in composed.own:
             if part.section in told.parts:
                 data[part.section] = json.loads(told.parts[part.section])

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import tree
 
-from impala import build
 from impala.config import presets
 from impala.config import schema as configs
 from impala.environments.spaces import Spaces
+from impala.parts import build
 from impala.runtime import process
 from impala.schedule import tasks
 from impala.types import Parameters, StepType, TimeStep
@@ -154,8 +154,8 @@ def _with_graph(pipe: Connection, config: configs.Config, _: None, seed: int) ->
     spaces, agent = _started(config)
     import onnxruntime
 
-    from impala import policy_graph
     from impala.acting import ActingStep
+    from impala.play import policy_graph
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -236,14 +236,14 @@ def _serve(pipe: Connection, config: configs.Config, address: str, seed: int) ->
     process.tune_malloc()
     process.load_tensorflow(use_gpus=False)
     from learner.data.ingest import Ingest
-    from learner.front.inference import Inference
-    from learner.front.receipts import ReceiptProofs
-    from learner.front.records import Records
-    from learner.front.server import Server
-    from learner.front.service import LearnerService, Lineage
-    from learner.front.snapshots import Snapshots
-    from learner.front.terms import terms
+    from learner.evaluation.snapshots import Snapshots
+    from learner.fleet.receipts import ReceiptProofs
+    from learner.fleet.records import Records
     from learner.plan import acting_step, plan_of
+    from learner.service.inference import Inference
+    from learner.service.server import Server
+    from learner.service.service import LearnerService, Lineage
+    from learner.service.terms import terms
 
     plan = plan_of(config)
     variables = plan.phases.agent.variables

@@ -195,8 +195,8 @@ def main() -> int:
 
     from actors import actor, run
     from actors.client import LearnerClient
-    from impala import build
     from impala.config import presets
+    from impala.parts import build
 
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
@@ -241,7 +241,7 @@ def _environment_alone(config: Any, seconds: float) -> float:
     """Microseconds of CPU a step of random play, in groups as large as the actor's."""
     import numpy as np
 
-    from impala import build
+    from impala.parts import build
 
     num_envs = config.actor.num_envs // config.actor.num_groups
     environment = build.environment(config.environment, num_envs)
@@ -263,10 +263,10 @@ def _sink(preset: str, ready: Connection) -> None:
     """Serves a learner that takes everything, until it is killed."""
     import grpc
 
-    from impala import build
     from impala.config import presets
+    from impala.parts import build
     from impala.schedule import tasks
-    from learner.front import settings
+    from learner.service import settings
     from protos import codec
     from protos.impala.v1 import learner_pb2 as pb
     from protos.impala.v1 import learner_pb2_grpc as pb_grpc

@@ -12,10 +12,10 @@ from typing import NamedTuple, Protocol
 import matplotlib
 import numpy as np
 
-from impala import evaluation
 from impala.environments.bandit import BanditVector
 from impala.logdir import checkpoint
-from impala.logdir.player import Player
+from impala.play import evaluation
+from impala.play.player import Player
 from impala.runtime import process
 from impala.types import EnvironmentStep, StepType
 

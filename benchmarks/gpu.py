@@ -15,8 +15,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from benchmarks.roofline import random_batch
-from impala import build
 from impala.config import schema as configs
+from impala.parts import build
 from impala.runtime import process
 from impala.schedule import phases, tasks
 from impala.types import Batch

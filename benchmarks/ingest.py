@@ -21,19 +21,19 @@ import numpy as np
 import tree
 
 from benchmarks.roofline import random_batch
-from impala import build
 from impala.config import schema as configs
+from impala.parts import build
 from impala.runtime import process
 from impala.schedule import tasks
 from impala.types import Parameters, StepType
 from learner.data.ingest import Ingest
 from learner.data.mix import Mix
-from learner.front.receipts import ReceiptProofs
-from learner.front.records import Records
-from learner.front.server import SERVICE_NAME, Server
-from learner.front.service import LearnerService, Lineage
-from learner.front.snapshots import Snapshots
-from learner.front.terms import terms
+from learner.evaluation.snapshots import Snapshots
+from learner.fleet.receipts import ReceiptProofs
+from learner.fleet.records import Records
+from learner.service.server import SERVICE_NAME, Server
+from learner.service.service import LearnerService, Lineage
+from learner.service.terms import terms
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc

@@ -10,8 +10,8 @@ import tree
 
 import vtrace
 from benchmarks.roofline import random_batch
-from impala import build
 from impala.config import schema as configs
+from impala.parts import build
 from impala.schedule import tasks
 from protos import codec
 

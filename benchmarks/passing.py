@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from impala.logdir import continual, rows
+from impala.analysis import continual
+from impala.logdir import rows
 
 _IN_A_ROW = 3
 """Consecutive evaluations required; one alone may pass by luck (CartPole after 26,000 frames)."""

@@ -15,8 +15,8 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from actors import policy
 from benchmarks.roofline import random_batch, random_timestep
-from impala import build
 from impala.config import schema as configs
+from impala.parts import build
 from impala.runtime import process
 from impala.schedule import phases, tasks
 from learner.update.learner import Learner

@@ -18,7 +18,7 @@ from benchmarks import host
 from benchmarks.ingest import service_of
 from impala.config.schema import Config
 from impala.runtime import process
-from learner.front.server import Server
+from learner.service.server import Server
 
 _UPDATES = 11.0  # published in a second
 _START_SECONDS = 15.0

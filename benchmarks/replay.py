@@ -19,10 +19,10 @@ import tree
 
 from actors import policy
 from actors.actor import Actor
-from impala import build
 from impala.agents.agent import Agent
 from impala.config import schema as configs
 from impala.environments.spaces import Spaces
+from impala.parts import build
 from impala.runtime import process
 from impala.schedule import phases, tasks
 from impala.types import Parameters, Unroll

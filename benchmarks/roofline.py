@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from impala import build
 from impala.config import schema as configs
+from impala.parts import build
 from impala.runtime import process
 from impala.schedule import phases, tasks
 from impala.types import AgentOutput, Batch, StepType, TimeStep, Unroll

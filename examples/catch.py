@@ -16,11 +16,11 @@ import tensorflow as tf
 import tree
 
 import vtrace
-from impala import build
 from impala.agents.agent import Agent
 from impala.algorithms import losses
 from impala.config.schema import AgentConfig, ObjectiveConfig
 from impala.environments.catch import Catch
+from impala.parts import build
 from impala.types import AgentOutput, Batch, StepType, TimeStep, Unroll
 
 UNROLL_LENGTH = 9  # T: an episode of Catch

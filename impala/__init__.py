@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from impala.config.schema import TasksConfig as TasksConfig
     from impala.config.schema import TelemetryConfig as TelemetryConfig
     from impala.environments.base import Environment as Environment
-    from impala.logdir.policy import Policy as Policy
+    from impala.play.policy import Policy as Policy
 
     __version__: str
 
@@ -65,7 +65,7 @@ _PLACES = {
     **dict.fromkeys(("LearnerError", "RunFinished"), "actors.client"),
     "Environment": "impala.environments.base",
     "PRESETS": "impala.config.presets",
-    "Policy": "impala.logdir.policy",
+    "Policy": "impala.play.policy",
 }
 
 

@@ -16,11 +16,11 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-from impala import build
 from impala.agents.agent import Agent
 from impala.agents.distributions import EpsilonGreedy
 from impala.config.schema import AgentConfig
 from impala.environments.spaces import Spaces, choices
+from impala.parts import build
 from impala.types import Nest, StepType, TimeStep
 
 STEP_TYPE = "timestep/step_type"

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from impala.runtime.signals import EndRequest
-from learner.front.snapshots import Snapshots
+from learner.evaluation.snapshots import Snapshots
 
 _log = logging.getLogger(__name__)
 

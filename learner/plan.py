@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from impala import build, part_checks
 from impala.acting import CompiledStep
 from impala.agents.agent import Agent
-from impala.components import ALGORITHM, OPTIMISER
-from impala.config import parts, values
+from impala.config import values
 from impala.config.schema import Config
 from impala.environments.spaces import Spaces
+from impala.parts import build, checks, sections
+from impala.parts.components import ALGORITHM, OPTIMISER
 from impala.schedule import tasks
 from impala.schedule.phases import words
 from impala.schedule.tasks import Schedule, Task
@@ -43,7 +43,7 @@ def acting_step(config: Config, spaces: Spaces) -> CompiledStep:
       config: the run's configuration.
       spaces: common to its tasks.
     """
-    agent = build.agent(config.agent, *spaces, own=parts.found(config))
+    agent = build.agent(config.agent, *spaces, own=sections.found(config))
     return CompiledStep(agent, spaces, config.agent)
 
 
@@ -60,7 +60,7 @@ def plan_of(config: Config, replicas: Replicas = _ALONE) -> Plan:
     try:
         played = tasks.make(config.environment, config.tasks)
         schedule = Schedule(config)
-        own = parts.found(config)
+        own = sections.found(config)
         spaces = build.spaces(played, own, numbered=config.agent.popart)
         with replicas.scope():
             agent = build.agent(config.agent, *spaces, seed=config.seed, own=own)
@@ -78,8 +78,8 @@ def _check_own(config: Config, agent: Agent, unroll_spec: Unroll) -> None:
     for name in dict.fromkeys(word.algorithm for word in words(config)):
         if name not in ALGORITHM.built_in:
             algorithm = build.algorithm(name, config, agent)
-            part_checks.check_loss(name, algorithm, output_judge.blank(unroll_spec))
+            checks.check_loss(name, algorithm, output_judge.blank(unroll_spec))
     if (name := config.optimiser.name) not in OPTIMISER.built_in:
         variables = agent.trainable_variables
-        optimiser = optimisers.make(config.optimiser, variables, parts.found(config))
-        part_checks.check_optimiser(name, optimiser.apply, variables)
+        optimiser = optimisers.make(config.optimiser, variables, sections.found(config))
+        checks.check_optimiser(name, optimiser.apply, variables)

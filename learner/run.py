@@ -25,23 +25,24 @@ from learner.data.ingest import Ingest
 from learner.data.mix import Mix
 from learner.data.opening import open_replay
 from learner.data.pacing import Pacing
-from learner.front.executable import ExecutablePolicy
-from learner.front.incarnations import Incarnations
-from learner.front.inference import Inference
-from learner.front.receipts import ReceiptProofs, load_key
-from learner.front.records import Records
-from learner.front.server import Server
-from learner.front.service import LearnerService, Lineage
-from learner.front.snapshots import Snapshots
-from learner.front.terms import terms
+from learner.evaluation.best_and_milestones import Kept
+from learner.evaluation.evaluations import Evaluations
+from learner.evaluation.snapshot_maker import SnapshotMaker
+from learner.evaluation.snapshots import Snapshots
+from learner.fleet.incarnations import Incarnations
+from learner.fleet.receipts import ReceiptProofs, load_key
+from learner.fleet.records import Records
 from learner.plan import acting_step, plan_of
+from learner.service.executable import ExecutablePolicy
+from learner.service.inference import Inference
+from learner.service.server import Server
+from learner.service.service import LearnerService, Lineage
+from learner.service.terms import terms
 from learner.share import of as share_of
 from learner.telemetry import own_sinks
 from learner.telemetry.console import Console
-from learner.telemetry.evaluations import Evaluations
 from learner.telemetry.files import JsonLines, TensorBoard
 from learner.telemetry.gauges import Gauges
-from learner.telemetry.kept import Kept
 from learner.telemetry.prometheus import Prometheus
 from learner.telemetry.reporter import Reporter
 from learner.telemetry.telemetry import Telemetry
@@ -51,7 +52,6 @@ from learner.update.checkpoints import Checkpoints, resume
 from learner.update.guard import Guard
 from learner.update.peers import Peers
 from learner.update.publisher import Publisher
-from learner.update.snapshot_maker import SnapshotMaker
 from learner.update.training import Training
 
 _log = logging.getLogger(__name__)

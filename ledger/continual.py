@@ -2,7 +2,7 @@
 
 A task's score is the area under its curve of evaluations, 0 for the untrained policy and 1 for the
 task trained alone for as many frames; an arm's is the mean over tasks. Forgetting and transfer are
-CORA's, see `impala.logdir.continual`.
+CORA's, see `impala.analysis.continual`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from impala.logdir import continual
+from impala.analysis import continual
 from impala.schedule import tasks
 from ledger import statistics
 from ledger.records import Record

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import gymnasium as gym
 
-from impala.components import ALGORITHM, CORE, OPTIMISER, TORSO
 from impala.config.schema import Config, EnvironmentConfig, RepeatConfig
+from impala.parts.components import ALGORITHM, CORE, OPTIMISER, TORSO
 from impala.schedule import phases, tasks
 
 # Prefix of an environment's id -> its module, on which no other environment depends.

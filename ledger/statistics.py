@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.stats
 
+from impala.analysis import continual
 from impala.config import values
 from impala.config.schema import Config
-from impala.logdir import continual
 from ledger.records import Record
 
 

@@ -17,8 +17,8 @@ from deploy.lint import certificates
 from impala.runtime.security import ServerSecurity
 from impala.types import Parameters
 from learner.data.ingest import Ingest
-from learner.front.accounts import Accounts
-from learner.front.server import Server
+from learner.fleet.accounts import Accounts
+from learner.service.server import Server
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 

@@ -33,7 +33,8 @@ import messages
 import numpy as np
 import services
 
-from impala.logdir import checkpoint, continual, json_lines
+from impala.analysis import continual
+from impala.logdir import checkpoint, json_lines
 from impala.logdir.checkpoint import Checkpoint, CheckpointError
 from impala.logdir.directory import LogDirectory, StorageError
 from learner.data.replay import Replay

@@ -15,17 +15,18 @@ import numpy as np
 import tree
 from google.protobuf import json_format
 
-from impala import build, policy_graph
 from impala.agents.agent import Agent
 from impala.config.presets import PRESETS
 from impala.config.schema import AgentConfig, Config, EpsilonConfig
 from impala.conform import golden
 from impala.environments.spaces import Spaces
+from impala.parts import build
+from impala.play import policy_graph
 from impala.types import StepType, TimeStep
 from learner.data.ingest import wire_specs
-from learner.front import description, settings
-from learner.front.terms import terms
 from learner.plan import plan_of
+from learner.service import description, settings
+from learner.service.terms import terms
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 

@@ -3,10 +3,10 @@
 import dataclasses
 import pathlib
 
-from impala import evaluation
 from impala.config.schema import NormaliseConfig
 from impala.logdir import checkpoint
-from impala.logdir.player import Player
+from impala.play import evaluation
+from impala.play.player import Player
 
 STORED = pathlib.Path(__file__).parent / "stored" / "half-trained"
 """Catch, CartPole, and a bandit for an LSTM that sees its last action and reward."""

@@ -24,8 +24,8 @@ from impala.logdir import checkpoint
 from impala.schedule import tasks
 from impala.types import Parameters
 from learner.data.pacing import Pacing
-from learner.front import description, settings
-from learner.front.snapshots import Snapshot, Snapshots
+from learner.evaluation.snapshots import Snapshot, Snapshots
+from learner.service import description, settings
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 

@@ -12,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-from impala import build
 from impala.agents.agent import Agent
 from impala.config.presets import PRESETS
 from impala.config.schema import (
@@ -24,6 +23,7 @@ from impala.config.schema import (
     TasksConfig,
 )
 from impala.environments.spaces import Spaces
+from impala.parts import build
 from impala.schedule import phases
 from impala.testing.algorithms import IS_REPLAY, AlgorithmConformance, B, T, make_batch
 from impala.types import Batch

@@ -14,20 +14,20 @@ from learner.data.bounds import Bounds, MessageBounds
 from learner.data.ingest import Ingest
 from learner.data.pacing import Pacing
 from learner.data.replay import Replay
-from learner.front import description
-from learner.front.accounts import Accounts
-from learner.front.executable import ExecutablePolicy
-from learner.front.inference import Inference
-from learner.front.info_names import InfoNames
-from learner.front.mistakes import Mistakes
-from learner.front.quarantine import Quarantine
-from learner.front.receipts import ReceiptProofs
-from learner.front.records import Records
-from learner.front.refused_outputs import RefusedOutputs
-from learner.front.roster import Roster
-from learner.front.service import LearnerService, Lineage
-from learner.front.snapshots import Snapshots
-from learner.front.terms import Terms
+from learner.evaluation.snapshots import Snapshots
+from learner.fleet.accounts import Accounts
+from learner.fleet.info_names import InfoNames
+from learner.fleet.mistakes import Mistakes
+from learner.fleet.quarantine import Quarantine
+from learner.fleet.receipts import ReceiptProofs
+from learner.fleet.records import Records
+from learner.fleet.refused_outputs import RefusedOutputs
+from learner.fleet.roster import Roster
+from learner.service import description
+from learner.service.executable import ExecutablePolicy
+from learner.service.inference import Inference
+from learner.service.service import LearnerService, Lineage
+from learner.service.terms import Terms
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 

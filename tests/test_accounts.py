@@ -9,7 +9,7 @@ from collections import deque
 import pytest
 from page import says
 
-from learner.front.accounts import LEARNER_CRASH, Accounts, Superseded
+from learner.fleet.accounts import LEARNER_CRASH, Accounts, Superseded
 
 
 def _crash(accounts: Accounts, checkpoint: dict) -> Accounts:

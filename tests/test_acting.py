@@ -16,14 +16,15 @@ import tensorflow as tf
 import tree
 from page import says
 
-from impala import build, onnx_model, policy_graph
 from impala.acting import ActingStep
 from impala.agents.agent import Agent
 from impala.config import values
 from impala.config.schema import AgentConfig, Config, EpsilonConfig
 from impala.environments.spaces import ACTION_MASK, Spaces
+from impala.parts import build
+from impala.play import onnx_model, policy_graph
 from impala.types import TimeStep
-from learner.front.executable import ExecutablePolicy, NotMade
+from learner.service.executable import ExecutablePolicy, NotMade
 
 
 def _floats(*numbers: float) -> np.ndarray:

@@ -14,9 +14,10 @@ from tensorflow.python.framework.constant_op import convert_to_eager_tensor
 from actors import policy
 from actors.actor import Actor
 from actors.policy import Compiled
-from impala import build, environments
+from impala import environments
 from impala.config.schema import AgentConfig, EnvironmentConfig
 from impala.environments.base import first_timestep
+from impala.parts import build
 from impala.types import ActorUnrolls, Parameters, StepType, Unroll
 
 

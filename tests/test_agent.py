@@ -12,13 +12,13 @@ import tensorflow as tf
 import tree
 from page import says
 
-from impala import build
 from impala.agents import cores, observation, torsos
 from impala.agents.agent import Agent
 from impala.agents.images import Frames
 from impala.agents.torsos import MLP, DeepResidual, Shallow, Small, Strided, StridedValid, Torso
 from impala.config.presets import PRESETS
 from impala.config.schema import AgentConfig
+from impala.parts import build
 from impala.testing.torsos import TorsoConformance
 from impala.types import ArraySpec, Nest, StepType, TimeStep
 

@@ -15,7 +15,6 @@ import pytest
 import sonnet as snt
 import tensorflow as tf
 
-from impala import build
 from impala.agents import distributions, observation
 from impala.agents.agent import Agent
 from impala.algorithms.actor_critic import ActorCritic
@@ -29,6 +28,7 @@ from impala.config.schema import (
     ImpalaConfig,
     ObjectiveConfig,
 )
+from impala.parts import build
 from impala.testing import algorithms
 from impala.testing.algorithms import (
     DISCOUNTS,

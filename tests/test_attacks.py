@@ -52,10 +52,10 @@ from services import WAIT
 from impala.runtime import process
 from impala.types import Parameters
 from learner.data.ingest import Arrival, Ingest
-from learner.front import calls as calls_module
-from learner.front import server as server_module
-from learner.front.accounts import Accounts
-from learner.front.server import Server
+from learner.fleet.accounts import Accounts
+from learner.service import calls as calls_module
+from learner.service import server as server_module
+from learner.service.server import Server
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc

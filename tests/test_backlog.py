@@ -3,7 +3,7 @@
 import pytest
 from page import says
 
-from learner.front.accounts import Accounts
+from learner.fleet.accounts import Accounts
 from learner.front.backlog import Backlog
 from protos.impala.v1 import learner_pb2 as pb
 

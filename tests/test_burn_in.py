@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 import tree
 
-from impala import build
 from impala.agents.agent import Agent
 from impala.agents.cores import Core
 from impala.agents.observation import Features, FrameStack
@@ -27,6 +26,7 @@ from impala.config.schema import (
     ReplayConfig,
 )
 from impala.config.values import OptionError
+from impala.parts import build
 from impala.schedule import phases
 from impala.testing.algorithms import (
     IS_REPLAY,

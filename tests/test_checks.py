@@ -18,13 +18,13 @@ from page import PAGE, says
 from actors import messages as of_actors
 from actors import policy
 from actors.actor import Actor
-from impala import build
 from impala.agents import observation
 from impala.config import values
 from impala.config.presets import PRESETS
 from impala.config.schema import Config, QuarantineConfig
 from impala.environments import base
 from impala.environments.spaces import Spaces
+from impala.parts import build
 from impala.types import EnvironmentFault, EnvironmentStep, Nest, Parameters, TimeStep
 from learner.checks import actions, continuity, recheck
 from learner.checks import checks as checks_module
@@ -32,11 +32,11 @@ from learner.checks.mistakes import Kind, Mistake
 from learner.checks.numbers import Spaces as SpacesOfNumbers
 from learner.checks.numbers import is_swapped
 from learner.data.ingest import Ingest
-from learner.front.mistakes import Mistakes
-from learner.front.quarantine import Quarantine
-from learner.front.service import LearnerService
-from learner.front.terms import terms
+from learner.fleet.mistakes import Mistakes
+from learner.fleet.quarantine import Quarantine
 from learner.plan import Plan, plan_of
+from learner.service.service import LearnerService
+from learner.service.terms import terms
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 

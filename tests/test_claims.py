@@ -35,10 +35,10 @@ from learner.data.ingest import Ingest
 from learner.data.mix import Mix
 from learner.data.replay import Replay
 from learner.data.storage import Memory
-from learner.front.accounts import LEARNER_CRASH, MOST, Accounts, Superseded
-from learner.front.incarnations import Incarnations
-from learner.front.receipts import ReceiptProofs, load_key
-from learner.front.service import LearnerService
+from learner.fleet.accounts import LEARNER_CRASH, MOST, Accounts, Superseded
+from learner.fleet.incarnations import Incarnations
+from learner.fleet.receipts import ReceiptProofs, load_key
+from learner.service.service import LearnerService
 from learner.telemetry.files import TensorBoard
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc

@@ -31,8 +31,9 @@ from impala.commands.parsing import parse
 from impala.config import layers, values
 from impala.config.presets import PRESETS
 from impala.config.schema import Config
-from impala.logdir import checkpoint, video
-from impala.logdir.player import Player
+from impala.logdir import checkpoint
+from impala.play import video
+from impala.play.player import Player
 from impala.runtime import installation, listen
 from impala.runtime import process as of_process
 from impala.runtime.failures import Failure, note
@@ -596,8 +597,8 @@ def test_what_environments_raise_is_shown_once_and_a_loop_of_it_says_so(
 @pytest.fixture(scope="module")
 def logdir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The log directory of a Catch run with untrained weights."""
-    from impala import build
     from impala.logdir import checkpoint
+    from impala.parts import build
 
     config = PRESETS["catch"][1]
     environment = build.environment(config.environment, 1)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from impala.components import (
+from impala.config import demands
+from impala.parts.components import (
     ALGORITHM,
     CORE,
     ENVIRONMENT,
@@ -20,8 +21,7 @@ from impala.components import (
     load,
     load_environment,
 )
-from impala.components import section_of as section
-from impala.config import demands
+from impala.parts.components import section_of as section
 
 ALLOWED = Allowed(("mine",))
 THING = Kind("thing", "mine.things:Thing", {"flat": "mine.things:Flat"})
@@ -66,7 +66,7 @@ def _package(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[impala.components]\nround-thing = mine.things:RoundThing\n"
+        "[impala.parts.components]\nround-thing = mine.things:RoundThing\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     yield

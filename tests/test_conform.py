@@ -33,10 +33,10 @@ from impala.conform.learner_cases import LearnerKit
 from impala.conform.report import Report
 from impala.runtime.security import ClientSecurity
 from impala.types import Parameters
-from learner.front.inference import Inference
-from learner.front.server import Server
-from learner.front.terms import terms
 from learner.plan import acting_step, plan_of
+from learner.service.inference import Inference
+from learner.service.server import Server
+from learner.service.terms import terms
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 

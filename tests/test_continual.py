@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from impala.analysis import continual, plot
 from impala.commands import main as cli
 from impala.config import values
 from impala.config.schema import Config, EnvironmentConfig, TasksConfig
-from impala.logdir import continual, plot
 
 CONFIG = Config(
     environment=EnvironmentConfig(id="Catch"),

@@ -14,13 +14,15 @@ from test_evaluation import Counting, Scripted
 from test_kept import PLAYED, Story
 
 from actors import status
-from impala import environments, evaluation
+from impala import environments
+from impala.analysis import plot
 from impala.config.schema import EnvironmentConfig
 from impala.environments.base import Environment
-from impala.logdir import json_lines, plot, rows
+from impala.logdir import json_lines, rows
 from impala.logdir.checkpoint import Counters
+from impala.play import evaluation
 from impala.types import StepType
-from learner.front.roster import Roster
+from learner.fleet.roster import Roster
 from learner.telemetry import console
 from learner.telemetry.telemetry import Telemetry
 from protos.impala.v1 import learner_pb2 as pb

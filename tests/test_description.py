@@ -15,16 +15,15 @@ from page import says
 from test_agent import experience, random_state, sample
 from test_distributions import CASES
 
-from impala import build
 from impala.agents import distributions
 from impala.agents.agent import Agent
 from impala.agents.torsos import MLP
-from impala.components import CORE, TORSO, Allowed
-from impala.config import parts
 from impala.config.schema import AgentConfig, Config
 from impala.environments.spaces import ACTION_MASK, Spaces, choices
+from impala.parts import build, sections
+from impala.parts.components import CORE, TORSO, Allowed
 from impala.types import Nest
-from learner.front import description
+from learner.service import description
 from protos import codec, policy
 from protos.impala.v1 import learner_pb2 as pb
 from protos.network import Network, NotDescribed
@@ -151,7 +150,9 @@ def test_every_torso_and_core_is_described() -> None:
 def test_a_part_of_ones_own_is_named_and_not_described() -> None:
     own = f"{__name__}:OwnTorso"
     config = dataclasses.replace(Config(), agent=AgentConfig(own, hidden_sizes=(4,)))
-    found = parts.found(parts.class_of(config, allow=Allowed((__name__,)))(agent=config.agent))
+    found = sections.found(
+        sections.class_of(config, allow=Allowed((__name__,)))(agent=config.agent)
+    )
     agent = build.agent(config.agent, VECTOR, CHOICE, own=found)
     reply = reply_of(agent, config.agent, (VECTOR, CHOICE))
     assert reply.network.not_described == own

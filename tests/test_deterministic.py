@@ -15,22 +15,22 @@ from actors import policy
 from actors.actor import Actor
 from actors.messages import unrolls as unrolls_message
 from actors.run import Built
-from impala.components import Allowed
 from impala.config import values
 from impala.config.presets import PRESETS
 from impala.logdir import checkpoint, rows
+from impala.parts.components import Allowed
 from impala.types import Parameters
 from learner.data.ingest import Ingest
 from learner.data.mix import Mix
 from learner.data.pacing import Pacing
 from learner.data.replay import Replay
 from learner.data.storage import Memory
-from learner.front.receipts import ReceiptProofs
-from learner.front.records import Records
-from learner.front.service import LearnerService, Lineage
-from learner.front.snapshots import Snapshots
-from learner.front.terms import terms
+from learner.evaluation.snapshots import Snapshots
+from learner.fleet.receipts import ReceiptProofs
+from learner.fleet.records import Records
 from learner.plan import plan_of
+from learner.service.service import LearnerService, Lineage
+from learner.service.terms import terms
 from learner.update.learner import Update
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb

@@ -26,16 +26,17 @@ import tree
 from services import WAIT
 
 from benchmarks import gpu
-from impala import build, finite
+from impala import finite
 from impala.config.presets import PRESETS
 from impala.config.schema import AgentConfig, Config, LearnerConfig, MixConfig
 from impala.logdir.checkpoint import Counters
+from impala.parts import build
 from impala.runtime import process
 from impala.schedule import phases, tasks
 from impala.types import Batch, Parameters, StepType, Unroll
 from learner.data.ingest import Arrival, Ingest
 from learner.data.mix import Mix, Prepared
-from learner.front.incarnations import Incarnations
+from learner.fleet.incarnations import Incarnations
 from learner.telemetry.reporter import Reporter
 from learner.telemetry.telemetry import Interval, Telemetry
 from learner.update import devices

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import services
 
-from impala.logdir import checkpoint, continual
+from impala.analysis import continual
+from impala.logdir import checkpoint
 
 OFTEN = ("--learner.log-seconds", 0.3)
 

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 from page import says
 
-from impala import evaluation
 from impala.environments.base import Environment
+from impala.play import evaluation
 from impala.types import AgentOutput, EnvironmentStep, Episode, StepType, TimeStep
 
 

@@ -17,12 +17,13 @@ import tree
 from half_trained import STORED, evaluated, normalised
 
 import impala
-from impala import build
 from impala.commands import main as cli
 from impala.commands.playing import PlayerFlags, open_player
 from impala.config.schema import AgentConfig
-from impala.logdir import checkpoint, export
-from impala.logdir.player import Player
+from impala.logdir import checkpoint
+from impala.parts import build
+from impala.play import export
+from impala.play.player import Player
 from impala.types import TimeStep
 
 NAMES = ("catch", "cartpole", "bandit")

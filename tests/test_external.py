@@ -31,12 +31,12 @@ from impala.config.schema import EnvironmentConfig
 from impala.environments.external import External
 from impala.environments.failure import EnvironmentFailed
 from impala.logdir import checkpoint, rows
-from impala.logdir.player import Player
+from impala.play.player import Player
 from impala.types import Parameters, StepType, Unroll
-from learner.front.server import Server
-from learner.front.service import LearnerService
-from learner.front.terms import terms
 from learner.plan import plan_of
+from learner.service.server import Server
+from learner.service.service import LearnerService
+from learner.service.terms import terms
 from protos.impala.v1 import learner_pb2 as pb
 
 learner = test_run_actor.learner  # a fixture

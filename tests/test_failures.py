@@ -15,11 +15,11 @@ import pytest
 from faulty import Do
 
 from impala import environments
-from impala.components import where_raised
 from impala.config.schema import EnvironmentConfig
 from impala.environments import catch
 from impala.environments.failure import EnvironmentFailed
 from impala.environments.wrappers import Checked
+from impala.parts.components import where_raised
 from impala.runtime.failures import Failure, Shown, note
 
 ROOT = pathlib.Path(__file__).parent.parent

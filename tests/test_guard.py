@@ -14,7 +14,7 @@ import tensorflow as tf
 import tree
 from page import says
 
-from impala import build, finite
+from impala import finite
 from impala.commands import main as cli
 from impala.config.schema import (
     AgentConfig,
@@ -28,13 +28,14 @@ from impala.config.schema import (
 from impala.finite import NotFiniteError
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Checkpoint
+from impala.parts import build
 from impala.schedule import phases, tasks
 from impala.types import Batch, StepType, Unroll
 from learner.data.mix import Origin, Prepared, Provenance
 from learner.data.replay import Replay
 from learner.data.storage import Memory
-from learner.front.accounts import Accounts
-from learner.front.refused_outputs import RefusedOutput, RefusedOutputs
+from learner.fleet.accounts import Accounts
+from learner.fleet.refused_outputs import RefusedOutput, RefusedOutputs
 from learner.update import bad_updates, output_judge
 from learner.update.devices import columns
 from learner.update.guard import Guard

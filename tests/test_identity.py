@@ -20,10 +20,10 @@ from impala.config.schema import QuarantineConfig
 from impala.runtime.security import ClientSecurity, ServerSecurity
 from impala.types import ActorUnrolls, Parameters
 from learner.data.ingest import Ingest
-from learner.front.accounts import Accounts
-from learner.front.quarantine import Quarantine
-from learner.front.refusals import Quarantined
-from learner.front.server import Server
+from learner.fleet.accounts import Accounts
+from learner.fleet.quarantine import Quarantine
+from learner.fleet.refusals import Quarantined
+from learner.service.server import Server
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 

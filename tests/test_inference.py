@@ -18,8 +18,8 @@ from page import says
 from impala.config import values
 from impala.config.schema import Config
 from impala.types import Parameters, StepType
-from learner.front.calls import TooSlow
-from learner.front.inference import (
+from learner.service.calls import TooSlow
+from learner.service.inference import (
     MOST_VERSIONS,
     Acted,
     Caller,
@@ -27,8 +27,8 @@ from learner.front.inference import (
     InvalidRow,
     NotActing,
 )
-from learner.front.server import Server, _Calls
-from learner.front.service import LearnerService
+from learner.service.server import Server, _Calls
+from learner.service.service import LearnerService
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc

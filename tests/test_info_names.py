@@ -9,7 +9,7 @@ from page import says
 
 from impala.types import Episode
 from learner.data.ingest import Ingest
-from learner.front.info_names import InfoNames
+from learner.fleet.info_names import InfoNames
 from protos.impala.v1 import learner_pb2 as pb
 
 

@@ -8,7 +8,8 @@ from typing import IO
 
 import pytest
 
-from impala.logdir import continual, json_lines, plot, rows
+from impala.analysis import continual, plot
+from impala.logdir import json_lines, rows
 from impala.logdir.json_lines import Appender
 
 

@@ -15,8 +15,8 @@ from impala.logdir import atomic, checkpoint
 from impala.logdir.checkpoint import Checkpoint, CheckpointError, Counters
 from impala.logdir.directory import StorageError
 from impala.types import Episode
-from learner.front.snapshots import Evaluated
-from learner.telemetry.kept import Kept
+from learner.evaluation.best_and_milestones import Kept
+from learner.evaluation.snapshots import Evaluated
 from learner.update.checkpoints import Resumed
 
 SPACES: Any = None  # none are stored

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import tree
 
-from impala import build
 from impala.config.presets import PRESETS
 from impala.config.schema import Config, QLearningConfig
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Checkpoint
+from impala.parts import build
 from impala.schedule import phases
 from impala.types import AgentOutput, Batch, StepType, TimeStep, Unroll
 from learner.update.learner import Learner, Refusal, Update

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import tree
 
-from impala import build
 from impala.config.schema import AgentConfig, Config, LearnerConfig
 from impala.config.values import OptionError
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import CheckpointError
+from impala.parts import build
 from impala.runtime.security import ServerSecurity
 from impala.schedule import tasks
 from impala.types import Batch, StepType
 from learner import run
 from learner.data.mix import Origin, Prepared, Provenance
-from learner.front.records import Records
+from learner.fleet.records import Records
 from learner.plan import Plan
 from learner.update import devices
 from learner.update.checkpoints import Checkpoints, resume

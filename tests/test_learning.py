@@ -17,9 +17,10 @@ import services
 import tensorflow as tf
 import tree
 
-from impala import build
-from impala.logdir import checkpoint, continual
-from impala.logdir.player import Player
+from impala.analysis import continual
+from impala.logdir import checkpoint
+from impala.parts import build
+from impala.play.player import Player
 from impala.types import StepType
 from ledger.experiments import EXPERIMENTS
 

@@ -21,12 +21,12 @@ from half_trained import STORED, evaluated, normalised
 import impala
 from impala.commands import library
 from impala.commands import train as commands_train
-from impala.components import Allowed
 from impala.environments import base
 from impala.environments.normalise import Normaliser
 from impala.logdir import checkpoint
-from impala.logdir.player import Player
-from impala.logdir.policy import Policy
+from impala.parts.components import Allowed
+from impala.play.player import Player
+from impala.play.policy import Policy
 from impala.runtime import process
 from impala.runtime.supervisor import Supervisor
 
@@ -225,7 +225,7 @@ def test_environments_get_the_settings_of_the_runs_actors(
     config = dataclasses.replace(saved.config, actor=actor)
     player = Player(saved._replace(config=config))
     given: dict[str, Any] = {}
-    monkeypatch.setattr("impala.build.environment", lambda *_, **named: given.update(named))
+    monkeypatch.setattr("impala.parts.build.environment", lambda *_, **named: given.update(named))
     player.environment(2)
     assert given["actor"] == actor
 
@@ -237,7 +237,7 @@ def test_one_module_may_be_allowed_by_its_name(monkeypatch: pytest.MonkeyPatch) 
         given.append(allow)
         return Player(saved, task, allow)
 
-    monkeypatch.setattr("impala.logdir.player.Player", player)
+    monkeypatch.setattr("impala.play.player.Player", player)
     for allow in ("mine", ["mine"]):
         impala.load(STORED / "catch", allow=allow)
     assert given == [Allowed(("mine",))] * 2

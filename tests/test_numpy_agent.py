@@ -18,15 +18,16 @@ from test_distributions import CASES
 
 from actors import policy
 from actors.actor import Actor
-from impala import build, environments
+from impala import environments
 from impala.agents import distributions, numpy_agent, numpy_distributions
 from impala.agents.agent import Agent
 from impala.agents.distributions import Distribution
 from impala.agents.numpy_agent import NumPyAgent
 from impala.agents.numpy_distributions import NotServed, Random
-from impala.components import CORE, TORSO
 from impala.config.schema import AgentConfig, EnvironmentConfig, EpsilonConfig
 from impala.environments.spaces import TASK, choices
+from impala.parts import build
+from impala.parts.components import CORE, TORSO
 from impala.testing.distributions import DistributionConformance
 from impala.types import Nest, Parameters
 

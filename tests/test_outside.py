@@ -19,13 +19,13 @@ import test_algorithms
 import uv
 import yaml
 
-from impala import build
 from impala.commands import main as cli
-from impala.components import Allowed
-from impala.config import layers, parts, rules, values
+from impala.config import layers, rules, values
 from impala.config.schema import AgentConfig, Config, MixConfig
 from impala.logdir import checkpoint, identity
-from impala.logdir.player import Player
+from impala.parts import build, sections
+from impala.parts.components import Allowed
+from impala.play.player import Player
 from learner.telemetry import own_sinks
 from learner.update import optimisers
 
@@ -163,7 +163,7 @@ def test_demands_of_an_algorithm_of_ones_own_are_checked() -> None:
 
     from impala.config.demands import Demands
 
-    config = parts.compose(Config(algorithm=ALGORITHM, mix=MixConfig(replayed=4)))
+    config = sections.compose(Config(algorithm=ALGORITHM, mix=MixConfig(replayed=4)))
     rules.validate(config)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Awr, "demands", Demands(on_policy=True))
@@ -180,20 +180,20 @@ def test_a_section_that_is_built_in_cannot_be_that_of_a_part() -> None:
     )
     named = Config(agent=AgentConfig(torso="outside_parts.torsos:Learner"))
     with pytest.raises(values.OptionError, match="section 'learner', which is a section that is b"):
-        parts.compose(named)
+        sections.compose(named)
 
 
 @pytest.mark.usefixtures("_importable")
 def test_reading_settings_imports_nothing_that_is_not_allowed() -> None:
     told = {"agent": {"torso": TORSO}, "gated": {"width": 8}}
-    config = parts.from_dict(told, Allowed(("outside_parts",)))
-    assert parts.for_actors(config) == {"gated": {"width": 8, "layers": 2}}
+    config = sections.from_dict(told, Allowed(("outside_parts",)))
+    assert sections.for_actors(config) == {"gated": {"width": 8, "layers": 2}}
     for name in [name for name in sys.modules if name.partition(".")[0] == "outside_parts"]:
         del sys.modules[name]
     with pytest.raises(values.OptionError, match=f"--allow {TORSO}"):
-        parts.from_dict(told, Allowed())
+        sections.from_dict(told, Allowed())
     with pytest.raises(values.OptionError, match="--allow outside_parts:Games-v0"):
-        parts.from_dict({"environment": {"id": "outside_parts:Games-v0"}}, Allowed())
+        sections.from_dict({"environment": {"id": "outside_parts:Games-v0"}}, Allowed())
     assert "outside_parts.torsos" not in sys.modules
 
 
@@ -219,7 +219,7 @@ def test_the_examples_of_the_page_are_parts(
 
     assert values.to_dict(config)["gated"] == {"width": 32}
     assert values.to_dict(config)["reinforce"] == {"baseline_cost": 0.5}
-    own = parts.found(config)
+    own = sections.found(config)
     space = gym.spaces.Box(-9, 9, [2])
     agent = build.agent(config.agent, space, gym.spaces.Discrete(3), own=own)
     algorithm = build.algorithm(config.algorithm, config, agent)
@@ -307,5 +307,5 @@ def test_a_package_from_outside_is_trained_as_services_and_evaluated(
 
     # Another width would be another experiment.
     monkeypatch.syspath_prepend(bare)
-    other = parts.compose(Config(agent=AgentConfig(torso=TORSO)))
+    other = sections.compose(Config(agent=AgentConfig(torso=TORSO)))
     assert "gated.width: 24 -> 64" in identity.differences(logdir, other)

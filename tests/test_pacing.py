@@ -24,9 +24,9 @@ from impala.types import Parameters
 from learner.data.ingest import Ingest
 from learner.data.mix import Mix, Prepared
 from learner.data.pacing import LAPSED, LEASE_SECONDS, LEFT_SECONDS, Key, Pacing, Permit
-from learner.front.accounts import Accounts
-from learner.front.refusals import InvalidRequest
-from learner.front.service import LearnerService
+from learner.fleet.accounts import Accounts
+from learner.fleet.refusals import InvalidRequest
+from learner.service.service import LearnerService
 from protos.impala.v1 import learner_pb2 as pb
 
 FRESH = 8
@@ -540,7 +540,7 @@ def test_a_message_that_is_refused_gives_its_permit_back() -> None:
 def test_an_incarnation_that_is_replaced_while_it_waits_gets_no_permit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("learner.front.service._PERMIT_SECONDS", 0.1)
+    monkeypatch.setattr("learner.service.service._PERMIT_SECONDS", 0.1)
     learner = Learner(0, exact=True)
     try:
         Caller(learner.service, "b").ask(8)  # the whole batch
@@ -566,7 +566,7 @@ def test_an_incarnation_that_is_replaced_while_it_waits_gets_no_permit(
 )
 def test_actors_of_before_are_told_that_they_do_not_know_of_permits() -> None:
     from impala.schedule import tasks
-    from learner.front import settings
+    from learner.service import settings
 
     config = values.overlay(PRESETS["catch"][1], {"mix": {"lag_budget": 2}})
     played = tasks.make(config.environment, config.tasks)

@@ -17,18 +17,18 @@ from scripted import Script
 
 from actors import channel
 from actors import client as client_module
-from impala import build
 from impala.config.schema import EnvironmentConfig
 from impala.environments.catch import Catch
 from impala.environments.episodes import EpisodeStatistics
+from impala.parts import build
 from impala.runtime import process
 from impala.types import Parameters, StepType
 from learner.data.ingest import Ingest
 from learner.data.pacing import Pacing
-from learner.front import server as server_module
-from learner.front import service as service_module
-from learner.front.accounts import Accounts, Superseded
-from learner.front.service import LearnerService
+from learner.fleet.accounts import Accounts, Superseded
+from learner.service import server as server_module
+from learner.service import service as service_module
+from learner.service.service import LearnerService
 from protos.impala.v1 import learner_pb2 as pb
 from protos.network import Network
 

@@ -10,14 +10,10 @@ import pytest
 import sonnet as snt
 import tensorflow as tf
 
-from impala import build, part_checks
 from impala.agents.cores import Core
 from impala.agents.torsos import Torso
 from impala.algorithms import losses
 from impala.algorithms.base import Algorithm, LossOutput
-from impala.components import CORE, TORSO, ComponentError
-from impala.config import parts
-from impala.config.parts import Found
 from impala.config.schema import (
     AgentConfig,
     Config,
@@ -26,6 +22,9 @@ from impala.config.schema import (
     OptimiserConfig,
 )
 from impala.config.values import OptionError
+from impala.parts import build, checks, sections
+from impala.parts.components import CORE, TORSO, ComponentError
+from impala.parts.sections import Found
 from impala.types import Batch
 from learner.plan import plan_of
 from learner.update.optimisers import Optimiser
@@ -92,7 +91,7 @@ class Misspelt(Linear):
     [(Linear, VECTOR), (Linear, NEST), (OfImages, IMAGE), (OfNests, NEST), (Linear, LARGE)],
 )
 def test_a_torso_of_each_kind_passes(torso: type[Torso], space: gym.Space) -> None:
-    part_checks.check_torso("mine:Torso", torso(), space)
+    checks.check_torso("mine:Torso", torso(), space)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +106,7 @@ def test_a_torso_of_each_kind_passes(torso: type[Torso], space: gym.Space) -> No
 )
 def test_a_torso_that_does_not_map_row_by_row_is_refused(torso: type[Torso], said: str) -> None:
     with pytest.raises(ComponentError, match=said):
-        part_checks.check_torso("mine:Torso", torso(), VECTOR)
+        checks.check_torso("mine:Torso", torso(), VECTOR)
 
 
 class Decay(Core):
@@ -148,7 +147,7 @@ class OtherState(Decay):
 
 
 def test_a_core_that_forgets_passes() -> None:
-    part_checks.check_core("mine:Core", Decay(), 4)
+    checks.check_core("mine:Core", Decay(), 4)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +161,7 @@ def test_a_core_that_forgets_passes() -> None:
 )
 def test_a_core_that_is_no_recurrence_is_refused(core: type[Core], said: str) -> None:
     with pytest.raises(ComponentError, match=said):
-        part_checks.check_core("mine:Core", core(), 4)
+        checks.check_core("mine:Core", core(), 4)
 
 
 class Values(Algorithm):
@@ -207,7 +206,7 @@ def _check(algorithm: type[Algorithm]) -> None:
     spaces = VECTOR, gym.spaces.Discrete(3)
     agent = build.agent(AgentConfig(hidden_sizes=(4,)), *spaces)
     batch = blank(build.unroll_spec(agent, *spaces, unroll_length=5))
-    part_checks.check_loss("mine:Loss", algorithm(agent, ObjectiveConfig(), None), batch)
+    checks.check_loss("mine:Loss", algorithm(agent, ObjectiveConfig(), None), batch)
 
 
 def test_an_algorithm_passes() -> None:
@@ -249,7 +248,7 @@ class WithoutRate(Optimiser):
 
 def test_an_optimiser_passes_and_changes_nothing() -> None:
     variable = tf.Variable([1.0, 2.0])
-    part_checks.check_optimiser("mine:Optimiser", Descent([variable]).apply, [variable])
+    checks.check_optimiser("mine:Optimiser", Descent([variable]).apply, [variable])
     np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
 
 
@@ -265,7 +264,7 @@ def test_an_optimiser_that_checkpoints_would_not_hold_is_refused(
 ) -> None:
     variable = tf.Variable([1.0, 2.0])
     with pytest.raises(ComponentError, match=said):
-        part_checks.check_optimiser("mine:Optimiser", optimiser([variable]).apply, [variable])
+        checks.check_optimiser("mine:Optimiser", optimiser([variable]).apply, [variable])
 
 
 @pytest.mark.parametrize(
@@ -297,4 +296,4 @@ def test_the_learner_tries_algorithm_and_optimiser_before_it_serves(
         agent=AgentConfig(torso="mlp", hidden_sizes=(4,)),
     )
     with pytest.raises(OptionError, match=said):
-        plan_of(parts.compose(small))
+        plan_of(sections.compose(small))

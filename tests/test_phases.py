@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from impala import build
 from impala.agents.agent import Agent
 from impala.algorithms.q_learning import QLearning
 from impala.config import rules, values
@@ -16,9 +15,10 @@ from impala.config.presets import PRESETS
 from impala.config.schema import AgentConfig, Config, MixConfig, TasksConfig
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Checkpoint, CheckpointError, Counters
+from impala.parts import build
 from impala.schedule import phases
 from impala.schedule.phases import Phase
-from learner.front.accounts import Accounts
+from learner.fleet.accounts import Accounts
 from learner.update.checkpoints import resume
 from learner.update.learner import Learner
 from learner.update.phases import Phases

@@ -16,7 +16,6 @@ from page import says
 
 from actors import policy
 from actors.actor import Actor
-from impala import build
 from impala.agents.agent import Agent
 from impala.agents.popart import HIGHEST, LOWEST, STEP, PopArt
 from impala.config import rules
@@ -33,6 +32,7 @@ from impala.environments import Environment
 from impala.environments.spaces import TASK
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Checkpoint, Counters
+from impala.parts import build
 from impala.testing.algorithms import loss_and_gradients
 from impala.types import Batch, Parameters, Unroll
 from learner.plan import Plan, plan_of

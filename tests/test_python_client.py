@@ -18,18 +18,18 @@ import services
 from page import says
 from test_node_actor import greedy_return
 
-from impala import policy_graph
 from impala.config import values
 from impala.config.presets import PRESETS
 from impala.config.schema import ChecksConfig, Config
+from impala.play import policy_graph
 from impala.types import Parameters
 from learner.data.ingest import Ingest
-from learner.front.executable import Executable, ExecutablePolicy
-from learner.front.inference import Inference
-from learner.front.server import Server
-from learner.front.service import LearnerService
-from learner.front.terms import terms
 from learner.plan import Plan, acting_step, plan_of
+from learner.service.executable import Executable, ExecutablePolicy
+from learner.service.inference import Inference
+from learner.service.server import Server
+from learner.service.service import LearnerService
+from learner.service.terms import terms
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1.learner_pb2_grpc import LearnerStub
 
@@ -69,7 +69,7 @@ class _Made(ExecutablePolicy):
     async def get(self) -> Executable:
         import hashlib
 
-        from impala import build
+        from impala.parts import build
 
         agent = build.agent(self._agent_config, *self._plan.spaces)
         onnx = policy_graph.made(agent, self._plan.spaces, self._agent_config)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from impala.config.schema import QuarantineConfig
-from learner.front import quarantine as quarantine_module
-from learner.front.quarantine import Quarantine, Standing
+from learner.fleet import quarantine as quarantine_module
+from learner.fleet.quarantine import Quarantine, Standing
 
 
 class _Clock:

@@ -45,11 +45,11 @@ from services import WAIT
 
 from impala.config.schema import QuarantineConfig
 from impala.runtime.security import ServerSecurity
+from learner.fleet.quarantine import Quarantine
 from learner.front import door as door_module
 from learner.front.door import GuardedDoor
-from learner.front.quarantine import Quarantine
 from learner.front.relay import PREFACE, Bucket, Hosts, Limits, host_of
-from learner.front.server import Server
+from learner.service.server import Server
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 

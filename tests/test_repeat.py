@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from impala import build, environments
+from impala import environments
 from impala.config.schema import AgentConfig, EnvironmentConfig, RepeatConfig
 from impala.environments.repeat import ActionRepeat
+from impala.parts import build
 from impala.types import EnvironmentStep, StepType
 
 Step = tuple[np.ndarray, float, bool, bool, dict[str, Any]]

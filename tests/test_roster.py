@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from impala.types import EnvironmentFault
-from learner.front import roster as roster_module
-from learner.front.roster import Roster
+from learner.fleet import roster as roster_module
+from learner.fleet.roster import Roster
 
 
 class _Clock:

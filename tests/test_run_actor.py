@@ -14,7 +14,6 @@ import services
 from fake_learner import FakeLearner
 from page import says
 
-from impala import build
 from impala.config.schema import (
     ActorConfig,
     AgentConfig,
@@ -22,9 +21,10 @@ from impala.config.schema import (
     EnvironmentConfig,
     EvaluatorConfig,
 )
+from impala.parts import build
 from impala.runtime.failures import Shown
 from impala.schedule import tasks
-from learner.front import settings
+from learner.service import settings
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 

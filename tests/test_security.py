@@ -39,8 +39,8 @@ from impala.runtime import credentials
 from impala.runtime import listen as addresses
 from impala.runtime.credentials import Revoked, SecurityError
 from impala.runtime.security import ClientSecurity, Gate, ServerSecurity
-from learner.front import server as server_module
-from learner.front.server import Server
+from learner.service import server as server_module
+from learner.service.server import Server
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 

@@ -16,10 +16,10 @@ from services import WAIT
 
 from impala.types import Parameters
 from learner.data.ingest import Arrival, Ingest
-from learner.front import server
-from learner.front.accounts import Accounts
-from learner.front.server import SERVICE_NAME, Server
-from learner.front.service import LearnerService
+from learner.fleet.accounts import Accounts
+from learner.service import server
+from learner.service.server import SERVICE_NAME, Server
+from learner.service.service import LearnerService
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc
 

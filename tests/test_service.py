@@ -18,13 +18,13 @@ from impala.finite import NotFiniteError
 from impala.logdir import checkpoint
 from impala.types import Parameters
 from learner.data.ingest import Arrival, Ingest
-from learner.front.accounts import Accounts, Admission, Superseded
-from learner.front.executable import Executable, ExecutablePolicy
-from learner.front.quarantine import Quarantine
-from learner.front.refusals import IncompatibleProtocol, InvalidRequest, Unavailable
-from learner.front.refused_outputs import RefusedOutputs
-from learner.front.service import LearnerService
-from learner.front.snapshots import Snapshot, Snapshots
+from learner.evaluation.snapshots import Snapshot, Snapshots
+from learner.fleet.accounts import Accounts, Admission, Superseded
+from learner.fleet.quarantine import Quarantine
+from learner.fleet.refusals import IncompatibleProtocol, InvalidRequest, Unavailable
+from learner.fleet.refused_outputs import RefusedOutputs
+from learner.service.executable import Executable, ExecutablePolicy
+from learner.service.service import LearnerService
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 

@@ -15,17 +15,18 @@ import pytest
 import services
 from page import says
 
+from impala.analysis import continual
 from impala.config import values
 from impala.config.presets import PRESETS
-from impala.logdir import checkpoint, continual, json_lines
+from impala.logdir import checkpoint, json_lines
 from impala.logdir.checkpoint import Counters
 from impala.types import Episode, Parameters
-from learner.front.evaluators import EvaluationReport
-from learner.front.refusals import InvalidRequest
-from learner.front.snapshots import Snapshot, Snapshots
-from learner.telemetry.evaluations import Evaluations
+from learner.evaluation.evaluations import Evaluations
+from learner.evaluation.evaluators import EvaluationReport
+from learner.evaluation.snapshot_maker import SnapshotMaker
+from learner.evaluation.snapshots import Snapshot, Snapshots
+from learner.fleet.refusals import InvalidRequest
 from learner.update.checkpoints import Resumed
-from learner.update.snapshot_maker import SnapshotMaker
 from protos.impala.v1 import learner_pb2 as pb
 
 LEARNER = 7

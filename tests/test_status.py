@@ -19,7 +19,7 @@ from actors import status as view
 from impala.commands import main as cli
 from impala.commands.status import watch
 from impala.types import Parameters
-from learner.front.server import Server
+from learner.service.server import Server
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc
 

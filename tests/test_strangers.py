@@ -24,9 +24,10 @@ from impala.runtime import exporter, listen
 from impala.runtime.credentials import SecurityError
 from impala.runtime.exporter import Exporter
 from impala.runtime.security import ClientSecurity, ServerSecurity
-from learner.front import calls as call_limits
-from learner.front import door, probes
-from learner.front.server import Server
+from learner.front import door
+from learner.service import calls as call_limits
+from learner.service import probes
+from learner.service.server import Server
 
 # Addresses.
 

@@ -10,12 +10,12 @@ import pytest
 import tensorflow as tf
 from page import says
 
-from impala import build
 from impala.agents import distributions
 from impala.config.schema import AgentConfig, AtariConfig, Config, EnvironmentConfig, TasksConfig
 from impala.environments import Joint, join
 from impala.environments.base import Environment, first_timestep, next_timestep
 from impala.environments.wrappers import WithHistory
+from impala.parts import build
 from impala.schedule import tasks
 from impala.types import EnvironmentStep, StepType, TimeStep
 

@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 import tree
 
-from impala import build
 from impala.agents.agent import Agent
 from impala.agents.distributions import EpsilonGreedy
 from impala.algorithms import losses
@@ -25,6 +24,7 @@ from impala.config.schema import (
     QLearningConfig,
     SacConfig,
 )
+from impala.parts import build
 from impala.testing.algorithms import AlgorithmConformance
 from impala.testing.precision import plain_float32
 from impala.types import Batch, StepType

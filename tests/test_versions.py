@@ -28,22 +28,22 @@ from page import says
 
 from actors import settings as told
 from actors.session import LearnerError
-from impala import build
 from impala.agents.torsos import MLP
-from impala.components import TORSO, Allowed
-from impala.config import parts, values
+from impala.config import values
 from impala.config.presets import PRESETS
 from impala.config.schema import OPERATIONAL, Config
-from impala.evaluation import play_episodes
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import CheckpointError
-from impala.logdir.player import Player
+from impala.parts import build, sections
+from impala.parts.components import TORSO, Allowed
+from impala.play.evaluation import play_episodes
+from impala.play.player import Player
 from impala.runtime.installation import VERSION
 from impala.schedule import tasks
-from learner.front import settings
-from learner.front.accounts import Accounts
-from learner.front.terms import terms
+from learner.fleet.accounts import Accounts
 from learner.plan import plan_of
+from learner.service import settings
+from learner.service.terms import terms
 from learner.update.checkpoints import Checkpoints, resume
 from learner.update.phases import Phases
 from protos import codec
@@ -598,19 +598,19 @@ def test_settings_of_parts_of_ones_own_travel_beside_the_others() -> None:
         Config, {"environment": {"id": "Catch"}, "agent": {"torso": f"{__name__}:WideTorso"}}
     )
     of_torso = WideTorso.Settings(width=64, label="a")
-    config = parts.compose(named, wide_torso=of_torso)
+    config = sections.compose(named, wide_torso=of_torso)
     reply = reply_of(config)
     assert json.loads(reply.settings.parts["wide_torso"]) == {"width": 64, "label": "a"}
     assert reply.settings.needs == ["agent.torso", "environment.id", "wide_torso.width"]
     _, read = told.read(reply, "actor", Allowed((__name__,)))
-    assert parts.found(read)[TORSO, f"{__name__}:WideTorso"].settings == of_torso
+    assert sections.found(read)[TORSO, f"{__name__}:WideTorso"].settings == of_torso
 
     with pytest.raises(LearnerError, match=rf"--allow {__name__}:WideTorso"):
         told.read(reply, "actor", Allowed())
     # The part is of a newer version at the learner, with settings that this one does not know.
     reply.settings.parts["wide_torso"] = '{"width": 64, "depth": 2}'
     _, read = told.read(reply, "actor", Allowed((__name__,)))
-    of_torso = parts.found(read)[TORSO, f"{__name__}:WideTorso"].settings
+    of_torso = sections.found(read)[TORSO, f"{__name__}:WideTorso"].settings
     assert of_torso == WideTorso.Settings(width=64)
     reply.settings.needs.append("wide_torso.depth")
     with pytest.raises(LearnerError, match=r"does not know wide_torso\.depth"):
@@ -667,19 +667,20 @@ def test_a_checkpoint_plays_with_an_older_version_of_a_part() -> None:
     own = {"wide_torso": {"width": 64, "label": 3, "depth": 2, "__class__": {}}}
     needs = frozenset({"wide_torso.width"})
     allow = Allowed((__name__,))
-    restored = parts.restore(named, own, needs, allow)
-    of_torso = parts.found(restored)[TORSO, f"{__name__}:WideTorso"].settings
+    restored = sections.restore(named, own, needs, allow)
+    of_torso = sections.found(restored)[TORSO, f"{__name__}:WideTorso"].settings
     assert of_torso == WideTorso.Settings(width=64)
     assert (
-        parts.restore(named, {**own, "tasks": {"environments": ["x:Y"]}}, needs, allow) == restored
+        sections.restore(named, {**own, "tasks": {"environments": ["x:Y"]}}, needs, allow)
+        == restored
     )
     with pytest.raises(values.OptionError, match=r"wide_torso\.depth is 2, which the part that is"):
-        parts.restore(named, own, needs | {"wide_torso.depth"}, allow)
+        sections.restore(named, own, needs | {"wide_torso.depth"}, allow)
 
 
 def test_a_checkpoint_says_which_settings_of_parts_have_to_be_known(tmp_path: pathlib.Path) -> None:
     named = values.from_dict(Config, {"agent": {"torso": f"{__name__}:WideTorso"}, "seed": 3})
-    config = parts.compose(named, wide_torso=WideTorso.Settings(width=64, label="a"))
+    config = sections.compose(named, wide_torso=WideTorso.Settings(width=64, label="a"))
     checkpoint.save(tmp_path, checkpoint.Checkpoint(config, checkpoint.Counters(), {}, {}), keep=1)
     saved = checkpoint.load(tmp_path)
     assert saved.own == {"wide_torso": {"width": 64, "label": "a"}}

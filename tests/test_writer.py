@@ -18,18 +18,20 @@ import pytest
 import services
 import tensorflow as tf
 
-from impala.config import parts, values
+from impala.analysis import continual
+from impala.config import values
 from impala.config.schema import Config, EnvironmentConfig, TelemetryConfig
-from impala.logdir import continual, json_lines, rows
+from impala.logdir import json_lines, rows
 from impala.logdir.checkpoint import Counters
+from impala.parts import sections
 from impala.types import Episode
-from learner.front.evaluators import EvaluationReport
-from learner.front.snapshots import Snapshot, Snapshots
+from learner.evaluation.evaluations import Evaluations
+from learner.evaluation.evaluators import EvaluationReport
+from learner.evaluation.snapshots import Snapshot, Snapshots
 from learner.telemetry import own_sinks, sinks
 from learner.telemetry import telemetry as telemetry_module
 from learner.telemetry import writer as writer_module
 from learner.telemetry.console import Console
-from learner.telemetry.evaluations import Evaluations
 from learner.telemetry.files import File, JsonLines, TensorBoard
 from learner.telemetry.own_sinks import OwnSink
 from learner.telemetry.prometheus import Prometheus
@@ -353,7 +355,7 @@ class Board(sinks.Sink):
 def board_config(group: str) -> Config:
     telemetry = TelemetryConfig(sinks=("test_writer:Board",))
     config = Config(environment=CONFIG.environment, telemetry=telemetry)
-    return parts.compose(config, board=Board.Settings(group))
+    return sections.compose(config, board=Board.Settings(group))
 
 
 def test_a_sink_that_the_configuration_names_gets_rows_and_its_settings(

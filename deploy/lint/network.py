@@ -9,7 +9,7 @@ from impala.commands.actor import Actor
 from impala.commands.learner import Learner
 from impala.runtime import listen
 from learner import share
-from learner.front.server import LIVENESS, SERVICE_NAME
+from learner.service.server import LIVENESS, SERVICE_NAME
 
 MONITORING = "namespace monitoring"
 LISTENS = {"grpc": "listen", "health": "health_listen", "metrics": "metrics_listen"}

@@ -83,8 +83,8 @@ class Algorithm(snt.Module, abc.ABC):
     """Prefix of the names of its scalars and histograms in the telemetry."""
 
     burn_in: int = 0
-    """Rows of a replayed unroll that are not learned from: `replay.burn_in`, set by `impala.build`
-    for algorithms that have `Demands.burns_in`."""
+    """Rows of a replayed unroll that are not learned from: `replay.burn_in`, set by
+    `impala.parts.build` for algorithms that have `Demands.burns_in`."""
 
     def __init__(
         self, agent: Agent, objective: ObjectiveConfig, config: Any, name: str | None = None

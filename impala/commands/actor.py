@@ -6,9 +6,9 @@ import sys
 from typing import Annotated, Literal
 
 from impala.commands.flags import ADDRESS, Allow, NumActors, WhenFinished, next_port, plainly
-from impala.components import Allowed
 from impala.config import values
 from impala.config.schema import Range
+from impala.parts.components import Allowed
 from impala.runtime import listen, process
 from impala.runtime.credentials import SecurityError
 from impala.runtime.logs import LogFormat, log_to_stderr
@@ -60,7 +60,7 @@ class Actor:
     """text, or json: one object per line."""
     allow: Allow = ()
     """Code that this process may import if the learner names it, besides installed entry points of
-    the group impala.components: MODULE, for what it defines, or MODULE:ATTRIBUTE."""
+    the group impala.parts.components: MODULE, for what it defines, or MODULE:ATTRIBUTE."""
     security: ClientSecurity = dataclasses.field(default_factory=ClientSecurity)
 
 

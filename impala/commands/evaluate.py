@@ -48,7 +48,7 @@ def evaluate(command: Evaluate) -> int:
             "episodes can be written, to the file that --json names."
         )
     player = open_player(command, command.json)
-    from impala import evaluation
+    from impala.play import evaluation
 
     with contextlib.closing(environment_of(player, num_envs)) as environment:
         episodes = evaluation.play_episodes(

@@ -25,7 +25,7 @@ def export(command: Export) -> int:
     """Writes a model, compares it with the agent on played episodes, and prints the result."""
     output = command.output or command.logdir / "export"
     player = open_player(command, output / "model.json")
-    from impala.logdir import export as models
+    from impala.play import export as models
 
     logging.getLogger("tensorflow").setLevel(logging.WARNING)  # it logs what it has written
     write = {"savedmodel": models.saved_model, "onnx": models.onnx}[command.format]

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from impala.commands.flags import STOPPED
 from impala.commands.train import GRACE_SECONDS, Train, run
-from impala.components import Allowed
-from impala.config import layers, parts, rules, values
+from impala.config import layers, rules, values
 from impala.config.schema import Config
 from impala.logdir import rows
+from impala.parts import sections
+from impala.parts.components import Allowed
 from impala.runtime import process
 from impala.runtime.signals import EndRequest
 from impala.runtime.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from impala.logdir.policy import Policy
+    from impala.play.policy import Policy
 
 Output = Callable[[str], None]
 _LAST_LINES = 20  # of the learner's output, in an error
@@ -175,8 +176,8 @@ def load(
     import tensorflow as tf
 
     from impala.logdir import checkpoint as stored
-    from impala.logdir.player import Player
-    from impala.logdir.policy import Policy
+    from impala.play.player import Player
+    from impala.play.policy import Policy
 
     device = None if gpu else "/CPU:0"
     with tf.device(device):
@@ -187,18 +188,18 @@ def load(
 
 def _put_over(config: Config, data: Mapping[str, Any]) -> Config:
     """Returns a configuration with settings applied, which may be those of one's own parts."""
-    named = values.overlay(config, parts.naming(data))
-    composed = values.overlay(parts.class_of(config, named)(), values.to_dict(config))
-    return parts.compose(layers.put_over(composed, data))
+    named = values.overlay(config, sections.naming(data))
+    composed = values.overlay(sections.class_of(config, named)(), values.to_dict(config))
+    return sections.compose(layers.put_over(composed, data))
 
 
 def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns settings as nested plain data; dotted names and dataclasses become dicts."""
     nested: dict[str, Any] = {}
     for name, value in settings.items():
-        *sections, last = name.split(".")
+        *outer, last = name.split(".")
         place = nested
-        for section in sections:
+        for section in outer:
             place = place.setdefault(section, {})
         plain = values.plain(value)
         place[last] = place.get(last, {}) | plain if isinstance(plain, dict) else plain

@@ -14,12 +14,12 @@ from typing import Any, Literal, TypeVar
 import tyro
 from tyro.conf import Positional
 
-from impala import components
 from impala.commands import foreign
 from impala.commands.flags import RunFlags
-from impala.config import layers, parts, rules, values
+from impala.config import layers, rules, values
 from impala.config.presets import PRESETS
 from impala.config.schema import Config
+from impala.parts import components, sections
 from impala.runtime import process
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ def parse(name: str, command_type: type[T], argv: list[str]) -> T:
             if components.is_own(preset):
                 _load_tensorflow(command_type)
             named = layers.named(preset, file, os.environ, names)
-            if any(map(parts.needs_tensorflow, named)):
+            if any(map(sections.needs_tensorflow, named)):
                 _load_tensorflow(command_type)
             settings = layers.layered(preset, file, os.environ, names)
         default = command_type(preset=tyro.MISSING, settings=settings)
@@ -61,12 +61,12 @@ def _names(argv: list[str]) -> dict[str, Any]:
     """Returns the settings on a command line that name parts, nested, before parsing the others."""
     named: dict[str, Any] = {}
     defaults = values.flatten(Config())
-    for path in parts.NAMES:
+    for path in sections.NAMES:
         if not (words := _words(argv, path)):
             continue
-        *sections, last = path.split(".")
+        *outer, last = path.split(".")
         place = named
-        for section in sections:
+        for section in outer:
             place = place.setdefault(section, {})
         place[last] = words if isinstance(defaults[path], tuple) else words[0]
     return named
@@ -96,9 +96,9 @@ def _layers(
     if argv and argv[0] in PRESETS and not any(word.startswith("--config") for word in argv):
         return argv[0], None  # as nearly always; the rest of this takes as long as parsing all
     named = values.overlay(Config(), names)
-    if parts.needs_tensorflow(named):
+    if sections.needs_tensorflow(named):
         _load_tensorflow(command_type)
-    default = command_type(preset=tyro.MISSING, settings=parts.compose(named))
+    default = command_type(preset=tyro.MISSING, settings=sections.compose(named))
     without_help = [word for word in argv if word not in ("-h", "--help")]
     silence = io.StringIO()
     try:

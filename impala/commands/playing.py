@@ -8,15 +8,15 @@ from tyro.conf import Positional, arg
 
 from impala.commands import outputs
 from impala.commands.flags import Allow
-from impala.components import Allowed
 from impala.config import values
+from impala.parts.components import Allowed
 from impala.runtime import process
 from impala.runtime.logs import log_to_stderr
 from impala.schedule import tasks
 
 if TYPE_CHECKING:
     from impala.environments import Environment
-    from impala.logdir.player import Player
+    from impala.play.player import Player
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class PlayerFlags:
     """Task to play, counted from 0."""
     allow: Allow = ()
     """Code that may be imported if the checkpoint names it, besides installed entry points of the
-    group impala.components: MODULE, for what it defines, or MODULE:ATTRIBUTE."""
+    group impala.parts.components: MODULE, for what it defines, or MODULE:ATTRIBUTE."""
 
 
 def open_player(command: PlayerFlags, output: pathlib.Path | None = None) -> "Player":
@@ -53,7 +53,7 @@ def open_player(command: PlayerFlags, output: pathlib.Path | None = None) -> "Pl
         if output is not None:
             outputs.check(output)
         process.load_tensorflow(use_gpus=False)
-        from impala.logdir.player import Player
+        from impala.play.player import Player
 
         return Player(saved, command.task, Allowed(command.allow))
     except ValueError as error:

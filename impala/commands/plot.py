@@ -30,7 +30,7 @@ def plot(command: Plot) -> int:
         raise values.OptionError(
             f"plot needs the log directories of runs: impala plot LOGDIR [LOGDIR ...]. {_runs()}"
         )
-    from impala.logdir import plot
+    from impala.analysis import plot
 
     outputs.check(command.output)
     try:

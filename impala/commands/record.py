@@ -15,7 +15,7 @@ from impala.config.schema import Range
 
 if TYPE_CHECKING:
     from impala.environments import Environment
-    from impala.logdir.player import Player
+    from impala.play.player import Player
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Record(PlayerFlags):
 
 def record(command: Record) -> int:
     """Plays an episode and writes the video."""
-    from impala.logdir import video
+    from impala.play import video
 
     output = command.output or command.logdir / "episode.gif"
     try:
@@ -57,7 +57,7 @@ def _images(
     player: "Player", environment: "Environment", command: Record, rewards: list[float]
 ) -> Iterator[np.ndarray]:
     """Yields the image of each time step of an episode, and appends its reward to `rewards`."""
-    from impala import evaluation
+    from impala.play import evaluation
     from impala.types import StepType
 
     for step in evaluation.play(environment, player.agent, command.greedy, command.seed):

@@ -8,7 +8,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from impala.commands.flags import Allow
-from impala.components import Allowed
+from impala.parts.components import Allowed
 from impala.runtime import process
 
 
@@ -21,7 +21,7 @@ class ReplayUpdate:
     is identical bit for bit, and 1 if it is not or the file cannot be used."""
     allow: Allow = ()
     """Code that may be imported if the file names it, besides installed entry points of the group
-    impala.components: MODULE, for what it defines, or MODULE:ATTRIBUTE."""
+    impala.parts.components: MODULE, for what it defines, or MODULE:ATTRIBUTE."""
 
 
 def replay_update(command: ReplayUpdate) -> int:

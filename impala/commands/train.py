@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from impala.commands.flags import STOPPED, NumActors, RunFlags, print_config
-from impala.components import is_own
-from impala.config import layers, parts
+from impala.config import layers
 from impala.config.schema import Config
 from impala.config.values import OptionError
+from impala.parts import sections
+from impala.parts.components import is_own
 from impala.runtime import listen, process
 from impala.runtime.failures import Shown
 from impala.runtime.logs import log_to_stderr
@@ -265,7 +266,7 @@ def _actor_programs(
         flags["actors"].append("--render")
     if _is_evaluated(command):
         flags["evaluator"] = ["--role", "evaluator", "--name", "evaluator"]
-    if foreign := parts.allowed(command.settings, of_actors=True).names:
+    if foreign := sections.allowed(command.settings, of_actors=True).names:
         common += [word for name in foreign for word in ("--allow", name)]
     return {
         name: Program(

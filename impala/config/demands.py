@@ -7,9 +7,9 @@ here, so that they are known before TensorFlow is loaded.
 import dataclasses
 from collections.abc import Sequence
 
-from impala.components import ALGORITHM
 from impala.config.schema import Config
 from impala.config.values import OptionError
+from impala.parts.components import ALGORITHM
 from impala.schedule import phases
 
 

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import yaml
 
-from impala.components import Allowed, ComponentError, Kind, check_name, load
-from impala.config import parts
 from impala.config.presets import PRESETS
 from impala.config.schema import Config
 from impala.config.values import OptionError, flatten, overlay, to_dict
+from impala.parts import sections
+from impala.parts.components import Allowed, ComponentError, Kind, check_name, load
 
 ENVIRONMENT_PREFIX = "IMPALA_"
 
@@ -48,10 +48,10 @@ def layered(
     data = read_yaml(file) if file is not None else {}
     # The named parts determine which settings exist, so all names come first; and a layer may have
     # settings of a part that a layer above it has replaced.
-    config = overlay(parts.class_of(*named(preset, file, environ, names))(), to_dict(base))
+    config = overlay(sections.class_of(*named(preset, file, environ, names))(), to_dict(base))
     config = put_over(config, data, f"{file}: ")
     config = put_over(config, from_environment(environ, config), _VARIABLES)
-    return parts.compose(put_over(config, names))
+    return sections.compose(put_over(config, names))
 
 
 def put_over(config: C, layer: Any, source: str = "") -> C:
@@ -79,10 +79,10 @@ def named(
     Arguments and errors are those of `layered`. Imports nothing but a preset of one's own.
     """
     data = read_yaml(file) if file is not None else {}
-    config = overlay(Config(), parts.naming(to_dict(find_preset(preset)[1])))
+    config = overlay(Config(), sections.naming(to_dict(find_preset(preset)[1])))
     of_layers = [config]
     for naming, source in (
-        (parts.naming(data), f"{file}: "),
+        (sections.naming(data), f"{file}: "),
         (_naming_variables(environ), _VARIABLES),
         (names, ""),
     ):
@@ -146,9 +146,9 @@ def from_environment(environ: Mapping[str, str], config: Config = _DEFAULTS) -> 
                 hint = f"Did you mean {near[0]}?" if near else "See impala train --help."
                 raise OptionError(f"Environment variable {name} names no setting. {hint}")
             continue
-        *sections, last = ours[name].split(".")
+        *outer, last = ours[name].split(".")
         place = settings
-        for section in sections:
+        for section in outer:
             place = place.setdefault(section, {})
         place[last] = _read_text(text, defaults[ours[name]])
     return settings
@@ -184,7 +184,7 @@ def read_yaml(file: pathlib.Path) -> Any:
 
 def _naming_variables(environ: Mapping[str, str]) -> dict[str, Any]:
     """Collects the variables that name parts."""
-    ours = {variable(path) for path in parts.NAMES}
+    ours = {variable(path) for path in sections.NAMES}
     return from_environment({name: text for name, text in environ.items() if name in ours})
 
 

@@ -1,6 +1,6 @@
 """Every setting of a run, as frozen dataclasses.
 
-Nothing here makes an object or imports TensorFlow: `impala.build` turns names into objects.
+Nothing here makes an object or imports TensorFlow: `impala.parts.build` turns names into objects.
 The docstring under each field is its help text on the command line, with its unit; ranges are
 declared with `Range` and checked by `impala.config.values`.
 """
@@ -9,7 +9,7 @@ import dataclasses
 import json
 from typing import Annotated, Any, ClassVar, Literal
 
-from impala.components import ALGORITHM, CORE, OPTIMISER, SINK, TORSO
+from impala.parts.components import ALGORITHM, CORE, OPTIMISER, SINK, TORSO
 
 
 @dataclasses.dataclass(frozen=True)
@@ -685,4 +685,4 @@ class Config:
         """Whether actors need permits to begin unrolls."""
         return self.exact_lag is not None or self.mix.lag_budget > 0
 
-    own: ClassVar[tuple[Any, ...]] = ()  # `impala.config.parts.Part`s, of a class made for them
+    own: ClassVar[tuple[Any, ...]] = ()  # `impala.parts.sections.Part`s, of a class made for them

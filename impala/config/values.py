@@ -15,8 +15,8 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from impala.components import ComponentError, Kind, check_name
 from impala.config.schema import JSON_OBJECT, OPERATIONAL, Range
+from impala.parts.components import ComponentError, Kind, check_name
 
 T = TypeVar("T")
 

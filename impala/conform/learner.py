@@ -1,6 +1,6 @@
 """A learner that learns nothing: cases decide what it answers, and everything it hears is kept.
 
-Messages are judged by the learner's own service (`learner.front.service`), which needs no
+Messages are judged by the learner's own service (`learner.service.service`), which needs no
 TensorFlow; a case puts something between its answer and the actor. All of it is on one event loop.
 """
 
@@ -27,18 +27,18 @@ from learner.checks.mistakes import Kind, Mistake
 from learner.checks.network import Claim, Recomputation
 from learner.data.bounds import Bounds, MessageBounds, box
 from learner.data.ingest import Ingest
-from learner.front.accounts import Accounts, Superseded
-from learner.front.info_names import InfoNames
-from learner.front.mistakes import Mistakes
-from learner.front.quarantine import Quarantine
-from learner.front.receipts import ReceiptProofs
-from learner.front.records import Records
-from learner.front.refusals import IncompatibleProtocol, InvalidRequest, NotOffered
-from learner.front.refused_outputs import RefusedOutputs
-from learner.front.roster import Roster
-from learner.front.service import LearnerService, Lineage
-from learner.front.snapshots import Snapshots
-from learner.front.terms import Terms
+from learner.evaluation.snapshots import Snapshots
+from learner.fleet.accounts import Accounts, Superseded
+from learner.fleet.info_names import InfoNames
+from learner.fleet.mistakes import Mistakes
+from learner.fleet.quarantine import Quarantine
+from learner.fleet.receipts import ReceiptProofs
+from learner.fleet.records import Records
+from learner.fleet.refusals import IncompatibleProtocol, InvalidRequest, NotOffered
+from learner.fleet.refused_outputs import RefusedOutputs
+from learner.fleet.roster import Roster
+from learner.service.service import LearnerService, Lineage
+from learner.service.terms import Terms
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc

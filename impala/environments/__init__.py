@@ -9,7 +9,6 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from impala.components import is_own
 from impala.config.schema import (
     ActorConfig,
     EnvironmentConfig,
@@ -22,6 +21,7 @@ from impala.environments.failure import EnvironmentFailed
 from impala.environments.joint import Joint, join
 from impala.environments.processes import Processes
 from impala.environments.wrappers import Checked, WithHistory
+from impala.parts.components import is_own
 
 _ACTOR = ActorConfig()
 
@@ -87,7 +87,7 @@ def make(
     """Returns E environments, with the wrappers that the configuration asks for.
 
     What `config.id` names is imported unless it is passed, so the id must be one that a person
-    wrote, or that has been found allowed (`impala.build.environment` sees to that).
+    wrote, or that has been found allowed (`impala.parts.build.environment` sees to that).
 
     Args:
       config: what is played.

@@ -1,6 +1,6 @@
 """How an environment failed: what it raised, and where in its own code."""
 
-from impala.components import where_raised
+from impala.parts.components import where_raised
 
 
 class EnvironmentFailed(RuntimeError):

@@ -18,11 +18,11 @@ from typing import Any, Literal
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
-from impala import components
-from impala.components import Allowed, described
 from impala.config.schema import RepeatConfig
 from impala.environments import base, interface
 from impala.environments.repeat import ActionRepeat
+from impala.parts import components
+from impala.parts.components import Allowed, described
 
 
 @dataclasses.dataclass(frozen=True)

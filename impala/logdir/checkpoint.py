@@ -85,13 +85,13 @@ class Checkpoint(NamedTuple):
     config: Config
     counters: Counters
     variables: Mapping[str, np.ndarray]  # "agent/...", "algorithm/...", "optimiser/..."
-    accounts: Mapping[str, Any]  # learner.front.accounts.Accounts.state()
+    accounts: Mapping[str, Any]  # learner.fleet.accounts.Accounts.state()
     replay_added: int = 0  # unrolls ever added to replay, which is stored beside the checkpoints
     algorithm: str = "impala"  # that these variables and optimiser belong to
     spaces: Spaces | None = None  # that the agent was made for; None in early checkpoints
     unknown: Mapping[str, Any] = types.MappingProxyType({})  # settings of a newer version, nested
     # Settings of parts of one's own, nested: reading a checkpoint imports none of them, so `config`
-    # has them only when it is written; `impala.config.parts.restore` joins the two.
+    # has them only when it is written; `impala.parts.sections.restore` joins the two.
     own: Mapping[str, Any] = types.MappingProxyType({})
     needs: frozenset[str] = frozenset()  # paths of those that a reader has to know
     incarnation: int = 0  # of the learner that made it; only in snapshots

@@ -9,10 +9,11 @@ import pathlib
 import re
 from typing import Any
 
-from impala.config import layers, parts, values
+from impala.config import layers, values
 from impala.config.schema import Config
 from impala.logdir import checkpoint
 from impala.logdir.directory import LogDirectoryError
+from impala.parts import sections
 from impala.schedule import tasks
 
 _EXPERIMENT = (
@@ -113,7 +114,7 @@ def _stored(logdir: pathlib.Path) -> dict[str, Any]:
 
 
 def _is_of_experiment(path: str, config: Config) -> bool:
-    roots = (*_EXPERIMENT, *parts.for_actors(config))
+    roots = (*_EXPERIMENT, *sections.for_actors(config))
     is_within = any(path == root or path.startswith(f"{root}.") for root in roots)
     return is_within and not values.is_operational(type(config), path)
 

@@ -3,8 +3,8 @@
 import re
 from typing import NamedTuple
 
-from impala.components import ALGORITHM, ComponentError, check_name
 from impala.config.schema import Config
+from impala.parts.components import ALGORITHM, ComponentError, check_name
 from impala.schedule import tasks
 
 

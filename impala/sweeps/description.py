@@ -8,9 +8,10 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from impala.config import layers, parts, rules, values
+from impala.config import layers, rules, values
 from impala.config.schema import Config, Positive, Range, Share
 from impala.config.values import OptionError
+from impala.parts import sections
 from impala.schedule import tasks
 
 Kind = Literal["choice", "grid", "uniform", "log_uniform"]
@@ -148,9 +149,10 @@ def parse(data: Any) -> Sweep:
         raise OptionError("preset is missing: name one of impala presets, or MODULE:ATTRIBUTE.")
     base = layers.find_preset(options.preset)[1]
     composed = values.overlay(
-        parts.class_of(base, values.overlay(base, parts.naming(settings)))(), values.to_dict(base)
+        sections.class_of(base, values.overlay(base, sections.naming(settings)))(),
+        values.to_dict(base),
     )
-    config = parts.compose(layers.put_over(composed, settings, "settings: "))
+    config = sections.compose(layers.put_over(composed, settings, "settings: "))
     if not isinstance(search, Mapping) or not search:
         raise OptionError(
             "search is missing: the values to try of each setting, for example "

@@ -7,10 +7,10 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-from impala import build
 from impala.agents.agent import Agent
 from impala.algorithms.base import Algorithm, LossOutput
 from impala.config.schema import AgentConfig
+from impala.parts import build
 from impala.testing.precision import plain_float32
 from impala.types import AgentOutput, Batch, Nest, StepType, TimeStep, Unroll
 

@@ -60,7 +60,7 @@ class Replay:
         """Opens a replay on the contents of a store.
 
         Args:
-          unroll_spec: a nest of ArraySpec of one environment, from `impala.build.unroll_spec`.
+          unroll_spec: a nest of ArraySpec of one environment, from `build.unroll_spec`.
           store: keeps the records. If they are found damaged, now or later, the replay continues
             empty if the store allows it.
           rule: which unrolls are evicted when there is no room.

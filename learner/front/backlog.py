@@ -8,7 +8,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
-from learner.front.accounts import Accounts
+from learner.fleet.accounts import Accounts
 from protos.impala.v1 import learner_pb2 as pb
 
 _SAMPLE_SECONDS = 0.2

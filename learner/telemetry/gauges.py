@@ -6,10 +6,10 @@ from impala.logdir.store import Copier
 from learner.data.ingest import Ingest
 from learner.data.pacing import Pacing
 from learner.data.replay import Replay
-from learner.front.inference import Inference
-from learner.front.records import Records
-from learner.front.server import Server
-from learner.front.snapshots import Snapshots
+from learner.evaluation.snapshots import Snapshots
+from learner.fleet.records import Records
+from learner.service.inference import Inference
+from learner.service.server import Server
 from learner.telemetry.writer import Writer
 from learner.update.checkpoints import Checkpoints
 from learner.update.guard import Guard

@@ -4,11 +4,11 @@ import logging
 import pathlib
 from collections.abc import Callable
 
-from impala import build
-from impala.components import SINK, described
-from impala.config import parts, values
+from impala.config import values
 from impala.config.schema import Config
 from impala.logdir.rows import Row
+from impala.parts import build, sections
+from impala.parts.components import SINK, described
 from learner.telemetry.sinks import Histograms, Images, Sink
 
 _log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ def make(config: Config, logdir: pathlib.Path) -> list[OwnSink]:
     Raises:
       OptionError: the constructor of a sink raises.
     """
-    own = parts.found(config)
+    own = sections.found(config)
     made = []
     for name in config.telemetry.sinks:
         component, settings = build.part(SINK, name, None, own)

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from impala.logdir.rows import Row
 from impala.runtime.exporter import SECONDS, Exporter
-from learner.front.service import REASONS
+from learner.service.service import REASONS
 from learner.telemetry.sinks import Histograms, Sink
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from impala.logdir.rows import Row
-from learner.front.evaluators import EvaluationReport
-from learner.telemetry.evaluations import Evaluations
+from learner.evaluation.evaluations import Evaluations
+from learner.evaluation.evaluators import EvaluationReport
 from learner.telemetry.files import File
 from learner.telemetry.own_sinks import OwnSink
 from learner.telemetry.sinks import Histograms, Images, Sink

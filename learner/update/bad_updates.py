@@ -20,11 +20,11 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-from impala import build
-from impala.components import Allowed
-from impala.config import parts, values
+from impala.config import values
 from impala.logdir import atomic
 from impala.logdir.checkpoint import Counters
+from impala.parts import build, sections
+from impala.parts.components import Allowed
 from impala.runtime import process
 from impala.schedule import phases, tasks
 from impala.types import Batch
@@ -110,9 +110,9 @@ def again(path: pathlib.Path, allow: Allowed = _NOTHING) -> Again:
         process.set_threads(*said["threads"])
     if said["bfloat16"]:
         process.use_bfloat16()
-    config = parts.from_dict(said["config"], allow)
+    config = sections.from_dict(said["config"], allow)
     counters = Counters(**said["counters"])
-    own = parts.found(config)
+    own = sections.found(config)
     played = tasks.make(config.environment, config.tasks)
     spaces = build.spaces(played, own, numbered=config.agent.popart)
     agent = build.agent(config.agent, *spaces, seed=config.seed, own=own)

@@ -11,7 +11,7 @@ from impala.environments.spaces import Spaces
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Checkpoint, CheckpointError, Counters
 from learner.data.replay import Replay
-from learner.front.accounts import Accounts
+from learner.fleet.accounts import Accounts
 from learner.update.learner import Learner
 from learner.update.peers import Peers
 from learner.update.phases import Phases

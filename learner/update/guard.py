@@ -21,7 +21,7 @@ from impala.logdir.checkpoint import CheckpointError
 from impala.types import Batch, StepType
 from learner.data.mix import Mix, Prepared, Provenance
 from learner.data.replay import Replay
-from learner.front.refused_outputs import RefusedOutputs
+from learner.fleet.refused_outputs import RefusedOutputs
 from learner.update.bad_updates import BadUpdates, hint
 from learner.update.culprits import Culprits, names
 from learner.update.devices import columns

@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from impala.algorithms import burn_in
 from impala.algorithms.base import Algorithm, LossOutput, Played
-from impala.config import parts
 from impala.config.schema import Config
 from impala.environments.spaces import TASK
 from impala.finite import is_finite
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Counters
+from impala.parts import sections
 from impala.schedule import tasks
 from impala.schedule.phases import Phase
 from impala.types import Array, Batch
@@ -79,7 +79,7 @@ class Learner:
         self.device: str = self._of_agent[0].device
         """Where the agent's variables are and updates are computed."""
         self._optimiser = optimisers.make(
-            config.optimiser, algorithm.learned_variables, parts.found(config)
+            config.optimiser, algorithm.learned_variables, sections.found(config)
         )
         jit_compile = config.learner.jit_compile
         compiled = functools.partial(tf.function, jit_compile=jit_compile, autograph=False)

@@ -11,10 +11,10 @@ from typing import Any
 import sonnet as snt
 import tensorflow as tf
 
-from impala import build
-from impala.components import OPTIMISER
-from impala.config.parts import Own
 from impala.config.schema import OptimiserConfig
+from impala.parts import build
+from impala.parts.components import OPTIMISER
+from impala.parts.sections import Own
 
 Clip = Callable[[Sequence[tf.Tensor], float], tuple[list[tf.Tensor], tf.Tensor]]
 
@@ -291,7 +291,7 @@ def make(config: OptimiserConfig, variables: Sequence[tf.Variable], own: Own = _
     Args:
       config: names it.
       variables: the variables to optimise.
-      own: the parts of one's own that the configuration names: `impala.config.parts.found`.
+      own: the parts of one's own that the configuration names: `impala.parts.sections.found`.
 
     Raises:
       ValueError: there is no optimiser of that name.

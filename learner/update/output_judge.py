@@ -15,7 +15,7 @@ import tree
 
 from impala.finite import NotFiniteError
 from impala.types import ArraySpec, Batch, Unroll
-from learner.front.refused_outputs import RefusedOutput, RefusedOutputs
+from learner.fleet.refused_outputs import RefusedOutput, RefusedOutputs
 from learner.update.learner import Learner
 from learner.update.rollback import Rollback
 

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable
 
 import tensorflow as tf
 
-from impala import build
 from impala.agents.agent import Agent
 from impala.config.schema import Config
 from impala.logdir.checkpoint import Counters
+from impala.parts import build
 from impala.schedule import phases, tasks
 from learner.update.learner import Learner
 from learner.update.replicas import Replicas

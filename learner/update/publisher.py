@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from impala.types import Array, Parameters
-from learner.front.incarnations import Incarnations
-from learner.front.service import LearnerService
+from learner.fleet.incarnations import Incarnations
+from learner.service.service import LearnerService
 from learner.update.guard import Guard
 from learner.update.learner import Learner
 from learner.update.phases import Phases

@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from impala.config.parts import compose
 from impala.config.presets import PRESETS
 from impala.config.schema import AgentConfig, MixConfig, ReplayConfig
+from impala.parts.sections import compose
 from outside_parts.algorithms import Awr
 from outside_parts.torsos import Gated
 

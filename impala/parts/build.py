@@ -11,16 +11,12 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-from impala import components, part_checks
 from impala.agents import distributions
 from impala.agents.agent import Agent
 from impala.agents.cores import Core
 from impala.agents.observation import Features, FrameStack
 from impala.agents.popart import PopArt
 from impala.algorithms.base import Algorithm
-from impala.components import ALGORITHM, CORE, ENVIRONMENT, TORSO, Allowed, Kind
-from impala.config import parts
-from impala.config.parts import Found, Own
 from impala.config.schema import ActorConfig, AgentConfig, Config, EnvironmentConfig
 from impala.environments.spaces import (
     ACTION_MASK,
@@ -29,6 +25,9 @@ from impala.environments.spaces import (
     main_space,
     num_tasks,
 )
+from impala.parts import checks, components, sections
+from impala.parts.components import ALGORITHM, CORE, ENVIRONMENT, TORSO, Allowed, Kind
+from impala.parts.sections import Found, Own
 from impala.schedule.tasks import Task
 from impala.types import AgentOutput, ArraySpec, Nest, StepType, TimeStep, Unroll
 
@@ -158,7 +157,7 @@ def agent(
       observation_space: of one environment.
       action_space: of one environment.
       seed: determines the initial weights.
-      own: the parts of one's own that the configuration names: `impala.config.parts.found`.
+      own: the parts of one's own that the configuration names: `impala.parts.sections.found`.
 
     Raises:
       ValueError: the configuration does not fit the spaces.
@@ -183,7 +182,7 @@ def agent(
     torso, core = _features(config, observation_space, own), _core(config, own)
     if core is not None and config.core not in CORE.built_in:
         features = torso(_zeros(observation_space).observation)
-        part_checks.check_core(config.core, core, int(features.shape[1]))
+        checks.check_core(config.core, core, int(features.shape[1]))
     built = Agent(
         torso=torso,
         core=core,
@@ -215,7 +214,7 @@ def part(kind: Kind, name: str, settings: Any, own: Own) -> Found:
     if (found := own.get((kind, name))) is None:
         raise ValueError(
             f"The {kind.word} {name} is not built in: make the configuration with "
-            "impala.config.parts.compose, and pass its parts."
+            "impala.parts.sections.compose, and pass its parts."
         )
     return found
 
@@ -228,7 +227,7 @@ def _features(
     torso = found.component(found.settings, name=f"{prefix}{_module_name(config.torso)}")
     features = Features(torso, observation_space, config.standardise_images)
     if config.torso not in TORSO.built_in:
-        part_checks.check_torso(config.torso, torso, observation_space)
+        checks.check_torso(config.torso, torso, observation_space)
     return features
 
 
@@ -257,7 +256,7 @@ def _check_action_mask(observation_space: gym.Space, num_choices: int) -> None:
 
 def algorithm(name: str, config: Config, agent: Agent) -> Algorithm:
     """Returns the algorithm of this name, with its settings."""
-    found = part(ALGORITHM, name, getattr(config, name, None), parts.found(config))
+    found = part(ALGORITHM, name, getattr(config, name, None), sections.found(config))
     made: Algorithm = found.component(agent, config.objective, found.settings)
     made.burn_in = config.replay.burn_in
     return made

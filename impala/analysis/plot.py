@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 
+from impala.analysis import continual
 from impala.config import layers, values
 from impala.config.schema import Config
-from impala.logdir import continual, rows
+from impala.logdir import rows
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

@@ -16,7 +16,7 @@ from impala.logdir import atomic, checkpoint, json_lines
 from impala.logdir.checkpoint import CheckpointError, Counters
 from impala.logdir.directory import StorageError
 from impala.schedule import tasks
-from learner.front.snapshots import Evaluated
+from learner.evaluation.snapshots import Evaluated
 from learner.update.checkpoints import Resumed, of_agent
 from learner.update.learner import Learner
 from learner.update.training import Iteration

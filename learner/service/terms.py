@@ -8,7 +8,7 @@ from impala.environments.spaces import Spaces
 from impala.schedule import tasks
 from impala.types import Unroll
 from learner.data.bounds import MessageBounds, message_bounds
-from learner.front import description, settings
+from learner.service import description, settings
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 

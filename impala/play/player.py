@@ -1,10 +1,9 @@
 """The player: a checkpoint's agent and its environments, for `evaluate`, `record` and others."""
 
-from impala import build
-from impala.components import Allowed
-from impala.config import parts
 from impala.environments import Environment
 from impala.logdir.checkpoint import Checkpoint
+from impala.parts import build, sections
+from impala.parts.components import Allowed
 from impala.schedule import tasks
 
 _NOTHING = Allowed()
@@ -24,8 +23,8 @@ class Player:
     """
 
     def __init__(self, saved: Checkpoint, task: int = 0, allow: Allowed = _NOTHING) -> None:
-        self.config = parts.restore(saved.config, saved.own, saved.needs, allow)
-        self._own = parts.found(self.config)
+        self.config = sections.restore(saved.config, saved.own, saved.needs, allow)
+        self._own = sections.found(self.config)
         self.counters = saved.counters
         self.number = task
         self._task = tasks.choose(saved.config, task)

@@ -14,8 +14,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 
-from learner.front import calls
 from learner.front.door import Door
+from learner.service import calls
 
 _Response = health_pb2.HealthCheckResponse
 

@@ -19,8 +19,8 @@ from impala.agents.cores import Core
 from impala.agents.observation import as_vector
 from impala.agents.torsos import Torso
 from impala.algorithms.base import Algorithm, LossOutput
-from impala.components import ComponentError, described
 from impala.environments.spaces import main_space
+from impala.parts.components import ComponentError, described
 from impala.types import Batch, Nest
 
 _SEES = ("vector", "image", "observation")

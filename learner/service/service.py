@@ -32,15 +32,12 @@ from learner.data.ingest import (
     wire_specs,
 )
 from learner.data.pacing import Pacing, Permit
-from learner.front.accounts import Admission
-from learner.front.backlog import Backlog
-from learner.front.evaluators import Evaluators
-from learner.front.executable import ExecutablePolicy, NotMade
-from learner.front.inference import Caller, Inference, InvalidRow, NotActing
-from learner.front.parameters import PublishedParameters
-from learner.front.receipts import ReceiptProofs
-from learner.front.records import Records
-from learner.front.refusals import (
+from learner.evaluation.evaluators import Evaluators
+from learner.evaluation.snapshots import Snapshots
+from learner.fleet.accounts import Admission
+from learner.fleet.receipts import ReceiptProofs
+from learner.fleet.records import Records
+from learner.fleet.refusals import (
     IncompatibleProtocol,
     InvalidRequest,
     NotOffered,
@@ -49,10 +46,13 @@ from learner.front.refusals import (
     UnknownActor,
     check_name,
 )
-from learner.front.refused_outputs import RefusedOutput
-from learner.front.roster import Member
-from learner.front.snapshots import Snapshots
-from learner.front.terms import Terms
+from learner.fleet.refused_outputs import RefusedOutput
+from learner.fleet.roster import Member
+from learner.front.backlog import Backlog
+from learner.service.executable import ExecutablePolicy, NotMade
+from learner.service.inference import Caller, Inference, InvalidRow, NotActing
+from learner.service.parameters import PublishedParameters
+from learner.service.terms import Terms
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 

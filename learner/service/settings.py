@@ -11,8 +11,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from impala.config import parts, values
+from impala.config import values
 from impala.config.schema import Config, EvaluatorConfig
+from impala.parts import sections
 from impala.schedule import tasks
 from impala.schedule.tasks import Task
 from protos import settings
@@ -32,12 +33,12 @@ def message(config: Config, played: Sequence[Task]) -> pb.ActorSettings:
     Raises:
       OptionError: a value is too large for the message.
     """
-    of_parts = parts.for_actors(config)
-    sections: list[tuple[str, Any]] = [("environment", task.environment) for task in played]
-    sections += [(name, getattr(config, name)) for name in ("agent", "evaluator", *of_parts)]
+    of_parts = sections.for_actors(config)
+    chosen: list[tuple[str, Any]] = [("environment", task.environment) for task in played]
+    chosen += [(name, getattr(config, name)) for name in ("agent", "evaluator", *of_parts)]
     needs = {
         f"{section}.{path}"
-        for section, of_section in sections
+        for section, of_section in chosen
         for path in values.settings_that_matter(of_section)
     }
     needs |= values.changed(config).keys() & _PACING
@@ -68,7 +69,7 @@ def agreed(config: Config, played: Sequence[Task]) -> str:
         "tasks": [(task.name, matter(task.environment)) for task in played],
         "agent": matter(config.agent),
     }
-    told |= {name: matter(getattr(config, name)) for name in parts.for_actors(config)}
+    told |= {name: matter(getattr(config, name)) for name in sections.for_actors(config)}
     if config.is_paced:
         told["is_paced"] = True
     return json.dumps(told, sort_keys=True)

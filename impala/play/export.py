@@ -28,12 +28,12 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-from impala import onnx_model
 from impala.agents.agent import Agent
 from impala.config.schema import NormaliseConfig
 from impala.environments import base
 from impala.environments.spaces import Spaces
-from impala.logdir.player import Player
+from impala.play import onnx_model
+from impala.play.player import Player
 from impala.types import AgentOutput, Nest, StepType, TimeStep
 
 Tensors = dict[str, Any]
@@ -260,7 +260,7 @@ def recorded(player: Player, steps: int = 64, num_envs: int = 4) -> Iterator[Tim
     Raises:
       ValueError: the environment cannot be made.
     """
-    from impala.evaluation import play
+    from impala.play.evaluation import play
 
     environment = player.environment(num_envs)
     try:

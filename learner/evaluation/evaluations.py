@@ -7,10 +7,11 @@ import threading
 import time
 from collections.abc import Sequence
 
+from impala.analysis import continual
 from impala.config.schema import Config
-from impala.logdir import continual, json_lines
-from learner.front.evaluators import EvaluationReport
-from learner.front.snapshots import Snapshots
+from impala.logdir import json_lines
+from learner.evaluation.evaluators import EvaluationReport
+from learner.evaluation.snapshots import Snapshots
 from learner.telemetry.telemetry import Interval
 
 _log = logging.getLogger(__name__)

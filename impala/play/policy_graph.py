@@ -1,8 +1,8 @@
 """Makes the executable policy of a run: the acting step as an ONNX graph that takes parameters.
 
-`learner.front.executable` runs this module as a program, beside the learner:
-python -m impala.policy_graph OUTPUT. On standard input there is a JSON object: `config`, the run's;
-`allow`, what may be imported; `spaces`, of observation and action.
+`learner.service.executable` runs this module as a program, beside the learner:
+python -m impala.play.policy_graph OUTPUT. On standard input there is a JSON object: `config`, the
+run's; `allow`, what may be imported; `spaces`, of observation and action.
 """
 
 import json
@@ -14,14 +14,14 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-from impala import build, onnx_model
 from impala.acting import STEP_TYPE, ActingStep
 from impala.agents.agent import Agent
-from impala.components import Allowed
-from impala.config import parts
 from impala.config.schema import AgentConfig
 from impala.environments import spaces
 from impala.environments.spaces import Spaces
+from impala.parts import build, sections
+from impala.parts.components import Allowed
+from impala.play import onnx_model
 from impala.types import StepType, TimeStep
 
 REFUSED = 3
@@ -34,9 +34,9 @@ _STEPS = 3
 def main(output: pathlib.Path) -> int:
     """Reads a request, and writes the graph or why there is none."""
     request = json.load(sys.stdin)
-    config = parts.from_dict(request["config"], Allowed(tuple(request["allow"])))
+    config = sections.from_dict(request["config"], Allowed(tuple(request["allow"])))
     observation, action = (spaces.from_dict(space) for space in request["spaces"])
-    agent = build.agent(config.agent, observation, action, own=parts.found(config))
+    agent = build.agent(config.agent, observation, action, own=sections.found(config))
     try:
         output.write_bytes(made(agent, (observation, action), config.agent))
     except onnx_model.OnnxError as error:

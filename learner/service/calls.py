@@ -11,9 +11,8 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from impala.runtime.credentials import Denied
-from learner.front.accounts import Superseded
-from learner.front.door import Door
-from learner.front.refusals import (
+from learner.fleet.accounts import Superseded
+from learner.fleet.refusals import (
     IncompatibleProtocol,
     InvalidRequest,
     NotOffered,
@@ -21,6 +20,7 @@ from learner.front.refusals import (
     Unavailable,
     UnknownActor,
 )
+from learner.front.door import Door
 from learner.front.relay import Bucket
 
 _log = logging.getLogger(__name__)

@@ -12,8 +12,10 @@ import inspect
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from impala import components
-from impala.components import (
+from impala.config import values
+from impala.config.schema import Config
+from impala.parts import components
+from impala.parts.components import (
     ALGORITHM,
     CORE,
     ENVIRONMENT,
@@ -24,8 +26,6 @@ from impala.components import (
     ComponentError,
     Kind,
 )
-from impala.config import values
-from impala.config.schema import Config
 from impala.schedule import phases, tasks
 
 # The settings that name parts with settings of their own.

@@ -11,7 +11,7 @@ from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Checkpoint, CheckpointError, Counters
 from impala.schedule import phases as schedule
 from impala.schedule import tasks
-from learner.front.snapshots import Snapshot, Snapshots
+from learner.evaluation.snapshots import Snapshot, Snapshots
 from learner.update.checkpoints import Resumed, of_agent
 from learner.update.learner import Learner
 from learner.update.phases import Phases

@@ -9,9 +9,9 @@ import numpy as np
 from impala.config.schema import MOST_EVALUATION_EPISODES
 from impala.types import Episode
 from learner.data.ingest import Rejected, Validator
-from learner.front.records import Records
-from learner.front.refusals import InvalidRequest, Unavailable, check_name
-from learner.front.snapshots import Snapshot, Snapshots
+from learner.evaluation.snapshots import Snapshot, Snapshots
+from learner.fleet.records import Records
+from learner.fleet.refusals import InvalidRequest, Unavailable, check_name
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 

@@ -11,8 +11,8 @@ import tree
 from impala.environments import base, outward
 from impala.environments.spaces import SEEN, TASK, is_wrapped
 from impala.environments.wrappers import History
-from impala.evaluation import Acting
-from impala.logdir.player import Player
+from impala.play.evaluation import Acting
+from impala.play.player import Player
 from impala.types import Nest, StepType, TimeStep
 
 

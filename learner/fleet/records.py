@@ -3,12 +3,12 @@
 from typing import NamedTuple, Self
 
 from impala.config.schema import Config
-from learner.front.accounts import Accounts
-from learner.front.info_names import InfoNames
-from learner.front.mistakes import Mistakes
-from learner.front.quarantine import Quarantine
-from learner.front.refused_outputs import RefusedOutputs
-from learner.front.roster import Roster
+from learner.fleet.accounts import Accounts
+from learner.fleet.info_names import InfoNames
+from learner.fleet.mistakes import Mistakes
+from learner.fleet.quarantine import Quarantine
+from learner.fleet.refused_outputs import RefusedOutputs
+from learner.fleet.roster import Roster
 
 
 class Records(NamedTuple):

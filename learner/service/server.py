@@ -1,6 +1,6 @@
 """The learner's gRPC server: an asyncio server in its own thread, with its own event loop.
 
-The meaning of requests is in `learner.front.service`.
+The meaning of requests is in `learner.service.service`.
 """
 
 import asyncio
@@ -19,11 +19,12 @@ from google.protobuf.message import Message
 from impala.runtime import listen as addresses
 from impala.runtime.credentials import Revoked, Role
 from impala.runtime.security import Gate, ServerSecurity, Watched
-from learner.front import calls, door
+from learner.fleet.refusals import InvalidRequest
+from learner.front import door
 from learner.front.door import Door
-from learner.front.probes import Probes
-from learner.front.refusals import InvalidRequest
-from learner.front.service import LearnerService
+from learner.service import calls
+from learner.service.probes import Probes
+from learner.service.service import LearnerService
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 

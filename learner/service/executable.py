@@ -15,15 +15,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from impala.config import parts, values
+from impala.config import values
 from impala.config.schema import Config
 from impala.environments import spaces
 from impala.environments.spaces import Spaces
+from impala.parts import sections
 
 _log = logging.getLogger(__name__)
 
 _SECONDS = 300.0  # that making it may take; a large network on a busy machine takes half a minute
-_REFUSED = 3  # exit status of impala.policy_graph
+_REFUSED = 3  # exit status of impala.play.policy_graph
 
 
 class NotMade(RuntimeError):
@@ -79,7 +80,7 @@ class ExecutablePolicy:
         _log.info("Making the executable policy, which an actor asks for ...")
         request = {
             "config": values.to_dict(self._config),
-            "allow": parts.allowed(self._config).names,
+            "allow": sections.allowed(self._config).names,
             "spaces": [spaces.to_dict(space) for space in self._spaces],
         }
         with tempfile.TemporaryDirectory(prefix="impala-") as directory:
@@ -101,7 +102,7 @@ class ExecutablePolicy:
     def _run(self, request: bytes, output: pathlib.Path) -> tuple[int, str]:
         """Returns the process's status, and what it said last."""
         ours = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
-        command = [sys.executable, "-P", "-m", "impala.policy_graph", str(output)]
+        command = [sys.executable, "-P", "-m", "impala.play.policy_graph", str(output)]
         with self._lock:
             if self._closed:
                 raise NotMade("The learner is stopping.")

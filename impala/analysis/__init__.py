@@ -1,0 +1,1 @@
+"""Reads the rows of runs: curves and measures of continual learning."""

@@ -1,0 +1,1 @@
+"""Plays trained agents: policies, evaluation, videos and exported models."""

@@ -1,0 +1,1 @@
+"""Snapshots for evaluators, their reports, the best agent and milestones."""

@@ -1,0 +1,1 @@
+"""What the learner knows of its callers: accounts, roster, receipts, quarantine."""

@@ -1,0 +1,1 @@
+"""The learner's gRPC service: calls, terms of a fleet, parameters, acting for others."""
