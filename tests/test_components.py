@@ -66,7 +66,7 @@ def _package(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[impala.parts.components]\nround-thing = mine.things:RoundThing\n"
+        "[impala.components]\nround-thing = mine.things:RoundThing\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     yield
