@@ -60,7 +60,7 @@ class Actor:
     """text, or json: one object per line."""
     allow: Allow = ()
     """Code that this process may import if the learner names it, besides installed entry points of
-    the group impala.parts.components: MODULE, for what it defines, or MODULE:ATTRIBUTE."""
+    the group impala.components: MODULE, for what it defines, or MODULE:ATTRIBUTE."""
     security: ClientSecurity = dataclasses.field(default_factory=ClientSecurity)
 
 

@@ -31,7 +31,7 @@ class PlayerFlags:
     """Task to play, counted from 0."""
     allow: Allow = ()
     """Code that may be imported if the checkpoint names it, besides installed entry points of the
-    group impala.parts.components: MODULE, for what it defines, or MODULE:ATTRIBUTE."""
+    group impala.components: MODULE, for what it defines, or MODULE:ATTRIBUTE."""
 
 
 def open_player(command: PlayerFlags, output: pathlib.Path | None = None) -> "Player":

@@ -21,7 +21,7 @@ class ReplayUpdate:
     is identical bit for bit, and 1 if it is not or the file cannot be used."""
     allow: Allow = ()
     """Code that may be imported if the file names it, besides installed entry points of the group
-    impala.parts.components: MODULE, for what it defines, or MODULE:ATTRIBUTE."""
+    impala.components: MODULE, for what it defines, or MODULE:ATTRIBUTE."""
 
 
 def replay_update(command: ReplayUpdate) -> int:
