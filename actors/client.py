@@ -20,7 +20,6 @@ import grpc
 
 from actors import messages
 from actors.channel import NO_SECURITY, LearnerChannel, failure
-from actors.just_in_time import JustInTime
 from actors.metrics import ActorMetrics
 from actors.session import (
     LONGEST_BACKOFF_SECONDS,
@@ -59,7 +58,6 @@ POLL_SECONDS = 1.0  # between pulls of parameters that nobody has asked for
 _SIGN_OF_LIFE_SECONDS = 10.0  # between those of an evaluator at work
 RETRY_POLL_SECONDS = 0.05
 _RETRY_PULL_SECONDS = 0.1  # after a failed pull
-_LONGEST_LAST_PULL_SECONDS = 1.0  # before a round that was held back
 
 
 class Stopped(Exception):
@@ -135,9 +133,6 @@ class LearnerClient:
         self._shared = None if gives_signs_of_life else shared  # a pull is such a sign
         self._stream: grpc.Call | None = None
         self._waited = 0.0  # seconds, since the last message
-        self._just_in_time: JustInTime | None = None
-        self._pulls = 0  # that were answered
-        self._pull_seconds = 0.0  # of the last one
         self._permit = 0  # number of that of the round that is being made
         self._round_unrolls = 0  # of a round
         self._unrolls_left = 0  # of this round, still to be sent
@@ -183,7 +178,8 @@ class LearnerClient:
                 self._waited += self._wait(lambda: session.parameters is not None)
             elif self._unrolls_left <= 0:
                 self._round_unrolls = unrolls
-                self._want()
+                session.want_permit(unrolls)
+                self._wake()
                 self._waited += self._wait(lambda: session.permit is not None)
 
     def parameters(self) -> Parameters:
@@ -201,36 +197,14 @@ class LearnerClient:
             assert self._session.parameters is not None
             return self._session.parameters
 
-    def wait_just_in_time(self) -> None:
-        """Waits before a round of unrolls rather than after it, and then for the newest parameters.
-
-        Call it before each round: how long depends on the time that the last ones took.
-        """
-        with self._lock:
-            if self._just_in_time is None:
-                self._just_in_time = JustInTime()
-            if seconds := self._just_in_time.begin(self._session.outbox.unrolls()):
-                waited = self._wait(lambda: False, seconds - self._pull_seconds)
-                pulls = self._pulls
-                self._want()
-                waited += self._wait(lambda: self._pulls > pulls, _LONGEST_LAST_PULL_SECONDS)
-                self._has_waited(waited)
-
     def prefetch(self) -> None:
-        """Requests newer parameters, or a permit, in the background.
-
-        If the next round is waited for, they are requested later, at the end of the wait.
-        """
+        """Requests newer parameters, or a permit, in the background."""
         with self._lock:
-            if self._just_in_time is None or not self._just_in_time.seconds:
-                self._want()
-
-    def _want(self) -> None:
-        if self._session.needs_permits:
-            self._session.want_permit(self._round_unrolls)
-        else:
-            self._session.want_parameters()
-        self._wake()
+            if self._session.needs_permits:
+                self._session.want_permit(self._round_unrolls)
+            else:
+                self._session.want_parameters()
+            self._wake()
 
     def task(self) -> int:
         """Returns the task that the learner last named."""
@@ -246,7 +220,7 @@ class LearnerClient:
             reply = self._session.reply
             if reply is None:
                 raise RuntimeError("send before join")
-            self._has_waited(self._wait(self._session.has_room))
+            self._waited += self._wait(self._session.has_room)
         message = messages.unrolls(self._name, self._incarnation, reply.fingerprint, unrolls)
         size = message.ByteSize()
         if size > reply.max_message_bytes:
@@ -329,11 +303,6 @@ class LearnerClient:
                 lambda: self._error is not None or self._session.finished or ready(),
                 min(_WAKE_SECONDS, seconds - waited),
             )
-
-    def _has_waited(self, seconds: float) -> None:
-        self._waited += seconds
-        if self._just_in_time is not None:
-            self._just_in_time.waited(seconds)
 
     # What the threads do.
 
@@ -461,8 +430,6 @@ class LearnerClient:
     def _receive(self, receipt: pb.Receipt) -> None:
         with self._lock:
             said = self._session.receive(receipt, time.monotonic())
-            if said is not None and self._just_in_time is not None:
-                self._just_in_time.told(receipt)
             self._told()
         if said is not None:
             self._metrics.unrolls.labels(said.status).inc(said.num_unrolls)
@@ -474,10 +441,8 @@ class LearnerClient:
         """Pulls newer parameters for ever; after a failed pull the old ones stay in use."""
         self._sleep(None, until=lambda: self._session.reply is not None)
         while not self._ended():
-            began = time.monotonic()
             try:
                 pulled = self._pull()
-                self._answered(time.monotonic() - began)
             except grpc.RpcError as error:  # the session is lost too, and logs it
                 self._session.raise_if_refused(failure(error))
                 # This actor is quarantined: its host's others suffer if it asks at once.
@@ -489,12 +454,6 @@ class LearnerClient:
             self._sleep(POLL_SECONDS, until=self._session.must_pull)
             # Without a session they could not be used: another learner's are known after the Join.
             self._sleep(None, until=lambda: self._session.is_open)
-
-    def _answered(self, seconds: float) -> None:
-        with self._lock:
-            self._pulls += 1
-            self._pull_seconds = seconds
-            self._wake()
 
     def _poll(self, connection: int) -> None:
         """Asks for assignments, and gives signs of life, until the connection ends."""

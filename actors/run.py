@@ -4,7 +4,6 @@ Composition root of the actor: only here does configuration become objects.
 """
 
 import contextlib
-import itertools
 import logging
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
@@ -305,17 +304,14 @@ def _act(
             step_info=frozenset(built.actor.step_info),
         )
         paced = client.join().needs_permits
-        just_in_time = built.actor.just_in_time and not paced
         unrolls = actor.run(
             *(client.parameters, client.task, client.prefetch),
-            whole_rounds=paced or just_in_time,
+            whole_rounds=paced,
         )
         hang = stack.enter_context(HangWatch(built.actor.hang_seconds, "unroll"))
         memory = MemoryLimit(built.actor.max_memory_bytes)
-        for number in itertools.count():
+        while True:
             client.await_turn(total)  # the lack of parameters is no environment that hangs
-            if just_in_time and number % groups == 0:
-                client.wait_just_in_time()
             with hang.watched():
                 of_one_group = next(unrolls)
             for fault in of_one_group.faults:

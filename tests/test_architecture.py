@@ -34,7 +34,6 @@ FLOORS = (
     ("learner.data",),
     ("learner.front",),
     ("learner.fleet",),
-    ("learner.front.backlog",),
     ("learner.update",),
     ("learner.telemetry.sinks",),
     ("learner.telemetry.telemetry",),

@@ -129,7 +129,7 @@ def test_a_misspelt_variable_is_told_the_nearest(name: str, right: str) -> None:
         ({"learning_rate": 1}, "'learning_rate'. Did you mean 'optimiser.learning_rate'?"),
         (
             {"actor": {"zzz": 1}},
-            "actor.num_envs, actor.num_groups, actor.just_in_time, actor.env_threads, "
+            "actor.num_envs, actor.num_groups, actor.env_threads, "
             "actor.hang_seconds, "
             "actor.environment_seconds, actor.max_environment_bytes, actor.max_memory_bytes",
         ),

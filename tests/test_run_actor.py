@@ -5,7 +5,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import grpc
@@ -108,39 +107,6 @@ def test_it_has_newer_parameters_fetched_in_each_unroll(learner: FakeLearner) ->
     actor.send_signal(signal.SIGTERM)
     log = end_of(actor)
     assert actor.returncode == 0, log
-
-
-WAIT_BEFORE_THE_THIRD_ROUND = """
-import itertools
-from actors import client
-
-class Waits:
-    def __init__(self):
-        self._rounds = itertools.count()
-
-    def begin(self, in_flight):
-        self.seconds = 0.0 if next(self._rounds) < 2 else 3600.0
-        return self.seconds
-
-    def waited(self, seconds):
-        pass
-
-    def told(self, receipt):
-        pass
-
-client.JustInTime = Waits
-"""
-
-
-def test_it_waits_before_its_rounds_if_told_to() -> None:
-    with learner_of_catch(ActorConfig(num_envs=4, num_groups=2, just_in_time=True)) as learner:
-        actor = start(learner, WAIT_BEFORE_THE_THIRD_ROUND)
-        learner.wait_for(lambda: len(learner.messages) >= 4, PATIENCE)
-        time.sleep(1.0)
-        actor.send_signal(signal.SIGTERM)
-        log = end_of(actor)
-    assert actor.returncode == 0, log
-    assert len(learner.messages) == 4
 
 
 def test_it_ends_on_a_signal_when_the_learner_is_away(learner: FakeLearner) -> None:

@@ -58,7 +58,7 @@ OLDEST = STORED / "run-before-schema"  # written by commit a966f2c
 # is marked OPERATIONAL.
 MARKED = {
     "environment.vectorization",
-    *("actor.num_envs", "actor.num_groups", "actor.just_in_time", "actor.env_threads"),
+    *("actor.num_envs", "actor.num_groups", "actor.env_threads"),
     "actor.hang_seconds",
     *("actor.environment_seconds", "actor.max_environment_bytes", "actor.max_memory_bytes"),
     "actor.step_info",

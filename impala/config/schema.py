@@ -595,9 +595,6 @@ class ActorConfig:
     """Environments per actor process, in num_groups groups."""
     num_groups: Annotated[int, Range(1, 8)] = 2
     """Groups of environments: while one steps, the network acts for another. Divides num_envs."""
-    just_in_time: bool = False
-    """Where the learner is slower than its actors, wait for it before unrolls are made, not after:
-    they are made with newer parameters, so the policy lag is smaller. All groups begin together."""
     env_threads: Positive = 1
     """ALE threads per group."""
     hang_seconds: Annotated[float, Range(1.0, 86400.0)] = 600.0

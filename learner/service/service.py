@@ -48,7 +48,6 @@ from learner.fleet.refusals import (
 )
 from learner.fleet.refused_outputs import RefusedOutput
 from learner.fleet.roster import Member
-from learner.front.backlog import Backlog
 from learner.service.executable import ExecutablePolicy, NotMade
 from learner.service.inference import Caller, Inference, InvalidRow, NotActing
 from learner.service.parameters import PublishedParameters
@@ -166,9 +165,6 @@ class LearnerService:
             needs_permits=pacing is not None,
         )
         self._welcome.MergeFrom(terms.described)
-        self._backlog: Backlog | None = None
-        if terms.in_batches is not None:
-            self._backlog = Backlog(records.accounts, terms.in_batches)
         # For room: the newest message of each actor and incarnation.
         self._waiting: dict[tuple[str, int], asyncio.Timeout] = {}
         self._refuses = terms.checks.on_mistake == "refuse"
@@ -272,7 +268,7 @@ class LearnerService:
         if isinstance(checked, Rejection):
             return self._reject(message, checked)
         try:
-            async with self._only_one_waits(named), self._room(message.num_envs):
+            async with self._only_one_waits(named), self._ingest.room(message.num_envs):
                 # Again: a copy of it may have waited, too.
                 judged = accounts.judge(*named, message.sequence)
                 if judged.verdict != "accepted":
@@ -292,16 +288,6 @@ class LearnerService:
             if self._parameters.are_final:
                 return self._receipt(message, pb.STATUS_FINISHED)
             raise Unavailable("The learner is stopping: connect again later.") from None
-
-    @contextlib.asynccontextmanager
-    async def _room(self, unrolls: int) -> AsyncIterator[None]:
-        """Waits for room as `Ingest.room`, and counts the unrolls that wait."""
-        with contextlib.ExitStack() as stack:
-            if self._backlog is not None:
-                stack.enter_context(self._backlog.waiting(unrolls))
-            async with self._ingest.room(unrolls):
-                stack.close()
-                yield
 
     @contextlib.asynccontextmanager
     async def _only_one_waits(self, sender: tuple[str, int]) -> AsyncIterator[None]:
@@ -695,8 +681,6 @@ class LearnerService:
             if unrolls is not None:
                 receipt.acknowledged_unrolls = unrolls
                 receipt.proof = self._lineage.proofs.make(*whose, unrolls)
-        if self._backlog is not None:
-            self._backlog.tell(receipt)
         return receipt
 
     def _can_be_lost(self, request: pb.JoinRequest) -> bool:

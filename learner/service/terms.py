@@ -12,8 +12,6 @@ from learner.service import description, settings
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
-_BATCHES = 3  # one is learned from, one is ready, and one waits for the place of that one
-
 
 class Terms(NamedTuple):
     """The terms for everyone who joins a run."""
@@ -29,7 +27,6 @@ class Terms(NamedTuple):
     bounds: MessageBounds  # of the numbers in a message, as for `Validator`
     described: pb.JoinReply  # only what is said of spaces, policy, network and limits
     checks: ChecksConfig
-    in_batches: int | None = None  # as for `Backlog`; None: receipts do not tell it
 
 
 def terms(
@@ -64,5 +61,4 @@ def terms(
         bounds=bounds,
         described=description.of(config, variables, spaces, bounds),
         checks=config.checks,
-        in_batches=_BATCHES * config.mix.fresh if config.actor.just_in_time else None,
     )

@@ -487,7 +487,7 @@ class ActorSettings(_message.Message):
         weights: _containers.RepeatedScalarFieldContainer[float]
         def __init__(self, anneal: _Optional[float] = ..., finals: _Optional[_Iterable[float]] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
     class Actor(_message.Message):
-        __slots__ = ("num_envs", "num_groups", "env_threads", "hang_seconds", "environment_seconds", "max_environment_bytes", "max_memory_bytes", "step_info", "just_in_time")
+        __slots__ = ("num_envs", "num_groups", "env_threads", "hang_seconds", "environment_seconds", "max_environment_bytes", "max_memory_bytes", "step_info")
         NUM_ENVS_FIELD_NUMBER: _ClassVar[int]
         NUM_GROUPS_FIELD_NUMBER: _ClassVar[int]
         ENV_THREADS_FIELD_NUMBER: _ClassVar[int]
@@ -496,7 +496,6 @@ class ActorSettings(_message.Message):
         MAX_ENVIRONMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
         MAX_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
         STEP_INFO_FIELD_NUMBER: _ClassVar[int]
-        JUST_IN_TIME_FIELD_NUMBER: _ClassVar[int]
         num_envs: int
         num_groups: int
         env_threads: int
@@ -505,8 +504,7 @@ class ActorSettings(_message.Message):
         max_environment_bytes: int
         max_memory_bytes: int
         step_info: _containers.RepeatedScalarFieldContainer[str]
-        just_in_time: bool
-        def __init__(self, num_envs: _Optional[int] = ..., num_groups: _Optional[int] = ..., env_threads: _Optional[int] = ..., hang_seconds: _Optional[float] = ..., environment_seconds: _Optional[float] = ..., max_environment_bytes: _Optional[int] = ..., max_memory_bytes: _Optional[int] = ..., step_info: _Optional[_Iterable[str]] = ..., just_in_time: _Optional[bool] = ...) -> None: ...
+        def __init__(self, num_envs: _Optional[int] = ..., num_groups: _Optional[int] = ..., env_threads: _Optional[int] = ..., hang_seconds: _Optional[float] = ..., environment_seconds: _Optional[float] = ..., max_environment_bytes: _Optional[int] = ..., max_memory_bytes: _Optional[int] = ..., step_info: _Optional[_Iterable[str]] = ...) -> None: ...
     class Evaluator(_message.Message):
         __slots__ = ("every_frames", "episodes", "greedy", "every_seconds", "max_steps")
         EVERY_FRAMES_FIELD_NUMBER: _ClassVar[int]
@@ -608,7 +606,7 @@ class EnvironmentFault(_message.Message):
     def __init__(self, environment: _Optional[int] = ..., kind: _Optional[_Union[FaultKind, str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("sequence", "status", "reason", "detail", "learner_incarnation", "newest_version", "task", "acknowledged_unrolls", "proof", "unrolls_ahead", "unrolls_per_second")
+    __slots__ = ("sequence", "status", "reason", "detail", "learner_incarnation", "newest_version", "task", "acknowledged_unrolls", "proof")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -618,8 +616,6 @@ class Receipt(_message.Message):
     TASK_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_UNROLLS_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
-    UNROLLS_AHEAD_FIELD_NUMBER: _ClassVar[int]
-    UNROLLS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     status: Status
     reason: Reason
@@ -629,9 +625,7 @@ class Receipt(_message.Message):
     task: int
     acknowledged_unrolls: int
     proof: bytes
-    unrolls_ahead: int
-    unrolls_per_second: float
-    def __init__(self, sequence: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., detail: _Optional[str] = ..., learner_incarnation: _Optional[int] = ..., newest_version: _Optional[int] = ..., task: _Optional[int] = ..., acknowledged_unrolls: _Optional[int] = ..., proof: _Optional[bytes] = ..., unrolls_ahead: _Optional[int] = ..., unrolls_per_second: _Optional[float] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., detail: _Optional[str] = ..., learner_incarnation: _Optional[int] = ..., newest_version: _Optional[int] = ..., task: _Optional[int] = ..., acknowledged_unrolls: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class GetParametersRequest(_message.Message):
     __slots__ = ("learner_incarnation", "newer_than", "actor", "incarnation", "round", "unrolls")
