@@ -30,7 +30,7 @@ lock = $(BIN)/uv pip compile --quiet --generate-hashes --no-header --python-vers
 	--custom-compile-command 'make lock' --output-file $(1) $(2) pyproject.toml
 
 # Three at a time on two cores: half of the tests wait for processes that they have started.
-TEST := $(BIN)/python -m pytest -m "not slow" --numprocesses 3 --dist worksteal
+TEST := $(BIN)/python -m pytest -m "not slow" --numprocesses 3 --dist worksteal --durations 30
 
 .DEFAULT_GOAL := help
 .PHONY: help setup clients protos train test test-slow soak abuse image-test manifests check dist bench results \

@@ -7,7 +7,6 @@ import random
 from collections import deque
 
 import pytest
-from page import says
 
 from learner.fleet.accounts import LEARNER_CRASH, Accounts, Superseded
 
@@ -64,7 +63,6 @@ def _is_told_to_end(
         accounts.join("a", incarnation, sequence, unrolls)
 
 
-@says("This holds over restarts of the learner, as far as its checkpoint knows who joined.")
 def test_an_incarnation_that_was_superseded_never_takes_the_name_back() -> None:
     """Given two processes by one name, of which each joins again whenever it may not send."""
     accounts = Accounts()
@@ -118,12 +116,6 @@ def test_a_learner_that_forgot_who_was_newest_takes_whoever_comes_first() -> Non
     _is_told_to_end(accounts, 1)
 
 
-@says(
-    "By them a learner that crashed and resumed from a checkpoint knows what was lost.",
-    "After a crash the learner resumes from it, and the actor's `Join` proves how far its "
-    "receipts went: the difference was in the memory that is gone, and is counted as received and "
-    "as dropped (`learner_crash`), though replay may have some of it.",
-)
 def test_the_gap_after_a_crash_is_counted_when_the_actor_comes_back() -> None:
     """Given 3 messages of 4 unrolls with receipts, of which the checkpoint knows 6 unrolls."""
     accounts = Accounts()
@@ -157,7 +149,6 @@ def test_a_message_that_was_half_learned_goes_on_where_it_was() -> None:
     assert accounts.receive("a", 1, 2, 4).offset == 0
 
 
-@says("and when a run has ended nothing is queued.")
 def test_what_is_queued_can_be_dropped_by_reason_and_is_not_lost_twice() -> None:
     accounts = Accounts()
     accounts.join("a", 1, 0, 0)
@@ -351,12 +342,6 @@ class _Fleet:
             self.queue.append([actor, sequence, answer.offset, unrolls])
 
 
-@says(
-    "Every unroll is counted once, however often its message is sent.",
-    "At every moment, to the unit:",
-    "received = learned from + queued + dropped, by reason",
-    "A checkpoint holds, for each actor incarnation, what was learned from or dropped.",
-)
 @pytest.mark.parametrize("seed", range(10))
 def test_the_identity_holds_whatever_happens(seed: int) -> None:
     rng = random.Random(seed)

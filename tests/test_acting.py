@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tree
-from page import says
 
 from impala.acting import ActingStep
 from impala.agents.agent import Agent
@@ -110,16 +109,6 @@ class _Played:
             yield dict(zip(names, given, strict=False)), output, self._state
 
 
-@says(
-    "The graph has these inputs, all of them even if the network does not use one:",
-    "Of `uniform`, `normal` and `epsilon_final` there are those that the actions need. B is "
-    "free; U and N are in the graph.",
-    "What row t shows gives the outputs that belong into row t + 1, and the core state for row t + "
-    "1; seams are rows, too.",
-    "So `core_state` of a message is what was put in with row 0.",
-    "`GetExecutablePolicy` answers with an [ONNX](https://onnx.ai) graph (opset 18) of one step of "
-    "B environments.",
-)
 @pytest.mark.parametrize("name", CASE)
 def test_a_graph_with_parameters_as_inputs_computes_what_the_agent_does(name: str) -> None:
     """Given a graph that was made of an agent with other weights than those that it is fed."""
@@ -173,7 +162,6 @@ def _many(name: str, num_envs: int, **fixed: np.ndarray) -> tuple[dict[str, np.n
     return dict(zip(step.outputs, [x.numpy() for x in said], strict=True)), agent
 
 
-@says("The random numbers are drawn anew in each step, each independently of the others.")
 def test_actions_have_the_probabilities_that_the_policy_says() -> None:
     count = 20_000
     got, agent = _many(EVERY_ACTION, count)
@@ -254,13 +242,6 @@ def test_variables_that_cannot_be_replaced_are_named() -> None:
         ActingStep(agent, spaces, config).trace()
 
 
-@says(
-    "It is made when somebody first asks for it, which takes some seconds, or a minute on a busy "
-    "host: give the call a "
-    "deadline of 5 minutes.",
-    "A learner that cannot make one answers with `FAILED_PRECONDITION` and a line that says why; "
-    "one before 2.4 with `UNIMPLEMENTED`.",
-)
 @pytest.mark.slow
 def test_without_the_extra_the_refusal_says_what_to_install(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
@@ -275,9 +256,6 @@ def test_without_the_extra_the_refusal_says_what_to_install(
         asyncio.run(policy.get())
 
 
-@says(
-    "The learner's log says when it begins and when it has made one.",
-)
 @pytest.mark.slow
 def test_a_learner_makes_its_graph_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")

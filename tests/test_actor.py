@@ -7,7 +7,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import tree
-from page import says
 from scripted import Counter, Script, check_episodes, check_group
 from tensorflow.python.framework.constant_op import convert_to_eager_tensor
 
@@ -49,18 +48,6 @@ def copied(unrolls: ActorUnrolls) -> ActorUnrolls:
     return unrolls._replace(unroll=tree.map_structure(np.copy, unrolls.unroll))
 
 
-@says(
-    "Row t holds the time step that the environment gave at t and the agent output that **led to "
-    "it**: the action in row t was chosen from the observation in row t-1, and `output/policy` "
-    "and `output/baseline` in row t are the network's outputs for that observation.",
-    "**Row 0** is row T of the same environment's unroll before, bit for bit.",
-    "The environment at index i of a message is the one at index i of the group's message before; "
-    "groups of environments take turns in the stream as they like.",
-    "**Seams.** The last observation of an episode is in the stream, as LAST.",
-    "The environment ignores the action that follows and answers with the first observation of "
-    "the next episode: a FIRST row with reward 0 and discount 1.",
-    "That row from LAST to FIRST is the seam.",
-)
 @pytest.mark.parametrize("unroll_length", [1, 4, 7])
 @pytest.mark.parametrize("order", [(0,), (0, 1), (1, 0)])
 def test_every_row_is_where_it_belongs(unroll_length: int, order: tuple[int, ...]) -> None:
@@ -75,10 +62,6 @@ def test_every_row_is_where_it_belongs(unroll_length: int, order: tuple[int, ...
         check_episodes(unrolls)
 
 
-@says(
-    "`step_info` has the numbers of every step in rows 1..T, seams left out, under those names of "
-    "`info` that `actor.step_info` asks for: finite, at most T x E of each name, in any order.",
-)
 @pytest.mark.parametrize("asked", [("episode", "lives"), ("*",)])
 def test_the_info_of_every_step_is_collected_if_asked_for(asked: tuple[str, ...]) -> None:
     """Script's says which episode a step belongs to: of two steps each, then three."""
@@ -97,10 +80,6 @@ def test_the_info_of_every_step_is_collected_if_asked_for(asked: tuple[str, ...]
         np.testing.assert_array_equal(unrolls.step_info["episode"], rows[is_step])
 
 
-@says(
-    "With `agent.random_warm_up` the action is drawn uniformly from its Box, whose bounds are "
-    "finite, as long as the parameters have version 0; what else is sent is the network's.",
-)
 @pytest.mark.parametrize("hidden", [8, 1000])  # in NumPy, and by TensorFlow
 def test_actions_are_uniform_until_the_first_update_if_asked_for(hidden: int) -> None:
     # Given a network that always pushes to the right end of [-2, 2] ...
@@ -129,12 +108,6 @@ def test_actions_are_uniform_until_the_first_update_if_asked_for(hidden: int) ->
     assert (after > 1.5).all()
 
 
-@says(
-    "Take newer parameters, if any have come, before the next unroll begins, and never within one.",
-    "**Rows 1..T** are acted by one version of the parameters, the message's "
-    "`learner_incarnation` and `parameter_version`.",
-    "Row 0 was acted by the version of the unroll before.",
-)
 def test_groups_act_in_a_round_with_the_same_version() -> None:
     groups = collect([Script(2, 0), Script(2, 10)], unroll_length=3, rounds=4)
     versions = [[int(u.unroll.parameter_version) for u in group] for group in groups]
@@ -166,11 +139,6 @@ def test_parameters_are_fetched_once_a_round_before_they_are_taken(unroll_length
     assert events == a_round * 4
 
 
-@says(
-    "An actor changes at an unroll's boundary and says in `Unrolls.task` what it played; it keeps "
-    "each task's environments, so that an episode goes on when its task comes again.",
-    "Row 0 is row T of the last unroll *of the same task*.",
-)
 def test_each_task_goes_on_where_it_was_left() -> None:
     """Tasks change at the boundary for all groups; no row and no episode of any is lost."""
     unroll_length, num_envs = 4, 3

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tree
-from page import says
 
 from impala.agents import cores, observation, torsos
 from impala.agents.agent import Agent
@@ -173,7 +172,6 @@ class TestUnroll:
         assert_close(tf.concat([early.policy, late.policy], 0), output.policy, atol=1e-5)
         assert_close(state, final_state, atol=1e-5)
 
-    @says("It is forgotten wherever a row is FIRST.")
     def test_the_state_before_an_episode_has_no_influence(self, case: Case) -> None:
         agent, space = case
         timestep = experience(space)

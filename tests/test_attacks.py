@@ -46,7 +46,6 @@ from callers import (
 )
 from google.protobuf.message import DecodeError
 from http2 import DATA, END_STREAM, HEADERS, Raw, connect, framed
-from page import says
 from services import WAIT
 
 from impala.runtime import process
@@ -253,11 +252,6 @@ def test_who_has_no_credentials_is_refused_before_anything_is_read(tmp_path: pat
             raw.hear(HEADERS, raw.call(f"/impala.v1.Learner/{method}"))
 
 
-@says(
-    "Bytes that are no message of the right kind end any call, streams included, with "
-    "`INVALID_ARGUMENT`; a request that does not come within 10 seconds with `DEADLINE_EXCEEDED`. "
-    "[Security](security.md) has the roles.",
-)
 def test_a_call_that_never_says_what_it_wants_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls_module, "_REQUEST_SECONDS", 0.1)
     with serving() as address, Raw(address) as raw:

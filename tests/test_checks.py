@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import math
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,7 +12,6 @@ import messages
 import numpy as np
 import pytest
 import tree
-from page import PAGE, says
 
 from actors import messages as of_actors
 from actors import policy
@@ -328,9 +326,6 @@ def test_environments_that_restart_name_nobody(config: Config) -> None:
     assert story.counts == {} and faults > 20
 
 
-@says(
-    "What actors compute in bfloat16 is near enough.",
-)
 @pytest.mark.parametrize("scale", [0.3, 3.0])
 def test_actors_that_compute_in_bfloat16_are_not_named(
     scale: float, monkeypatch: pytest.MonkeyPatch
@@ -346,7 +341,6 @@ def test_actors_that_compute_in_bfloat16_are_not_named(
     assert story.counts == {} and story.service._recheck.done == 16
 
 
-@says("An unroll that was refused is an unroll before, too.")
 def test_messages_that_come_again_or_get_lost_name_nobody() -> None:
     """Given groups whose messages are resent, rejected, or went to a learner of before."""
     story = Story(configured("cartpole", **SMALL), on_mistake="refuse")
@@ -523,11 +517,6 @@ MISTAKES: dict[str, tuple[Kind, Config, Callable[[Sequence[Sent]], None], set[Ki
 }
 
 
-@says(
-    "Numbers can have the right shapes and ranges and mean something else than they should.",
-    "The learner looks for these mistakes in what it accepts: in every message, or in some of "
-    "each actor's.",
-)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_named(name: str) -> None:
     kind, config, make, besides = MISTAKES[name]
@@ -632,10 +621,6 @@ def test_another_version_than_the_one_that_acted_is_named() -> None:
     assert Kind.BEHAVIOUR_POLICY in story.counts
 
 
-@says(
-    "With the learner's `checks.on_mistake` at `refuse` it rejects the message "
-    "(`REASON_MEANING`) and blames the actor, too.",
-)
 @pytest.mark.parametrize("kind", ["1 all outputs a row early", "10 other returns"])
 def test_mistakes_are_refused_and_blamed_if_asked_for(kind: str) -> None:
     story = Story(CATCH, on_mistake="refuse")
@@ -656,10 +641,6 @@ def test_mistakes_are_not_looked_for_if_not_asked_for() -> None:
     assert story.counts == {} and story.service._recheck.done == 0
 
 
-@says(
-    "It counts them by actor (`Member.mistakes`, `impala status`) and logs the first ones, with "
-    "a detail for people.",
-)
 def test_versions_that_nobody_published_are_a_mistake_if_it_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -792,10 +773,6 @@ def test_groups_that_cannot_be_told_apart_are_not_mixed_up() -> None:
         assert checks.check(message, list(sent.arrays.values())) == []
 
 
-@says(
-    "After messages that were forgotten without a receipt row 0 is a reset again, and in "
-    "environments that are made anew.",
-)
 def test_after_forgotten_messages_a_reset_is_right_and_another_row_is_named() -> None:
     """Given the third message, which was forgotten: the fourth has its number."""
     sents = list(Story(CATCH).play(4, num_envs=4, groups=1))
@@ -808,7 +785,6 @@ def test_after_forgotten_messages_a_reset_is_right_and_another_row_is_named() ->
         assert [mistake.kind for mistake in found if mistake.kind == Kind.ROW_0] == kinds
 
 
-@says("resets in row 0 make more than 4,096 environments of an incarnation")
 def test_resets_in_every_unroll_are_named_once_they_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -826,10 +802,6 @@ def test_resets_in_every_unroll_are_named_once_they_are_too_many(
     assert {mistake.kind for mistake in found} == {Kind.ROW_0} and len(found) == 10
 
 
-@says(
-    "A group stays what it is in its first message: environments that are to be in smaller "
-    "messages are reset, and are groups of their own from then on.",
-)
 def test_a_group_that_was_cut_is_named_for_each_part_and_for_no_message_after() -> None:
     story = Story(CATCH)
     sents = list(story.play(6, num_envs=4, groups=1))
@@ -872,10 +844,6 @@ def test_parameters_are_held_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> No
     assert list(held) == [VERSION + 6, VERSION + 7, VERSION + 8]
 
 
-@says(
-    "For a share of the unrolls whose parameters it still holds, the learner computes policy "
-    "and baseline itself, unless the network has a part of one's own.",
-)
 def test_the_network_of_an_own_part_is_not_recomputed_and_the_rest_is_checked() -> None:
     story = Story(CATCH)
     reply = pb.JoinReply.FromString(story.reply.SerializeToString())
@@ -906,8 +874,3 @@ def test_what_actors_compute_that_come_after_others_is_recomputed_too() -> None:
         # Those of before are forgotten after a minute.
         assert rechecks.done - before >= 40
     rechecks.close()
-
-
-def test_the_page_describes_every_mistake() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| .* \|$", PAGE[PAGE.index("### Mistakes") :], re.M)
-    assert rows[: len(Kind)] == list(Kind)

@@ -12,7 +12,6 @@ import grpc
 import messages
 import pytest
 import services
-from page import says
 from services import WAIT
 
 from benchmarks.fleet import idle_tensors
@@ -256,11 +255,6 @@ def test_what_a_crash_lost_is_counted_when_it_is_proven() -> None:
     assert learner.send(3, fingerprint).status == pb.STATUS_ACCEPTED
 
 
-@says(
-    "A claim that is not proven, such as one to another run (`--fresh`) or without a proof, is "
-    "neither refused nor counted: what a crash lost of that actor is then missing from the "
-    "accounts.",
-)
 @pytest.mark.parametrize("unrolls", ABSURD)
 @pytest.mark.parametrize("sequence", [1, 2**63, 2**64 - 1])
 def test_a_claim_without_proof_is_neither_counted_nor_refused(sequence: int, unrolls: int) -> None:
@@ -282,11 +276,6 @@ def test_a_claim_without_proof_is_neither_counted_nor_refused(sequence: int, unr
     assert learner.accounts.totals()[:3] == (0, 0, {})
 
 
-@says(
-    "The proof is opaque to the actor: the incarnation of the learner that gave the receipt and "
-    "its MAC over that, name, incarnation and both numbers, with a key of the run (`receipt.key` "
-    "in its log directory).",
-)
 def test_a_proof_is_good_for_one_actor_one_incarnation_and_the_two_numbers_alone() -> None:
     learner = _Learner()
     state = learner.accounts.state()
@@ -366,10 +355,6 @@ def _crowd(learner: _Learner, incarnations: range) -> None:
         learner.join(incarnation=incarnation)
 
 
-@says(
-    "Only the receipts of earlier learners are counted by; a learner has lost nothing of what it "
-    "acknowledged itself.",
-)
 def test_a_learner_has_lost_nothing_that_it_acknowledged_itself() -> None:
     """Given a receipt, and so many joins that the learner forgot who got it."""
     learner = _Learner(max_ledgers=20)
@@ -451,10 +436,6 @@ def test_the_key_is_kept_and_readable_by_its_owner_alone(
 # Whose stream it is.
 
 
-@says(
-    "Keep one stream open at a time; it is of one incarnation of one actor, that of the first "
-    "message that may send, and a message in another's name is rejected (`REASON_UNKNOWN_ACTOR`).",
-)
 def test_a_stream_is_of_one_actor_and_harms_nobody_else() -> None:
     """Given two actors that have joined, one sends messages in the name of the other."""
     accounts = Accounts()

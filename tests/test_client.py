@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import services
 from fake_learner import FakeLearner
-from page import says
 from scripted import Counter, Script, check_episodes, check_group
 
 from actors import client as client_module
@@ -124,11 +123,6 @@ def test_a_message_says_all(learner: FakeLearner) -> None:
     assert message.elapsed_seconds >= message.waited_seconds >= 0
 
 
-@says(
-    "`environment_faults` lists the environments that failed and were restarted since the "
-    "previous message: the index among the actor's environments, whether it crashed or hung, and "
-    "a line for people.",
-)
 def test_a_message_says_which_environments_failed(learner: FakeLearner) -> None:
     faults = [EnvironmentFault(i, "crashed", "KeyError: 'gear'") for i in range(3)]
     faults.append(EnvironmentFault(1, "hung", "x" * 1000))
@@ -195,10 +189,6 @@ def test_the_buffers_may_be_written_again_after_send(learner: FakeLearner) -> No
     assert learner.messages[0].tensors[0] == bytes([1]) * 30
 
 
-@says(
-    "An actor has at most `max_unrolls_in_flight` **messages** without a receipt, and stands "
-    "still when it has that many and the next one is ready.",
-)
 def test_no_more_messages_in_flight_than_allowed(learner: FakeLearner) -> None:
     learner.receipts.clear()
     with connect(learner) as client:
@@ -224,9 +214,6 @@ def test_no_more_messages_in_flight_than_allowed(learner: FakeLearner) -> None:
     assert learner.messages[2].elapsed_seconds >= learner.messages[2].waited_seconds
 
 
-@says(
-    "The same incarnation and a higher `newest_version` in a receipt: there is something to pull.",
-)
 def test_newer_parameters_arrive_by_themselves(learner: FakeLearner) -> None:
     with connect(learner) as client:
         client.join()
@@ -240,11 +227,6 @@ def test_newer_parameters_arrive_by_themselves(learner: FakeLearner) -> None:
     assert (learner.pulls[-1].learner_incarnation, learner.pulls[-1].newer_than) in {(5, 0), (5, 3)}
 
 
-@says(
-    "Do it in the background and late in the unroll (ours at row 3 T / 4), so that it arrives "
-    "just before the next one begins: what is pulled as an unroll begins is an unroll older "
-    "when the next one is acted with.",
-)
 def test_parameters_are_prefetched(learner: FakeLearner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.client.POLL_SECONDS", 3600.0)
     with connect(learner) as client:
@@ -286,12 +268,6 @@ def test_a_learner_that_starts_later_is_waited_for() -> None:
             assert client.join().actor_index == 3
 
 
-@says(
-    "`Join` again, with the same name and incarnation, then open a new stream and send again, in "
-    "order and unchanged, every message that has no receipt.",
-    "A retry repeats the number and the contents.",
-    "Unrolls in flight keep the incarnation and version that acted in them.",
-)
 def test_after_a_restart_what_has_no_receipt_is_sent_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,11 +398,6 @@ def test_an_unknown_actor_joins_again_and_sends_again(learner: FakeLearner) -> N
     assert len(learner.joins) == 3
 
 
-@says(
-    "An unknown status or reason, from a newer minor version, is treated as a rejection.",
-    "Except where noted the number is used up: the actor forgets the message, never sends it "
-    "again, and goes on with the next number.",
-)
 def test_a_rejected_message_is_logged_and_forgotten(
     learner: FakeLearner, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -449,10 +420,6 @@ def test_a_rejected_message_is_logged_and_forgotten(
     assert learner.joins[-1].acknowledged_unrolls == 0
 
 
-@says(
-    "From then on `JoinReply.finished` and `GetParametersReply.finished` are true, and messages "
-    "are answered with `STATUS_FINISHED`, those that waited for room included.",
-)
 def test_finished_ends_the_actor(learner: FakeLearner) -> None:
     with connect(learner) as client:
         client.join()
@@ -463,12 +430,6 @@ def test_finished_ends_the_actor(learner: FakeLearner) -> None:
         raises_within(RunFinished, client.join)
 
 
-@says(
-    "`GetSnapshot` with the evaluator's name.",
-    "The reply has the snapshot's `parameters`, the `task` to play and the `seed`.",
-    "Without `parameters` there is nothing to evaluate at present: ask again in a second.",
-    "`ReportEvaluation` with the `learner_incarnation`, `version` and `frames` of the parameters.",
-)
 def test_an_evaluator_gets_snapshots_and_reports_until_all_are_evaluated(
     learner: FakeLearner,
 ) -> None:
@@ -495,7 +456,6 @@ def test_an_evaluator_gets_snapshots_and_reports_until_all_are_evaluated(
     assert not learner.messages
 
 
-@says("A call with `busy` every ten seconds says that the evaluator is alive.")
 def test_an_evaluator_at_work_gives_signs_of_life(
     learner: FakeLearner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -508,7 +468,6 @@ def test_an_evaluator_at_work_gives_signs_of_life(
         assert client.next_assignment().parameters.frames == 10
 
 
-@says("`INVALID_ARGUMENT`: something in it is impossible, and would be again: give up.")
 def test_a_report_that_is_refused_ends_the_evaluator(learner: FakeLearner) -> None:
     learner.snapshot(0)
     with connect(learner, role="evaluator") as client:
@@ -518,7 +477,6 @@ def test_a_report_that_is_refused_ends_the_evaluator(learner: FakeLearner) -> No
             client.report_evaluation(assignment, [Episode(2.0, 1, 4, {})])
 
 
-@says("Otherwise do nothing: the learner assigns again what was not reported.")
 def test_a_report_that_does_not_arrive_is_logged(
     learner: FakeLearner, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -583,11 +541,6 @@ def test_a_refused_join_says_why(learner: FakeLearner) -> None:
         raises_within(LearnerRefused, client.join, match="protocol 1 is spoken here, not 2")
 
 
-@says(
-    "If a later `Join` gives another fingerprint, another run answers at the address: what has no "
-    "receipt is worthless to it, so forget it, and build environments and agent anew from the new "
-    "reply (or exit and be started again).",
-)
 def test_another_run_at_the_same_address_is_an_error_that_names_both() -> None:
     with FakeLearner(fingerprint="old") as first:
         client = connect(first)
@@ -606,11 +559,6 @@ def test_giving_up_is_optional() -> None:
         raises_within(LearnerAway, client.join, match="0.2 s")
 
 
-@says(
-    "**Message size.** `max_message_bytes` is how much the learner receives at once, the sum of "
-    "its own specs for its largest E with room for episodes. gRPC refuses larger messages before "
-    "anyone sees them, and with them the stream: compare the serialised size before sending.",
-)
 def test_a_message_too_large_is_refused_before_it_is_sent() -> None:
     with FakeLearner(max_message_bytes=100) as learner, connect(learner) as client:
         client.join()
@@ -664,7 +612,6 @@ def test_the_status_can_be_asked_again_after_the_learner_was_away() -> None:
                 client.get()
 
 
-@says("An **incarnation** is a random 64-bit number, not 0, drawn when the actor process starts.")
 def test_names_and_incarnations_differ() -> None:
     assert actor_name(0) != actor_name(1)
     drawn = {new_incarnation() for _ in range(100)}
@@ -675,10 +622,6 @@ def test_names_and_incarnations_differ() -> None:
 # The actor and the client together.
 
 
-@says(
-    "An unroll has T+1 rows.",
-    "Consecutive unrolls overlap by one row.",
-)
 @pytest.mark.parametrize("order", [(0,), (0, 1), (1, 0)])
 def test_rows_arrive_as_they_were_played(order: tuple[int, ...]) -> None:
     """The counting environments and agent once more, through gRPC, with versions that change."""
@@ -713,7 +656,6 @@ def test_rows_arrive_as_they_were_played(order: tuple[int, ...]) -> None:
     assert len(set(versions)) > 2
 
 
-@says("Before it can be had, send all messages of the round before: the learner may wait for them.")
 def test_a_round_is_sent_as_a_whole_before_the_next_one_is_permitted() -> None:
     """Given a learner that permits a round once it has all unrolls of the one before."""
     num_envs, rounds, groups = 3, 6, 2

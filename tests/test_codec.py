@@ -13,7 +13,6 @@ import tree
 from google.protobuf.message import DecodeError
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from page import says
 
 from impala.types import Nest
 from protos import codec
@@ -88,7 +87,6 @@ def test_any_nest_comes_back_as_it_was(nest: Nest) -> None:
         assert after.tobytes() == before.astype(after.dtype).tobytes()
 
 
-@says("Dtypes: bool, signed and unsigned integers of 8 to 64 bits, floats of 16, 32 and 64 bits.")
 @pytest.mark.parametrize("name", DTYPES)
 def test_every_dtype_has_a_number_of_its_own_and_comes_back_at_its_limits(name: str) -> None:
     dtype = np.dtype(name)
@@ -109,11 +107,6 @@ def test_the_enum_has_no_dtype_that_the_codec_does_not_know() -> None:
     assert known == set(pb.DType.values()) - {pb.DTYPE_UNSPECIFIED}
 
 
-@says(
-    "A tensor is a `bytes` field with nothing but values:",
-    "C order (the last axis varies fastest), **little endian**, IEEE 754 floats, two's complement "
-    "integers, one byte per bool, which is 0 or 1.",
-)
 def test_bytes_are_little_endian_in_c_order_with_one_byte_per_bool() -> None:
     matrix = np.array([[1, 2], [3, 4]], ">u2")
     (straight, turned, flags) = codec.encode([matrix, matrix.T, np.array([True, False])])
@@ -122,7 +115,6 @@ def test_bytes_are_little_endian_in_c_order_with_one_byte_per_bool() -> None:
     assert flags == b"\x01\x00"
 
 
-@says("A scalar has rank 0 and one value; an array with a 0 in its shape has no bytes.")
 def test_scalars_and_empty_arrays_keep_their_shapes() -> None:
     for array in (
         np.array(2.5, np.float32),
@@ -229,13 +221,6 @@ def test_a_message_of_many_fields_is_left_to_protobuf() -> None:
     assert codec.split(data) == ([], data)
 
 
-@says(
-    "A `TensorSpec` is a name, a dtype and a shape.",
-    "A nest (tuples, lists, dictionaries, records of arrays) is sent as the list of its leaves: "
-    "depth first, tuples and records in the order of their fields, dictionaries in the order of "
-    "their sorted keys.",
-    "The path of a leaf, joined with `/`, is its name, such as `timestep/observation`.",
-)
 def test_specs_name_leaves_by_their_paths_in_the_order_in_which_they_travel() -> None:
     nest = Pair(
         left={"b": np.zeros((2, 3), np.float32), "a": (np.zeros(4, bool), np.int64(1))},
@@ -316,11 +301,6 @@ def test_too_few_and_too_many_tensors_are_refused(tensors: list[bytes]) -> None:
         codec.decode(tensors, SPECS)
 
 
-@says(
-    "Shape and dtype are not sent with the values.",
-    "The receiver computes each tensor's size from the spec that it holds itself, and refuses "
-    "what has another one.",
-)
 @pytest.mark.parametrize(
     ("index", "size", "expected"),
     [
@@ -370,9 +350,6 @@ def test_random_bytes_are_decoded_or_refused_and_nothing_else(tensors: list[byte
 # The environment axis.
 
 
-@says(
-    "So the environment axis comes after time and before everything else.",
-)
 def test_environments_come_after_time_and_before_core_state() -> None:
     unroll = [
         pb.TensorSpec(name="observation", dtype=pb.DTYPE_UINT8, shape=[21, 84, 84]),
@@ -391,10 +368,6 @@ def test_environments_come_after_time_and_before_core_state() -> None:
     assert [list(spec.shape) for spec in feed_forward] == [[21, 1, 84, 84], [21, 1]]
 
 
-@says(
-    "`num_envs` is E, and may differ between messages;",
-    "`frames` and `parameter_version` are not tensors, they have fields of their own.",
-)
 def test_unrolls_of_several_environments_travel_by_their_own_spec() -> None:
     # Given one environment's spec, what E environments wrote together comes back.
     rows, num_envs = 3, 4
@@ -420,17 +393,6 @@ def _spec(
     return pb.TensorSpec(name=name, dtype=dtype, shape=shape)
 
 
-@says(
-    "A *number* is 4 bytes, unsigned, little endian.",
-    "A *string* is the number of its UTF-8 bytes, then the bytes.",
-    "the string `impala.v1`;",
-    "the number of unroll specs; for each of them the string `name`, the number of its `DType`, "
-    "the number of its dimensions, and each dimension;",
-    "the same of the parameter specs;",
-    "A learner can test itself: with one unroll spec (`x`, DTYPE_INT8, `[2, 3]`), one parameter "
-    "spec (`é`, DTYPE_FLOAT32, `[]`) and the settings `{}` it is "
-    "`b4d8cf87b2d3a3f9415ceb9936a0f62d34fca5058de872068781a90f25f5882a`.",
-)
 def test_the_fingerprint_is_the_hash_of_the_documented_bytes() -> None:
     documented = (
         struct.pack("<I", 9) + b"impala.v1"
@@ -445,10 +407,6 @@ def test_the_fingerprint_is_the_hash_of_the_documented_bytes() -> None:
     assert found == "b4d8cf87b2d3a3f9415ceb9936a0f62d34fca5058de872068781a90f25f5882a"
 
 
-@says(
-    "The order and the names in `unroll_specs` are a part of the [fingerprint](#fingerprint): tell "
-    "leaves by either.",
-)
 def test_the_fingerprint_changes_when_anything_changes() -> None:
     variants = {
         "as it is": ([_spec()], [_spec("w")], "{}"),
@@ -473,10 +431,6 @@ def test_the_fingerprint_changes_when_anything_changes() -> None:
     assert len(prints) == len(variants), [names for names in prints.values() if len(names) > 1]
 
 
-@says(
-    "`JoinReply.fingerprint` is a SHA-256, in 64 lower-case hexadecimal digits, over what both "
-    "sides must agree on.",
-)
 def test_the_fingerprint_survives_the_wire() -> None:
     specs = codec.specs({"a": np.zeros((2, 0)), "b": np.int16(1)})
     sent = pb.JoinReply(unroll_specs=specs, parameter_specs=specs)
@@ -489,7 +443,6 @@ def test_the_fingerprint_survives_the_wire() -> None:
 # The protocol's version.
 
 
-@says("The protocol is 2.5, major and minor.")
 def test_minor_versions_may_differ_and_majors_may_not() -> None:
     major, minor = codec.PROTOCOL_VERSION.major, codec.PROTOCOL_VERSION.minor
     assert (major, minor) == (2, 5)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import rich.console
 import services
-from page import says
 from test_evaluation import Counting, Scripted
 from test_kept import PLAYED, Story
 
@@ -63,10 +62,6 @@ def test_catch_goes_on_with_the_next_ball() -> None:
         environments.make(EnvironmentConfig(id=CATCH.id, kwargs='{"rows": 1}'), 1)
 
 
-@says(
-    "An episode that has not ended after `evaluator.max_steps` counts as it is then, and the next "
-    "one of its environment begins with the next step."
-)
 def test_an_evaluation_of_what_never_ends_ends() -> None:
     never: Any = Scripted([[2, 10**9], [10**9]])
     episodes = evaluation.play_episodes(never, Counting(), 5, True, 0, max_steps=7)  # type: ignore

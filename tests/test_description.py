@@ -11,7 +11,6 @@ import pytest
 import test_agent
 import test_numpy_agent
 import tree
-from page import says
 from test_agent import experience, random_state, sample
 from test_distributions import CASES
 
@@ -75,48 +74,6 @@ def randomised(agent: Agent) -> list[np.ndarray]:
     return [variable.numpy() for variable in agent.variables]
 
 
-@says(
-    "Row by row:",
-    "`inputs` → `shared` → `policy` and `baseline`.",
-    "What is not said below is in the reply, for every torso and core of "
-    "[`settings.agent`](#settings).",
-    "| `KIND_NUMBERS` | the numbers as float32, times `scale`: for unsigned integers 1 / the "
-    "highest `high` of the space (if that is more than 1), otherwise 1 |",
-    "| `KIND_ONE_HOT` | for each number of the leaf, in C order, n numbers: 1 for its choice, "
-    "else 0; all 0 for a choice outside of the space |",
-    "| `KIND_LOG_REWARD` | sign(r) log(1 + \\|r\\|) |",
-    "| `KIND_LOG_TIME` | log(1 + t) / 5 |",
-    "With `frames` K > 1 the K newest frames are stacked along the last axis, oldest first, "
-    "before anything else; a frame `[height, width]` is `[height, width, 1]`.",
-    "In an episode's first K − 1 rows its first frame stands for those that there are not.",
-    "The core state holds the K − 1 frames before, oldest first:",
-    "`[K − 1, ...]`.",
-    "| `KIND_FLATTEN` | the array as one vector, in C order: of an image row by row, in each row "
-    "pixel by pixel, in each pixel channel by channel |",
-    "| `KIND_STANDARDISE` | an image less its mean, divided by max(σ, 1/√n), where σ is the "
-    "standard deviation of its n numbers, of all channels and frames together |",
-    "| `KIND_LINEAR` | x W + b, with the parameters b, W `[in, out]` |",
-    "| `KIND_CONVOLUTION` | the sum over a window of height × width pixels and all channels in, "
-    "times the weights (not mirrored), plus the bias; parameters b, W `[height, width, in, out]`; "
-    "an image `[height, width]` has one channel |",
-    "| `KIND_MAX_POOL` | the largest number of each channel in a window of `size` × `size` pixels "
-    "|",
-    "| `KIND_RELU` | max(x, 0) |",
-    "| `KIND_ELU` | x where it is above 0, else e^x − 1 |",
-    "| `KIND_KEEP` | x; it is kept for the next `KIND_ADD` |",
-    "| `KIND_ADD` | x plus what was kept last, number by number |",
-    "| `KIND_ADDED` | x with all of `added`, flattened, one behind the other, behind it |",
-    "| `KIND_LSTM` | parameters U `[size, 4 size]`, b, W `[in, 4 size]`; the four parts of x W + "
-    "b + hidden U are new, enter, forget, leave; cell' = σ(forget + 1) cell + σ(enter) tanh(new), "
-    "hidden' = σ(leave) tanh(cell'), which is the result; hidden and cell are 0 in a row that is "
-    "FIRST, before they are used |",
-    "| `KIND_POPART` | of each task its x times √v, v between 1e-8 and 1e12, plus its mean; of "
-    "these the row's task; parameters means, variances v `[tasks]` |",
-    "Where a window does not fit, there is no output.",
-    "With `padded` there are ⌈n / `stride`⌉ outputs of n pixels: the image is widened by max(0, "
-    "(outputs − 1) × `stride` + window − n) pixels, half of them before, rounded down, and the "
-    "rest behind; they are 0, and for `KIND_MAX_POOL` less than every number.",
-)
 @pytest.mark.parametrize("name", AGENTS)
 def test_what_is_described_computes_what_the_agent_computes(name: str) -> None:
     """Over rows in which episodes begin and end at random, from a state amid an episode."""
@@ -146,7 +103,6 @@ def test_every_torso_and_core_is_described() -> None:
     assert {config.core for config, _, _ in AGENTS.values()} == set(CORE.built_in)
 
 
-@says("With a part of one's own there is only `parameters`, and `not_described` names the part.")
 def test_a_part_of_ones_own_is_named_and_not_described() -> None:
     own = f"{__name__}:OwnTorso"
     config = dataclasses.replace(Config(), agent=AgentConfig(own, hidden_sizes=(4,)))
@@ -169,7 +125,6 @@ class OwnTorso(MLP):
         super().__init__(AgentConfig(hidden_sizes=(4,)), name=name)
 
 
-@says("Spaces, policy, network and limits are absent from learners before 2.3.")
 def test_what_is_of_a_newer_protocol_is_not_guessed() -> None:
     agent = build.agent(AgentConfig(hidden_sizes=(4,)), VECTOR, CHOICE)
     reply = reply_of(agent, AgentConfig(hidden_sizes=(4,)), (VECTOR, CHOICE))
@@ -187,16 +142,6 @@ def test_what_is_of_a_newer_protocol_is_not_guessed() -> None:
 # ------------------------------------------------------------------------------------ spaces
 
 
-@says(
-    "A Dict or a Tuple is the list of its leaves.",
-    "Each leaf has the name, dtype and shape that it has in `unroll_specs`, without the axis of "
-    "time.",
-    "| `KIND_BOX` | numbers from `low` to `high`, both included |",
-    "| `KIND_DISCRETE` | one choice |",
-    "| `KIND_MULTI_DISCRETE` | a choice for each number of the leaf |",
-    "| `KIND_MULTI_BINARY` | 0 or 1 for each number: choices, too, but as an observation they are "
-    "numbers |",
-)
 def test_spaces_say_bounds_starts_and_sizes_of_each_leaf_in_the_order_of_the_wire() -> None:
     space = spaces.Dict(
         [
@@ -235,35 +180,6 @@ def _policies() -> Iterator[tuple[str, AgentConfig, gym.Space]]:
     yield "unsorted dict", AgentConfig(hidden_sizes=(4,)), spaces.Dict(unsorted)
 
 
-@says(
-    "The leaves of an action are chosen independently of each other, and so are the numbers of a "
-    "leaf.",
-    "Each of `policy.factors` is the distribution of a leaf; its parameters stand in "
-    "`output/policy` behind those of the factors before it, and so do the network's outputs from "
-    "which they are made.",
-    "The order of the factors need not be that of `action_space`.",
-    "| `FAMILY_CATEGORICAL` | for each number of the leaf, in C order, the logits of its n "
-    "choices | each number is `start` + i with the probability exp(logit i) / Σ exp(logit) |",
-    "| `FAMILY_EPSILON_GREEDY` | the values of the n choices, and ε | with probability ε any of "
-    "the choices that there are, each as likely; otherwise the one of the highest value, the "
-    "first if there are several |",
-    "| `FAMILY_TANH_NORMAL` | for the D numbers of the leaf, in C order, D means m, then D "
-    "numbers u | each number is c + h tanh(m + e^s z), z normal, where c = (`high` + `low`) / 2, "
-    "h = (`high` − `low`) / 2, s = `lowest_log_deviation` + (`highest_log_deviation` − "
-    "`lowest_log_deviation`) σ(u + log(−`lowest_log_deviation` / `highest_log_deviation`)), σ the "
-    "logistic function |",
-    "`output/policy` holds the parameters that the action was drawn from: the outputs of the "
-    "network themselves, behind which ε stands with `FAMILY_EPSILON_GREEDY`.",
-    "There ε is 1 + min(1, p / `epsilon.anneal`) (f − 1), where p is the parameter `progress` (a "
-    "number from 0 to 1) and each environment draws f once, from `epsilon.finals` with the "
-    "weights `epsilon.weights`; with an `epsilon.anneal` of 0 it is f.",
-    "If there is a mask, it has one entry for each choice of each number of each leaf, in the "
-    "order of the factors.",
-    "The output of a choice whose entry is 0 is replaced by `Policy.masked`, in `output/policy` "
-    "as well; where all choices of a number are masked, as after an episode's end, none of that "
-    "number is.",
-    "A value of less than half of `Policy.masked` is of a choice that there is not.",
-)
 @pytest.mark.parametrize(("config", "space"), [case[1:] for case in _policies()])
 def test_actions_are_as_probable_as_the_learner_finds(
     config: AgentConfig, space: gym.Space

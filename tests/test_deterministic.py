@@ -9,7 +9,6 @@ import messages
 import numpy as np
 import pytest
 import services
-from page import says
 
 from actors import policy
 from actors.actor import Actor
@@ -158,10 +157,6 @@ def _play(incarnation: int, updates: int) -> tuple[list[np.ndarray], list[np.nda
     return [variable.numpy() for variable in plan.phases.agent.variables], drawn
 
 
-@says(
-    "If `life` is not 0 it takes the place of the incarnation there: the run is to be "
-    "reproducible, and `life` differs between incarnations of a name but not between two runs.",
-)
 def test_what_is_played_drawn_and_learned_is_the_same_whatever_the_incarnations() -> None:
     one, other = _play(7, 12), _play(8, 12)
     for arrays, others in zip(one, other, strict=True):

@@ -17,7 +17,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
-from page import says
 
 from impala import environments
 from impala.config.schema import (
@@ -561,7 +560,6 @@ def atari(num_envs: int = 2, game: str = "Pong", threads: int = 1, **settings: A
 
 
 class TestAtari:
-    @says("A life loss is not an end: it is discount 0 on a MID row.")
     def test_it_plays_what_ale_plays_frame_for_frame(self) -> None:
         # Given ALE's vector environment with the same settings and seeds, as the slow truth ...
         num_envs, num_steps = 4, 700
@@ -841,10 +839,6 @@ def script(*step_types: list[int]) -> list[TimeStep]:
 
 
 class TestWithHistory:
-    @says(
-        "What `last_action`, `last_reward` and `time_in_episode` add to the observation are leaves "
-        "beside `observation`.",
-    )
     def test_it_remembers_the_last_step_and_forgets_at_the_start_of_an_episode(self) -> None:
         timesteps = script([0, 0], [1, 1], [2, 1], [0, 1], [1, 2])
         environment = WithHistory(
@@ -879,11 +873,6 @@ class TestWithHistory:
             [1, 4],
         ]
 
-    @says(
-        "In an episode's first row the last action is none: each choice is one below the smallest "
-        "(it has one choice more in `observation_space`), other numbers are 0; the last reward and "
-        "the time are 0.",
-    )
     def test_no_action_is_below_the_choices_and_zero_otherwise(self) -> None:
         space = gym.spaces.Dict(
             {

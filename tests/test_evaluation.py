@@ -9,7 +9,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import tensorflow as tf
-from page import says
 
 from impala.environments.base import Environment
 from impala.play import evaluation
@@ -93,12 +92,6 @@ def test_short_episodes_are_not_preferred() -> None:
     assert np.mean([episode.episode_return for episode in episodes]) == 5.5
 
 
-@says(
-    "Play `evaluator.episodes` whole episodes of that task in min(`evaluator.episodes`, "
-    "`actor.num_envs`) environments that step together, environments and actions seeded by "
-    "`seed`, the same number in each (one more in the first ones, if they do not divide): so a "
-    "snapshot's returns do not depend on who evaluates it and when.",
-)
 def test_each_environment_gives_its_first_episodes_and_the_first_ones_one_more() -> None:
     episodes = _play(Scripted([[3, 5, 9], [2, 4, 8], [6, 7, 1]]), 7)
 

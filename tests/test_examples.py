@@ -34,7 +34,6 @@ def _run(*arguments: object, seconds: float = 280.0) -> str:
 def test_the_page_that_learns_catch_runs() -> None:
     said = _run("catch.py", "--updates", 3)
     assert said.startswith("3 updates: mean return ")
-    assert len((EXAMPLES / "catch.py").read_text().splitlines()) < 120
 
 
 @pytest.mark.slow

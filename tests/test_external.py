@@ -21,7 +21,6 @@ import services
 import test_run_actor
 from fake_learner import FakeLearner
 from half_trained import STORED
-from page import says
 
 import impala
 from impala import environments
@@ -222,12 +221,6 @@ def test_training_that_ends_is_told() -> None:
                 time.sleep(0.01)
 
 
-@says(
-    "An actor that sends nothing for a minute counts as silent: `impala status` and metrics "
-    "show it.",
-    "One that is slow and well may name itself (`actor`, `incarnation`) when it asks: that is a "
-    "sign of life.",
-)
 def test_a_loop_that_does_nothing_for_minutes_counts_as_active() -> None:
     with _run() as run, impala.connect(run.address) as client:
         client.session().act(_observation(0, 0))

@@ -9,7 +9,6 @@ import node
 import numpy as np
 import pytest
 from google.protobuf import json_format
-from page import says
 
 from impala.config import values
 from impala.config.presets import PRESETS
@@ -64,10 +63,6 @@ def test_golden_files_are_what_the_program_computes(name: str) -> None:
     _same(made, golden.load(name))
 
 
-@says(
-    "The same network has the same graph and digest, whenever it is made: they depend on `agent`, "
-    "the spaces and `parameter_specs`, not on T.",
-)
 @pytest.mark.parametrize("preset", ["catch", pytest.param("pendulum", marks=pytest.mark.slow)])
 def test_golden_graphs_are_byte_by_byte_what_a_learner_makes(preset: str) -> None:
     config = values.overlay(PRESETS[preset][1], {"learner": {"unroll_length": 3}, "seed": 9})
@@ -133,7 +128,6 @@ def test_the_golden_message_has_the_golden_bytes() -> None:
     assert codec.encode(arrays) == list(sent.tensors)
 
 
-@says("An actor that meets a kind or a family that it does not know gives up.")
 def test_the_actor_in_node_computes_the_golden_networks() -> None:
     """Those that it knows; others it refuses."""
     answers = json.loads(

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tree
-from page import says
 
 from impala import finite
 from impala.commands import main as cli
@@ -355,11 +354,6 @@ def test_the_others_are_learned_from_as_if_it_had_not_been_there(
     assert update.metrics[total] == pytest.approx(expected.metrics[total], rel=1e-4)
 
 
-@says(
-    "`not_finite` for unrolls with which an update would not have been finite, and "
-    "`skipped_update` for those of a batch that was not finite though none of them stood out; and "
-    "`learner_stop` and `run_finished` for what was still queued then.",
-)
 def test_culprits_are_dropped_removed_and_blamed_and_nothing_else_is(scene: Scene) -> None:
     scene.learn(batch_for(scene.learner))
     held = len(scene.replay)

@@ -13,7 +13,6 @@ import messages
 import numpy as np
 import pytest
 import services
-from page import says
 
 from impala.config import values
 from impala.config.schema import Config
@@ -87,12 +86,6 @@ def _act(caller: Caller, *args: Any, **kw: Any) -> Acted:
     return asyncio.run(caller.act(_request(*args, **kw)))
 
 
-@says(
-    "An unroll that begins is acted by the newest parameters, and all of it by the same, which the "
-    "replies name.",
-    "The learner holds them until the next unroll of the stream begins or the stream ends, however "
-    "it ends.",
-)
 def test_an_unroll_is_acted_by_one_version_which_is_held_for_it_alone() -> None:
     inference = _inference(_Step())
     with inference.caller() as first:
@@ -112,10 +105,6 @@ def test_an_unroll_is_acted_by_one_version_which_is_held_for_it_alone() -> None:
     inference.close()
 
 
-@says(
-    "If 16 versions are held, an unroll that begins is acted by the newest of them, instead of by "
-    "another one.",
-)
 def test_a_bounded_number_of_versions_is_held() -> None:
     inference = _inference(_Step())
     opened = []
@@ -134,7 +123,6 @@ def test_a_bounded_number_of_versions_is_held() -> None:
     inference.close()
 
 
-@says("The rows of all streams that wait are computed together, so more actors cost little more.")
 def test_rows_that_wait_are_computed_together_and_each_caller_gets_its_own() -> None:
     """Given one call under way, three callers of two versions wait, and one of them leaves."""
     step = _Step()
@@ -174,10 +162,6 @@ def test_rows_that_wait_are_computed_together_and_each_caller_gets_its_own() -> 
     inference.close()
 
 
-@says(
-    "The requests of a stream are one group's: E is the same in all of them.",
-    "An unroll begins with row 0 (`begins`), and has T rows that are acted upon: 0 to T − 1.",
-)
 @pytest.mark.parametrize(
     ("requests", "complaint"),
     [
@@ -222,10 +206,6 @@ def test_bools_and_step_types_are_checked(number: int, wrong: int) -> None:
     inference.close()
 
 
-@says(
-    "The learner draws the actions; each environment has the ε of `FAMILY_EPSILON_GREEDY` from "
-    "where its stream begins to where it ends.",
-)
 def test_random_numbers_differ_and_epsilons_stay() -> None:
     step = _Step(uniform=(3,), epsilon_final=())
     inference = _inference(step)
@@ -241,7 +221,6 @@ def test_random_numbers_differ_and_epsilons_stay() -> None:
     inference.close()
 
 
-@says("With `agent.random_warm_up` it draws them evenly as long as the version is 0.")
 def test_actions_are_uniform_until_the_first_update() -> None:
     space = gym.spaces.Box(-2.0, 2.0, (1,), np.float32)
     config = values.from_dict(Config, {"agent": {"random_warm_up": True}})
@@ -369,19 +348,6 @@ def _status(service: LearnerService, *requests: pb.ActRequest) -> tuple[grpc.Sta
         service.close()
 
 
-@says(
-    "`FAILED_PRECONDITION`: this learner does not act for others (`learner.inference`), or actors "
-    "need permits; its line says which.",
-    "`NOT_FOUND`: nobody has joined by that name and incarnation, or another incarnation has "
-    "since: `Join` and open another stream.",
-    "`INVALID_ARGUMENT`: a request is wrong, and its line says what is.",
-    "`DEADLINE_EXCEEDED`: no row came for `actor.hang_seconds`, a reply was not taken for as long, "
-    "or an unroll took twice as long.",
-    "`UNAVAILABLE`: the learner stops, or has no parameters yet: open another stream, with "
-    "back-off.",
-    "`UNIMPLEMENTED`: the learner is older than 2.4.",
-    "These statuses end a stream, beside those of every call:",
-)
 def test_streams_end_with_a_status_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     code = grpc.StatusCode
     status, why, _ = _status(messages.service(), _request())
@@ -425,7 +391,6 @@ def test_an_unroll_that_takes_twice_as_long_as_a_row_may_is_ended() -> None:
         asyncio.run(held_for(199.9))
 
 
-@says("`finished` in a reply is the end of training: nothing else is in it, and the stream ends.")
 def test_the_end_of_training_ends_a_stream() -> None:
     service = messages.service(inference=_inference(_Step()))
     service.join(messages.join_request("a", 1))

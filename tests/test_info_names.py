@@ -5,7 +5,6 @@ import logging
 
 import messages
 import pytest
-from page import says
 
 from impala.types import Episode
 from learner.data.ingest import Ingest
@@ -48,12 +47,6 @@ def test_the_first_names_are_kept_and_later_ones_counted_and_told_once(
     assert r"'\x1b[2J'" in line and "limits.info_names" in line
 
 
-@says(
-    "An info name has 1 to 64 letters, digits and `_ . / -` and begins with a letter or digit; a "
-    "run records the first 64 names that it meets (`limits.info_names`).",
-    "Numbers under other names are counted (`RunStatus.dropped_info_names`) and left out, and the "
-    "message is taken all the same.",
-)
 def test_thousands_of_names_refuse_no_message_and_reach_neither_learner_nor_evaluations() -> None:
     """The service takes eight names here. A message brings 150 episodes of 64 new names each."""
     ingest = Ingest(64)

@@ -11,7 +11,6 @@ import messages
 import numpy as np
 import pytest
 import tree
-from page import says
 
 from impala.config.schema import Config, LimitsConfig
 from impala.types import Episode, StepType
@@ -166,12 +165,6 @@ BAD = {
 }
 
 
-@says(
-    "LAST is always followed by FIRST, and within a message FIRST comes only after LAST.",
-    "Both are telemetry, finite and not negative.",
-    "`waited_seconds` may exceed `elapsed_seconds` by a second, not by more.",
-    "`Receipt.detail` tells people the value, the limit and the fix.",
-)
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_message_is_refused_with_what_is_wrong(name: str) -> None:
     message, reason, detail = BAD[name]
@@ -211,10 +204,6 @@ def test_bounds_of_actions_fit_the_action() -> None:
     assert isinstance(_check(_with("output/action", 99), actions=[None]), Arrival)
 
 
-@says(
-    "Those of an earlier incarnation are welcome if it was a learner of the same run "
-    "(`REASON_VERSION` otherwise, as after `--fresh`); their lag is taken from the version.",
-)
 def test_versions_of_learners_that_never_were_are_refused() -> None:
     rejection = _check(_good(learner_incarnation=5), newest_version=None)
     assert isinstance(rejection, Rejection)
@@ -223,13 +212,6 @@ def test_versions_of_learners_that_never_were_are_refused() -> None:
     assert isinstance(_check(_good(parameter_version=3), newest_version=3), Arrival)
 
 
-@says(
-    "`Unrolls.frames[i]` counts the environment frames (action repeats included) that environment "
-    "i played in rows 1..T, without seams: at least 1 for each row that is not a seam, and at "
-    "most what a step can play (`environment.atari.frame_skip` of the task for ALE games; "
-    "otherwise `environment.repeat.most` times the learner's `limits.frames_per_step`, which is 1 "
-    "unless the environment counts frames itself).",
-)
 def test_limits_and_frames_are_those_of_the_configuration_and_the_task() -> None:
     limits = LimitsConfig(reward=1e9, baseline=1.0)
     large = _with("timestep/reward", 1e9)
@@ -351,9 +333,6 @@ def _numbers(ingest: Ingest) -> list[int]:
     return numbers
 
 
-@says(
-    "The learner queues a bounded number of unrolls.",
-)
 def test_when_it_is_full_those_who_come_wait_in_order() -> None:
     async def story() -> None:
         ingest = Ingest(capacity=4)

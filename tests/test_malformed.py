@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import tree
 from callers import STREAM_METHOD, Actor, Learner, received
-from page import says
 from services import WAIT
 
 from protos.impala.v1 import learner_pb2 as pb
@@ -193,7 +192,6 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-@says("A refused message does not end the stream and harms nobody else.")
 def test_ten_thousand_malformed_messages_are_each_answered_and_counted() -> None:
     with Learner() as learner, Actor(learner.address, "good", 1) as good:
         counted: list[collections.Counter] = [collections.Counter() for _ in range(STREAMS)]

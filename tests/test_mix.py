@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import services
 import tree
-from page import says
 
 from impala.config.schema import MixConfig
 from impala.logdir.directory import StorageError
@@ -335,10 +334,6 @@ def _made_with(version: int, arrival: Arrival) -> Arrival:
     return arrival._replace(unroll=unroll._replace(parameter_version=versions))
 
 
-@says(
-    "`policy_lag` for what was older than `mix.max_policy_lag` allows;",
-    "Policy lag is the learner's version minus the unroll's.",
-)
 def test_what_is_older_than_the_limit_is_dropped_and_accounted_for() -> None:
     # Given messages of two unrolls, of several versions, for the updates 10, 11 and 12 ...
     ingest = Ingest(capacity=100)

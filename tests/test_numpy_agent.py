@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tree
-from page import says
 from test_agent import B, booleans, experience, row, wrapped
 from test_distributions import CASES
 
@@ -264,11 +263,6 @@ def parameters_of(agent: Agent) -> Parameters:
     return Parameters(5, 1, 0.0, 0, [variable.numpy() for variable in agent.variables])
 
 
-@says(
-    "`core_state` is the agent's memory *before it saw row 0*; the learner runs its network over "
-    "all T+1 rows from there.",
-    "Before the reset it is the agent's initial state, which is all zeros.",
-)
 def test_the_learner_finds_the_policy_that_acted() -> None:
     """An actor's unrolls, on the learner's network: the same policy, baseline and core state."""
     config = EnvironmentConfig("Catch", last_action=True, last_reward=True, time_in_episode=True)

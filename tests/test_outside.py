@@ -3,19 +3,14 @@
 import json
 import os
 import pathlib
-import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-import gymnasium as gym
-import numpy as np
 import pytest
 import services
-import tensorflow as tf
-import test_algorithms
 import uv
 import yaml
 
@@ -23,11 +18,9 @@ from impala.commands import main as cli
 from impala.config import layers, rules, values
 from impala.config.schema import AgentConfig, Config, MixConfig
 from impala.logdir import checkpoint, identity
-from impala.parts import build, sections
+from impala.parts import sections
 from impala.parts.components import Allowed
 from impala.play.player import Player
-from learner.telemetry import own_sinks
-from learner.update import optimisers
 
 OUTSIDE = pathlib.Path(__file__).parent / "outside"
 ENVIRONMENT = "outside_parts.environments:Lanes"
@@ -195,46 +188,6 @@ def test_reading_settings_imports_nothing_that_is_not_allowed() -> None:
     with pytest.raises(values.OptionError, match="--allow outside_parts:Games-v0"):
         sections.from_dict({"environment": {"id": "outside_parts:Games-v0"}}, Allowed())
     assert "outside_parts.torsos" not in sys.modules
-
-
-# ------------------------------------------------------------------------------ the page
-
-
-def test_the_examples_of_the_page_are_parts(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = (pathlib.Path(__file__).parent.parent / "docs" / "parts.md").read_text(encoding="utf-8")
-    *blocks, preset = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 4
-    (tmp_path / "my_parts.py").write_text("\n".join(blocks))
-    (tmp_path / "my_presets.py").write_text(preset)
-    monkeypatch.syspath_prepend(tmp_path)
-    names = {
-        "algorithm": "my_parts:Reinforce",
-        "optimiser": {"name": "my_parts:Signs"},
-        "telemetry": {"sinks": ["my_parts:Best"]},
-    }
-
-    config = layers.layered("my_presets:GATED_CATCH", None, {}, names)
-
-    assert values.to_dict(config)["gated"] == {"width": 32}
-    assert values.to_dict(config)["reinforce"] == {"baseline_cost": 0.5}
-    own = sections.found(config)
-    space = gym.spaces.Box(-9, 9, [2])
-    agent = build.agent(config.agent, space, gym.spaces.Discrete(3), own=own)
-    algorithm = build.algorithm(config.algorithm, config, agent)
-    variables = algorithm.learned_variables
-    optimiser = optimisers.make(config.optimiser, variables, own)
-    batch = test_algorithms.make_batch(test_algorithms.make_arrays(), agent)
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(algorithm.loss(batch).loss)
-    before = [variable.numpy() for variable in variables]
-    optimiser.apply(tape.gradient(loss, variables), variables, tf.constant(0.5))
-    for variable, value in zip(variables, before, strict=True):
-        assert set(np.unique(np.abs(variable.numpy() - value).round(5))) <= {0.0, 0.5}
-    sink = own_sinks.make(config, tmp_path)[0]
-    sink.write({"episode/Catch/return_recent": 0.5})
-    assert not sink.is_dropped
 
 
 # ------------------------------------------------------------------------------ the services

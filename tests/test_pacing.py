@@ -14,7 +14,6 @@ from typing import Any
 import messages
 import numpy as np
 import pytest
-from page import says
 
 from impala.config import rules, values
 from impala.config.presets import PRESETS
@@ -153,12 +152,6 @@ def _play(lag: int, exact: bool, players: list[Player], seed: int, ahead: int = 
     return made[0]
 
 
-@says(
-    "A **round** is an unroll of each of the actor's environments.",
-    "A **permit** is leave to make one: it says in `number` what to put into `Unrolls.permit` of "
-    "all messages of the round, in `version` which parameters have to act in it, and in `task` "
-    "what has to be played, instead of receipts.",
-)
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("lag", [1, 2, 5])
 def test_under_a_budget_nothing_lapses_or_is_older(lag: int, seed: int) -> None:
@@ -179,11 +172,6 @@ def test_under_a_budget_nothing_lapses_or_is_older(lag: int, seed: int) -> None:
         assert learned[name] > 0
 
 
-@says(
-    "In some runs a policy lag is promised (`mix.lag_budget`, `mix.exact_lag`), so an actor may "
-    "not begin an unroll whenever it likes.",
-    "They may be older than others that were held meanwhile.",
-)
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("lag", [0, 1, 3])
 @pytest.mark.parametrize("num_actors", [1, 2, 4])
@@ -263,13 +251,6 @@ def test_a_dead_actor_holds_nobody_up(lag: int, exact: bool, seed: int) -> None:
         assert _lags(play)[lag:] == [{lag}] * (len(play.batches) - lag)
 
 
-@says(
-    "A permit lapses if the learner hears nothing of its actor for 30 seconds, or for 10 after "
-    "its stream has ended; if it is open for twice `actor.hang_seconds`; if a message of its "
-    "round is rejected; and when another incarnation joins by the name.",
-    "A call of `GetParameters` with `actor` and `incarnation` and round 0 is a sign of life, and "
-    "is answered without parameters: make one every second.",
-)
 def test_a_permit_lapses_without_a_sign_of_life_sooner_without_a_stream() -> None:
     now = [0.0]
     pacing = Pacing(FRESH, 1, exact=False, max_seconds=1e6, clock=lambda: now[0])
@@ -315,10 +296,6 @@ def test_nobody_takes_the_permit_of_another_or_more_than_there_are() -> None:
     assert pacing.ask(("a", 1), 4, 1, lambda: None) is None
 
 
-@says(
-    "Asking again for the same round, as after a reply that was lost, gives the same permit or, "
-    "as long as none of its unrolls was sent, one with newer parameters under the same number.",
-)
 def test_asking_again_gives_the_same_permit_with_parameters_that_there_are() -> None:
     pacing = Pacing(FRESH, 2, exact=False)
     first = pacing.ask(("a", 1), 1, 4, lambda: None)
@@ -470,11 +447,6 @@ def test_a_batch_is_learned_from_with_the_lag_that_was_asked_for(lag: int) -> No
         learner.mix.close()
 
 
-@says(
-    "Unrolls without a permit, of one that has lapsed, or of one that an earlier learner gave, "
-    "are accepted, and dropped (`lapsed`).",
-    "`lapsed` for what needed a [permit](#permits) and had none;",
-)
 def test_what_has_no_permit_is_dropped_and_counted() -> None:
     learner = Learner(2, exact=False)
     try:
@@ -499,13 +471,6 @@ def test_what_has_no_permit_is_dropped_and_counted() -> None:
         learner.mix.close()
 
 
-@says(
-    "Ask for one by `GetParameters` with `actor`, `incarnation`, the number of the `round` (1, 2, "
-    "3, ... of this incarnation) and its `unrolls`, all messages together.",
-    "`parameters` are in the reply unless the call named that version as held.",
-    "Asking for a round of which unrolls have come, or that can never fit (`detail` says what "
-    "would), is `INVALID_ARGUMENT`.",
-)
 def test_nobody_gets_parameters_before_its_turn_nor_a_round_that_never_fits() -> None:
     learner = Learner(1, exact=False)
     try:
@@ -560,10 +525,6 @@ def test_an_incarnation_that_is_replaced_while_it_waits_gets_no_permit(
         learner.mix.close()
 
 
-@says(
-    "Then `JoinReply.needs_permits` is true, the setting stands in `settings.needs`, and all of "
-    "this holds.",
-)
 def test_actors_of_before_are_told_that_they_do_not_know_of_permits() -> None:
     from impala.schedule import tasks
     from learner.service import settings

@@ -12,7 +12,6 @@ import pytest
 import sonnet as snt
 import tensorflow as tf
 import tree
-from page import says
 
 from actors import policy
 from actors.actor import Actor
@@ -210,10 +209,6 @@ def set_statistics(agent: Agent, means: Sequence[float], deviations: Sequence[fl
         variable.assign(values)
 
 
-@says(
-    "With `agent.popart` and several tasks the observation is a dictionary with `popart_task` "
-    "(int64, the number of the task in every row) beside `observation`.",
-)
 def test_actors_tell_their_task_and_the_torso_does_not_see_it() -> None:
     plan, _ = learner_of(CONFIG)
     agent = plan.phases.agent

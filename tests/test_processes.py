@@ -16,7 +16,6 @@ import faulty
 import numpy as np
 import pytest
 from faulty import Do
-from page import says
 from services import is_alive
 
 from impala import environments
@@ -277,7 +276,6 @@ def test_one_that_leaks_is_replaced_at_the_end_of_an_episode() -> None:
             assert not witness.step().faults
 
 
-@says("Its episode ends as if by a time limit, LAST with discount 1 and then FIRST.")
 def test_an_episode_that_is_cut_counts_as_one_and_the_seam_as_nothing() -> None:
     with closing(make(1)) as environment:
         statistics = EpisodeStatistics(1)

@@ -77,16 +77,6 @@ def test_a_row_becomes_metrics() -> None:
     assert samples['impala_rpc_seconds_count{method="Join"}'] == 2
 
 
-def test_the_page_names_what_a_metric_is_called_in_a_row() -> None:
-    page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
-    rows = {f"`{each.row}`": each.name for each in SCALARS if each.row != "{name}"}
-    rows |= {f"`{each.row}/...`": each.name for each in DISTRIBUTIONS}
-    for row, name in rows.items():
-        called = re.sub(r"\{(\w+)\}", lambda label: label[1].upper(), row)
-        (line,) = [line for line in page.splitlines() if called in line and f"`{name}`" in line]
-        assert line.startswith("|")
-
-
 def test_messages_rejected_for_any_reason_are_0_before_the_first_one() -> None:
     """An alert sees the first ones only from there. Before the first row nothing is known."""
     name = "impala_messages_rejected_total"

@@ -15,7 +15,6 @@ import messages
 import numpy as np
 import pytest
 import services
-from page import says
 from test_node_actor import greedy_return
 
 from impala.config import values
@@ -134,27 +133,6 @@ def _status(service: LearnerService) -> pb.RunStatus:
     return service.get_status()
 
 
-@says(
-    "What is computed of an observation and how an action is drawn, an actor programs as "
-    "[policy](#the-policy) and [network](#the-network) describe it, or it runs an executable "
-    "policy, in which both are, or it has the learner do it.",
-    "The parameters are inputs of it, as `GetParameters` sends them, so one graph serves "
-    "for all of a run.",
-    "What it sends in `StreamUnrolls` is the same.",
-    "`Act` is a stream of one group of environments that step together.",
-    "A request is a row of them, and has one reply, in order; send the next one after the reply.",
-    "The actor has joined before, and sends its unrolls in `StreamUnrolls`, as always.",
-    "It needs no parameters.",
-    "What is said in the reply to row t belongs into row t + 1; the core state goes into the next "
-    "request.",
-    "It is zeros at the start, and in the message it is what was sent with row 0.",
-    "Row T is row 0 of the next one.",
-    "A seam is a row, too: its action is ignored.",
-    "What the agent outputs for the LAST observation stands in its row, as in any row.",
-    "The rest is the actor's: the environments with all that `environment` does to observations, "
-    "such as `normalise` and `last_action`, [rows](#rows) and seams, frames, episodes, receipts "
-    "and versions.",
-)
 @pytest.mark.parametrize("way", WAYS)
 def test_it_plays_without_a_mistake(tmp_path: pathlib.Path, way: str) -> None:
     _plays(way, "catch", tmp_path / "log")
@@ -176,12 +154,6 @@ def test_another_process_of_its_name_ends_it(tmp_path: pathlib.Path, way: str) -
     assert "another process has joined as twin" in log.read_text()
 
 
-@says(
-    "Only `agent.random_warm_up` is not in the graph: with parameters of version 0 the action is "
-    "the actor's to draw.",
-    "So nothing else in `needs` that begins with `agent.` matters to who runs it, nor do the "
-    "settings of parts that `agent.torso` and `agent.core` name.",
-)
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
@@ -199,11 +171,6 @@ def test_it_plays_without_a_mistake_whatever_the_agent_is(
     _plays(way, preset, tmp_path / "log", version, agent=agent)
 
 
-@says(
-    "An unroll that a broken stream has left in the middle cannot be finished: begin with new "
-    "episodes in all its environments, as at the start.",
-    "If only row 0 was sent, send it again in another stream.",
-)
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_it_goes_on_with_a_learner_that_was_killed_and_started_again(

@@ -40,7 +40,6 @@ from callers import (
 )
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from http2 import ELSEWHERE, Raw, connect
-from page import says
 from services import WAIT
 
 from impala.config.schema import QuarantineConfig
@@ -274,11 +273,6 @@ def test_what_is_not_grpc_is_not_passed_on(behind: _Behind) -> None:
         behind.accept()
 
 
-@says(
-    "Speak within 5 seconds of connecting; a connection that is refused more than 20 calls in ten "
-    "seconds, calls taken back included, is closed, and its host gets new ones only slowly "
-    "([security](security.md#strangers)).",
-)
 def test_a_connection_that_stays_silent_is_closed() -> None:
     with _Behind(Limits(connections=9, silent_seconds=0.2)) as behind:
         with connect(behind.address) as silent, pytest.raises(ConnectionResetError):

@@ -11,7 +11,6 @@ import grpc
 import pytest
 import services
 from fake_learner import FakeLearner
-from page import says
 
 from impala.config.schema import (
     ActorConfig,
@@ -82,10 +81,6 @@ def end_of(actor: subprocess.Popen[str]) -> str:
     return actor.communicate()[1]
 
 
-@says(
-    "The messages of an incarnation are numbered 1, 2, 3, ...",
-    "`JoinReply.unroll_specs` describes the unroll of **one** environment:",
-)
 def test_it_sends_what_the_specs_say_and_drains_on_sigterm(learner: FakeLearner) -> None:
     actor = start(learner)
     learner.wait_for(lambda: len(learner.messages) >= 4, PATIENCE)
@@ -118,10 +113,6 @@ def test_it_ends_on_a_signal_when_the_learner_is_away(learner: FakeLearner) -> N
     assert actor.returncode == 0, log
 
 
-@says(
-    "An actor stops at the first of these signs, or waits for the next run by joining every few "
-    "seconds with a new incarnation.",
-)
 def test_it_ends_when_training_has_finished(learner: FakeLearner) -> None:
     learner.answer = lambda message: learner.receipt(message, pb.STATUS_FINISHED)
     actor = start(learner)
@@ -214,10 +205,6 @@ def test_beyond_its_limit_of_memory_it_starts_anew_under_its_name(learner: FakeL
         assert sent == list(range(1, len(sent) + 1)) and sent
 
 
-@says(
-    "Check that your own specs have the dtypes and shapes of `unroll_specs` and "
-    "`parameter_specs`, in that order.",
-)
 def test_environments_that_the_groups_cannot_share_are_refused(learner: FakeLearner) -> None:
     done = services.run("actor", "--learner", learner.address, "--num-envs", 3)
     assert done.returncode == 2 and "Traceback" not in done.stderr

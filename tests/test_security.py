@@ -30,7 +30,6 @@ from callers import (
     write,
 )
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from page import says
 from services import WAIT
 
 from actors.channel import LearnerChannel
@@ -47,12 +46,6 @@ from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 # Tokens.
 
 
-@says(
-    "What is missing or wrong is answered with `UNAUTHENTICATED`, what the role does not allow, "
-    "an actor name that the credential is not for, and an actor that was revoked with "
-    "`PERMISSION_DENIED`; a stream ends like this, too, when its token is taken out or its actor "
-    "revoked.",
-)
 @pytest.mark.parametrize(
     ("token", "expected"),
     [
@@ -137,11 +130,6 @@ def ca() -> trustme.CA:
     return trustme.CA()
 
 
-@says(
-    "A learner may ask for TLS, for client certificates whose URI names "
-    "`spiffe://TRUST-DOMAIN/.../ROLE` say what the caller may do, and for the metadata "
-    "`authorization:",
-)
 def test_a_certificate_opens_what_its_role_may_do(tmp_path: pathlib.Path, ca: trustme.CA) -> None:
     files = mutual_tls(ca, tmp_path)
     clients = {
@@ -411,7 +399,6 @@ def test_a_revocation_is_read_as_soon_as_its_file_can_be_read(
 # Limits, health, silence.
 
 
-@says("More joins or streams than a host may have are `RESOURCE_EXHAUSTED`: back off.")
 def test_one_host_may_join_and_stream_only_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "_MAX_JOINS_PER_MINUTE", 3)
     monkeypatch.setattr(server_module, "_MAX_STREAMS", 2)

@@ -11,7 +11,6 @@ import messages
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from page import says
 from services import WAIT
 
 from impala.types import Parameters
@@ -54,12 +53,6 @@ def _parameters() -> Parameters:
     return Parameters(messages.LEARNER, 3, 0.5, 10, [np.ones((2, 3), np.float32)])
 
 
-@says(
-    "One gRPC service, `impala.v1.Learner`, over HTTP/2, in plain text or with [TLS](#identity):",
-    "The learner answers every message with one receipt, in order, and `Receipt.sequence` repeats "
-    "the number.",
-    "**Addresses.** `host:port`, or `unix:path` on one host.",
-)
 @pytest.mark.parametrize("kind", ["port", "socket"])
 def test_an_actor_joins_streams_and_pulls(kind: str, tmp_path: pathlib.Path) -> None:
     accounts, ingest = Accounts(), Ingest(capacity=64)
@@ -133,11 +126,6 @@ def test_the_status_names_the_fleet_and_what_it_sent() -> None:
     assert all(0.0 <= seconds < WAIT for _, seconds in observed)
 
 
-@says(
-    "| `UNAVAILABLE` | the learner stops or has gone away | `Join`s again | | `INTERNAL` | "
-    "the learner failed; its log says why | `Join`s again | | `RESOURCE_EXHAUSTED` | a "
-    "message is larger than `max_message_bytes`, or the host has too many streams |",
-)
 def test_errors_of_the_service_become_statuses_and_nothing_kills_the_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -184,10 +172,6 @@ def _health(served: _Served, name: str) -> str:
     return health_pb2.HealthCheckResponse.ServingStatus.Name(status)
 
 
-@says(
-    "For the name `alive` it is SERVING unless the loop that learns has neither made an update "
-    "nor waited for data for ten minutes.",
-)
 def test_a_learner_that_hangs_is_no_longer_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_HANGS_SECONDS", 0.5)
     monkeypatch.setattr(server, "_LOOK_SECONDS", 0.05)
@@ -201,12 +185,6 @@ def test_a_learner_that_hangs_is_no_longer_alive(monkeypatch: pytest.MonkeyPatch
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
 
 
-@says(
-    "The standard health service `grpc.health.v1.Health` is served as well.",
-    '`grpc.health.v1.Health` answers for the names `""` and `impala.v1.Learner`:',
-    "SERVING once the learner takes calls and has parameters to give, NOT_SERVING as soon as it "
-    "is told to stop.",
-)
 def test_it_is_healthy_while_it_serves_and_says_so_when_it_stops() -> None:
     with _Served(messages.service()) as served:
         assert [_health(served, name) for name in ("", SERVICE_NAME)] == ["SERVING", "SERVING"]

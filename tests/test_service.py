@@ -10,7 +10,6 @@ from typing import Any, cast
 import messages
 import numpy as np
 import pytest
-from page import says
 
 from impala.config.schema import Config, QuarantineConfig, TasksConfig
 from impala.config.values import OptionError
@@ -55,10 +54,6 @@ def _get(service: LearnerService, incarnation: int, newer_than: int) -> pb.GetPa
     return pb.GetParametersReply.FromString(service.get_parameters(request))
 
 
-@says(
-    "`actor_index` is small and stays with the name.",
-    "The learner computes it; the actor repeats it in every message.",
-)
 def test_join_tells_an_actor_all_that_it_needs() -> None:
     service = messages.service()
     reply = service.join(messages.join_request("a"))
@@ -87,11 +82,6 @@ def test_an_evaluator_joins_without_taking_a_place_in_the_fleet() -> None:
     assert receipt.reason == pb.REASON_UNKNOWN_ACTOR
 
 
-@says(
-    "`Join` carries both sides'.",
-    "Equal majors understand each other, whatever the minors; another major is refused with "
-    "`FAILED_PRECONDITION`, in a line that names both versions.",
-)
 def test_another_major_version_is_refused_naming_both_and_a_minor_one_is_not() -> None:
     service = messages.service()
     for major, minor, version, program in (
@@ -109,10 +99,6 @@ def test_another_major_version_is_refused_naming_both_and_a_minor_one_is_not() -
     ).fingerprint
 
 
-@says(
-    "A **name** is unique in the fleet:",
-    "1 to 200 printable characters.",
-)
 @pytest.mark.parametrize(
     ("field", "says"),
     [
@@ -128,7 +114,6 @@ def test_an_impossible_join_is_refused(field: dict[str, Any], says: str) -> None
         messages.service().join(messages.join_request(**field))
 
 
-@says("Rejected messages and duplicates are counted beside this, as messages.")
 def test_receipts_say_what_became_of_a_message() -> None:
     accounts, ingest = Accounts(), Ingest(capacity=64)
     service, fingerprint = _joined(accounts=accounts, ingest=ingest)
@@ -170,11 +155,6 @@ def test_another_incarnation_of_the_same_name_takes_over() -> None:
     assert member.joins == 2  # what was refused is no join
 
 
-@says(
-    "What had no receipt is sent again, and if some of its environments had been learned from "
-    "before the checkpoint, only the others are taken: this is why a retry must not change a "
-    "message.",
-)
 def test_after_a_crash_a_half_learned_message_comes_in_from_where_it_was() -> None:
     accounts = Accounts()
     service, fingerprint = _joined(accounts=accounts)
@@ -219,14 +199,6 @@ def test_a_full_ingest_keeps_the_receipt_and_a_cancelled_one_counts_nothing() ->
     asyncio.run(story())
 
 
-@says(
-    "`GetParameters` names what the caller holds, or incarnation 0.",
-    "The reply has no `parameters` if the caller holds the newest, or if there are none yet: "
-    "ask again later (after 0.1 s to 1 s).",
-    "Another incarnation than the one held, in any reply or receipt: pull, whatever the version.",
-    "`progress` is the share of the run done, 0..1;",
-    "`frames` the environment frames learned from.",
-)
 def test_parameters_come_when_they_are_newer_or_of_another_learner() -> None:
     service = messages.service()
     assert not _get(service, 0, 0).HasField("parameters")  # nothing is published yet
@@ -261,7 +233,6 @@ def test_parameters_are_serialised_once_and_only_if_someone_asks(
     assert all(reply is replies[0] for reply in replies)
 
 
-@says("The final parameters can still be had.")
 def test_when_training_has_finished_everyone_hears_and_parameters_stay() -> None:
     async def story() -> None:
         ingest = Ingest(capacity=2)
@@ -283,7 +254,6 @@ def test_when_training_has_finished_everyone_hears_and_parameters_stay() -> None
     asyncio.run(story())
 
 
-@says("and when a run has ended nothing is queued.")
 def test_a_message_that_is_being_accepted_when_training_finishes_is_accounted_for() -> None:
     """Given a message that has got room and is not counted yet when another thread finishes."""
     has_room, may_go_on = threading.Event(), threading.Event()
@@ -378,11 +348,6 @@ def _assigned(service: LearnerService, **kw: Any) -> pb.GetSnapshotReply:
     return pb.GetSnapshotReply.FromString(service.evaluators.get_snapshot(request))
 
 
-@says(
-    "Evaluators work them off, each in every task:",
-    "Whoever holds the snapshot already (by `learner_incarnation` and `frames`) gets it without "
-    "its tensors.",
-)
 def test_evaluators_get_snapshots_task_by_task(tmp_path: pathlib.Path) -> None:
     snapshots = _snapshots(tmp_path, 10, 20, num_tasks=2)
     service = messages.service(snapshots=snapshots)
@@ -415,10 +380,6 @@ def test_a_damaged_snapshot_is_passed_over(
     assert len(snapshots) == 1
 
 
-@says(
-    "For evaluators it is `GetSnapshotReply.finished`, and that of their `Join`: training has "
-    "ended and all snapshots are evaluated.",
-)
 def test_evaluators_go_when_all_is_evaluated(tmp_path: pathlib.Path) -> None:
     snapshots = _snapshots(tmp_path, 10)
     service = messages.service(snapshots=snapshots)
@@ -456,11 +417,6 @@ def _with(evaluation: pb.Evaluation, **kw: Any) -> pb.Evaluation:
     return pb.Evaluation(**{**fields, **kw})
 
 
-@says(
-    "`JoinReply.task` says which one to play first, every `Receipt.task` which one from the next "
-    "unroll on.",
-    "They are counted from 0 in that order.",
-)
 def test_receipts_say_which_task_is_next() -> None:
     config = Config(tasks=TasksConfig(environments=("a", "b"), frames=(100, 100)))
     service = messages.service(config=config)
@@ -482,7 +438,6 @@ def test_messages_that_grpc_cannot_carry_are_refused_at_the_start() -> None:
         messages.service(max_envs=10**6)
 
 
-@says("The learner counts them per actor and shows the last one.")
 def test_faults_of_environments_reach_the_status_once_each_and_printable() -> None:
     service, fingerprint = _joined()
     crashed = pb.EnvironmentFault(environment=4, kind=pb.FAULT_KIND_CRASHED, detail="OSError: 5")
@@ -500,7 +455,6 @@ def test_faults_of_environments_reach_the_status_once_each_and_printable() -> No
     assert member.last_fault == "environment 1 hung: ?[2J" + "x" * 196
 
 
-@says("At most one for each environment of the message.")
 def test_more_faults_than_environments_are_refused() -> None:
     service, fingerprint = _joined()
     fault = pb.EnvironmentFault(environment=0, kind=pb.FAULT_KIND_HUNG)
@@ -513,7 +467,6 @@ def test_more_faults_than_environments_are_refused() -> None:
     assert member.environment_faults == 0
 
 
-@says("Names are recorded or counted as above.")
 def test_the_info_of_every_step_reaches_the_ingest_under_names_that_are_recorded() -> None:
     ingest = Ingest(64)
     service = messages.service(ingest=ingest)
@@ -623,11 +576,6 @@ class _Policy(ExecutablePolicy):
         return Executable("d1", b"graph")
 
 
-@says(
-    "`digest` is the SHA-256 of `onnx` in hexadecimal digits; to whoever names that digest in the "
-    "request, the reply has no `onnx`.",
-    "Ask again when another `fingerprint` has come with a `Join`. The call itself needs none.",
-)
 def test_an_executable_policy_is_fetched_once() -> None:
     service = messages.service(executable=_Policy())
 

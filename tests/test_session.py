@@ -25,7 +25,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from model_learner import GOOD, OF_A_NEWER_VERSION, CallFailed, ModelLearner, Run
-from page import says
 
 from actors import session as real
 from protos.impala.v1 import learner_pb2 as pb
@@ -496,12 +495,6 @@ def play(machine: type[Story], examples: int, steps: int, **options: Any) -> Non
     )
 
 
-@says(
-    "All are 0 or empty at the first `Join`.",
-    "Keep acting with the old ones until the new ones are there, and keep them when a pull fails.",
-    "If the reply's incarnation is not that of the last `JoinReply`, another learner has taken "
-    "over:",
-)
 def test_a_session_comes_through_whatever_happens() -> None:
     play(Story, examples=60, steps=30)
 
@@ -720,10 +713,6 @@ AWAY = real.Failure("UNAVAILABLE", "nobody listens")
 BUSY = real.Failure("RESOURCE_EXHAUSTED", "quarantined for 60 s")
 
 
-@says(
-    "**Backoff.** 0.1 s, doubled up to 10 s, each time multiplied by a random 0.5 to 1, and reset "
-    "by a session that was longer than the last wait.",
-)
 def test_pauses_double_up_to_a_limit_and_begin_anew_after_a_good_connection() -> None:
     learner = session()
     pauses = [learner.lost(AWAY, now=float(second)).seconds for second in range(9)]
@@ -758,10 +747,6 @@ def test_a_learner_is_given_up_by_the_time_that_it_was_away() -> None:
         learner.lost(AWAY, now=110.0)
 
 
-@says(
-    "To `Join` after one is to end the stream, and to send what has no receipt in a new one, also "
-    "at the same fingerprint.",
-)
 @pytest.mark.parametrize("reason", [pb.REASON_SEQUENCE, pb.REASON_FINGERPRINT])
 def test_a_message_out_of_place_is_forgotten_and_the_learner_joined_again(
     reason: pb.Reason,
@@ -783,11 +768,6 @@ def test_a_message_out_of_place_is_forgotten_and_the_learner_joined_again(
     assert learner.outbox.numbers() == [2]
 
 
-@says(
-    "`elapsed_seconds` is the time since the actor made its previous message or, of the first "
-    "one, since it started; `waited_seconds` is the part of it for which it stood still for "
-    "want of a learner, receipts or parameters.",
-)
 def test_a_message_says_how_long_it_took_and_how_long_the_actor_stood_still() -> None:
     learner = session()
     learner.joined(reply(), now=2.0)
@@ -799,7 +779,6 @@ def test_a_message_says_how_long_it_took_and_how_long_the_actor_stood_still() ->
     assert [message.waited_seconds for message in messages] == [0.5, 0.25, 1.0]
 
 
-@says("Without a stream it may act on until it has that many.")
 def test_an_actor_acts_on_without_a_stream_until_too_much_has_no_receipt() -> None:
     learner = session()
     learner.joined(reply(), now=0.0)
@@ -817,10 +796,6 @@ def test_a_learner_that_comes_back_with_smaller_messages_is_not_sent_larger_ones
         learner.joined(reply(max_message_bytes=50), now=1.0)
 
 
-@says(
-    "forgets it, and `Join`s for the new `limits.num_envs`; if its groups are larger it makes new "
-    "ones, of environments that are reset (or exits and is started again)",
-)
 def test_an_actor_joins_for_the_limit_of_environments_and_ends_if_its_groups_are_larger() -> None:
     learner = session()
     learner.joined(reply(limits=pb.Limits(num_envs=8)), now=0.0)
@@ -834,7 +809,6 @@ def test_an_actor_joins_for_the_limit_of_environments_and_ends_if_its_groups_are
         learner.joined(reply(limits=pb.Limits(num_envs=7)), now=3.0)
 
 
-@says("If it is not that of the oldest message without a receipt, give up.")
 def test_a_receipt_for_no_message_is_an_error_that_names_those_there_are() -> None:
     learner = session()
     learner.joined(reply(), now=0.0)
@@ -889,7 +863,6 @@ def test_a_round_is_asked_for_until_there_is_a_permit_and_begins_with_its_parame
     assert learner.pull().request.round == 2
 
 
-@says("A permit of a learner that is gone is worthless: ask its successor.")
 def test_the_permit_of_a_learner_that_is_gone_is_not_used() -> None:
     learner = session()
     learner.joined(reply(needs_permits=True, parameter_specs=SPECS), now=0.0)
@@ -917,7 +890,6 @@ def test_an_answer_that_newer_parameters_have_overtaken_is_not_taken() -> None:
     assert learner.parameters is not None and learner.parameters.version == 2
 
 
-@says("They may be older than others that were held meanwhile.")
 def test_the_parameters_of_a_permit_are_taken_however_old_they_are() -> None:
     learner = session()
     learner.joined(reply(needs_permits=True, parameter_specs=SPECS), now=0.0)

@@ -13,7 +13,6 @@ import messages
 import numpy as np
 import pytest
 import services
-from page import says
 
 from impala.analysis import continual
 from impala.config import values
@@ -47,10 +46,6 @@ def given(snapshots: Snapshots) -> tuple[int, int] | None:
     return assignment and (assignment.snapshot.frames, assignment.task)
 
 
-@says(
-    "Snapshots are handed out oldest first, and a snapshot that has been handed out and not "
-    "reported is handed out again when no other is left.",
-)
 def test_they_are_given_in_order_and_again_when_nothing_else_is_left() -> None:
     snapshots = waiting(0, 10, num_tasks=2)
     first_round = [(0, 0), (0, 1), (10, 0), (10, 1)]
@@ -70,10 +65,6 @@ def test_they_are_given_in_order_and_again_when_nothing_else_is_left() -> None:
     ]
 
 
-@says(
-    "The receipt means that it was taken; a snapshot that waits for no report (another evaluator "
-    "was faster) is not filed twice.",
-)
 def test_the_first_report_counts_and_those_of_others_do_not() -> None:
     snapshots = waiting(0)
     for incarnation, frames, task in ((LEARNER + 1, 0, 0), (LEARNER, 1, 0), (LEARNER, 0, 1)):
@@ -209,11 +200,6 @@ class Story:
         return [each.counters.frames for each in saved]
 
 
-@says(
-    "The learner keeps **snapshots** of the agent: of the start, of the first update at or after "
-    "each multiple of `evaluator.every_frames` or `evaluator.every_seconds`, and of the end of "
-    "each phase, of each task's turn and of the run.",
-)
 def test_they_are_made_at_fixed_frames_and_at_the_end(tmp_path: pathlib.Path) -> None:
     story = Story(tmp_path)
     assert story.made == [0]
@@ -284,7 +270,6 @@ def test_a_damaged_one_ends_no_start(
     assert any("A snapshot is not evaluated" in message for message in caplog.messages)
 
 
-@says("When `learner.max_snapshots` wait, training waits.")
 def test_training_waits_at_the_bound_and_says_so(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:

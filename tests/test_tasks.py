@@ -8,7 +8,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import tensorflow as tf
-from page import says
 
 from impala.agents import distributions
 from impala.config.schema import AgentConfig, AtariConfig, Config, EnvironmentConfig, TasksConfig
@@ -33,7 +32,6 @@ def config(total_frames: int = 1000, **of_tasks: Any) -> Config:
     )
 
 
-@says("A run has the tasks of `settings.tasks`, at least one.")
 def test_one_environment_is_one_task() -> None:
     environment = config().environment
     assert tasks.make(environment, TasksConfig()) == [tasks.Task("Catch", environment)]
@@ -145,14 +143,6 @@ def spaces_of(*environments: Environment) -> list[tuple[gym.Space, gym.Space]]:
     return [(each.observation_space, each.action_space) for each in environments]
 
 
-@says(
-    "All tasks are seen and played through one observation and one action space, those of the "
-    "specs: arrays are padded with zeros at the end of each dimension up to the largest task's, "
-    "and choices are as many as the largest task has.",
-    "Where the numbers of actions differ, the observation is a dictionary with an `action_mask` "
-    "(int8, one per choice, 1 where the task has it) beside `observation`; masked choices have "
-    "the logit -1e9 in `output/policy`, and are never taken.",
-)
 def test_observations_are_padded_and_actions_masked() -> None:
     small, large = Sums(2, 3, (2, 3)), Sums(2, 5, (4, 1))
     observation_space, action_space = join(["small", "large"], spaces_of(small, large))

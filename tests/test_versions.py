@@ -24,7 +24,6 @@ import yaml
 from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from page import says
 
 from actors import settings as told
 from actors.session import LearnerError
@@ -95,10 +94,6 @@ def test_every_setting_is_known_to_matter_or_not() -> None:
     assert {path for path in paths if values.is_operational(Config, path)} == MARKED
 
 
-@says(
-    "`needs` lists the settings that are not at their default and change what is played, by their "
-    "path, such as `environment.id`, `agent.torso` or `my_torso.width` (of `parts`).",
-)
 def test_what_matters_is_what_is_away_from_its_default() -> None:
     data = {"agent": {"hidden_sizes": [8]}, "actor": {"num_envs": 2}, "seed": 0}
     config = values.from_dict(Config, data)
@@ -305,11 +300,6 @@ def described(descriptor: Any, path: str = "") -> dict[str, str]:
     return types
 
 
-@says(
-    "Its fields have the names of the settings in `impala/config/schema.py`.",
-    "`environment` is in each of `tasks`.",
-    "A learner sends every field that it knows.",
-)
 def test_page_message_and_configuration_have_the_same_settings() -> None:
     page = PAGE[PAGE.index("### Settings") : PAGE.index("## Tasks")]
     rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \| (?:`(.*?)`)? \| \S.* \|$", page, re.M)
@@ -341,7 +331,6 @@ def fields_of(*descriptors: Any) -> dict[str, str]:
     return types
 
 
-@says("`JoinReply.parameter_specs` describes `Parameters.tensors` as they are.")
 def test_page_and_message_have_the_same_fields_and_kinds() -> None:
     messages = (
         *(pb.JoinReply, pb.ProtocolVersion, pb.TensorSpec, pb.Space, pb.Limits),
@@ -410,7 +399,6 @@ def test_an_actor_reads_what_the_learner_of_2_0_told() -> None:
     assert values.changed(config.evaluator) == {"every_frames": 500_000, "greedy": True}
 
 
-@says("`JoinReply.settings` defines tasks, agent and actor.")
 @pytest.mark.parametrize("preset", PRESETS)
 def test_what_a_learner_tells_is_what_its_actors_read(preset: str) -> None:
     config = PRESETS[preset][1]
@@ -420,12 +408,6 @@ def test_what_a_learner_tells_is_what_its_actors_read(preset: str) -> None:
     assert read.evaluator.episodes == config.evaluator.episodes
 
 
-@says(
-    "A reader ignores fields that it does not know, and takes the default for those that are "
-    "absent.",
-    "A newer learner with an older actor: settings that the actor does not know do not matter "
-    "while they stand at their default.",
-)
 def test_an_actor_goes_on_without_what_it_does_not_know() -> None:
     config = PRESETS["minatar-q"][1]
     plain = reply_of(config)
@@ -441,16 +423,6 @@ def test_an_actor_goes_on_without_what_it_does_not_know() -> None:
     assert came.SerializeToString() == newer.SerializeToString()  # nothing was lost on the way
 
 
-@says(
-    "Build the environments from [`settings`](#settings), unless `settings.needs` has a "
-    "setting that you do not know, and the agent from what the reply says of "
-    "[spaces](#spaces), [policy](#the-policy) and [network](#the-network), or get an "
-    "[executable policy](#an-executable-policy), or have the [learner "
-    "act](#inference-at-the-learner).",
-    "An actor that does not know one of them must give up rather than guess.",
-    "Where they do not and change what is played, they stand in `settings.needs`, and the actor "
-    "gives up with one line that names the setting, both versions and the fix.",
-)
 @pytest.mark.parametrize("need", ["agent.layer_norm", "environment.atari.crop", "my_torso.width"])
 def test_an_actor_refuses_what_it_does_not_know_and_changes_what_is_played(need: str) -> None:
     reply = reply_of(PRESETS["catch"][1])
@@ -463,7 +435,6 @@ def test_an_actor_refuses_what_it_does_not_know_and_changes_what_is_played(need:
     assert "\n" not in str(error.value)
 
 
-@says("Those that begin with `evaluator.` are for evaluators alone.")
 def test_what_only_evaluators_need_is_refused_by_evaluators_only() -> None:
     reply = reply_of(PRESETS["catch"][1])
     reply.settings.needs.append("evaluator.temperature")
@@ -492,11 +463,6 @@ def test_a_value_that_is_only_operational_gives_way_to_the_default(
     assert "actor.hang_seconds = 0.001" in caplog.text
 
 
-@says(
-    "One that is absent is of a later minor version than the learner's and has its default; a "
-    "list that is absent is empty, and an enum's `UNSPECIFIED` is as an absent field.",
-    "A newer actor with an older learner: what the learner does not say stands at its default.",
-)
 def test_what_an_older_learner_does_not_say_stands_at_its_default() -> None:
     config = PRESETS["catch"][1]
     reply = reply_of(config, minor=0)
@@ -687,12 +653,6 @@ def test_a_checkpoint_says_which_settings_of_parts_have_to_be_known(tmp_path: pa
     assert saved.needs == {"wide_torso.width"}
 
 
-@says(
-    "a string of the learner's own: of the settings of `tasks`, `agent` and `parts`, those that "
-    "are not at their default, but for `environment.vectorization`, as JSON.",
-    "So a learner of a later minor version, whose new settings stand at their default, has the "
-    "same fingerprint as the one before.",
-)
 def test_settings_at_their_default_leave_the_fingerprint_as_it_is() -> None:
     """So that actors go on with a learner that was replaced by a newer version."""
     config = PRESETS["catch"][1]
@@ -703,13 +663,6 @@ def test_settings_at_their_default_leave_the_fingerprint_as_it_is() -> None:
     }
 
 
-@says(
-    "`actor` and `evaluator` of the settings, the limits, and what the learner keeps to itself "
-    "(such as the length of the run) are not covered.",
-    "They may differ when an actor joins again, at the same fingerprint: the limits and the "
-    "settings of `evaluator` hold from then on, and an actor that runs may go on with the settings "
-    "of `actor` that it joined with first, as ours do.",
-)
 def test_what_experience_depends_on_changes_the_fingerprint_and_nothing_else() -> None:
     """A learner that comes back for longer, or with other advice to actors, keeps its actors."""
     config = PRESETS["catch"][1]

@@ -1,0 +1,46 @@
+"""The pages lead where they say: relative links and anchors exist, and commands of ours parse."""
+
+import pathlib
+import re
+import shlex
+
+import pytest
+
+from impala.commands import main as cli
+from impala.commands.parsing import parse
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = {
+    str(page.relative_to(ROOT)): page.read_text(encoding="utf-8")
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("clients/*/*.md"))
+}
+
+
+def _anchors(text: str) -> set[str]:
+    """The names by which GitHub links to a page's headings."""
+    headings = re.findall(r"^#+ +(.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_relative_links_lead_somewhere(page: str) -> None:
+    text = re.sub(r"^```.*?^```", "", PAGES[page], flags=re.M | re.S)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), link
+        if anchor and target.suffix == ".md":
+            assert anchor in _anchors(target.read_text(encoding="utf-8")), link
+
+
+@pytest.mark.parametrize("page", [each for each in PAGES if not each.startswith("CHANGELOG")])
+def test_commands_of_a_page_parse(page: str) -> None:
+    for block in re.findall(r"^```(?:sh|bash)?\n(.*?)^```", PAGES[page], re.M | re.S):
+        for line in re.findall(
+            r"^(?:[$] +)?(?:impala|.*-- impala) (.*)", block.replace("\\\n", " "), re.M
+        ):
+            words = shlex.split(line, comments=True)
+            if words and words[0] in cli.COMMANDS and not {"|", ">", "&", "..."} & {*words}:
+                assert isinstance(parse(words[0], cli.COMMANDS[words[0]][0], words[1:]), object)
