@@ -63,7 +63,7 @@ def _is_told_to_end(
         accounts.join("a", incarnation, sequence, unrolls)
 
 
-def test_an_incarnation_that_was_superseded_never_takes_the_name_back() -> None:
+def test_superseded_incarnations_never_take_the_name_back() -> None:
     """Given two processes by one name, of which each joins again whenever it may not send."""
     accounts = Accounts()
     accounts.join("a", 1, 0, 0)
@@ -83,7 +83,7 @@ def test_an_incarnation_that_was_superseded_never_takes_the_name_back() -> None:
     assert accounts.may_send("a", 3)
 
 
-def test_what_a_superseded_incarnation_had_got_receipts_for_is_counted_all_the_same() -> None:
+def test_receipts_of_a_superseded_incarnation_count() -> None:
     """Given 4 unrolls with a receipt that no checkpoint has, and a namesake that joins first."""
     accounts = Accounts()
     accounts.join("a", 1, 0, 0)
@@ -97,7 +97,7 @@ def test_what_a_superseded_incarnation_had_got_receipts_for_is_counted_all_the_s
     assert accounts.totals().received == 4
 
 
-def test_a_learner_that_forgot_who_was_newest_takes_whoever_comes_first() -> None:
+def test_a_forgetful_learner_takes_whoever_comes_first() -> None:
     """Given a checkpoint from before either joined, or one that does not say who was newest."""
     accounts = Accounts()
     accounts.join("a", 2, 0, 0)
@@ -116,7 +116,7 @@ def test_a_learner_that_forgot_who_was_newest_takes_whoever_comes_first() -> Non
     _is_told_to_end(accounts, 1)
 
 
-def test_the_gap_after_a_crash_is_counted_when_the_actor_comes_back() -> None:
+def test_a_crash_gap_is_counted_when_the_actor_returns() -> None:
     """Given 3 messages of 4 unrolls with receipts, of which the checkpoint knows 6 unrolls."""
     accounts = Accounts()
     index = accounts.join("a", 1, 0, 0)
@@ -149,7 +149,7 @@ def test_a_message_that_was_half_learned_goes_on_where_it_was() -> None:
     assert accounts.receive("a", 1, 2, 4).offset == 0
 
 
-def test_what_is_queued_can_be_dropped_by_reason_and_is_not_lost_twice() -> None:
+def test_queued_unrolls_are_dropped_by_reason_and_only_once() -> None:
     accounts = Accounts()
     accounts.join("a", 1, 0, 0)
     accounts.receive("a", 1, 1, 4)
@@ -353,7 +353,7 @@ def test_the_identity_holds_whatever_happens(seed: int) -> None:
         assert fleet.ended == [] or i % 3 == 0
 
 
-def test_what_is_settled_before_an_earlier_message_is_counted_after_it() -> None:
+def test_messages_settled_out_of_order_count_in_order() -> None:
     accounts = Accounts()
     accounts.join("a", 1, 0, 0)
     for sequence in (1, 2, 3):

@@ -110,7 +110,7 @@ class _Played:
 
 
 @pytest.mark.parametrize("name", CASE)
-def test_a_graph_with_parameters_as_inputs_computes_what_the_agent_does(name: str) -> None:
+def test_graph_with_parameters_as_inputs_equals_the_agent(name: str) -> None:
     """Given a graph that was made of an agent with other weights than those that it is fed."""
     config, spaces = CASES[name]
     graph = policy_graph.made(build.agent(config, *spaces), spaces, config)
@@ -185,7 +185,7 @@ def test_actions_have_the_probabilities_that_the_policy_says() -> None:
     )
 
 
-def test_epsilon_is_annealed_from_its_final_value_and_masked_choices_are_never_taken() -> None:
+def test_epsilon_anneals_and_masked_choices_are_never_taken() -> None:
     count = 20_000
     finals = np.full(count, 0.5, np.float32)
     mask = np.repeat(np.array([[1, 0, 1]], np.int8), count, axis=0)

@@ -115,7 +115,7 @@ def test_groups_act_in_a_round_with_the_same_version() -> None:
 
 
 @pytest.mark.parametrize("unroll_length", [1, 2, 4, 7])
-def test_parameters_are_fetched_once_a_round_before_they_are_taken(unroll_length: int) -> None:
+def test_parameters_are_fetched_once_a_round(unroll_length: int) -> None:
     versions = growing_versions()
     events: list[str] = []
 

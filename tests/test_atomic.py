@@ -11,7 +11,7 @@ import pytest
 from impala.logdir import atomic
 
 
-def test_a_file_changes_at_the_end_of_the_block_and_only_if_it_ends_well(
+def test_a_file_changes_only_if_its_block_ends_well(
     tmp_path: pathlib.Path,
 ) -> None:
     path = tmp_path / "state.json"
@@ -28,7 +28,7 @@ def test_a_file_changes_at_the_end_of_the_block_and_only_if_it_ends_well(
     assert os.listdir(tmp_path) == ["state.json"]
 
 
-def test_what_a_crash_left_is_not_in_the_way_and_nobody_else_may_read_a_secret(
+def test_leftovers_are_replaced_and_secrets_are_private(
     tmp_path: pathlib.Path,
 ) -> None:
     path = tmp_path / "key"

@@ -120,9 +120,7 @@ def q_agent(config: AgentConfig) -> Agent:
 
 @pytest.mark.parametrize("config", AGENTS.values(), ids=AGENTS)
 @pytest.mark.parametrize("name", ["impala", "critic", "q_learning"])
-def test_replayed_unrolls_are_learned_from_as_if_they_began_after_the_burn_in(
-    name: str, config: AgentConfig
-) -> None:
+def test_replayed_unrolls_begin_after_the_burn_in(name: str, config: AgentConfig) -> None:
     """With the state of the present network there, as a constant; fresh ones from their start."""
     if name == "q_learning":
         agent = q_agent(config)
@@ -253,7 +251,7 @@ def test_influence_is_what_a_leaky_memory_has_left(rows: int) -> None:
     assert found == pytest.approx(np.mean(norm(left, axis=1) / norm(state, axis=1)), rel=1e-4)
 
 
-def test_influence_is_of_replayed_unrolls_and_ends_where_an_episode_begins() -> None:
+def test_burn_in_influence_ends_where_an_episode_begins() -> None:
     agent = leaky()
     batch = replayed(batch_for(agent))
     each = [

@@ -137,7 +137,7 @@ def test_no_flipped_bit_loads_wrong_silently(tmp_path: pathlib.Path) -> None:
         {"config": {"seed": []}},
     ],
 )
-def test_what_makes_no_sense_gives_way_though_its_digest_is_right(
+def test_nonsense_with_a_right_digest_is_passed_over(
     tmp_path: pathlib.Path, edit: dict[str, Any]
 ) -> None:
     checkpoint.save(tmp_path, _checkpoint(1), keep=3)
@@ -244,7 +244,7 @@ def test_leftovers_of_a_crash_are_no_checkpoints_and_are_removed(tmp_path: pathl
     assert checkpoint.load(tmp_path).counters.updates == 3
 
 
-def test_the_first_checkpoint_comes_half_a_minute_after_the_first_update() -> None:
+def test_first_checkpoint_comes_half_a_minute_after_an_update() -> None:
     now = [0.0]
     due = checkpoint.Due(300.0, has_one=False, clock=lambda: now[0])
 
@@ -398,7 +398,7 @@ def test_fresh_moves_nothing_if_the_working_directory_would_move(
 
 
 @pytest.mark.parametrize("why", [errno.EXDEV, errno.EACCES])
-def test_fresh_moves_the_old_run_within_a_log_directory_that_is_a_mount_point(
+def test_fresh_moves_the_old_run_within_a_mount_point(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, why: int
 ) -> None:
     logdir = _with_a_run(tmp_path / "run", 1)
@@ -479,7 +479,7 @@ def test_two_damaged_replays_in_a_second_are_both_kept(tmp_path: pathlib.Path) -
     assert sorted(path.read_text() for path in kept) == ["0", "1", "2"]
 
 
-def test_a_person_may_name_the_newest_the_best_a_number_or_a_path(tmp_path: pathlib.Path) -> None:
+def test_checkpoints_are_named_by_word_number_or_path(tmp_path: pathlib.Path) -> None:
     for updates in (10, 20, 30):
         newest = checkpoint.save(tmp_path, _checkpoint(updates), keep=1)
     for updates in (10, 20):

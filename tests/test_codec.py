@@ -88,7 +88,7 @@ def test_any_nest_comes_back_as_it_was(nest: Nest) -> None:
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_every_dtype_has_a_number_of_its_own_and_comes_back_at_its_limits(name: str) -> None:
+def test_every_dtype_travels_at_its_limits(name: str) -> None:
     dtype = np.dtype(name)
     if dtype.kind == "b":
         array = np.array([False, True])
@@ -107,7 +107,7 @@ def test_the_enum_has_no_dtype_that_the_codec_does_not_know() -> None:
     assert known == set(pb.DType.values()) - {pb.DTYPE_UNSPECIFIED}
 
 
-def test_bytes_are_little_endian_in_c_order_with_one_byte_per_bool() -> None:
+def test_bytes_are_little_endian_in_c_order() -> None:
     matrix = np.array([[1, 2], [3, 4]], ">u2")
     (straight, turned, flags) = codec.encode([matrix, matrix.T, np.array([True, False])])
     assert straight == b"\x01\x00\x02\x00\x03\x00\x04\x00"
@@ -221,7 +221,7 @@ def test_a_message_of_many_fields_is_left_to_protobuf() -> None:
     assert codec.split(data) == ([], data)
 
 
-def test_specs_name_leaves_by_their_paths_in_the_order_in_which_they_travel() -> None:
+def test_specs_name_leaves_in_the_order_of_travel() -> None:
     nest = Pair(
         left={"b": np.zeros((2, 3), np.float32), "a": (np.zeros(4, bool), np.int64(1))},
         right=[np.zeros((), np.uint16)],
@@ -312,7 +312,7 @@ def test_too_few_and_too_many_tensors_are_refused(tensors: list[bytes]) -> None:
         (2, 1, "'nothing' has 1 bytes, expected 0 for int8 of shape (0, 4)"),
     ],
 )
-def test_truncated_and_oversized_tensors_are_refused_with_both_sizes(
+def test_tensors_of_a_wrong_size_are_refused_with_both_sizes(
     index: int, size: int, expected: str
 ) -> None:
     tensors = list(GOOD)
@@ -368,7 +368,7 @@ def test_environments_come_after_time_and_before_core_state() -> None:
     assert [list(spec.shape) for spec in feed_forward] == [[21, 1, 84, 84], [21, 1]]
 
 
-def test_unrolls_of_several_environments_travel_by_their_own_spec() -> None:
+def test_batched_unrolls_travel_by_their_own_spec() -> None:
     # Given one environment's spec, what E environments wrote together comes back.
     rows, num_envs = 3, 4
     one = [

@@ -92,7 +92,7 @@ def test_a_module_or_an_attribute_of_it_can_be_allowed(names: tuple[str, ...]) -
 
 
 @pytest.mark.parametrize("names", [(), ("min",), ("mine.thing",), ("mine.things:Round",), ("",)])
-def test_anything_else_is_refused_with_the_flag_that_would_allow_it(names: tuple[str, ...]) -> None:
+def test_refusals_name_the_flag_that_would_allow_a_part(names: tuple[str, ...]) -> None:
     with pytest.raises(ComponentError, match=r"--allow mine\.things:Flat \(or --allow mine\.thi"):
         find("mine.things:Flat", THING, Allowed(names))
 
@@ -158,7 +158,7 @@ def test_an_allowed_module_does_not_allow_what_it_has_imported(name: str) -> Non
     assert load_environment(id, Allowed((id,))) is not None
 
 
-def test_one_name_may_be_allowed_without_a_list_and_the_refusal_says_how() -> None:
+def test_one_name_may_be_allowed_without_a_list() -> None:
     assert Allowed.of("mine") == Allowed.of(["mine"]) == Allowed(("mine",))
     with pytest.raises(ComponentError) as caught:
         Allowed.of("yours").check("mine:Flat")
@@ -167,7 +167,7 @@ def test_one_name_may_be_allowed_without_a_list_and_the_refusal_says_how() -> No
     )
 
 
-def test_a_part_may_stand_in_another_module_of_an_allowed_package_only() -> None:
+def test_parts_come_from_modules_of_allowed_packages_only() -> None:
     assert find("mine.front:Flat", THING, ALLOWED).__name__ == "Flat"
     with pytest.raises(ComponentError, match=r"Start it with --allow mine\.front:Flat"):
         find("mine.front:Flat", THING, Allowed(("mine.front",)))
@@ -186,13 +186,13 @@ KINDS = (ALGORITHM, CORE, ENVIRONMENT, OPTIMISER, SINK, TORSO)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.word)
-def test_built_in_parts_are_of_their_kind_and_its_base_is_where_messages_say(kind: Kind) -> None:
+def test_built_in_parts_derive_from_the_named_base(kind: Kind) -> None:
     base = load(kind.base, Allowed((kind.base,)))
     assert base.__name__ == kind.base.partition(":")[2]
     for name in filter(kind.built_in.get, kind.built_in):  # feed_forward is no part
         assert issubclass(find(name, kind, Allowed()), base)
 
 
-def test_a_built_in_algorithm_demands_what_is_checked_before_tensorflow_is_loaded() -> None:
+def test_demands_are_checked_before_tensorflow_loads() -> None:
     for name in ALGORITHM.built_in:
         assert find(name, ALGORITHM, Allowed()).demands is demands.BUILT_IN[name]

@@ -156,7 +156,7 @@ async def _called(learner: Learner) -> tuple[pb.GetExecutablePolicyReply, ...]:
         return got, again
 
 
-def test_the_kit_gives_the_executable_policy_of_its_preset_and_does_not_act() -> None:
+def test_kit_serves_its_executable_policy_and_does_not_act() -> None:
     run = kit_golden.run("catch")
     got, again = asyncio.run(_called(Learner(run, lambda message, mistake: None)))
     digest = hashlib.sha256(run.onnx).hexdigest()

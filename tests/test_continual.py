@@ -58,7 +58,7 @@ def test_the_area_is_the_mean_return_over_training(tmp_path: pathlib.Path) -> No
     assert run.curves["a"].area(150) == pytest.approx((4 * 100 + 6.5 * 50) / 150)
 
 
-def test_forgetting_is_what_a_trained_task_loses_while_another_is_trained(
+def test_forgetting_is_what_training_another_task_costs(
     tmp_path: pathlib.Path,
 ) -> None:
     run = continual.read(story(tmp_path))
@@ -101,7 +101,7 @@ def test_what_a_restarted_learner_repeats_counts_once(tmp_path: pathlib.Path) ->
         ([(300, "a"), (400, "a"), (450, "a"), ("resumed", 350), (500, "b"), (405, "b")], None),
     ],
 )
-def test_a_learner_that_has_resumed_goes_on_from_there_whoever_reports_first(
+def test_a_resumed_learner_goes_on_whoever_reports_first(
     tmp_path: pathlib.Path, lines: list[tuple], expected: list[int] | None
 ) -> None:
     write(tmp_path, [])

@@ -74,7 +74,7 @@ def test_an_evaluation_of_what_never_ends_ends() -> None:
     assert (summary.length_mean, summary.length_max) == (6.0, 7)
 
 
-def test_the_best_agent_is_kept_by_its_rewards_until_episodes_end(tmp_path: pathlib.Path) -> None:
+def test_best_agent_is_kept_by_rewards_until_episodes_end(tmp_path: pathlib.Path) -> None:
     story = Story(tmp_path)
     story.goes_on_to(100, [], rewards=(-6.0, 100))
     assert story.best == 10
@@ -87,7 +87,7 @@ def test_the_best_agent_is_kept_by_its_rewards_until_episodes_end(tmp_path: path
     assert (again.best, again.score["by"]) == (40, "training")
 
 
-def test_status_shows_what_a_step_gave_where_there_are_no_returns() -> None:
+def test_status_shows_rewards_where_there_are_no_returns() -> None:
     roster = Roster()
     for sent in range(150):
         rewards = (-1.0 if sent < 50 else 0.5, 10)
@@ -106,7 +106,7 @@ def test_status_shows_what_a_step_gave_where_there_are_no_returns() -> None:
     assert "2.50" in lines["b"] and "0.25" not in lines["b"]
 
 
-def test_rows_lines_and_plots_have_rewards_where_there_are_no_returns(
+def test_rows_and_plots_have_rewards_without_returns(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     telemetry = Telemetry()

@@ -142,7 +142,7 @@ def test_what_is_of_a_newer_protocol_is_not_guessed() -> None:
 # ------------------------------------------------------------------------------------ spaces
 
 
-def test_spaces_say_bounds_starts_and_sizes_of_each_leaf_in_the_order_of_the_wire() -> None:
+def test_spaces_describe_each_leaf_in_order_of_the_wire() -> None:
     space = spaces.Dict(
         [
             ("z", spaces.Tuple((spaces.Discrete(3, start=-1), spaces.MultiBinary((2, 2))))),

@@ -157,7 +157,7 @@ def _play(incarnation: int, updates: int) -> tuple[list[np.ndarray], list[np.nda
     return [variable.numpy() for variable in plan.phases.agent.variables], drawn
 
 
-def test_what_is_played_drawn_and_learned_is_the_same_whatever_the_incarnations() -> None:
+def test_deterministic_runs_do_not_depend_on_incarnations() -> None:
     one, other = _play(7, 12), _play(8, 12)
     for arrays, others in zip(one, other, strict=True):
         for array, same in zip(arrays, others, strict=True):
@@ -167,7 +167,7 @@ def test_what_is_played_drawn_and_learned_is_the_same_whatever_the_incarnations(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_two_runs_of_500_updates_are_equal_and_one_of_another_seed_is_not(
+def test_runs_are_equal_by_seed_after_500_updates(
     tmp_path: pathlib.Path,
 ) -> None:
     _check_equal(tmp_path, 530)

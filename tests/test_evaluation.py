@@ -92,7 +92,7 @@ def test_short_episodes_are_not_preferred() -> None:
     assert np.mean([episode.episode_return for episode in episodes]) == 5.5
 
 
-def test_each_environment_gives_its_first_episodes_and_the_first_ones_one_more() -> None:
+def test_episodes_are_the_first_of_each_environment() -> None:
     episodes = _play(Scripted([[3, 5, 9], [2, 4, 8], [6, 7, 1]]), 7)
 
     assert [episode.length for episode in episodes] == [3, 5, 9, 2, 4, 6, 7]

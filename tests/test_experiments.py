@@ -50,7 +50,7 @@ def _with(**changes: Any) -> Config:
         ({"optimiser": {"name": "rmsprop"}}, "optimiser.name: adam -> rmsprop"),
     ],
 )
-def test_another_experiment_is_refused_with_what_differs_and_the_ways_on(
+def test_another_experiment_is_refused_with_the_ways_on(
     tmp_path: pathlib.Path, changes: dict[str, Any], difference: str
 ) -> None:
     logdir = _run(tmp_path / "run")
@@ -80,7 +80,7 @@ def test_many_differences_are_not_all_listed(tmp_path: pathlib.Path) -> None:
         {"tasks": {"cycles": 3}},
     ],
 )
-def test_an_experiment_goes_on_for_longer_and_with_other_services(
+def test_an_experiment_goes_on_with_operational_changes(
     tmp_path: pathlib.Path, changes: dict[str, Any]
 ) -> None:
     identity.check(_run(tmp_path), _with(**changes))
@@ -133,7 +133,7 @@ def test_a_run_of_another_version_is_compared_in_what_both_know(tmp_path: pathli
 
 
 @pytest.mark.parametrize("content", [None, "\tno yaml", "- a list", ""])
-def test_without_a_configuration_the_checkpoint_says_what_the_run_is(
+def test_a_checkpoint_alone_says_what_the_run_is(
     tmp_path: pathlib.Path, content: str | None
 ) -> None:
     logdir = _run(tmp_path)
@@ -263,7 +263,7 @@ refused("plot run --output picture.doc", "No figure can be written to picture.do
 """
 
 
-def test_whatever_can_be_refused_is_refused_before_tensorflow_loads(tmp_path: pathlib.Path) -> None:
+def test_refusals_come_before_tensorflow_loads(tmp_path: pathlib.Path) -> None:
     _run(tmp_path / "run")
     (tmp_path / "file").write_text("")
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -166,7 +166,7 @@ def test_a_checkpoint_is_read_once(
     assert len([record for record in caplog.messages if damaged.name in record]) == 1
 
 
-def test_a_model_is_described_with_the_statistics_of_what_it_takes(tmp_path: pathlib.Path) -> None:
+def test_a_model_is_described_with_its_input_statistics(tmp_path: pathlib.Path) -> None:
     player = Player(normalised("cartpole"))
     export.saved_model(player, tmp_path, export.recorded(player, steps=1))
     described = json.loads((tmp_path / "model.json").read_text())
@@ -200,7 +200,7 @@ def test_a_model_that_does_something_else_is_refused(
         export.trial(player.agent, functions, timesteps, run, list(functions.signatures))
 
 
-def test_differences_are_seen_in_large_whole_numbers_and_beside_numbers() -> None:
+def test_differences_are_seen_in_large_whole_numbers() -> None:
     whole = export.differences(np.array([20_000, 7]), np.array([20_001, 7]))
     assert whole.tolist() == [1.0, 0.0]
     nan, inf = math.nan, math.inf

@@ -116,7 +116,7 @@ def _play(session: impala.Session, who: int, lengths: list[int]) -> None:
         session.end(_observation(who, length), truncated=length == 4)
 
 
-def test_sessions_of_any_length_and_speed_make_unrolls_without_a_mistake() -> None:
+def test_sessions_of_any_length_make_correct_unrolls() -> None:
     with _run(last_action=True, last_reward=True) as run:
         with impala.connect(run.address, name="loop") as client:
             slow = client.session()

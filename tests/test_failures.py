@@ -64,7 +64,7 @@ def test_a_value_that_cannot_be_used_has_no_place() -> None:
     assert caught.value.where == ""
 
 
-def test_what_libraries_raise_is_placed_where_the_user_has_called_them() -> None:
+def test_errors_are_placed_where_the_user_called() -> None:
     with pytest.raises(AssertionError) as caught:
         np.testing.assert_array_equal(0, 1)
     assert where_raised(caught.value).startswith(f"{__file__}:")

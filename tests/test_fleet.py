@@ -61,7 +61,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
         time.sleep(0.01)
 
 
-def test_actors_whose_command_line_is_wrong_are_not_started_for_ever(
+def test_wrong_command_lines_are_not_restarted_for_ever(
     tmp_path: pathlib.Path,
 ) -> None:
     """The last one fails otherwise at first: it may be that only the others are wrong."""
@@ -70,7 +70,7 @@ def test_actors_whose_command_line_is_wrong_are_not_started_for_ever(
     assert fleet.returncode == 2
 
 
-def test_a_killed_actor_is_started_again_and_one_that_ended_is_not(tmp_path: pathlib.Path) -> None:
+def test_killed_actors_are_restarted_ended_ones_are_not(tmp_path: pathlib.Path) -> None:
     # The first start of actor 1 waits to be killed; all others end well.
     body = "if index == '1' and number == 0: time.sleep(60)"
     fleet = start_fleet(tmp_path, 2, body)
@@ -92,7 +92,7 @@ def test_an_actor_that_fails_is_started_again_until_it_ends_well(tmp_path: pathl
     assert log.count("ended with status 3") == 2
 
 
-def test_a_fleet_of_which_all_keep_failing_gives_up_if_it_is_told_to(
+def test_a_failing_fleet_gives_up_if_told_to(
     tmp_path: pathlib.Path,
 ) -> None:
     fleet = start_fleet(tmp_path, 2, "sys.exit(3)", give_up_after=3)

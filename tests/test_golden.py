@@ -105,7 +105,7 @@ def test_what_is_described_computes_the_golden_networks() -> None:
             _same(one[0].tolist(), other)
 
 
-def test_what_is_described_gives_actions_the_golden_probabilities() -> None:
+def test_descriptions_give_the_golden_probabilities() -> None:
     for case in golden.load("policies"):
         reply = _reply(case)
         (space,) = reply.action_space

@@ -90,7 +90,7 @@ def _send(client: LearnerClient, reward: float = 0.0, seconds: float = WAIT) -> 
 # Namesakes.
 
 
-def test_of_two_processes_by_one_name_the_older_ends_and_never_disturbs_the_newer() -> None:
+def test_of_two_processes_by_one_name_the_older_ends() -> None:
     with _Served() as served, _actor(served, "a") as older:
         _send(older)
         with _actor(served, "a") as newer:
@@ -111,7 +111,7 @@ def test_of_two_processes_by_one_name_the_older_ends_and_never_disturbs_the_newe
 # Quarantine.
 
 
-def test_an_actor_that_was_quarantined_comes_back_and_loses_one_message(
+def test_a_quarantined_actor_comes_back_and_loses_one_message(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Given an actor with a spell of NaN rewards, which gives up after 0.1 s without a learner."""
@@ -153,7 +153,7 @@ def test_an_actor_that_was_quarantined_comes_back_and_loses_one_message(
     assert any("a waits for the learner" in line and "last for not_finite" in line for line in told)
 
 
-def test_a_quarantined_caller_costs_one_message_a_stream_and_cannot_change_the_accounts(
+def test_quarantined_callers_cannot_change_the_accounts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Given a caller that opens stream after stream, of messages that it never was to send."""
@@ -184,7 +184,7 @@ def test_a_quarantined_caller_costs_one_message_a_stream_and_cannot_change_the_a
         assert "last for the culprit of an update" in member.last_rejection
 
 
-def test_bytes_that_are_no_message_are_blamed_on_whose_stream_it_is_and_on_nobody_else() -> None:
+def test_unreadable_bytes_are_blamed_on_their_sender_alone() -> None:
     with _Served() as served, grpc.insecure_channel(served.address) as channel:
         stub = pb_grpc.LearnerStub(channel)
         fingerprint = stub.Join(messages.join_request("a", 5)).fingerprint
@@ -282,7 +282,7 @@ def test_nobody_with_a_good_token_can_take_anothers_name(tmp_path: pathlib.Path)
         assert (member.joins, member.unrolls, member.rejected) == (1, 4, 0)
 
 
-def test_an_actor_by_a_name_that_is_not_its_own_ends_with_what_its_token_is_for(
+def test_an_actor_by_anothers_name_ends_with_its_tokens_names(
     tmp_path: pathlib.Path,
 ) -> None:
     tokens = write(tmp_path / "tokens", LINES)

@@ -86,7 +86,7 @@ def _act(caller: Caller, *args: Any, **kw: Any) -> Acted:
     return asyncio.run(caller.act(_request(*args, **kw)))
 
 
-def test_an_unroll_is_acted_by_one_version_which_is_held_for_it_alone() -> None:
+def test_an_unroll_is_acted_by_one_version_held_for_it() -> None:
     inference = _inference(_Step())
     with inference.caller() as first:
         assert _act(first).parameters.version == 1
@@ -123,7 +123,7 @@ def test_a_bounded_number_of_versions_is_held() -> None:
     inference.close()
 
 
-def test_rows_that_wait_are_computed_together_and_each_caller_gets_its_own() -> None:
+def test_waiting_rows_are_batched_and_given_back_by_caller() -> None:
     """Given one call under way, three callers of two versions wait, and one of them leaves."""
     step = _Step()
     inference = _inference(step)
@@ -236,7 +236,7 @@ def test_actions_are_uniform_until_the_first_update() -> None:
     inference.close()
 
 
-def test_the_death_of_its_thread_is_told_to_callers_and_noticed_by_the_learner() -> None:
+def test_death_of_the_thread_reaches_callers_and_learner() -> None:
     def dies(name: str, value: float) -> None:
         raise ValueError(f"no such number: {name}")
 
@@ -274,7 +274,7 @@ def _refused(thread: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_an_agent_without_a_step_is_told_to_callers_and_does_not_end_the_learner() -> None:
+def test_a_failing_agent_step_is_told_to_callers_only() -> None:
     def cannot() -> Any:
         raise ValueError("the torso reads its variables in a tf.function of its own")
 
@@ -377,7 +377,7 @@ def test_streams_end_with_a_status_that_says_what_to_do(monkeypatch: pytest.Monk
     assert service._inference is not None and service._inference.versions == 0
 
 
-def test_an_unroll_that_takes_twice_as_long_as_a_row_may_is_ended() -> None:
+def test_an_unroll_that_takes_too_long_is_ended() -> None:
     """However fast its rows come, and whoever does not read."""
     calls = _Calls.__new__(_Calls)
     calls._service = SimpleNamespace(hang_seconds=100.0)  # type: ignore[assignment]

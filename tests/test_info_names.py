@@ -33,7 +33,7 @@ def test_names_that_no_terminal_or_label_should_see_are_left_out(name: str) -> N
     assert names.dropped == 1
 
 
-def test_the_first_names_are_kept_and_later_ones_counted_and_told_once(
+def test_first_names_are_kept_and_later_ones_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     names = InfoNames(2)
@@ -47,7 +47,7 @@ def test_the_first_names_are_kept_and_later_ones_counted_and_told_once(
     assert r"'\x1b[2J'" in line and "limits.info_names" in line
 
 
-def test_thousands_of_names_refuse_no_message_and_reach_neither_learner_nor_evaluations() -> None:
+def test_thousands_of_info_names_refuse_no_message() -> None:
     """The service takes eight names here. A message brings 150 episodes of 64 new names each."""
     ingest = Ingest(64)
     service = messages.service(ingest=ingest, unroll_spec=messages.spec(unroll_length=75))

@@ -212,7 +212,7 @@ def test_versions_of_learners_that_never_were_are_refused() -> None:
     assert isinstance(_check(_good(parameter_version=3), newest_version=3), Arrival)
 
 
-def test_limits_and_frames_are_those_of_the_configuration_and_the_task() -> None:
+def test_limits_and_frames_follow_configuration_and_task() -> None:
     limits = LimitsConfig(reward=1e9, baseline=1.0)
     large = _with("timestep/reward", 1e9)
     assert isinstance(_check(large, limits=limits), Arrival)
@@ -272,7 +272,7 @@ def test_observations_that_are_choices_are_those_of_their_space() -> None:
     assert isinstance(_check(_good(arrays=arrays), observations=bounds), Arrival)
 
 
-def test_whole_numbers_to_see_are_limited_where_they_can_be_large() -> None:
+def test_large_whole_numbers_in_observations_are_limited() -> None:
     limits = LimitsConfig(observation=1000.0)
     limit = {
         kind: limit_of("timestep/observation", np.dtype(kind), limits)
@@ -295,7 +295,7 @@ def test_the_largest_good_message_fits_the_limit_of_its_size() -> None:
     assert message.ByteSize() < limit < 2 * 2**20
 
 
-def test_what_is_not_tensors_is_bounded_by_the_environments_of_a_message() -> None:
+def test_the_rest_of_a_message_is_bounded_by_environments() -> None:
     """It takes far longer to parse and check."""
     for envs in (1, messages.MAX_ENVS):
         most = _validator().max_bytes_beside_tensors(envs)
@@ -429,7 +429,7 @@ def test_many_senders_and_a_thread_that_takes_lose_nothing() -> None:
         assert [n for n in taken if n // 100 == sender] == [100 * sender + i for i in range(50)]
 
 
-def test_the_names_in_messages_are_those_of_the_spec_that_travels() -> None:
+def test_names_in_messages_are_those_of_the_spec() -> None:
     names = [spec.name for spec in codec.specs(messages.spec()._replace(core_state=()))]
     assert "timestep/observation/image" in names
     short = _tensor(lambda x: b"")

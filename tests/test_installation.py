@@ -136,9 +136,7 @@ def _other_distribution(site: pathlib.Path, name: str, module: str) -> None:
 
 
 @pytest.mark.parametrize("module", [name for name in installation.MODULES if name != "impala"])
-def test_a_module_of_another_distribution_is_named_with_its_owner(
-    module: str, tmp_path: pathlib.Path
-) -> None:
+def test_modules_of_another_distribution_are_named(module: str, tmp_path: pathlib.Path) -> None:
     """Given one that comes before ours on the path for modules."""
     site = tmp_path / "site"
     _other_distribution(site, "zoo", module)
@@ -146,7 +144,7 @@ def test_a_module_of_another_distribution_is_named_with_its_owner(
     _is_refused(answer, site / module, "distribution zoo", "virtual environment")
 
 
-def test_a_file_on_the_path_for_modules_is_named_and_one_beside_the_user_is_not_imported(
+def test_shadowing_files_are_named_or_not_imported(
     tmp_path: pathlib.Path,
 ) -> None:
     (tmp_path / "actors.py").write_text("class Actor: ...\n")

@@ -101,7 +101,7 @@ def test_a_part_that_cannot_be_begun_costs_one_line(
     assert _numbers(path.with_suffix(".1.jsonl")) == [10, 11]
 
 
-def test_numbers_that_json_does_not_know_are_refused_before_anything_is_written(
+def test_numbers_outside_json_are_refused_before_writing(
     tmp_path: pathlib.Path,
 ) -> None:
     path = tmp_path / "rows.jsonl"

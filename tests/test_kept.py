@@ -124,7 +124,7 @@ def test_the_agent_with_the_best_evaluation_is_kept(tmp_path: pathlib.Path) -> N
     assert len(list((tmp_path / "best").iterdir())) == 2  # it, and its score
 
 
-def test_without_an_evaluator_a_hundred_episodes_of_training_count(tmp_path: pathlib.Path) -> None:
+def test_a_hundred_training_episodes_count_without_evaluator(tmp_path: pathlib.Path) -> None:
     story = Story(tmp_path)
     assert story.goes_on_to(100, [9.0] * 99).best is None  # too few
     assert story.goes_on_to(100, [9.0]).best is None  # at the next fiftieth of the run
@@ -137,7 +137,7 @@ def test_without_an_evaluator_a_hundred_episodes_of_training_count(tmp_path: pat
     assert story.goes_on_to(500, [11.0] * 100).best == 35
 
 
-def test_a_run_that_ends_with_its_episodes_keeps_its_best_and_milestones(
+def test_a_run_that_ends_keeps_its_best_and_milestones(
     tmp_path: pathlib.Path,
 ) -> None:
     """Of 10 episodes in 100 frames, where 1000 frames would be allowed."""
@@ -204,7 +204,7 @@ def test_returns_in_another_environment_do_not_compare(
     assert again.is_evaluated(-5.5).goes_on_to(400).best == 10
 
 
-def test_a_score_of_an_earlier_version_which_names_no_tasks_counts(tmp_path: pathlib.Path) -> None:
+def test_a_score_that_names_no_tasks_counts(tmp_path: pathlib.Path) -> None:
     story = Story(tmp_path).is_evaluated(5.0).goes_on_to(100)
     score = {name: value for name, value in story.score.items() if name != "tasks"}
     (tmp_path / "best" / "score.json").write_text(json.dumps(score))

@@ -62,7 +62,7 @@ def learn(learner: Learner, batch: Batch, **counts: Any) -> Update:
     return update
 
 
-def test_a_target_network_is_copied_by_the_frames_and_episodes_of_the_run() -> None:
+def test_target_networks_are_copied_by_frames_and_episodes() -> None:
     either: list[dict[str, Any]] = [{"target_frames": 500}, {"target_episodes": 5}]
     for settings in either:
         config = dataclasses.replace(
@@ -122,7 +122,7 @@ def _resident_bytes() -> int:
     return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def test_what_went_to_replay_counts_and_what_came_from_there_does_not() -> None:
+def test_fresh_unrolls_count_and_replayed_ones_do_not() -> None:
     learner = _learner()
     batch = _batch()._replace(is_replay=np.array([True, False, True, False]))
     learn(learner, batch, unrolls=3, frames=10, steps=10, seconds=0.0)

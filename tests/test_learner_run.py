@@ -129,7 +129,7 @@ def scene(tmp_path: pathlib.Path) -> Scene:
     return Scene(tmp_path / "run")
 
 
-def test_an_error_of_a_part_of_ones_own_is_not_blamed_on_the_log_directory(
+def test_errors_of_own_parts_are_not_blamed_on_the_logdir(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Given an environment or a network whose constructor finds one of its files missing."""
@@ -180,7 +180,7 @@ def test_nothing_is_moved_for_a_run_that_cannot_be_made(
     assert checkpoint.exists(scene.logdir)
 
 
-def test_a_run_that_resumes_nothing_begins_with_nothing_of_another(
+def test_a_new_run_begins_with_nothing_of_another(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Given what a run has kept that was killed before its first checkpoint."""
@@ -203,7 +203,7 @@ def test_a_run_that_resumes_nothing_begins_with_nothing_of_another(
     assert not best.exists()
 
 
-def test_the_loop_tells_what_each_step_has_brought_and_ends_with_the_run(scene: Scene) -> None:
+def test_the_loop_reports_each_step_and_ends_with_the_run(scene: Scene) -> None:
     """Given a batch, a message that only goes to replay, and a batch with the run's last frames."""
     warm_up = Prepared(None, [], [Provenance("a", 1, 1, B, None)], B, B * T, B * T, [], True)
     seen: list[tuple[int, int]] = []
@@ -278,7 +278,7 @@ def test_replay_begins_anew_with_a_phase_unless_it_is_kept(
     assert scene.batches.phases_begun == (0 if across_phases else 1)
 
 
-def test_the_first_checkpoint_is_not_kept_waiting_by_actors_that_send_nothing_more(
+def test_first_checkpoint_does_not_wait_for_idle_actors(
     scene: Scene,
 ) -> None:
     scene.seconds = 301.0
@@ -296,7 +296,7 @@ def test_the_first_checkpoint_is_not_kept_waiting_by_actors_that_send_nothing_mo
     assert len(scene.saved()) == 1
 
 
-def test_variables_in_doubt_are_neither_saved_at_an_end_nor_handed_to_the_next_phase(
+def test_doubtful_variables_are_not_saved_or_handed_on(
     scene: Scene,
 ) -> None:
     scene.batches.ready = [scene.prepared()]

@@ -215,9 +215,7 @@ def _explained_variance(logdir: pathlib.Path, trained: bool, steps: int = 2000) 
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_with_popart_tasks_of_very_different_rewards_are_learned_and_without_one_is_not(
-    tmp_path: pathlib.Path, seed: int
-) -> None:
+def test_popart_is_needed_for_very_different_rewards(tmp_path: pathlib.Path, seed: int) -> None:
     """Two boards of Catch in which the actions mean something else, told apart by a mark."""
     boards = ('Catch{"marked": true}', 'Catch{"marked": true, "shift": 1, "reward": 1000}')
     flags = ("--tasks.environments", *boards, "--tasks.order", "simultaneous", "--evaluate", "no")
@@ -234,7 +232,7 @@ def test_with_popart_tasks_of_very_different_rewards_are_learned_and_without_one
     assert worst["no-popart"] <= 0.5
 
 
-def test_what_is_trained_in_turn_is_forgotten_and_with_clear_it_is_not(
+def test_tasks_in_turn_are_forgotten_but_with_clear_are_not(
     tmp_path: pathlib.Path,
 ) -> None:
     """Means over three seeds: areas of one arm differ by up to 0.2 between runs."""

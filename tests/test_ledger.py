@@ -111,7 +111,7 @@ def test_a_deleted_page_is_rendered_back_byte_for_byte(tree: pathlib.Path) -> No
     assert rendering.check(tree) == ([], [])
 
 
-def test_a_page_changed_by_hand_or_a_missing_picture_fails_the_check(tree: pathlib.Path) -> None:
+def test_a_changed_page_or_missing_picture_fails_the_check(tree: pathlib.Path) -> None:
     _record(tree)
     rendering.render(tree)
     picture = tree / "docs/results/presets.png"
@@ -150,7 +150,7 @@ def test_a_page_changed_by_hand_or_a_missing_picture_fails_the_check(tree: pathl
         ("impala/environments/catch.py", "import ", "import os\nimport ", ["environment"]),
     ],
 )
-def test_a_changed_loss_makes_a_record_stale_and_a_changed_comment_does_not(
+def test_a_changed_loss_makes_a_record_stale(
     tree: pathlib.Path, path: str, old: str, new: str, stale: list[str]
 ) -> None:
     _record(tree)
@@ -207,7 +207,7 @@ def test_a_result_depends_on_its_own_environment_alone(id: str, own: set[str]) -
         ),
     ],
 )
-def test_a_result_depends_on_the_shared_code_that_its_settings_lead_to(
+def test_a_result_depends_on_the_code_of_its_settings(
     environment: dict[str, Any], used: set[str]
 ) -> None:
     config = values.overlay(Config(), {"environment": environment})
@@ -229,7 +229,7 @@ def test_a_changed_docstring_does_not_make_a_record_stale(tree: pathlib.Path) ->
     assert _stale(tree) == {}
 
 
-def test_a_stale_record_is_shown_as_such_and_never_fails_the_check(tree: pathlib.Path) -> None:
+def test_a_stale_record_is_shown_and_passes_the_check(tree: pathlib.Path) -> None:
     _record(tree)
     rendering.render(tree)
     before = (tree / RESULTS).read_text()
@@ -485,7 +485,7 @@ def test_an_interval_is_bootstrapped_over_seeds() -> None:
     assert statistics.interval([5.0])[:3] == (5.0, 5.0, 5.0)
 
 
-def test_the_return_in_training_is_a_mean_over_the_run_from_its_beginning(
+def test_training_return_is_a_mean_over_the_whole_run(
     tree: pathlib.Path,
 ) -> None:
     record = dataclasses.replace(

@@ -165,7 +165,7 @@ def test_environments_that_gymnasium_makes_will_do() -> None:
     assert _together(bandit, bandits, several, 3) == evaluated("bandit", 5, 15, False, 7)
 
 
-def test_raw_observations_are_normalised_as_the_agent_was_trained() -> None:
+def test_raw_observations_are_normalised_as_in_training() -> None:
     # Given a policy whose own environment normalises, and raw observations ...
     player = Player(normalised("cartpole"))
     own = _one_by_one(Policy(player, seed=7), Policy(player).environment(), seed=7)
@@ -243,7 +243,7 @@ def test_one_module_may_be_allowed_by_its_name(monkeypatch: pytest.MonkeyPatch) 
     assert given == [Allowed(("mine",))] * 2
 
 
-def test_loading_leaves_the_gpus_to_other_libraries_and_processes() -> None:
+def test_loading_leaves_the_gpus_to_others() -> None:
     code = (
         "import os, sys; import impala; impala.load(sys.argv[1])\n"
         "import tensorflow as tf\n"

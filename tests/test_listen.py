@@ -32,7 +32,7 @@ def without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_ipv6")
-def test_a_name_is_served_on_those_of_its_addresses_that_this_host_has() -> None:
+def test_a_name_is_served_on_its_addresses_of_this_host() -> None:
     (bound,) = listen.bind("It", "localhost:0")
     with bound:
         assert bound.getsockname()[0] == "127.0.0.1"

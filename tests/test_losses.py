@@ -58,7 +58,7 @@ class TestAlign:
         assert steps.discounts[:, endless].numpy().tolist() == [101, 102, 103, 104]
         assert steps.is_replay.numpy().tolist() == [False, True]
 
-    def test_only_the_step_from_the_last_row_to_the_first_row_is_masked(self) -> None:
+    def test_only_the_step_from_last_to_first_row_is_masked(self) -> None:
         steps = losses.align(counting_batch(), counting_network(), PLAIN)
 
         assert steps.mask.dtype == tf.float32

@@ -78,7 +78,7 @@ def test_the_share_that_actors_wait_is_a_mean_over_actors() -> None:
     assert "actor/wait_share" not in telemetry.end(Counters(), {}).row()[0]
 
 
-def test_a_row_says_by_task_what_was_learned_from_and_what_was_dropped() -> None:
+def test_rows_say_by_task_what_was_learned_and_dropped() -> None:
     telemetry = Telemetry()
     telemetry.begin(Counters())
     telemetry.unrolls("Catch", 6, 1, None)
@@ -204,13 +204,13 @@ def test_the_console_can_write_to_the_log(caplog: pytest.LogCaptureFixture) -> N
     assert caplog.messages[0].startswith("frames 500 (50.0%)")
 
 
-def test_the_console_says_what_is_left_of_runs_that_end_with_their_episodes() -> None:
+def test_the_console_says_how_many_episodes_are_left() -> None:
     row = {"frames": 480.0, "progress": 0.8, "speed/frames_per_second": 1.0}
     line = console_line(row | {"learner/wait_share": 0.5})
     assert line.startswith("frames 480 (80.0%)  1 frames/s  left 2 min  ")
 
 
-def test_the_console_writes_a_line_per_row_into_a_file_and_a_view_on_a_terminal(
+def test_the_console_writes_lines_or_a_view_on_a_terminal(
     tmp_path: pathlib.Path,
 ) -> None:
     telemetry = Telemetry()

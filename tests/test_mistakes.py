@@ -99,7 +99,7 @@ def test_every_case_can_fail() -> None:
 
 
 @pytest.mark.slow
-def test_the_learner_names_each_mistake_of_its_actor_and_no_honest_one(
+def test_the_learner_names_mistakes_of_its_actor_only(
     tmp_path: pathlib.Path,
 ) -> None:
     """All play for one learner, with an actor that makes none."""

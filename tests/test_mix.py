@@ -258,7 +258,7 @@ def test_half_fresh_half_replayed() -> None:
     ]
 
 
-def test_replay_only_learns_from_nothing_fresh_and_counts_it_all_the_same() -> None:
+def test_replay_only_counts_fresh_unrolls_unlearned() -> None:
     ingest, replay = Ingest(capacity=100), _replay()
     _put(ingest, [_framed(i + 1, 4, 4 * i) for i in range(3)])
     config = MixConfig(fresh=4, replayed=6, learn_from_fresh=False, warm_up_unrolls=2)
@@ -334,7 +334,7 @@ def _made_with(version: int, arrival: Arrival) -> Arrival:
     return arrival._replace(unroll=unroll._replace(parameter_version=versions))
 
 
-def test_what_is_older_than_the_limit_is_dropped_and_accounted_for() -> None:
+def test_unrolls_beyond_the_lag_limit_are_dropped() -> None:
     # Given messages of two unrolls, of several versions, for the updates 10, 11 and 12 ...
     ingest = Ingest(capacity=100)
     for sequence, version in enumerate([10, 3, 9, 5, 12], start=1):
@@ -377,7 +377,7 @@ def test_the_rest_of_a_message_may_become_too_old() -> None:
     assert parts == [(1, 1, None), (1, 1, None), (1, 1, "policy_lag"), (2, 1, None)]
 
 
-def test_a_batch_goes_on_filling_behind_what_is_too_old_and_the_future_is_too() -> None:
+def test_batches_fill_on_behind_what_is_too_old() -> None:
     """Version 99 is of a learner that had come further, and went back to its checkpoint."""
     ingest = Ingest(capacity=100)
     for sequence, version in enumerate([10, 3, 99, 10], start=1):
@@ -392,7 +392,7 @@ def test_a_batch_goes_on_filling_behind_what_is_too_old_and_the_future_is_too() 
     assert parts == [(1, None), (2, "policy_lag"), (3, "policy_lag"), (4, None)]
 
 
-def test_every_unroll_of_a_batch_says_whose_it_is_and_where_it_lies_in_replay() -> None:
+def test_unrolls_of_a_batch_name_actor_and_replay_place() -> None:
     ingest, replay = Ingest(capacity=100), _replay()
     _put(ingest, [_framed(i + 1, 4, 4 * i) for i in range(3)])
     mix = Mix(ingest, MixConfig(fresh=2, replayed=2, warm_up_unrolls=4), replay)

@@ -221,7 +221,7 @@ def test_samples_pass_the_suite_of_distributions(name: str) -> None:
 
 
 @pytest.mark.parametrize("allowed", [(1, 1, 1, 1), (1, 0, 1, 1), (0, 1, 0, 1)])
-def test_epsilon_greedy_samples_have_the_probabilities_of_the_learner(
+def test_epsilon_greedy_samples_have_the_right_probabilities(
     allowed: tuple[int, ...],
 ) -> None:
     n, space = 20_000, spaces.Discrete(4, start=2)
@@ -315,7 +315,7 @@ def test_what_is_not_known_exactly_acts_with_tensorflow(monkeypatch: pytest.Monk
     assert isinstance(chosen(SMALL, VECTOR, CHOICE), policy.Compiled)
 
 
-def test_a_command_multiplies_in_one_thread_unless_told_otherwise() -> None:
+def test_commands_multiply_in_one_thread_by_default() -> None:
     """It has to be said before NumPy is imported, which commands do."""
     script = """
 import os, sys

@@ -14,7 +14,7 @@ from impala.config.values import OptionError
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_survives_json_yaml_and_environment_variables(
+def test_presets_survive_json_yaml_and_environment_variables(
     name: str, tmp_path: pathlib.Path
 ) -> None:
     config = rules.validate(PRESETS[name][1])
@@ -56,7 +56,7 @@ def test_each_layer_covers_the_one_below(tmp_path: pathlib.Path) -> None:
         ("atari-a3c", "name: adam", "0.4", "rmsprop", 0.0),
     ],
 )
-def test_another_optimiser_does_not_keep_the_epsilon_that_was_chosen_for_the_first(
+def test_another_optimiser_takes_its_own_epsilon(
     preset: str, file: str, environ: str | None, flag: str, epsilon: float, tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "config.yaml"
@@ -89,7 +89,7 @@ def test_environment_variables_hold_every_kind_of_value() -> None:
     assert config.seed == 9007199254740993
 
 
-def test_variables_that_kubernetes_makes_for_a_service_are_left_alone() -> None:
+def test_kubernetes_service_variables_are_left_alone() -> None:
     environ = {
         "IMPALA_LEARNER_SERVICE_HOST": "10.0.0.1",
         "IMPALA_LEARNER_PORT": "tcp://10.0.0.1:50051",

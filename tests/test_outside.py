@@ -193,7 +193,7 @@ def test_reading_settings_imports_nothing_that_is_not_allowed() -> None:
 # ------------------------------------------------------------------------------ the services
 
 
-def test_a_package_from_outside_is_trained_as_services_and_evaluated(
+def test_an_outside_package_is_trained_and_evaluated(
     tmp_path: pathlib.Path,
     installed: pathlib.Path,
     bare: pathlib.Path,

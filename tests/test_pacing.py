@@ -214,7 +214,7 @@ def test_joining_again_brings_no_turn_of_others() -> None:
     assert all(learned[name] >= 9 for name in keys), learned
 
 
-def test_an_actor_that_joins_again_keeps_its_turn_and_nobody_waits_until_it_asks() -> None:
+def test_a_rejoining_actor_keeps_its_turn() -> None:
     pacing = Pacing(FRESH, 0, exact=True)
     assert _ask(pacing, "a") and _ask(pacing, "b")
     pacing.replaced(("a", 2))
@@ -251,7 +251,7 @@ def test_a_dead_actor_holds_nobody_up(lag: int, exact: bool, seed: int) -> None:
         assert _lags(play)[lag:] == [{lag}] * (len(play.batches) - lag)
 
 
-def test_a_permit_lapses_without_a_sign_of_life_sooner_without_a_stream() -> None:
+def test_a_permit_lapses_without_a_sign_of_life() -> None:
     now = [0.0]
     pacing = Pacing(FRESH, 1, exact=False, max_seconds=1e6, clock=lambda: now[0])
     permits = [pacing.ask((name, 1), 1, 2, lambda: None) for name in "ab"]
@@ -267,7 +267,7 @@ def test_a_permit_lapses_without_a_sign_of_life_sooner_without_a_stream() -> Non
     assert pacing.making == 0
 
 
-def test_an_actor_that_pretends_to_work_holds_its_permit_for_so_long_only() -> None:
+def test_a_pretending_actor_holds_its_permit_briefly() -> None:
     now = [0.0]
     pacing = Pacing(FRESH, 0, exact=True, max_seconds=100.0, clock=lambda: now[0])
     assert pacing.ask(("idle", 1), 1, FRESH, lambda: None) is not None
@@ -281,7 +281,7 @@ def test_an_actor_that_pretends_to_work_holds_its_permit_for_so_long_only() -> N
     assert permit is not None and permit.due == 0
 
 
-def test_nobody_takes_the_permit_of_another_or_more_than_there_are() -> None:
+def test_permits_are_neither_taken_nor_exceeded() -> None:
     pacing = Pacing(FRESH, 1, exact=False)
     permit = pacing.ask(("a", 1), 1, 4, lambda: None)
     assert permit is not None
@@ -296,7 +296,7 @@ def test_nobody_takes_the_permit_of_another_or_more_than_there_are() -> None:
     assert pacing.ask(("a", 1), 4, 1, lambda: None) is None
 
 
-def test_asking_again_gives_the_same_permit_with_parameters_that_there_are() -> None:
+def test_asking_again_gives_the_same_permit() -> None:
     pacing = Pacing(FRESH, 2, exact=False)
     first = pacing.ask(("a", 1), 1, 4, lambda: None)
     pacing.learned()
@@ -333,7 +333,7 @@ def test_what_cannot_be_kept_is_refused(mix: dict[str, Any], num_envs: int, says
 @pytest.mark.parametrize(
     ("across_phases", "lag", "is_kept"), [(False, 1, False), (True, 1, True), (False, 0, True)]
 )
-def test_a_deterministic_run_empties_replay_between_phases_only_where_that_is_no_matter_of_time(
+def test_deterministic_runs_empty_replay_only_at_fixed_times(
     across_phases: bool, lag: int, is_kept: bool
 ) -> None:
     settings = {
@@ -471,7 +471,7 @@ def test_what_has_no_permit_is_dropped_and_counted() -> None:
         learner.mix.close()
 
 
-def test_nobody_gets_parameters_before_its_turn_nor_a_round_that_never_fits() -> None:
+def test_no_parameters_before_a_turn_or_for_misfit_rounds() -> None:
     learner = Learner(1, exact=False)
     try:
         caller = Caller(learner.service, "a")
@@ -502,7 +502,7 @@ def test_a_message_that_is_refused_gives_its_permit_back() -> None:
         learner.mix.close()
 
 
-def test_an_incarnation_that_is_replaced_while_it_waits_gets_no_permit(
+def test_a_replaced_waiting_incarnation_gets_no_permit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("learner.service.service._PERMIT_SECONDS", 0.1)
@@ -525,7 +525,7 @@ def test_an_incarnation_that_is_replaced_while_it_waits_gets_no_permit(
         learner.mix.close()
 
 
-def test_actors_of_before_are_told_that_they_do_not_know_of_permits() -> None:
+def test_older_actors_are_told_they_lack_permits() -> None:
     from impala.schedule import tasks
     from learner.service import settings
 

@@ -73,7 +73,7 @@ def test_what_cannot_be_shared_is_refused(mix: dict[str, Any], count: int, why: 
         share.check(config, count)
 
 
-def test_a_peer_keeps_the_accounts_from_which_the_first_one_goes_on_again_and_again(
+def test_peers_keep_the_accounts_the_first_resumes_from(
     tmp_path: pathlib.Path,
 ) -> None:
     """Given a first peer whose disk is full, after the other has saved."""
@@ -215,9 +215,7 @@ def test_two_peers_with_two_actors_each_train(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("frozen", [0, 1])
-def test_a_frozen_peer_ends_the_other_and_both_go_on_when_it_thaws(
-    tmp_path: pathlib.Path, frozen: int
-) -> None:
+def test_a_frozen_peer_ends_the_other_and_both_go_on(tmp_path: pathlib.Path, frozen: int) -> None:
     flags = ("--total-frames", 1_000_000_000, "--learner.checkpoint-seconds", 1)
     with contextlib.ExitStack() as stack, two(tmp_path, "catch", *flags) as both:
         for i, peer in enumerate(both):

@@ -105,7 +105,7 @@ def _agent(config: AgentConfig) -> Agent:
     return build.agent(config, environment.observation_space, environment.action_space)
 
 
-def test_a_learner_of_a_phase_anneals_over_it_and_goes_on_counting() -> None:
+def test_a_phase_anneals_over_itself_and_counts_on() -> None:
     config = _config("critic:400", "impala")
     phase = phases.make(config)[1]
     learner = _learner(config, _agent(AgentConfig()), phase, Counters(updates=7, frames=400))
@@ -149,7 +149,7 @@ def _saved(agent: Agent) -> Checkpoint:
     return Checkpoint(Config(), Counters(frames=90), values, {})
 
 
-def test_a_new_run_takes_what_fits_of_another_agent_and_says_what_did_not() -> None:
+def test_a_new_run_takes_what_fits_of_another_agent() -> None:
     small = _agent(AgentConfig(hidden_sizes=(8,)))
     large = _agent(AgentConfig(hidden_sizes=(8, 4), separate_baseline=True))
     for variable in small.variables:
@@ -166,7 +166,7 @@ def test_a_new_run_takes_what_fits_of_another_agent_and_says_what_did_not() -> N
     assert "New: baseline_mlp/linear_0/b:0 (8,)." in lines
 
 
-def test_a_head_of_normalised_values_is_not_taken_for_one_of_values() -> None:
+def test_heads_of_normalised_values_are_not_mixed_with_plain() -> None:
     normalised = _agent(AgentConfig(hidden_sizes=(8,), popart=True))
     agent = _agent(AgentConfig(hidden_sizes=(8,)))
     for variable in normalised.variables:

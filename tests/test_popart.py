@@ -98,7 +98,7 @@ def test_statistics_of_equal_targets_are_those_of_the_paper(target: float) -> No
     np.testing.assert_allclose(popart.deviations, [oracle.deviation], rtol=1e-4)
 
 
-def test_statistics_of_any_targets_are_those_of_the_paper_without_their_order() -> None:
+def test_popart_statistics_are_those_of_the_paper() -> None:
     """Targets of a batch have the weight of their number; inside it, each has the same."""
     rng = np.random.default_rng(0)
     popart, oracles = PopArt(3), [Oracle() for _ in range(3)]
@@ -334,7 +334,7 @@ def test_an_update_that_is_refused_leaves_the_statistics() -> None:
     tree.map_structure(np.testing.assert_array_equal, learner.variables(), before)
 
 
-def test_a_task_that_there_is_not_is_a_reason_to_refuse_the_unroll() -> None:
+def test_an_unroll_of_an_unknown_task_is_refused() -> None:
     plan, learner = learner_of(CONFIG)
     batch = batch_of(plan, plan.phases.agent)
     assert isinstance(learner.update(batch), Update)

@@ -153,7 +153,7 @@ def test_one_that_crashes_is_replaced_and_the_others_count_on(tmp_path: pathlib.
             witness.step()
 
 
-def test_those_that_hang_are_killed_at_their_deadline_with_what_they_started(
+def test_hanging_ones_are_killed_with_their_children(
     tmp_path: pathlib.Path,
 ) -> None:
     children = tmp_path / "children"
@@ -198,7 +198,7 @@ def test_a_step_that_ends_after_its_deadline_changes_nothing(
         assert not witness.step(begins=[0]).faults
 
 
-def test_one_that_dies_between_episodes_leaves_no_trace_but_a_fault() -> None:
+def test_a_death_between_episodes_leaves_only_a_fault() -> None:
     """Where FIRST is due it comes from the new process: no LAST follows a LAST."""
     with closing(make(2)) as environment:
         witness = Witness(environment)
@@ -276,7 +276,7 @@ def test_one_that_leaks_is_replaced_at_the_end_of_an_episode() -> None:
             assert not witness.step().faults
 
 
-def test_an_episode_that_is_cut_counts_as_one_and_the_seam_as_nothing() -> None:
+def test_a_cut_episode_counts_as_one_and_the_seam_as_none() -> None:
     with closing(make(1)) as environment:
         statistics = EpisodeStatistics(1)
         timestep = environment.reset(3)
@@ -294,7 +294,7 @@ def test_an_episode_that_is_cut_counts_as_one_and_the_seam_as_nothing() -> None:
         assert frames == played + 1 + counting.frames_of(1)  # none for the seam
 
 
-def test_processes_end_with_the_actor_and_with_what_they_started_even_those_that_hang(
+def test_processes_end_with_the_actor_even_if_they_hang(
     tmp_path: pathlib.Path,
 ) -> None:
     children = tmp_path / "children"

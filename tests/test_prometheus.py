@@ -77,7 +77,7 @@ def test_a_row_becomes_metrics() -> None:
     assert samples['impala_rpc_seconds_count{method="Join"}'] == 2
 
 
-def test_messages_rejected_for_any_reason_are_0_before_the_first_one() -> None:
+def test_rejection_counters_are_0_before_the_first_message() -> None:
     """An alert sees the first ones only from there. Before the first row nothing is known."""
     name = "impala_messages_rejected_total"
     with closing(Prometheus("127.0.0.1:0")) as exporter:

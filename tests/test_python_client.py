@@ -173,9 +173,7 @@ def test_it_plays_without_a_mistake_whatever_the_agent_is(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-def test_it_goes_on_with_a_learner_that_was_killed_and_started_again(
-    tmp_path: pathlib.Path, way: str
-) -> None:
+def test_it_goes_on_with_a_learner_that_was_restarted(tmp_path: pathlib.Path, way: str) -> None:
     logdir, address = tmp_path / "run", f"unix:{tmp_path / 'socket'}"
     logdir.mkdir()
     log = tmp_path / "actor.log"

@@ -29,7 +29,7 @@ def _blame(quarantine: Quarantine, actor: str, times: int = 3) -> None:
         quarantine.blame(actor, f"range: {i} is too large")
 
 
-def test_the_third_blame_within_the_window_is_a_quarantine_that_ends(
+def test_the_third_blame_is_a_quarantine_that_ends(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     quarantine, clock = _quarantine()
@@ -64,7 +64,7 @@ def test_a_blame_now_and_then_is_none() -> None:
     assert quarantine.standing("a").seconds_left == 60.0
 
 
-def test_each_quarantine_is_twice_as_long_until_an_hour_of_good_conduct() -> None:
+def test_quarantines_double_until_an_hour_of_good_conduct() -> None:
     quarantine, clock = _quarantine()
     lengths = []
     for _ in range(9):

@@ -40,7 +40,7 @@ class Counting(gym.Env[np.ndarray, np.int64]):
 gym.register("Paid-v0", entry_point="test_repeat:Counting")
 
 
-def test_a_fixed_repeat_leaves_the_action_space_and_sums_the_rewards() -> None:
+def test_a_fixed_repeat_sums_the_rewards() -> None:
     env = ActionRepeat(Counting(), RepeatConfig(most=3))
     assert env.action_space == gym.spaces.Discrete(5)
     env.reset()
@@ -98,7 +98,7 @@ def test_the_agent_is_told_frames_and_discounts() -> None:
     assert third.timestep.discount.tolist() == [0.0, 1.0]
 
 
-def test_a_mask_of_the_environments_own_allows_every_repeat_and_is_obeyed() -> None:
+def test_an_environments_mask_allows_every_repeat() -> None:
     config = EnvironmentConfig(id="hold:Masked-v0", repeat=RepeatConfig(most=2, learned=True))
     environment = environments.make(config, 8)
     assert isinstance(environment.observation_space, gym.spaces.Dict)

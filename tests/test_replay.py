@@ -117,7 +117,7 @@ def test_a_draw_says_which_unrolls_and_whose(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_what_was_removed_is_never_drawn_again_not_even_after_a_crash(
+def test_removed_records_are_never_drawn_even_after_a_crash(
     tmp_path: pathlib.Path, rule: Rule
 ) -> None:
     # Given a full replay, and an unroll of it that was drawn ...
@@ -297,7 +297,7 @@ def test_an_unroll_that_is_larger_than_the_replay_is_an_error() -> None:
         make(capacity=0).add(unrolls(0, 1), slice(None), ACTOR)
 
 
-def test_a_replay_that_an_unroll_of_noise_does_not_fit_into_is_an_error_at_once() -> None:
+def test_a_replay_too_small_for_an_unroll_is_an_error() -> None:
     with pytest.raises(
         StorageError, match=r"capacity_bytes is 10, but an unroll .* up to 758: raise"
     ):

@@ -89,7 +89,7 @@ def test_members_go_silent_and_are_forgotten_but_totals_stay() -> None:
     assert roster.joins == 4
 
 
-def test_an_actor_whose_last_stream_ends_has_left_until_it_is_heard_of_again() -> None:
+def test_an_actor_has_left_when_its_last_stream_ends() -> None:
     roster = Roster(_Clock())
     roster.joined("a", "actor")
     assert roster.actors() == (1, 0)  # it plays its first unroll
@@ -107,7 +107,7 @@ def test_an_actor_whose_last_stream_ends_has_left_until_it_is_heard_of_again() -
     assert [member.name for member in roster.members()] == ["a"]
 
 
-def test_who_was_forgotten_is_listed_again_when_it_sends_or_reports() -> None:
+def test_forgotten_actors_are_listed_when_they_send_again() -> None:
     """Evaluators of long runs are silent for hours."""
     clock = _Clock()
     roster = Roster(clock)
@@ -133,7 +133,7 @@ def test_who_was_heard_of_the_longest_ago_makes_room(monkeypatch: pytest.MonkeyP
     assert [member.name for member in roster.members()] == ["a", "c", "d"]
 
 
-def test_the_return_of_an_actor_is_that_of_its_last_hundred_episodes() -> None:
+def test_an_actors_return_is_of_its_last_hundred_episodes() -> None:
     roster = Roster(_Clock())
     for name in ("a", "b"):
         roster.joined(name, "actor")
@@ -150,7 +150,7 @@ def test_refused_messages_list_nobody() -> None:
     assert roster.members() == []
 
 
-def test_faults_of_environments_are_counted_and_the_last_one_is_told() -> None:
+def test_environment_faults_are_counted() -> None:
     roster = Roster(_Clock())
     roster.joined("a", "actor")
     roster.joined("b", "actor")

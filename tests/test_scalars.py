@@ -51,7 +51,7 @@ def test_the_terms_of_a_loss_add_up_to_its_total(algorithm: str, settings: dict[
     check_losses(row)
 
 
-def test_a_term_is_the_cost_times_the_number_of_steps_times_its_mean() -> None:
+def test_a_term_is_cost_times_steps_times_mean() -> None:
     metrics = _update(make("impala")).metrics
     steps = 4 * 6  # T x B, of which a third is replayed
     for name, count in (("baseline", steps), ("entropy", steps), ("value_cloning", steps / 3)):

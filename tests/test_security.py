@@ -71,7 +71,7 @@ def test_without_credentials_a_local_learner_lets_everyone_in() -> None:
         assert calls(channel) == only([*ACTOR, *EVALUATOR, *READER], "")
 
 
-def test_tokens_are_replaced_one_after_another_and_revoked_ones_end_streams(
+def test_tokens_are_replaced_and_revoked_ones_end_streams(
     tmp_path: pathlib.Path,
 ) -> None:
     tokens = tmp_path / "tokens"
@@ -107,7 +107,7 @@ def test_tokens_are_replaced_one_after_another_and_revoked_ones_end_streams(
         assert calls(channel, old) == only((), "UNAUTHENTICATED")
 
 
-def test_nonsense_in_a_token_file_that_changes_leaves_the_old_ones(
+def test_nonsense_in_a_token_file_leaves_the_old_ones(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokens = token_file(tmp_path / "tokens", "actor")

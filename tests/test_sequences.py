@@ -68,7 +68,7 @@ def arms() -> Mapping[str, Sequence[Record]]:
     }
 
 
-def test_an_arm_scores_0_if_nothing_is_learned_and_1_if_all_is_as_alone(
+def test_arms_score_between_nothing_learned_and_all(
     arms: Mapping[str, Sequence[Record]],
 ) -> None:
     scores = continual.areas(arms)
@@ -121,7 +121,7 @@ def test_arms_that_are_equal_have_a_ratio_of_1() -> None:
     assert (found.mean, found.low, found.high) == pytest.approx((1.0, 0.5, 2.0))
 
 
-def test_effects_are_forgetting_of_the_trained_and_transfer_to_the_others(
+def test_effects_are_forgetting_and_transfer(
     arms: Mapping[str, Sequence[Record]],
 ) -> None:
     found = {(x.block.start, x.task): x[2:] for x in continual.effects(arms["clear"])}

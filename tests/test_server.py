@@ -126,7 +126,7 @@ def test_the_status_names_the_fleet_and_what_it_sent() -> None:
     assert all(0.0 <= seconds < WAIT for _, seconds in observed)
 
 
-def test_errors_of_the_service_become_statuses_and_nothing_kills_the_server(
+def test_service_errors_become_statuses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     service = messages.service()
@@ -197,7 +197,7 @@ def test_it_is_healthy_while_it_serves_and_says_so_when_it_stops() -> None:
         served.server.check()  # it was stopped: nothing is wrong
 
 
-def test_stop_ends_idle_streams_and_those_that_wait_for_room_without_waiting_for_them() -> None:
+def test_stop_ends_idle_and_waiting_streams_at_once() -> None:
     accounts, ingest = Accounts(), Ingest(capacity=2)
     with _Served(messages.service(accounts, ingest)) as served:
         fingerprint = served.join()
@@ -273,7 +273,7 @@ def test_a_server_that_dies_is_reported_to_its_owner() -> None:
             served.server.check()
 
 
-def test_a_message_with_more_than_its_tensors_may_be_is_refused_before_it_is_parsed() -> None:
+def test_oversized_messages_are_refused_before_parsing() -> None:
     service = messages.service()
     most = service._validator.max_bytes_beside_tensors()
     large = pb.Unrolls(actor="a", incarnation=1, fingerprint="x" * (most + 1))

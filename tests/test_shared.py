@@ -218,7 +218,7 @@ def test_one_that_is_killed_while_it_pulls_leaves_it_to_the_next(
     assert learner.calls == 1
 
 
-def test_one_that_is_frozen_while_it_pulls_is_waited_for_a_moment(
+def test_a_frozen_puller_is_waited_for_a_moment(
     directory: pathlib.Path, impatient: tuple[SharedPulls, SharedPulls]
 ) -> None:
     learner, one, other = Learner(), *impatient
@@ -284,7 +284,7 @@ def test_what_learners_that_are_gone_have_left_is_deleted(directory: pathlib.Pat
     assert not (directory / "old").exists()
 
 
-def test_clients_of_a_host_share_and_look_once_more_at_the_boundary(
+def test_clients_of_a_host_share_parameters(
     directory: pathlib.Path,
 ) -> None:
     with FakeLearner() as learner, contextlib.ExitStack() as stack:

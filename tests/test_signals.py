@@ -47,7 +47,7 @@ def test_each_of_the_three_asks_for_the_end(number: signal.Signals) -> None:
         assert not request.insists
 
 
-def test_a_library_that_takes_the_handlers_gets_none_of_the_signals() -> None:
+def test_libraries_that_take_handlers_get_no_signals() -> None:
     theirs: list[int] = []
     with EndRequest() as request:
         with request.kept():
@@ -59,7 +59,7 @@ def test_a_library_that_takes_the_handlers_gets_none_of_the_signals() -> None:
     assert not theirs
 
 
-def test_only_the_first_is_told_even_if_the_second_comes_while_it_is_handled() -> None:
+def test_only_the_first_signal_is_reported() -> None:
     told = []
 
     def on_first() -> None:

@@ -119,7 +119,7 @@ def cluster(tmp_path: pathlib.Path) -> Cluster:
         *(("RUNNING", 1, False), ("RUNNING", 0, False)),
     ],
 )
-def test_a_job_whose_learner_was_stopped_is_requeued_unless_it_was_cancelled(
+def test_stopped_jobs_are_requeued_unless_cancelled(
     cluster: Cluster, state: str, status: int, requeued: bool
 ) -> None:
     """Given a learner that ends at once, and an actor that ends with it."""

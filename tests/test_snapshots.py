@@ -46,7 +46,7 @@ def given(snapshots: Snapshots) -> tuple[int, int] | None:
     return assignment and (assignment.snapshot.frames, assignment.task)
 
 
-def test_they_are_given_in_order_and_again_when_nothing_else_is_left() -> None:
+def test_snapshots_are_given_in_order_then_again() -> None:
     snapshots = waiting(0, 10, num_tasks=2)
     first_round = [(0, 0), (0, 1), (10, 0), (10, 1)]
     assert [given(snapshots) for _ in range(4)] == first_round
@@ -76,7 +76,7 @@ def test_the_first_report_counts_and_those_of_others_do_not() -> None:
     assert snapshots.take_evaluated() == []
 
 
-def test_what_was_reported_and_is_not_filed_yet_is_not_played_again() -> None:
+def test_reported_snapshots_are_not_played_again() -> None:
     snapshots = Snapshots(1, "auto")
     snapshots.add(Snapshot(pathlib.Path("0"), messages.LEARNER, 3, 99, 0.0))
     service = messages.service(snapshots=snapshots)
@@ -94,7 +94,7 @@ def test_what_was_reported_and_is_not_filed_yet_is_not_played_again() -> None:
     assert snapshots.awaits(messages.LEARNER, 99, 0)
 
 
-def test_a_waiting_snapshot_is_evaluated_though_its_learner_is_not_in_the_list() -> None:
+def test_waiting_snapshots_of_unlisted_learners_are_evaluated() -> None:
     """Given a list of learners that was damaged: the snapshot names its learner itself."""
     snapshots = waiting(0)
     service = messages.service(snapshots=snapshots)
@@ -147,7 +147,7 @@ def test_who_wants_them(keep: Any, before: bool, after: bool) -> None:
     assert snapshots.are_wanted == after
 
 
-def test_a_run_that_was_evaluated_before_it_was_resumed_wants_them() -> None:
+def test_a_resumed_run_wants_its_evaluations() -> None:
     snapshots = Snapshots(1, "auto")
     snapshots.settle(LEARNER, 0, 0, 1.0)  # as evaluations.jsonl says
     assert snapshots.are_wanted
@@ -238,7 +238,7 @@ def test_variables_in_doubt_wait_until_they_are_good(tmp_path: pathlib.Path) -> 
     assert story.goes_on_to(600).made == [0, 360, 600]
 
 
-def test_after_a_restart_those_of_its_past_wait_and_the_frames_to_repeat_have_none(
+def test_a_restart_keeps_past_snapshots_only(
     tmp_path: pathlib.Path,
 ) -> None:
     Story(tmp_path).goes_on_to(700)
@@ -333,7 +333,7 @@ def test_a_run_at_the_bound_waits_and_ends_complete(tmp_path: pathlib.Path) -> N
 
 
 @pytest.mark.slow
-def test_a_slow_evaluator_comes_to_the_same_areas_to_the_last_digit(
+def test_slow_evaluators_give_the_same_areas_exactly(
     tmp_path: pathlib.Path,
 ) -> None:
     first = tmp_path / "first"

@@ -91,7 +91,7 @@ def test_a_fleet_without_mistakes_is_told_how_much_was_looked_at() -> None:
     assert "mistakes" not in _text(pb.RunStatus())  # nobody has looked, or an older learner
 
 
-def test_an_actor_that_makes_mistakes_is_shown_whole_in_eighty_columns() -> None:
+def test_an_actor_with_mistakes_fits_into_eighty_columns() -> None:
     mistaken = pb.Member(mistakes={"row_0": 3_665}, last_mistake="row 0 is another one")
     mistaken.MergeFrom(STATUS.members[0])
     status = pb.RunStatus(parameter_version=1234, members=[mistaken])
@@ -138,7 +138,7 @@ def _lines(table: rich.console.Group) -> list[str]:
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
-def test_watching_survives_a_learner_that_goes_away_and_comes_back() -> None:
+def test_watching_survives_a_restart_of_the_learner() -> None:
     first = Server(messages.service(), "127.0.0.1:0")
     address = first.start()
     with channel.StatusClient(address) as client:

@@ -181,7 +181,7 @@ def test_the_store_keeps_as_many_as_the_log_directory(scene: Scene) -> None:
     assert there.saved("best") == ["000000000030-000003"]
 
 
-def test_a_run_that_goes_on_from_before_the_store_copies_each_checkpoint_once(
+def test_an_older_run_copies_each_checkpoint_once(
     faulty: Scene,
 ) -> None:
     """Given a store that was away when the learner started, and has later ones of its run."""
@@ -219,7 +219,7 @@ def test_a_run_that_keeps_fewer_than_before_copies_only_these(faulty: Scene) -> 
     assert saved == ["000000000020-000002", "000000000030-000003"]
 
 
-def test_a_checkpoint_that_lacks_a_file_is_left_out_and_named_once(
+def test_incomplete_checkpoints_are_left_out_and_named_once(
     faulty: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     faulty.save(10)
@@ -244,7 +244,7 @@ def test_a_damaged_checkpoint_is_not_copied(scene: Scene, caplog: pytest.LogCapt
     assert "is not copied: its files differ from its MANIFEST." in caplog.text
 
 
-def test_a_copy_that_was_interrupted_at_any_step_is_no_checkpoint(faulty: Scene) -> None:
+def test_an_interrupted_copy_is_no_checkpoint(faulty: Scene) -> None:
     faulty.save(10)
     faulty.copy()
     faulty.save(20)
@@ -352,7 +352,7 @@ def test_a_store_that_fails_is_counted_and_tried_again(
     assert "takes copies again" in caplog.text and "Not copied" not in caplog.text
 
 
-def test_the_end_of_a_run_waits_for_a_store_that_hangs_for_so_long_only(
+def test_the_end_of_a_run_waits_briefly_for_a_hanging_store(
     faulty: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(store, "_CLOSE_SECONDS", 0.2)
@@ -369,7 +369,7 @@ def test_the_end_of_a_run_waits_for_a_store_that_hangs_for_so_long_only(
     copier._thread.join(SECONDS)
 
 
-def test_a_store_that_is_away_is_refused_only_without_an_own_checkpoint(
+def test_an_absent_store_is_refused_without_a_checkpoint(
     faulty: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     faulty.save(10)

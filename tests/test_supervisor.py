@@ -127,7 +127,7 @@ def test_leaving_the_context_leaves_nothing_alive(tmp_path: pathlib.Path) -> Non
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_an_error_beside_the_children_leaves_them_their_time_to_end(tmp_path: pathlib.Path) -> None:
+def test_an_error_leaves_the_children_time_to_end(tmp_path: pathlib.Path) -> None:
     """A learner writes its checkpoint then."""
     polite, stubborn = tmp_path / "polite", tmp_path / "stubborn"
     with pytest.raises(KeyError), Supervisor(grace_seconds=0.5) as supervisor:
@@ -201,7 +201,7 @@ def test_the_first_signal_stops_the_children(
         [signal.SIGHUP, signal.SIGTERM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT],
     ],
 )
-def test_signals_that_come_together_leave_the_children_their_time(
+def test_simultaneous_signals_leave_the_children_time(
     tmp_path: pathlib.Path, numbers: list[signal.Signals]
 ) -> None:
     # Given a child that ends once it may, and that is told to ...
@@ -253,7 +253,7 @@ def test_children_of_a_killed_supervisor_are_told_to_end(tmp_path: pathlib.Path)
     assert (tmp_path / "log").read_text().split()[1:] == ["up", "told"]
 
 
-def test_lines_of_a_program_are_given_to_its_output_before_its_exit_is() -> None:
+def test_a_programs_lines_come_before_its_exit() -> None:
     lines: list[str] = []
     code = "import sys; print('one'); print('two', file=sys.stderr); print('three', end='')"
     with Supervisor() as supervisor:

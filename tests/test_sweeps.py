@@ -183,7 +183,7 @@ def test_a_cluster_that_does_not_answer_is_named(
 # Members of a population.
 
 
-def test_a_member_that_was_killed_while_it_copied_another_is_whole_again(
+def test_a_member_killed_while_copying_is_whole_again(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray")
@@ -250,7 +250,7 @@ def test_a_trial_is_where_the_sweep_was_started(
 # Scores.
 
 
-def test_the_score_is_a_mean_over_all_tasks_also_after_a_trial_was_resumed() -> None:
+def test_the_score_is_a_mean_over_all_tasks() -> None:
     pytest.importorskip("ray")
     from impala.sweeps import trial
 
@@ -267,7 +267,7 @@ def test_the_score_is_a_mean_over_all_tasks_also_after_a_trial_was_resumed() -> 
         ("loss/totl", {"settings": {"phases": ["critic:1000", "impala"]}}, 20),
     ],
 )
-def test_a_misspelt_score_ends_a_trial_early_unless_it_may_come_late(
+def test_a_misspelt_score_ends_a_trial_early(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
     score: str,
@@ -362,7 +362,7 @@ QUICK = {"total_frames": 150_000, "learner": {"log_seconds": 1}}
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_stopped_and_killed_goes_on_with_its_trials(
+def test_a_stopped_or_killed_sweep_goes_on(
     tmp_path: pathlib.Path,
 ) -> None:
     data = made(settings=QUICK | {"total_frames": 300_000}, cpus=1)
@@ -419,7 +419,7 @@ def test_a_sweep_can_be_stopped_before_ray_listens(tmp_path: pathlib.Path) -> No
     assert not (tmp_path / "output/trials").exists()  # none has begun
 
 
-def test_a_trial_that_ended_with_its_episodes_was_not_stopped_early() -> None:
+def test_a_trial_ended_by_episodes_was_not_stopped_early() -> None:
     from impala.sweeps import tuning  # here, as it loads Ray
 
     lines: list[str] = []
@@ -472,7 +472,7 @@ def test_trials_find_what_is_in_the_working_directory(tmp_path: pathlib.Path) ->
 
 
 @pytest.mark.slow
-def test_successive_halving_finds_a_learning_rate_as_good_as_the_presets(
+def test_successive_halving_finds_a_good_learning_rate(
     tmp_path: pathlib.Path,
 ) -> None:
     found = results(

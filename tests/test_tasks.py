@@ -37,7 +37,7 @@ def test_one_environment_is_one_task() -> None:
     assert tasks.make(environment, TasksConfig()) == [tasks.Task("Catch", environment)]
 
 
-def test_keyword_arguments_behind_an_id_are_put_over_the_environments() -> None:
+def test_keyword_arguments_of_an_id_override_settings() -> None:
     small, large = tasks.make(
         config().environment, TasksConfig(environments=(SMALL, 'Catch{"columns": 9}'))
     )
@@ -193,7 +193,7 @@ def test_tasks_alike_need_no_mask_and_no_wrapper() -> None:
         (("Pong", "Breakout"), "4 is RIGHTFIRE in ALE/Pong-v5 and missing in ALE/Breakout-v5"),
     ],
 )
-def test_games_whose_actions_differ_are_joined_by_the_full_action_set_only(
+def test_differing_games_join_by_the_full_action_set_only(
     ids: tuple[str, ...], message: str
 ) -> None:
     """A minimal set gives the same index to different actions."""
@@ -241,7 +241,7 @@ def test_what_cannot_be_joined_is_refused_with_the_reason(
         join(["first", "second"], [one, other])
 
 
-def test_a_task_with_a_mask_of_its_own_can_only_stand_beside_as_many_actions() -> None:
+def test_masking_tasks_join_tasks_of_as_many_actions_only() -> None:
     masked = gym.spaces.Dict({"observation": BOX, "action_mask": gym.spaces.MultiBinary(2)})
     two, three = gym.spaces.Discrete(2), gym.spaces.Discrete(3)
     assert join(["one", "other"], [(masked, two)] * 2) == (masked, two)
@@ -250,7 +250,7 @@ def test_a_task_with_a_mask_of_its_own_can_only_stand_beside_as_many_actions() -
         join(["one", "other"], [(masked, two), (other, three)])
 
 
-def test_masked_actions_are_impossible_and_everything_stays_finite() -> None:
+def test_masked_actions_are_impossible_and_all_is_finite() -> None:
     distribution = distributions.Categorical(4)
     allowed = np.array([[1, 1, 0, 0]] * 1000, np.int8)
     rng = np.random.default_rng(0)
@@ -332,7 +332,7 @@ def test_the_schedule_fits_the_configuration_it_was_made_from() -> None:
     assert tasks.Schedule(dataclasses.replace(with_tasks, tasks=TasksConfig())).num_tasks == 1
 
 
-def test_choices_of_another_type_are_refused_where_their_messages_would_be() -> None:
+def test_choices_of_another_type_are_refused() -> None:
     def kwargs(n: int) -> str:
         choice = {"type": "Discrete", "n": n, "dtype": "int32"}
         return json.dumps({"observation_space": choice, "action_space": choice})

@@ -15,7 +15,7 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(tethered(command), capture_output=True, text=True, timeout=60)
 
 
-def test_it_becomes_the_program_with_its_arguments_and_exit_status() -> None:
+def test_tether_becomes_the_program_with_its_arguments() -> None:
     code = "import os, sys; print(os.getppid(), *sys.argv[1:]); sys.exit(3)"
     ended = _run(sys.executable, "-c", code, "-x", "a b")
     assert (ended.stdout, ended.stderr) == (f"{os.getpid()} -x a b\n", "")

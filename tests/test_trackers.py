@@ -114,7 +114,7 @@ def stored(file: pathlib.Path) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])
-def test_a_tracker_that_is_not_installed_is_refused_with_what_to_install(
+def test_an_absent_tracker_is_refused_with_a_hint(
     name: str, logdir: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)

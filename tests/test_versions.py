@@ -145,7 +145,7 @@ def test_an_agent_from_before_schemas_plays_as_well_as_it_did() -> None:
     assert np.mean([episode.episode_return for episode in episodes]) > 0.9  # of at most 1
 
 
-def test_a_checkpoint_of_a_newer_version_keeps_what_this_one_does_not_know(
+def test_newer_checkpoints_keep_unknown_content(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     theirs = {"learner": {"tidy_seconds": 3.5, "log_seconds": 0.01, "unroll_length": 9}}
@@ -193,7 +193,7 @@ def test_a_checkpoint_of_a_newer_version_keeps_what_this_one_does_not_know(
         ({"curiosity": {"sizes": [3]}}, r"curiosity.sizes = \[3\]"),
     ],
 )
-def test_what_changes_what_is_learned_is_refused_by_name_and_not_passed_over(
+def test_unknown_settings_that_matter_are_refused(
     tmp_path: pathlib.Path, settings: dict[str, Any], named: str
 ) -> None:
     shutil.copytree(OLDEST / "checkpoints", tmp_path / "checkpoints")  # one that would open
@@ -253,7 +253,7 @@ def test_what_a_version_would_not_have_written_is_damage(
     assert "agent.lstm_size is -1" in caplog.text and "Going back to" in caplog.text
 
 
-def test_spaces_of_a_newer_version_are_refused_and_not_passed_over(tmp_path: pathlib.Path) -> None:
+def test_spaces_of_a_newer_version_are_refused(tmp_path: pathlib.Path) -> None:
     shutil.copytree(OLDEST / "checkpoints", tmp_path / "checkpoints")
     newest = checkpoint.save(tmp_path, checkpoint.load(OLDEST), keep=3)
     graph = {"type": "Graph", "nodes": 3}
@@ -362,7 +362,7 @@ def test_the_page_shows_what_is_sent_for_catch() -> None:
 @pytest.mark.parametrize(
     "path", sorted(STORED.glob("protocol-*/*.binpb")), ids=lambda path: path.name
 )
-def test_recorded_messages_of_every_minor_version_say_what_they_said(path: pathlib.Path) -> None:
+def test_recorded_messages_say_what_they_said(path: pathlib.Path) -> None:
     cls: type[Message] = getattr(pb, path.stem)
     read = cls.FromString(path.read_bytes())
     assert read == text_format.Parse(path.with_suffix(".txtpb").read_text(), cls())
@@ -424,7 +424,7 @@ def test_an_actor_goes_on_without_what_it_does_not_know() -> None:
 
 
 @pytest.mark.parametrize("need", ["agent.layer_norm", "environment.atari.crop", "my_torso.width"])
-def test_an_actor_refuses_what_it_does_not_know_and_changes_what_is_played(need: str) -> None:
+def test_actors_refuse_unknown_settings_that_matter(need: str) -> None:
     reply = reply_of(PRESETS["catch"][1])
     reply.settings.needs.append(need)
     sides = rf"impala 9\.9 with protocol 2\.6, this actor is impala {VERSION} with protocol 2\.5"
@@ -454,7 +454,7 @@ def test_a_value_of_a_newer_version_is_refused_by_name() -> None:
         told.read(reply, "actor", Allowed())
 
 
-def test_a_value_that_is_only_operational_gives_way_to_the_default(
+def test_operational_values_give_way_to_the_default(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     reply = reply_of(PRESETS["catch"][1])
@@ -463,7 +463,7 @@ def test_a_value_that_is_only_operational_gives_way_to_the_default(
     assert "actor.hang_seconds = 0.001" in caplog.text
 
 
-def test_what_an_older_learner_does_not_say_stands_at_its_default() -> None:
+def test_what_an_older_learner_omits_is_at_its_default() -> None:
     config = PRESETS["catch"][1]
     reply = reply_of(config, minor=0)
     reply.settings.agent.ClearField("standardise_images")
@@ -644,7 +644,7 @@ def test_a_checkpoint_plays_with_an_older_version_of_a_part() -> None:
         sections.restore(named, own, needs | {"wide_torso.depth"}, allow)
 
 
-def test_a_checkpoint_says_which_settings_of_parts_have_to_be_known(tmp_path: pathlib.Path) -> None:
+def test_a_checkpoint_names_required_settings_of_parts(tmp_path: pathlib.Path) -> None:
     named = values.from_dict(Config, {"agent": {"torso": f"{__name__}:WideTorso"}, "seed": 3})
     config = sections.compose(named, wide_torso=WideTorso.Settings(width=64, label="a"))
     checkpoint.save(tmp_path, checkpoint.Checkpoint(config, checkpoint.Counters(), {}, {}), keep=1)
@@ -653,7 +653,7 @@ def test_a_checkpoint_says_which_settings_of_parts_have_to_be_known(tmp_path: pa
     assert saved.needs == {"wide_torso.width"}
 
 
-def test_settings_at_their_default_leave_the_fingerprint_as_it_is() -> None:
+def test_default_settings_leave_the_fingerprint() -> None:
     """So that actors go on with a learner that was replaced by a newer version."""
     config = PRESETS["catch"][1]
     agreed = json.loads(settings.agreed(config, tasks.make(config.environment, config.tasks)))
@@ -663,7 +663,7 @@ def test_settings_at_their_default_leave_the_fingerprint_as_it_is() -> None:
     }
 
 
-def test_what_experience_depends_on_changes_the_fingerprint_and_nothing_else() -> None:
+def test_only_what_experience_depends_on_is_fingerprinted() -> None:
     """A learner that comes back for longer, or with other advice to actors, keeps its actors."""
     config = PRESETS["catch"][1]
 

@@ -46,7 +46,7 @@ def test_a_run_with_fewer_evaluations_has_not_passed(logdir: pathlib.Path) -> No
     assert passing.read(logdir, 0.0) == (math.inf, math.inf)
 
 
-def test_the_table_compares_medians_and_has_the_paper_beside_them() -> None:
+def test_the_table_compares_medians_with_the_paper() -> None:
     measured = {1: [40.0, 60.0, 400.0], 2: [30.0, 20.0, math.inf]}
     assert speed_up.speed_ups(measured) == {1: 1.0, 2: 2.0}
     rows = speed_up.table(measured).splitlines()[2:]

@@ -112,7 +112,7 @@ def test_processes_of_environments_find_the_folder_last(folder: pathlib.Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_training_takes_the_environment_from_the_folder_and_nothing_else(
+def test_training_takes_only_the_environment_of_the_folder(
     folder: pathlib.Path, vectorization: str
 ) -> None:
     done = run(

@@ -15,7 +15,7 @@ from protos.impala.v1 import learner_pb2 as pb
 MESSAGES = 1_500
 
 
-def test_absurd_messages_change_nothing_but_the_account_of_who_sends_them() -> None:
+def test_absurd_messages_change_only_their_senders_account() -> None:
     with Learner() as learner, Actor(learner.address, "good", 1) as good:
         caller = Caller(learner.address, token="", name="mallory", others=[], seed=7, absurd=True)
         calling = threading.Thread(target=caller.run, args=(MESSAGES, 1e9))
