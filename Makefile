@@ -33,7 +33,7 @@ lock = $(BIN)/uv pip compile --quiet --generate-hashes --no-header --python-vers
 TEST := $(BIN)/python -m pytest -m "not slow" --numprocesses 3 --dist worksteal --durations 30
 
 .DEFAULT_GOAL := help
-.PHONY: help setup clients protos train test test-slow soak abuse image-test manifests check dist bench results \
+.PHONY: help setup clients protos train test test-slow soak image-test manifests check dist bench results \
 	golden lock clean
 
 ## setup: make .venv with everything that the lock files pin, and the impala command
@@ -90,10 +90,6 @@ test-slow: setup clients
 ## soak: break a running fleet for half an hour and account for every unroll
 soak: setup
 	PYTHONPATH=tests $(BIN)/python -m chaos.soak $(ARGS)
-
-## abuse: attack a learner in every way that it promises to survive, for an hour
-abuse: setup
-	PYTHONPATH=tests $(BIN)/python -m abuse $(ARGS)
 
 ## image-test: build both images and run them as the local overlay says; needs root on Debian
 image-test: setup

@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import damage
 import services
 from chaos import poison, unruly
 from chaos.proxy import Proxy
@@ -129,7 +128,9 @@ class Fleet:
         path = self.logdir / "replay" / "replay.sqlite"
         content = bytearray(path.read_bytes())
         for _ in range(1 + len(content) // 100_000):
-            damage.zero(content, rng)
+            start = 4096 * rng.randrange(-(-len(content) // 4096))
+            end = min(len(content), start + 4096)
+            content[start:end] = bytes(end - start)
         path.write_bytes(content)
         self.learner = self._start_learner(self.address)
 
@@ -141,15 +142,6 @@ class Fleet:
         if self.learner.wait(timeout=_RECOVERY_SECONDS) == 0:
             raise AssertionError("The learner could not write and ended with status 0.")
         self.crashes.append(time.monotonic())
-        self.learner = self._start_learner(self.address)
-
-    def damage_what_is_read_at_the_start(self, rng: random.Random) -> None:
-        """Files beside checkpoints and replay. Without its key the learner could count no claim."""
-        self._crash()
-        files = {path for path in self.logdir.iterdir() if path.is_file() and path.stat().st_size}
-        path = rng.choice(sorted(files - {self.logdir / "lock", self.logdir / "receipt.key"}))
-        harm = rng.choice([damage.flip, damage.zero, damage.truncate])
-        path.write_bytes(harm(bytearray(path.read_bytes()), rng))
         self.learner = self._start_learner(self.address)
 
     def poison_the_replay(self, rng: random.Random) -> None:
@@ -299,7 +291,7 @@ FAULTS = (
     *(Fleet.kill_an_actor, Fleet.stop_an_actor, Fleet.freeze_an_actor, Fleet.kill_a_witness),
     *(Fleet.kill_the_learner, Fleet.stop_the_learner, Fleet.freeze_the_learner),
     *(Fleet.partition_the_network, Fleet.cut_the_network, Fleet.slow_the_network),
-    *(Fleet.tear_a_checkpoint, Fleet.damage_the_replay, Fleet.damage_what_is_read_at_the_start),
+    *(Fleet.tear_a_checkpoint, Fleet.damage_the_replay),
     *(Fleet.fill_the_disk, Fleet.poison_the_replay, Fleet.send_what_is_not_finite),
     *(Fleet.crash_an_environment, Fleet.hang_an_environment, Fleet.leak_in_an_environment),
 )
