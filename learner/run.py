@@ -146,7 +146,7 @@ def run_learner(
                 directory.move_replay_aside()
             added = resumed.replay_added
             replay = open_replay(share, plan.unroll_spec, directory, added, empty_replay)
-            directory.write("config.yaml", values.to_yaml(config, resumed.unknown))
+            directory.write("config.yaml", values.to_yaml(config))
             copier = Copier(logdir, share) if share.learner.checkpoint_store else None
             if copier is not None:
                 at_the_end.callback(copier.close)  # when all is saved

@@ -127,7 +127,7 @@ def _changes(record: Record, root: pathlib.Path) -> set[str]:
     experiment = EXPERIMENTS.get(record.experiment)
     if experiment is None or record.arm not in experiment.arms:
         return {"definition"}
-    config, _ = values.from_stored(Config, record.settings)
+    config = values.from_stored(Config, record.settings)
     now = digests.of(config, root)
     changed = {group for group in record.digests if record.digests[group] != now.get(group)}
     today = values.leaves(values.to_dict(running.settings(experiment.arms[record.arm])))

@@ -55,7 +55,7 @@ def interval_of(
 
 def continual_run(record: Record) -> continual.Run:
     """Returns the evaluations beside a run's training as curves of its tasks."""
-    config, _ = values.from_stored(Config, record.settings)
+    config = values.from_stored(Config, record.settings)
     history = continual.History(config)
     for line in record.evaluations:
         history.add(continual.parse(line))

@@ -81,7 +81,7 @@ def plain(message: Message, path: str = "") -> dict[str, Any]:
 def _choice(enum: Any, number: int, path: str) -> str:
     if number not in enum.values_by_number:
         names = ", ".join(value.name for value in enum.values[1:])
-        raise SettingsError(f"{path} is number {number}; known here are {names}")
+        raise SettingsError(f"{path} is number {number}; known here are {names}.")
     name: str = enum.values_by_number[number].name
     return name.removeprefix(_prefix(enum)).lower()
 

@@ -1,7 +1,6 @@
 """Checkpoints are whole or absent, the newest intact one is read, a directory has one writer."""
 
 import errno
-import json
 import os
 import pathlib
 import re
@@ -123,6 +122,7 @@ def test_no_flipped_bit_loads_wrong_silently(tmp_path: pathlib.Path) -> None:
     assert _same(checkpoint.load(tmp_path), _checkpoint(2))
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize(
     "edit",
     [
@@ -161,6 +161,8 @@ def test_a_checkpoint_of_an_earlier_version_is_loaded_unchecked(
     assert checkpoint.load(tmp_path).counters.updates == 3  # saved later, so it is the newest
 
 
+=======
+>>>>>>> 04e8dd5 (Start the checkpoints' schema anew and drop older forms)
 def test_if_all_are_damaged_one_line_says_so(tmp_path: pathlib.Path) -> None:
     for updates in (1, 2):
         (checkpoint.save(tmp_path, _checkpoint(updates), keep=3) / "state.json").write_text("")

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import math
 import pathlib
 import stat
 from typing import Any
@@ -38,7 +37,6 @@ from learner.fleet.accounts import LEARNER_CRASH, MOST, Accounts, Superseded
 from learner.fleet.incarnations import Incarnations
 from learner.fleet.receipts import ReceiptProofs, load_key
 from learner.service.service import LearnerService
-from learner.telemetry.files import TensorBoard
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 
@@ -467,42 +465,6 @@ def test_a_stream_is_of_one_actor_and_harms_nobody_else() -> None:
     assert accounts.totals().rejected == {"unknown_actor": 4}
     rejected = {member.name: member.rejected for member in service.get_status().members}
     assert rejected == {"a": 3, "b": 0}
-
-
-# Numbers that an earlier version could be made to save.
-
-
-def test_absurd_numbers_of_a_checkpoint_are_shown_and_saved_as_the_largest_there_can_be(
-    tmp_path: pathlib.Path,
-) -> None:
-    accounts = Accounts()
-    accounts.join("a", 1, 0, 0)
-    state = accounts.state()
-    for absurd in (*ABSURD[2:], 2**70):
-        state["learned"] = absurd
-        state["dropped"] = {LEARNER_CRASH: absurd, "policy_lag": 1}
-        state["ledgers"][0][2] = absurd
-        accounts = Accounts()
-        accounts.restore(json.loads(json.dumps(state)))
-        service = messages.service(accounts)
-        fingerprint = service.join(messages.join_request()).fingerprint
-        assert _submit(service, messages.message(fingerprint=fingerprint)).status
-        totals = accounts.totals()
-        assert max(totals.received, totals.learned, *totals.dropped.values()) == MOST
-        assert service.get_status().received == MOST
-        assert json.loads(json.dumps(accounts.state()))["dropped"][LEARNER_CRASH] == MOST
-        sink = TensorBoard(tmp_path)
-        sink.write({"frames": 1, "unrolls/received": totals.received})
-        sink.close()
-
-
-@pytest.mark.parametrize(
-    "change", [{"learned": -1}, {"learned": math.nan}, {"dropped": {"x": 0.5}}]
-)
-def test_what_is_no_count_is_no_checkpoint(change: dict[str, object]) -> None:
-    state = Accounts().state()
-    with pytest.raises(ValueError, match="is not a count"):
-        Accounts().restore({**state, **change})
 
 
 def test_a_whole_run_believes_nothing_that_it_cannot_know(tmp_path: pathlib.Path) -> None:

@@ -602,13 +602,15 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
     config = PRESETS["catch"][1]
     environment = build.environment(config.environment, 1)
-    agent = build.agent(config.agent, environment.observation_space, environment.action_space)
+    spaces = environment.observation_space, environment.action_space
+    agent = build.agent(config.agent, *spaces)
     environment.close()
     saved = checkpoint.Checkpoint(
         config=config,
         counters=checkpoint.Counters(updates=3, frames=1234),
         variables={n: v.numpy() for n, v in checkpoint.named("agent", agent.variables).items()},
         accounts={},
+        spaces=spaces,
     )
     path = tmp_path_factory.mktemp("run")
     checkpoint.save(path, saved, keep=1)

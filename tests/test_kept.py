@@ -204,15 +204,6 @@ def test_returns_in_another_environment_do_not_compare(
     assert again.is_evaluated(-5.5).goes_on_to(400).best == 10
 
 
-def test_a_score_that_names_no_tasks_counts(tmp_path: pathlib.Path) -> None:
-    story = Story(tmp_path).is_evaluated(5.0).goes_on_to(100)
-    score = {name: value for name, value in story.score.items() if name != "tasks"}
-    (tmp_path / "best" / "score.json").write_text(json.dumps(score))
-    again = Story(tmp_path, frames=100)
-    assert again.is_evaluated(4.0).goes_on_to(200).best == 0
-    assert again.is_evaluated(6.0).goes_on_to(300).best == 20
-
-
 def test_variables_in_doubt_are_not_kept_until_they_are_good(tmp_path: pathlib.Path) -> None:
     story = Story(tmp_path, milestones=1)
     assert story.goes_on_to(1000, [5.0] * 100, in_doubt=True).best is None

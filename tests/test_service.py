@@ -86,7 +86,7 @@ def test_another_major_version_is_refused_naming_both_and_a_minor_one_is_not() -
     service = messages.service()
     for major, minor, version, program in (
         (3, 7, "impala 9.9\n", r"impala 9\.9\\n"),
-        (1, 3, "", "of an earlier version"),
+        (1, 3, "", "of an unknown version"),
     ):
         protocol = pb.ProtocolVersion(major=major, minor=minor)
         sides = (

@@ -221,13 +221,6 @@ def test_what_a_crash_left_does_not_get_into_a_new_replay(directory: LogDirector
     assert len(refusing(directory)) == 3
 
 
-def test_what_an_earlier_version_wrote_is_refused_and_not_moved(directory: LogDirectory) -> None:
-    (directory.replay / "data.mdb").write_bytes(b"")
-    with pytest.raises(StorageError, match=r"earlier version.*--empty-replay"):
-        healing(directory)
-    assert not aside(directory)
-
-
 def test_one_process_at_a_time(directory: LogDirectory) -> None:
     replay = refusing(directory)
     replay.commit()

@@ -58,7 +58,7 @@ class Report(NamedTuple):
     """An evaluation as in a line of evaluations.jsonl."""
 
     task: str
-    learner: int | str  # incarnation of the learner whose parameters were evaluated
+    learner: int  # incarnation of the learner whose parameters were evaluated
     frames: int  # environment frames that they were learned from
     mean: float  # return
 
@@ -74,7 +74,7 @@ class Report(NamedTuple):
         task, learner, frames, returns = (
             line[name] for name in ("task", "learner", "frames", "returns")
         )
-        good = isinstance(task, str) and type(learner) in (int, str)
+        good = isinstance(task, str) and type(learner) is int
         good = good and type(frames) is int and 0 <= frames < 2**63
         if not (good and all(json_lines.is_number(x) and abs(x) < _MAX_RETURN for x in returns)):
             raise ValueError(f"{line} is not an evaluation.")
@@ -102,8 +102,7 @@ class History:
     """Collects a run's lines in order.
 
     A learner that resumed from a checkpoint repeats some frames; the last report counts. Several
-    evaluators report snapshots in any order, of learners before the last one too. Where older
-    versions have not said from where a learner resumed, its first report does.
+    evaluators report snapshots in any order, of learners before the last one too.
     """
 
     def __init__(self, config: Config):
@@ -111,26 +110,14 @@ class History:
         self._config = config
         self._names = [task.name for task in tasks.make(config.environment, config.tasks)]
         self._points: dict[str, dict[int, float]] = {name: {} for name in self._names}
-        self._learners: set[int | str] = set()
-        self._has_resumed = False
 
     def add(self, line: Report | Resumed) -> None:
         """Adds a line; a report of a task that the run no longer has is ignored."""
         if isinstance(line, Resumed):
-            self._has_resumed = True
-            self._keep(line.frames)
-            return
-        if line.learner not in self._learners:
-            self._learners.add(line.learner)
-            if not self._has_resumed:
-                self._keep(line.frames - 1)
-        if line.task in self._points:
+            for name, of_task in self._points.items():
+                self._points[name] = {f: r for f, r in of_task.items() if f <= line.frames}
+        elif line.task in self._points:
             self._points[line.task][line.frames] = line.mean
-
-    def _keep(self, most: int) -> None:
-        """Forgets the reports of more frames."""
-        for name, of_task in self._points.items():
-            self._points[name] = {f: r for f, r in of_task.items() if f <= most}
 
     def run(self) -> Run:
         """Returns the reports so far, as curves."""
@@ -155,7 +142,7 @@ def read(logdir: pathlib.Path) -> Run:
         raise NoEvaluations(
             f"{logdir} has no evaluations. Train with several tasks, or with --evaluate yes."
         )
-    config, _ = values.from_stored(Config, layers.read_yaml(logdir / "config.yaml"))
+    config = values.from_stored(Config, layers.read_yaml(logdir / "config.yaml"))
     history = History(config)
     for line in lines:
         history.add(line)

@@ -93,11 +93,13 @@ def _read(logdir: pathlib.Path) -> Run:
         raise ValueError(f"There is no log directory {logdir}.")
     try:
         stored = layers.read_yaml(logdir / "config.yaml")
-        config, unknown = values.from_stored(Config, stored)
+        config = values.from_stored(Config, stored)
     except values.OptionError:
         experiment: Any = logdir.resolve()  # unknown: not grouped with others
     else:
-        settings = values.settings_that_matter(config) | values.leaves(unknown)
+        built_in = values.flatten(config)
+        settings = values.settings_that_matter(config)
+        settings |= {path: v for path, v in values.leaves(stored).items() if path not in built_in}
         settings.pop("seed", None)
         experiment = sorted(settings.items(), key=str)
     try:

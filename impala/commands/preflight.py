@@ -31,7 +31,7 @@ def log_directory(command: RunFlags, is_first: bool = True) -> pathlib.Path:
     try:
         for task in tasks.make(settings.environment, settings.tasks):
             environments.check(task.environment.id)
-        logdir = command.logdir or _default(command)
+        logdir = command.logdir or identity.default(command.preset, settings)
         with LogDirectory(logdir) as directory:
             if is_first:
                 store.restore(directory, settings, command.fresh, command.change_settings)
@@ -42,12 +42,3 @@ def log_directory(command: RunFlags, is_first: bool = True) -> pathlib.Path:
     except (LogDirectoryError, StorageError, ValueError) as error:
         raise values.OptionError(str(error)) from error
     return logdir
-
-
-def _default(command: RunFlags) -> pathlib.Path:
-    """Returns the default log directory, or that of a run of an earlier version."""
-    new = identity.default(command.preset, command.settings)
-    old = pathlib.Path("runs", command.preset)
-    if new.exists() or not identity.is_run(old):
-        return new
-    return new if identity.differences(old, command.settings) else old

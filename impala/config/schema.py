@@ -24,8 +24,8 @@ class Range:
 class Operational:
     """Marks a setting, or a section, that changes neither what is played nor what is learned.
 
-    A version that does not know such a setting of a newer one goes on without it. Every other
-    setting matters: away from its default, a version that does not know it refuses to go on.
+    It may differ between the peers of a run, and when a run resumes. Every other setting matters:
+    away from its default, a version that does not know it refuses to go on.
     """
 
 

@@ -63,32 +63,24 @@ def overlay(config: T, data: Any, source: str = "") -> T:
         raise OptionError(f"{source}{error}") from None
 
 
-def from_stored(cls: type[T], data: Any) -> tuple[T, dict[str, Any]]:
-    """Returns nested dataclasses from plain data of a program, possibly of another version.
+def from_stored(cls: type[T], data: Any, needs: Iterable[str] = ()) -> T:
+    """Returns nested dataclasses from plain data of a program, possibly of another minor version.
 
     Args:
       cls: a dataclass whose fields all have defaults, which are used for missing values.
-      data: field name -> value, nested.
-
-    Returns:
-      The known settings; and the rest, nested like `data`: unknown names, and values that their
-      setting cannot take.
+      data: field name -> value, nested; unknown names are ignored.
+      needs: paths of settings that must not be ignored.
 
     Raises:
-      OptionError: `data`, or a section of it, is not a mapping.
+      OptionError: a setting in `needs` is unknown, or as `from_dict`.
     """
-    return _known(cls(), data, path="")
-
-
-def with_rest(config: Any, rest: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a configuration as plain data, together with the rest that `from_stored` returned.
-
-    Args:
-      config: nested dataclasses.
-      rest: from `from_stored`. An invalid value in it is used as long as its setting is at its
-        default.
-    """
-    return _with_rest(to_dict(config), to_dict(type(config)()), rest)
+    known = flatten(config := cls())
+    if unknown := [path for path in needs if path not in known]:
+        raise OptionError(
+            f"{unknown[0]} is not known here, and it changes what is played or learned. Run the "
+            "version that has set it, or do without it there."
+        )
+    return overlay(config, _known(config, data))
 
 
 def leaves(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,14 +123,9 @@ def is_operational(cls: type, path: str) -> bool:
     return bool(rest) and is_operational(hint, rest)
 
 
-def to_yaml(config: Any, unknown: Mapping[str, Any] | None = None) -> str:
-    """Returns a configuration as YAML, which `--config` reads back.
-
-    Args:
-      config: nested dataclasses.
-      unknown: settings of a newer version, which only that one reads back.
-    """
-    return yaml.safe_dump(with_rest(config, unknown or {}), sort_keys=False)
+def to_yaml(config: Any) -> str:
+    """Returns a configuration as YAML, which `--config` reads back."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False)
 
 
 def flatten(config: Any) -> dict[str, Any]:
@@ -260,42 +247,12 @@ def _overlay(config: Any, data: Any, path: str, root: Any) -> Any:
     return dataclasses.replace(config, **changes)
 
 
-def _known(config: Any, data: Any, path: str) -> tuple[Any, dict[str, Any]]:
-    """`from_stored` of a section."""
-    if not isinstance(data, Mapping):
-        raise OptionError(f"{path or 'The configuration'} holds settings by name, not {data!r}.")
-    rest: dict[str, Any] = {}
-    fields = {field.name for field in dataclasses.fields(config)}
-    for name, value in data.items():
-        where = f"{path}.{name}" if path else str(name)
-        current = getattr(config, name) if name in fields else None
-        if dataclasses.is_dataclass(current):
-            section, rest_of_section = _known(current, value, where)
-            config = dataclasses.replace(config, **{name: section})
-            if rest_of_section:
-                rest[name] = rest_of_section
-        else:
-            try:
-                config = _overlay(config, {name: value}, path, config)
-            except OptionError:
-                rest[name] = value
-    return config, rest
-
-
-def _with_rest(
-    known: Mapping[str, Any], defaults: Mapping[str, Any], rest: Mapping[str, Any]
-) -> dict[str, Any]:
-    """`with_rest` of a section."""
-    merged = dict(known)
-    for name, value in rest.items():
-        if name not in known:
-            merged[name] = value
-        elif isinstance(known[name], Mapping):
-            if isinstance(value, Mapping):
-                merged[name] = _with_rest(known[name], defaults[name], value)
-        elif known[name] == defaults[name]:
-            merged[name] = value
-    return merged
+def _known(config: Any, data: Any) -> Any:
+    """Returns `data` without the names that a configuration does not have."""
+    if not (dataclasses.is_dataclass(config) and isinstance(data, Mapping)):
+        return data
+    names = {field.name for field in dataclasses.fields(config)}
+    return {n: _known(getattr(config, n), value) for n, value in data.items() if n in names}
 
 
 def _value(hint: Any, value: Any, path: str) -> Any:

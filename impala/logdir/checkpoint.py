@@ -11,11 +11,10 @@ checkpoint, also after a rollback to an earlier one, and distinguishes two of th
 the same form, from which a run cannot resume. Snapshots wait there to be evaluated.
 
 `state.json` has the version of its schema. Versions of impala with the same major version open each
-other's checkpoints: unknown settings are kept and written again, and refused only if they change
-what is played or learned, which the version that set them has noted in `needs`.
+other's checkpoints, but for those with an unknown setting that changes what is played or learned:
+`needs` lists all settings that do.
 """
 
-import functools
 import hashlib
 import io
 import itertools
@@ -47,7 +46,7 @@ Kind = Literal["checkpoints", "milestones", "best", "snapshots"]
 _log = logging.getLogger(__name__)
 
 SCHEMA = 1, 0
-"""Major and minor version of the schema that is written; the first checkpoints had none."""
+"""Major and minor version of the schema that is written."""
 
 _FILES = ("state.json", "variables.npz")
 _MANIFEST = "MANIFEST"
@@ -56,7 +55,7 @@ FILES = (*_FILES, _MANIFEST)
 
 _ROOTS = ("checkpoints", "milestones", "best", "snapshots")
 _LEFTOVER = ".partial-"  # prefix of what is being written or deleted; readers ignore it
-_NAME = re.compile(r"([0-9]+)(?:-([0-9]+))?")  # updates and serial, which early versions lacked
+_NAME = re.compile(r"([0-9]+)-([0-9]+)")  # updates and serial
 _FIRST_SECONDS = 30.0
 
 
@@ -76,7 +75,7 @@ class Counters(NamedTuple):
     steps: int = 0  # agent decisions in them
     frames: int = 0  # environment frames in them
     seconds: float = 0.0  # spent training, over all restarts
-    episodes: int = 0  # that ended in fresh unrolls; counted since there is this counter
+    episodes: int = 0  # that ended in fresh unrolls
 
 
 class Checkpoint(NamedTuple):
@@ -88,8 +87,7 @@ class Checkpoint(NamedTuple):
     accounts: Mapping[str, Any]  # learner.fleet.accounts.Accounts.state()
     replay_added: int = 0  # unrolls ever added to replay, which is stored beside the checkpoints
     algorithm: str = "impala"  # that these variables and optimiser belong to
-    spaces: Spaces | None = None  # that the agent was made for; None in early checkpoints
-    unknown: Mapping[str, Any] = types.MappingProxyType({})  # settings of a newer version, nested
+    spaces: Spaces | None = None  # that the agent was made for; None: nobody will play it
     # Settings of parts of one's own, nested: reading a checkpoint imports none of them, so `config`
     # has them only when it is written; `impala.parts.sections.restore` joins the two.
     own: Mapping[str, Any] = types.MappingProxyType({})
@@ -322,7 +320,7 @@ def load(
             loaded = read(path)
         except IncompatibleCheckpoint:
             raise
-        except Exception as error:  # of any kind: earlier versions wrote no digests
+        except Exception as error:  # of any kind
             damaged.append(f"{path.name} ({_in_one_line(error)})")
             continue
         if not is_fit(loaded):
@@ -356,39 +354,26 @@ def read(path: pathlib.Path) -> Checkpoint:
       IncompatibleCheckpoint: it is intact, but needs another version of impala.
       Exception: of any kind: it is damaged.
     """
-    is_old = "-" not in path.name  # of an earlier version, which wrote no manifest
-    contents = {name: (path / name).read_bytes() for name in (_FILES if is_old else FILES)}
-    if not is_old and not is_intact(contents):
+    contents = {name: (path / name).read_bytes() for name in FILES}
+    if not is_intact(contents):
         raise ValueError(f"its files differ from its {_MANIFEST}")
     state = json.loads(contents["state.json"].decode())
-    own = {name: state["config"].pop(name, {}) for name in state.get("own", ())}
-    config, unknown = _config(path, state)
+    config = _config(path, state)
+    own = {name: state["config"][name] for name in state["own"]}
     with np.load(io.BytesIO(contents["variables.npz"]), allow_pickle=False) as arrays:
         variables = {name: arrays[name] for name in arrays.files}
-    finite.check(variables, "it is of no use")
-    _check_numbers("accounts", state["accounts"])
-    loaded = Checkpoint(
+    return Checkpoint(
         config=config,
-        counters=_counters(state["counters"]),
+        counters=Counters(**state["counters"]),
         variables=variables,
         accounts=state["accounts"],
-        replay_added=_count("replay_added", state["replay_added"]),
+        replay_added=state["replay_added"],
         algorithm=state["algorithm"],
         spaces=_spaces(path, state),
-        unknown=unknown,
         own=own,
-        needs=frozenset(path for path in state.get("needs", ()) if path.partition(".")[0] in own),
-        incarnation=_count("incarnation", state.get("incarnation", 0)),
+        needs=frozenset(path for path in state["needs"] if path.partition(".")[0] in own),
+        incarnation=state["incarnation"],
     )
-    if unknown:
-        _warn_once(
-            f"Checkpoint {path} was written by impala {state['version']}, of whose settings impala "
-            f"{VERSION} does not know, or cannot take, {', '.join(values.leaves(unknown))}. They "
-            "change nothing of what is learned, and are kept."
-        )
-    if is_old:
-        _warn_once(f"Checkpoint {path} is of an earlier version, without digests: not checked.")
-    return loaded
 
 
 def choose(directory: pathlib.Path, text: str = "newest") -> Checkpoint:
@@ -519,7 +504,7 @@ def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:
         "accounts": checkpoint.accounts,
         "replay_added": checkpoint.replay_added,
         "algorithm": checkpoint.algorithm,
-        "config": values.with_rest(checkpoint.config, checkpoint.unknown),
+        "config": values.to_dict(checkpoint.config),
         "own": [part.section for part in checkpoint.config.own if part.section],
         "needs": sorted(values.settings_that_matter(checkpoint.config)),
         "spaces": checkpoint.spaces and [spaces.to_dict(space) for space in checkpoint.spaces],
@@ -541,83 +526,45 @@ def _last_line(lines: bytes) -> bytes:
     return f"# {hashlib.sha256(lines).hexdigest()}\n".encode()
 
 
-@functools.cache
-def _warn_once(warning: str) -> None:
-    """Logs a warning once, not each time the same checkpoint is read."""
-    _log.warning("%s", warning)
+def _config(path: pathlib.Path, state: Mapping[str, Any]) -> Config:
+    """Returns the settings of a checkpoint, without those of parts of one's own.
+
+    Raises:
+      IncompatibleCheckpoint: another version has written it, whose settings do not fit this one.
+    """
+    needs = [path for path in state["needs"] if path.partition(".")[0] not in state["own"]]
+    try:
+        if state["schema"]["major"] != SCHEMA[0]:
+            raise values.OptionError("These are different major versions.")
+        return values.from_stored(Config, state["config"], needs)
+    except values.OptionError as error:
+        raise _incompatible(path, state, error) from error
 
 
-def _config(path: pathlib.Path, state: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
-    """Returns the settings of a checkpoint, and separately those unknown to this version."""
-    if "schema" not in state:  # written by an earlier version: its settings are among ours
-        return values.from_dict(Config, state["config"]), {}
-    major, minor = state["schema"]["major"], state["schema"]["minor"]
-    sides = (
-        f"{path} was written by impala {state['version']} with schema {major}.{minor}, this is "
-        f"impala {VERSION} with schema {SCHEMA[0]}.{SCHEMA[1]}"
+def _incompatible(path: pathlib.Path, state: Mapping[str, Any], why: object) -> CheckpointError:
+    theirs = f"{state['schema']['major']}.{state['schema']['minor']}"
+    return IncompatibleCheckpoint(
+        f"{path} was written by impala {state['version']} with schema {theirs}, this is impala "
+        f"{VERSION} with schema {SCHEMA[0]}.{SCHEMA[1]}. {why} Open it with impala "
+        f"{state['version']}, or start over with --fresh."
     )
-    ways = f"Open it with impala {state['version']}, or start over with --fresh."
-    if major != SCHEMA[0]:
-        raise IncompatibleCheckpoint(f"{sides}, another major version. {ways}")
-    config, unknown = values.from_stored(Config, state["config"])
-    for setting, value in values.leaves(unknown).items():
-        if setting in state["needs"]:
-            raise IncompatibleCheckpoint(
-                f"{sides}, which does not know {setting} = {value!r}, and that changes what is "
-                f"played or learned. {ways}"
-            )
-        if setting in values.flatten(config) and not values.is_operational(Config, setting):
-            raise ValueError(f"{setting} is {value!r}")
-    return config, unknown
 
 
 def _spaces(path: pathlib.Path, state: Mapping[str, Any]) -> Spaces | None:
-    if state.get("spaces") is None:
+    if state["spaces"] is None:
         return None
     try:
         observation, action = map(spaces.from_dict, state["spaces"])
     except ValueError as error:
-        raise IncompatibleCheckpoint(
-            f"{path} was written by impala {state['version']}, this is impala {VERSION}: {error} "
-            f"Open it with impala {state['version']}, or start over with --fresh."
-        ) from error
+        raise _incompatible(path, state, error) from error
     return observation, action
-
-
-def _counters(state: Mapping[str, Any]) -> Counters:
-    counters = Counters(**state)
-    for name in counters._fields:
-        if name != "seconds":
-            _count(name, getattr(counters, name))
-    _check_numbers("seconds", counters.seconds)
-    return counters._replace(seconds=float(counters.seconds))
-
-
-def _count(name: str, value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise ValueError(f"{name} is {value!r}")
-    return value
-
-
-def _check_numbers(name: str, value: Any) -> None:
-    """Raises ValueError if a number in JSON data can be neither a count nor a measurement."""
-    match value:
-        case dict():
-            for key, part in value.items():
-                _check_numbers(f"{name}.{key}", part)
-        case list():
-            for place, part in enumerate(value):
-                _check_numbers(f"{name}[{place}]", part)
-        case int() | float():  # one that is too large is cut where it is counted on
-            if not value >= 0:  # NaN is not, either
-                raise ValueError(f"{name} is {value!r}")
 
 
 def _order(path: pathlib.Path) -> tuple[int, int]:
     """Returns serial number and updates: the newest checkpoint is the largest."""
     match = _NAME.fullmatch(path.name)
     assert match is not None
-    return int(match[2] or 0), int(match[1])
+    return int(match[2]), int(match[1])
 
 
 def _saved(root: pathlib.Path) -> list[pathlib.Path]:

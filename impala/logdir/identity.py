@@ -63,7 +63,7 @@ def differences(logdir: pathlib.Path, config: Config) -> list[str]:
         for path, value in after.items()
         if _is_of_experiment(path, config) and path in before and before[path] != value
     ]
-    return found or _differences_of_turns(logdir, values.from_stored(Config, stored)[0], config)
+    return found or _differences_of_turns(logdir, values.from_stored(Config, stored), config)
 
 
 def check(logdir: pathlib.Path, config: Config) -> None:

@@ -135,8 +135,7 @@ def restore(
 ) -> Config:
     """Applies stored settings of parts of one's own to the configuration that names them.
 
-    Settings that the installed version of a part does not know, or values that it cannot take, are
-    ignored.
+    Settings that the installed version of a part does not know are ignored.
 
     Args:
       config: names the parts.
@@ -145,19 +144,12 @@ def restore(
       allow: what may be imported.
 
     Raises:
-      OptionError: as `compose`, or a setting in `needs` would be ignored.
+      OptionError: as `compose`, a setting in `needs` is unknown, or a value is invalid.
     """
     composed = compose(config, allow)
     sections = [part.section for part in composed.own if part.section]
     stored = {section: own[section] for section in sections if section in own}
-    read, rest = values.from_stored(type(composed), stored)
-    for path, value in values.leaves(rest).items():
-        if path in needs:
-            raise values.OptionError(
-                f"{path} is {value!r}, which the part that is installed here does not know or "
-                "cannot take, and that changes what is played or learned: use the part's version "
-                "that the run was trained with."
-            )
+    read = values.from_stored(type(composed), stored, needs)
     return dataclasses.replace(
         composed, **{section: getattr(read, section) for section in sections}
     )

@@ -29,10 +29,8 @@ class Player:
         self.number = task
         self._task = tasks.choose(saved.config, task)
         self.task = self._task.name
-        of_run = tasks.make(saved.config.environment, saved.config.tasks)
-        self.spaces = saved.spaces or build.spaces(
-            of_run, self._own, numbered=saved.config.agent.popart
-        )
+        assert saved.spaces is not None
+        self.spaces = saved.spaces
         self.agent = build.agent(saved.config.agent, *self.spaces, own=self._own)
         for variable, value in zip(self.agent.variables, saved.agent_values, strict=True):
             variable.assign(value)

@@ -274,11 +274,6 @@ class Disk(Store):
             self._sqlite = None
 
     def _open(self, initial: State) -> None:
-        if (self._path / "data.mdb").exists():
-            raise StorageError(
-                f"The replay in {self._path} was written by an earlier version, in another format. "
-                "Go back to that version, or start with an empty one with --empty-replay."
-            )
         theirs = b""
         try:
             with self._examining():

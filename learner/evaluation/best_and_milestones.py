@@ -37,14 +37,14 @@ class Score(NamedTuple):
     mean: float
     by: Literal["evaluation", "training", "rewards"]
     frames: int  # of training when the agent was kept
-    tasks: Any = None  # the tasks played, as data for JSON; None in files of earlier versions
+    tasks: Any  # the tasks played, as data for JSON
 
     def is_beaten_by(self, other: "Score") -> bool:
         """Returns whether another score is better, or of other tasks and so not comparable.
 
         An evaluation always beats a mean return in training, and this one a mean reward.
         """
-        if self.tasks is not None and self.tasks != other.tasks:
+        if self.tasks != other.tasks:
             return True
         if self.by == other.by:
             return other.mean > self.mean
@@ -55,7 +55,7 @@ class Score(NamedTuple):
         """Returns the score that `write` has written; None if there is no valid one."""
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-            score = cls(data["return"], data["by"], data["frames"], data.get("tasks"))
+            score = cls(data["return"], data["by"], data["frames"], data["tasks"])
         except (OSError, ValueError, TypeError, KeyError):
             return None
         is_one = json_lines.is_number(score.mean) and score.by in _BY
@@ -107,7 +107,6 @@ class Kept:
           settings: what to keep; None: as the run's configuration says.
         """
         config, counters = resumed.learner.config, resumed.learner.counters
-        self._unknown = resumed.unknown
         self._logdir = logdir
         self._spaces = spaces
         self._evaluated = evaluated
@@ -225,5 +224,5 @@ class Kept:
     def _save(
         self, learner: Learner, keep: int | None, kind: Literal["milestones", "best"]
     ) -> pathlib.Path:
-        saved = of_agent(learner, self._spaces, self._unknown)
+        saved = of_agent(learner, self._spaces)
         return checkpoint.save(self._logdir, saved, keep, kind)

@@ -104,7 +104,7 @@ class Evaluations:
         self._history.add(line)
         if isinstance(line, continual.Resumed):
             return
-        if isinstance(line.learner, int) and line.task in self._tasks:
+        if line.task in self._tasks:
             task = self._tasks.index(line.task)
             self._snapshots.settle(line.learner, line.frames, task, line.mean)
 

@@ -53,7 +53,6 @@ class SnapshotMaker:
         """
         counters = resumed.learner.counters
         self._logdir = logdir
-        self._unknown = resumed.unknown
         self._phases = phases
         self._spaces = spaces
         self._snapshots = snapshots
@@ -117,7 +116,7 @@ class SnapshotMaker:
         self._next = self._after(counters.frames)
         self._next_seconds = self._after_seconds(counters.seconds)
         self._newest = counters.frames
-        made = of_agent(learner, self._spaces, self._unknown, self._incarnation)
+        made = of_agent(learner, self._spaces, self._incarnation)
         self._add(checkpoint.save(self._logdir, made, keep=None, kind="snapshots"), made)
 
     def _restore(self, path: pathlib.Path, resumed: Counters) -> None:

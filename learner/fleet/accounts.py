@@ -79,16 +79,10 @@ class _Ledger:
 
     @classmethod
     def restored(
-        cls, accounted: int, accounted_sequence: int, partial: int, recent: Any = ()
+        cls, accounted: int, accounted_sequence: int, partial: int, recent: Any
     ) -> "_Ledger":
-        """Returns the ledger of a `state`; older checkpoints have no recent messages."""
-        return cls(
-            _count(accounted),
-            _count(accounted_sequence),
-            _count(partial),
-            recent={_count(at): _count(unrolls) for at, unrolls in recent},
-            of_earlier=True,
-        )
+        """Returns the ledger of a `state`."""
+        return cls(accounted, accounted_sequence, partial, recent=dict(recent), of_earlier=True)
 
     def state(self) -> list[Any]:
         """Returns what is accounted for, as data for JSON."""
@@ -369,19 +363,17 @@ class Accounts:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restores `state()`. Every actor has to join again.
 
-        Counts above `MOST`, which an older version might have saved, become `MOST`.
-
         Raises:
           KeyError, TypeError, ValueError: the state is invalid.
         """
         with self._lock:
-            self._learned = _count(state["learned"])
-            self._dropped = Counter(_counts(state["dropped"]))
+            self._learned = state["learned"]
+            self._dropped = Counter(state["dropped"])
             self._received = self._learned + sum(self._dropped.values())
-            self._duplicates = _count(state["duplicates"])
-            self._rejected = Counter(_counts(state["rejected"]))
-            self._indices = _counts(state["indices"])
-            self._newest = dict(state.get("newest", {}))  # absent in older checkpoints
+            self._duplicates = state["duplicates"]
+            self._rejected = Counter(state["rejected"])
+            self._indices = dict(state["indices"])
+            self._newest = dict(state["newest"])
             self._joined = set()
             self._ledgers = OrderedDict(
                 ((str(actor), int(incarnation)), _Ledger.restored(*numbers))
@@ -440,18 +432,3 @@ class Accounts:
             del self._indices[actor]
             self._newest.pop(actor, None)
             self._joined.discard(actor)
-
-
-def _count(value: Any) -> int:
-    """Returns a count from a checkpoint, at most `MOST`.
-
-    Raises:
-      ValueError: it is not a count.
-    """
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a count")
-    return min(value, MOST)
-
-
-def _counts(values: Mapping[str, Any]) -> dict[str, int]:
-    return {name: _count(value) for name, value in values.items()}

@@ -201,7 +201,7 @@ class LearnerService:
         """
         if not codec.compatible(request.protocol):
             ours, theirs = codec.PROTOCOL_VERSION, request.protocol
-            program = printable(request.version, _MAX_VERSION) or "of an earlier version"
+            program = printable(request.version, _MAX_VERSION) or "of an unknown version"
             raise IncompatibleProtocol(
                 f"The actor ({program}) speaks "
                 f"protocol {theirs.major}.{theirs.minor}, the learner (impala {VERSION}) "

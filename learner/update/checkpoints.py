@@ -2,9 +2,8 @@
 
 import logging
 import pathlib
-import types
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from impala.config import values
 from impala.environments.spaces import Spaces
@@ -27,7 +26,6 @@ class Resumed(NamedTuple):
 
     learner: Learner
     replay_added: int = 0  # unrolls ever added to replay, according to the checkpoint
-    unknown: Mapping[str, Any] = types.MappingProxyType({})  # settings of a newer version, nested
 
 
 def resume(
@@ -80,7 +78,7 @@ def resume(
     _log.info("Resumed %s at %s.", logdir, counters)
     for change in values.differences(saved.config, phases.config):
         _log.info("Changed since that checkpoint: %s.", change)
-    return Resumed(learner, saved.replay_added, saved.unknown)
+    return Resumed(learner, saved.replay_added)
 
 
 def _at_most(counters: Counters, logdir: pathlib.Path) -> Checkpoint | None:
@@ -108,15 +106,12 @@ def _at_most(counters: Counters, logdir: pathlib.Path) -> Checkpoint | None:
     return saved
 
 
-def of_agent(
-    learner: Learner, spaces: Spaces, unknown: Mapping[str, Any], incarnation: int = 0
-) -> Checkpoint:
+def of_agent(learner: Learner, spaces: Spaces, incarnation: int = 0) -> Checkpoint:
     """Returns a checkpoint of a learner's agent alone, from which no run can resume.
 
     Args:
       learner: has the agent.
       spaces: those that it was made for.
-      unknown: settings of a newer version, nested.
       incarnation: of the learner, for a snapshot.
     """
     return Checkpoint(
@@ -126,7 +121,6 @@ def of_agent(
         accounts={},
         algorithm=learner.phase.algorithm,
         spaces=spaces,
-        unknown=unknown,
         incarnation=incarnation,
     )
 
@@ -161,7 +155,6 @@ class Checkpoints:
         self._accounts = accounts
         self._replay = replay
         self._replay_added = resumed.replay_added
-        self._unknown = resumed.unknown
         seconds = resumed.learner.config.learner.checkpoint_seconds
         has_one = resumed.learner.counters.updates > 0
         self._due = checkpoint.Due(seconds, has_one, peers.clock if clock is None else clock)
@@ -202,7 +195,6 @@ class Checkpoints:
             self._replay_added,
             learner.phase.algorithm,
             self._spaces,
-            self._unknown,
         )
         keep = learner.config.learner.checkpoints_kept
         with self._peers.first_last():
