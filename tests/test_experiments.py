@@ -169,23 +169,6 @@ def test_a_default_directory_names_preset_environment_and_seed(
     assert identity.default(preset, _with(**changes)) == pathlib.Path("runs", name)
 
 
-def test_a_run_that_an_earlier_version_began_goes_on_where_it_is(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    def chosen(*flags: str) -> str:
-        return str(preflight.log_directory(parse("learner", Learner, ["catch", *flags])))
-
-    assert chosen("--logdir", "mine") == "mine"
-    _run(pathlib.Path("runs/catch"))
-    assert chosen() == "runs/catch"
-    assert chosen("--optimiser.learning-rate", "1e-5") == "runs/catch"
-    assert chosen("--seed", "1") == "runs/catch-Catch-seed1"  # another experiment
-    pathlib.Path("runs/catch-Catch-seed0").mkdir()
-    assert chosen() == "runs/catch-Catch-seed0"
-
-
 def test_changed_settings_and_a_fresh_start_are_let_through(tmp_path: pathlib.Path) -> None:
     logdir = str(_run(tmp_path / "run"))
     other = ["catch", "--seed", "1", "--logdir", logdir]

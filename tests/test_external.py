@@ -275,7 +275,7 @@ def test_no_command_plays_it() -> None:
     saved = checkpoint.choose(STORED / "cartpole")
     environment = EnvironmentConfig(id="External", kwargs=CARTS)
     config = dataclasses.replace(saved.config, environment=environment)
-    player = Player(saved._replace(config=config, spaces=None))
+    player = Player(saved._replace(config=config))
     with pytest.raises(ValueError, match=r"own loop: evaluate the agent there, with impala\.load"):
         player.environment()
 
