@@ -122,47 +122,6 @@ def test_no_flipped_bit_loads_wrong_silently(tmp_path: pathlib.Path) -> None:
     assert _same(checkpoint.load(tmp_path), _checkpoint(2))
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize(
-    "edit",
-    [
-        {"counters": {"updates": -1}},
-        {"counters": {"updates": True}},
-        {"counters": {"frames": 2**63}},
-        {"counters": {"seconds": float("nan")}},
-        {"counters": {"unheard_of": 1}},
-        {"counters": []},
-        {"accounts": {"learned": -5}},
-        {"replay_added": "many"},
-        {"config": {"seed": []}},
-    ],
-)
-def test_nonsense_with_a_right_digest_is_passed_over(
-    tmp_path: pathlib.Path, edit: dict[str, Any]
-) -> None:
-    checkpoint.save(tmp_path, _checkpoint(1), keep=3)
-    newest = checkpoint.save(tmp_path, _checkpoint(2), keep=3)
-    state = {**json.loads((newest / "state.json").read_text()), **edit}
-    (newest / "state.json").write_text(json.dumps(state))
-    newest.rename(newest.with_name("000000000002"))  # as of a version that wrote no digests
-    (newest.parent / "000000000001-000001").rename(newest.parent / "000000000001")
-    assert checkpoint.load(tmp_path).counters.updates == 1
-
-
-def test_a_checkpoint_of_an_earlier_version_is_loaded_unchecked(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    saved = checkpoint.save(tmp_path, _checkpoint(7), keep=3)
-    (saved / "MANIFEST").unlink()
-    saved.rename(saved.with_name("000000000007"))
-    assert _same(checkpoint.load(tmp_path), _checkpoint(7))
-    assert "earlier version" in caplog.text
-    checkpoint.save(tmp_path, _checkpoint(3), keep=3)
-    assert checkpoint.load(tmp_path).counters.updates == 3  # saved later, so it is the newest
-
-
-=======
->>>>>>> 04e8dd5 (Start the checkpoints' schema anew and drop older forms)
 def test_if_all_are_damaged_one_line_says_so(tmp_path: pathlib.Path) -> None:
     for updates in (1, 2):
         (checkpoint.save(tmp_path, _checkpoint(updates), keep=3) / "state.json").write_text("")

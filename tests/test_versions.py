@@ -17,8 +17,8 @@ from impala.logdir import checkpoint
 from impala.parts.components import Allowed
 from impala.runtime.installation import VERSION
 from impala.schedule import tasks
+from learner.fleet.refusals import IncompatibleProtocol
 from learner.service import settings
-from learner.service.service import IncompatibleProtocol
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
