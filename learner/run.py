@@ -24,7 +24,7 @@ from learner import farewell
 from learner.data.ingest import Ingest
 from learner.data.mix import Mix
 from learner.data.opening import open_replay
-from learner.data.pacing import Pacing
+from learner.data.pacing import make_pacing
 from learner.evaluation.best_and_milestones import Kept
 from learner.evaluation.evaluations import Evaluations
 from learner.evaluation.snapshot_maker import SnapshotMaker
@@ -154,7 +154,7 @@ def run_learner(
             incarnations = Incarnations(logdir / "incarnations.json", incarnation)
 
             # The service for actors.
-            pacing = Pacing.of(share)
+            pacing = make_pacing(share)
             # Unrolls with a permit always have room: none that is due waits behind others.
             ingest = Ingest(pacing.capacity if pacing else share.learner.queue_unrolls)
             snapshots = Snapshots(len(plan.played), share.learner.snapshots)

@@ -21,7 +21,7 @@ from impala.parts.components import Allowed
 from impala.types import Parameters
 from learner.data.ingest import Ingest
 from learner.data.mix import Mix
-from learner.data.pacing import Pacing
+from learner.data.pacing import make_pacing
 from learner.data.replay import Replay
 from learner.data.storage import Memory
 from learner.evaluation.snapshots import Snapshots
@@ -97,7 +97,7 @@ def _play(incarnation: int, updates: int) -> tuple[list[np.ndarray], list[np.nda
     config = values.overlay(PRESETS["catch"][1], settings)
     plan = plan_of(config)
     learner = plan.phases.learner_at(checkpoint.Counters())
-    pacing = Pacing.of(config)
+    pacing = make_pacing(config)
     assert pacing is not None
     ingest = Ingest(pacing.capacity)
     lineage = Lineage(incarnation, {}, ReceiptProofs(bytes(32), incarnation))

@@ -22,7 +22,17 @@ from impala.config.values import OptionError
 from impala.types import Parameters
 from learner.data.ingest import Ingest
 from learner.data.mix import Mix, Prepared
-from learner.data.pacing import LAPSED, LEASE_SECONDS, LEFT_SECONDS, Key, Pacing, Permit
+from learner.data.pacing import (
+    LAPSED,
+    LEASE_SECONDS,
+    LEFT_SECONDS,
+    Budget,
+    ExactLag,
+    Key,
+    Pacing,
+    Permit,
+    make_pacing,
+)
 from learner.fleet.accounts import Accounts
 from learner.fleet.refusals import InvalidRequest
 from learner.service.service import LearnerService
@@ -141,9 +151,8 @@ def _lags(play: Play) -> list[set[int]]:
 
 def _pacing(play: list[Play], lag: int, exact: bool) -> Pacing:
     """Pacing whose clock is that of the play which will be in the list."""
-    return Pacing(
-        FRESH, lag, exact=exact, max_seconds=1e6, clock=lambda: play[0].time if play else 0.0
-    )
+    kind = ExactLag if exact else Budget
+    return kind(FRESH, lag, max_seconds=1e6, clock=lambda: play[0].time if play else 0.0)
 
 
 def _play(lag: int, exact: bool, players: list[Player], seed: int, ahead: int = 2) -> Play:
@@ -193,7 +202,7 @@ def _ask(pacing: Pacing, name: str, incarnation: int = 1) -> Permit | None:
 
 def test_joining_again_brings_no_turn_of_others() -> None:
     """Given an actor that joins again after each round and asks before anybody else may begin."""
-    pacing = Pacing(FRESH, 0, exact=True)
+    pacing = ExactLag(FRESH, 0)
     keys: dict[str, Key] = {name: (name, 1) for name in ("restless", "a", "b")}
     rounds, learned = Counter[Key](), Counter[str]()
     for batch in range(30):
@@ -215,7 +224,7 @@ def test_joining_again_brings_no_turn_of_others() -> None:
 
 
 def test_a_rejoining_actor_keeps_its_turn() -> None:
-    pacing = Pacing(FRESH, 0, exact=True)
+    pacing = ExactLag(FRESH, 0)
     assert _ask(pacing, "a") and _ask(pacing, "b")
     pacing.replaced(("a", 2))
     permit = _ask(pacing, "a", 2)
@@ -228,7 +237,7 @@ def test_a_rejoining_actor_keeps_its_turn() -> None:
 
 
 def test_a_new_actor_does_not_begin_before_those_that_wait() -> None:
-    pacing = Pacing(FRESH, 0, exact=True)
+    pacing = ExactLag(FRESH, 0)
     assert all(_ask(pacing, name) for name in "abcd")  # nobody waits, until the batch is full
     assert not any(_ask(pacing, name) for name in "ef")
     pacing.replaced(("b", 2))  # then there is room for one
@@ -253,7 +262,7 @@ def test_a_dead_actor_holds_nobody_up(lag: int, exact: bool, seed: int) -> None:
 
 def test_a_permit_lapses_without_a_sign_of_life() -> None:
     now = [0.0]
-    pacing = Pacing(FRESH, 1, exact=False, max_seconds=1e6, clock=lambda: now[0])
+    pacing = Budget(FRESH, 1, max_seconds=1e6, clock=lambda: now[0])
     permits = [pacing.ask((name, 1), 1, 2, lambda: None) for name in "ab"]
     assert pacing.making == 4
     pacing.left(("b", 1))
@@ -269,7 +278,7 @@ def test_a_permit_lapses_without_a_sign_of_life() -> None:
 
 def test_a_pretending_actor_holds_its_permit_briefly() -> None:
     now = [0.0]
-    pacing = Pacing(FRESH, 0, exact=True, max_seconds=100.0, clock=lambda: now[0])
+    pacing = ExactLag(FRESH, 0, max_seconds=100.0, clock=lambda: now[0])
     assert pacing.ask(("idle", 1), 1, FRESH, lambda: None) is not None
     assert pacing.ask(("honest", 1), 1, FRESH, lambda: None) is None
     for _ in range(15):
@@ -282,7 +291,7 @@ def test_a_pretending_actor_holds_its_permit_briefly() -> None:
 
 
 def test_permits_are_neither_taken_nor_exceeded() -> None:
-    pacing = Pacing(FRESH, 1, exact=False)
+    pacing = Budget(FRESH, 1)
     permit = pacing.ask(("a", 1), 1, 4, lambda: None)
     assert permit is not None
     assert pacing.came(("b", 1), permit.number, 4).unrolls == 0
@@ -296,18 +305,13 @@ def test_permits_are_neither_taken_nor_exceeded() -> None:
     assert pacing.ask(("a", 1), 4, 1, lambda: None) is None
 
 
-def test_asking_again_gives_the_same_permit() -> None:
-    pacing = Pacing(FRESH, 2, exact=False)
+@pytest.mark.parametrize("kind", [Budget, ExactLag])
+def test_asking_again_gives_the_same_permit(kind: type[Pacing]) -> None:
+    pacing = kind(FRESH, 1)
     first = pacing.ask(("a", 1), 1, 4, lambda: None)
     pacing.learned()
-    again = pacing.ask(("a", 1), 1, 4, lambda: None)
-    assert first == (1, 0, 2) and again == (1, 1, 3)
-    # Nobody waits for what was due with the permit as it was.
-    assert pacing.came(("a", 1), 1, 4) == (4, 3) and pacing.making == 0
-    assert pacing.most(3) == FRESH
-    exact = Pacing(FRESH, 0, exact=True)
-    assert [exact.ask(("a", 1), 1, 4, lambda: None) for _ in range(2)] == [(1, 0, 0)] * 2
-    assert exact.making == 4
+    assert pacing.ask(("a", 1), 1, 4, lambda: None) == first
+    assert pacing.making == 4
 
 
 @pytest.mark.parametrize(
@@ -355,7 +359,7 @@ class Learner:
     """A service, its accounts, and the mix that makes batches of what it takes."""
 
     def __init__(self, lag: int, exact: bool) -> None:
-        self.pacing = Pacing(FRESH, lag, exact=exact)
+        self.pacing = (ExactLag if exact else Budget)(FRESH, lag)
         self.ingest = Ingest(self.pacing.capacity)
         self.accounts = Accounts()
         self.service = messages.service(
@@ -535,4 +539,4 @@ def test_older_actors_are_told_they_lack_permits() -> None:
     plain = PRESETS["catch"][1]
     assert "mix.lag_budget" not in settings.message(plain, played).needs
     assert settings.agreed(config, played) != settings.agreed(plain, played)
-    assert Pacing.of(Config()) is None
+    assert make_pacing(Config()) is None

@@ -1,22 +1,23 @@
-"""Pacing: permits to begin unrolls, so that each is learned from in time and none gets too old.
+"""Pacing: permits to begin unrolls, which bound how old their parameters are when learned from.
 
 An actor asks for a permit before each round: an unroll of each of its environments. The permit says
 with which parameters they are made, and its unrolls are due with a batch. Batches of fresh unrolls
 are counted from 0 since the learner has started, and `lag` is counted in them.
 
-* A budget: a round begins with the newest parameters, of which c batches are learned, and its
+* `Budget`: a round begins with the newest parameters, of which c batches are learned, and its
   unrolls are due with batch c + lag at the latest. It may begin if there is room for all that is
-  under way in the batches up to that one. Whoever asks first is served first.
-* Exact: batch b is made of unrolls of the parameters of which b - lag batches are learned (0 before
-  there are any), and of nothing else. Its rounds are dealt to the actors in turn. A new actor is
-  first if nobody waits, else last; one that joins again has the turn that it had.
+  in progress in the batches up to that one. Actors are served in the order in which they ask.
+* `ExactLag`: batch b is made of unrolls of the parameters of which b - lag batches are learned (0
+  before there are any), and of nothing else. Its rounds are dealt to the actors in turn. A new
+  actor is first if nobody waits, else last; one that joins again has the turn that it had.
 
 In both cases the learner waits for unrolls that are due, and what is not due yet waits for them:
 this is the bounded staleness of Ho et al. 2013, "More Effective Distributed ML via a Stale
 Synchronous Parallel Parameter Server", with the rounds of actors for the iterations of workers.
-A permit lapses if its actor is not heard of any more, so that nobody is waited for in vain.
+The permit of an actor that is silent for too long lapses, so that the learner does not wait for it.
 """
 
+import abc
 import collections
 import dataclasses
 import itertools
@@ -24,7 +25,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 from impala.config.schema import Config
 
@@ -61,7 +62,6 @@ class _Open:
     missing: int  # of its unrolls
     wanted: int  # of these: as many as its batch lacks
     given: float  # when
-    has_begun: bool = False  # to come
 
 
 @dataclasses.dataclass
@@ -69,7 +69,6 @@ class _Actor:
     seen: float  # any sign of it
     acted: float  # it asked or sent
     round: int = 0  # that was permitted last
-    left: bool = False  # its stream has ended since it was seen
     open: list[_Open] = dataclasses.field(default_factory=list)
 
 
@@ -79,28 +78,26 @@ class _Asked(NamedTuple):
     wake: Callable[[], None]
 
 
-class Pacing:
-    """Deals permits and says which unrolls a batch may be made of. Every method is thread-safe."""
+class Pacing(abc.ABC):
+    """Deals permits and tells which unrolls a batch may be made of. Every method is thread-safe.
+
+    Args:
+      fresh: unrolls of a batch.
+      lag: batches between the parameters of an unroll and the batch that it is due with.
+      max_seconds: for which a permit may be open.
+      clock: gives seconds that never go back.
+    """
+
+    is_exact: ClassVar[bool]  # whether a permit is for the parameters of one particular batch
 
     def __init__(
         self,
         fresh: int,
         lag: int,
         *,
-        exact: bool,
         max_seconds: float = 1200.0,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Nothing has been permitted yet.
-
-        Args:
-          fresh: unrolls of a batch.
-          lag: batches between the parameters of an unroll and the batch that it is due with.
-          exact: whether that is how many there are; otherwise, it is how many there may be.
-          max_seconds: that a permit may be open, whatever its actor says.
-          clock: gives seconds that never go back.
-        """
-        self.is_exact = exact
         self.lag = lag
         self._fresh = fresh
         self._max_seconds = max_seconds
@@ -113,25 +110,7 @@ class Pacing:
         self._open: dict[int, _Open] = {}  # by number
         self._making: collections.Counter[int] = collections.Counter()  # wanted of these, by due
         self._actors: dict[Key, _Actor] = {}
-        self._turns: collections.deque[Key] = (
-            collections.deque()
-        )  # whose turn it is, and who follows
-        self._asking: dict[Key, _Asked] = {}  # who asked first comes first
-        # If exact: unrolls of each batch that nobody has a permit for, and the first batch of which
-        # nobody ever had one.
-        self._undealt: collections.Counter[int] = collections.Counter()
-        self._undealt_from = 0
-
-    @classmethod
-    def of(cls, config: Config) -> Self | None:
-        """Returns the pacing of a run; None if its actors need no permits."""
-        fresh, budget, exact = config.mix.fresh, config.mix.lag_budget, config.exact_lag
-        if not config.is_paced:
-            return None
-        lag = budget if exact is None else exact
-        # One permit may be asked for while the round before is being made.
-        seconds = 2.0 * config.actor.hang_seconds
-        return cls(fresh, lag, exact=exact is not None, max_seconds=seconds)
+        self._asking: dict[Key, _Asked] = {}  # in the order in which they asked
 
     @property
     def capacity(self) -> int:
@@ -170,22 +149,17 @@ class Pacing:
         with self._lock:
             now = self._clock()
             if key not in self._actors:
-                self._actors[key] = _Actor(now, now)
-                if self._asking:
-                    self._turns.append(key)
-                else:
-                    self._turns.appendleft(key)
+                self._add(key, None)
             actor = self._actors[key]
             actor.seen = actor.acted = now
-            actor.left = False
             if round > actor.round:
                 # A dict keeps the place of a key that it has.
                 self._asking[key] = _Asked(round, unrolls, wake)
                 self._deal()
             if round > actor.round:
                 return None
-            if round == actor.round and actor.open and not actor.open[-1].has_begun:
-                return self._renewed(actor.open[-1])
+            if round == actor.round and actor.open and actor.open[-1].missing == unrolls:
+                return actor.open[-1].permit
             raise ValueError(
                 f"round is {round}, but unrolls of round {actor.round} have come: number the "
                 "rounds 1, 2, 3, ... and ask for each before it begins."
@@ -195,22 +169,20 @@ class Pacing:
         """Takes note of a sign of life."""
         with self._lock:
             if (actor := self._actors.get(key)) is not None:
-                actor.seen, actor.left = self._clock(), False
+                actor.seen = self._clock()
 
     def left(self, key: Key) -> None:
         """Takes note that the stream of an actor has ended."""
         with self._lock:
             if (actor := self._actors.get(key)) is not None:
-                actor.seen, actor.left = self._clock(), True
+                actor.seen = self._clock() + LEFT_SECONDS - LEASE_SECONDS
 
     def replaced(self, key: Key) -> None:
         """Lapses the permits of an earlier incarnation by a name, whose turn passes to this one."""
         with self._lock:
             for other in [each for each in self._actors if each[0] == key[0] and each != key]:
                 if key not in self._actors:
-                    now = self._clock()
-                    self._actors[key] = _Actor(now, now)
-                    self._turns.insert(self._turns.index(other), key)
+                    self._add(key, other)
                 self._forget(other, "another process goes by its name")
             self._deal()
 
@@ -228,8 +200,6 @@ class Pacing:
                 return Admitted(0, 0)
             actor = self._actors[key]
             actor.seen = actor.acted = self._clock()
-            actor.left = False
-            found.has_begun = True
             admitted = min(unrolls, found.wanted)
             found.wanted -= admitted
             self._making[found.permit.due] -= admitted
@@ -257,19 +227,9 @@ class Pacing:
     # Batches.
 
     def most(self, due: int) -> int:
-        """How many unrolls that are due with a batch may be taken for the one being made.
-
-        Those that are due earlier, and have not come, must find room in the batches up to theirs.
-        """
+        """Returns how many unrolls due with a batch may be taken for the one being made."""
         with self._lock:
-            if self.is_exact:
-                return self._room if due == self._batch else 0
-            most, earlier = self._room, 0
-            for before in sorted(each for each, n in self._making.items() if n and each < due):
-                earlier += self._making[before]
-                room = self._room + (before - self._batch) * self._fresh
-                most = min(most, room - earlier)
-            return most
+            return self._most(due)
 
     def taken(self, unrolls: int) -> None:
         """Takes note of unrolls that have gone into the batch being made."""
@@ -287,11 +247,11 @@ class Pacing:
             self._deal()
 
     def expire(self) -> None:
-        """Lapses the permits of actors that are not heard of any more."""
+        """Lapses the permits of actors that are silent for too long."""
         with self._lock:
             now = self._clock()
             for key, actor in list(self._actors.items()):
-                if now - actor.seen > (LEFT_SECONDS if actor.left else LEASE_SECONDS):
+                if now - actor.seen > LEASE_SECONDS:
                     self._forget(key, "it is not heard of any more")
                 elif actor.open and now - actor.open[0].given > self._max_seconds:
                     self._forget(key, f"it has not sent them within {self._max_seconds:g} s")
@@ -299,36 +259,31 @@ class Pacing:
                     self._forget(key, "it asks for none")
             self._deal()
 
-    # All of the following is called with the lock held.
+    # What the two kinds decide. This and all that follows is called with the lock held.
 
+    @abc.abstractmethod
     def _check(self, unrolls: int) -> None:
-        if self.is_exact and (unrolls < 1 or self._fresh % unrolls):
-            raise ValueError(
-                f"A round has {unrolls} unrolls, but batches of {self._fresh} (mix.fresh) with an "
-                "exact lag are made of whole rounds: use a divisor of that as the number of "
-                "environments of each actor."
-            )
-        if not self.is_exact and not 1 <= unrolls <= self.lag * self._fresh:
-            raise ValueError(
-                f"A round has {unrolls} unrolls, but mix.lag_budget {self.lag} and mix.fresh "
-                f"{self._fresh} leave room for 1 to {self.lag * self._fresh}: use fewer "
-                "environments in each actor, or raise one of them."
-            )
+        """Raises ValueError if a round of so many unrolls can never begin. Needs no lock."""
+
+    @abc.abstractmethod
+    def _most(self, due: int) -> int:
+        """See `most`."""
+
+    @abc.abstractmethod
+    def _next(self) -> Key | None:
+        """Returns the actor whose round may begin now; None if none may."""
+
+    @abc.abstractmethod
+    def _begin(self, key: Key, unrolls: int) -> tuple[int, int]:
+        """Returns the batch that a round is due with, and how many of its unrolls that lacks."""
+
+    # The bookkeeping of both.
 
     def _deal(self) -> None:
         """Gives permits to those who ask, as long as there are any."""
         while (key := self._next()) is not None:
             asked, actor = self._asking.pop(key), self._actors[key]
-            due, wanted = self._learned + self.lag, asked.unrolls
-            if self.is_exact:
-                due = self._next_undealt()
-                if due == self._undealt_from:
-                    self._undealt[due], self._undealt_from = self._fresh, due + 1
-                wanted = min(wanted, self._undealt[due])
-                self._undealt[due] -= wanted
-                self._undealt = +self._undealt  # without those of which all is dealt
-                self._turns.remove(key)
-                self._turns.append(key)
+            due, wanted = self._begin(key, asked.unrolls)
             permit = Permit(next(self._numbers), max(0, due - self.lag), due)
             found = _Open(permit, key, asked.unrolls, wanted, self._clock())
             self._open[permit.number] = found
@@ -337,44 +292,15 @@ class Pacing:
             actor.round = asked.round
             asked.wake()
 
-    def _next(self) -> Key | None:
-        """Whose round may begin now."""
-        if self.is_exact:
-            if self._next_undealt() - self.lag > self._learned:
-                return None
-            for key in self._turns:
-                # One at a time: what has come of a round is known when the next one is dealt.
-                if key in self._asking and not self._actors[key].open:
-                    return key
-                if self._actors[key].round:
-                    return None  # the others wait for it, unless it has only joined again
-            return None
-        under_way = self._queued + self._making.total()
-        room = self._room + (self._learned + self.lag - self._batch) * self._fresh - under_way
-        for key, asked in self._asking.items():
-            if len(self._actors[key].open) < 2:  # that which is being made, and the next one
-                return key if asked.unrolls <= room else None
-        return None
-
-    def _next_undealt(self) -> int:
-        return min(self._undealt, default=self._undealt_from)
-
-    def _renewed(self, found: _Open) -> Permit:
-        """A permit that was not used yet, with parameters that can still be had."""
-        if not self.is_exact:
-            due = self._learned + self.lag
-            self._making[found.permit.due] -= found.wanted
-            self._making[due] += found.wanted
-            found.permit = found.permit._replace(learned=self._learned, due=due)
-        return found.permit
+    def _add(self, key: Key, successor_of: Key | None) -> None:
+        """Adds an actor, which has the place of another."""
+        now = self._clock()
+        self._actors[key] = _Actor(now, now)
 
     def _close(self, found: _Open) -> None:
-        """Forgets a permit; what is still wanted of it is dealt again."""
+        """Forgets a permit."""
         self._making[found.permit.due] -= found.wanted
         self._making = +self._making  # without those of which all has come
-        if self.is_exact:
-            self._undealt[found.permit.due] += found.wanted
-            self._undealt = +self._undealt
         del self._open[found.permit.number]
         self._actors[found.key].open.remove(found)
 
@@ -385,5 +311,119 @@ class Pacing:
         for found in list(actor.open):
             self._close(found)
         del self._actors[key]
-        self._turns.remove(key)
         self._asking.pop(key, None)
+
+
+class Budget(Pacing):
+    """Bounds the lag: a round begins if its unrolls will be learned from in time."""
+
+    is_exact = False
+
+    def _check(self, unrolls: int) -> None:
+        if not 1 <= unrolls <= self.lag * self._fresh:
+            raise ValueError(
+                f"A round has {unrolls} unrolls, but mix.lag_budget {self.lag} and mix.fresh "
+                f"{self._fresh} leave room for 1 to {self.lag * self._fresh}: use fewer "
+                "environments in each actor, or raise one of them."
+            )
+
+    def _most(self, due: int) -> int:
+        """Leaves room, in the batches up to theirs, for those due earlier that have not come."""
+        most, earlier = self._room, 0
+        for before in sorted(each for each, n in self._making.items() if n and each < due):
+            earlier += self._making[before]
+            room = self._room + (before - self._batch) * self._fresh
+            most = min(most, room - earlier)
+        return most
+
+    def _next(self) -> Key | None:
+        in_progress = self._queued + self._making.total()
+        room = self._room + (self._learned + self.lag - self._batch) * self._fresh - in_progress
+        for key, asked in self._asking.items():
+            if len(self._actors[key].open) < 2:  # that which is being made, and the next one
+                return key if asked.unrolls <= room else None
+        return None
+
+    def _begin(self, key: Key, unrolls: int) -> tuple[int, int]:
+        return self._learned + self.lag, unrolls
+
+
+class ExactLag(Pacing):
+    """Fixes the lag: each batch is made of unrolls of the parameters `lag` batches before it."""
+
+    is_exact = True
+    _undealt_from = 0  # the first batch of which nobody ever had a permit
+
+    def __init__(self, fresh: int, lag: int, **options: Any):
+        super().__init__(fresh, lag, **options)
+        # Unrolls of each earlier batch that nobody has a permit for.
+        self._undealt: collections.Counter[int] = collections.Counter()
+        # Whose turn it is, and who follows.
+        self._turns: collections.deque[Key] = collections.deque()
+
+    def _check(self, unrolls: int) -> None:
+        if unrolls < 1 or self._fresh % unrolls:
+            raise ValueError(
+                f"A round has {unrolls} unrolls, but batches of {self._fresh} (mix.fresh) with an "
+                "exact lag are made of whole rounds: use a divisor of that as the number of "
+                "environments of each actor."
+            )
+
+    def _most(self, due: int) -> int:
+        return self._room if due == self._batch else 0
+
+    def _next(self) -> Key | None:
+        if self._next_undealt() - self.lag > self._learned:
+            return None
+        for key in self._turns:
+            # One at a time: what has come of a round is known when the next one is dealt.
+            if key in self._asking and not self._actors[key].open:
+                return key
+            if self._actors[key].round:
+                return None  # the others wait for it, unless it has only joined again
+        return None
+
+    def _begin(self, key: Key, unrolls: int) -> tuple[int, int]:
+        due = self._next_undealt()
+        if due == self._undealt_from:
+            self._undealt[due], self._undealt_from = self._fresh, due + 1
+        wanted = min(unrolls, self._undealt[due])
+        self._undealt[due] -= wanted
+        self._undealt = +self._undealt  # without those of which all is dealt
+        self._turns.remove(key)
+        self._turns.append(key)
+        return due, wanted
+
+    def _add(self, key: Key, successor_of: Key | None) -> None:
+        super()._add(key, successor_of)
+        if successor_of is not None:
+            self._turns.insert(self._turns.index(successor_of), key)
+        elif self._asking:
+            self._turns.append(key)
+        else:
+            self._turns.appendleft(key)
+
+    def _close(self, found: _Open) -> None:
+        """Forgets a permit; what is still wanted of it is dealt again."""
+        super()._close(found)
+        self._undealt[found.permit.due] += found.wanted
+        self._undealt = +self._undealt
+
+    def _forget(self, key: Key, why: str) -> None:
+        super()._forget(key, why)
+        self._turns.remove(key)
+
+    def _next_undealt(self) -> int:
+        return min(self._undealt, default=self._undealt_from)
+
+
+def make_pacing(config: Config) -> Pacing | None:
+    """Returns the pacing of a run; None if its actors need no permits."""
+    if not config.is_paced:
+        return None
+    fresh, exact = config.mix.fresh, config.exact_lag
+    # One permit may be asked for while the round before is being made.
+    seconds = 2.0 * config.actor.hang_seconds
+    if exact is not None:
+        return ExactLag(fresh, exact, max_seconds=seconds)
+    return Budget(fresh, config.mix.lag_budget, max_seconds=seconds)

@@ -45,7 +45,7 @@ class Published:
 
 
 class PublishedParameters:
-    """The newest parameters, and those of earlier batches while permits may be for them."""
+    """The newest parameters, and with an exact lag those of the batches before."""
 
     def __init__(self, schedule: Schedule, pacing: Pacing | None):
         """Starts without parameters.
@@ -74,7 +74,7 @@ class PublishedParameters:
     def publish(self, parameters: Parameters, skipped_updates: int, rollbacks: int) -> None:
         """Publishes parameters, as `LearnerService.publish` does."""
         published = Published(parameters, self.are_final, skipped_updates, rollbacks)
-        if self.newest is None and self._pacing is not None:
+        if self.newest is None and self._pacing is not None and self._pacing.is_exact:
             self._of_batch[0] = published
         self.newest = published
 
@@ -82,9 +82,10 @@ class PublishedParameters:
         """Takes note of a batch of fresh unrolls; what was learned from it has been published."""
         if self._pacing is not None:
             assert self.newest is not None
-            self._learned += 1
-            self._of_batch[self._learned] = self.newest
-            self._of_batch.pop(self._learned - self._pacing.lag - 1, None)
+            if self._pacing.is_exact:
+                self._learned += 1
+                self._of_batch[self._learned] = self.newest
+                self._of_batch.pop(self._learned - self._pacing.lag - 1, None)
             self._pacing.learned()
 
     def finish(self) -> None:
