@@ -118,7 +118,7 @@ dist: setup
 	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation \
 		--wheel-dir dist dist/*.tar.gz
 
-## bench: measure this machine: roofline, training, ingest, codec and V-trace
+## bench: measure this machine: training, ingest and replay; ARGS="actor gpu profile peers": others
 bench: setup
 	$(BIN)/python -m benchmarks $(ARGS)
 

@@ -40,8 +40,7 @@ def main() -> int:
     parser.add_argument(
         "parts",
         nargs="*",
-        help="training, ingest, replay, micro, by default; actor, fleet, attack, speed-up, gpu, "
-        "profile, lag, peers, acting, front, pulls, simulation",
+        help="training, ingest, replay, by default; actor, gpu, profile, peers",
     )
     parser.add_argument("--seconds", type=float, default=30.0, help="for each measurement")
     parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("build/bench.json"))
@@ -57,21 +56,13 @@ def main() -> int:
         "--trial", action="store_true", help="gpu: a tiny batch, on a CPU if there is no GPU"
     )
     arguments = parser.parse_args()
-    by_default: dict[str, _Part] = {
-        "training": _training,
-        "ingest": _ingest,
-        "replay": _replay,
-        "micro": _micro,
-    }
+    by_default: dict[str, _Part] = {"training": _training, "ingest": _ingest, "replay": _replay}
     measures: dict[str, _Part] = {
         **by_default,
         "actor": functools.partial(_actor, arguments.presets, arguments.against),
-        **{"fleet": _fleet, "attack": _attack, "speed-up": _speed_up},
         "gpu": functools.partial(_gpu, arguments.trial),
         "profile": _profile,
-        "lag": _lag,
-        **{"peers": _peers, "acting": _acting, "front": _front, "pulls": _pulls},
-        "simulation": _simulation,
+        "peers": _peers,
     }
     if unknown := set(arguments.parts) - measures.keys():
         parser.error(f"no part {sorted(unknown)[0]!r}; there are {', '.join(measures)}")
@@ -177,13 +168,6 @@ def _replay(config: configs.Config, seconds: float) -> dict[str, float]:
     }
 
 
-def _micro(config: configs.Config, seconds: float) -> dict[str, float]:
-    from benchmarks import micro
-
-    times = micro.measure(config, seconds / 10)
-    return {f"{name}, µs": value * 1e6 for name, value in times.items()}
-
-
 def _actor(
     presets: Sequence[str], against: pathlib.Path | None, config: configs.Config, seconds: float
 ) -> dict[str, float]:
@@ -203,122 +187,12 @@ def _actor(
     }
 
 
-def _fleet(config: configs.Config, seconds: float) -> dict[str, float]:
-    """Uses the paper's network and batch, without replay."""
-    from benchmarks import fleet
-
-    return {
-        f"{served.actors} actors: {name.replace('_', ' ')}": value
-        for served in fleet.measure(config, seconds, (1, 10, 100, 500))
-        for name, value in served._asdict().items()
-        if name != "actors"
-    }
-
-
-def _front(config: configs.Config, seconds: float) -> dict[str, float]:
-    """Uses the paper's network, and a learner that gets no unrolls."""
-    from benchmarks import front
-
-    cost = front.measure(config, seconds)
-    return {
-        "a version of the parameters, MB": cost.parameter_megabytes,
-        "an actor without messages, kB": cost.kilobytes_of_an_actor,
-        **{
-            f"{kind}: {name.replace('_', ' ')}": value
-            for kind, each in (
-                ("joins", cost.joins),
-                ("status", cost.status),
-                ("pulls", cost.pulls),
-            )
-            for name, value in each._asdict().items()
-        },
-    }
-
-
-def _simulation(config: configs.Config, seconds: float) -> dict[str, float]:
-    """In virtual time, with costs that were measured."""
-    from benchmarks import fleet_simulation
-
-    del config, seconds
-    found = {
-        f"{actors} actors, as measured": report
-        for actors, report in fleet_simulation.as_measured().items()
-    }
-    for (actors, per_host), (steady, restarted) in fleet_simulation.at_scale().items():
-        found[f"{actors} actors, {per_host} a host"] = steady
-        found[f"{actors} actors, {per_host} a host, a restart"] = restarted
-    return {
-        f"{fleet}: {name.replace('_', ' ')}": value
-        for fleet, report in found.items()
-        for name, value in report._asdict().items()
-    }
-
-
-def _pulls(config: configs.Config, seconds: float) -> dict[str, float]:
-    """Uses the paper's network."""
-    from benchmarks import pulls
-
-    return {
-        f"{pulled.actors} actors, {'sharing' if pulled.is_shared else 'each for itself'}: "
-        f"{name.replace('_', ' ')}": value
-        for pulled in pulls.measure(config, seconds)
-        for name, value in pulled._asdict().items()
-        if name not in ("actors", "is_shared")
-    }
-
-
 def _peers(config: configs.Config, seconds: float) -> dict[str, float]:
     """Uses the deep network and the paper's batch in each of two learners."""
     from benchmarks import peers
 
     deep = dataclasses.replace(config, agent=presets.PRESETS["atari-deep"][1].agent)
     return peers.measure(deep, seconds)
-
-
-def _acting(config: configs.Config, seconds: float) -> dict[str, float]:
-    """Measures presets of its own, each way for a third of the seconds."""
-    from benchmarks import acting
-
-    del config
-    measured = acting.measure(seconds / 3)
-    print(acting.table(measured))
-    return {
-        f"{preset}, {number} environments, {way}, steps/s": rate
-        for preset, rates in measured.items()
-        for (way, number), rate in rates.items()
-    }
-
-
-def _attack(config: configs.Config, seconds: float) -> dict[str, float]:
-    """Measures `seconds` for each kind of attack, and as long without."""
-    from benchmarks import attack
-
-    endured, is_exact = attack.measure(config, seconds)
-    print(attack.table(endured))
-    return {
-        **{
-            f"{kind}: {name.replace('_', ' ')}": value
-            for kind, each in endured.items()
-            for name, value in each._asdict().items()
-        },
-        "accounts exact": float(is_exact),
-    }
-
-
-def _speed_up(config: configs.Config, seconds: float) -> dict[str, float]:
-    """Measures whole runs, of a preset of their own."""
-    from benchmarks import speed_up
-
-    del config, seconds
-    measured = speed_up.measure()
-    print(speed_up.table(measured))
-    times = {
-        f"{actors} actors, run {run}, s": each
-        for actors, of_seeds in measured.items()
-        for run, each in enumerate(of_seeds, start=1)
-    }
-    speed_ups = speed_up.speed_ups(measured)
-    return times | {f"{actors} actors, speed-up": each for actors, each in speed_ups.items()}
 
 
 def _gpu(is_trial: bool, config: configs.Config, seconds: float) -> dict[str, float]:
@@ -358,27 +232,6 @@ def _profile(config: configs.Config, seconds: float) -> dict[str, float]:
         for name, value in operations.items()
         if value > 0.5
     }
-
-
-def _lag(config: configs.Config, seconds: float) -> dict[str, float]:
-    """Whole runs, of presets of their own."""
-    from benchmarks import lag
-
-    del config, seconds
-    of_tasks = lag.shares()
-    print(lag.shares_table(of_tasks), flush=True)
-    found = {
-        f"{name}, slow task's share {what}": getattr(each, what)
-        for name, each in of_tasks.items()
-        for what in ("played", "learned")
-    }
-    for preset in ("catch", "cartpole"):
-        measured = lag.curves(preset)
-        print(f"{preset}, exact lag {lag.EXACT}\n\n{lag.curves_table(measured)}", flush=True)
-        for point, (difference, spread) in zip(lag.POINTS, lag.agreement(measured), strict=True):
-            found[f"{preset} at {point:.0%}, difference of means"] = difference
-            found[f"{preset} at {point:.0%}, spread of seeds"] = spread
-    return found
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """`make results`: runs experiments, records them, and renders the pages that show them."""
 
 import argparse
+import functools
 import pathlib
 import sys
-from collections.abc import Sequence
 
 from impala.runtime import process
 from ledger import records, rendering, running
@@ -50,33 +50,34 @@ def main() -> int:
 
 
 def _list() -> int:
+    """Prints what is recorded, and how many commits of learning ago."""
     ledger = records.read(ROOT)
-    stale = rendering.staleness(ledger, ROOT)
+    since = functools.cache(lambda commit: running.commits_since(ROOT, commit))
     for experiment in EXPERIMENTS.values():
         print(f"{experiment.name}: {experiment.question}")
         for arm in experiment.arms:
-            found = [record.seed for record in ledger.measured.get((experiment.name, arm), [])]
-            missing = [seed for seed in experiment.seeds if seed not in found]
-            changed = stale.get(rendering.key(experiment.name, arm), [])
-            parts: dict[str, Sequence[object]] = {
-                "recorded": found,
-                "missing": missing,
-                "stale": changed,
+            found = ledger.measured.get((experiment.name, arm), [])
+            seeds = [record.seed for record in found]
+            missing = [seed for seed in experiment.seeds if seed not in seeds]
+            counts = {record.commit: since(record.commit) for record in found}
+            parts = {
+                "recorded": [str(seed) for seed in seeds],
+                "missing": [str(seed) for seed in missing],
+                "commits of learning since": [
+                    f"{commit[:7]}: {'unknown' if count is None else count}"
+                    for commit, count in counts.items()
+                ],
             }
-            shown = (f"{name} {', '.join(map(str, x))}" for name, x in parts.items() if x)
-            print(f"  {arm}: {'; '.join(shown)}")
+            print(f"  {arm}: {'; '.join(f'{k} {chr(44).join(v)}' for k, v in parts.items() if v)}")
     return 0
 
 
 def _check() -> int:
-    found = rendering.check(ROOT)
-    for note in found.notes:
-        print(note)
-    for problem in found.problems:
-        print(problem, file=sys.stderr)
-    if found.problems:
+    problems = rendering.check(ROOT)
+    if problems:
+        print(*problems, sep="\n", file=sys.stderr)
         print("Run make results, look at what it writes, and commit it.", file=sys.stderr)
-    return int(bool(found.problems))
+    return int(bool(problems))
 
 
 if __name__ == "__main__":

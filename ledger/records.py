@@ -1,25 +1,23 @@
-"""Records of learning results: a JSON file for each experiment, arm and seed.
+"""Records of learning results: one compressed file for each experiment.
 
-docs/results/records/NAME/ARM-seedN.json is a `Record`, which `ledger.running` writes. A result
-from before there were records, or of runs stopped before their end, is an `Older`, written by
-hand: docs/results/records/older/NAME.json.
-Records hold raw data; means and intervals are computed where they are shown.
+ledger/records/NAME.jsonl.gz holds a `Record` in each line, which `ledger.running` adds. Results
+from before there were records, or of runs stopped before their end, are in older.jsonl.gz, an
+`Older` in each line. Records hold raw data; means and intervals are computed where they are shown.
 """
 
 import dataclasses
+import gzip
 import json
 import math
 import pathlib
-import re
-import textwrap
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from impala.logdir import atomic
 from ledger.experiments import REPORTING_SEEDS
 
-FOLDER = "docs/results/records"
+FOLDER = "ledger/records"
 OLDER = "older"
 
 _T = TypeVar("_T")
@@ -60,8 +58,6 @@ class Record:
     machine: str
     settings: dict[str, Any]
     """All of them, nested."""
-    digests: dict[str, str]
-    """Group of modules -> digest; see `ledger.digests`."""
     frames: int
     seconds: float
     """From the start of the command to its end, evaluation not included. Of a session that was
@@ -82,6 +78,7 @@ class Record:
 class Older:
     """Results without records, by hand: rows of tables, and what was written about them."""
 
+    name: str
     date: str
     commit: str | None
     """Of the code that was measured, or name and version of another program; None: not recorded."""
@@ -100,34 +97,30 @@ class Ledger(NamedTuple):
     older: Mapping[str, Older]
 
 
-def path_of(root: pathlib.Path, experiment: str, arm: str, seed: int) -> pathlib.Path:
-    """Returns the file of a record."""
-    return root / FOLDER / experiment / f"{arm}-seed{seed}.json"
+def path_of(root: pathlib.Path, experiment: str) -> pathlib.Path:
+    """Returns the file of an experiment's records."""
+    return root / FOLDER / f"{experiment}.jsonl.gz"
 
 
 def read(root: pathlib.Path) -> Ledger:
     """Returns all records of a source tree.
 
     Raises:
-      RecordError: one is damaged, or is not where its contents belong.
+      RecordError: a file is damaged, or a record is not where it belongs.
     """
     measured: dict[tuple[str, str], list[Record]] = {}
-    older = {}
-    for path in sorted((root / FOLDER).glob("*/*.json")):
-        if path.parent.name == OLDER:
-            older[path.stem] = load(path, Older)
-            _check_body(path, older[path.stem])
-            continue
-        record = load(path, Record)
-        if path != path_of(root, record.experiment, record.arm, record.seed):
-            raise RecordError(
-                f"{path} holds {record.experiment}, {record.arm}, seed {record.seed}: it must be "
-                f"named {path_of(root, record.experiment, record.arm, record.seed)}."
-            )
-        check_seed(record.seed, f"{path}: ")
-        measured.setdefault((record.experiment, record.arm), []).append(record)
-    by_seed = {key: sorted(found, key=lambda x: x.seed) for key, found in measured.items()}
-    return Ledger(by_seed, older)
+    for path in sorted((root / FOLDER).glob("*.jsonl.gz")):
+        experiment = path.name.removesuffix(".jsonl.gz")
+        for record in load(path, Record) if experiment != OLDER else []:
+            if record.experiment != experiment:
+                raise RecordError(f"{path} holds a record of {record.experiment}.")
+            check_seed(record.seed, f"{path}: ")
+            measured.setdefault((experiment, record.arm), []).append(record)
+    path = path_of(root, OLDER)
+    older = {each.name: each for each in (load(path, Older) if path.exists() else [])}
+    for each in older.values():
+        _check_body(path, each)
+    return Ledger(measured, older)
 
 
 def check_seed(seed: int, where: str = "") -> None:
@@ -143,46 +136,44 @@ def check_seed(seed: int, where: str = "") -> None:
         )
 
 
-def load(path: pathlib.Path, kind: type[_T]) -> _T:
-    """Reads a file as a dataclass of this module.
+def load(path: pathlib.Path, kind: type[_T]) -> list[_T]:
+    """Reads a file of dataclasses of this module.
 
     Raises:
       RecordError: it cannot be read, is damaged, or has other fields.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_not_a_number)
-        return _from_plain(data, kind, "")
-    except OSError as error:
-        raise RecordError(f"{path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            return [
+                _from_plain(json.loads(line, parse_constant=_not_a_number), kind, "")
+                for line in file
+            ]
+    except (OSError, EOFError, ValueError) as error:
         raise RecordError(
-            f"{path} is damaged ({error}). Restore it (git checkout), or delete it and run its "
+            f"{path} cannot be read ({error}). Restore it (git checkout), or delete it and run its "
             "experiment again."
         ) from error
 
 
-def save(path: pathlib.Path, record: Any) -> None:
-    """Writes a dataclass of this module to a file."""
+def save(path: pathlib.Path, records: Sequence[Any]) -> None:
+    """Writes dataclasses of this module to a file, the same bytes for the same records."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write(path, to_json(dataclasses.asdict(record)).encode())
+    lines = [json.dumps(dataclasses.asdict(each), ensure_ascii=False) for each in records]
+    atomic.write(path, gzip.compress("".join(f"{line}\n" for line in lines).encode(), mtime=0))
 
 
-def to_json(data: Any) -> str:
-    """Returns plain data as JSON: sorted and indented, with lists of numbers in a few lines."""
-    text = json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False)
-    return re.sub(r"\[\n\s*([-\d][^\[\]{}\"]*)\]", _packed, text) + "\n"
+def add(root: pathlib.Path, record: Record) -> None:
+    """Adds a record to its experiment's file; one of the same arm and seed is replaced."""
+    path = path_of(root, record.experiment)
+    found = {(x.arm, x.seed): x for x in (load(path, Record) if path.exists() else [])}
+    found[record.arm, record.seed] = record
+    save(path, [found[key] for key in sorted(found)])
 
 
 def rounded(number: float) -> float:
     """Returns a number with six significant digits, an integer if it is one."""
     short = float(f"{number:.6g}")
     return int(short) if short.is_integer() and abs(short) < 1e15 else short
-
-
-def _packed(match: re.Match[str]) -> str:
-    """Returns a list of numbers in lines of 100 characters."""
-    lines = textwrap.wrap(" ".join(match[1].split()), 100, break_on_hyphens=False)
-    return f"[{lines[0]}]" if len(lines) == 1 else "[\n" + "\n".join(lines) + "]"
 
 
 def _not_a_number(text: str) -> float:

@@ -1,14 +1,11 @@
 """Renders pages from templates and records, and checks that they are what their records give.
 
 A page is `ledger/pages/NAME.md`, a Jinja template whose functions are those of `_Page` without an
-underscore. A page ends with the records on it that are stale: measured with other code or other
-settings than today's. A check renders a page with the staleness that it shows, so that a change of
-the code never makes a page wrong; it only says that `make results` would mark more.
+underscore. It names dates and commits of its records, so no change of the code makes it wrong.
 """
 
 import difflib
 import hashlib
-import json
 import math
 import pathlib
 import re
@@ -17,9 +14,7 @@ from typing import Any, NamedTuple
 
 import jinja2
 
-from impala.config import values
-from impala.config.schema import Config
-from ledger import continual, digests, pictures, records, running, statistics
+from ledger import continual, pictures, records, statistics
 from ledger.experiments import EXPERIMENTS, Experiment
 from ledger.records import Ledger, Older, Record
 
@@ -33,11 +28,8 @@ PAGES = {
 }
 _PARTS = ("expectations",)
 
-_STALE = re.compile(r"<!-- stale: (.*) -->")
 _DASH = "—"
 _OTHER_CORES = 0.2  # used by others, from which on a time is of a busy machine
-
-Stale = Mapping[str, Sequence[str]]  # EXPERIMENT, or EXPERIMENT/ARM -> what has changed
 
 
 class Rendered(NamedTuple):
@@ -46,7 +38,6 @@ class Rendered(NamedTuple):
     text: str
     pictures: dict[str, pictures.Picture]  # file name -> what it shows
     files: dict[str, str]  # file name -> SHA-256: pictures that cannot be drawn again
-    used: frozenset[str]  # keys of `Stale` whose records are on the page
 
 
 class RenderError(ValueError):
@@ -56,10 +47,9 @@ class RenderError(ValueError):
 def render(root: pathlib.Path) -> list[str]:
     """Writes all pages and pictures that are not what their records give; returns their paths."""
     ledger, written = records.read(root), []
-    stale = staleness(ledger, root)
     for name, target in PAGES.items():
         path = root / target
-        rendered = _rendered(name, root, ledger, stale)
+        rendered = _rendered(name, root, ledger)
         before = path.read_text(encoding="utf-8") if path.exists() else ""
         after = _placed(name, before, rendered.text)
         if after != before:
@@ -73,26 +63,17 @@ def render(root: pathlib.Path) -> list[str]:
     return written
 
 
-class Checked(NamedTuple):
-    """What a check has found."""
-
-    problems: list[str]
-    notes: list[str]
-
-
-def check(root: pathlib.Path) -> Checked:
-    """Compares all pages and pictures with what their records give."""
-    found = Checked([], [])
+def check(root: pathlib.Path) -> list[str]:
+    """Returns how pages and pictures differ from what their records give."""
+    problems: list[str] = []
     ledger = records.read(root)
-    stale = staleness(ledger, root)
     for name, target in PAGES.items():
         path = root / target
         if not path.exists():
-            found.problems.append(f"{target} is missing.")
+            problems.append(f"{target} is missing.")
             continue
         text = path.read_text(encoding="utf-8")
-        shown = _shown(_part(name, text))
-        rendered = _rendered(name, root, ledger, shown)
+        rendered = _rendered(name, root, ledger)
         if (expected := _placed(name, text, rendered.text)) != text:
             lines = difflib.unified_diff(
                 *(text.splitlines(), expected.splitlines()),
@@ -100,66 +81,17 @@ def check(root: pathlib.Path) -> Checked:
                 lineterm="",
                 n=0,
             )
-            found.problems.append("\n".join(lines))
+            problems.append("\n".join(lines))
         for file, picture in rendered.pictures.items():
             if pictures.digest_in(path.parent / file) != picture.digest:
-                found.problems.append(f"{file} on {target} is not what its records give.")
+                problems.append(f"{file} on {target} is not what its records give.")
         for file, digest in rendered.files.items():
             if _sha256(path.parent / file) != digest:
-                found.problems.append(f"{file} on {target} is not the file that was recorded.")
-        now = {key: reasons for key, reasons in stale.items() if key in rendered.used}
-        if now != shown:
-            found.notes.append(f"make results would show as stale on {target}: {_named(now)}")
-    return found
+                problems.append(f"{file} on {target} is not the file that was recorded.")
+    return problems
 
 
-def staleness(ledger: Ledger, root: pathlib.Path) -> dict[str, list[str]]:
-    """Returns what has changed since the records were made, for those that are stale."""
-    found: dict[str, list[str]] = {}
-    for (name, arm), of_seeds in ledger.measured.items():
-        if changed := sorted({part for record in of_seeds for part in _changes(record, root)}):
-            found[key(name, arm)] = changed
-    return found
-
-
-def _changes(record: Record, root: pathlib.Path) -> set[str]:
-    """Returns the groups of modules that differ from a record's, and "settings"."""
-    experiment = EXPERIMENTS.get(record.experiment)
-    if experiment is None or record.arm not in experiment.arms:
-        return {"definition"}
-    config = values.from_stored(Config, record.settings)
-    now = digests.of(config, root)
-    changed = {group for group in record.digests if record.digests[group] != now.get(group)}
-    today = values.leaves(values.to_dict(running.settings(experiment.arms[record.arm])))
-    defaults = values.leaves(values.to_dict(Config()))
-    then = defaults | values.leaves(record.settings)  # a newer setting's default changes nothing
-    if any(
-        then[path] != today.get(path)
-        for path in then
-        if path != "seed" and not (path in today and values.is_operational(Config, path))
-    ):
-        changed.add("settings")
-    return changed
-
-
-def key(experiment: str, arm: str) -> str:
-    """Returns the name of an arm, by which its staleness is known."""
-    return experiment if experiment == arm else f"{experiment}/{arm}"
-
-
-def _named(stale: Stale) -> str:
-    return ", ".join(f"`{key}` ({', '.join(why)})" for key, why in stale.items()) or "nothing"
-
-
-def _shown(text: str) -> dict[str, list[str]]:
-    """Returns the staleness that a page shows."""
-    try:
-        return dict(json.loads(match[1])) if (match := _STALE.search(text)) else {}
-    except ValueError:
-        return {}
-
-
-def _rendered(name: str, root: pathlib.Path, ledger: Ledger, stale: Stale) -> Rendered:
+def _rendered(name: str, root: pathlib.Path, ledger: Ledger) -> Rendered:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(root / "ledger/pages"),
         undefined=jinja2.StrictUndefined,
@@ -167,14 +99,13 @@ def _rendered(name: str, root: pathlib.Path, ledger: Ledger, stale: Stale) -> Re
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = _Page(ledger, stale)
+    page = _Page(ledger)
     functions = {x: getattr(page, x) for x in dir(page) if not x.startswith("_")}
     text = environment.get_template(f"{name}.md").render(functions)
-    text += page._end()
     if name not in _PARTS:
         source = f"ledger/pages/{name}.md"
         text = f"<!-- Rendered by `make results` from {source} and records: edit these. -->\n{text}"
-    return Rendered(text, page._drawn, page._files, frozenset(page._used))
+    return Rendered(text, page._drawn, page._files)
 
 
 def _marks(name: str) -> tuple[str, str]:
@@ -206,9 +137,8 @@ def _sha256(path: pathlib.Path) -> str:
 class _Page:
     """The functions of a template, which note what they show."""
 
-    def __init__(self, ledger: Ledger, stale: Stale):
-        self._ledger, self._stale = ledger, stale
-        self._used: dict[str, None] = {}
+    def __init__(self, ledger: Ledger):
+        self._ledger = ledger
         self._drawn: dict[str, pictures.Picture] = {}
         self._files: dict[str, str] = {}
 
@@ -234,7 +164,11 @@ class _Page:
             for experiment, arm in found
             if (of_seeds := self._records(experiment.name, arm))
         ]
-        missing = [f"`{key(x.name, arm)}`" for x, arm in found if not self._records(x.name, arm)]
+        missing = [
+            f"`{x.name if x.name == arm else f'{x.name}/{arm}'}`"
+            for x, arm in found
+            if not self._records(x.name, arm)
+        ]
         parts = [_table(head, table)] if table else []
         parts += [f"Not measured in this way yet: {', '.join(missing)}."] if missing else []
         return "\n\n".join(parts)
@@ -434,10 +368,7 @@ class _Page:
     # What they share.
 
     def _records(self, experiment: str, arm: str) -> Sequence[Record]:
-        found = self._ledger.measured.get((experiment, arm), [])
-        if found:
-            self._used[key(experiment, arm)] = None
-        return found
+        return self._ledger.measured.get((experiment, arm), [])
 
     def _interval(self, of_seeds: Sequence[Record], score: str) -> str:
         scores = [statistics.SCORES[score](record) for record in of_seeds]
@@ -449,18 +380,7 @@ class _Page:
         found = self._records(experiment, arm)
         dates = sorted({record.date for record in found})
         commits = dict.fromkeys(record.commit[:7] for record in found)
-        stale = " (stale)" if key(experiment, arm) in self._stale else ""
-        return f"{_range(dates)}, {', '.join(f'`{x}`' for x in commits)}{stale}"
-
-    def _end(self) -> str:
-        """Returns what the page's records are stale in."""
-        stale = {key: list(self._stale[key]) for key in self._used if key in self._stale}
-        if not stale:
-            return ""
-        return (
-            f"\nStale, measured with other code or settings than today's: {_named(stale)}.\n"
-            f"<!-- stale: {json.dumps(stale)} -->\n"
-        )
+        return f"{_range(dates)}, {', '.join(f'`{x}`' for x in commits)}"
 
 
 def _shown_interval(found: statistics.Interval) -> str:

@@ -26,10 +26,12 @@ from impala.logdir import atomic, json_lines, rows
 from impala.runtime import process, signals
 from impala.runtime.tether import tethered
 from impala.schedule import tasks
-from ledger import digests, records
+from ledger import records
 from ledger.experiments import Experiment
 from ledger.records import Evaluation, Record
 
+LEARNING = ("impala/algorithms", "impala/agents", "learner/update", "learner/data")
+"""Where a change may change results."""
 _POINTS = 100  # of a recorded training curve
 
 
@@ -72,15 +74,14 @@ def run(
     of_arms = [(seed, arm) for seed in seeds or experiment.seeds for arm in arms or experiment.arms]
     with _Signals() as received:
         for seed, arm in of_arms:
-            path = records.path_of(root, experiment.name, arm, seed)
             name = f"{experiment.name}, {arm}, seed {seed}"
-            if path.exists():
-                records.load(path, Record)
+            measured = records.read(root).measured.get((experiment.name, arm), [])
+            if seed in [record.seed for record in measured]:
                 print(f"{name}: recorded already", flush=True)
                 continue
             print(f"{name}: running", flush=True)
             record = _Run(experiment, arm, seed, root, work, received).record()
-            records.save(path, record)
+            records.add(root, record)
             print(f"{name}: {record.frames:,} frames in {record.seconds:.0f} s", flush=True)
 
 
@@ -116,6 +117,14 @@ def commit(root: pathlib.Path) -> str:
     return _git(root, "rev-parse", "HEAD")
 
 
+def commits_since(root: pathlib.Path, commit: str) -> int | None:
+    """Returns how many commits changed what is learned since a commit; None: it is unknown."""
+    try:
+        return int(_git(root, "rev-list", "--count", f"{commit}..HEAD", "--", *LEARNING))
+    except RunError:
+        return None
+
+
 def _git(root: pathlib.Path, *words: str) -> str:
     done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -128,7 +137,6 @@ class _Begun:
     """What is known of a run before its end, kept beside its log directory."""
 
     commit: str
-    digests: dict[str, str]
     settings: dict[str, Any]
     seconds: float = 0.0
     other_cpu_seconds: float = 0.0
@@ -160,18 +168,18 @@ class _Run:
         self._logdir = work / experiment.name / f"{arm}-seed{seed}"
         self._file = self._logdir.with_name(f"{self._logdir.name}.json")
         self._logdir.mkdir(parents=True, exist_ok=True)
-        now = _Begun(commit(root), digests.of(self._config, root), values.to_dict(self._config))
+        now = _Begun(commit(root), values.to_dict(self._config))
         self._begun = now
         if self._file.exists():
             self._begun = _Begun(**json.loads(self._file.read_text()))
-        self._check(now)
+        self._check()
 
     def record(self) -> Record:
         """Trains and evaluates, as far as that was not done before; returns the record."""
         begun = self._begun
         if not begun.is_trained:
             self._train()
-        self._check(dataclasses.replace(begun, digests=digests.of(self._config, self._root)))
+        self._check()
         of_tasks = tasks.make(self._config.environment, self._config.tasks)
         played = [self._evaluate(number) for number in range(len(of_tasks))]
         return Record(
@@ -183,7 +191,6 @@ class _Run:
             date=time.strftime("%Y-%m-%d", time.gmtime()),
             machine=machine(),
             settings=begun.settings,
-            digests=begun.digests,
             frames=played[0][1],
             seconds=round(max(begun.seconds, trained_seconds(self._logdir)), 1),
             other_cores=round(max(0.0, begun.other_cpu_seconds) / begun.seconds, 2),
@@ -193,16 +200,14 @@ class _Run:
             final=[evaluation for evaluation, _ in played],
         )
 
-    def _check(self, now: _Begun) -> None:
-        begun = self._begun
-        changed = [group for group in now.digests if begun.digests.get(group) != now.digests[group]]
-        if begun.settings != now.settings:
-            changed.append("settings")
-        if changed:
+    def _check(self) -> None:
+        changed = commits_since(self._root, self._begun.commit)
+        if changed != 0 or self._begun.settings != values.to_dict(self._config):
+            what = "its settings" if changed == 0 else f"{changed or 'unknown'} commits of learning"
             raise RunError(
-                f"{self._logdir} was begun at commit {begun.commit[:7]}, and this source differs "
-                f"in what the result depends on: {', '.join(changed)}. Check that commit out, or "
-                f"move {self._logdir} and {self._file.name} away to begin again."
+                f"{self._logdir} was begun at commit {self._begun.commit[:7]}, from which this "
+                f"source differs by {what}. Check that commit out, or move {self._logdir} and "
+                f"{self._file.name} away to begin again."
             )
 
     def _train(self) -> None:

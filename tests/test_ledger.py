@@ -1,6 +1,7 @@
-"""The ledger: records of learning results, when they are stale, and the pages with them."""
+"""The ledger: records of learning results, and the pages that show them."""
 
 import dataclasses
+import gzip
 import json
 import pathlib
 import re
@@ -17,8 +18,7 @@ import pytest
 import services
 
 from impala.config import values
-from impala.config.schema import Config
-from ledger import digests, pictures, records, rendering, running, statistics
+from ledger import pictures, records, rendering, running, statistics
 from ledger.experiments import EXPERIMENTS
 from ledger.records import Evaluation, Record, RecordError
 
@@ -34,9 +34,9 @@ def _tree(root: pathlib.Path) -> pathlib.Path:
     for name in (*PACKAGES, "ledger", "docs"):
         shutil.copytree(ROOT / name, root / name, ignore=ignored)
     shutil.copy(ROOT / "README.md", root)
-    for folder in (root / records.FOLDER).iterdir():
-        if folder.name != records.OLDER:
-            shutil.rmtree(folder)
+    for path in (root / records.FOLDER).iterdir():
+        if not path.name.startswith(records.OLDER):
+            path.unlink()
     return root
 
 
@@ -57,7 +57,6 @@ def _record(root: pathlib.Path, seed: int = 101, arm: str = "catch", **changes: 
         date="2026-11-23",
         machine="a machine",
         settings=values.to_dict(config),
-        digests=digests.of(config, root),
         frames=400_000,
         seconds=31.5,
         other_cores=0.05,
@@ -77,7 +76,7 @@ def _record(root: pathlib.Path, seed: int = 101, arm: str = "catch", **changes: 
         ],
     )
     record = dataclasses.replace(record, **changes)
-    records.save(records.path_of(root, record.experiment, record.arm, record.seed), record)
+    records.add(root, record)
     return record
 
 
@@ -85,10 +84,6 @@ def _edit(path: pathlib.Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
-
-
-def _stale(root: pathlib.Path) -> dict[str, list[str]]:
-    return rendering.staleness(records.read(root), root)
 
 
 # Pages.
@@ -105,10 +100,10 @@ def test_a_deleted_page_is_rendered_back_byte_for_byte(tree: pathlib.Path) -> No
             _edit(tree / path, "| 400k |", "| 500k |")
         else:
             (tree / path).unlink()
-    assert len(rendering.check(tree).problems) == len(pages)
+    assert len(rendering.check(tree)) == len(pages)
     assert set(rendering.render(tree)) == set(pages)
     assert {path: (tree / path).read_bytes() for path in pages} == pages
-    assert rendering.check(tree) == ([], [])
+    assert rendering.check(tree) == []
 
 
 def test_a_changed_page_or_missing_picture_fails_the_check(tree: pathlib.Path) -> None:
@@ -117,147 +112,18 @@ def test_a_changed_page_or_missing_picture_fails_the_check(tree: pathlib.Path) -
     picture = tree / "docs/results/presets.png"
     drawn = picture.read_bytes()
     picture.unlink()
-    assert rendering.check(tree).problems == [
+    assert rendering.check(tree) == [
         "presets.png on docs/results/README.md is not what its records give."
     ]
     rendering.render(tree)
     assert picture.read_bytes() == drawn
     (tree / "docs/results/pong.png").write_bytes(drawn)  # its runs are gone: it cannot be drawn
-    (problem,) = rendering.check(tree).problems
+    (problem,) = rendering.check(tree)
     assert "pong.png" in problem
     shutil.copy(ROOT / "docs/results/pong.png", tree / "docs/results")
     _edit(tree / RESULTS, "greedy return **0.47**", "greedy return **0.99**")
-    (problem,) = rendering.check(tree).problems
+    (problem,) = rendering.check(tree)
     assert "-| `impala train catch` | 101 | greedy return **0.99**" in problem
-
-
-# Staleness.
-
-
-@pytest.mark.parametrize(
-    ("path", "old", "new", "stale"),
-    [
-        (LOSSES, "0.5 * tf.square(tf.stop", "0.25 * tf.square(tf.stop", ["algorithm"]),
-        (LOSSES, "0.5 * tf.square(inner)", "0.25 * tf.square(inner)", []),  # of Q-learning
-        ("vtrace/vtrace.py", "clipped_rhos * (", "clipped_rhos + (", ["algorithm"]),
-        ("impala/algorithms/impala.py", "losses.", "losses . ", []),  # layout
-        ("impala/algorithms/sac.py", "step * (", "step + (", []),  # another algorithm
-        ("impala/agents/torsos.py", "class MLP", "FACTOR = 3\n\n\nclass MLP", []),
-        ("impala/agents/images.py", "range(1, 15)", "range(1, 8)", []),  # catch has no images
-        ("learner/data/mix.py", "import heapq", "import heapq  # for drops", []),
-        ("learner/data/replay.py", "import heapq", "import bisect", []),  # catch has no replay
-        ("impala/environments/atari.py", '"""', '"""Not catch. ', []),
-        ("impala/environments/catch.py", "import ", "import os\nimport ", ["environment"]),
-    ],
-)
-def test_a_changed_loss_makes_a_record_stale(
-    tree: pathlib.Path, path: str, old: str, new: str, stale: list[str]
-) -> None:
-    _record(tree)
-    assert _stale(tree) == {}
-    text = (tree / path).read_text()
-    (tree / path).write_text(text.replace(old, new, 1))
-    assert (tree / path).read_text() != text
-    assert _stale(tree) == ({"catch": stale} if stale else {})
-
-
-def test_images_count_for_what_shows_them(tree: pathlib.Path) -> None:
-    _record(tree, arm="atari")
-    _edit(tree / "impala/agents/images.py", "range(1, 15)", "range(1, 8)")
-    assert _stale(tree) == {"atari": ["agent"]}
-
-
-@pytest.mark.parametrize(
-    ("id", "own"),
-    [
-        ("Catch", {"catch"}),
-        ("Catch/Continuing", {"catch", "continuing"}),
-        ("External", {"external"}),
-        ("CartPole-v1", set()),
-    ],
-)
-def test_a_result_depends_on_its_own_environment_alone(id: str, own: set[str]) -> None:
-    config = values.overlay(Config(), {"environment": {"id": id}})
-    entries = digests.groups(config, ROOT)["environment"].entries
-    single = {"atari", "bandit", "catch", "continuing", "external", "minatar"}
-    assert single & {name.rpartition(".")[2] for name in entries} == own
-    assert "impala.environments.base" in entries
-
-
-@pytest.mark.parametrize(
-    ("environment", "used"),
-    [
-        ({"id": "Catch"}, {"wrappers:Checked"}),
-        ({"id": "CartPole-v1"}, {"wrappers:Checked", "gymnasium:in_turn"}),
-        (
-            {"id": "CartPole-v1", "vectorization": "own"},
-            {"wrappers:Checked", "gymnasium:vector"},
-        ),
-        (
-            {"id": "Pendulum-v1", "vectorization": "own"},
-            {"wrappers:Checked", "gymnasium:in_turn"},
-        ),
-        (
-            {"id": "CartPole-v1", "vectorization": "async"},
-            {"wrappers:Checked", "gymnasium:in_turn", "processes"},
-        ),
-        (
-            {"id": "Bandit/Uniform-v0", "last_reward": True},
-            {"wrappers:Checked", "wrappers:WithHistory", "gymnasium:vector"},
-        ),
-    ],
-)
-def test_a_result_depends_on_the_code_of_its_settings(
-    environment: dict[str, Any], used: set[str]
-) -> None:
-    config = values.overlay(Config(), {"environment": environment})
-    groups = digests.groups(config, ROOT)
-    entries = groups["environment"].entries + groups["wrappers"].entries
-    shared = ("wrappers", "gymnasium", "processes", "joint", "outward")
-    short = {each.removeprefix("impala.environments.") for each in entries}
-    assert {each for each in short if each.startswith(shared)} == used
-    two = {"tasks": {"environments": ["Catch", 'Catch{"rows": 8}'], "frames": [9, 9]}}
-    several = values.overlay(Config(), two)
-    assert "impala.environments.joint" in digests.groups(several, ROOT)["environment"].entries
-
-
-def test_a_changed_docstring_does_not_make_a_record_stale(tree: pathlib.Path) -> None:
-    _record(tree)
-    for path in (tree / "impala").rglob("*.py"):
-        text = path.read_text()
-        path.write_text(re.sub(r'"""([A-Z])', r'"""In other words: \1', text) + "\n# The end.\n")
-    assert _stale(tree) == {}
-
-
-def test_a_stale_record_is_shown_and_passes_the_check(tree: pathlib.Path) -> None:
-    _record(tree)
-    rendering.render(tree)
-    before = (tree / RESULTS).read_text()
-    assert "(stale)" not in before
-    _edit(tree / LOSSES, "0.5 *", "0.25 *")
-    problems, notes = rendering.check(tree)
-    assert problems == []
-    assert notes[0] == (
-        "make results would show as stale on docs/results/README.md: `catch` (algorithm)"
-    )
-    rendering.render(tree)
-    assert "`0123456` (stale) |" in (tree / RESULTS).read_text()
-    assert rendering.check(tree) == ([], [])
-    _edit(tree / LOSSES, "0.25 *", "0.5 *")
-    assert rendering.check(tree).problems == []  # nor if it is no longer stale
-    rendering.render(tree)
-    assert (tree / RESULTS).read_text() == before
-
-
-def test_other_settings_make_a_record_stale(tree: pathlib.Path) -> None:
-    settings = _record(tree).settings
-    operational = settings | {"learner": settings["learner"] | {"log_seconds": 77.0}}
-    unknown = {name: value for name, value in settings.items() if name != "deterministic"}
-    for same in (operational, unknown):  # the second: of before there was that setting
-        _record(tree, settings=same)
-        assert _stale(tree) == {}
-    _record(tree, settings=settings | {"total_frames": 500_000})
-    assert _stale(tree) == {"catch": ["settings"]}
 
 
 # Records.
@@ -267,40 +133,47 @@ def test_seeds_that_presets_are_tuned_on_are_refused(tree: pathlib.Path) -> None
     with pytest.raises(RecordError, match=r"seed 7 is not for reporting.* from 101 on"):
         running.run(EXPERIMENTS["catch"], tree, tree / "work", seeds=[101, 7])
     _record(tree, seed=7)
-    with pytest.raises(RecordError, match=r"catch-seed7\.json: seed 7 is not for reporting"):
+    with pytest.raises(RecordError, match=r"catch\.jsonl\.gz: seed 7 is not for reporting"):
         records.read(tree)
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda text: text[:-20], r"is damaged \(.*Restore it"),
+        (lambda text: text[:-20], "cannot be read"),
         (lambda text: text.replace('"frames": 400000', '"frames": "many"'), "frames is 'many'"),
         (lambda text: text.replace('"frames": 400000', '"frames": NaN'), "NaN is not a number"),
         (lambda text: text.replace('"machine": "a machine",', ""), r"lacks .*\['machine'\]"),
-        (lambda text: text.replace('"seed": 101', '"seed": 102'), "it must be named"),
+        (lambda text: text.replace('"experiment": "catch"', '"experiment": "x"'), "record of x"),
     ],
 )
 def test_a_damaged_record_is_an_error_that_names_it(
     tree: pathlib.Path, damage: Callable[[str], str], message: str
 ) -> None:
     record = _record(tree)
-    path = records.path_of(tree, "catch", "catch", 101)
-    text = path.read_text()
+    path = records.path_of(tree, "catch")
+    text = gzip.decompress(path.read_bytes()).decode()
     assert records.read(tree).measured["catch", "catch"] == [record]
-    path.write_text(damage(text))
-    assert path.read_text() != text
+    path.write_bytes(gzip.compress(damage(text).encode()))
     with pytest.raises(RecordError, match=message) as error:
         records.read(tree)
     assert str(path) in str(error.value)
 
 
+def test_a_cut_file_is_an_error_that_names_it(tree: pathlib.Path) -> None:
+    _record(tree)
+    path = records.path_of(tree, "catch")
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(RecordError, match="git checkout"):
+        records.read(tree)
+
+
 def test_an_older_result_with_a_short_row_is_refused(tree: pathlib.Path) -> None:
-    path = tree / records.FOLDER / records.OLDER / "catch.json"
-    data = json.loads(path.read_text())
-    data["body"][0]["rows"][0].pop()
-    path.write_text(json.dumps(data))
-    with pytest.raises(RecordError, match=r"catch\.json: a row is not as long"):
+    path = records.path_of(tree, records.OLDER)
+    older = records.load(path, records.Older)
+    next(each for each in older if each.name == "catch").body[0]["rows"][0].pop()
+    records.save(path, older)
+    with pytest.raises(RecordError, match="a row is not as long"):
         records.read(tree)
 
 
@@ -350,16 +223,28 @@ def test_a_tree_that_differs_from_its_commit_is_refused(tmp_path: pathlib.Path) 
         running.commit(tmp_path)
 
 
-def _commit(root: pathlib.Path) -> str:
-    def git(*words: str) -> str:
-        name = ("-c", "user.name=n", "-c", "user.email=e")
-        done = subprocess.run(["git", *name, *words], cwd=root, capture_output=True, check=True)
-        return done.stdout.decode().strip()
+def _git(root: pathlib.Path, *words: str) -> str:
+    name = ("-c", "user.name=n", "-c", "user.email=e")
+    done = subprocess.run(["git", *name, *words], cwd=root, capture_output=True, check=True)
+    return done.stdout.decode().strip()
 
-    git("init", "--quiet")
-    git("add", ".")
-    git("commit", "--quiet", "--message", "All")
-    return git("rev-parse", "HEAD")
+
+def _commit(root: pathlib.Path) -> str:
+    _git(root, "init", "--quiet")
+    _git(root, "add", ".")
+    _git(root, "commit", "--quiet", "--message", "All")
+    return _git(root, "rev-parse", "HEAD")
+
+
+def test_commits_that_change_learning_are_counted(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "learner/data").mkdir(parents=True)
+    (tmp_path / "learner/data/mix.py").write_text("1\n")
+    first = _commit(tmp_path)
+    for path in ("learner/data/mix.py", "README.md"):
+        (tmp_path / path).write_text("2\n")
+        _commit(tmp_path)
+    assert running.commits_since(tmp_path, first) == 1
+    assert running.commits_since(tmp_path, "0" * 40) is None
 
 
 TINY = """
@@ -440,7 +325,7 @@ def test_a_run_that_is_stopped_goes_on_and_is_not_repeated(
     def start() -> subprocess.Popen[str]:
         return _start(tree, tmp_path / "work")
 
-    path = records.path_of(tree, "tiny", "tiny", 101)
+    path = records.path_of(tree, "tiny")
     with start() as stopped:
         assert stopped.stdout is not None
         assert stopped.stdout.readline() == "tiny, tiny, seed 101: running\n"
@@ -450,9 +335,8 @@ def test_a_run_that_is_stopped_goes_on_and_is_not_repeated(
     _edit(tree / LOSSES, "0.5 *", "0.25 *")  # with another loss it must not go on
     _commit(tree)
     with start() as refused:
-        assert "differs in what the result depends on: algorithm" in refused.communicate()[1]
-    _edit(tree / LOSSES, "0.25 *", "0.5 *")
-    _commit(tree)
+        assert "differs by 1 commits of learning" in refused.communicate()[1]
+    _git(tree, "reset", "--quiet", "--hard", committed)
     # Of a session that was killed only the telemetry is there.
     telemetry = tmp_path / "work/tiny/tiny-seed101/metrics.jsonl"
     with open(telemetry, "a", encoding="utf-8") as file:
@@ -460,7 +344,7 @@ def test_a_run_that_is_stopped_goes_on_and_is_not_repeated(
     with start() as resumed:
         assert resumed.communicate()[1] == ""
         assert resumed.wait() == 0
-    record = records.load(path, Record)
+    (record,) = records.load(path, Record)
     assert (record.sessions, record.seconds) == (2, 5000.5)
     assert (record.frames >= 5_000, record.commit) == (True, committed)
     assert record.settings["total_frames"] == 5_000
@@ -497,18 +381,16 @@ def test_training_return_is_a_mean_over_the_whole_run(
 def test_choices_over_an_episode_are_drawn_from_records(
     tree: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    page = rendering._Page(records.read(tree), stale={})
+    page = rendering._Page(records.read(tree))
     assert page.choices("x.png", "", "best", "bandit-paper") == "No choices have been recorded yet."
     plain = _record(tree)
     steps = {"best": [[float(pull > episode) for pull in range(100)] for episode in range(40)]}
     played = dataclasses.replace(plain.final[0], steps=steps)
     for arm in ("easy", "independent"):
-        _record(tree, experiment="bandit-paper", arm="catch", final=[played])
-        path = records.path_of(tree, "bandit-paper", "catch", 101)
-        moved = dataclasses.replace(records.load(path, Record), arm=arm)
-        records.save(records.path_of(tree, "bandit-paper", arm, 101), moved)
-        path.unlink()
-    page = rendering._Page(records.read(tree), stale={})
+        records.add(
+            tree, dataclasses.replace(plain, experiment="bandit-paper", arm=arm, final=[played])
+        )
+    page = rendering._Page(records.read(tree))
     assert page.choices("x.png", "Choices", "best", "bandit-paper") == "![Choices](x.png)"
     picture = page._drawn["x.png"]
     assert picture == pictures.Picture(
@@ -519,25 +401,16 @@ def test_choices_over_an_episode_are_drawn_from_records(
     assert (shown < 10).mean() > 0.3  # the triangles in which the best arm was pulled
 
 
-def test_a_record_from_before_there_were_steps_is_read(tree: pathlib.Path) -> None:
-    _record(tree)
-    path = records.path_of(tree, "catch", "catch", 101)
-    data = json.loads(path.read_text())
-    del data["final"][0]["steps"]
-    path.write_text(json.dumps(data))
-    assert records.load(path, Record).final[0].steps == {}
-
-
 def test_arms_are_tabled_and_drawn_beside_each_other(
     tree: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     for seed in (101, 102, 103):
         _record(tree, seed)
         _record(tree, seed, arm="pendulum")
-    page = rendering._Page(records.read(tree), stale={"catch": ["algorithm"]})
+    page = rendering._Page(records.read(tree))
     assert page.arms("catch", "return", "minutes").splitlines()[2] == (
         "| catch | 101 to 103 | **0.47** (0.47 to 0.47) | **0.53** (0.53 to 0.53) "
-        "| 2026-11-23, `0123456` (stale) |"
+        "| 2026-11-23, `0123456` |"
     )
     assert "| 101 to 103 | — | — |" in page.arms("catch", "area", "forgetting")  # not evaluated
     of_arms = {name: records.read(tree).measured[name, name] for name in ("catch", "pendulum")}

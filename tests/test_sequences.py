@@ -42,7 +42,6 @@ def record(arm: str, seed: int, a: Sequence[float], b: Sequence[float]) -> Recor
         date="2026-11-23",
         machine="a machine",
         settings=values.to_dict(CONFIG),
-        digests={},
         frames=400,
         seconds=1.0,
         other_cores=0.0,
@@ -135,7 +134,7 @@ def test_effects_are_forgetting_and_transfer(
 
 def test_a_page_shows_areas_claims_and_effects(arms: Mapping[str, Sequence[Record]]) -> None:
     measured = {("clear-catch", arm): list(of_seeds) for arm, of_seeds in arms.items()}
-    page = rendering._Page(Ledger(measured, {}), stale={})
+    page = rendering._Page(Ledger(measured, {}))
     assert [line.split(" | ")[:4] for line in page.sequence("clear-catch").splitlines()[2:]] == [
         ["| separate-0", "101 to 103", "—", "—"],
         ["| separate-1", "101 to 103", "—", "—"],
