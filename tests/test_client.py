@@ -1,15 +1,11 @@
 """The client against a real gRPC learner that comes, goes, refuses, rejects and finishes."""
 
-import collections
 import contextlib
-import logging
-import pathlib
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 import services
@@ -20,19 +16,13 @@ from actors import client as client_module
 from actors.actor import Actor
 from actors.channel import StatusClient
 from actors.client import (
-    LearnerAway,
-    LearnerChanged,
     LearnerClient,
     LearnerError,
     LearnerRefused,
     RunFinished,
     Stopped,
-    actor_name,
-    new_incarnation,
 )
 from actors.policy import Compiled
-from actors.session import Session
-from actors.shared import SharedPulls
 from impala.types import (
     ActorUnrolls,
     AgentOutput,
@@ -151,69 +141,6 @@ def test_a_message_has_the_info_of_every_step(learner: FakeLearner) -> None:
     ]
 
 
-def test_a_message_wakes_no_thread_that_it_does_not_concern(
-    learner: FakeLearner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked: collections.Counter[str] = collections.Counter()
-    must_pull = Session.must_pull
-
-    def watched(session: Session) -> bool:
-        looked[threading.current_thread().name] += 1
-        return must_pull(session)
-
-    monkeypatch.setattr(Session, "must_pull", watched)
-    monkeypatch.setattr(client_module, "POLL_SECONDS", 3600.0)
-    with connect(learner) as client:
-        client.join()
-        client.parameters()
-        wait_until(lambda: looked["_keep_pulling"] > 0)  # from here on, it waits
-        start = time.monotonic()
-        for number in range(100):
-            client.send(unrolls(number))
-        assert client.drain(PATIENCE)
-        seconds = time.monotonic() - start
-    assert len(learner.messages) == 100
-    assert looked.total() > 200  # at each message and each receipt, by who brings it
-    assert looked["_keep_pulling"] < 20 + 10 * seconds  # of its own accord, which is seldom
-
-
-def test_the_buffers_may_be_written_again_after_send(learner: FakeLearner) -> None:
-    learner.receipts.clear()
-    with connect(learner) as client:
-        client.join()
-        sent = unrolls(1)
-        client.send(sent)
-        sent.unroll.timestep.observation[:] = 2
-        learner.receipts.set()
-        assert client.drain(PATIENCE)
-    assert learner.messages[0].tensors[0] == bytes([1]) * 30
-
-
-def test_no_more_messages_in_flight_than_allowed(learner: FakeLearner) -> None:
-    learner.receipts.clear()
-    with connect(learner) as client:
-        client.join()
-        client.send(unrolls(1))
-        client.send(unrolls(2))
-        begun = threading.Event()
-
-        def send() -> None:
-            begun.set()
-            client.send(unrolls(3))
-
-        third = threading.Thread(target=send, daemon=True)
-        third.start()
-        assert begun.wait(PATIENCE)
-        third.join(0.6)
-        assert third.is_alive(), "the third message had to wait for a receipt"
-        learner.receipts.set()
-        third.join(PATIENCE)
-        assert client.drain(PATIENCE)
-    assert [m.sequence for m in learner.messages] == [1, 2, 3]
-    assert learner.messages[2].waited_seconds > 0.2
-    assert learner.messages[2].elapsed_seconds >= learner.messages[2].waited_seconds
-
-
 def test_newer_parameters_arrive_by_themselves(learner: FakeLearner) -> None:
     with connect(learner) as client:
         client.join()
@@ -239,19 +166,6 @@ def test_parameters_are_prefetched(learner: FakeLearner, monkeypatch: pytest.Mon
     assert [pull.newer_than for pull in learner.pulls] == [0, 0, 1, 2]
 
 
-def test_what_is_wanted_during_a_pull_is_pulled_after_it(
-    learner: FakeLearner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("actors.client.POLL_SECONDS", 3600.0)
-    learner.replies.clear()
-    with connect(learner) as client:
-        client.join()
-        learner.wait_for(lambda: len(learner.pulls) == 1)
-        client.prefetch()
-        learner.replies.set()
-        learner.wait_for(lambda: len(learner.pulls) == 2)
-
-
 def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -268,69 +182,6 @@ def test_a_learner_that_starts_later_is_waited_for() -> None:
             assert client.join().actor_index == 3
 
 
-def test_after_a_restart_what_has_no_receipt_is_sent_again(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr("actors.client.POLL_SECONDS", 3600.0)  # another learner is asked at once
-    with FakeLearner() as first:
-        client = connect(first)
-        client.join()
-        client.parameters()
-        client.send(unrolls(1))
-        assert client.drain(PATIENCE)
-        first.receipts.clear()
-        client.send(unrolls(2))
-        client.send(unrolls(3))
-        first.wait_for(lambda: len(first.messages) == 2)
-        first.answer = lambda message: pytest.fail("the learner had died")
-    with client, FakeLearner(incarnation=6, port=first.port) as second:
-        second.publish(2)
-        assert client.parameters().version == 0, "the old parameters are kept"
-        assert client.drain(PATIENCE)
-        wait_until(lambda: client.parameters().incarnation == 6)
-        assert client.parameters().version == 2
-        client.send(unrolls(4))
-        assert client.drain(PATIENCE)
-        lines = [record.message for record in caplog.records if record.name == "actors.client"]
-        assert len(lines) == 3, "one line per event, not per attempt"
-        assert "joined" in lines[0]
-        assert "lost" in lines[1]
-        assert "again" in lines[2]
-    assert [(m.sequence, m.tensors[0][0]) for m in second.messages] == [(2, 2), (3, 3), (4, 4)]
-    assert all(m.incarnation == INCARNATION for m in second.messages)
-    join = second.joins[0]
-    assert (join.incarnation, join.acknowledged_sequence) == (INCARNATION, 1)
-    assert join.acknowledged_unrolls == 2
-
-
-class _Starting(FakeLearner):
-    """A learner that gives parameters, but lets nobody join before `is_up` is set."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.is_up = False
-
-    def Join(self, request: pb.JoinRequest, context: grpc.ServicerContext) -> pb.JoinReply:
-        if not self.is_up:
-            self._hear(self.joins, request)
-            context.abort(grpc.StatusCode.UNAVAILABLE, "not yet")
-        return super().Join(request, context)
-
-
-def test_parameters_are_not_pulled_again_and_again_before_the_actor_has_joined() -> None:
-    with FakeLearner() as first:
-        client = connect(first)
-        client.join()
-        client.parameters()
-    with client, _Starting(incarnation=6, port=first.port) as second:
-        second.publish(2)
-        second.wait_for(lambda: len(second.joins) > 3)
-        assert len(second.pulls) <= 2  # one may have been under way, and one learns that it is new
-        second.is_up = True
-        wait_until(lambda: client.parameters().incarnation == 6)
-
-
 def test_the_proxy_for_web_pages_is_not_asked_for_the_learner(
     learner: FakeLearner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,85 +190,6 @@ def test_the_proxy_for_web_pages_is_not_asked_for_the_learner(
     monkeypatch.delenv("no_grpc_proxy", raising=False)
     with connect(learner) as client:
         assert client.join().actor_index == 3
-
-
-def test_what_the_last_receipt_said_is_given_back_when_joining(learner: FakeLearner) -> None:
-    """A duplicate of 2 unrolls of which the learner took none: it had rejected them before."""
-    answers = {
-        1: (pb.STATUS_ACCEPTED, 2),
-        2: (pb.STATUS_DUPLICATE, 2),
-        3: (pb.STATUS_REJECTED, 2),
-        4: (pb.STATUS_DUPLICATE, 4),
-    }
-
-    def answer(message: pb.Unrolls) -> pb.Receipt:
-        status, unrolls = answers[message.sequence]
-        return learner.receipt(
-            message, status, acknowledged_unrolls=unrolls, proof=b"of %d" % message.sequence
-        )
-
-    learner.answer = answer
-    with connect(learner) as client:
-        client.join()
-        for sequence, (_, unrolls_acknowledged) in answers.items():
-            client.send(unrolls())
-            assert client.drain(PATIENCE)
-            acknowledged = client._session.outbox.acknowledged
-            assert acknowledged == (sequence, unrolls_acknowledged, b"of %d" % sequence)
-        learner.answer = lambda message: learner.receipt(message, pb.STATUS_REJECTED, reason=1)
-        client.send(unrolls())  # the learner does not know the actor: it joins again
-        learner.wait_for(lambda: len(learner.joins) > 1)
-    join = learner.joins[1]
-    assert (join.acknowledged_sequence, join.acknowledged_unrolls) == (4, 4)
-    assert join.proof == b"of 4"
-
-
-def test_a_duplicate_is_forgotten(learner: FakeLearner) -> None:
-    learner.answer = lambda message: learner.receipt(message, pb.STATUS_DUPLICATE)
-    with connect(learner) as client:
-        client.join()
-        client.send(unrolls())
-        assert client.drain(PATIENCE)
-    assert len(learner.messages) == 1
-
-
-def test_an_unknown_actor_joins_again_and_sends_again(learner: FakeLearner) -> None:
-    unknown = iter([True, True])
-
-    def answer(message: pb.Unrolls) -> pb.Receipt:
-        if next(unknown, False):
-            return learner.receipt(message, pb.STATUS_REJECTED, reason=pb.REASON_UNKNOWN_ACTOR)
-        return learner.accepted(message)
-
-    learner.answer = answer
-    with connect(learner) as client:
-        client.join()
-        client.send(unrolls())
-        assert client.drain(PATIENCE)
-    assert [m.sequence for m in learner.messages] == [1, 1, 1]
-    assert len(learner.joins) == 3
-
-
-def test_a_rejected_message_is_logged_and_forgotten(
-    learner: FakeLearner, caplog: pytest.LogCaptureFixture
-) -> None:
-    learner.answer = lambda message: learner.receipt(
-        message, pb.STATUS_REJECTED, reason=pb.REASON_NOT_FINITE, detail="reward holds nan"
-    )
-    with connect(learner) as client:
-        client.join()
-        for _ in range(5):
-            client.send(unrolls())
-        assert client.drain(PATIENCE)
-        assert [m.sequence for m in learner.messages] == [1, 2, 3, 4, 5]
-        lines = [record.message for record in caplog.records if "rejected" in record.message]
-        assert "REASON_NOT_FINITE" in lines[0]
-        assert "reward holds nan" in lines[0]
-        assert len(lines) == 3  # the first, second and fourth
-        learner.incarnation = 6
-    with connect(learner) as client:
-        client.join()
-    assert learner.joins[-1].acknowledged_unrolls == 0
 
 
 def test_finished_ends_the_actor(learner: FakeLearner) -> None:
@@ -430,7 +202,7 @@ def test_finished_ends_the_actor(learner: FakeLearner) -> None:
         raises_within(RunFinished, client.join)
 
 
-def test_an_evaluator_gets_snapshots_and_reports_until_all_are_evaluated(
+def test_an_evaluator_plays_snapshots_until_all_are_evaluated(
     learner: FakeLearner,
 ) -> None:
     learner.publish(3)
@@ -488,7 +260,7 @@ def test_a_report_that_does_not_arrive_is_logged(
     assert any("could not report an evaluation" in message for message in caplog.messages)
 
 
-def test_a_receipt_after_a_pull_has_said_that_training_ended_is_no_error(
+def test_a_receipt_after_the_end_of_training_is_no_error(
     learner: FakeLearner,
 ) -> None:
     with connect(learner) as client:
@@ -505,58 +277,10 @@ def test_a_receipt_after_a_pull_has_said_that_training_ended_is_no_error(
             client.parameters()
 
 
-def test_what_its_host_has_of_the_learner_before_is_not_another_learners(
-    tmp_path: pathlib.Path,
-) -> None:
-    shared = SharedPulls("host:1", tmp_path / "shared")
-    newer = pb.GetParametersReply(parameters=pb.Parameters(learner_incarnation=5, version=9))
-    with FakeLearner() as first:
-        client = connect(first, shared=shared)
-        assert client.parameters().version == 0
-        held = pb.GetParametersRequest(learner_incarnation=5)
-        assert shared.pull(5, held, lambda request: newer) is newer  # for another actor
-    with client, FakeLearner(incarnation=6, port=first.port) as second:
-        second.replies.clear()  # its parameters take long
-        second.wait_for(lambda: client.join().learner_incarnation == 6)
-        assert client.parameters().incarnation == 5
-        second.replies.set()
-        client.send(unrolls())
-        assert client.drain(PATIENCE)
-        assert len(second.joins) == 1
-
-
-def test_an_evaluator_follows_a_restarted_learner() -> None:
-    with FakeLearner() as first:
-        first.snapshot(10)
-        client = connect(first, role="evaluator")
-        client.next_assignment()
-    with client, FakeLearner(incarnation=6, port=first.port) as second:
-        second.snapshot(20)
-        assert client.next_assignment().parameters.incarnation == 6
-
-
 def test_a_refused_join_says_why(learner: FakeLearner) -> None:
     learner.refusal = "protocol 1 is spoken here, not 2"
     with connect(learner) as client:
         raises_within(LearnerRefused, client.join, match="protocol 1 is spoken here, not 2")
-
-
-def test_another_run_at_the_same_address_is_an_error_that_names_both() -> None:
-    with FakeLearner(fingerprint="old") as first:
-        client = connect(first)
-        client.join()
-        client.parameters()
-        client.send(unrolls())
-        assert client.drain(PATIENCE)
-    with client, FakeLearner(fingerprint="new", incarnation=6, port=first.port):
-        raises_within(LearnerChanged, client.join, match="old.*new")
-
-
-def test_giving_up_is_optional() -> None:
-    with FakeLearner() as gone:
-        pass
-    with connect(gone, reconnect_timeout=0.2) as client:
-        raises_within(LearnerAway, client.join, match="0.2 s")
 
 
 def test_a_message_too_large_is_refused_before_it_is_sent() -> None:
@@ -590,7 +314,7 @@ def test_stop_ends_every_wait(learner: FakeLearner) -> None:
     assert len(learner.messages) == 2
 
 
-def test_the_status_can_be_asked_again_after_the_learner_was_away() -> None:
+def test_the_status_can_be_asked_after_an_absence() -> None:
     def frames() -> int | None:
         with contextlib.suppress(LearnerError):
             return client.get().frames
@@ -612,17 +336,10 @@ def test_the_status_can_be_asked_again_after_the_learner_was_away() -> None:
                 client.get()
 
 
-def test_names_and_incarnations_differ() -> None:
-    assert actor_name(0) != actor_name(1)
-    drawn = {new_incarnation() for _ in range(100)}
-    assert len(drawn) == 100
-    assert all(0 < number < 2**63 for number in drawn)
-
-
 # The actor and the client together.
 
 
-@pytest.mark.parametrize("order", [(0,), (0, 1), (1, 0)])
+@pytest.mark.parametrize("order", [(0,), (1, 0)])
 def test_rows_arrive_as_they_were_played(order: tuple[int, ...]) -> None:
     """The counting environments and agent once more, through gRPC, with versions that change."""
     num_envs, unroll_length, rounds = 3, 4, 20
@@ -656,7 +373,7 @@ def test_rows_arrive_as_they_were_played(order: tuple[int, ...]) -> None:
     assert len(set(versions)) > 2
 
 
-def test_a_round_is_sent_as_a_whole_before_the_next_one_is_permitted() -> None:
+def test_a_round_is_sent_before_the_next_one_is_permitted() -> None:
     """Given a learner that permits a round once it has all unrolls of the one before."""
     num_envs, rounds, groups = 3, 6, 2
     with FakeLearner() as learner:
@@ -690,7 +407,7 @@ def test_a_round_is_sent_as_a_whole_before_the_next_one_is_permitted() -> None:
     assert versions[0::2] == versions[1::2] == sorted(versions[0::2]) and len(set(versions)) > 2
 
 
-def test_who_is_quarantined_waits_before_it_asks_for_a_permit_again(
+def test_the_quarantined_wait_before_they_ask_for_a_permit(
     learner: FakeLearner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner.permit = lambda request: 0

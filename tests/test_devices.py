@@ -7,11 +7,9 @@ import _ctypes
 import asyncio
 import dataclasses
 import functools
-import json
 import os
 import pathlib
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -110,7 +108,7 @@ def assert_same(one: Any, other: Any) -> None:
     tree.map_structure(np.testing.assert_array_equal, one, other)
 
 
-def test_the_next_batch_is_on_the_device_before_the_results_of_an_update_are_read() -> None:
+def test_the_next_batch_is_on_the_device_before_results() -> None:
     learner = make_learner()
     placed = threading.Semaphore(0)
     update = learner._update
@@ -155,7 +153,7 @@ class Unread:
         raise AssertionError("It was read.")
 
 
-def test_an_update_reads_one_tensor_and_histograms_are_read_when_a_row_ends() -> None:
+def test_an_update_reads_one_tensor() -> None:
     # Given a learner whose update returns tensors that watch how they are read ...
     learner, oracle = make_learner(Q_LEARNING), make_learner(Q_LEARNING)
     update = learner._update
@@ -206,7 +204,7 @@ def test_an_update_reads_one_tensor_and_histograms_are_read_when_a_row_ends() ->
 
 
 @pytest.mark.parametrize("xla", [False, True], ids=["graph", "xla"])
-def test_what_was_published_is_read_only_and_later_updates_leave_it_alone(xla: bool) -> None:
+def test_published_parameters_are_read_only_and_stay(xla: bool) -> None:
     learner = make_learner(XLA if xla else CONFIG)
     learner.update(make_batch(learner, 0))
     published, saved = learner.agent_values(), learner.variables()
@@ -259,7 +257,7 @@ def iteration_of(learner: Learner) -> Iteration:
     return Iteration(learner, None, None, 0.0, 0.0, False, True, False)
 
 
-def test_a_version_is_published_while_the_next_update_runs_and_holds_nothing_of_it(
+def test_a_version_is_published_while_the_next_update_runs(
     gate: Gate, publisher: Publisher
 ) -> None:
     learner, expected = make_learner(), []
@@ -277,9 +275,7 @@ def test_a_version_is_published_while_the_next_update_runs_and_holds_nothing_of_
     assert_same([each.values for each in gate.published], expected)
 
 
-def test_a_version_that_is_not_finite_is_not_published_and_ends_the_run(
-    gate: Gate, publisher: Publisher
-) -> None:
+def test_a_version_that_is_not_finite_ends_the_run(gate: Gate, publisher: Publisher) -> None:
     learner = make_learner()
     publisher.take(iteration_of(learner))
     variable = learner._algorithm.agent.variables[0]
@@ -294,14 +290,6 @@ def test_a_version_that_is_not_finite_is_not_published_and_ends_the_run(
     assert all(np.isfinite(value).all() for value in gate.published[0].values)
 
 
-def test_the_benchmark_of_a_gpu_refuses_to_measure_without_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [])
-    with pytest.raises(RuntimeError, match="TensorFlow finds no GPU"):
-        next(gpu.measure(CONFIG))
-
-
 def test_the_benchmark_of_a_gpu_measures_an_update_on_any_device() -> None:
     measured = gpu.update(CONFIG, "mlp", 2, xla=False, seconds=0.0)
     assert measured.name.startswith("mlp, batch 2, ")
@@ -312,19 +300,7 @@ def test_the_benchmark_of_a_gpu_measures_an_update_on_any_device() -> None:
 
 
 @pytest.mark.slow
-def test_the_benchmark_of_a_gpu_can_be_tried_without_one(tmp_path: pathlib.Path) -> None:
-    path, root = tmp_path / "bench.json", pathlib.Path(__file__).parents[1]
-    command = [sys.executable, "-m", "benchmarks", "gpu", "--trial", "--json", str(path)]
-    subprocess.run(command, check=True, cwd=root)
-    found = json.loads(path.read_text())["gpu"]
-    for agent in ("shallow", "deep", "deep, LSTM"):
-        for xla in ("", ", XLA"):
-            name = re.compile(f"{agent}, batch 2{xla}, [^,]+: updates per second")
-            (rate,) = (value for key, value in found.items() if name.fullmatch(key))
-            assert rate > 0.0
-
-
-def test_on_a_device_of_their_own_batches_and_variables_give_the_same() -> None:
+def test_another_device_gives_the_same() -> None:
     """In a process of its own, with the paths of this one: TensorFlow makes its devices once."""
     paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, __file__], check=True, env=os.environ | paths)
@@ -341,7 +317,7 @@ print(_pywrap_util_port.IsMklEnabled())
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="oneDNN's default elsewhere is kept")
-@pytest.mark.parametrize(("chosen", "said"), [(None, "True"), ("1", "True"), ("0", "False")])
+@pytest.mark.parametrize(("chosen", "said"), [(None, "True"), ("0", "False")])
 def test_tensorflow_uses_onednn_unless_the_user_chose_otherwise(
     chosen: str | None, said: str
 ) -> None:
@@ -370,15 +346,14 @@ import pathlib
 
 from impala.runtime import process
 
-process.load_tensorflow(use_gpus=%s)
+process.load_tensorflow(use_gpus=True)
 print(pathlib.Path("/proc/self/maps").read_text())
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("use_gpus", [True, False])
-def test_cusolver_is_loaded_from_its_wheel_where_gpus_are_used(
-    tmp_path: pathlib.Path, use_gpus: bool
+def test_cusolver_is_loaded_from_its_wheel(
+    tmp_path: pathlib.Path,
 ) -> None:
     wheel = tmp_path / "nvidia" / "cusolver" / "lib"
     wheel.mkdir(parents=True)
@@ -386,13 +361,13 @@ def test_cusolver_is_loaded_from_its_wheel_where_gpus_are_used(
     shutil.copy(_ctypes.__file__, library)  # any shared library
     (wheel / "libcusolver.so.12").write_bytes(b"none")  # TensorFlow says what it misses
     child = subprocess.run(
-        [sys.executable, "-c", _SAYS_WHAT_IS_LOADED % use_gpus],
+        [sys.executable, "-c", _SAYS_WHAT_IS_LOADED],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert (str(library) in child.stdout) == use_gpus
+    assert str(library) in child.stdout
 
 
 def main() -> None:

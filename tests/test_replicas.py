@@ -22,7 +22,7 @@ SCRIPT = pathlib.Path(learning_together.__file__)
         pytest.param(tuple(learning_together.CASES), id="all", marks=pytest.mark.slow),
     ],
 )
-def test_replicas_learn_what_one_learner_learns_from_the_joined_batch(
+def test_replicas_learn_what_one_learner_learns(
     tmp_path: pathlib.Path, names: tuple[str, ...]
 ) -> None:
     # Given the same batches for one learner, for two devices of a process, and for two peers...

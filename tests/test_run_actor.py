@@ -81,9 +81,11 @@ def end_of(actor: subprocess.Popen[str]) -> str:
     return actor.communicate()[1]
 
 
-def test_it_sends_what_the_specs_say_and_drains_on_sigterm(learner: FakeLearner) -> None:
-    actor = start(learner)
+def test_it_sends_unrolls_fetches_parameters_and_drains(learner: FakeLearner) -> None:
+    actor = start(learner, before="import actors.client as c; c.POLL_SECONDS = 3600.0; ")
     learner.wait_for(lambda: len(learner.messages) >= 4, PATIENCE)
+    learner.publish(1)
+    learner.wait_for(lambda: learner.messages[-1].parameter_version == 1)
     actor.send_signal(signal.SIGTERM)
     log = end_of(actor)
     assert actor.returncode == 0, log
@@ -94,28 +96,11 @@ def test_it_sends_what_the_specs_say_and_drains_on_sigterm(learner: FakeLearner)
         assert len(codec.decode(message.tensors, specs)) == len(learner.unroll_specs)
 
 
-def test_it_has_newer_parameters_fetched_in_each_unroll(learner: FakeLearner) -> None:
-    actor = start(learner, before="import actors.client as c; c.POLL_SECONDS = 3600.0; ")
-    learner.wait_for(lambda: len(learner.messages) >= 4, PATIENCE)
-    learner.publish(1)
-    learner.wait_for(lambda: learner.messages[-1].parameter_version == 1)
-    actor.send_signal(signal.SIGTERM)
-    log = end_of(actor)
-    assert actor.returncode == 0, log
-
-
 def test_it_ends_on_a_signal_when_the_learner_is_away(learner: FakeLearner) -> None:
     actor = start(learner, "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL);")
     learner.wait_for(lambda: len(learner.messages) >= 1, PATIENCE)
     learner.__exit__()
     actor.send_signal(signal.SIGHUP)
-    log = end_of(actor)
-    assert actor.returncode == 0, log
-
-
-def test_it_ends_when_training_has_finished(learner: FakeLearner) -> None:
-    learner.answer = lambda message: learner.receipt(message, pb.STATUS_FINISHED)
-    actor = start(learner)
     log = end_of(actor)
     assert actor.returncode == 0, log
 
@@ -153,7 +138,8 @@ Catch.recv = lambda self: time.sleep(0.3 if next(steps) < 12 else 1000.0) or ste
 """
 
 
-def test_an_evaluator_ends_when_a_step_hangs_however_long_an_evaluation_takes(
+@pytest.mark.slow
+def test_an_evaluator_ends_when_a_step_hangs(
     learner: FakeLearner,
 ) -> None:
     learner.settings.actor.hang_seconds = 2.0
@@ -167,7 +153,8 @@ def test_an_evaluator_ends_when_a_step_hangs_however_long_an_evaluation_takes(
     assert [each.frames for each in learner.evaluations] == [0]
 
 
-def test_waiting_for_the_first_parameters_is_no_environment_that_hangs(
+@pytest.mark.slow
+def test_waiting_for_parameters_is_no_hanging_environment(
     learner: FakeLearner,
 ) -> None:
     learner.settings.actor.hang_seconds = 1.0
@@ -182,7 +169,8 @@ def test_waiting_for_the_first_parameters_is_no_environment_that_hangs(
     assert actor.returncode == 0, log
 
 
-def test_beyond_its_limit_of_memory_it_starts_anew_under_its_name(learner: FakeLearner) -> None:
+@pytest.mark.slow
+def test_beyond_its_limit_of_memory_it_starts_anew(learner: FakeLearner) -> None:
     def allow(memory: int) -> None:
         learner.settings.actor.max_memory_bytes = memory
 
@@ -230,15 +218,6 @@ def test_whatever_ends_an_actor_is_noted_for_train(
     assert shown.last.startswith("LearnerError: unroll tensor")
 
 
-def test_it_names_the_tensor_that_differs(learner: FakeLearner) -> None:
-    learner.unroll_specs[0].shape[0] += 1
-    actor = start(learner)
-    log = end_of(actor)
-    assert actor.returncode == 1
-    assert f"unroll tensor '{learner.unroll_specs[0].name}'" in log
-    assert not learner.messages
-
-
 def test_an_evaluator_plays_the_same_episodes_for_every_snapshot(learner: FakeLearner) -> None:
     for frames, seed in ((0, 3), (100, 3), (200, 4)):
         learner.snapshot(frames, seed=seed)
@@ -266,7 +245,8 @@ class _Restarted(FakeLearner):
         return super().GetSnapshot(request, context)
 
 
-def test_an_evaluator_takes_the_settings_of_a_learner_that_has_come_back(
+@pytest.mark.slow
+def test_an_evaluator_takes_the_settings_of_a_new_learner(
     learner: FakeLearner,
 ) -> None:
     """Given a learner that is started again with fewer episodes, which end earlier."""

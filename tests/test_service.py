@@ -1,9 +1,7 @@
 """What the service answers, without gRPC."""
 
 import asyncio
-import concurrent.futures
 import pathlib
-import threading
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -18,7 +16,7 @@ from impala.logdir import checkpoint
 from impala.types import Parameters
 from learner.data.ingest import Arrival, Ingest
 from learner.evaluation.snapshots import Snapshot, Snapshots
-from learner.fleet.accounts import Accounts, Admission, Superseded
+from learner.fleet.accounts import Accounts, Superseded
 from learner.fleet.quarantine import Quarantine
 from learner.fleet.refusals import IncompatibleProtocol, InvalidRequest, Unavailable
 from learner.fleet.refused_outputs import RefusedOutputs
@@ -73,16 +71,7 @@ def test_join_tells_an_actor_all_that_it_needs() -> None:
     assert service.join(messages.join_request("a")).actor_index == 0
 
 
-def test_an_evaluator_joins_without_taking_a_place_in_the_fleet() -> None:
-    service = messages.service()
-    reply = service.join(messages.join_request("e", role=pb.ROLE_EVALUATOR))
-    assert reply.fingerprint
-    assert service.join(messages.join_request("a")).actor_index == 0
-    receipt = _submit(service, messages.message(actor="e", fingerprint=reply.fingerprint))
-    assert receipt.reason == pb.REASON_UNKNOWN_ACTOR
-
-
-def test_another_major_version_is_refused_naming_both_and_a_minor_one_is_not() -> None:
+def test_another_major_version_is_refused_naming_both() -> None:
     service = messages.service()
     for major, minor, version, program in (
         (3, 7, "impala 9.9\n", r"impala 9\.9\\n"),
@@ -155,7 +144,7 @@ def test_another_incarnation_of_the_same_name_takes_over() -> None:
     assert member.joins == 2  # what was refused is no join
 
 
-def test_after_a_crash_a_half_learned_message_comes_in_from_where_it_was() -> None:
+def test_a_half_learned_message_goes_on_after_a_crash() -> None:
     accounts = Accounts()
     service, fingerprint = _joined(accounts=accounts)
     message = messages.message(num_envs=4, fingerprint=fingerprint)
@@ -170,7 +159,7 @@ def test_after_a_crash_a_half_learned_message_comes_in_from_where_it_was() -> No
     assert restored.totals().received == 4
 
 
-def test_a_full_ingest_keeps_the_receipt_and_a_cancelled_one_counts_nothing() -> None:
+def test_a_full_ingest_keeps_the_receipt() -> None:
     async def story() -> None:
         accounts, ingest = Accounts(), Ingest(capacity=2)
         service, fingerprint = _joined(accounts=accounts, ingest=ingest)
@@ -199,7 +188,7 @@ def test_a_full_ingest_keeps_the_receipt_and_a_cancelled_one_counts_nothing() ->
     asyncio.run(story())
 
 
-def test_parameters_come_when_they_are_newer_or_of_another_learner() -> None:
+def test_parameters_come_if_newer_or_of_another_learner() -> None:
     service = messages.service()
     assert not _get(service, 0, 0).HasField("parameters")  # nothing is published yet
     service.publish(_parameters(version=0))
@@ -213,7 +202,7 @@ def test_parameters_come_when_they_are_newer_or_of_another_learner() -> None:
     assert _get(service, 1, 10).parameters.version == 2
 
 
-def test_parameters_are_serialised_once_and_only_if_someone_asks(
+def test_parameters_are_serialised_once_on_demand(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = []
@@ -233,7 +222,7 @@ def test_parameters_are_serialised_once_and_only_if_someone_asks(
     assert all(reply is replies[0] for reply in replies)
 
 
-def test_when_training_has_finished_everyone_hears_and_parameters_stay() -> None:
+def test_everyone_hears_of_the_end_and_parameters_stay() -> None:
     async def story() -> None:
         ingest = Ingest(capacity=2)
         service, fingerprint = _joined(ingest=ingest)
@@ -252,37 +241,6 @@ def test_when_training_has_finished_everyone_hears_and_parameters_stay() -> None
         assert service.join(messages.join_request("late")).finished
 
     asyncio.run(story())
-
-
-def test_a_message_that_is_being_accepted_when_training_finishes_is_accounted_for() -> None:
-    """Given a message that has got room and is not counted yet when another thread finishes."""
-    has_room, may_go_on = threading.Event(), threading.Event()
-
-    class SlowAccounts(Accounts):
-        def receive(self, *message: Any) -> Admission:
-            has_room.set()
-            assert may_go_on.wait(20.0)
-            return super().receive(*message)
-
-    accounts = SlowAccounts()
-    service, fingerprint = _joined(accounts=accounts)
-
-    def finish() -> None:
-        service.finish()
-        accounts.drop_queued("run_finished")
-
-    message = messages.message(1, fingerprint=fingerprint)
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        receipt = pool.submit(_submit, service, message)
-        assert has_room.wait(20.0)
-        finished = pool.submit(finish)
-        concurrent.futures.wait([finished], timeout=0.2)
-        may_go_on.set()
-        assert receipt.result().status == pb.STATUS_ACCEPTED
-        finished.result()
-    totals = accounts.totals()
-    assert (totals.received, totals.queued) == (2, 0)
-    assert totals.dropped == {"run_finished": 2}
 
 
 def test_a_learner_that_stops_takes_no_message_and_says_so() -> None:
@@ -368,18 +326,6 @@ def test_evaluators_get_snapshots_task_by_task(tmp_path: pathlib.Path) -> None:
     assert [member.name for member in service.get_status().members] == ["e"]
 
 
-def test_a_damaged_snapshot_is_passed_over(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    snapshots = _snapshots(tmp_path, 10, 20)
-    service = messages.service(snapshots=snapshots)
-    (path, _) = checkpoint.of_kind(tmp_path, "snapshots")
-    (path / "variables.npz").write_bytes(b"nothing")
-    assert _assigned(service).parameters.frames == 20
-    assert any("A snapshot is not evaluated" in message for message in caplog.messages)
-    assert len(snapshots) == 1
-
-
 def test_evaluators_go_when_all_is_evaluated(tmp_path: pathlib.Path) -> None:
     snapshots = _snapshots(tmp_path, 10)
     service = messages.service(snapshots=snapshots)
@@ -432,13 +378,13 @@ def test_receipts_say_which_task_is_next() -> None:
     assert "task is 2, the run has 2" in receipt.detail
 
 
-def test_messages_that_grpc_cannot_carry_are_refused_at_the_start() -> None:
+def test_too_large_messages_are_refused_at_the_start() -> None:
     what = r"learner\.max_envs_per_message is \d+ and learner\.unroll_length 4: .* Lower one"
     with pytest.raises(OptionError, match=what):
         messages.service(max_envs=10**6)
 
 
-def test_faults_of_environments_reach_the_status_once_each_and_printable() -> None:
+def test_environment_faults_reach_the_status_printable() -> None:
     service, fingerprint = _joined()
     crashed = pb.EnvironmentFault(environment=4, kind=pb.FAULT_KIND_CRASHED, detail="OSError: 5")
     hung = pb.EnvironmentFault(environment=1, kind=pb.FAULT_KIND_HUNG, detail="\x1b[2J" + "x" * 500)
@@ -467,7 +413,7 @@ def test_more_faults_than_environments_are_refused() -> None:
     assert member.environment_faults == 0
 
 
-def test_the_info_of_every_step_reaches_the_ingest_under_names_that_are_recorded() -> None:
+def test_the_info_of_steps_reaches_the_ingest() -> None:
     ingest = Ingest(64)
     service = messages.service(ingest=ingest)
     fingerprint = service.join(messages.join_request()).fingerprint
@@ -490,9 +436,7 @@ def test_the_info_of_every_step_reaches_the_ingest_under_names_that_are_recorded
         ([1.0, float("nan")], "a number of speed that is not finite"),
     ],
 )
-def test_info_of_more_steps_than_were_played_or_not_finite_is_refused(
-    values: list[float], said: str
-) -> None:
+def test_info_of_too_many_steps_or_not_finite_is_refused(values: list[float], said: str) -> None:
     service, fingerprint = _joined()
     told = [pb.StepInfo(name="speed", values=values)]
     receipt = _submit(service, messages.message(fingerprint=fingerprint, step_info=told))
@@ -532,7 +476,7 @@ def test_only_contents_that_no_honest_actor_sends_are_blamed() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, 3e38])
-def test_nobody_is_blamed_for_what_its_network_computed_before_it_was_judged(value: float) -> None:
+def test_outputs_are_not_blamed_before_they_are_judged(value: float) -> None:
     quarantine, refused = Quarantine(QuarantineConfig()), RefusedOutputs()
     service, fingerprint = _joined(quarantine=quarantine, refused_outputs=refused)
     for i, name in enumerate(("policy", "baseline")):
