@@ -176,19 +176,6 @@ def test_whatever_is_in_evaluations_the_rest_is_read(
     plot.draw([tmp_path], tmp_path / "figure.png")
 
 
-def test_a_report_of_parameters_long_gone_takes_nothing_back(tmp_path: pathlib.Path) -> None:
-    from test_continual import write
-
-    lines = [
-        *[("a", 100 * i, [float(i)], 1) for i in range(5)],
-        ("a", 350, [7.0], 2),  # the learner came back: 400 is repeated
-        ("a", 0, [9.0], 1),  # a late one, of the learner before
-        ("a", 450, [8.0], 2),
-    ]
-    curve = continual.read(write(tmp_path, lines)).curves["a"]
-    assert curve.frames.tolist() == [0, 100, 200, 300, 350, 450]
-
-
 def test_whatever_is_in_metrics_the_rest_is_drawn(tmp_path: pathlib.Path) -> None:
     good = {"frames": 100, "seconds": 1.0, "episode/a/return_recent": 1.0}
     odd = [
@@ -201,30 +188,3 @@ def test_whatever_is_in_metrics_the_rest_is_drawn(tmp_path: pathlib.Path) -> Non
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines)[:-3])
     assert len(rows.read(tmp_path)) == 4
     plot.draw([tmp_path], tmp_path / "figure.png")
-
-
-def test_a_sealed_line_is_read_as_it_was_written_or_not_at_all(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    lines = [{"number": number, "name": "é", "values": [0.1, 1e300]} for number in range(5)]
-    appender = Appender(path, seals=True)
-    for line in lines:
-        appender.write(line)
-    appender.close()
-    assert json_lines.read(path, dict) == lines
-    intact = path.read_bytes()
-    rows = intact.splitlines(keepends=True)
-
-    path.write_bytes(intact + b"".join(rows[2:]))  # its end is there twice
-    assert json_lines.read(path, dict) == lines
-    path.write_bytes(rows[3] + b"".join(rows))  # a line is in another's place
-    assert json_lines.read(path, dict) == lines[3:]
-    path.write_bytes(b"".join(rows[1:]))  # a line was taken out
-    assert json_lines.read(path, dict) == lines[1:]
-
-    rng = random.Random(0)
-    for _ in range(200):
-        content = bytearray(intact)
-        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-        path.write_bytes(content)
-        found = [row for row in json_lines.read(path, dict) if row.keys() == lines[0].keys()]
-        assert all(row in lines for row in found) and len(found) >= 3

@@ -352,25 +352,6 @@ def test_a_replay_of_another_run_is_refused(tmp_path: pathlib.Path) -> None:
         Disk(tmp_path, "rule reservoir, unrolls 1234")
 
 
-def test_what_is_no_replay_is_not_opened(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "replay.sqlite").write_bytes(b"something else " * 1000)
-    with pytest.raises(StorageError, match="--empty-replay"):
-        Disk(tmp_path, "test")
-
-
-def test_a_damaged_unroll_is_never_learned_from(tmp_path: pathlib.Path) -> None:
-    store = Disk(tmp_path, "test")
-    replay = make(store)
-    replay.add(unrolls(0, 1), slice(None), ACTOR)
-    record = store.get(0)
-    damaged = bytearray(record.data)
-    damaged[len(damaged) // 2] ^= 1
-    store.put(0, record._replace(data=bytes(damaged)))
-    with pytest.raises(StorageError, match=r"damaged.*--empty-replay"):
-        drawn(replay, 1)
-    replay.close()
-
-
 class Story(hypothesis.stateful.RuleBasedStateMachine):
     """Any sequence of adding, drawing, committing, restarting and crashing."""
 

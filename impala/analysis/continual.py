@@ -51,9 +51,6 @@ class Run(NamedTuple):
     curves: Mapping[str, Curve]  # of each task that was evaluated
 
 
-_NAMES = {"time", "task", "frames", "learner", "version", "returns"}
-
-
 class Report(NamedTuple):
     """An evaluation as in a line of evaluations.jsonl."""
 
@@ -69,8 +66,6 @@ class Report(NamedTuple):
         Raises:
           KeyError, TypeError, ValueError, ArithmeticError: the line is none.
         """
-        if not line.keys() <= _NAMES:  # for instance, a damaged name of the digest
-            raise ValueError(f"{line} has something more.")
         task, learner, frames, returns = (
             line[name] for name in ("task", "learner", "frames", "returns")
         )
@@ -93,9 +88,7 @@ def parse(line: Mapping[str, Any]) -> Report | Resumed:
     Raises:
       KeyError, TypeError, ValueError, ArithmeticError: it says nothing.
     """
-    if line.keys() == {"time", "resumed"} and type(line["resumed"]) is int:
-        return Resumed(line["resumed"])
-    return Report.parse(line)
+    return Resumed(int(line["resumed"])) if "resumed" in line else Report.parse(line)
 
 
 class History:

@@ -1,11 +1,9 @@
 """Files of JSON objects, one per line, that tolerate damage when appended to or read.
 
 A large file NAME.jsonl is continued in a new one: the parts before it are NAME.1.jsonl,
-NAME.2.jsonl, ..., the oldest first. Lines may be sealed: then altered or repeated lines are not
-read.
+NAME.2.jsonl, ..., the oldest first.
 """
 
-import hashlib
 import io
 import json
 import logging
@@ -19,7 +17,8 @@ from typing import Any, TypeVar
 _log = logging.getLogger(__name__)
 
 PART_BYTES = 32 * 2**20
-_PLACE, _DIGEST = "at", "sha256"
+
+_INVALID = AttributeError, KeyError, TypeError, ValueError, ArithmeticError
 
 _T = TypeVar("_T")
 
@@ -27,20 +26,18 @@ _T = TypeVar("_T")
 class Appender:
     """Appends to such a file. A line that was not written completely affects no other."""
 
-    def __init__(self, path: pathlib.Path, part_bytes: int = PART_BYTES, seals: bool = False):
+    def __init__(self, path: pathlib.Path, part_bytes: int = PART_BYTES):
         """Opens or makes the file.
 
         Args:
           path: ends in .jsonl.
           part_bytes: size at which the file becomes a part and a new one is begun.
-          seals: whether each line gets its position and a digest.
 
         Raises:
           OSError: it cannot be written.
         """
         self._path = path
         self._part_bytes = part_bytes
-        self._seals = seals
         self._file = _open(path)
         self._is_torn = _ends_torn(path)
         self.written = 0
@@ -53,10 +50,9 @@ class Appender:
           OSError: it was not written, or only a part of it.
           ValueError: `line` has a number that JSON cannot represent: NaN or infinity.
         """
-        data = self._encoded(line)
+        data = json.dumps(line, allow_nan=False).encode() + b"\n"
         if self._file.tell() + len(data) > self._part_bytes:
             self._begin_part()
-            data = self._encoded(line)
         if self._is_torn:
             data = b"\n" + data
         self._is_torn = True  # until it is complete
@@ -69,12 +65,6 @@ class Appender:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
-
-    def _encoded(self, line: Mapping[str, Any]) -> bytes:
-        if self._seals:
-            line = {**line, _PLACE: self._file.tell()}
-            line[_DIGEST] = _digest(line)
-        return json.dumps(line, allow_nan=False).encode() + b"\n"
 
     def _begin_part(self) -> None:
         if not self._file.tell():
@@ -97,8 +87,8 @@ def read(path: pathlib.Path, parse: Callable[[dict[str, Any]], _T]) -> list[_T]:
 
     Args:
       path: of the newest part, which need not exist.
-      parse: converts the object in a line. KeyError, TypeError, ValueError and ArithmeticError mean
-        that the line is invalid.
+      parse: converts the object in a line. AttributeError, KeyError, TypeError, ValueError and
+        ArithmeticError mean that the line is invalid.
 
     Returns:
       The results of `parse`, in the order of the lines.
@@ -106,36 +96,14 @@ def read(path: pathlib.Path, parse: Callable[[dict[str, Any]], _T]) -> list[_T]:
     found = []
     bad: list[str] = []
     for part in [*(part for _, part in _parts(path)), path]:
-        place = -1  # of the previous sealed line
         for number, line in _lines(part):
             try:
-                if not isinstance(row := json.loads(line), dict):
-                    raise ValueError("It is not an object.")
-                if _DIGEST in row:
-                    row, place = _unsealed(row, place)
-                found.append(parse(row))
-            except (KeyError, TypeError, ValueError, ArithmeticError, RecursionError):
+                found.append(parse(json.loads(line)))
+            except (*_INVALID, RecursionError):
                 bad.append(f"line {number} of {part}")
     if bad:
         _log.warning("Skipped %d that cannot be read, the first is %s.", len(bad), bad[0])
     return found
-
-
-def _unsealed(line: Mapping[str, Any], before: int) -> tuple[dict[str, Any], int]:
-    """Returns the contents of a sealed line, and its position, which must be after `before`.
-
-    Raises:
-      KeyError, TypeError, ValueError: it was altered, or is in another position.
-    """
-    content = {name: value for name, value in line.items() if name != _DIGEST}
-    if line[_DIGEST] != _digest(content) or content[_PLACE] <= before:
-        raise ValueError("It differs from its digest, or is in another place.")
-    place = content.pop(_PLACE)
-    return content, place
-
-
-def _digest(line: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(line, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def is_number(value: Any) -> bool:

@@ -84,8 +84,7 @@ class Replay:
                 f"replay.capacity_bytes is {capacity_bytes}, but an unroll that does not compress "
                 f"takes up to {largest}: raise it."
             )
-        # With a checksum, so that a damaged unroll is never learned from.
-        self._compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
+        self._compressor = zstandard.ZstdCompressor(level=_LEVEL)
         self._decompressor = zstandard.ZstdDecompressor()
         self._lock = threading.Lock()
 
@@ -146,7 +145,8 @@ class Replay:
                 for column, place in enumerate(places, start):
                     number = self._held[place]
                     record = self._store.get(number)
-                    self._layout.unpack(self._unpacked(record), leaves, column)
+                    packed = self._decompressor.decompress(record.data)
+                    self._layout.unpack(packed, leaves, column)
                     drawn.append(Drawn(number, record.actor))
             except DamagedError as damage:
                 self._start_over(damage)
@@ -245,7 +245,7 @@ class Replay:
 
     def _add(self, packed: bytes, frames: int, actor: str) -> None:
         number = self._state.added
-        key = self._rng.random() if self._rule == "reservoir" else -float(number)
+        key = self._rng.random() if self._rule == "reservoir" else float(-number)
         self._state = self._state._replace(added=number + 1)
         if key >= self._state.threshold:  # It would have been evicted by now.
             return
@@ -259,15 +259,6 @@ class Replay:
         self._store.put(number, record)
         self._hold(number, Head(key, frames, actor, len(record.data)))
         self._make_room()
-
-    def _unpacked(self, record: Record) -> bytes:
-        try:
-            return self._decompressor.decompress(record.data)
-        except zstandard.ZstdError as error:
-            raise DamagedError(
-                f"A replayed unroll is damaged ({error}). Start the learner again with "
-                "--empty-replay."
-            ) from error
 
     def _hold(self, number: int, head: Head) -> None:
         self._places[number] = len(self._held)

@@ -2,7 +2,7 @@
 
 On disk they are in an SQLite database, which holds the last commit after the process is killed or
 the host loses power. Nothing of the file is mapped into memory, so a damaged file causes errors and
-not signals. Everything in it has a checksum, so damage is detected.
+not signals. A record has a checksum, which is verified when it is read.
 """
 
 import abc
@@ -14,7 +14,6 @@ import math
 import os
 import pathlib
 import sqlite3
-import struct
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -137,14 +136,12 @@ class Memory(Store):
 
 
 _PAGE_BYTES = 16384
-_SCHEMA = {  # heads have their own table, so that all of them can be read quickly
-    "data": "CREATE TABLE data (number INTEGER PRIMARY KEY, content BLOB NOT NULL)",
-    "heads": "CREATE TABLE heads (number INTEGER PRIMARY KEY, content BLOB NOT NULL)",
-    "meta": "CREATE TABLE meta (number INTEGER PRIMARY KEY, content BLOB NOT NULL)",
-}
-_IDENTITY, _STATE = 1, 2  # rows of meta
-_APPLICATION, _VERSION = 0x496D5265, 1  # in the header of the file: application id and layout
-_HEAD = struct.Struct("<dQQ16s")  # key, frames, size and digest of the data; the actor follows
+_TABLES = (  # heads have their own table, so that all of them can be read quickly
+    "CREATE TABLE heads (number INTEGER PRIMARY KEY, key REAL, frames INTEGER, actor TEXT, "
+    "size INTEGER, digest BLOB)",
+    "CREATE TABLE data (number INTEGER PRIMARY KEY, content BLOB)",
+    "CREATE TABLE meta (name TEXT PRIMARY KEY, content TEXT, digest BLOB)",
+)
 _DIGEST_BYTES = 16
 # Errors of SQLite that do not mean damage: a full disk, access, memory.
 _NO_DAMAGE = (
@@ -183,7 +180,6 @@ class Disk(Store):
         self._move_aside = move_aside
         self._uncommitted: dict[int, Record | None] = {}  # None: deleted
         self._counted = counted
-        self._count = self._total = 0  # of the records, and of their digests
         self._state = State()
         self._sqlite: sqlite3.Connection | None = None
         try:
@@ -195,33 +191,25 @@ class Disk(Store):
         return self._state
 
     def heads(self) -> Iterator[tuple[int, Head]]:
-        before, count, total = -1, 0, 0
         with self._examining():
-            for number, content in self._sql("SELECT number, content FROM heads ORDER BY number"):
-                if not before < number < self._state.added:
-                    raise ValueError(f"unroll {number} is not in its place")
-                head, _ = _head(number, content)
-                yield number, head
-                before, count, total = number, count + 1, total ^ _last_digest(content)
-            if (count, total) != (self._count, self._total):
-                raise ValueError(f"{count} unrolls are there, {self._count} other ones should be")
+            columns = "number, key, frames, actor, size"
+            for number, *values in self._sql(f"SELECT {columns} FROM heads ORDER BY number"):
+                yield number, _head(number, *values)
 
     def get(self, number: int) -> Record:
         record = self._uncommitted.get(number)
         if record is None:
             with self._examining():
-                rows = self._sql(
-                    "SELECT heads.content, data.content FROM heads JOIN data USING (number) "
-                    "WHERE number = ?",
+                row = self._sql(
+                    "SELECT key, frames, actor, content, digest FROM heads JOIN data "
+                    "USING (number) WHERE number = ?",
                     number,
-                ).fetchall()
-                if not rows:
+                ).fetchone()
+                if row is None:
                     raise ValueError(f"unroll {number} is missing")
-                head, digest = _head(number, rows[0][0])
-                data = rows[0][1]
-                if not isinstance(data, bytes) or _digest(data) != digest:
+                record = Record(*row[:-1])
+                if _digest(number, *record) != row[-1]:
                     raise ValueError(f"unroll {number} differs from its checksum")
-                record = Record(head.key, head.frames, head.actor, data)
         return record
 
     def put(self, number: int, record: Record) -> None:
@@ -231,30 +219,21 @@ class Disk(Store):
         self._uncommitted[number] = None
 
     def commit(self, state: State) -> None:
-        count, total = self._count, self._total
         with self._examining(), self._transaction():
             for number, record in self._uncommitted.items():
                 if record is None:
                     self._sql("DELETE FROM data WHERE number = ?", number)
-                    deleted = self._sql(
-                        "DELETE FROM heads WHERE number = ? RETURNING content", number
-                    ).fetchall()
-                    for (content,) in deleted:
-                        _head(number, content)
-                        count, total = count - 1, total ^ _last_digest(content)
+                    self._sql("DELETE FROM heads WHERE number = ?", number)
                 else:
-                    head = _HEAD.pack(
-                        *(record.key, record.frames, len(record.data), _digest(record.data))
+                    key, frames, actor, data = record
+                    digest = _digest(number, *record)
+                    self._sql(
+                        "INSERT INTO heads VALUES (?, ?, ?, ?, ?, ?)",
+                        *(number, key, frames, actor, len(data), digest),
                     )
-                    content = _sealed(f"unroll {number}", head + record.actor.encode())
-                    self._sql("INSERT INTO heads VALUES (?, ?)", number, content)
-                    self._sql("INSERT INTO data VALUES (?, ?)", number, record.data)
-                    count, total = count + 1, total ^ _last_digest(content)
-            self._sql(
-                "UPDATE meta SET content = ? WHERE number = ?",
-                *(_state_row(state, count, total), _STATE),
-            )
-        self._state, self._count, self._total = state, count, total
+                    self._sql("INSERT INTO data VALUES (?, ?)", number, data)
+            self._put_meta("state", json.dumps(state._asdict()))
+        self._state = state
         self._uncommitted.clear()
 
     def start_over(self, damage: DamagedError) -> None:
@@ -274,18 +253,19 @@ class Disk(Store):
             self._sqlite = None
 
     def _open(self, initial: State) -> None:
-        theirs = b""
         try:
             with self._examining():
                 self._path.mkdir(parents=True, exist_ok=True)
                 if not self._file.exists():
                     self._make(initial)
-                theirs = self._examine()
-            if theirs.decode() != self._identity:
+                self._connect(self._file)
+                theirs = self._meta("identity")
+                self._state = State(**json.loads(self._meta("state")))
+            if theirs != self._identity:
                 raise StorageError(
                     f"The replay in {self._path} is of another run: it was written with "
-                    f"{theirs.decode()}, this run has {self._identity}. Go back to the old "
-                    "settings, or start with an empty one with --empty-replay."
+                    f"{theirs}, this run has {self._identity}. Go back to the old settings, or "
+                    "start with an empty one with --empty-replay."
                 )
         except BaseException:
             self.close()
@@ -298,32 +278,26 @@ class Disk(Store):
             leftover.unlink(missing_ok=True)
         self._connect(new)
         with self._transaction():
-            for statement in _SCHEMA.values():
+            for statement in _TABLES:
                 self._sql(statement)
-            identity = _sealed("identity", self._identity.encode())
-            self._sql("INSERT INTO meta VALUES (?, ?)", _IDENTITY, identity)
-            self._sql("INSERT INTO meta VALUES (?, ?)", _STATE, _state_row(initial, 0, 0))
+            self._put_meta("identity", self._identity)
+            self._put_meta("state", json.dumps(initial._asdict()))
         self.close()
         _journal(new).unlink(missing_ok=True)
         os.rename(new, self._file)
         for directory in (self._path, self._path.parent):
             atomic.flush_directory(directory)
 
-    def _examine(self) -> bytes:
-        """Opens the file and reads everything but records. Returns its identity."""
-        with open(self._file, "rb") as file:
-            header = file.read(100)
-        if _fixed(header) != _fixed(_header()):
-            raise ValueError("its header is not that of a replay")
-        self._connect(self._file)
-        schema = self._sql("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()
-        if dict(schema) != _SCHEMA:
-            raise ValueError("its tables are not those of a replay")
-        rows = dict(self._sql("SELECT number, content FROM meta"))
-        state = json.loads(_unsealed("state", rows.get(_STATE)))
-        self._state = State(state["added"], state["threshold"])
-        self._count, self._total = state["count"], int(state["total"], 16)
-        return _unsealed("identity", rows.get(_IDENTITY))
+    def _meta(self, name: str) -> str:
+        row = self._sql("SELECT content, digest FROM meta WHERE name = ?", name).fetchone()
+        if row is None or _digest(name, row[0]) != row[1]:
+            raise ValueError(f"{name} differs from its checksum")
+        content: str = row[0]
+        return content
+
+    def _put_meta(self, name: str, content: str) -> None:
+        digest = _digest(name, content)
+        self._sql("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", name, content, digest)
 
     def _connect(self, file: pathlib.Path) -> None:
         self._sqlite = sqlite3.connect(
@@ -335,8 +309,6 @@ class Disk(Store):
         )
         for pragma in (
             f"page_size = {_PAGE_BYTES}",  # of a new file
-            f"application_id = {_APPLICATION}" if file != self._file else "application_id",
-            f"user_version = {_VERSION}" if file != self._file else "user_version",
             "locking_mode = EXCLUSIVE",
             "journal_mode = TRUNCATE",
             "synchronous = FULL",  # a commit returns once it is on the disk
@@ -380,7 +352,7 @@ class Disk(Store):
             raise DamagedError(
                 f"The replay in {self._path} is damaged ({error}). Restore it, or {empty}."
             ) from error
-        except (ValueError, KeyError, TypeError, OverflowError, struct.error) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise DamagedError(
                 f"The replay in {self._path} is damaged ({error}). Restore it, or {empty}."
             ) from error
@@ -396,54 +368,17 @@ def _journal(file: pathlib.Path) -> pathlib.Path:
     return file.with_name(f"{file.name}-journal")
 
 
-def _digest(content: bytes) -> bytes:
-    return hashlib.sha256(content).digest()[:_DIGEST_BYTES]
+def _digest(*values: Any) -> bytes:
+    """Returns the checksum of values of a row."""
+    digest = hashlib.sha256(repr(values[:-1]).encode())
+    last = values[-1]
+    digest.update(last if isinstance(last, bytes) else repr(last).encode())
+    return digest.digest()[:_DIGEST_BYTES]
 
 
-def _sealed(label: str, content: bytes) -> bytes:
-    """Returns content followed by a digest of it and its label."""
-    return content + _digest(label.encode() + content)
-
-
-def _unsealed(label: str, value: Any) -> bytes:
-    """Returns the content of a value from `_sealed`.
-
-    Raises:
-      ValueError: label or content differ from the sealed ones.
-    """
-    if isinstance(value, bytes):
-        content = value[:-_DIGEST_BYTES]
-        if value == _sealed(label, content):
-            return content
-    raise ValueError(f"{label} differs from its checksum")
-
-
-def _last_digest(sealed: bytes) -> int:
-    """Returns the digest of a sealed value as a number, to be combined by exclusive or."""
-    return int.from_bytes(sealed[-_DIGEST_BYTES:])
-
-
-def _head(number: int, value: Any) -> tuple[Head, bytes]:
-    """Returns a head, and the digest of the data."""
-    content = _unsealed(f"unroll {number}", value)
-    key, frames, size, digest = _HEAD.unpack_from(content)
-    return Head(key, frames, content[_HEAD.size :].decode(), size), digest
-
-
-def _state_row(state: State, count: int, total: int) -> bytes:
-    row = {**state._asdict(), "count": count, "total": f"{total:x}"}
-    return _sealed("state", json.dumps(row).encode())
-
-
-def _header() -> bytes:
-    """Returns the fixed header of a replay's file: https://sqlite.org/fileformat2.html, 1.3."""
-    return struct.pack(
-        ">16sH6B20xI4x5I28x",
-        *(b"SQLite format 3\0", _PAGE_BYTES, 1, 1, 0, 64, 32, 32),
-        *(4, 0, 1, _VERSION, 0, _APPLICATION),
-    )
-
-
-def _fixed(header: bytes) -> bytes:
-    """Returns those parts of a header that never change."""
-    return header[:24] + header[44:48] + header[52:92]
+def _head(number: Any, key: Any, frames: Any, actor: Any, size: Any) -> Head:
+    """Returns the head of a row whose checksum is verified only with its data, when it is drawn."""
+    types = [type(value) for value in (number, key, frames, actor, size)]
+    if types != [int, float, int, str, int] or not (math.isfinite(key) and frames > 0 < size):
+        raise ValueError(f"unroll {number} makes no sense")
+    return Head(key, frames, actor, size)

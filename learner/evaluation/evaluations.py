@@ -47,7 +47,7 @@ class Evaluations:
         lines = json_lines.read(path, continual.parse)
         for line in lines:
             self._add(line)
-        self._file = json_lines.Appender(path, seals=True)
+        self._file = json_lines.Appender(path)
         # Until it is written: what follows is not of the learner before.
         self._resumed = continual.Resumed(frames) if frames or lines else None
         if self._resumed is not None:
