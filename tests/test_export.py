@@ -18,7 +18,6 @@ from half_trained import STORED, evaluated, normalised
 
 import impala
 from impala.commands import main as cli
-from impala.commands.playing import PlayerFlags, open_player
 from impala.config.schema import AgentConfig
 from impala.logdir import checkpoint
 from impala.parts import build
@@ -147,23 +146,6 @@ def test_the_command_says_how_far_the_model_is_from_the_agent(
     assert described["trial"]["difference"] < 1e-5
     assert cli.main(["export", str(tmp_path)]) == 2
     assert "has no checkpoint" in capsys.readouterr().err
-
-
-def test_a_checkpoint_is_read_once(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("impala.runtime.process.load_tensorflow", lambda use_gpus: None)
-    monkeypatch.setattr("impala.commands.playing.log_to_stderr", lambda: None)
-    shutil.copytree(STORED / "catch", tmp_path / "run")
-    (newest,) = (tmp_path / "run" / "checkpoints").iterdir()
-    damaged = newest.with_name("000000000999-000001")
-    shutil.copytree(newest, damaged)
-    next(damaged.glob("*.npz")).write_bytes(b"damaged")
-
-    player = open_player(PlayerFlags(logdir=tmp_path / "run"))
-
-    assert player.counters.updates > 0
-    assert len([record for record in caplog.messages if damaged.name in record]) == 1
 
 
 def test_a_model_is_described_with_its_input_statistics(tmp_path: pathlib.Path) -> None:

@@ -114,24 +114,15 @@ def test_numbers_outside_json_are_refused_before_writing(
 
 ODD: list[dict[str, object]] = [
     {"task": ["a"]},
-    {"task": {}},
-    {"learner": [1]},
     {"learner": None},
     {"frames": "100"},
-    {"frames": 1e308},
     {"frames": -5},
-    {"frames": 2**63},
     {"frames": True},
-    {"frames": float("nan")},
     {"returns": []},
     {"returns": 3},
-    {"returns": None},
     {"returns": "123"},
-    {"returns": {"a": 1}},
-    {"returns": [float("inf")]},
     {"returns": [float("nan")]},
     {"returns": [1e308, 1e308]},
-    {"returns": [True]},
     {"returns": [[1.0]]},
 ]
 ABSURD = [

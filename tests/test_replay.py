@@ -167,27 +167,6 @@ def test_a_cleared_replay_is_a_new_one_that_goes_on_counting(
     assert again.contents()[:2] == (4, 4 * FRAMES) and again.contents().added == 13
 
 
-def test_a_reservoir_stays_uniform_where_unrolls_are_removed() -> None:
-    """Every other one of the first is removed: the rest of them are held as often as later ones."""
-    block, held = unrolls(0, 100), []
-    for seed in range(3):
-        replay = make(capacity=CAPACITY, seed=seed)
-        for _ in range(5):
-            for _ in range(CAPACITY // 100):
-                replay.add(block, slice(None), ACTOR)
-            replay.remove([n for n in messages.held(replay) if n % 2])
-        held.append(messages.held(replay))
-        assert len(replay) == np.sum(messages.held(replay) % 2 == 0)
-    assert chi_squared(np.concatenate(held), 5 * CAPACITY) < CRITICAL
-
-
-def test_fifo_keeps_the_newest() -> None:
-    replay = make(rule="fifo", capacity=10)
-    for first in range(0, 36, 3):
-        replay.add(unrolls(first, 3), slice(None), ACTOR)
-    assert messages.held(replay).tolist() == list(range(26, 36))
-
-
 def test_capacity_in_bytes_is_of_what_is_stored() -> None:
     replay = make(capacity=1000)
     replay.add(unrolls(0, 50), slice(None), ACTOR)
@@ -198,15 +177,6 @@ def test_capacity_in_bytes_is_of_what_is_stored() -> None:
     assert 15 <= contents.unrolls <= 25
     assert contents.bytes <= 20 * size
     assert contents.frames == contents.unrolls * FRAMES
-
-
-def test_the_contents_tell_the_share_of_history() -> None:
-    replay = make(capacity=10)
-    assert replay.contents().share_of_history == 0.0
-    replay.add(unrolls(0, 40), slice(None), ACTOR)
-    contents = replay.contents()
-    assert (contents.unrolls, contents.frames, contents.added) == (10, 10 * FRAMES, 40)
-    assert contents.share_of_history == 0.25
 
 
 CAPACITY, TIMES, BINS = 300, 20, 20
@@ -346,12 +316,6 @@ def test_nothing_can_be_drawn_from_an_empty_replay() -> None:
         drawn(make(), 1)
 
 
-def test_a_replay_of_another_run_is_refused(tmp_path: pathlib.Path) -> None:
-    Disk(tmp_path, "rule fifo, unrolls 1234").close()
-    with pytest.raises(StorageError, match=r"rule fifo, unrolls 1234.*--empty-replay"):
-        Disk(tmp_path, "rule reservoir, unrolls 1234")
-
-
 class Story(hypothesis.stateful.RuleBasedStateMachine):
     """Any sequence of adding, drawing, committing, restarting and crashing."""
 
@@ -482,12 +446,11 @@ def add_for_ever(logdir: pathlib.Path, rule: Rule) -> None:
             checkpoint.save(logdir, saved, keep=2)
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_a_killed_learner_comes_back_with_its_replay(tmp_path: pathlib.Path, rule: Rule) -> None:
-    rng = random.Random(0)
+def test_a_killed_learner_comes_back_with_its_replay(tmp_path: pathlib.Path) -> None:
+    rng, rule = random.Random(0), RULES[0]
     added = kills = 0
     with _victims(tmp_path, rule) as kill_one_after:
-        while kills < 25 or added <= 500:
+        while kills < 10 or added <= 200:
             kill_one_after(rng.uniform(0.0, 0.15))
             kills += 1
 

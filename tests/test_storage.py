@@ -99,7 +99,6 @@ WHEN_DRAWN: dict[str, Callable[[LogDirectory], object]] = {
     ),
     "another actor": lambda d: edit(d, "UPDATE heads SET actor = 'h0nest' WHERE number = 3"),
     "no data": lambda d: edit(d, "DELETE FROM data WHERE number = 3"),
-    "data that are a number": lambda d: edit(d, "UPDATE data SET content = 5 WHERE number = 3"),
 }
 
 
@@ -214,16 +213,8 @@ def test_one_process_at_a_time(directory: LogDirectory) -> None:
     replay.close()
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        MixConfig(fresh=2, replayed=2, warm_up_unrolls=COUNT),
-        MixConfig(fresh=2, replayed=2, warm_up_unrolls=COUNT, learn_from_fresh=False, updates=50),
-    ],
-)
-def test_the_mix_warms_up_again_when_its_replay_was_damaged(
-    directory: LogDirectory, config: MixConfig
-) -> None:
+def test_the_mix_warms_up_again_when_its_replay_was_damaged(directory: LogDirectory) -> None:
+    config = MixConfig(fresh=2, replayed=2, warm_up_unrolls=COUNT)
     WHEN_DRAWN["no data"](directory)
     replay, ingest = healing(directory), Ingest(4)
     mix = Mix(ingest, config, replay)

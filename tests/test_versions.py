@@ -44,7 +44,7 @@ def of_version_9_9(logdir: pathlib.Path, changes: dict[str, Any]) -> pathlib.Pat
     (saved / "state.json").write_text(json.dumps({**state, "version": "9.9", **changes}))
     files = [(name, (saved / name).read_bytes()) for name in ("state.json", "variables.npz")]
     lines = "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files)
-    (saved / "MANIFEST").write_text(f"{lines}# {hashlib.sha256(lines.encode()).hexdigest()}\n")
+    (saved / "MANIFEST").write_text(lines)
     return logdir
 
 

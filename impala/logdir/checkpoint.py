@@ -2,7 +2,7 @@
 
 A checkpoint is a directory `LOGDIR/checkpoints/<updates>-<serial>` with `variables.npz` (arrays by
 name), `state.json` (counters, accounts of the actors, the configuration, the spaces that the agent
-was made for) and `MANIFEST`, with a SHA-256 of each of them and of itself. It is written under
+was made for) and `MANIFEST`, with a SHA-256 of each of them. It is written under
 another name, flushed to the disk and renamed, so a reader sees all of it or nothing, and a crash
 while writing leaves the previous one. The serial number counts saves: it identifies the newest
 checkpoint, also after a rollback to an earlier one, and distinguishes two of the same update.
@@ -205,13 +205,8 @@ def move(path: pathlib.Path, directory: pathlib.Path, kind: Kind, keep: int) -> 
       StorageError: it cannot be moved.
     """
     root = directory / kind
-    try:
-        root.mkdir(exist_ok=True)
-        final = _new_path(root, _order(path)[1])
-        os.rename(path, final)
-        atomic.flush_directory(root)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be moved to {root} ({error.strerror}).") from error
+    final = _new_path(root, _order(path)[1])
+    _move(path, final)
     for old in _saved(root)[:-keep]:
         delete(old)
     return final
@@ -223,13 +218,16 @@ def adopt(path: pathlib.Path, directory: pathlib.Path, kind: Kind) -> None:
     Raises:
       StorageError: it cannot be moved.
     """
-    root = directory / kind
+    _move(path, directory / kind / path.name)
+
+
+def _move(path: pathlib.Path, final: pathlib.Path) -> None:
     try:
-        root.mkdir(exist_ok=True)
-        os.rename(path, root / path.name)
-        atomic.flush_directory(root)
+        final.parent.mkdir(exist_ok=True)
+        os.rename(path, final)
+        atomic.flush_directory(final.parent)
     except OSError as error:
-        raise StorageError(f"{path} cannot be moved to {root} ({error.strerror}).") from error
+        raise StorageError(f"{path} cannot be moved to {final} ({error.strerror}).") from error
 
 
 def forget_replay(path: pathlib.Path) -> None:
@@ -246,9 +244,8 @@ def forget_replay(path: pathlib.Path) -> None:
 
 
 def is_whole(manifest: bytes) -> bool:
-    """Returns whether a MANIFEST is as it was written."""
-    lines, _, _ = manifest.partition(b"#")
-    return manifest[len(lines) :] == _last_line(lines)
+    """Returns whether a MANIFEST is complete."""
+    return len(manifest) == len(_manifest(dict.fromkeys(_FILES, b"")))
 
 
 def is_intact(contents: Mapping[str, bytes]) -> bool:
@@ -517,13 +514,9 @@ def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:
 
 
 def _manifest(contents: Mapping[str, bytes]) -> bytes:
-    """Returns digests for `sha256sum --check`, and in a comment the digest of the lines above."""
-    lines = "".join(f"{hashlib.sha256(contents[name]).hexdigest()}  {name}\n" for name in _FILES)
-    return lines.encode() + _last_line(lines.encode())
-
-
-def _last_line(lines: bytes) -> bytes:
-    return f"# {hashlib.sha256(lines).hexdigest()}\n".encode()
+    """Returns digests for `sha256sum --check`."""
+    lines = [f"{hashlib.sha256(contents[name]).hexdigest()}  {name}\n" for name in _FILES]
+    return "".join(lines).encode()
 
 
 def _config(path: pathlib.Path, state: Mapping[str, Any]) -> Config:

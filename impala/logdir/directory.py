@@ -84,7 +84,6 @@ def lock(directory: pathlib.Path, who: str, flag: str) -> TextIO:
     except BlockingIOError:
         file.seek(0)
         holder = file.read(100).strip()
-        holder = holder if holder.isdecimal() else "unknown"
         file.close()
         raise LogDirectoryBusy(
             f"{directory} is written by another {who} (process {holder}). Stop it, or give this "

@@ -21,7 +21,7 @@ from typing import Self, TypeVar
 from impala.config.schema import Config
 from impala.logdir import atomic, checkpoint, identity
 from impala.logdir.checkpoint import CheckpointError, Kind
-from impala.logdir.directory import RECEIPT_KEY, RECEIPT_KEY_BYTES, LogDirectory, StorageError
+from impala.logdir.directory import RECEIPT_KEY, LogDirectory, StorageError
 
 T = TypeVar("T")
 
@@ -190,21 +190,14 @@ def _check_run(store: Store, logdir: pathlib.Path, key: bytes | None, fresh: boo
     if not checkpoint.exists(logdir):
         return
     path = logdir / RECEIPT_KEY
-    own = path.read_bytes() if path.exists() else b""
-    stored = key or b""
-    if own == stored:
-        return
-    if len(own) == len(stored) == RECEIPT_KEY_BYTES:
+    own = path.read_bytes() if path.exists() else None
+    if own is not None and key is not None and own != key:
         raise StorageError(
             f"learner.checkpoint_store {store.url} has the checkpoints of another run than "
             f"{logdir}. Give each run a URL of its own."
         )
-    _log.warning(
-        "%s is missing or damaged in %s: whether that is the same run cannot be told.",
-        *(RECEIPT_KEY, store.url if len(own) == RECEIPT_KEY_BYTES else logdir),
-    )
-    if len(stored) == RECEIPT_KEY_BYTES:
-        atomic.write(path, stored, mode=0o600)
+    if own is None and key is not None:
+        atomic.write(path, key, mode=0o600)
 
 
 def _fetch(store: Store, logdir: pathlib.Path, names: list[str]) -> None:
