@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from services import check_losses
-from test_guard import ALGORITHMS, batch_for, make
+from test_guard import batch_for, make
 
 from impala.config.schema import ActorCriticConfig, AgentConfig, ImpalaConfig
 from impala.logdir.checkpoint import Counters
@@ -22,6 +22,7 @@ from learner.update.learner import Learner, Update
 from learner.update.peers import Peers
 from learner.update.training import Iteration, Training
 
+ALGORITHMS = ("impala", "actor_critic", "critic", "q_learning", "sac")
 _TRUSTING = ImpalaConfig(trust_region=0.5, policy_cloning_cost=0.3, value_cloning_cost=0.2)
 
 
