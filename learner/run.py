@@ -238,7 +238,6 @@ def run_learner(
             server = Server(
                 *(service, listen, security, health_listen),
                 observe=lambda method, seconds: telemetry.sample(f"rpc_seconds/{method}", seconds),
-                guarded=True,
             )
             gauges = Gauges(
                 *(plan.phases, records, server, ingest, pacing),

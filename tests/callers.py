@@ -31,12 +31,12 @@ OK = "OK"
 class Learner:
     """A served learner whose ingest is drained by a thread."""
 
-    def __init__(self, guarded: bool = False) -> None:
+    def __init__(self) -> None:
         self.accounts = Accounts()
         self.ingest = Ingest(capacity=16)
         self.taken: list[tuple[str, int]] = []
         self.service = messages.service(self.accounts, self.ingest)
-        self.server = Server(self.service, "127.0.0.1:0", guarded=guarded)
+        self.server = Server(self.service, "127.0.0.1:0")
         self.address = self.server.start()
         self._thread = threading.Thread(target=self._take)
         self._thread.start()
@@ -161,12 +161,10 @@ def mutual_tls(ca: trustme.CA, directory: pathlib.Path) -> ServerFiles:
 
 
 @contextmanager
-def serving(
-    listen: str = "127.0.0.1:0", guarded: bool = False, **files: Unpack[ServerFiles]
-) -> Iterator[str]:
+def serving(listen: str = "127.0.0.1:0", **files: Unpack[ServerFiles]) -> Iterator[str]:
     service = messages.service()
     service.publish(Parameters(messages.LEARNER, 3, 0.5, 10, [np.ones((2, 3), np.float32)]))
-    server = Server(service, listen, ServerSecurity(**files), guarded=guarded)
+    server = Server(service, listen, ServerSecurity(**files))
     try:
         yield server.start()
     finally:

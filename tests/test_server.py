@@ -1,7 +1,6 @@
 """The gRPC server: addresses, back-pressure, health, and an end without losses."""
 
 import pathlib
-import subprocess
 import threading
 from collections.abc import Iterator
 from typing import Any, Self
@@ -247,19 +246,6 @@ def test_an_address_that_cannot_be_had_is_named(tmp_path: pathlib.Path) -> None:
             second.start()
     with pytest.raises(OSError, match="at most 107"):
         Server(messages.service(), f"unix:{tmp_path}/{'x' * 120}").start()
-
-
-def test_a_start_without_the_process_in_front_leaves_no_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refused(*arguments: object, **options: object) -> None:
-        raise BlockingIOError("Resource temporarily unavailable")
-
-    monkeypatch.setattr(subprocess, "Popen", refused)
-    server = Server(messages.service(), "127.0.0.1:0", guarded=True)
-    with pytest.raises(BlockingIOError):
-        server.start()
-    assert not server._thread.is_alive()
 
 
 def test_a_server_that_dies_is_reported_to_its_owner() -> None:

@@ -1,13 +1,17 @@
 """What callers without credentials can reach, and how little of it they can use up."""
 
 import functools
+import multiprocessing
 import os
 import re
+import resource
 import socket
+import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
+from multiprocessing.connection import Connection
 from typing import Any
 
 import grpc
@@ -15,8 +19,10 @@ import messages
 import prometheus_client
 import prometheus_client as prometheus
 import pytest
-from callers import OK, Learner, serving, status
+import services
+from callers import OK, Actor, Learner, serving, status
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from http2 import connect
 from services import WAIT
 
 from impala.commands import main as cli
@@ -24,10 +30,14 @@ from impala.runtime import exporter, listen
 from impala.runtime.credentials import SecurityError
 from impala.runtime.exporter import Exporter
 from impala.runtime.security import ClientSecurity, ServerSecurity
-from learner.front import door
-from learner.service import calls as call_limits
+from learner.fleet import rates
 from learner.service import probes
+from learner.service import server as server_module
 from learner.service.server import Server
+from protos.impala.v1 import learner_pb2 as pb
+from protos.impala.v1 import learner_pb2_grpc as pb_grpc
+
+NEW_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 # Addresses.
 
@@ -159,7 +169,7 @@ def test_a_thousand_connections_at_once_take_few_files(metrics: exporter.Exporte
         before = len(os.listdir("/proc/self/fd"))
         go_on.set()
         assert "answer 42.0" in _scrape(metrics.address)  # behind all of them
-    assert max(files) - before <= door._METRICS_FILES
+    assert max(files) - before <= server_module._METRICS_FILES
 
 
 def test_who_says_nothing_or_too_much_is_hung_up_on(
@@ -239,12 +249,12 @@ def test_watches_are_few_and_checks_go_on() -> None:
 def test_hosts_that_ask_for_nothing_more_are_forgotten_and_a_busy_one_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(call_limits, "_MAX_HOSTS", 10)
-    quick = call_limits.Rate(at_once=2, per_second=1e9)  # is forgiven at once
+    monkeypatch.setattr(rates, "_MAX_HOSTS", 10)
+    quick = rates.Rate(at_once=2, per_second=1e9)  # is forgiven at once
     for i in range(1000):
         assert quick.take(f"host-{i}")
         assert len(quick._left) <= 10
-    slow = call_limits.Rate(at_once=2, per_second=1e-9)
+    slow = rates.Rate(at_once=2, per_second=1e-9)
     for i in range(20):
         assert [slow.take(f"host-{i}") for _ in range(3)] == [True, True, False]
     assert not slow.take("host-0")
@@ -270,3 +280,93 @@ def test_watches_do_not_use_up_the_health_port() -> None:
             assert check(health_pb2.HealthCheckRequest(), timeout=WAIT).status == 1
     finally:
         server.stop(0.0)
+
+
+# Hosts and their calls.
+
+
+def test_tokens_come_back_at_their_rate() -> None:
+    bucket = rates.Bucket(capacity=3, rate=0.5, now=10.0)
+    assert [bucket.take(10.0) for _ in range(4)] == [True] * 3 + [False]
+    assert [bucket.take(12.0), bucket.take(12.0)] == [True, False]
+    assert not bucket.is_full(17.0)
+    assert bucket.is_full(1000.0)
+    assert [bucket.take(1000.0) for _ in range(4)] == [True] * 3 + [False]
+
+
+@pytest.mark.parametrize(
+    ("peer", "host"),
+    [
+        ("ipv4:127.0.0.1:4242", "127.0.0.1"),
+        ("ipv6:%5B::ffff:10.1.2.3%5D:4242", "10.1.2.3"),
+        ("ipv6:%5B2001:db8:1:2:3:4:5:6%5D:4242", "2001:db8:1:2::/64"),  # of one subscriber
+        ("ipv6:[fe80::1%25eth0]:4242", "fe80::/64"),
+        ("unix:", "unix"),
+        ("unix:/run/impala:1", "unix"),
+    ],
+)
+def test_hosts_are_ipv4_addresses_and_networks_of_ipv6(peer: str, host: str) -> None:
+    assert rates.host_of(peer) == host
+
+
+def test_the_status_counts_refused_calls_by_reason() -> None:
+    with serving() as address, grpc.insecure_channel(address) as channel:
+        assert status(lambda: channel.unary_unary("/x/y")(b"", timeout=WAIT)) == "UNIMPLEMENTED"
+        reply = pb_grpc.LearnerStub(channel).GetStatus(pb.GetStatusRequest(), timeout=WAIT)
+        assert dict(reply.refused) == {"unknown_method": 1}
+
+
+# Connections and file descriptors.
+
+
+def _train_with_few_files(connection: Connection) -> None:
+    """A learner that may open 300 files and opens as many of them as training may need."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
+    server_module._HANDSHAKE_SECONDS = 2.0
+    server = Server(messages.service(), "127.0.0.1:0")
+    connection.send(server.start())
+    while not connection.poll(0.01):
+        with ExitStack() as files:
+            for _ in range(server_module._RESERVED_FILES // 2):
+                files.enter_context(tempfile.TemporaryFile())
+        server.check()
+    server.stop(0.0)
+    connection.send("trained")
+
+
+def test_strangers_cannot_use_up_the_files_of_training() -> None:
+    """Those who are connected go on, and silent connections make room again."""
+    ours, theirs = multiprocessing.Pipe()
+    spawn = multiprocessing.get_context("spawn")
+    learner = spawn.Process(target=_train_with_few_files, args=(theirs,))
+    learner.start()
+    try:
+        assert ours.poll(services.SECONDS)
+        address = ours.recv()
+        with Actor(address, "good", 1) as good, ExitStack() as open_ones:
+            for i in range(600):
+                stranger = open_ones.enter_context(connect(address))
+                if i % 2:
+                    with suppress(OSError):  # it may have been closed by now
+                        stranger.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            for incarnation in range(2, 12):
+                good.stub.Join(messages.join_request("good", incarnation), timeout=WAIT)
+
+            def joins() -> bool:
+                with grpc.insecure_channel(address, NEW_CONNECTION) as channel:
+                    join = pb_grpc.LearnerStub(channel).Join
+                    return status(lambda: join(messages.join_request("new"), timeout=WAIT)) == OK
+
+            services.wait_for("room for another caller", joins, WAIT)
+        ours.send("stop")
+        assert ours.poll(WAIT)
+        assert ours.recv() == "trained"
+    finally:
+        learner.kill()
+        learner.join()
+
+
+def test_hardly_any_files_are_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (60, 60))
+    with pytest.raises(OSError, match="may open 60 files"):
+        Server(messages.service(), "127.0.0.1:0").start()

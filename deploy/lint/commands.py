@@ -15,7 +15,7 @@ from unittest import mock
 import trustme
 
 from deploy.lint import certificates
-from deploy.lint.objects import Object, Pod, of_kind, pods_of
+from deploy.lint.objects import Object, Pod, of_kind, pods_of, programs_of
 from impala.commands.actor import Actor
 from impala.commands.learner import Learner
 from impala.commands.parsing import parse
@@ -128,7 +128,7 @@ def _start(workload: str, files: str) -> Started | str:
 def all_started(objects: Sequence[Object]) -> list[Started | str]:
     """Returns each pod's parsed command or error; what several overlays share is parsed once."""
     files = json.dumps(of_kind(objects, "ConfigMap", "Certificate"))
-    return [_start(json.dumps(pod.workload), files) for pod in pods_of(objects)]
+    return [_start(json.dumps(pod.workload), files) for pod in programs_of(objects)]
 
 
 def started(objects: Sequence[Object], role: str = "") -> list[Started]:

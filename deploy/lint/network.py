@@ -109,7 +109,10 @@ def policy_complaints(objects: Sequence[Object]) -> list[str]:
     stores = stores_of(objects)
     for pod in pods:
         is_learner = pod.name in learners
-        wanted = {pod.ports["metrics"]: {MONITORING}}
+        if "metrics" in pod.ports:
+            wanted = {pod.ports["metrics"]: {MONITORING}}
+        else:  # Envoy
+            wanted = {port: {"everyone"} for port in pod.ports.values()}
         if is_learner:
             wanted[pod.ports["grpc"]] = {pod.name for pod in pods} - learners
             if "peers" in pod.ports:

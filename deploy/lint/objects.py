@@ -86,6 +86,11 @@ def pods_of(objects: Sequence[Object]) -> list[Pod]:
     ]
 
 
+def programs_of(objects: Sequence[Object]) -> list[Pod]:
+    """Returns the pods that run this project's program; those of Envoy do not."""
+    return [pod for pod in pods_of(objects) if pod.words[:1] == ["impala"]]
+
+
 def is_selected(selector: Object, labels: Mapping[str, str]) -> bool:
     """Returns whether a label selector matches; an empty one matches everything.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import kubernetes_validate
 
-from deploy.lint.objects import Object, is_selected, name_of, of_kind, pods_of
+from deploy.lint.objects import Object, is_selected, name_of, of_kind, programs_of
 
 VERSIONS = [*dict.fromkeys(kubernetes_validate.utils.all_versions())][-3:]  # the newest
 
@@ -134,7 +134,7 @@ def form_complaints(where: str, value: Any, form: Any) -> Iterator[str]:
 def custom_complaints(objects: Sequence[Object]) -> list[str]:
     """Returns custom resources of another form, or with invalid references."""
     found: list[str] = []
-    pods = pods_of(objects)
+    pods = programs_of(objects)
     names = {name_of(each) for each in objects}
     certificates = of_kind(objects, "Certificate")
     made = {each["spec"]["secretName"] for each in certificates}

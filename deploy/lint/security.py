@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import actors.run
 from deploy.lint.images import IMAGES, image_environment
-from deploy.lint.objects import Object, Pod, name_of, pods_of
+from deploy.lint.objects import Object, Pod, name_of, pods_of, programs_of
 from impala.commands import train
 from impala.runtime.installation import VERSION
 
@@ -99,7 +99,8 @@ def house_complaints(objects: Sequence[Object]) -> list[str]:
         for kind, name in itertools.product(("requests", "limits"), ("cpu", "memory")):
             if name not in container.get("resources", {}).get(kind, {}):
                 found.append(f"{pod.name} has no {kind} of {name}")
-        mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    for pod in programs_of(objects):
+        mounts = {mount["mountPath"] for mount in pod.container["volumeMounts"]}
         for name, value in image_environment().items():
             if value.startswith("/tmp") and "/tmp" not in mounts:
                 found.append(f"{pod.name}: {name} is {value}, which cannot be written")
@@ -113,7 +114,7 @@ def image_complaints(objects: Sequence[Object]) -> list[str]:
     images = [f"{name}:{VERSION}" for name in IMAGES]
     return [
         f"{pod.name} runs {pod.container['image']}, not version {VERSION}"
-        for pod in pods_of(objects)
+        for pod in programs_of(objects)
         if pod.container["image"] not in images
     ]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from learner.checks.mistakes import Kind, Mistake
-from learner.front.relay import Bucket
+from learner.fleet.rates import Bucket
 
 _log = logging.getLogger(__name__)
 

@@ -1,10 +1,11 @@
 """Common parts of all calls: reading the request, limiting rates, answering with a status."""
 
 import asyncio
+import collections
 import contextlib
 import logging
-import time
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Mapping
 from typing import TypeVar
 
 import grpc
@@ -20,14 +21,11 @@ from learner.fleet.refusals import (
     Unavailable,
     UnknownActor,
 )
-from learner.front.door import Door
-from learner.front.relay import Bucket
 
 _log = logging.getLogger(__name__)
 
 _UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 _REQUEST_SECONDS = 10.0  # time limit for a new call to send its request
-_MAX_HOSTS = 10_000  # idle hosts that a `Rate` remembers
 
 _M = TypeVar("_M", bound=Message)
 
@@ -47,27 +45,22 @@ class TooMany(Exception):
     """A host exceeds its limit."""
 
 
-class Rate:
-    """Limits how often each host may do something (a token bucket). Of one event loop.
+class Refused:
+    """Counts refused calls by reason. Thread-safe."""
 
-    Args:
-      at_once: largest burst.
-      per_second: sustained rate.
-    """
+    def __init__(self) -> None:
+        self._counts: collections.Counter[str] = collections.Counter()
+        self._lock = threading.Lock()
 
-    def __init__(self, at_once: float, per_second: float) -> None:
-        self._at_once = at_once
-        self._per_second = per_second
-        self._left: dict[str, Bucket] = {}
+    def add(self, reason: str) -> None:
+        """Counts a refused call."""
+        with self._lock:
+            self._counts[reason] += 1
 
-    def take(self, host: str) -> bool:
-        """Counts one use. Returns False if it exceeds the rate."""
-        now = time.monotonic()
-        if host not in self._left:
-            if len(self._left) >= _MAX_HOSTS:
-                self._left = {name: b for name, b in self._left.items() if not b.is_full(now)}
-            self._left[host] = Bucket(self._at_once, self._per_second, now)
-        return self._left[host].take(now)
+    def counts(self) -> Mapping[str, int]:
+        """Returns the counts so far."""
+        with self._lock:
+            return dict(self._counts)
 
 
 async def request(context: grpc.aio.ServicerContext, kind: type[_M]) -> _M:
@@ -96,19 +89,16 @@ def parsed(kind: type[_M], data: bytes) -> _M:
 
 
 @contextlib.asynccontextmanager
-async def statuses(context: grpc.aio.ServicerContext, door: Door) -> AsyncIterator[None]:
+async def statuses(context: grpc.aio.ServicerContext, refused: Refused) -> AsyncIterator[None]:
     """Maps every exception of the service to a gRPC status, and counts refusals."""
 
     async def refuse(code: grpc.StatusCode, why: str, reason: str) -> None:
-        door.refused(context.peer(), reason)
+        refused.add(reason)
         await context.abort(code, why)
 
     try:
         yield
     except grpc.aio.AbortError:
-        raise
-    except asyncio.CancelledError:
-        door.cancelled(context.peer())
         raise
     except IncompatibleProtocol as error:
         await refuse(grpc.StatusCode.FAILED_PRECONDITION, str(error), "protocol")
@@ -137,7 +127,7 @@ async def statuses(context: grpc.aio.ServicerContext, door: Door) -> AsyncIterat
     except (Unavailable, Stopping) as error:
         await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
     except Exception:
-        _log.exception("A call from %s failed.", door.name(context.peer()))
+        _log.exception("A call from %s failed.", context.peer())
         await context.abort(
             grpc.StatusCode.INTERNAL,
             "The learner failed to answer this call; its log says why.",
@@ -147,12 +137,12 @@ async def statuses(context: grpc.aio.ServicerContext, door: Door) -> AsyncIterat
 class Unknown(grpc.GenericRpcHandler):
     """Refuses unknown methods, so that they are counted as well."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, refused: Refused) -> None:
+        self._refused = refused
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         return grpc.stream_stream_rpc_method_handler(self._refuse)
 
     async def _refuse(self, _: object, context: grpc.aio.ServicerContext) -> None:
-        self._door.refused(context.peer(), "unknown_method")
+        self._refused.add("unknown_method")
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")  # as gRPC says it

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 
-from learner.front.door import Door
+from learner.fleet.rates import Rate, host_of
 from learner.service import calls
 
 _Response = health_pb2.HealthCheckResponse
@@ -30,12 +30,12 @@ class Probes:
     """Health statuses by name. Of one event loop.
 
     Args:
-      door: identifies peers, and counts refusals.
+      refused: counts refused calls.
     """
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
-        self._calls = calls.Rate(_MAX_CALLS, _CALLS_PER_SECOND)
+    def __init__(self, refused: calls.Refused) -> None:
+        self._refused = refused
+        self._calls = Rate(_MAX_CALLS, _CALLS_PER_SECOND)
         self._watches: collections.Counter[str] = collections.Counter()  # by host
         self._statuses: dict[str, int] = {}
         self._changed = asyncio.Event()  # replaced at each change
@@ -65,7 +65,7 @@ class Probes:
 
     async def check(self, _: object, context: grpc.aio.ServicerContext) -> Any:
         """Answers with the current status."""
-        async with calls.statuses(context, self._door):
+        async with calls.statuses(context, self._refused):
             self._limit(context)
             name = (await calls.request(context, health_pb2.HealthCheckRequest)).service
             if name not in self._statuses:
@@ -74,7 +74,7 @@ class Probes:
 
     async def watch(self, _: object, context: grpc.aio.ServicerContext) -> None:
         """Answers now and after each change."""
-        async with calls.statuses(context, self._door):
+        async with calls.statuses(context, self._refused):
             self._limit(context)
             with self._place(context):
                 name = (await calls.request(context, health_pb2.HealthCheckRequest)).service
@@ -88,7 +88,7 @@ class Probes:
 
     def _limit(self, context: grpc.aio.ServicerContext) -> None:
         """Counts a call. Raises TooMany if its host calls too often."""
-        if not self._calls.take(self._door.host(context.peer())):
+        if not self._calls.take(host_of(context.peer())):
             raise calls.TooMany(
                 f"{_CALLS_PER_SECOND:.0f} probes a second from one host are the most."
             )
@@ -106,7 +106,7 @@ class Probes:
     @contextlib.contextmanager
     def _place(self, context: grpc.aio.ServicerContext) -> Iterator[None]:
         """Counts a watcher while it watches. Raises TooMany if there are too many."""
-        host = self._door.host(context.peer())
+        host = host_of(context.peer())
         if self._watches.total() >= _MAX_WATCHES or self._watches[host] >= _MAX_WATCHES_OF_HOST:
             raise calls.TooMany(
                 f"{_MAX_WATCHES} watches at once and {_MAX_WATCHES_OF_HOST} from one host are the "

@@ -8,6 +8,9 @@ import collections
 import concurrent.futures
 import contextlib
 import logging
+import os
+import resource
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -19,9 +22,8 @@ from google.protobuf.message import Message
 from impala.runtime import listen as addresses
 from impala.runtime.credentials import Revoked, Role
 from impala.runtime.security import Gate, ServerSecurity, Watched
+from learner.fleet.rates import Rate, host_of
 from learner.fleet.refusals import InvalidRequest
-from learner.front import door
-from learner.front.door import Door
 from learner.service import calls
 from learner.service.probes import Probes
 from learner.service.service import LearnerService
@@ -36,8 +38,18 @@ LIVENESS = "alive"  # health service: SERVING while `Server.check` is called reg
 _NO_SECURITY = ServerSecurity()
 _UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 _MAX_PROBES = 64  # at once, more than may watch
-_HANDSHAKE_SECONDS = 20.0  # for a new connection to speak HTTP/2...
-_IDLE_SECONDS = 300.0  # ...and to be without a call
+_HANDSHAKE_SECONDS = 10.0  # for a new connection to speak HTTP/2...
+_IDLE_SECONDS = 60.0  # ...and to be without a call
+_HEALTH_HANDSHAKE_SECONDS = 2.0  # of the health port, which has fewer connections
+_HEALTH_IDLE_SECONDS = 5.0
+_MAX_CONNECTIONS = 10_000
+_HEALTH_CONNECTIONS = 64
+# File descriptors that callers cannot use up: of checkpoints, replay and telemetry; of metrics
+# (`impala.runtime.exporter`: 32 connections, and those being opened or closed); and of health.
+_TRAINING_FILES = 64
+_METRICS_FILES = 64
+_RESERVED_FILES = _TRAINING_FILES + _METRICS_FILES + _HEALTH_CONNECTIONS
+_MIN_CONNECTIONS = 4  # with fewer, serving is impossible
 _HANGS_SECONDS = 600.0  # without a check; the first update of a large network compiles for minutes
 _LOOK_SECONDS = 1.0  # between two checks of that
 _KEPT: list[grpc.ServerCredentials] = []  # gRPC calls them for certificates without owning them
@@ -60,7 +72,6 @@ class Server:
         security: ServerSecurity = _NO_SECURITY,
         health_listen: str | None = None,
         observe: Callable[[str, float], None] = lambda method, seconds: None,
-        guarded: bool = False,
     ):
         """Binds nothing yet.
 
@@ -70,7 +81,6 @@ class Server:
           security: which credentials callers need, and the server's own.
           health_listen: HOST:PORT where only health is served, in plain text.
           observe: called with the method and duration in seconds of each answer.
-          guarded: accept callers through a process in front (`learner.front.relay`).
 
         Raises:
           SecurityError: its files cannot be used, or do not suffice for this address.
@@ -80,7 +90,8 @@ class Server:
         self._service = service
         self._listen = listen
         self._security = security
-        self._door = door.make(listen, health_listen, guarded, security.tls_cert is not None)
+        self._health_listen = health_listen
+        self._refused = calls.Refused()
         self._observe = observe
         self._bound: concurrent.futures.Future[tuple[str, str | None]] = concurrent.futures.Future()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -99,13 +110,9 @@ class Server:
         Raises:
           OSError: the address cannot be bound.
         """
-        self._own_listen, self._own_health_listen = self._door.bind()
-        try:
-            self._thread.start()
-            address, self.health_address = self._door.open(*self._bound.result())
-        except BaseException:
-            self.stop(0.0)
-            raise
+        self._connections = _room_for_connections(self._listen)
+        self._thread.start()
+        address, self.health_address = self._bound.result()
         return address
 
     def stop(self, grace: float) -> None:
@@ -122,25 +129,22 @@ class Server:
                 self._loop.call_soon_threadsafe(_resolve, stopping, grace)
         if self._thread.is_alive():
             self._thread.join()
-        self._door.close()
 
     def refusals(self) -> Mapping[str, int]:
-        """Returns how many connections and calls were refused, by reason."""
-        return self._door.refusals()
+        """Returns how many calls were refused, by reason."""
+        return self._refused.counts()
 
     def check(self) -> None:
-        """Raises RuntimeError if the server, or the process in front, has ended by itself.
+        """Raises RuntimeError if the server has ended by itself.
 
         The training loop must call it regularly, also while it waits for data: otherwise the server
-          reports
-        to health probes that the learner hangs.
+        reports to health probes that the learner hangs.
         """
         self._checked = time.monotonic()
         if self._error is not None or (not self._thread.is_alive() and not self._stop_called):
             raise RuntimeError(
                 f"The gRPC server on {self._listen} has died; the log says why."
             ) from self._error
-        self._door.check()
         self._service.check()
 
     def _run(self) -> None:
@@ -156,22 +160,26 @@ class Server:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stopping = self._loop.create_future()
-        server = grpc.aio.server(options=_options(self._service.max_message_bytes))
-        methods = _Calls(
-            self._service, Gate(self._security), self._stopping, self._observe, self._door
+        server = grpc.aio.server(
+            options=_options(self._service.max_message_bytes, self._connections)
         )
-        probes = Probes(self._door)
-        unknown = calls.Unknown(self._door)  # must be the last handler
+        methods = _Calls(
+            self._service, Gate(self._security), self._stopping, self._observe, self._refused
+        )
+        probes = Probes(self._refused)
+        unknown = calls.Unknown(self._refused)  # must be the last handler
         server.add_generic_rpc_handlers((_handlers(methods), probes.handlers(), unknown))
         for_probes = health_address = None
         grace = 0.0
         try:
-            address = _bind(server, self._own_listen, self._security)
+            address = _bind(server, self._listen, self._security)
             await server.start()
-            if self._own_health_listen is not None:
-                for_probes = grpc.aio.server(maximum_concurrent_rpcs=_MAX_PROBES)
+            if self._health_listen is not None:
+                for_probes = grpc.aio.server(
+                    maximum_concurrent_rpcs=_MAX_PROBES, options=_HEALTH_OPTIONS
+                )
                 for_probes.add_generic_rpc_handlers((probes.handlers(), unknown))
-                health_address = _bind(for_probes, self._own_health_listen, _NO_SECURITY)
+                health_address = _bind(for_probes, self._health_listen, _NO_SECURITY)
                 await for_probes.start()
             for name in ("", SERVICE_NAME, LIVENESS):
                 probes.set(name, serving=True)
@@ -201,21 +209,21 @@ class _Calls:
         gate: Gate,
         stopping: asyncio.Future[float],
         observe: Callable[[str, float], None],
-        door: Door,
+        refused: calls.Refused,
     ):
         self._service = service
         self._gate = gate
         self._observe = observe
-        self._door = door
+        self._refused = refused
         self._limits = _Limits()
         self._waiting: set[asyncio.Timeout] = set()  # expire when the server stops
         self._stopping = stopping
         stopping.add_done_callback(self._end_waiting)
 
     async def join(self, _: object, context: grpc.aio.ServicerContext) -> pb.JoinReply:
-        async with calls.statuses(context, self._door):
+        async with calls.statuses(context, self._refused):
             self._admit(context, "actor", "evaluator")
-            self._limits.joins(self._door.host(context.peer()))
+            self._limits.joins(host_of(context.peer()))
             request = await calls.request(context, pb.JoinRequest)
             role: Role = "evaluator" if request.role == pb.ROLE_EVALUATOR else "actor"
             self._admit(context, role, actor=request.actor)
@@ -224,7 +232,7 @@ class _Calls:
         raise AssertionError  # _statuses lets nothing pass
 
     async def get_parameters(self, _: object, context: grpc.aio.ServicerContext) -> bytes:
-        async with calls.statuses(context, self._door):
+        async with calls.statuses(context, self._refused):
             self._admit(context, "actor", "evaluator", "reader")
             request = await calls.request(context, pb.GetParametersRequest)
             if request.actor:
@@ -237,7 +245,7 @@ class _Calls:
     async def get_executable_policy(
         self, _: object, context: grpc.aio.ServicerContext
     ) -> pb.GetExecutablePolicyReply:
-        async with calls.statuses(context, self._door):
+        async with calls.statuses(context, self._refused):
             self._admit(context, "actor", "evaluator")
             request = await calls.request(context, pb.GetExecutablePolicyRequest)
             with self._timed("GetExecutablePolicy"):
@@ -246,8 +254,8 @@ class _Calls:
 
     async def act(self, _: object, context: grpc.aio.ServicerContext) -> None:
         """Handles one row at a time, as `stream_unrolls` does messages."""
-        host = self._door.host(context.peer())
-        async with calls.statuses(context, self._door), self._limits.stream(host):
+        host = host_of(context.peer())
+        async with calls.statuses(context, self._refused), self._limits.stream(host):
             self._admit(context, "actor")
             with self._service.acting() as act:
                 began = time.monotonic()
@@ -278,7 +286,7 @@ class _Calls:
             ) from None
 
     async def get_snapshot(self, _: object, context: grpc.aio.ServicerContext) -> bytes:
-        async with calls.statuses(context, self._door):
+        async with calls.statuses(context, self._refused):
             self._admit(context, "evaluator")
             request = await calls.request(context, pb.GetSnapshotRequest)
             self._admit(context, "evaluator", actor=request.actor)
@@ -289,7 +297,7 @@ class _Calls:
     async def report_evaluation(
         self, _: object, context: grpc.aio.ServicerContext
     ) -> pb.EvaluationReceipt:
-        async with calls.statuses(context, self._door):
+        async with calls.statuses(context, self._refused):
             self._admit(context, "evaluator")
             request = await calls.request(context, pb.Evaluation)
             self._admit(context, "evaluator", actor=request.actor)
@@ -298,19 +306,19 @@ class _Calls:
         raise AssertionError
 
     async def get_status(self, _: object, context: grpc.aio.ServicerContext) -> pb.RunStatus:
-        async with calls.statuses(context, self._door):
+        async with calls.statuses(context, self._refused):
             self._admit(context, "reader")
             await calls.request(context, pb.GetStatusRequest)
             with self._timed("GetStatus"):
                 status = self._service.get_status()
-                status.refused.update(self._door.refusals())
+                status.refused.update(self._refused.counts())
                 return status
         raise AssertionError
 
     async def stream_unrolls(self, _: object, context: grpc.aio.ServicerContext) -> None:
         """Handles one message at a time: further ones wait in the transport, not in memory."""
-        host = self._door.host(context.peer())
-        async with calls.statuses(context, self._door), self._limits.stream(host):
+        host = host_of(context.peer())
+        async with calls.statuses(context, self._refused), self._limits.stream(host):
             self._admit(context, "actor")
             actor = ""  # the stream's, once known
             with self._service.stream() as submit:
@@ -330,7 +338,7 @@ class _Calls:
                     del data, tensors  # may be megabytes, which nobody needs while this waits
                     await context.write(receipt)
                     if receipt.reason == pb.REASON_QUARANTINED:
-                        self._door.refused(context.peer(), "quarantined")
+                        self._refused.add("quarantined")
                         return
                     if receipt.reason != pb.REASON_UNKNOWN_ACTOR:
                         actor = message.actor
@@ -352,8 +360,6 @@ class _Calls:
             if actor is not None:
                 self._service.refused(actor, str(revoked))
             raise
-        if actor is None:  # as every call is admitted first
-            self._door.admitted(context.peer())
 
     @contextlib.contextmanager
     def _timed(self, method: str) -> Iterator[None]:
@@ -386,7 +392,7 @@ class _Limits:
     """Limits per host, so that no host can lock out the others. Of one event loop."""
 
     def __init__(self) -> None:
-        self._joins = calls.Rate(_MAX_JOINS_PER_MINUTE, _MAX_JOINS_PER_MINUTE / 60.0)
+        self._joins = Rate(_MAX_JOINS_PER_MINUTE, _MAX_JOINS_PER_MINUTE / 60.0)
         self._streams: collections.Counter[str] = collections.Counter()
 
     def joins(self, host: str) -> None:
@@ -445,20 +451,48 @@ def _handlers(methods: _Calls) -> grpc.GenericRpcHandler:
     )
 
 
-def _options(max_message_bytes: int) -> list[tuple[str, int]]:
+def _room_for_connections(listen: str) -> int:
+    """Returns how many connections each of an address's sockets may have.
+
+    Raises:
+      OSError: so few file descriptors are left that serving is impossible.
+    """
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = len(os.listdir("/proc/self/fd" if sys.platform.startswith("linux") else "/dev/fd"))
+    room = (most if most != resource.RLIM_INFINITY else sys.maxsize) - taken - _RESERVED_FILES
+    if room < _MIN_CONNECTIONS:
+        raise OSError(
+            f"This process may open {most} files, has {taken} open and needs {_RESERVED_FILES} "
+            f"for training, metrics and health, which leaves {max(0, room)} for connections: "
+            f"allow it {taken + _RESERVED_FILES + 64} or more (ulimit -n)."
+        )
+    sockets = 2 if listen.startswith("localhost:") else 1  # of IPv4 and IPv6
+    return min(room, _MAX_CONNECTIONS) // sockets
+
+
+def _options(max_message_bytes: int, connections: int) -> list[tuple[str, int]]:
     """Returns limits and keepalive options; actors ping every 30 s, also between calls."""
     return [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),  # a second learner on this port must fail
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.max_concurrent_streams", _MAX_STREAMS_OF_CONNECTION),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.keepalive_time_ms", 60_000),  # streams of hosts that vanished end
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.server_handshake_timeout_ms", int(1000 * _HANDSHAKE_SECONDS)),
         ("grpc.max_connection_idle_ms", int(1000 * _IDLE_SECONDS)),
-        ("grpc.max_concurrent_streams", _MAX_STREAMS_OF_CONNECTION),
     ]
+
+
+_HEALTH_OPTIONS = [
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_allowed_incoming_connections", _HEALTH_CONNECTIONS),
+    ("grpc.server_handshake_timeout_ms", int(1000 * _HEALTH_HANDSHAKE_SECONDS)),
+    ("grpc.max_connection_idle_ms", int(1000 * _HEALTH_IDLE_SECONDS)),
+]
 
 
 def _credentials(security: ServerSecurity) -> grpc.ServerCredentials:
