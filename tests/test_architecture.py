@@ -32,7 +32,6 @@ FLOORS = (
     ("impala.analysis", "impala.play"),
     ("impala.sweeps", "actors", "learner.checks"),
     ("learner.data",),
-    ("learner.front",),
     ("learner.fleet",),
     ("learner.update",),
     ("learner.telemetry.sinks",),

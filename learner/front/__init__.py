@@ -1,1 +1,0 @@
-"""The learner's interface to actors: server, admission, accounts."""
