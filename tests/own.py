@@ -82,16 +82,6 @@ class Disabled(SyncVectorEnv):
         super().__init__([env] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
 
 
-class NestedNextStep(NextStep):
-    def __init__(self, num_envs: int) -> None:
-        super().__init__(num_envs, Nested)
-
-
-class NestedSameStep(SameStep):
-    def __init__(self, num_envs: int) -> None:
-        super().__init__(num_envs, Nested)
-
-
 class Simulator(VectorEnv):
     """Counts for all environments at once; the last observations are a batch, as simulators do it.
 
@@ -135,19 +125,6 @@ class Simulator(VectorEnv):
         if done.any():
             infos |= {"final_obs": final, "_final_obs": done, "final_info": dict(infos)}
         return state.copy(), reward, done & ~cut_off, done & cut_off, infos
-
-
-class Pictures(Simulator):
-    """Shows a picture of each environment, or nothing."""
-
-    def __init__(self, num_envs: int, render_mode: str | None = None, shows: bool = True) -> None:
-        super().__init__(num_envs)
-        self.render_mode = render_mode
-        self._shows = shows
-
-    def render(self) -> tuple[np.ndarray, ...] | None:
-        picture = np.full((4, 6, 3), self._state[0, 2], np.uint8)
-        return (picture,) * self.num_envs if self._shows else None
 
 
 class Threads(Environment):
@@ -289,49 +266,6 @@ class Wide(gym.Env):
 
     def step(self, action: int) -> Any:
         return {"depth": self._numbers}, 0.0, False, False, {}
-
-
-class WideArray(Wide):
-    """As `Wide`, without a Dict."""
-
-    observation_space: gym.Space = gym.spaces.Box(0, 255, (2,), np.uint8)
-
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        observation, info = super().reset(**kwargs)
-        return observation["depth"], info
-
-    def step(self, action: int) -> Any:
-        observation, *others = super().step(action)
-        return (observation["depth"], *others)
-
-
-def cut_off(**kwargs: Any) -> gym.Env:
-    """One of Gymnasium's wrappers, which unpacks what a step returns."""
-    return gym.wrappers.TimeLimit(Odd(**kwargs), 1000)
-
-
-class Mended(gym.Wrapper):
-    """A wrapper of a user's that gives five values for four."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(Odd(**kwargs))
-
-    def step(self, action: Any) -> Any:
-        observation, reward, *done, info = self.env.step(action)
-        return observation, reward, done[0], False, info
-
-
-class OddVector(SyncVectorEnv):
-    def __init__(self, num_envs: int, **kwargs: Any) -> None:
-        made = [lambda: Odd("")] * num_envs
-        super().__init__(made, autoreset_mode=AutoresetMode.NEXT_STEP)
-        self._kwargs = kwargs
-
-    def step(self, actions: Any) -> Any:
-        observation, reward, terminated, truncated, info = super().step(actions)
-        if self._kwargs["how"] == "four values":
-            return observation, reward, terminated, info
-        return {**observation, "pair": np.zeros((3, 4))}, reward, terminated, truncated, info
 
 
 class WithoutSeed(gym.Env):

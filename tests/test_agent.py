@@ -1,9 +1,8 @@
 """The agent: `unroll` is `step` repeated, whatever the torso, the core and the episode ends."""
 
 import collections
-import itertools
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -94,8 +93,12 @@ AGENTS = {
         AgentConfig(torso, (8,), core, lstm_size=5, frame_stack=frame_stack),
         PIXELS,
     )
-    for torso, core, frame_stack in itertools.product(
-        ("mlp", "shallow", "deep"), ("feed_forward", "lstm"), (1, 4)
+    for torso, core, frame_stack in (
+        ("mlp", "feed_forward", 1),
+        ("mlp", "lstm", 4),
+        ("shallow", "feed_forward", 4),
+        ("shallow", "lstm", 1),
+        ("deep", "lstm", 4),
     )
 } | {
     "vector-stack": (AgentConfig(hidden_sizes=(8,), frame_stack=3), VECTOR),
@@ -123,7 +126,7 @@ def case(request: pytest.FixtureRequest) -> Case:
     return build.agent(config, observation_space, CHOICE, seed=1), observation_space
 
 
-def test_the_network_of_a3cs_code_is_four_convolutions_and_an_lstm() -> None:
+def test_the_network_of_a3cs_code() -> None:
     config = PRESETS["atari-a3c-small"][1].agent
     agent = build.agent(config, LARGER, CHOICE)
     shapes = {variable.name: tuple(variable.shape) for variable in agent.trainable_variables}
@@ -199,12 +202,6 @@ class TestUnroll:
         other, _ = agent.unroll(changed, agent.initial_state(B))
         np.testing.assert_array_equal(other.policy[4:, 0], output.policy[4:, 0])
         assert (other.policy.numpy()[:4, 0] != output.policy.numpy()[:4, 0]).any()
-
-    def test_does_the_same_in_a_graph(self, case: Case) -> None:
-        agent, space = case
-        timestep, state = experience(space), random_state(agent)
-        eager = agent.unroll(timestep, state)
-        assert_close(tf.function(agent.unroll, autograph=False)(timestep, state), eager, atol=1e-5)
 
     def test_gradients_reach_every_variable(self, case: Case) -> None:
         agent, space = case
@@ -299,7 +296,7 @@ class TestActing:
 class TestFrameStack:
     """Against a deque per environment, which starts an episode full of its first frame."""
 
-    @pytest.mark.parametrize("size", [2, 3, 4, 5])
+    @pytest.mark.parametrize("size", [2, 5])
     @pytest.mark.parametrize(
         "space",
         [
@@ -414,16 +411,6 @@ class TestTorso:
         stacked = tree.map_structure(lambda *leaves: tf.stack(leaves), *observations)
         return torso(stacked).numpy()
 
-    def test_pixels_are_a_share_of_white(self) -> None:
-        space = spaces.Box(0, 255, (1, 2), np.uint8)
-        found = self.features(space, np.array([[0, 255]], np.uint8))
-        np.testing.assert_allclose(found, [[0.0, 1.0]])
-
-    def test_what_is_true_is_one(self) -> None:
-        space = booleans(1, 2)
-        found = self.features(space, np.array([[False, True]]))
-        np.testing.assert_array_equal(found, [[0.0, 1.0]])
-
     def test_choices_are_one_hot(self) -> None:
         space = spaces.Dict(
             {
@@ -472,15 +459,6 @@ class TestTorso:
         found = self.features(space, observation)
         np.testing.assert_allclose(found, [[0, 0, 0, 0, 1, 2, 3, 4]])
 
-    @pytest.mark.parametrize("torso", ["shallow", "deep"])
-    def test_pixels_need_no_channel(self, torso: Literal["shallow", "deep"]) -> None:
-        flat = spaces.Box(0, 255, (20, 20), np.uint8)
-        with_channel = build.agent(AgentConfig(torso), PIXELS, CHOICE)
-        without = build.agent(AgentConfig(torso), flat, CHOICE)
-        timestep = experience(PIXELS)
-        squeezed = timestep._replace(observation=timestep.observation[..., 0])
-        assert_close(without.unroll(squeezed, ()), with_channel.unroll(timestep, ()), atol=1e-6)
-
     def images(self, space: gym.Space, *observations: np.ndarray, **options: Any) -> np.ndarray:
         """What an image network is shown."""
 
@@ -489,16 +467,6 @@ class TestTorso:
                 return images
 
         return observation.Features(Shown(), space, **options)(tf.stack(observations)).numpy()
-
-    def test_each_image_is_standardised(self) -> None:
-        space = spaces.Box(0, 255, (20, 20, 4), np.uint8)
-        light = sample(space, 1)[0]
-        dark = light // 4 + 50
-        expected = [(image - image.mean()) / image.std() for image in (light, dark)]
-        shown = self.images(space, light, dark)
-        np.testing.assert_allclose(shown, expected, rtol=1e-4, atol=1e-5)
-        grey = self.images(space, np.full((20, 20, 4), 87, np.uint8))
-        np.testing.assert_allclose(grey, 0.0, atol=1e-4)
 
     def test_or_is_shown_as_shares_of_white(self) -> None:
         space = spaces.Box(0, 255, (20, 20, 4), np.uint8)
@@ -514,10 +482,15 @@ class TestTorso:
         ours, others = (a.unroll(timestep, ())[0].baseline for a in (agent, standardised))
         assert not np.allclose(ours, others, rtol=1e-3)
 
-    def test_a_board_is_shown_as_it_is(self) -> None:
-        board = np.array([[[True, False]], [[False, False]]])
-        shown = self.images(booleans(2, 1, 2), board)
-        np.testing.assert_array_equal(shown, [board])
+    def test_each_image_is_standardised(self) -> None:
+        space = spaces.Box(0, 255, (20, 20, 4), np.uint8)
+        light = sample(space, 1)[0]
+        dark = light // 4 + 50
+        expected = [(image - image.mean()) / image.std() for image in (light, dark)]
+        shown = self.images(space, light, dark)
+        np.testing.assert_allclose(shown, expected, rtol=1e-4, atol=1e-5)
+        grey = self.images(space, np.full((20, 20, 4), 87, np.uint8))
+        np.testing.assert_allclose(grey, 0.0, atol=1e-4)
 
 
 class _Contract(TorsoConformance):
@@ -560,15 +533,6 @@ class TestVariables:
             ("shallow/linear/b:0", (256,)),
             ("shallow/linear/w:0", (32, 256)),
         ]
-
-    def test_the_deep_network_is_the_papers(self) -> None:
-        """15 convolutions and 1.6 million parameters at 96x72 in the paper's figure."""
-        pixels = spaces.Box(0, 255, (72, 96, 3), np.uint8)
-        agent = build.agent(AgentConfig("deep", core="lstm", lstm_size=256), pixels, CHOICE)
-        kernels = [v.shape for v in agent.variables if v.shape.rank == 4]
-        assert len(kernels) == 15
-        assert all(kernel[:2] == (3, 3) for kernel in kernels)
-        assert 1.5e6 < sum(np.prod(v.shape) for v in agent.variables) < 1.7e6
 
     def test_the_seed_decides_the_first_weights(self) -> None:
         first, again, other = (

@@ -71,21 +71,6 @@ class Means(Linear):
         return self._linear(inputs - tf.reduce_mean(inputs, axis=0))
 
 
-class Noisy(Linear):
-    def __call__(self, inputs: Any) -> tf.Tensor:
-        return self._linear(inputs) + tf.random.normal([4])
-
-
-class Branches(Linear):
-    def __call__(self, inputs: Any) -> tf.Tensor:
-        features = self._linear(inputs)
-        return features if tf.reduce_sum(features) > 0 else -features
-
-
-class Misspelt(Linear):
-    sees = "pixels"
-
-
 @pytest.mark.parametrize(
     ("torso", "space"),
     [(Linear, VECTOR), (Linear, NEST), (OfImages, IMAGE), (OfNests, NEST), (Linear, LARGE)],
@@ -99,12 +84,9 @@ def test_a_torso_of_each_kind_passes(torso: type[Torso], space: gym.Space) -> No
     [
         (Rows, r"gives float32 \(2, 1, 4\) for two .*must give float32 \[N, F\]"),
         (Means, "gives other features for an observation when another one is beside it"),
-        (Noisy, "nothing may be random"),
-        (Branches, "The torso mine:Torso raises OperatorNotAllowedInGraphError"),
-        (Misspelt, "sees of mine:Torso is 'pixels'; it must be one of"),
     ],
 )
-def test_a_torso_that_does_not_map_row_by_row_is_refused(torso: type[Torso], said: str) -> None:
+def test_a_torso_that_does_not_map_rows_is_refused(torso: type[Torso], said: str) -> None:
     with pytest.raises(ComponentError, match=said):
         checks.check_torso("mine:Torso", torso(), VECTOR)
 
@@ -129,21 +111,9 @@ class Unforgetting(Decay):
         return state
 
 
-class AllRows(Decay):
-    def __call__(self, inputs: tf.Tensor, is_first: tf.Tensor, state: Any) -> Any:
-        outputs, state = super().__call__(inputs, is_first, state)
-        return outputs - tf.reduce_mean(outputs, axis=0), state
-
-
 class LastRow(Decay):
     def __call__(self, inputs: tf.Tensor, is_first: tf.Tensor, state: Any) -> Any:
         return super().__call__(inputs, is_first, state)[0][-1], state
-
-
-class OtherState(Decay):
-    def __call__(self, inputs: tf.Tensor, is_first: tf.Tensor, state: Any) -> Any:
-        outputs, state = super().__call__(inputs, is_first, state)
-        return outputs, (state, state)
 
 
 def test_a_core_that_forgets_passes() -> None:
@@ -154,9 +124,7 @@ def test_a_core_that_forgets_passes() -> None:
     ("core", "said"),
     [
         (Unforgetting, "lets the state of before act upon a row where is_first is true"),
-        (AllRows, "gives other outputs for three rows at once than for one row after another"),
         (LastRow, r"gives outputs \(2, 4\) for inputs \(3, 2, 4\): it must give \[T, B, G\]"),
-        (OtherState, "must have the same structure, shapes and dtypes"),
     ],
 )
 def test_a_core_that_is_no_recurrence_is_refused(core: type[Core], said: str) -> None:
@@ -181,25 +149,9 @@ class Mean(Values):
         return LossOutput(tf.reduce_mean(loss), {})
 
 
-class PerEnvironment(Values):
-    def _said(self, loss: tf.Tensor) -> Any:
-        return LossOutput(tf.reduce_sum(loss, axis=0), {})
-
-
-class Tensor(Values):
-    def _said(self, loss: tf.Tensor) -> Any:
-        return loss
-
-
 class Metric(Values):
     def _said(self, loss: tf.Tensor) -> Any:
         return LossOutput(loss, {"size": loss[0]})
-
-
-class WithoutPolicy(Values):
-    def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> Any:
-        output, _ = self.agent.unroll(batch.unroll.timestep, batch.unroll.core_state)
-        return LossOutput(tf.square(output.baseline[1:]), {})
 
 
 def _check(algorithm: type[Algorithm]) -> None:
@@ -217,13 +169,10 @@ def test_an_algorithm_passes() -> None:
     ("algorithm", "said"),
     [
         (Mean, r"is float32 \(\); it must be float32 \[T, B\], here \[5, 2\]"),
-        (PerEnvironment, r"is float32 \(2,\); it must be"),
-        (Tensor, "The loss of mine:Loss returns SymbolicTensor: return a LossOutput"),
         (Metric, r"The metric size of mine:Loss has the shape \(2,\); it must be a scalar"),
-        (WithoutPolicy, "policy/.* has no gradient, as it does not act upon the loss"),
     ],
 )
-def test_an_algorithm_whose_loss_is_not_one_of_each_step_is_refused(
+def test_an_algorithm_without_a_loss_per_step_is_refused(
     algorithm: type[Algorithm], said: str
 ) -> None:
     with pytest.raises(ComponentError, match=said):
@@ -241,11 +190,6 @@ class Lazy(Optimiser):
         self.moments = [tf.Variable(tf.zeros_like(gradient)) for gradient in gradients]
 
 
-class WithoutRate(Optimiser):
-    def apply(self, gradients: Any, variables: Any) -> None:  # type: ignore[override]
-        pass
-
-
 def test_an_optimiser_passes_and_changes_nothing() -> None:
     variable = tf.Variable([1.0, 2.0])
     checks.check_optimiser("mine:Optimiser", Descent([variable]).apply, [variable])
@@ -256,7 +200,6 @@ def test_an_optimiser_passes_and_changes_nothing() -> None:
     ("optimiser", "said"),
     [
         (Lazy, "mine:Optimiser makes a variable in apply"),
-        (WithoutRate, "The optimiser mine:Optimiser raises TypeError: .*takes 3 positional"),
     ],
 )
 def test_an_optimiser_that_checkpoints_would_not_hold_is_refused(
@@ -287,9 +230,7 @@ def test_every_process_tries_the_parts_of_the_agent_it_makes(
         (Config(optimiser=OptimiserConfig(name=f"{__name__}:Lazy")), "Lazy makes a variable"),
     ],
 )
-def test_the_learner_tries_algorithm_and_optimiser_before_it_serves(
-    config: Config, said: str
-) -> None:
+def test_the_learner_tries_its_parts_before_it_serves(config: Config, said: str) -> None:
     small = dataclasses.replace(
         config,
         environment=EnvironmentConfig(id="Catch"),

@@ -27,7 +27,7 @@ GROUP = "impala.components"  # of entry points
 # Directories of code that the user has not written.
 _LIBRARIES = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib", "platlib"))
 _OURS = tuple(
-    f"{pathlib.Path(__file__).parents[1] / name}/" for name in ("actors", "impala", "learner")
+    f"{pathlib.Path(__file__).parents[2] / name}/" for name in ("actors", "impala", "learner")
 )
 _CALLED_FOR_US = ("gymnasium", "numpy")  # what calls an environment, or stumbles over its values
 

@@ -56,7 +56,7 @@ class TorsoConformance:
         features(self._observations(_ROWS, seed=1))
         np.testing.assert_array_equal(features(observations), first)
 
-    def test_variables_are_made_in_the_first_call_and_all_of_them_learn(self) -> None:
+    def test_variables_are_made_in_the_first_call_and_learn(self) -> None:
         """Later variables are in no checkpoint; those without a gradient are never trained."""
         features, observations = self._features(), self._observations(_ROWS)
         variables = features.trainable_variables
