@@ -4,6 +4,7 @@ Composition root of the actor: only here does configuration become objects.
 """
 
 import contextlib
+import functools
 import logging
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from impala.types import Unroll
 
 if TYPE_CHECKING:  # heavy modules are imported only when the process needs them
     from actors.client import LearnerClient
+    from actors.evaluator import EvaluatorClient
     from impala.environments.base import Environment
     from protos.impala.v1 import learner_pb2 as pb
 
@@ -90,6 +92,7 @@ def run_actor(
             process.use_bfloat16()
         from actors import client as wire
         from actors import memory
+        from actors.evaluator import EvaluatorClient
         from actors.metrics import ActorMetrics
         from actors.shared import SharedPulls
 
@@ -99,25 +102,25 @@ def run_actor(
         if metrics_listen is not None:
             exporter = Exporter(metrics_listen, metrics.registry)
             _log.info("serving metrics on %s", exporter.address)
-        shared = SharedPulls(learner) if share_pulls and role == "actor" else None
+        make_client = functools.partial(
+            wire.LearnerClient, shared=SharedPulls(learner) if share_pulls else None
+        )
         waiting = outgrown = False
         while True:
             incarnation = wire.new_incarnation()
-            with wire.LearnerClient(
+            with (make_client if role == "actor" else EvaluatorClient)(
                 learner,
                 name=name or wire.actor_name(index),
                 incarnation=incarnation,
-                role=role,
                 reconnect_timeout=reconnect_timeout,
                 security=security,
                 metrics=metrics,
-                shared=shared,
             ) as client:
                 try:
                     signals.stops(client.stop)
                     built = Built(client.join(), incarnation, role, allow)
                     waiting = False
-                    if role == "actor":
+                    if isinstance(client, wire.LearnerClient):
                         _act(client, built, num_envs, render, noting)
                     else:
                         _evaluate(client, built, allow)
@@ -320,7 +323,7 @@ def _act(
             memory.check()
 
 
-def _evaluate(client: "LearnerClient", built: Built, allow: Allowed) -> None:
+def _evaluate(client: "EvaluatorClient", built: Built, allow: Allowed) -> None:
     from actors import settings
     from actors.hang import HangWatch
     from impala.play.evaluation import play_episodes

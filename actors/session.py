@@ -2,8 +2,8 @@
 
 Events are method calls with the time: a join was answered, a receipt came, the connection was lost,
 unrolls are ready. The results tell what to do next: a message to send, a request to make, the time
-to wait before the next join. `actors.client` makes the calls, one at a time, and carries out the
-results. The rules are those of docs/wire-protocol.md.
+to wait before the next join. `actors.connection` and its clients make the calls, one at a time, and
+carry out the results. The rules are those of docs/wire-protocol.md.
 """
 
 import collections
@@ -97,14 +97,6 @@ class Pull:
 
     connection: int  # over which it is made
     request: pb.GetParametersRequest
-
-
-class Assignment(NamedTuple):
-    """What an evaluator is to evaluate."""
-
-    parameters: Parameters  # of a snapshot
-    task: int
-    seed: int  # of environments and actions
 
 
 class Acknowledged(NamedTuple):
@@ -269,8 +261,8 @@ class Session:
         self.parameters: Parameters | None = None  # the newest
         self.outbox = Outbox()
         self._learner = learner
-        self._name = name
-        self._incarnation = incarnation
+        self.name = name
+        self.incarnation = incarnation
         self._role = role
         self._gives_signs_of_life = gives_signs_of_life
         self._absence = _Absence(learner, reconnect_timeout, now)
@@ -280,9 +272,6 @@ class Session:
         self.permit: pb.Permit | None = None  # for the next round of unrolls, with `parameters`
         self._wanted = 0  # unrolls of a round for which a permit is wanted; 0: none is
         self._round = 0  # that has begun last
-        self.assignment: Assignment | None = None  # of an evaluator, not begun yet
-        self.wants_assignment = False
-        self._snapshot: Parameters | None = None  # of the last assignment
         self._rejected: collections.Counter[int] = collections.Counter()  # by reason
         self._last_message = now
 
@@ -293,8 +282,8 @@ class Session:
         sequence, unrolls, proof = self.outbox.acknowledged
         return pb.JoinRequest(
             protocol=codec.PROTOCOL_VERSION,
-            actor=self._name,
-            incarnation=self._incarnation,
+            actor=self.name,
+            incarnation=self.incarnation,
             role=self._role,
             acknowledged_sequence=sequence,
             acknowledged_unrolls=unrolls,
@@ -309,7 +298,7 @@ class Session:
           LearnerChanged: the actor was built for a different run.
         """
         if reply.finished:
-            self._finish()
+            self.finish()
             return
         self._check_same(reply)
         if self.reply is None or reply.learner_incarnation != self.reply.learner_incarnation:
@@ -346,13 +335,13 @@ class Session:
             self.raise_if_refused(failure)
             if self._absence.tell():
                 what = "waits for" if self.reply is None or is_there else "lost"
-                warning = f"{self._name} {what} the learner at {self._learner}: {failure}"
+                warning = f"{self.name} {what} the learner at {self._learner}: {failure}"
         return Retry(self._absence.go_on(now, is_there), warning)
 
     def raise_if_refused(self, failure: Failure) -> None:
         """Raises `LearnerRefused` if another attempt would have the same result."""
         if failure.is_refusal:
-            raise LearnerRefused(f"the learner at {self._learner} refused {self._name}: {failure}")
+            raise LearnerRefused(f"the learner at {self._learner} refused {self.name}: {failure}")
 
     # Unrolls and their receipts.
 
@@ -407,7 +396,7 @@ class Session:
         self._learner_incarnation = receipt.learner_incarnation
         warning = ""
         if receipt.status == pb.STATUS_FINISHED:
-            self._finish()
+            self.finish()
         elif receipt.status not in _TAKEN:
             warning = self._rejection(receipt)
             if receipt.reason in _REASONS_TO_JOIN:
@@ -429,7 +418,7 @@ class Session:
         self.wants_parameters = True
 
     def want_permit(self, unrolls: int) -> None:
-        """Has a permit for the next round asked for, of so many unrolls."""
+        """Requests a permit for the next round, of so many unrolls."""
         self._wanted = unrolls
 
     def begin_round(self) -> pb.Permit:
@@ -460,7 +449,7 @@ class Session:
         )
         needs_permits = self.needs_permits and self._role == pb.ROLE_ACTOR
         if needs_permits or self._gives_signs_of_life:
-            request.actor, request.incarnation = self._name, self._incarnation
+            request.actor, request.incarnation = self.name, self.incarnation
         if needs_permits and self._lacks_permit():
             request.round, request.unrolls = self._round + 1, self._wanted
         return Pull(self.connection, request)
@@ -489,54 +478,35 @@ class Session:
             ):
                 newest = None  # another actor of this host was faster
             else:
-                self.parameters = _parameters(newest, self.reply)
+                self.parameters = self.parameters_in(newest)
         if reply.HasField("permit") and pull.request.round == self._round + 1:
             self.permit = reply.permit
         if reply.finished:
-            self._finish()
+            self.finish()
         if self.needs_permits:
             return not pull.request.round or self.permit is not None
         return newest is not None
 
-    # An evaluator's assignments.
-
-    def want_assignment(self) -> None:
-        """Has the next assignment asked for; the one before is done."""
-        self.wants_assignment = True
-
-    def snapshot_request(self) -> pb.GetSnapshotRequest:
-        """Returns the request for an assignment or, while none is wanted, a sign of life."""
-        request = pb.GetSnapshotRequest(actor=self._name, busy=not self.wants_assignment)
-        if (held := self._snapshot) is not None:
-            request.learner_incarnation, request.frames = held.incarnation, held.frames
-        return request
-
-    def assigned(
-        self, connection: int, request: pb.GetSnapshotRequest, reply: pb.GetSnapshotReply
-    ) -> None:
-        """Takes the reply to a request that was made over a connection.
+    def parameters_in(self, message: pb.Parameters) -> Parameters:
+        """Returns the parameters in a message of the learner that was joined last.
 
         Raises:
-          CodecError: the parameters do not match the specs of the JoinReply.
+          CodecError: they do not match the specs of the JoinReply.
         """
-        if self.reply is None or not self.is_connected(connection):
-            return
-        if reply.HasField("parameters") and not request.busy:
-            sent, held = reply.parameters, self._snapshot
-            named = sent.learner_incarnation, sent.frames
-            if held is None or named != (held.incarnation, held.frames):
-                held = _parameters(sent, self.reply)
-            self._snapshot = held
-            self.assignment = Assignment(held, reply.task, reply.seed)
-            self.wants_assignment = False
-        if reply.finished:
-            self._finish()
+        assert self.reply is not None
+        return Parameters(
+            incarnation=message.learner_incarnation,
+            version=message.version,
+            progress=message.progress,
+            frames=message.frames,
+            values=codec.decode(message.tensors, self.reply.parameter_specs),
+        )
 
-    def begin_assignment(self) -> Assignment:
-        """Returns the assignment there is; it is used up."""
-        assignment, self.assignment = self.assignment, None
-        assert assignment is not None
-        return assignment
+    def finish(self) -> None:
+        """Notes the end of training."""
+        self.finished = True
+        self.outbox.clear()
+        self._is_connected = False
 
     def _lacks_permit(self) -> bool:
         return self._wanted > 0 and self.permit is None
@@ -544,11 +514,6 @@ class Session:
     def _most_in_flight(self) -> int:
         """Returns how many messages may be without a receipt."""
         return 0 if self.reply is None else max(1, self.reply.max_unrolls_in_flight)
-
-    def _finish(self) -> None:
-        self.finished = True
-        self.outbox.clear()
-        self._is_connected = False
 
     def _check_same(self, reply: pb.JoinReply) -> None:
         """Raises `LearnerChanged` if the actor, or a queued message, does not fit `reply`."""
@@ -582,17 +547,6 @@ class Session:
             return ""
         reason = pb.Reason.Name(receipt.reason) if receipt.reason in pb.Reason.values() else "?"
         return (
-            f"{self._name}: message {receipt.sequence} was rejected ({reason}, number {count}): "
+            f"{self.name}: message {receipt.sequence} was rejected ({reason}, number {count}): "
             f"{receipt.detail}"
         )
-
-
-def _parameters(message: pb.Parameters, reply: pb.JoinReply) -> Parameters:
-    """Returns the parameters in a message of the learner that gave this reply."""
-    return Parameters(
-        incarnation=message.learner_incarnation,
-        version=message.version,
-        progress=message.progress,
-        frames=message.frames,
-        values=codec.decode(message.tensors, reply.parameter_specs),
-    )

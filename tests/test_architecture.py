@@ -54,7 +54,7 @@ COMPOSITION_ROOTS = ("impala.__main__", "impala.commands")
 LIBRARY = "impala.__init__"
 # gRPC stays at the edge of a service.
 MAY_IMPORT_GRPC = (
-    *("actors.channel", "actors.client"),
+    *("actors.channel", "actors.client", "actors.connection", "actors.evaluator"),
     *("learner.service.calls", "learner.service.probes", "learner.service.server"),
     *("impala.conform.cases", "impala.conform.learner", "impala.conform.probe"),
     "protos.impala.v1.learner_pb2_grpc",
@@ -62,7 +62,8 @@ MAY_IMPORT_GRPC = (
 GRPC = ("grpc", "grpc_health", "protos.impala.v1.learner_pb2_grpc")
 # What environments need starts in an instant and works beside any framework.
 WITHOUT_TENSORFLOW = (
-    *("actors.channel", "actors.client", "actors.session", "actors.status"),
+    *("actors.channel", "actors.client", "actors.connection", "actors.evaluator"),
+    *("actors.session", "actors.status"),
     *("impala.config.schema", "impala.conform", "impala.environments", "impala.sweeps"),
     *("impala.testing.environments", "impala.types", "learner.checks"),
     *("learner.service.service", "protos"),

@@ -22,6 +22,7 @@ from actors.client import (
     RunFinished,
     Stopped,
 )
+from actors.evaluator import EvaluatorClient
 from actors.policy import Compiled
 from impala.types import (
     ActorUnrolls,
@@ -45,6 +46,10 @@ def learner() -> Iterator[FakeLearner]:
 
 def connect(learner: FakeLearner, **options: Any) -> LearnerClient:
     return LearnerClient(learner.address, name="a", incarnation=INCARNATION, **options)
+
+
+def evaluator(learner: FakeLearner) -> EvaluatorClient:
+    return EvaluatorClient(learner.address, name="a", incarnation=INCARNATION)
 
 
 def unrolls(number: int = 0, num_envs: int = 2) -> ActorUnrolls:
@@ -208,7 +213,7 @@ def test_an_evaluator_plays_snapshots_until_all_are_evaluated(
     learner.publish(3)
     learner.snapshot(100, task=1, seed=9)
     learner.snapshot(100, task=2)
-    with connect(learner, role="evaluator") as client:
+    with evaluator(learner) as client:
         client.join()
         first = client.next_assignment()
         assert (first.parameters.version, first.parameters.frames) == (3, 100)
@@ -231,9 +236,9 @@ def test_an_evaluator_plays_snapshots_until_all_are_evaluated(
 def test_an_evaluator_at_work_gives_signs_of_life(
     learner: FakeLearner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "_SIGN_OF_LIFE_SECONDS", 0.05)
+    monkeypatch.setattr("actors.evaluator._SIGN_OF_LIFE_SECONDS", 0.05)
     learner.snapshot(0)
-    with connect(learner, role="evaluator") as client:
+    with evaluator(learner) as client:
         client.next_assignment()
         learner.wait_for(lambda: sum(request.busy for request in learner.asked) >= 3)
         learner.snapshot(10)
@@ -242,7 +247,7 @@ def test_an_evaluator_at_work_gives_signs_of_life(
 
 def test_a_report_that_is_refused_ends_the_evaluator(learner: FakeLearner) -> None:
     learner.snapshot(0)
-    with connect(learner, role="evaluator") as client:
+    with evaluator(learner) as client:
         assignment = client.next_assignment()
         learner.refusal = "task is 7, the run has 1"
         with pytest.raises(LearnerRefused, match="task is 7, the run has 1"):
@@ -253,7 +258,7 @@ def test_a_report_that_does_not_arrive_is_logged(
     learner: FakeLearner, caplog: pytest.LogCaptureFixture
 ) -> None:
     learner.snapshot(0)
-    with connect(learner, role="evaluator") as client:
+    with evaluator(learner) as client:
         assignment = client.next_assignment()
         learner.__exit__()
         client.report_evaluation(assignment, [Episode(2.0, 1, 4, {})])
