@@ -217,7 +217,7 @@ def test_incomplete_checkpoints_are_left_out_and_named_once(
         faulty.save(20)
         wait_for("the copy", lambda: Store(faulty.url).saved("checkpoints"))
     assert Store(faulty.url).saved("checkpoints") == ["000000000020-000002"]
-    assert sum("is not copied: it lacks" in text for text in caplog.messages) == 1
+    assert sum("is not copied" in text for text in caplog.messages) == 1
 
 
 def test_a_damaged_checkpoint_is_not_copied(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
@@ -228,7 +228,7 @@ def test_a_damaged_checkpoint_is_not_copied(scene: Scene, caplog: pytest.LogCapt
     scene.copy()
     saved = Store(scene.url).saved("checkpoints")
     assert saved == ["000000000020-000002"]
-    assert "is not copied: its files differ from its MANIFEST." in caplog.text
+    assert "its files differ from its MANIFEST" in caplog.text
 
 
 def test_an_interrupted_copy_is_no_checkpoint(faulty: Scene) -> None:

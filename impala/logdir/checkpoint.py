@@ -248,9 +248,16 @@ def is_whole(manifest: bytes) -> bool:
     return len(manifest) == len(_manifest(dict.fromkeys(_FILES, b"")))
 
 
-def is_intact(contents: Mapping[str, bytes]) -> bool:
-    """Returns whether files, by name, have the digests of the MANIFEST among them."""
-    return contents[_MANIFEST] == _manifest(contents)
+def contents_of(path: pathlib.Path) -> dict[str, bytes]:
+    """Returns the files of a checkpoint by name.
+
+    Raises:
+      OSError, ValueError: it is damaged.
+    """
+    contents = {name: (path / name).read_bytes() for name in FILES}
+    if contents[_MANIFEST] != _manifest(contents):
+        raise ValueError(f"its files differ from its {_MANIFEST}")
+    return contents
 
 
 def in_order(names: Iterable[str]) -> list[str]:
@@ -311,8 +318,35 @@ def load(
     """
     root = directory / "checkpoints"
     paths = [directory] if _is_one(directory) else _saved(root)
-    damaged: list[str] = []
-    for path in reversed(paths):
+    loaded, damaged = _first_intact(paths[::-1], is_fit, unfit)
+    if loaded is not None:
+        if damaged:
+            _log.warning(
+                "Damaged in %s: %s. Going back to update %d.",
+                *(root, "; ".join(damaged), loaded.counters.updates),
+            )
+        return loaded
+    if not _is_one(directory) and _saved(root) != paths:  # replaced while they were being read
+        return load(directory, is_fit, unfit)
+    if damaged:
+        raise CheckpointError(
+            f"No checkpoint in {root} is of use: {'; '.join(damaged)}. Start over with --fresh."
+        )
+    raise CheckpointError(
+        f"{directory.absolute()} has no checkpoint. Give the log directory of a run that has "
+        "written one (the first is written within 30 s of the first update, or when the run is "
+        "stopped)."
+    )
+
+
+def _first_intact(
+    paths: Sequence[pathlib.Path],
+    is_fit: Callable[[Checkpoint], bool] = lambda _: True,
+    unfit: str = "",
+) -> tuple[Checkpoint | None, list[str]]:
+    """Returns the first intact checkpoint that fits, and what is wrong with those before it."""
+    damaged = []
+    for path in paths:
         try:
             loaded = read(path)
         except IncompatibleCheckpoint:
@@ -320,28 +354,10 @@ def load(
         except Exception as error:  # of any kind
             damaged.append(f"{path.name} ({_in_one_line(error)})")
             continue
-        if not is_fit(loaded):
-            damaged.append(f"{path.name} (intact, but {unfit})")
-            continue
-        if damaged:
-            _log.warning(
-                "Damaged in %s: %s. Going back to %s.", root, "; ".join(damaged), path.name
-            )
-        return loaded
-    if (
-        not _is_one(directory) and _saved(root) != paths
-    ):  # the learner has replaced them while they were being read
-        return load(directory, is_fit, unfit)
-    if damaged:
-        raise CheckpointError(
-            f"No checkpoint in {root} is of use: {'; '.join(damaged)}. Another version of impala "
-            "may have written them, or all are damaged; start over with --fresh."
-        )
-    raise CheckpointError(
-        f"{directory.absolute()} has no checkpoint. Give the log directory of a run that has "
-        "written one (the first is written within 30 s of the first update, or when the run is "
-        "stopped)."
-    )
+        if is_fit(loaded):
+            return loaded, damaged
+        damaged.append(f"{path.name} (intact, but {unfit})")
+    return None, damaged
 
 
 def read(path: pathlib.Path) -> Checkpoint:
@@ -351,9 +367,7 @@ def read(path: pathlib.Path) -> Checkpoint:
       IncompatibleCheckpoint: it is intact, but needs another version of impala.
       Exception: of any kind: it is damaged.
     """
-    contents = {name: (path / name).read_bytes() for name in FILES}
-    if not is_intact(contents):
-        raise ValueError(f"its files differ from its {_MANIFEST}")
+    contents = contents_of(path)
     state = json.loads(contents["state.json"].decode())
     config = _config(path, state)
     own = {name: state["config"][name] for name in state["own"]}
@@ -387,14 +401,9 @@ def choose(directory: pathlib.Path, text: str = "newest") -> Checkpoint:
     if text == "newest":
         return load(directory)
     paths = _named(directory, text)
-    damaged = []
-    for path in paths:
-        try:
-            return read(path)
-        except IncompatibleCheckpoint:
-            raise
-        except Exception as error:  # of any kind, as in `load`
-            damaged.append(f"{path} ({_in_one_line(error)})")
+    loaded, damaged = _first_intact(paths)
+    if loaded is not None:
+        return loaded
     if _named(directory, text) != paths:  # as in `load`
         return choose(directory, text)
     why = f"damaged: {'; '.join(damaged)}" if damaged else "not there"

@@ -171,13 +171,10 @@ def _newest_intact(logdir: pathlib.Path) -> pathlib.Path | None:
     """Returns the newest intact checkpoint of a log directory."""
     for path in reversed(checkpoint.of_kind(logdir, "checkpoints")):
         try:
-            checkpoint.read(path)
-        except checkpoint.IncompatibleCheckpoint:
-            return path  # an error later, where it is loaded
-        except Exception as error:  # of any kind
+            checkpoint.contents_of(path)
+            return path
+        except (OSError, ValueError) as error:
             _log.warning("%s is damaged (%s).", path, _shown(error))
-            continue
-        return path
     return None
 
 
@@ -413,14 +410,11 @@ class Copier:
 
     def _copy(self, kind: Kind, path: pathlib.Path) -> None:
         try:
-            contents = {file: (path / file).read_bytes() for file in checkpoint.FILES}
-            why = "" if checkpoint.is_intact(contents) else "its files differ from its MANIFEST"
-        except FileNotFoundError as error:
-            why = f"it lacks {error.filename}"
-        if why:
+            contents = checkpoint.contents_of(path)
+        except (FileNotFoundError, ValueError) as error:
             if path.is_dir():  # else it was deleted meanwhile, as a newer one was saved
                 self._damaged.add(path)
-                _log.warning("%s is not copied: %s.", path, why)
+                _log.warning("%s is not copied (%s).", path, _shown(error))
             return
         for file, content in contents.items():
             self._store.write(f"{kind}/{path.name}/{file}", content)
