@@ -19,6 +19,8 @@ from impala.config.presets import PRESETS
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Checkpoint, CheckpointError, Counters
 from impala.logdir.directory import LogDirectory, LogDirectoryBusy, LogDirectoryError, StorageError
+from learner.update import named_variables
+from learner.update.checkpoints import Due
 
 
 def _checkpoint(updates: int) -> Checkpoint:
@@ -177,7 +179,7 @@ def test_a_full_disk_leaves_the_last_one_and_no_leftovers(
 
 def test_first_checkpoint_comes_half_a_minute_after_an_update() -> None:
     now = [0.0]
-    due = checkpoint.Due(300.0, has_one=False, clock=lambda: now[0])
+    due = Due(300.0, has_one=False, clock=lambda: now[0])
 
     def reached() -> bool:
         return due.reached
@@ -201,8 +203,8 @@ def test_first_checkpoint_comes_half_a_minute_after_an_update() -> None:
 
     now[0] = 0.0
     for due in (
-        checkpoint.Due(10.0, has_one=False, clock=lambda: now[0]),  # more often anyway
-        checkpoint.Due(300.0, has_one=True, clock=lambda: now[0]),
+        Due(10.0, has_one=False, clock=lambda: now[0]),  # more often anyway
+        Due(300.0, has_one=True, clock=lambda: now[0]),
     ):
         due.updated()
     now[0] = 30.0
@@ -220,11 +222,11 @@ def test_another_network_is_refused_before_anything_is_assigned() -> None:
     variables = {"agent/000/w:0": w, "agent/001/b:0": b}
     saved = {"agent/000/w:0": np.ones((2, 3)), "agent/001/b:0": np.ones(4)}
     with pytest.raises(CheckpointError, match=r"001/b:0.*\(4,\).*\(3,\).*--fresh"):
-        checkpoint.assign(saved, variables)
+        named_variables.assign(saved, variables)
     np.testing.assert_array_equal(w, np.zeros((2, 3)))
     with pytest.raises(CheckpointError, match="agent/001/b:0"):
-        checkpoint.assign({"agent/000/w:0": np.ones((2, 3))}, variables)
-    checkpoint.assign({**saved, "agent/001/b:0": np.ones(3)}, variables)
+        named_variables.assign({"agent/000/w:0": np.ones((2, 3))}, variables)
+    named_variables.assign({**saved, "agent/001/b:0": np.ones(3)}, variables)
     np.testing.assert_array_equal(w, np.ones((2, 3)))
 
 

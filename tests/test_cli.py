@@ -556,6 +556,7 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The log directory of a Catch run with untrained weights."""
     from impala.logdir import checkpoint
     from impala.parts import build
+    from learner.update import named_variables
 
     config = PRESETS["catch"][1]
     environment = build.environment(config.environment, 1)
@@ -565,7 +566,9 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     saved = checkpoint.Checkpoint(
         config=config,
         counters=checkpoint.Counters(updates=3, frames=1234),
-        variables={n: v.numpy() for n, v in checkpoint.named("agent", agent.variables).items()},
+        variables={
+            n: v.numpy() for n, v in named_variables.named("agent", agent.variables).items()
+        },
         accounts={},
         spaces=spaces,
     )

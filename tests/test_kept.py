@@ -17,6 +17,7 @@ from impala.logdir.directory import StorageError
 from impala.types import Episode
 from learner.evaluation.best_and_milestones import Kept
 from learner.evaluation.snapshots import Evaluated
+from learner.update import named_variables
 from learner.update.checkpoints import Resumed
 
 SPACES: Any = None  # none are stored
@@ -91,7 +92,7 @@ class Story:
     def is_evaluated(self, mean: float) -> "Story":
         """The agent as it is now is a snapshot that has been evaluated."""
         learner = self._learner()
-        variables = checkpoint.of_agent(learner.variables())
+        variables = named_variables.of_agent(learner.variables())
         made = Checkpoint(self.config, learner.counters, variables, {}, incarnation=1)
         path = checkpoint.save(self.logdir, made, keep=None, kind="snapshots")
         self.evaluated.append(Evaluated(path, self.frames, mean))

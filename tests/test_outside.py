@@ -21,6 +21,7 @@ from impala.logdir import checkpoint, identity
 from impala.parts import sections
 from impala.parts.components import Allowed
 from impala.play.player import Player
+from learner.update import named_variables
 
 OUTSIDE = pathlib.Path(__file__).parent / "outside"
 ENVIRONMENT = "outside_parts.environments:Lanes"
@@ -241,7 +242,7 @@ def test_an_outside_package_is_trained_and_evaluated(
     saved = checkpoint.load(logdir)
     assert saved.own["gated"] == {"width": 24, "layers": 2}
     assert saved.own["awr"]["temperature"] == 0.25
-    assert {name.split("/", 2)[2] for name in checkpoint.of_agent(saved.variables)} >= {
+    assert {name.split("/", 2)[2] for name in named_variables.of_agent(saved.variables)} >= {
         "Gated/linear_0/w:0"
     }
     assert saved.own["lanes"] == {"lanes": 5, "steps": 8}

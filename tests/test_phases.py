@@ -19,6 +19,7 @@ from impala.parts import build
 from impala.schedule import phases
 from impala.schedule.phases import Phase
 from learner.fleet.accounts import Accounts
+from learner.update import named_variables
 from learner.update.checkpoints import resume
 from learner.update.learner import Learner
 from learner.update.phases import Phases
@@ -144,7 +145,7 @@ def test_the_log_counts_what_a_phase_trains_by_network(
 
 
 def _saved(agent: Agent) -> Checkpoint:
-    named = checkpoint.named("agent", agent.variables)
+    named = named_variables.named("agent", agent.variables)
     values = {name: variable.numpy() for name, variable in named.items()}
     return Checkpoint(Config(), Counters(frames=90), values, {})
 
@@ -155,7 +156,7 @@ def test_a_new_run_takes_what_fits_of_another_agent() -> None:
     for variable in small.variables:
         variable.assign(tf.fill(variable.shape, 3.0))
 
-    lines = checkpoint.initialise(large.variables, _saved(small))
+    lines = named_variables.initialise(large.variables, _saved(small))
 
     taken = {v.name for v in large.variables if np.all(v.numpy() == 3.0)}
     assert taken == {*("mlp/linear_0/w:0", "mlp/linear_0/b:0", "agent/policy/b:0")} | {
@@ -172,7 +173,7 @@ def test_heads_of_normalised_values_are_not_mixed_with_plain() -> None:
     for variable in normalised.variables:
         variable.assign(tf.fill(variable.shape, 3.0))
 
-    lines = checkpoint.initialise(agent.variables, _saved(normalised))
+    lines = named_variables.initialise(agent.variables, _saved(normalised))
 
     others = {v.name for v in agent.variables if not np.all(v.numpy() == 3.0)}
     assert others == {"agent/baseline/w:0", "agent/baseline/b:0"}
@@ -181,14 +182,14 @@ def test_heads_of_normalised_values_are_not_mixed_with_plain() -> None:
 
 def test_what_did_not_fit_is_named_too() -> None:
     large, small = _agent(AgentConfig(hidden_sizes=(8, 8))), _agent(AgentConfig(hidden_sizes=(8,)))
-    lines = checkpoint.initialise(small.variables, _saved(large))
+    lines = named_variables.initialise(small.variables, _saved(large))
     assert "Not taken: mlp/linear_1/w:0 (8, 8)." in lines
 
 
 def test_an_agent_of_which_nothing_fits_is_refused() -> None:
     agent = _agent(AgentConfig())
     with pytest.raises(CheckpointError, match="Nothing of that agent fits"):
-        checkpoint.initialise(agent.variables, Checkpoint(Config(), Counters(), {}, {}))
+        named_variables.initialise(agent.variables, Checkpoint(Config(), Counters(), {}, {}))
 
 
 def _checkpoint(learner: Learner, config: Config) -> Checkpoint:
@@ -209,7 +210,7 @@ def test_a_checkpoint_of_the_phase_before_gives_the_agent_alone() -> None:
     after.restore(_checkpoint(before, config))
 
     assert after.counters.frames == 400
-    for name, value in checkpoint.of_agent(before.variables()).items():
+    for name, value in named_variables.of_agent(before.variables()).items():
         np.testing.assert_array_equal(after.variables()[name], value)
 
 

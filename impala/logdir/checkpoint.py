@@ -24,7 +24,6 @@ import os
 import pathlib
 import re
 import shutil
-import time
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -56,7 +55,6 @@ FILES = (*_FILES, _MANIFEST)
 _ROOTS = ("checkpoints", "milestones", "best", "snapshots")
 _LEFTOVER = ".partial-"  # prefix of what is being written or deleted; readers ignore it
 _NAME = re.compile(r"([0-9]+)-([0-9]+)")  # updates and serial
-_FIRST_SECONDS = 30.0
 
 
 class CheckpointError(ValueError):
@@ -97,50 +95,7 @@ class Checkpoint(NamedTuple):
     @property
     def agent_values(self) -> list[np.ndarray]:
         """Returns the agent's variables in order, as `Parameters.values`."""
-        return list(of_agent(self.variables).values())
-
-
-class Due:
-    """Decides when the next checkpoint is due."""
-
-    def __init__(self, seconds: float, has_one: bool, clock: Callable[[], float] = time.monotonic):
-        """Starts the clock.
-
-        Args:
-          seconds: between checkpoints. The first of a run is due at most 30 s after its first
-            update.
-          has_one: whether the run has a checkpoint already.
-          clock: monotonic, in seconds.
-        """
-        self._seconds = seconds
-        self._awaits_first_update = not has_one
-        self._clock = clock
-        # When the first update was made that is in no checkpoint.
-        self._unsaved_since: float | None = None
-        self._next = clock() + seconds
-
-    def updated(self) -> None:
-        """Notes an update."""
-        if self._unsaved_since is None:
-            self._unsaved_since = self._clock()
-        if self._awaits_first_update:
-            self._awaits_first_update = False
-            self._next = min(self._next, self._clock() + _FIRST_SECONDS)
-
-    def saved(self) -> None:
-        """Notes that a checkpoint was written."""
-        self._unsaved_since = None
-        self._next = self._clock() + self._seconds
-
-    @property
-    def reached(self) -> bool:
-        """Returns whether the next checkpoint is due."""
-        return self._clock() >= self._next
-
-    @property
-    def age(self) -> float:
-        """Returns the seconds since the first update that is in no checkpoint; 0.0 without one."""
-        return 0.0 if self._unsaved_since is None else self._clock() - self._unsaved_since
+        return [value for name, value in self.variables.items() if name.startswith("agent/")]
 
 
 def save(
@@ -429,75 +384,6 @@ def exists(directory: pathlib.Path) -> bool:
       CheckpointError: they cannot be listed.
     """
     return bool(_saved(directory / "checkpoints"))
-
-
-def named(prefix: str, variables: Sequence[Any]) -> dict[str, Any]:
-    """Returns variables by position and name: "agent/003/linear/w:0" and so on."""
-    return {f"{prefix}/{i:03d}/{v.name}": v for i, v in enumerate(variables)}
-
-
-def assign(values: Mapping[str, np.ndarray], variables: Mapping[str, Any]) -> None:
-    """Assigns saved values to variables.
-
-    Raises:
-      CheckpointError: names or shapes do not match, so the saved run had another network, algorithm
-        or optimiser.
-    """
-    hint = "This run has another network, algorithm or optimiser; start over with --fresh."
-    if unmatched := sorted(variables.keys() ^ values.keys()):
-        raise CheckpointError(
-            f"Only one of the checkpoint and the run has {unmatched[0]!r}. {hint}"
-        )
-    for name, variable in variables.items():
-        if tuple(variable.shape) != values[name].shape:
-            raise CheckpointError(
-                f"{name!r} has shape {values[name].shape} in the checkpoint and "
-                f"{tuple(variable.shape)} in the run. {hint}"
-            )
-    for name, variable in variables.items():
-        variable.assign(values[name])
-
-
-_BASELINE_HEAD = "agent/baseline/"  # of names of variables
-
-
-def initialise(variables: Sequence[Any], saved: Checkpoint) -> list[str]:
-    """Assigns the values of another run's agent to variables of the same name and shape.
-
-    Returns:
-      Lines that list what was taken, and what was not and why.
-
-    Raises:
-      CheckpointError: nothing fits.
-    """
-    values = {_own_name(name): value for name, value in of_agent(saved.variables).items()}
-    taken, lines = [], []
-    if "popart/mean:0" in values and "popart/mean:0" not in {each.name for each in variables}:
-        lines.append("The baseline's head gave normalised values (agent.popart): it is not taken.")
-        values = {n: value for n, value in values.items() if not n.startswith(_BASELINE_HEAD)}
-    for variable in variables:
-        value = values.pop(variable.name, None)
-        if value is None:
-            lines.append(f"New: {variable.name} {tuple(variable.shape)}.")
-        elif value.shape != tuple(variable.shape):
-            lines.append(f"New: {variable.name} {tuple(variable.shape)}, which was {value.shape}.")
-        else:
-            variable.assign(value)
-            taken.append(variable.name)
-    lines += [f"Not taken: {name} {value.shape}." for name, value in values.items()]
-    if not taken:
-        raise CheckpointError(f"Nothing of that agent fits this one. {' '.join(lines)}")
-    return [f"Taken from {saved.counters.frames:,} frames: {', '.join(taken)}.", *lines]
-
-
-def of_agent(named: Mapping[str, T]) -> dict[str, T]:
-    """Returns the agent's part of what `named` returned."""
-    return {name: value for name, value in named.items() if name.startswith("agent/")}
-
-
-def _own_name(name: str) -> str:
-    """Returns the variable's own part of a name from `named`."""
-    return name.split("/", 2)[2]
 
 
 def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:

@@ -2,6 +2,7 @@
 
 import logging
 import pathlib
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Checkpoint, CheckpointError, Counters
 from learner.data.replay import Replay
 from learner.fleet.accounts import Accounts
+from learner.update import named_variables
 from learner.update.learner import Learner
 from learner.update.peers import Peers
 from learner.update.phases import Phases
@@ -19,6 +21,7 @@ from learner.update.training import Iteration
 _log = logging.getLogger(__name__)
 
 _ALONE = Peers()
+_FIRST_SECONDS = 30.0
 
 
 class Resumed(NamedTuple):
@@ -58,10 +61,12 @@ def resume(
     if not peers.is_first:
         saved = _at_most(counters, logdir)
     if saved is None and initial is not None:
-        for line in checkpoint.initialise(phases.agent.variables, initial):
+        for line in named_variables.initialise(phases.agent.variables, initial):
             _log.info("%s", line)
     if saved is not None and saved.algorithm != phases.algorithm_at(counters):
-        checkpoint.initialise(phases.agent.variables, saved)  # for what the algorithm copies of it
+        named_variables.initialise(
+            phases.agent.variables, saved
+        )  # for what the algorithm copies of it
     learner = phases.learner_at(counters)
     if saved is not None:
         learner.restore(saved)
@@ -117,12 +122,55 @@ def of_agent(learner: Learner, spaces: Spaces, incarnation: int = 0) -> Checkpoi
     return Checkpoint(
         learner.config,
         learner.counters,
-        checkpoint.of_agent(learner.variables()),
+        named_variables.of_agent(learner.variables()),
         accounts={},
         algorithm=learner.phase.algorithm,
         spaces=spaces,
         incarnation=incarnation,
     )
+
+
+class Due:
+    """Decides when the next checkpoint is due."""
+
+    def __init__(self, seconds: float, has_one: bool, clock: Callable[[], float] = time.monotonic):
+        """Starts the clock.
+
+        Args:
+          seconds: between checkpoints. The first of a run is due at most 30 s after its first
+            update.
+          has_one: whether the run has a checkpoint already.
+          clock: monotonic, in seconds.
+        """
+        self._seconds = seconds
+        self._awaits_first_update = not has_one
+        self._clock = clock
+        # When the first update was made that is in no checkpoint.
+        self._unsaved_since: float | None = None
+        self._next = clock() + seconds
+
+    def updated(self) -> None:
+        """Notes an update."""
+        if self._unsaved_since is None:
+            self._unsaved_since = self._clock()
+        if self._awaits_first_update:
+            self._awaits_first_update = False
+            self._next = min(self._next, self._clock() + _FIRST_SECONDS)
+
+    def saved(self) -> None:
+        """Notes that a checkpoint was written."""
+        self._unsaved_since = None
+        self._next = self._clock() + self._seconds
+
+    @property
+    def reached(self) -> bool:
+        """Returns whether the next checkpoint is due."""
+        return self._clock() >= self._next
+
+    @property
+    def age(self) -> float:
+        """Returns the seconds since the first update that is in no checkpoint; 0.0 without one."""
+        return 0.0 if self._unsaved_since is None else self._clock() - self._unsaved_since
 
 
 class Checkpoints:
@@ -157,7 +205,7 @@ class Checkpoints:
         self._replay_added = resumed.replay_added
         seconds = resumed.learner.config.learner.checkpoint_seconds
         has_one = resumed.learner.counters.updates > 0
-        self._due = checkpoint.Due(seconds, has_one, peers.clock if clock is None else clock)
+        self._due = Due(seconds, has_one, peers.clock if clock is None else clock)
         self._saved = resumed.learner.counters
 
     @property

@@ -13,14 +13,13 @@ from impala.algorithms.base import Algorithm, LossOutput, Played
 from impala.config.schema import Config
 from impala.environments.spaces import TASK
 from impala.finite import is_finite
-from impala.logdir import checkpoint
-from impala.logdir.checkpoint import Counters
+from impala.logdir.checkpoint import Checkpoint, Counters
 from impala.parts import sections
 from impala.schedule import tasks
 from impala.schedule.phases import Phase
 from impala.types import Array, Batch
 from learner.data.bounds import limit_of
-from learner.update import devices, optimisers
+from learner.update import devices, named_variables, optimisers
 from learner.update.replicas import Replicas
 
 T = TypeVar("T")
@@ -214,7 +213,7 @@ class Learner:
         named = self._named_variables()
         return dict(zip(named, _values(map(self._replicas.first, named.values())), strict=True))
 
-    def restore(self, saved: checkpoint.Checkpoint) -> None:
+    def restore(self, saved: Checkpoint) -> None:
         """Restores a checkpoint; if another algorithm wrote it, only the agent.
 
         Raises:
@@ -222,8 +221,11 @@ class Learner:
         """
         values, variables = saved.variables, self._named_variables()
         if saved.algorithm != self.phase.algorithm:
-            values, variables = checkpoint.of_agent(values), checkpoint.of_agent(variables)
-        checkpoint.assign(values, variables)
+            values, variables = (
+                named_variables.of_agent(values),
+                named_variables.of_agent(variables),
+            )
+        named_variables.assign(values, variables)
         self.counters = saved.counters
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
@@ -232,9 +234,9 @@ class Learner:
         Raises:
           CheckpointError: they belong to another network, algorithm or optimiser.
         """
-        checkpoint.assign(values, self._named_variables())
+        named_variables.assign(values, self._named_variables())
 
-    def roll_back(self, saved: checkpoint.Checkpoint) -> None:
+    def roll_back(self, saved: Checkpoint) -> None:
         """Restores the variables of a checkpoint as the next version; counters are not reset.
 
         Raises:
@@ -251,9 +253,9 @@ class Learner:
         of_agent = {id(variable) for variable in self._of_agent}
         others = [v for v in self._algorithm.variables if id(v) not in of_agent]
         return {
-            **checkpoint.named("agent", self._of_agent),
-            **checkpoint.named("algorithm", others),
-            **checkpoint.named("optimiser", self._optimiser.variables),
+            **named_variables.named("agent", self._of_agent),
+            **named_variables.named("algorithm", others),
+            **named_variables.named("optimiser", self._optimiser.variables),
         }
 
     def _update_once(
