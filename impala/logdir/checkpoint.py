@@ -26,7 +26,7 @@ import re
 import shutil
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -39,7 +39,6 @@ from impala.logdir import atomic
 from impala.logdir.directory import StorageError
 from impala.runtime.installation import VERSION
 
-T = TypeVar("T")
 Kind = Literal["checkpoints", "milestones", "best", "snapshots"]
 
 _log = logging.getLogger(__name__)

@@ -64,9 +64,8 @@ def resume(
         for line in named_variables.initialise(phases.agent.variables, initial):
             _log.info("%s", line)
     if saved is not None and saved.algorithm != phases.algorithm_at(counters):
-        named_variables.initialise(
-            phases.agent.variables, saved
-        )  # for what the algorithm copies of it
+        # For what the algorithm copies of the agent.
+        named_variables.initialise(phases.agent.variables, saved)
     learner = phases.learner_at(counters)
     if saved is not None:
         learner.restore(saved)
