@@ -34,7 +34,7 @@ TEST := $(BIN)/python -m pytest -m "not slow" --numprocesses 3 --dist worksteal 
 
 .DEFAULT_GOAL := help
 .PHONY: help setup clients protos train test test-slow soak image-test manifests check dist bench results \
-	golden lock clean
+	lock clean
 
 ## setup: make .venv with everything that the lock files pin, and the impala command
 setup: $(STAMP) protos
@@ -125,10 +125,6 @@ bench: setup
 ## results: render the pages of results; ARGS="run catch" runs what has no record yet, ARGS=list lists
 results: setup
 	$(BIN)/python -m ledger $(or $(ARGS),render)
-
-## golden: make the golden files of the compliance kit, impala/conform/golden
-golden: setup
-	PYTHONPATH=tests $(BIN)/python -m golden
 
 ## lock: pin the newest versions that pyproject.toml allows
 lock: $(STAMP)

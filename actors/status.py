@@ -46,10 +46,7 @@ def _about_the_run(learner: str, status: pb.RunStatus) -> list[str]:
     ]
     if status.checked or status.mistakes:
         found = _counts("found", status.mistakes) if status.mistakes else "none"
-        lines.append(
-            f"mistakes: {found} in {status.checked:,} messages, "
-            f"{status.recomputed:,} unrolls computed again"
-        )
+        lines.append(f"mistakes: {found} in {status.checked:,} messages")
     if status.skipped_updates or status.rollbacks:
         lines.append(
             f"updates: {status.skipped_updates:,} skipped as not finite, "

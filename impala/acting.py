@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 import tree
@@ -19,7 +18,7 @@ import tree
 from impala.agents.agent import Agent
 from impala.agents.distributions import EpsilonGreedy
 from impala.config.schema import AgentConfig
-from impala.environments.spaces import Spaces, choices
+from impala.environments.spaces import Spaces, choices, leaves
 from impala.parts import build
 from impala.types import Nest, StepType, TimeStep
 
@@ -49,7 +48,7 @@ class ActingStep:
 
     def __init__(self, agent: Agent, spaces: Spaces, config: AgentConfig) -> None:
         self._agent = agent
-        self._leaves = list(_leaves(spaces[1]))
+        self._leaves = [leaf for _, leaf in leaves(spaces[1], is_sorted=False)]
         self._anneal = config.epsilon.anneal
         specs = build.unroll_spec(agent, *spaces, unroll_length=1)
         self._observation, self._core_state = specs.timestep.observation, specs.core_state
@@ -221,19 +220,6 @@ def _read_as(variables: Sequence[tf.Variable], tensors: Sequence[tf.Tensor]) -> 
 def _instead(tensor: tf.Tensor, no_copy: bool = False) -> tf.Tensor:
     del no_copy
     return tensor
-
-
-def _leaves(space: gym.Space) -> Iterator[gym.Space]:
-    """Yields the leaves of an action space in the order of their parameters."""
-    match space:
-        case gym.spaces.Dict():
-            for part in space.spaces.values():
-                yield from _leaves(part)
-        case gym.spaces.Tuple():
-            for part in space.spaces:
-                yield from _leaves(part)
-        case _:
-            yield space
 
 
 def _named(nest: Nest) -> list[tuple[str, Nest]]:

@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import tree
 
-from impala.config.schema import AgentConfig, ChecksConfig, Config, QuarantineConfig
+from impala.config.schema import ChecksConfig, Config, QuarantineConfig
 from impala.schedule.tasks import Schedule
 from impala.types import AgentOutput, ArraySpec, StepType, TimeStep, Unroll
 from learner.data.bounds import Bounds, MessageBounds
@@ -23,7 +23,6 @@ from learner.fleet.receipts import ReceiptProofs
 from learner.fleet.records import Records
 from learner.fleet.refused_outputs import RefusedOutputs
 from learner.fleet.roster import Roster
-from learner.service import description
 from learner.service.executable import ExecutablePolicy
 from learner.service.inference import Inference
 from learner.service.service import LearnerService, Lineage
@@ -45,11 +44,6 @@ SPACES = (
         }
     ),
     gym.spaces.Discrete(3),
-)
-DESCRIBED = pb.JoinReply(
-    observation_space=description.leaves(SPACES[0], description.OBSERVATION),
-    action_space=description.leaves(SPACES[1], description.ACTION),
-    policy=description.policy(AgentConfig(), SPACES, ()),
 )
 SETTINGS = pb.ActorSettings(
     tasks=[
@@ -172,7 +166,7 @@ def service(
         max_envs_per_message=max_envs,
         max_in_flight=2,
         bounds=bounds(num_tasks=schedule.num_tasks),
-        described=DESCRIBED,
+        spaces=SPACES,
         checks=ChecksConfig(on_mistake),
     )
     records = Records(

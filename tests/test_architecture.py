@@ -56,7 +56,7 @@ LIBRARY = "impala.__init__"
 MAY_IMPORT_GRPC = (
     *("actors.channel", "actors.client", "actors.connection", "actors.evaluator"),
     *("learner.service.calls", "learner.service.probes", "learner.service.server"),
-    *("impala.conform.cases", "impala.conform.learner", "impala.conform.probe"),
+    *("impala.conform.cases", "impala.conform.learner"),
     "protos.impala.v1.learner_pb2_grpc",
 )
 GRPC = ("grpc", "grpc_health", "protos.impala.v1.learner_pb2_grpc")
@@ -64,7 +64,7 @@ GRPC = ("grpc", "grpc_health", "protos.impala.v1.learner_pb2_grpc")
 WITHOUT_TENSORFLOW = (
     *("actors.channel", "actors.client", "actors.connection", "actors.evaluator"),
     *("actors.session", "actors.status"),
-    *("impala.config.schema", "impala.conform", "impala.environments", "impala.sweeps"),
+    *("impala.config.schema", "impala.environments", "impala.sweeps"),
     *("impala.testing.environments", "impala.types", "learner.checks"),
     *("learner.service.service", "protos"),
 )

@@ -75,7 +75,7 @@ def _run(**settings: Any) -> Iterator[Run]:
             {
                 "environment": {"id": "External", "kwargs": json.dumps(COUNTS), **settings},
                 "learner": {"unroll_length": T},
-                "checks": {"on_mistake": "refuse", "recompute": 1.0},
+                "checks": {"on_mistake": "refuse"},
             },
         )
     )

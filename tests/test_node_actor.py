@@ -1,4 +1,4 @@
-"""The actor in clients/node, which is written from the page of the wire protocol alone: it learns.
+"""The actor in clients/node, for which the learner acts: it learns.
 
 `test_conform.py` puts it through the cases of the compliance kit.
 """
@@ -8,7 +8,6 @@ import pathlib
 
 import node
 import numpy as np
-import pytest
 import services
 
 import impala
@@ -45,13 +44,6 @@ def greedy_return(logdir: pathlib.Path, episodes: int, steps: int) -> float:
 def test_it_trains_catch_as_the_only_actor(tmp_path: pathlib.Path) -> None:
     _trained(tmp_path / "run", "catch", "--total-frames", 200_000)
     assert greedy_return(tmp_path / "run", episodes=200, steps=9) >= 0.99
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-def test_it_trains_pendulum_as_the_only_actor(tmp_path: pathlib.Path) -> None:
-    _trained(tmp_path / "run", "pendulum")
-    assert greedy_return(tmp_path / "run", episodes=100, steps=200) >= -180.0
 
 
 def test_its_lock_file_names_no_place_to_download_from() -> None:

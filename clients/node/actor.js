@@ -1,127 +1,177 @@
 #!/usr/bin/env node
-// An actor for IMPALA as a service, written from docs/wire-protocol.md and learner.proto alone. It
-// plays for a learner until training is finished:
+// An actor for IMPALA as a service, written from docs/wire-protocol.md and learner.proto alone. It has
+// no network: the learner acts. It plays until training is finished:
 //   node actor.js --learner 127.0.0.1:5000
-import { createHash } from 'node:crypto';
-import { endianness, hostname } from 'node:os';
+import { randomBytes } from 'node:crypto';
+import { hostname } from 'node:os';
 import { fileURLToPath } from 'node:url';
-import { setImmediate as turn } from 'node:timers/promises';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
-import { Agent } from './agent.js';
+import grpc from '@grpc/grpc-js';
+import { loadSync } from '@grpc/proto-loader';
 import { Group } from './group.js';
-import { Session } from './session.js';
 
-const USAGE = `usage: node actor.js --learner HOST:PORT [options]
-
-  --learner HOST:PORT     address of the learner, or unix:PATH
-  --name NAME             unique in the fleet (default: made from host and process)
-  --num-envs N            environments (default: what the learner advises)
-  --reconnect-timeout S   seconds without a learner after which to give up (default: never)
-  --proto FILE            learner.proto (default: that of this repository)`;
-// Settings that change what is played, of those that may stand in settings.needs. What is computed of
-// an observation, and how an action is drawn, JoinReply describes: agent.js refuses what it does not know.
+const USAGE = 'usage: node actor.js --learner HOST:PORT|unix:PATH [--name NAME] [--num-envs N]';
+const PROTO = fileURLToPath(new URL('../../protos/impala/v1/learner.proto', import.meta.url));
+const PROTOCOL = { major: 2, minor: 4 };
+const [FIRST_BACKOFF, LONGEST_BACKOFF] = [0.1, 10]; // seconds
+// Settings that change what is played, which this actor knows or which do not matter to it.
 const KNOWN = /^(environment\.(id|kwargs|vectorization)|agent\..*|evaluator\..*)$/;
+const CHANNEL = {
+  'grpc.keepalive_time_ms': 30_000,
+  'grpc.keepalive_timeout_ms': 10_000,
+  'grpc.max_reconnect_backoff_ms': 10_000,
+};
+const { status: code } = grpc;
+// Statuses that another attempt would not change.
+const REFUSALS = ['FAILED_PRECONDITION', 'INVALID_ARGUMENT', 'PERMISSION_DENIED', 'UNAUTHENTICATED', 'UNIMPLEMENTED'];
+// Rejections after which to join again before anything else is sent.
+const REASONS_TO_JOIN = ['REASON_FINGERPRINT', 'REASON_SEQUENCE', 'REASON_NUM_ENVS', 'REASON_QUARANTINED'];
 
-// Plays until the end of training.
-export async function play(session, { numEnvs } = {}) {
-  const running = session.run();
-  running.catch(() => {}); // `until` throws the same
-  await session.until(() => session.reply);
-  while (!session.finished) {
-    // Everything is made anew when another run answers, or messages have to be smaller.
-    const { reply } = session;
-    const groups = makeGroups(reply, session.incarnation, numEnvs);
-    const fits = () =>
-      session.reply.fingerprint === reply.fingerprint && groups[0].numEnvs <= session.reply.limits.num_envs;
-    while (!session.finished && fits()) {
-      const parameters = await session.newestParameters();
-      for (const group of groups) {
-        if (session.finished || !fits()) break;
-        if (group === groups.at(-1)) session.prefetch(); // late, to have them when the next round begins
-        await turn(); // playing blocks: let receipts and parameters come in
-        await session.send(group.play(parameters));
+// A failure after which to join again.
+class Interrupted extends Error {}
+
+// A stream with one reply to each request, in order.
+class Conversation {
+  constructor(stream) {
+    this.stream = stream;
+    const fail = (error) => {
+      this.failed ??= interrupted(error);
+      this.reject?.(this.failed);
+    };
+    stream.on('data', (reply) => this.resolve?.(reply));
+    stream.on('error', fail);
+    stream.on('end', () => fail({ details: 'The learner has ended a stream.' }));
+  }
+
+  ask(request) {
+    return new Promise((resolve, reject) => {
+      Object.assign(this, { resolve, reject });
+      if (this.failed) reject(this.failed);
+      else this.stream.write(request);
+    });
+  }
+}
+
+class Actor {
+  constructor(learner, name, numEnvs) {
+    // 64-bit numbers become strings, which are exact; enums their names.
+    const loaded = loadSync(PROTO, { keepCase: true, longs: String, enums: String, defaults: true });
+    const { impala } = grpc.loadPackageDefinition(loaded);
+    this.client = new impala.v1.Learner(learner, grpc.credentials.createInsecure(), CHANNEL);
+    this.reply = null; // of the last Join
+    this.finished = false;
+    this.named = { actor: name, incarnation: String(randomBytes(8).readBigUInt64LE() || 1n) };
+    this.numEnvs = numEnvs;
+    this.sequence = 0; // of the newest message
+    this.acknowledged = { acknowledged_sequence: '0', acknowledged_unrolls: '0', proof: Buffer.alloc(0) };
+    this.message = null; // has no receipt
+    this.group = null;
+    this.made = seconds(); // the last message
+    this.waited = 0; // seconds since, for the receipt
+  }
+
+  // Plays until the end of training.
+  async run() {
+    for (let backoff = FIRST_BACKOFF; ; backoff = Math.min(2 * backoff, LONGEST_BACKOFF)) {
+      const began = seconds();
+      try {
+        return await this.session();
+      } catch (error) {
+        if (!(error instanceof Interrupted) || REFUSALS.includes(code[error.code])) throw error;
+        console.error(`${this.named.actor}: ${code[error.code] ?? ''} ${error.message}`);
       }
+      if (seconds() - began > Math.max(backoff, 0.5)) backoff = FIRST_BACKOFF; // it was a good session
+      await sleep(1000 * backoff * (0.5 + 0.5 * Math.random()));
     }
   }
-  await running;
-}
 
-function makeGroups(reply, incarnation, numEnvs) {
-  const unknown = reply.settings.needs.filter((setting) => !KNOWN.test(setting));
-  if (unknown.length) {
-    throw new Error(`The learner (${reply.version}) needs ${unknown.join(', ')}, which this actor does not know.`);
+  // Joins, and plays for as long as the connection holds. Returns at the end of training.
+  async session() {
+    await this.join();
+    const acting = new Conversation(this.client.Act());
+    const sending = new Conversation(this.client.StreamUnrolls());
+    try {
+      while (!this.finished) {
+        this.message ??= await this.play(acting);
+        if (this.message) await this.send(sending);
+      }
+    } finally {
+      acting.stream.cancel();
+      sending.stream.cancel();
+    }
   }
-  if (reply.settings.tasks.length !== 1) {
-    throw new Error(`This actor plays one task, the learner has ${reply.settings.tasks.length}.`);
-  }
-  const { num_envs: advised, num_groups: count } = reply.settings.actor;
-  const total = numEnvs ?? Number(advised);
-  const inGroup = Math.min(Math.max(1, Math.floor(total / Number(count))), reply.limits.num_envs);
-  return Array.from({ length: Math.max(1, Math.floor(total / inGroup)) }, (_, place) => {
-    // `life` takes the incarnation's place in a run that is to be reproducible.
-    const start = reply.life === '0' ? incarnation : reply.life;
-    const random = generator([reply.seed, reply.actor_index, start, place].join());
-    return new Group(reply, new Agent(reply, random), inGroup, random);
-  });
-}
 
-// Returns a function that draws numbers from 0 to 1 (sfc32, Doty-Humphrey's PractRand), seeded by a hash.
-function generator(seed) {
-  const hash = createHash('sha256').update(seed).digest();
-  let [a, b, c, counter] = [0, 4, 8, 12].map((at) => hash.readInt32LE(at));
-  return () => {
-    const drawn = (a + b + counter) | 0;
-    counter = (counter + 1) | 0;
-    a = b ^ (b >>> 9);
-    b = (c + (c << 3)) | 0;
-    c = (((c << 21) | (c >>> 11)) + drawn) | 0;
-    return (drawn >>> 0) / 2 ** 32;
-  };
-}
-
-function options() {
-  const string = { type: 'string' };
-  const { values } = parseArgs({
-    options: {
-      ...{ learner: string, name: string, 'num-envs': string, 'reconnect-timeout': string, proto: string },
-      help: { type: 'boolean' },
-    },
-  });
-  if (values.help) {
-    console.log(USAGE);
-    process.exit(0);
+  async join() {
+    const version = 'impala-actor-node 0.1.0';
+    const request = { protocol: PROTOCOL, ...this.named, role: 'ROLE_ACTOR', version, ...this.acknowledged };
+    const reply = await new Promise((resolve, reject) => {
+      const done = (error, joined) => (error ? reject(interrupted(error)) : resolve(joined));
+      this.client.Join(request, { deadline: Date.now() + 10_000 }, done);
+    });
+    const { protocol: { major }, settings: { needs, tasks, actor }, limits } = reply;
+    if (major !== PROTOCOL.major) throw new Error(`The learner speaks protocol ${major}, this actor ${PROTOCOL.major}.`);
+    const unknown = needs.filter((setting) => !KNOWN.test(setting));
+    if (unknown.length || tasks.length !== 1 || reply.needs_permits) {
+      throw new Error(`The learner has ${tasks.length} tasks, permits or ${unknown}, which this actor does not know.`);
+    }
+    if (this.reply && this.reply.fingerprint !== reply.fingerprint) { // another run
+      this.message = this.group = null;
+      this.sequence = Number(this.acknowledged.acknowledged_sequence);
+    }
+    const numEnvs = Math.min(this.numEnvs ?? Number(actor.num_envs), limits.num_envs);
+    if (this.group?.numEnvs !== numEnvs) this.group = new Group(reply, numEnvs);
+    [this.reply, this.finished] = [reply, reply.finished];
   }
-  if (!values.learner) throw new Error('--learner is missing');
-  const positive = (name) => {
-    if (values[name] === undefined) return undefined;
-    if (!(Number(values[name]) > 0)) throw new Error(`--${name} is ${values[name]}: give a number above 0`);
-    return Number(values[name]);
-  };
-  return {
-    learner: values.learner,
-    name: values.name ?? `${hostname()}-node-${process.pid}`,
-    numEnvs: positive('num-envs'),
-    reconnectSeconds: positive('reconnect-timeout'),
-    proto: values.proto ?? fileURLToPath(new URL('../../protos/impala/v1/learner.proto', import.meta.url)),
-  };
-}
 
-export async function main() {
-  let told;
-  try {
-    told = options();
-  } catch (error) {
-    console.error(`${error.message}\n\n${USAGE}`);
-    return 2;
+  // Plays one unroll of each environment, in which the learner acts. Returns the message, or null at the end.
+  async play(acting) {
+    const { group } = this;
+    this.group = null; // if the stream breaks nobody can finish this unroll: begin with new episodes
+    const unroll = await group.play((row) => acting.ask({ ...this.named, ...row }));
+    this.finished = unroll === null;
+    if (this.finished) return null;
+    this.group = group;
+    const elapsed_seconds = seconds() - this.made;
+    const waited_seconds = Math.min(this.waited, elapsed_seconds);
+    [this.made, this.sequence] = [seconds(), this.sequence + 1];
+    const { sequence, reply: { fingerprint } } = this;
+    return { ...this.named, sequence, fingerprint, ...unroll, elapsed_seconds, waited_seconds };
   }
-  try {
-    if (endianness() !== 'LE') throw new Error('This CPU is big endian: swap the bytes in session.js.');
-    await play(new Session(told), told);
-    return 0;
-  } catch (error) {
-    console.error(`impala-actor: ${error.message}`);
-    return 1;
+
+  // Sends the message, and deals with its receipt.
+  async send(sending) {
+    const asked = seconds();
+    const receipt = await sending.ask(this.message);
+    this.waited = seconds() - asked;
+    const { sequence, status, reason, detail, acknowledged_unrolls, proof } = receipt;
+    if (reason === 'REASON_UNKNOWN_ACTOR') throw new Interrupted(detail); // the message keeps its number
+    if (sequence !== String(this.message.sequence)) throw new Error(`The receipt of message ${sequence} is not due.`);
+    this.acknowledged = { acknowledged_sequence: sequence, acknowledged_unrolls, proof };
+    this.message = null;
+    this.finished = status === 'STATUS_FINISHED';
+    if (this.finished || status === 'STATUS_ACCEPTED' || status === 'STATUS_DUPLICATE') return;
+    console.error(`${this.named.actor}: message ${sequence} was rejected (${reason}): ${detail}`);
+    if (REASONS_TO_JOIN.includes(reason)) throw new Interrupted(detail);
   }
 }
 
-if (process.argv[1] === fileURLToPath(import.meta.url)) process.exit(await main());
+function interrupted({ code, details }) {
+  return Object.assign(new Interrupted(details), { code });
+}
+
+function seconds() {
+  return performance.now() / 1000;
+}
+
+const string = { type: 'string' };
+try {
+  const { values } = parseArgs({ options: { learner: string, name: string, 'num-envs': string } });
+  if (!values.learner) throw new Error(USAGE);
+  const { learner, name = `${hostname()}-node-${process.pid}`, 'num-envs': numEnvs } = values;
+  await new Actor(learner, name, numEnvs && Number(numEnvs)).run();
+  process.exit(0);
+} catch (error) {
+  console.error(`impala-actor: ${error.message}`);
+  process.exit(1);
+}

@@ -1,125 +1,95 @@
-// A group of environments that step together, and the rows that they write: everything that
-// docs/wire-protocol.md says under "Rows" is here.
-import { makeEnvironments } from './environments.js';
+// Environments that step together, and the rows that they write: everything that
+// docs/wire-protocol.md says under "Rows" is here. A row is an object of Buffers, by the names of
+// unroll_specs: the bytes of all environments, [E, ...].
+import { Catch } from './catch.js';
 
 const FIRST = 0, MID = 1, LAST = 2;
-const ARRAYS = { // by the dtype of a spec
-  DTYPE_INT8: Int8Array, DTYPE_UINT8: Uint8Array, DTYPE_INT64: BigInt64Array, DTYPE_FLOAT32: Float32Array,
-};
-const NUMBERS = (dtype, shape = []) => ({ dtype, shape });
+const OBSERVATION = 'timestep/observation', STEP_TYPE = 'timestep/step_type', ACTION = 'output/action';
+const BYTES = { DTYPE_UINT8: 1, DTYPE_INT8: 1, DTYPE_INT64: 8, DTYPE_FLOAT32: 4 };
 
 export class Group {
-  // reply: the JoinReply. Throws an Error if its specs are not those of the environments here.
-  constructor(reply, agent, numEnvs, random) {
-    this.agent = agent;
+  // reply: the JoinReply. Throws an Error if it is for other environments than those here.
+  constructor(reply, numEnvs) {
+    const { id, kwargs } = reply.settings.tasks[0].environment;
+    if (id !== 'Catch' || kwargs !== '{}') throw new Error(`The learner plays ${id} ${kwargs}, this actor Catch.`);
+    this.environments = Array.from({ length: numEnvs }, () => new Catch());
     this.numEnvs = numEnvs;
     this.length = reply.unroll_length;
-    this.environments = makeEnvironments(reply.settings.tasks[0].environment, numEnvs, random);
-    this.specs = reply.unroll_specs;
-    this.checkSpecs();
-    this.episodes = this.environments.map(() => ({ episode_return: 0, length: 0, frames: 0 }));
-    this.ended = this.environments.map(() => false);
-    this.arrays = this.allocate();
+    this.specs = reply.unroll_specs.filter(({ name }) => !name.startsWith('core_state'));
+    this.outputs = this.specs.map(({ name }) => name).filter((name) => name.startsWith('output/'));
+    const zeros = ({ dtype, shape }) => Buffer.alloc(BYTES[dtype] * numEnvs * shape.reduce((a, b) => a * b, 1));
+    // The agent's memory, which is zeros at first.
+    this.state = reply.unroll_specs.slice(this.specs.length).map(zeros);
     // The reset, as if it were row T of an unroll before: no output led to it.
-    this.environments.forEach((environment, env) => {
-      environment.reset();
-      this.write(this.length, env, { step_type: FIRST, reward: 0, discount: 1 });
-    });
+    const ofRow = this.specs.map(({ name, dtype, shape }) => [name, zeros({ dtype, shape: shape.slice(1) })]);
+    this.last = { ...Object.fromEntries(ofRow), ...this.timesteps((env) => this.begin(env)) };
+    this.ended = this.environments.map(() => false);
+    this.episodes = this.environments.map(newEpisode);
   }
 
-  // Acts T steps with one version of the parameters. Returns what a message says of them.
-  play(parameters) {
-    const before = this.arrays;
-    this.arrays = this.allocate();
-    for (const spec of this.specs) {
-      const [rowsBefore, rows] = [before[spec.name], this.arrays[spec.name]];
-      rows.set(rowsBefore.subarray(rowsBefore.length - rows.length / (this.length + 1))); // row 0 is row T
-    }
+  // Plays T steps. act(row) resolves to the ActReply to an ActRequest. Returns what a message says of the
+  // unroll, or null if training has ended.
+  async play(act) {
+    const rows = [this.last]; // row 0 is row T of the unroll before
+    const before = this.state;
     const frames = new Array(this.numEnvs).fill(0);
     const episodes = [];
+    let said;
     for (let row = 1; row <= this.length; row++) {
-      const outputs = this.agent.compute(parameters, this.row('timestep/observation', row - 1), this.numEnvs);
-      this.row('output/policy', row).set(outputs.policy);
-      this.row('output/baseline', row).set(outputs.baseline);
-      for (let env = 0; env < this.numEnvs; env++) {
-        const action = this.agent.act(parameters, this.of('output/policy', row, env));
-        const { isSeam, ended } = this.step(row, env, action);
-        frames[env] += isSeam ? 0 : 1;
-        if (ended) episodes.push(ended);
-      }
+      const given = [this.last[OBSERVATION], this.last[STEP_TYPE], ...this.state];
+      said = await act({ begins: row === 1, num_envs: this.numEnvs, tensors: given });
+      if (said.finished) return null;
+      this.state = said.tensors.slice(this.outputs.length);
+      const outputs = Object.fromEntries(this.outputs.map((name, i) => [name, said.tensors[i]]));
+      const timesteps = this.timesteps((env) => {
+        if (this.ended[env]) { // the seam: the action is ignored
+          this.ended[env] = false;
+          return this.begin(env);
+        }
+        frames[env] += 1;
+        return this.step(env, Number(outputs[ACTION].readBigInt64LE(8 * env)), episodes);
+      });
+      this.last = { ...timesteps, ...outputs };
+      rows.push(this.last);
     }
-    return { parameters, num_envs: this.numEnvs, frames, episodes, arrays: this.arrays };
+    const tensors = this.specs.map(({ name }) => Buffer.concat(rows.map((row) => row[name])));
+    const { learner_incarnation, parameter_version } = said; // the same in all of an unroll
+    const played = { num_envs: this.numEnvs, frames, episodes, tensors: [...tensors, ...before] };
+    return { ...played, learner_incarnation, parameter_version };
   }
 
-  // Takes one step of one environment. After the end of an episode it is the seam: the action is
-  // ignored, and the first observation of the next episode is what follows.
-  step(row, env, action) {
-    const environment = this.environments[env];
-    const actions = this.of('output/action', row, env);
-    actions.set(actions instanceof BigInt64Array ? action.map(BigInt) : action);
-    if (this.ended[env]) {
-      this.ended[env] = false;
-      environment.reset();
-      this.write(row, env, { step_type: FIRST, reward: 0, discount: 1 });
-      return { isSeam: true };
-    }
-    const { reward, terminated, truncated } = environment.step(action);
-    this.ended[env] = terminated || truncated;
-    this.write(row, env, { step_type: this.ended[env] ? LAST : MID, reward, discount: terminated ? 0 : 1 });
+  begin(env) {
+    this.environments[env].reset();
+    return { stepType: FIRST, reward: 0, discount: 1 };
+  }
+
+  step(env, action, episodes) {
+    const { reward, terminated, truncated } = this.environments[env].step(action);
     const episode = this.episodes[env];
     episode.episode_return += reward;
     episode.length += 1;
     episode.frames += 1;
-    if (!this.ended[env]) return { isSeam: false };
-    this.episodes[env] = { episode_return: 0, length: 0, frames: 0 };
-    return { isSeam: false, ended: episode };
-  }
-
-  write(row, env, timestep) {
-    for (const [name, value] of Object.entries(timestep)) this.of(`timestep/${name}`, row, env)[0] = value;
-    this.environments[env].observe(this.of('timestep/observation', row, env));
-  }
-
-  // Row t of a leaf, [E, ...], as a part of its array [T + 1, E, ...].
-  row(name, t) {
-    const size = this.arrays[name].length / (this.length + 1);
-    return this.arrays[name].subarray(t * size, (t + 1) * size);
-  }
-
-  // The numbers of one environment in it.
-  of(name, t, env) {
-    const row = this.row(name, t);
-    const size = row.length / this.numEnvs;
-    return row.subarray(env * size, (env + 1) * size);
-  }
-
-  allocate() {
-    const sized = ({ name, dtype, shape }) => [name, new ARRAYS[dtype](product(shape) * this.numEnvs)];
-    return Object.fromEntries(this.specs.map(sized));
-  }
-
-  checkSpecs() {
-    const [{ observation, action }] = this.environments;
-    const parameters = this.agent.factors.reduce((sum, factor) => sum + factor.num_parameters, 0);
-    const ours = {
-      'timestep/observation': observation,
-      'timestep/reward': NUMBERS('DTYPE_FLOAT32'),
-      'timestep/discount': NUMBERS('DTYPE_FLOAT32'),
-      'timestep/step_type': NUMBERS('DTYPE_INT8'),
-      'output/action': action,
-      'output/policy': NUMBERS('DTYPE_FLOAT32', [parameters]),
-      'output/baseline': NUMBERS('DTYPE_FLOAT32'),
-    };
-    const told = (specs) => specs.map(({ name, dtype, shape }) => `${name} ${dtype} [${shape}]`).join(', ');
-    const expected = Object.entries(ours).map(([name, { dtype, shape }]) => {
-      return { name, dtype, shape: [this.length + 1, ...shape] };
-    });
-    if (told(expected) !== told(this.specs)) {
-      throw new Error(`The learner's unrolls are ${told(this.specs)}; this actor makes ${told(expected)}.`);
+    this.ended[env] = terminated || truncated;
+    if (this.ended[env]) {
+      episodes.push(episode);
+      this.episodes[env] = newEpisode();
     }
+    return { stepType: this.ended[env] ? LAST : MID, reward, discount: terminated ? 0 : 1 };
+  }
+
+  // Returns the leaves of a row that the environments give, which `step` advances one by one.
+  timesteps(step) {
+    const stepped = this.environments.map((_, env) => step(env));
+    const floats = (name) => Buffer.from(new Uint8Array(Float32Array.from(stepped, (x) => x[name]).buffer));
+    return {
+      [OBSERVATION]: Buffer.concat(this.environments.map((environment) => environment.observe())),
+      'timestep/reward': floats('reward'),
+      'timestep/discount': floats('discount'),
+      [STEP_TYPE]: Buffer.from(stepped.map(({ stepType }) => stepType)),
+    };
   }
 }
 
-function product(numbers) {
-  return numbers.reduce((result, number) => result * number, 1);
+function newEpisode() {
+  return { episode_return: 0, length: 0, frames: 0 };
 }

@@ -561,8 +561,6 @@ class ChecksConfig:
     on_mistake: Literal["warn", "refuse", "off"] = "warn"
     """warn: count it and log a warning; refuse: also refuse the message and blame the actor, which
     repeatedly leads to quarantine; off: do not look."""
-    recompute: Share = 0.01
-    """Share of a core's time for recomputing what actors' networks computed; 0: never."""
 
 
 @dataclasses.dataclass(frozen=True)

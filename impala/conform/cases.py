@@ -1,192 +1,198 @@
-"""Puts an actor through the cases of the page."""
+"""Puts an actor through the cases of the wire protocol, and reports which it passed."""
 
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from typing import NamedTuple
 
 import grpc
 
-from impala.conform import golden
-from impala.conform.learner import Judged, Learner, Refusal, serving, shorter
-from impala.conform.report import Failed, Report
-from impala.conform.sentences import (
-    BACKOFF,
-    BROKEN,
-    FINISH,
-    FORGETS,
-    IN_FLIGHT,
-    JOIN,
-    JOINS,
-    LOST,
-    MAJOR,
-    MISTAKES,
-    NEEDS,
-    NEW_RUN,
-    NUMBERED,
-    ONE_STREAM,
-    OWN_WEIGHTS,
-    PARAMETERS,
-    PRESSURE,
-    PULLS,
-    REFUSALS,
-    RESTART,
-    SENTENCE_OF,
-    SENTENCES,
-    SMALLER,
-    STREAM,
-    UNCHANGED,
-    UNKNOWN,
-    VALID,
-)
-from impala.conform.subject import POLL_SECONDS, Before, Subject
-from learner.checks.mistakes import Mistake
-from protos import codec
+from impala.config.schema import Config
+from impala.conform.learner import Judged, Learner, Refusal, Run, serving
+from impala.conform.subject import POLL_SECONDS, Before, Failed, Subject
 from protos.impala.v1 import learner_pb2 as pb
 
 _QUIET_SECONDS = 1.0  # for which an actor that should send nothing is watched
-_ENOUGH = {
-    "messages": 40,
-    "rows": 4000,
-    "episodes": 20,
-    "recomputed": 10,
-}  # to look for mistakes in
+_ENOUGH = {"messages": 40, "rows": 4000, "episodes": 20}  # to look for mistakes in
 _REFUSED_JOINS = 3
 _MAY_END = "(The actor may end now: then start it again, unless the kit has started it.)"
 _ROUND = 8  # messages, among which there is one of each group
 _LONG_SESSION_SECONDS = 2.0  # after Joins that failed, for the backoff to begin anew
 _LONGEST_SESSION_SECONDS = 10.0  # for that, whatever the backoff was
-_ITS_OWN = (MAJOR, NEEDS)  # cases for which another actor is started
+_TO_JOIN = ("REASON_FINGERPRINT", "REASON_SEQUENCE")  # after which an actor joins again
+_REASONS = (
+    *("REASON_TENSOR_COUNT", "REASON_TENSOR_SIZE", "REASON_NOT_FINITE", "REASON_RANGE"),
+    *("REASON_MEANING", *_TO_JOIN, "REASON_VERSION", ""),  # "": one of a later protocol
+)
+
+MESSAGES = "Messages"
+REQUIREMENTS = {
+    "Joining": "The first Join acknowledges nothing. While there are no parameters the actor asks "
+    "again, and sends nothing; it never acts with parameters that it did not get.",
+    MESSAGES: "In all cases, messages are valid and mean what they say: rows, seams, episodes, "
+    "frames, actions and their policy. They are numbered 1, 2, 3, ..., come in the newest stream, "
+    "and a retry repeats number and contents.",
+    "Parameters": "Newer parameters act soon after they are published.",
+    "Back-pressure": "At most max_unrolls_in_flight messages are without a receipt.",
+    "A broken stream": "The actor joins again with the same incarnation and with what its last "
+    "receipt acknowledged, and sends again, in order, what had no receipt.",
+    "Receipts that get lost": "A message that the learner had seen is sent again, and forgotten "
+    "when it is answered as a duplicate.",
+    "An unknown actor": "After REASON_UNKNOWN_ACTOR the actor joins and sends the message again.",
+    "Refusals": "A refused message is never sent again, and the next one has the next number. "
+    "After some reasons the actor joins or pulls first; after REASON_NUM_ENVS its messages keep to "
+    "the new limit. An unknown reason is treated like the others.",
+    "Failing calls": "After RESOURCE_EXHAUSTED and UNAVAILABLE the actor tries again, from 0.1 s "
+    "doubled up to 10 s, each time multiplied by a random 0.5 to 1.",
+    "A restarted learner": "After another learner of the same run has answered, the actor acts "
+    "with its parameters, even if their version is lower.",
+    "Another run": "Another fingerprint: the actor forgets what has no receipt, and begins anew "
+    "with environments that are reset, or exits.",
+    "The end of training": "The actor stops sending, and its process ends with status 0.",
+    "Another major version": "The actor gives up with an error.",
+    "A newer setting": "The actor gives up with an error if settings.needs has one that it does "
+    "not know.",
+}
+"""What each case requires of an actor."""
+_NEW_ACTOR = ("Another major version", "A newer setting")  # another one is started
+
+
+class Row(NamedTuple):
+    """A case, and how the actor did in it."""
+
+    case: str
+    result: str  # passed, FAILED or not tested
+    detail: str = ""
 
 
 class Kit:
     """Puts one actor through all cases, in an order in which each begins with an actor that plays.
 
     Args:
-      preset: what is played, one of the golden runs.
+      config: of the run that is played.
       seconds: that the actor may take for each thing that it has to do.
       command: starts the actor; {address} in it stands for the kit's. Empty: somebody else does.
       say: is called with lines for people.
     """
 
     def __init__(
-        self, preset: str, seconds: float, command: str, say: Callable[[str], None]
+        self, config: Config, seconds: float, command: str, say: Callable[[str], None]
     ) -> None:
-        self.report = Report(SENTENCES)
-        self._run = golden.run(preset)
-        self._seconds = seconds
-        self._say = say
-        self._case = ""  # at present
-        self._learner = Learner(self._run, self._mistaken)
+        self._run, self._seconds, self._say = Run(config), seconds, say
+        self._shorter = self._run.shorter()
+        self._learner = Learner(self._run)
         self._actor = Subject(self._learner, seconds, command)
+        self._most_in_flight = config.learner.max_in_flight
+        self._rows: dict[str, Row] = {}
 
-    async def run(self, listen: str, only: Collection[str] = tuple(SENTENCES)) -> Report:
+    async def run(self, listen: str, only: Collection[str] = tuple(REQUIREMENTS)) -> "list[Row]":
         """Serves on an address until all cases, or only some of them, are over.
+
+        Returns:
+          A row for each case.
 
         Raises:
           OSError: the address cannot be bound.
         """
-        cases: Mapping[str, Callable[[], Awaitable[None]]] = {
-            JOIN: self._joins,
-            MISTAKES: self._plays,
-            PARAMETERS: self._takes_newer,
-            PRESSURE: self._stands_still,
-            BROKEN: self._stream_breaks,
-            LOST: self._receipts_get_lost,
-            UNKNOWN: self._is_unknown,
-            REFUSALS: self._is_refused,
-            BACKOFF: self._calls_fail,
-            RESTART: self._learner_comes_back,
-            NEW_RUN: self._another_run,
-            FINISH: self._training_ends,
-            MAJOR: self._another_major_version,
-            NEEDS: self._setting_of_tomorrow,
+        cases: dict[str, Callable[[], Awaitable[None]]] = {
+            "Joining": self._joins,
+            MESSAGES: self._plays,
+            "Parameters": self._takes_newer,
+            "Back-pressure": self._stands_still,
+            "A broken stream": self._stream_breaks,
+            "Receipts that get lost": self._receipts_get_lost,
+            "An unknown actor": self._is_unknown,
+            "Refusals": self._is_refused,
+            "Failing calls": self._calls_fail,
+            "A restarted learner": self._learner_comes_back,
+            "Another run": self._another_run,
+            "The end of training": self._training_ends,
+            "Another major version": self._another_major_version,
+            "A newer setting": self._setting_of_a_later_version,
         }
         try:
             async with serving(self._learner, listen) as address:
-                self._say(f"Listening on {address}, for an actor that plays {self._played}.")
+                played = ", ".join(task.name for task in self._run.terms.settings.tasks)
+                self._say(f"Listening on {address}, for an actor that plays {played}.")
                 self._actor.address = address
                 self._actor.start()
-                missing, is_in_doubt = "", False
-                for case, put_through in cases.items():
-                    if case not in only:
-                        continue
-                    if case in _ITS_OWN and not self._actor.is_ours:
-                        self.report.done(case, "only an actor that the kit starts: --actor")
-                        continue
-                    if is_in_doubt and not missing and case not in _ITS_OWN:
-                        missing = await self._actor.missing()
-                    if missing and case not in _ITS_OWN:
-                        self.report.done(case, missing)
-                        continue
+                for case in filter(only.__contains__, cases):
                     self._say(f"{case} ...")
-                    self._case = case
-                    try:
-                        await put_through()
-                        is_in_doubt = False
-                    except Failed as failed:
-                        self.report.failed(case, str(failed))
-                        is_in_doubt = True
-                        if case == JOIN and not self._learner.joins:
-                            break  # nobody is there
-                    finally:
-                        self._learner.usual()
-                    self.report.done(case)
-                self._sum_up()
+                    self._rows[case] = await self._result(case, cases[case])
+                    self._learner.usual()
+                    if not self._learner.joins:
+                        break  # nobody is there
         finally:
             self._actor.end()
-        return self.report
+            self._run.close()
+            self._shorter.close()
+        self._look_back()
+        missing = (Row(case, "not tested", "the kit did not come to it") for case in only)
+        return [self._rows.get(row.case, row) for row in missing]
 
-    @property
-    def _played(self) -> str:
-        return ", ".join(task.name for task in self._run.reply.settings.tasks)
+    async def _result(self, case: str, put_through: Callable[[], Awaitable[None]]) -> Row:
+        if case in _NEW_ACTOR and not self._actor.is_ours:
+            return Row(case, "not tested", "only an actor that the kit starts: --actor")
+        if case not in _NEW_ACTOR and any(row.result != "passed" for row in self._rows.values()):
+            try:
+                await self._actor.plays_on()
+            except Failed as failed:
+                return Row(case, "not tested", str(failed))
+        try:
+            await put_through()
+        except Failed as failed:
+            return Row(case, "FAILED", str(failed))
+        return Row(case, "passed")
+
+    def _look_back(self) -> None:
+        """Notes what was wrong at any time."""
+        learner = self._learner
+        named = {
+            (heard.message.learner_incarnation, heard.message.parameter_version)
+            for heard in learner.messages
+        }
+        if unknown := sorted(named - learner.served):
+            detail = f"messages name {unknown[0]} (incarnation, version), which it has not got"
+            self._rows["Joining"] = Row("Joining", "FAILED", detail)
+        if learner.wrong:
+            self._rows[MESSAGES] = Row(MESSAGES, "FAILED", learner.wrong[0])
 
     # The cases.
 
     async def _joins(self) -> None:
-        learner = self._learner
-        await self._actor.until("join", lambda: learner.joins, 2 * self._seconds)
+        learner, until = self._learner, self._actor.until
+        await until("join", lambda: learner.joins, 2 * self._seconds)
         request = learner.joins[0][1]
         claims = (request.acknowledged_sequence, request.acknowledged_unrolls, request.proof)
         if claims != (0, 0, b""):
-            detail = f"the first Join acknowledges {claims}"
-            self.report.failed(JOIN, detail, "All are 0 or empty at the first `Join`.")
-        await self._actor.until("ask for parameters", lambda: learner.pulls)
+            raise Failed(f"the first Join acknowledges {claims}")
+        await until("ask for parameters, or to be acted for", lambda: learner.pulls)
         asked = learner.pulls
         await asyncio.sleep(_QUIET_SECONDS)
         if learner.messages:
-            self.report.failed(JOIN, "it sends unrolls before it can have parameters", OWN_WEIGHTS)
-        await self._actor.until(
-            "ask again for parameters, as there were none", lambda: learner.pulls > asked
-        )
+            raise Failed("it sends unrolls before it can have parameters")
+        await until("ask again, as there were no parameters", lambda: learner.pulls > asked)
         learner.publish(0)
         learner.publish()
-        await self._actor.until("send a message", lambda: learner.messages)
-        learner.usual()
+        await until("send a message", lambda: learner.messages, 2 * self._seconds)
 
     async def _plays(self) -> None:
         """Plays for a while, with several versions."""
         learner = self._learner
-
-        def seen() -> dict[str, int]:
-            return {
-                "messages": len(learner.messages),
-                "rows": learner.rows,
-                "episodes": learner.episodes,
-                "recomputed": learner.recomputed,
-            }
-
-        end, told = time.monotonic() + 2 * self._seconds, 0
-        while any(seen()[name] < least for name, least in _ENOUGH.items()):
-            if len(learner.messages) >= told + 8:
-                told = len(learner.messages)
+        end, published = time.monotonic() + 2 * self._seconds, 0
+        while not learner.wrong:
+            messages = len(learner.messages)
+            seen = {"messages": messages, "rows": learner.rows, "episodes": learner.episodes}
+            if all(seen[name] >= least for name, least in _ENOUGH.items()):
+                return
+            if messages >= published + 8:
+                published = messages
                 learner.publish()
-            if learner.refused or self.report.is_broken(MISTAKES) or time.monotonic() > end:
-                break
+            if time.monotonic() > end:
+                raise Failed(f"it played too little to be judged: {seen} of {_ENOUGH}")
             self._actor.check("play on")
             await asyncio.sleep(POLL_SECONDS)
-        if time.monotonic() > end:
-            raise Failed(f"it played too little to be judged: {seen()} of {_ENOUGH}")
 
     async def _takes_newer(self) -> None:
         await self._actor.playing()
@@ -194,20 +200,14 @@ class Kit:
         await self._actor.acts_with_newest()
 
     async def _stands_still(self) -> None:
-        learner, most = self._learner, self._run.reply.max_unrolls_in_flight
-        await self._actor.playing()
-        learner.room.clear()
-        await self._actor.until(f"send {most} messages", lambda: learner.unanswered >= most)
+        await self._actor.sends()
         await asyncio.sleep(_QUIET_SECONDS)
-        if learner.unanswered > most:
-            raise Failed(f"it has sent {learner.unanswered} messages without a receipt")
+        if (most := self._learner.most_in_flight) > self._most_in_flight:
+            raise Failed(f"{most} messages were without a receipt")
 
     async def _stream_breaks(self) -> None:
         """Breaks the stream while messages wait, which the learner has not read."""
-        learner = self._learner
-        await self._actor.playing()
-        learner.room.clear()
-        await self._actor.until("send a message", lambda: learner.unanswered)
+        await self._actor.sends()
         await self._actor.comes_back(await self._actor.break_stream())
 
     async def _receipts_get_lost(self) -> None:
@@ -242,43 +242,33 @@ class Kit:
         await self._actor.comes_back(refused[0])
 
     async def _is_refused(self) -> None:
-        learner = self._learner
-        general = SENTENCES[REFUSALS][0]
-        try:
-            await self._has_to_send_smaller_ones()
-        except Failed as failed:
-            self.report.failed(REFUSALS, f"REASON_NUM_ENVS: {failed}", SMALLER)
-        said = {**FORGETS, **JOINS, "REASON_VERSION": PULLS, "": SENTENCES[REFUSALS][-1]}
-        for name, sentence in said.items():
-
-            def receipt(message: pb.Unrolls, name: str = name) -> pb.Receipt:
-                made = learner.used_up(message)
-                if name:
-                    made.MergeFrom(pb.Receipt(reason=name))
-                else:  # of tomorrow
-                    made.MergeFrom(pb.Receipt.FromString(b"\x10\x4d\x18\x4d"))
-                return made
-
+        await self._has_to_send_smaller_ones()
+        for name in _REASONS:
             try:
-                refused = await self._actor.refuse_next(receipt)
-                if name in JOINS:
-                    await self._actor.joins_again(refused.joins)
-                if name == "REASON_VERSION":
-                    await self._actor.until(
-                        "pull", functools.partial(self._actor.has_pulled, refused.pulls)
-                    )
-                number = refused.message.sequence
-                await self._actor.until(
-                    f"send message {number + 2} after one that was refused",
-                    functools.partial(self._actor.has_come_to, number + 2),
-                )
-                later = [heard.message.sequence for heard in learner.messages[refused.messages :]]
-                if number in later:
-                    raise Failed(f"it sends message {number} again, which was refused")
+                await self._is_refused_for(name)
             except Failed as failed:
-                detail = f"{name or 'an unknown reason'}: {failed}"
-                self.report.failed(REFUSALS, detail, sentence)
-                self.report.failed(REFUSALS, detail, general)
+                raise Failed(f"{name or 'an unknown reason'}: {failed}") from None
+
+    async def _is_refused_for(self, name: str) -> None:
+        learner = self._learner
+
+        def receipt(message: pb.Unrolls) -> pb.Receipt:
+            made = learner.used_up(message)
+            if name:
+                made.MergeFrom(pb.Receipt(reason=name))
+            else:  # status and reason 77
+                made.MergeFrom(pb.Receipt.FromString(b"\x10\x4d\x18\x4d"))
+            return made
+
+        refused = await self._actor.refuse_next(receipt)
+        number = refused.message.sequence
+        if name in _TO_JOIN:
+            await self._actor.joins_again(refused.joins)
+        if name == "REASON_VERSION":
+            await self._actor.until("pull", lambda: learner.pulls > refused.pulls)
+        await self._actor.goes_on(number + 2)
+        if number in (heard.message.sequence for heard in learner.messages[refused.messages :]):
+            raise Failed(f"it sends message {number} again, which was refused")
 
     async def _has_to_send_smaller_ones(self) -> None:
         """Takes only half the environments in a message from now on. The actor may start anew."""
@@ -286,9 +276,7 @@ class Kit:
         await self._actor.playing()
         largest = max(heard.message.num_envs for heard in learner.messages[-_ROUND:])
         if largest == 1:
-            why = "its messages are of 1 environment, and cannot be smaller"
-            self.report.untested(REFUSALS, why, SMALLER)
-            return
+            return  # they cannot be smaller
         most, first = largest // 2, len(learner.messages)
         refused: list[pb.Unrolls] = []
 
@@ -323,7 +311,6 @@ class Kit:
         # The cases before have ended sessions early, so the actor may wait for long between Joins.
         await self._actor.playing(_LONGEST_SESSION_SECONDS)
         for status in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE):
-            await self._actor.playing()
             left = _REFUSED_JOINS
 
             def refuse(request: pb.JoinRequest, status: grpc.StatusCode = status) -> None:
@@ -332,15 +319,12 @@ class Kit:
                     left -= 1
                     raise Refusal(status, "The kit refuses this, to see what follows.")
 
+            await self._actor.sends()
             learner.on_join = refuse
             began = len(learner.joins)
-            learner.room.clear()
-            await self._actor.until("send a message", lambda: learner.unanswered)
             before = await self._actor.break_stream()
-            most = began + _REFUSED_JOINS
-            await self._actor.until(
-                "keep on joining", functools.partial(self._actor.has_joined, most)
-            )
+            has_joined = functools.partial(_is_longer, learner.joins, began + _REFUSED_JOINS)
+            await self._actor.until("keep on joining", has_joined)
             times = [at for at, _ in learner.joins[began:]]
             took = times[_REFUSED_JOINS] - times[0]
             fastest = 0.5 * sum(0.1 * 2**i for i in range(_REFUSED_JOINS))
@@ -355,9 +339,7 @@ class Kit:
     async def _learner_comes_back(self) -> None:
         """As after a crash: another incarnation, and a version from long before."""
         learner = self._learner
-        await self._actor.playing()
-        learner.room.clear()
-        await self._actor.until("send a message", lambda: learner.unanswered)
+        await self._actor.sends()
         for _ in range(5):
             learner.publish()
         before = await self._actor.break_stream()
@@ -368,48 +350,30 @@ class Kit:
 
     async def _another_run(self) -> None:
         learner = self._learner
-        await self._actor.playing()
-        learner.room.clear()
-        await self._actor.until("send a message", lambda: learner.unanswered)
+        await self._actor.sends()
         await self._actor.break_stream()
-        joins, heard = len(learner.joins), len(learner.messages)
-        learner.begin(shorter(self._run))
+        joins, heard, wrong = len(learner.joins), len(learner.messages), len(learner.wrong)
+        learner.begin(self._shorter)
         learner.publish(0)
         learner.publish()
         self._say(_MAY_END)
-        await self._actor.until(
-            "join the new run", lambda: len(learner.joins) > joins, 2 * self._seconds, restart=True
-        )
-        await self._actor.until(
-            "send a message to the new run",
-            lambda: any(learner.acknowledged),
-            2 * self._seconds,
-            restart=True,
-        )
-        number = next(filter(None, learner.acknowledged))
-        if learner.acknowledged[number].status != pb.STATUS_ACCEPTED:
-            return  # named below
-        message = next(x.message for x in learner.messages[heard:] if x.message.sequence == number)
-        reply = learner.reply
-        specs = codec.with_environments(
-            reply.unroll_specs, reply.num_core_state_specs, message.num_envs
-        )
-        arrays = dict(
-            zip(
-                (spec.name for spec in specs),
-                codec.decode(message.tensors, specs),
-                strict=True,
-            )
-        )
-        if (arrays["timestep/step_type"][0] != 0).any():
+        for what, condition in (
+            ("join the new run", lambda: len(learner.joins) > joins),
+            ("send a message to the new run", lambda: any(learner.acknowledged)),
+        ):
+            await self._actor.until(what, condition, 2 * self._seconds, restart=True)
+        if len(learner.wrong) > wrong:
+            raise Failed(learner.wrong[-1])
+        message = learner.messages[heard].message
+        names = [spec.name for spec in learner.reply.unroll_specs]
+        step_types = message.tensors[names.index("timestep/step_type")]
+        if any(step_types[: message.num_envs]):  # of row 0, a byte for each
             raise Failed("its environments go on as if it were the same run: row 0 is no reset")
 
     async def _training_ends(self) -> None:
-        """Ends training while the actor waits for room."""
-        learner, most = self._learner, self._run.reply.max_unrolls_in_flight
-        await self._actor.playing()
-        learner.room.clear()
-        await self._actor.until("send messages", lambda: learner.unanswered >= most)
+        """Ends training while a message of the actor waits."""
+        learner = self._learner
+        await self._actor.sends()
         learner.service.finish()
         learner.room.set()
         await asyncio.sleep(_QUIET_SECONDS)
@@ -427,25 +391,22 @@ class Kit:
                 "The kit speaks protocol 99.0 now: run the same major version on both sides.",
             )
 
-        await self._gives_up(refuse=refuse)
+        self._learner.on_join = refuse
+        await self._gives_up()
 
-    async def _setting_of_tomorrow(self) -> None:
+    async def _setting_of_a_later_version(self) -> None:
         def change(reply: pb.JoinReply) -> None:
-            reply.settings.needs.append("environment.of_tomorrow")
+            reply.settings.needs.append("environment.of_a_later_version")
 
-        await self._gives_up(change=change)
+        self._learner.on_reply = change
+        await self._gives_up()
 
-    async def _gives_up(
-        self,
-        refuse: Callable[[pb.JoinRequest], None] = lambda request: None,
-        change: Callable[[pb.JoinReply], None] = lambda reply: None,
-    ) -> None:
+    async def _gives_up(self) -> None:
         """Starts another actor, which has to end with an error and to send nothing."""
         learner = self._learner
         self._actor.end()
         learner.begin(self._run)
         learner.publish(0)
-        learner.on_join, learner.on_reply = refuse, change
         joins, heard = len(learner.joins), len(learner.messages)
         self._actor.start()
         await self._actor.until("join", lambda: len(learner.joins) > joins, 2 * self._seconds)
@@ -455,40 +416,14 @@ class Kit:
         if len(learner.joins) > joins + 1:
             raise Failed(f"it joined {len(learner.joins) - joins} times")
 
-    # What is seen throughout.
 
-    def _mistaken(self, message: pb.Unrolls, mistake: Mistake) -> None:
-        detail = f"message {message.sequence}, in the case {self._case!r}: {mistake}"
-        self.report.failed(MISTAKES, detail, SENTENCE_OF[mistake.kind])
+def table(rows: list[Row]) -> Iterator[str]:
+    """Yields lines: each case with its result, and what a failed one requires."""
+    for row in rows:
+        yield f"{row.result:<10}  {row.case}{': ' if row.detail else ''}{row.detail}"
+        if row.result == "FAILED":
+            yield f"{'':12}{REQUIREMENTS[row.case]}"
 
-    def _sum_up(self) -> None:
-        """Notes what was wrong at any time."""
-        learner, report = self._learner, self.report
-        for receipt in learner.refused:
-            reason, detail = pb.Reason.Name(receipt.reason), receipt.detail
-            if receipt.reason == pb.REASON_SEQUENCE:
-                report.failed(STREAM, detail, NUMBERED)
-            elif receipt.reason == pb.REASON_FINGERPRINT:
-                report.failed(NEW_RUN, detail)
-            else:
-                report.failed(STREAM, f"{reason}: {detail}", VALID)
-        for unreadable in learner.unreadable:
-            report.failed(STREAM, unreadable, VALID)
-        for changed in learner.changed_retries:
-            report.failed(STREAM, changed, UNCHANGED)
-        if learner.most_in_flight > self._run.reply.max_unrolls_in_flight:
-            report.failed(
-                PRESSURE, f"{learner.most_in_flight} messages were without a receipt", IN_FLIGHT
-            )
-        named = {
-            (heard.message.learner_incarnation, heard.message.parameter_version)
-            for heard in learner.messages
-        }
-        if unknown := sorted(named - learner.served):
-            detail = f"messages name {unknown[0]} (incarnation, version), which it has not got"
-            report.failed(JOIN, detail, OWN_WEIGHTS)
-        if learner.in_older_streams:
-            detail = f"{learner.in_older_streams} messages came in another stream than the newest"
-            report.failed(STREAM, detail, ONE_STREAM)
-        if learner.messages:
-            report.done(STREAM)
+
+def _is_longer(sequence: Collection[object], length: int) -> bool:
+    return len(sequence) > length

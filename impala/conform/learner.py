@@ -1,31 +1,28 @@
 """A learner that learns nothing: cases decide what it answers, and everything it hears is kept.
 
-Messages are judged by the learner's own service (`learner.service.service`), which needs no
-TensorFlow; a case puts something between its answer and the actor. All of it is on one event loop.
+Messages are judged, checked for mistakes and acted for by the learner's own service
+(`learner.service.service`); a case puts something between its answer and the actor. All of it is on
+one event loop.
 """
 
 import asyncio
 import contextlib
 import functools
-import hashlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
+import tree
 from google.protobuf.message import DecodeError
 
-from impala.config.schema import ChecksConfig, Config, LimitsConfig, QuarantineConfig
-from impala.conform import golden
+from impala.config import values
+from impala.config.schema import Config, QuarantineConfig
 from impala.runtime import listen as addresses
 from impala.schedule.tasks import Schedule
-from impala.types import AgentOutput, ArraySpec, Parameters, TimeStep, Unroll
-from learner.checks.checks import Checks
-from learner.checks.mistakes import Kind, Mistake
-from learner.checks.network import Claim, Recomputation
-from learner.data.bounds import Bounds, MessageBounds, box
+from impala.types import Parameters, StepType, Unroll
 from learner.data.ingest import Ingest
 from learner.evaluation.snapshots import Snapshots
 from learner.fleet.accounts import Accounts, Superseded
@@ -34,21 +31,30 @@ from learner.fleet.mistakes import Mistakes
 from learner.fleet.quarantine import Quarantine
 from learner.fleet.receipts import ReceiptProofs
 from learner.fleet.records import Records
-from learner.fleet.refusals import IncompatibleProtocol, InvalidRequest, NotOffered
+from learner.fleet.refusals import (
+    IncompatibleProtocol,
+    InvalidRequest,
+    NotOffered,
+    Unavailable,
+    UnknownActor,
+)
 from learner.fleet.refused_outputs import RefusedOutputs
 from learner.fleet.roster import Roster
+from learner.plan import acting_step, plan_of
+from learner.service.executable import ExecutablePolicy
+from learner.service.inference import Inference
 from learner.service.service import LearnerService, Lineage
-from learner.service.terms import Terms
-from protos import codec
+from learner.service.terms import terms
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 
-LEARNED_SCALE = 3.0  # of the parameters: how decided the policy is
+_SCALE = 3.0  # of the parameters: how decided the policy is
+_ROUNDING = 0.03  # of what agents compute, relative
+_RECOMPUTED = 20  # messages
 _MESSAGE_SECONDS = 0.004  # for each of them: a fast actor need not keep a core busy
-_RECOMPUTED_IN_A_ROW = 3  # unrolls that differ before it is a mistake, as the learner has it
 
 Judged = Callable[[], Awaitable[pb.Receipt]]
-"""Has the service judge a message."""
+"""Returns the service's receipt for a message."""
 Answer = Callable[[pb.Unrolls, Judged], Awaitable[pb.Receipt]]
 
 
@@ -60,6 +66,16 @@ class Refusal(Exception):
         self.status = status
 
 
+_STATUSES: Mapping[type[Exception], grpc.StatusCode] = {
+    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    IncompatibleProtocol: grpc.StatusCode.FAILED_PRECONDITION,
+    NotOffered: grpc.StatusCode.FAILED_PRECONDITION,
+    Superseded: grpc.StatusCode.FAILED_PRECONDITION,
+    UnknownActor: grpc.StatusCode.NOT_FOUND,
+    Unavailable: grpc.StatusCode.UNAVAILABLE,
+}
+
+
 class Heard(NamedTuple):
     """A message of the actor."""
 
@@ -67,39 +83,84 @@ class Heard(NamedTuple):
     stream: int  # the number of the stream that it came in: 1, 2, 3, ...
 
 
+class Run:
+    """What is served of a run.
+
+    Args:
+      config: the run.
+      executable: its executable policy; None: made from the configuration when it is asked for.
+    """
+
+    def __init__(self, config: Config, executable: ExecutablePolicy | None = None) -> None:
+        self.config, plan = config, plan_of(config)
+        variables = plan.phases.agent.variables
+        self.terms = terms(config, variables, plan.unroll_spec, plan.played, plan.spaces)
+        self.executable = executable or ExecutablePolicy(config, plan.spaces)
+        self.inference = Inference(
+            *(config, plan.spaces, plan.unroll_spec), step=lambda: acting_step(config, plan.spaces)
+        )
+        self._step = acting_step(config, plan.spaces)
+
+    def shorter(self) -> "Run":
+        """Returns another run in the same environment, whose unrolls have other lengths."""
+        length = max(1, self.config.learner.unroll_length - 2)
+        changes = {"learner": {"unroll_length": length}}
+        return Run(values.overlay(self.config, changes), self.executable)
+
+    def is_acted_by(self, values: Sequence[np.ndarray], unroll: Unroll) -> bool:
+        """Returns whether the agent computes the policy and baseline of an unroll [T + 1, E, ...].
+
+        Args:
+          values: the parameters.
+          unroll: of any number of environments.
+        """
+        held, step_type = self._step.held(values), unroll.timestep.step_type
+        drawn = [
+            np.full((step_type.shape[1], *shape), 0.5, np.float32)
+            for shape in self._step.drawn.values()
+        ]
+        state = tree.flatten(unroll.core_state)
+        for row in range(len(step_type) - 1):
+            seen = [leaf[row] for leaf in tree.flatten(unroll.timestep.observation)]
+            outputs = self._step(held, [*seen, step_type[row], *state, *drawn])
+            *_, policy, baseline = outputs[: len(outputs) - len(state)]
+            state = outputs[len(outputs) - len(state) :]
+            acts = step_type[row + 1] != StepType.FIRST  # elsewhere the action is ignored
+            sent = unroll.output
+            for right, found in ((policy, sent.policy), (baseline, sent.baseline)):
+                error = np.abs(right - found[row + 1])[acts].max(initial=0.0)
+                if error > _ROUNDING * (1.0 + np.abs(right).max()):
+                    return False
+        return True
+
+    def close(self) -> None:
+        """Ends its threads and processes."""
+        self.inference.close()
+        self.executable.close()
+
+
 class Learner(pb_grpc.LearnerServicer):
     """Serves one actor. A case sets `answer`, `on_join` and `receipts`, and looks at what is heard.
 
     Args:
-      run: what is told to the actor.
-      found: called with each message that has a mistake, and the mistake.
+      run: that the actor joins first.
     """
 
-    def __init__(self, run: golden.Run, found: Callable[[pb.Unrolls, Mistake], None]) -> None:
-        self._found = found
+    def __init__(self, run: Run) -> None:
         self.room = asyncio.Event()  # clear it to have messages wait, unread
         self.receipts = asyncio.Event()  # clear it to withhold the receipts of those that were read
         self.joins: list[tuple[float, pb.JoinRequest]] = []  # with the time, monotonic
         self.messages: list[Heard] = []
-        self.pulls = 0
-        self.refused: list[pb.Receipt] = []  # what the service refused of itself
+        self.pulls = 0  # requests for parameters, and unrolls that the learner was to act in
+        self.wrong: list[str] = []  # what was wrong with messages, whatever the case
         self.unanswered = 0  # messages of the present stream
         self.streams = 0
         self.most_in_flight = 0
-        self.in_older_streams = 0  # messages that came in another stream than the newest
-        self.changed_retries: list[str] = []
-        self.unreadable: list[str] = []  # what was no message, and why
-        self.recomputed = 0
-        self.episodes = 0
-        self.rows = 0
-        self.served: set[tuple[int, int]] = set()  # parameters that the actor has got
-        self.acknowledged: dict[int, pb.Receipt] = {}  # receipts, by number
-        self.delivered = 0  # the number of the last one that has certainly been sent
+        self.episodes = self.rows = self.recomputed = 0
+        self.served: set[tuple[int, int]] = set()  # incarnation and version that the actor has got
         self._kept: dict[tuple[int, int], bytes] = {}  # messages by incarnation and number
-        self._differed = 0
         self._broken = asyncio.Event()
         self._open = 0  # streams
-        self._earlier: dict[int, int] = {}
         self.usual()
         self.begin(run)
 
@@ -113,57 +174,54 @@ class Learner(pb_grpc.LearnerServicer):
         self.on_reply: Callable[[pb.JoinReply], None] = lambda reply: None
         self.answer: Answer = lambda message, judged: judged()
 
-    def begin(self, run: golden.Run) -> None:
+    def begin(self, run: Run) -> None:
         """Begins a run: nobody has joined it, and there are no parameters."""
-        self.reply, self._onnx = run.reply, run.onnx
-        self._terms = _terms(run)
+        self._run = run
         self.actor = ""
-        self.acknowledged, self.delivered = {0: pb.Receipt()}, 0
+        self.acknowledged: dict[int, pb.Receipt] = {0: pb.Receipt()}  # receipts, by number
+        self.delivered = 0  # the number of the last one that has certainly been sent
         self._kept.clear()
         self._accounts, self._key = Accounts(), secrets.token_bytes(32)
-        self._mistakes = Mistakes()
-        self._earlier = {}
+        self._earlier: dict[int, int] = {}
         self._start()
 
     def restart(self) -> None:
-        """Is another learner of the same run, as after a crash before the first checkpoint."""
+        """Starts another learner of the same run, as after a crash before the first checkpoint."""
         self._earlier = {**self._earlier, self.incarnation: self.version}
         state, self._accounts = self._accounts.state(), Accounts()
         self._accounts.restore(state)
         self._start()
 
     def _start(self) -> None:
+        run = self._run
         self.incarnation = secrets.randbits(63) + 1
         self.version = -1
-        self._values: dict[int, Sequence[np.ndarray]] = {}
-        self._ingest = Ingest(1 << 20)
+        self._values: dict[int, Sequence[np.ndarray]] = {}  # parameters by version
+        self._ingest, self._mistakes = Ingest(1 << 20), Mistakes()
         records = Records(
-            self._accounts,
-            Roster(),
-            Quarantine(QuarantineConfig(blames=0)),
-            InfoNames(64),
-            RefusedOutputs(),
-            self._mistakes,
+            *(self._accounts, Roster(), Quarantine(QuarantineConfig(blames=0)), InfoNames(64)),
+            *(RefusedOutputs(), self._mistakes),
         )
         self._proofs = ReceiptProofs(self._key, self.incarnation)
-        lineage = Lineage(self.incarnation, self._earlier, self._proofs)
+        self.reply = pb.JoinReply()  # of the last Join
         self.service = LearnerService(
-            *(self._terms, lineage, records, self._ingest, Schedule(Config())), Snapshots(1, "auto")
+            *(run.terms, Lineage(self.incarnation, self._earlier, self._proofs), records),
+            *(self._ingest, Schedule(run.config), Snapshots(1, "auto")),
+            executable=run.executable,
+            inference=run.inference,
         )
-        self._checks = Checks(self.reply)
-        self._recomputation = Recomputation(self.reply)
 
     def publish(self, version: int | None = None) -> None:
         """Publishes parameters, of the next version or of this one. Each version has other ones."""
         self.version = self.version + 1 if version is None else version
         rng = np.random.default_rng([self.version, self.incarnation])
-        values = []
-        for spec in self.reply.parameter_specs:
+        parameters = []
+        for spec in self._run.terms.parameter_specs:
             shape = tuple(spec.shape)
             fan_in = int(np.prod(shape[:-1])) if len(shape) > 1 else 100
-            values.append(rng.normal(0.0, LEARNED_SCALE * fan_in**-0.5, shape).astype(np.float32))
-        self._values[self.version] = values
-        self.service.publish(Parameters(self.incarnation, self.version, 0.5, 0, values))
+            parameters.append(rng.normal(0.0, _SCALE * fan_in**-0.5, shape).astype(np.float32))
+        self._values[self.version] = parameters
+        self.service.publish(Parameters(self.incarnation, self.version, 0.5, 0, parameters))
 
     async def break_streams(self) -> None:
         """Ends all streams, as when the network fails: nothing that waits in them is read."""
@@ -203,6 +261,7 @@ class Learner(pb_grpc.LearnerServicer):
             self.on_join(request)
             reply = self.service.join(request)
             self.on_reply(reply)
+            self.reply = reply
             return reply
         raise AssertionError
 
@@ -218,22 +277,30 @@ class Learner(pb_grpc.LearnerServicer):
     async def GetExecutablePolicy(
         self, request: pb.GetExecutablePolicyRequest, context: Any
     ) -> pb.GetExecutablePolicyReply:
-        digest = hashlib.sha256(self._onnx).hexdigest()
-        onnx = self._onnx if request.digest != digest else b""
-        return pb.GetExecutablePolicyReply(digest=digest, onnx=onnx)
-
-    async def Act(self, requests: Any, context: Any) -> None:
         async with _statuses(context):
-            with self.service.acting():  # as a learner does that does not act for others
-                raise AssertionError
+            return await self.service.get_executable_policy(request)
+        raise AssertionError
+
+    async def Act(self, requests: AsyncIterator[pb.ActRequest], context: Any) -> None:
+        async def answer() -> None:
+            with self.service.acting() as act:
+                async for request in requests:
+                    self.pulls += request.begins
+                    reply = await act(request)
+                    self.served.add((reply.learner_incarnation, reply.parameter_version))
+                    await context.write(reply)
+                    if reply.finished:
+                        return
+
+        await self._until_broken([answer()], context)
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.RunStatus:
         return self.service.get_status()
 
-    async def StreamUnrolls(self, requests: Any, context: Any) -> None:
+    async def StreamUnrolls(self, requests: AsyncIterator[pb.Unrolls], context: Any) -> None:
         self.streams += 1
         self.unanswered = 0
-        number, broken = self.streams, self._broken
+        number = self.streams
         arrived: asyncio.Queue[pb.Unrolls | None] = asyncio.Queue()
 
         async def read() -> None:  # ahead of the answers, to see how much the actor sends
@@ -242,8 +309,8 @@ class Learner(pb_grpc.LearnerServicer):
                     self._hear(message, number)
                     arrived.put_nowait(message)
             except DecodeError as error:
-                self.unreadable.append(f"its bytes are no Unrolls ({error})")
-                raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, self.unreadable[-1]) from error
+                self.wrong.append(f"its bytes are no Unrolls ({error})")
+                raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, self.wrong[-1]) from error
             finally:
                 arrived.put_nowait(None)
 
@@ -256,15 +323,25 @@ class Learner(pb_grpc.LearnerServicer):
                 is_known = receipt.reason != pb.REASON_UNKNOWN_ACTOR
                 if is_known:
                     self.acknowledged[message.sequence] = receipt
-                self.unanswered -= 1  # before the actor can know of it
+                if number == self.streams:
+                    self.unanswered -= 1  # before the actor can know of it
                 await context.write(receipt)
                 if is_known:
                     self.delivered = message.sequence
 
-        self._open += 1
-        tasks = [asyncio.create_task(each) for each in (read(), talk(), broken.wait())]
         try:
-            await asyncio.wait(tasks[1:], return_when=asyncio.FIRST_COMPLETED)
+            await self._until_broken([talk(), read()], context)
+        finally:
+            if number == self.streams:
+                self.unanswered = 0
+
+    async def _until_broken(self, parts: list[Any], context: Any) -> None:
+        """Serves a stream until its first part ends, or all streams are broken."""
+        broken = self._broken
+        self._open += 1
+        tasks = [asyncio.create_task(each) for each in (*parts, broken.wait())]
+        try:
+            await asyncio.wait([tasks[0], tasks[-1]], return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
@@ -272,7 +349,6 @@ class Learner(pb_grpc.LearnerServicer):
                 await asyncio.gather(*tasks, return_exceptions=True)
             finally:
                 self._open -= 1
-                self.unanswered = 0 if number == self.streams else self.unanswered
         if broken.is_set():
             await context.abort(grpc.StatusCode.UNAVAILABLE, "The connection was lost.")
         async with _statuses(context):
@@ -283,82 +359,55 @@ class Learner(pb_grpc.LearnerServicer):
     def _hear(self, message: pb.Unrolls, stream: int) -> None:
         self.messages.append(Heard(message, stream))
         if stream != self.streams:
-            self.in_older_streams += 1
+            self.wrong.append("a message came in another stream than the newest")
         else:
             self.unanswered += 1
             self.most_in_flight = max(self.most_in_flight, self.unanswered)
         key = message.incarnation, message.sequence
         contents = message.SerializeToString(deterministic=True)
         if self._kept.setdefault(key, contents) != contents:
-            self.changed_retries.append(
-                f"message {message.sequence} came again with other contents"
-            )
+            self.wrong.append(f"message {message.sequence} came again with other contents")
 
     async def _judged(self, message: pb.Unrolls) -> pb.Receipt:
-        """Has the service judge a message, and looks for mistakes in one that it accepts."""
-        known = dict(self._mistakes.of(message.actor).counts)
+        """Returns the service's receipt for a message, and notes what is wrong with it."""
+        known = self._mistakes.of(message.actor)
         receipt = await self.service.submit(message)
-        while self._ingest.get(0.0) is not None:  # nothing is learned from it
-            pass
-        if receipt.status == pb.STATUS_REJECTED:
-            named = self._mistakes.of(message.actor).counts
-            kinds = [kind for kind in named if named[kind] != known.get(kind, 0)]
-            if receipt.reason == pb.REASON_VERSION:
-                kinds = [Kind.VERSION]
-            for kind in kinds:
-                self._found(message, Mistake(Kind(kind), receipt.detail))
-            if not kinds:
-                self.refused.append(receipt)
-        elif receipt.status == pb.STATUS_ACCEPTED:
-            self._look_at(message)
+        while (arrival := self._ingest.get(0.0)) is not None:  # nothing is learned from it
+            self.episodes += len(arrival.episodes)
+            unroll = arrival.unroll
+            self.rows += int((unroll.timestep.step_type[1:] != StepType.FIRST).sum())
+            values = self._values.get(message.parameter_version)
+            if values is None or message.learner_incarnation != self.incarnation:
+                continue
+            if self.recomputed < _RECOMPUTED and not self._run.is_acted_by(values, unroll):
+                self.wrong.append(
+                    f"message {message.sequence}: output/policy or output/baseline is not what the "
+                    "agent computes: row t holds what led to row t, computed of row t - 1, with "
+                    "the core state of that row and the parameters that the message names"
+                )
+            self.recomputed += 1
+        found = self._mistakes.of(message.actor)
+        if found != known:
+            self.wrong.append(f"message {message.sequence}: {found.last}")
+        elif receipt.status == pb.STATUS_REJECTED:
+            reason = pb.Reason.Name(receipt.reason)
+            self.wrong.append(f"message {message.sequence}: {reason}: {receipt.detail}")
         return receipt
-
-    def _look_at(self, message: pb.Unrolls) -> None:
-        reply = self.reply
-        specs = codec.with_environments(
-            reply.unroll_specs, reply.num_core_state_specs, message.num_envs
-        )
-        arrays = codec.decode(message.tensors, specs)
-        for mistake in self._checks.check(message, arrays):
-            self._found(message, mistake)
-        by_name = self._checks.by_name(arrays)
-        self.episodes += len(message.episodes)
-        self.rows += int((by_name["timestep/step_type"][1:] != 0).sum())
-        values = self._values.get(message.parameter_version)
-        if values is None or message.learner_incarnation != self.incarnation:
-            return
-        env = self.recomputed % message.num_envs
-        states = arrays[len(arrays) - reply.num_core_state_specs :]
-        seen = {space.name: by_name[space.name][:, env] for space in reply.observation_space}
-        claim = Claim(
-            seen,
-            by_name["timestep/step_type"][:, env],
-            by_name["output/policy"][:, env],
-            by_name["output/baseline"][:, env],
-            [leaf[env] for leaf in states],
-        )
-        differs = self._recomputation.check(values, claim)
-        self.recomputed += 1
-        self._differed = 0 if differs is None else self._differed + 1
-        if differs is not None and self._differed >= _RECOMPUTED_IN_A_ROW:
-            self._found(message, differs)
 
 
 @contextlib.asynccontextmanager
-async def _statuses(context: Any) -> Any:
+async def _statuses(context: Any) -> AsyncIterator[None]:
     """Ends a call with the status that an exception of the service stands for."""
     try:
         yield
     except Refusal as refusal:
         await context.abort(refusal.status, str(refusal))
-    except InvalidRequest as error:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-    except (IncompatibleProtocol, NotOffered, Superseded) as error:
-        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+    except tuple(_STATUSES) as error:
+        await context.abort(_STATUSES[type(error)], str(error))
 
 
 @contextlib.asynccontextmanager
-async def serving(learner: Learner, listen: str) -> Any:
+async def serving(learner: Learner, listen: str) -> AsyncIterator[str]:
     """Serves on an address while the context lasts; gives the address that was bound.
 
     Raises:
@@ -385,82 +434,3 @@ async def serving(learner: Learner, listen: str) -> Any:
         yield listen if is_path else f"{listen.rpartition(':')[0]}:{port}"
     finally:
         await server.stop(0.0)
-
-
-def _terms(run: golden.Run) -> Terms:
-    """Returns the terms of a run from what is told of it."""
-    reply = run.reply
-    described = pb.JoinReply(
-        observation_space=reply.observation_space,
-        action_space=reply.action_space,
-        policy=reply.policy,
-        network=reply.network,
-        limits=reply.limits,
-    )
-    limits = LimitsConfig()
-    return Terms(
-        _unroll_spec(reply),
-        list(reply.parameter_specs),
-        reply.settings,
-        run.agreed,
-        seed=reply.seed,
-        is_deterministic=False,
-        max_envs_per_message=reply.limits.num_envs,
-        max_in_flight=reply.max_unrolls_in_flight,
-        bounds=MessageBounds(
-            [_bounds(space) for space in reply.action_space],
-            list(reply.limits.frames_per_step),
-            limits,
-        ),
-        described=described,
-        checks=ChecksConfig("off"),  # the kit looks for mistakes itself
-    )
-
-
-def _bounds(space: pb.Space) -> Bounds:
-    if space.kind == pb.Space.KIND_BOX:
-        return box(np.array(space.low), np.array(space.high))
-    start = np.array(space.start)
-    return Bounds(start[0], start[0] + int(space.n[0]) - 1)
-
-
-def _unroll_spec(reply: pb.JoinReply) -> Unroll:
-    """Returns the nest whose leaves have the names of `unroll_specs`."""
-    leaves = {
-        spec.name: ArraySpec(tuple(spec.shape), codec.numpy_dtype(spec.dtype))
-        for spec in reply.unroll_specs
-    }
-
-    def nest(name: str) -> Any:
-        if name in leaves:
-            return leaves[name]
-        inside = {
-            key.removeprefix(f"{name}/").partition("/")[0]
-            for key in leaves
-            if key.startswith(f"{name}/")
-        }
-        return {key: nest(f"{name}/{key}") for key in inside} or ()
-
-    return Unroll(
-        timestep=TimeStep(
-            nest("timestep/observation"),
-            *(leaves[f"timestep/{name}"] for name in ("reward", "discount", "step_type")),
-        ),
-        output=AgentOutput(
-            nest("output/action"), leaves["output/policy"], leaves["output/baseline"]
-        ),
-        core_state=nest("core_state"),
-        frames=(),
-        parameter_version=(),
-    )
-
-
-def shorter(run: golden.Run) -> golden.Run:
-    """Returns another run in the same environment, whose unrolls have other lengths."""
-    reply = pb.JoinReply()
-    reply.CopyFrom(run.reply)
-    timed = len(reply.unroll_specs) - reply.num_core_state_specs
-    reply.unroll_length = max(1, reply.unroll_length - 2)
-    for spec in reply.unroll_specs[:timed]:
-        spec.shape[0] = reply.unroll_length + 1
-    return run._replace(reply=reply)

@@ -12,13 +12,16 @@ from collections.abc import Callable
 from typing import Any
 
 from impala.conform.learner import Judged, Learner
-from impala.conform.report import Failed
 from impala.runtime.tether import tethered
 from protos.impala.v1 import learner_pb2 as pb
 
 POLL_SECONDS = 0.01
 _RESTART_SECONDS = 1.0  # before an actor that has ended is started again
 _SESSION_SECONDS = 0.6  # so long that the backoff begins anew
+
+
+class Failed(Exception):
+    """The actor did not do what a case requires; the message says what it did."""
 
 
 class Before:
@@ -53,26 +56,33 @@ class Subject:
         self.address = ""
         """Of the learner."""
 
+    def start(self) -> None:
+        """Starts its process, if it is the kit's to start."""
+        if words := shlex.split(self._command.replace("{address}", self.address)):
+            self._learner.actor = ""  # whose name may be another one now
+            self._process = subprocess.Popen(  # with what it starts itself
+                tethered(words),
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr,
+                start_new_session=True,
+            )
+
+    def end(self) -> None:
+        """Ends its process at once."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
     @property
     def is_ours(self) -> bool:
         """Whether the kit has started it."""
         return self._process is not None
 
-    async def missing(self) -> str:
-        """Starts it again if it has ended. Returns why nobody plays on, or nothing."""
-        learner = self._learner
-        if self._status() is not None:
-            await asyncio.sleep(_RESTART_SECONDS)
-            self.start()
-        if learner.version < 0:
-            learner.publish(0)
-        heard = len(learner.messages)
-        what = "play on after a case that failed"
-        try:
-            await self.until(what, lambda: len(learner.messages) > heard, 2 * self._seconds)
-        except Failed as failed:
-            return str(failed)
-        return ""
+    def check(self, what: str) -> None:
+        """Raises Failed if it has ended, and so cannot do something."""
+        if self._process is not None and (status := self._process.poll()) is not None:
+            raise Failed(f"the actor ended with status {status}, and did not {what}")
 
     async def until(
         self,
@@ -85,7 +95,7 @@ class Subject:
         seconds = seconds or self._seconds
         end = time.monotonic() + seconds
         while not condition():
-            if restart and self._status() is not None:
+            if restart and self._process is not None and self._process.poll() is not None:
                 await asyncio.sleep(_RESTART_SECONDS)
                 self.start()
             self.check(what)
@@ -93,23 +103,14 @@ class Subject:
                 raise Failed(f"within {seconds:g} s, the actor did not {what}")
             await asyncio.sleep(POLL_SECONDS)
 
-    def check(self, what: str) -> None:
-        """Raises Failed if it has ended, and so cannot do something."""
-        if (status := self._status()) is not None:
-            raise Failed(f"the actor ended with status {status}, and did not {what}")
-
-    def _status(self) -> int | None:
-        """Returns the exit status of its process, if there is one and it has ended."""
-        return self._process.poll() if self._process is not None else None
-
-    def has_pulled(self, times: int) -> bool:
-        return self._learner.pulls > times
-
-    def has_joined(self, times: int) -> bool:
-        return len(self._learner.joins) > times
-
-    def has_come_to(self, number: int) -> bool:
-        return self._learner.messages[-1].message.sequence >= number
+    async def plays_on(self) -> None:
+        """Waits for a message after a case that failed; the actor is started again if it ended."""
+        learner = self._learner
+        if learner.version < 0:
+            learner.publish(0)
+        heard = len(learner.messages)
+        what = "play on after a case that failed"
+        await self.until(what, lambda: len(learner.messages) > heard, 2 * self._seconds, True)
 
     async def playing(self, seconds: float = _SESSION_SECONDS) -> None:
         """Waits until the actor is in its loop, in a session so long that backoff begins anew."""
@@ -121,7 +122,14 @@ class Subject:
             lambda: time.monotonic() >= learner.joins[-1][0] + seconds,
         )
 
+    async def sends(self) -> None:
+        """Waits for a message that has no receipt; none is read from now on."""
+        await self.playing()
+        self._learner.room.clear()
+        await self.until("send a message", lambda: self._learner.unanswered)
+
     async def acts_with_newest(self) -> None:
+        """Waits for a message that was acted with the newest parameters."""
         learner = self._learner
         newest = learner.incarnation, learner.version
 
@@ -131,8 +139,8 @@ class Subject:
 
         await self.until(f"act with version {newest[1]}, which is the newest", acts)
 
-    async def break_stream(self) -> "Before":
-        """Breaks the stream. Returns what was before it."""
+    async def break_stream(self) -> Before:
+        """Breaks the streams. Returns what was before that."""
         before = Before(self._learner, self._learner.messages[-1].message)
         await self._learner.break_streams()
         return before
@@ -155,7 +163,7 @@ class Subject:
             )
         return number
 
-    async def comes_back(self, before: "Before") -> None:
+    async def comes_back(self, before: Before) -> None:
         """Waits for the Join and the messages after a break, and compares them."""
         learner = self._learner
         acknowledged = await self.joins_again(before.joins)
@@ -174,12 +182,14 @@ class Subject:
             raise Failed(
                 f"the first message of its new stream is {first}, it acknowledges {acknowledged}"
             )
-        await self.until(
-            "go on with new messages",
-            lambda: learner.messages[-1].message.sequence > before.message.sequence,
-        )
+        await self.goes_on(before.message.sequence + 1)
 
-    async def refuse_next(self, receipt: Callable[[pb.Unrolls], pb.Receipt]) -> "Before":
+    async def goes_on(self, number: int) -> None:
+        """Waits for a message of at least this number."""
+        what = f"go on to message {number}"
+        await self.until(what, lambda: self._learner.messages[-1].message.sequence >= number)
+
+    async def refuse_next(self, receipt: Callable[[pb.Unrolls], pb.Receipt]) -> Before:
         """Refuses the next message, and returns what was before it."""
         learner = self._learner
         await self.playing()
@@ -193,24 +203,6 @@ class Subject:
         learner.answer = answer
         await self.until("send a message", lambda: refused)
         return refused[0]
-
-    def start(self) -> None:
-        """Starts its process, if it is the kit's to start."""
-        if words := shlex.split(self._command.replace("{address}", self.address)):
-            self._learner.actor = ""  # whose name may be another one now
-            self._process = subprocess.Popen(  # with what it starts itself
-                tethered(words),
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr,
-                start_new_session=True,
-            )
-
-    def end(self) -> None:
-        """Ends its process at once."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
 
     async def ends(self, status: int | None) -> None:
         """Waits for the end of the process: with a status, or with an error."""

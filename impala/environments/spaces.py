@@ -5,7 +5,7 @@ are known here.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import gymnasium as gym
@@ -84,6 +84,28 @@ def limits(space: gym.Space) -> tuple[Any, Any]:
         case gym.spaces.MultiDiscrete():
             return space.start, space.start + space.nvec - 1
     return 0, 1  # MultiBinary
+
+
+def leaves(
+    space: gym.Space, name: str = "", *, is_sorted: bool = True
+) -> Iterator[tuple[str, gym.Space]]:
+    """Yields the leaves of a space and their paths.
+
+    Args:
+      space: of an observation or an action.
+      name: what their paths begin with.
+      is_sorted: keys of a Dict are sorted, as in nests of its values; otherwise they have the order
+        of the space, which is that of policy parameters.
+    """
+    match space:
+        case gym.spaces.Dict():
+            for key in sorted(space.spaces) if is_sorted else space.spaces:
+                yield from leaves(space[key], f"{name}/{key}", is_sorted=is_sorted)
+        case gym.spaces.Tuple():
+            for number, part in enumerate(space.spaces):
+                yield from leaves(part, f"{name}/{number}", is_sorted=is_sorted)
+        case _:
+            yield name, space
 
 
 def main_space(space: gym.Space) -> gym.Space:

@@ -7,18 +7,20 @@ expectation 1 at all times, so it ever exceeds 1 / delta with a probability of d
 acts. Continuous actions are compared by the quantile of their policy that they fall into.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import gymnasium as gym
 import numpy as np
 
+from impala.environments.spaces import FORBIDDEN, choices, leaves, limits
 from learner.checks.mistakes import Kind, Mistake
-from protos import policy
 from protos.impala.v1 import learner_pb2 as pb
-from protos.network import NotDescribed
 
 _FIRST = 0  # timestep/step_type
+_LOG_DEVIATIONS = -5.0, 1.0  # bounds, of `impala.agents.distributions.TanhNormal`
 _ROWS = 256  # of a message that are looked at
 _NUMBERS = 4  # of a leaf of an action
 _IMPOSSIBLE = math.log(1e-15)  # of a choice...
@@ -81,19 +83,31 @@ class Evidence:
         )
 
 
+class _Part(NamedTuple):
+    """What is chosen for one leaf of an action, independently of the others."""
+
+    name: str  # of the leaf
+    space: gym.Space
+    sizes: list[int]  # of its choices; empty for a box
+    num_parameters: int
+
+
 class Actions:
     """Compares actions with policies.
 
     Args:
-      reply: of a JoinReply.
+      agent: its settings.
+      action_space: of one environment.
     """
 
-    def __init__(self, reply: pb.JoinReply) -> None:
-        try:
-            self._factors = policy.factors(reply)
-        except NotDescribed:
-            self._factors = []
-        self._warms_up = reply.settings.agent.random_warm_up
+    def __init__(self, agent: pb.ActorSettings.Agent, action_space: gym.Space) -> None:
+        self._is_greedy = agent.policy == pb.ActorSettings.POLICY_EPSILON_GREEDY
+        self._warms_up = agent.random_warm_up
+        self._parts = []
+        for name, leaf in leaves(action_space, "output/action", is_sorted=False):
+            sizes = choices(leaf)
+            count = sum(sizes) + self._is_greedy if sizes else 2 * math.prod(leaf.shape or ())
+            self._parts.append(_Part(name, leaf, sizes, count))
 
     def check(
         self, message: pb.Unrolls, arrays: Mapping[str, np.ndarray], evidence: Evidence
@@ -105,7 +119,7 @@ class Actions:
           arrays: [T + 1, E, ...] of the message by name.
           evidence: against its sender; is added to.
         """
-        if not self._factors or (self._warms_up and message.parameter_version == 0):
+        if self._warms_up and message.parameter_version == 0:
             return []
         step_type = arrays["timestep/step_type"]
         length, num_envs = step_type.shape[0] - 1, step_type.shape[1]
@@ -114,9 +128,11 @@ class Actions:
         evidence.turns += 1
         acts = (step_type[1:, envs] != _FIRST).reshape(-1)  # elsewhere the action is ignored
         parameters = _rows(arrays["output/policy"], envs)
-        impossible, ratios = 0, [np.zeros((0, len(_SHARES) + 3))]
-        for factor, its in zip(self._factors, policy.split(self._factors, parameters), strict=True):
-            for drawn in _drawn(factor, its, _rows(arrays[factor.action], envs)):
+        impossible, ratios, at = 0, [np.zeros((0, len(_SHARES) + 3))], 0
+        for part in self._parts:
+            its = parameters[:, at : at + part.num_parameters]
+            at += part.num_parameters
+            for drawn in self._drawn(part, its, _rows(arrays[part.name], envs)):
                 found, its_ratios = _compared(drawn, length, count, acts)
                 impossible += found
                 ratios.append(its_ratios)
@@ -130,6 +146,25 @@ class Actions:
         if (mistake := evidence.add(np.concatenate(ratios))) is not None:
             mistakes.append(mistake)
         return mistakes
+
+    def _drawn(self, part: _Part, parameters: np.ndarray, action: np.ndarray) -> Sequence[_Drawn]:
+        """Returns what was drawn for the first numbers of an action [N, ...]."""
+        parameters = parameters.astype(np.float64)
+        if not part.sizes:
+            return _drawn_in_box(part.space, parameters, action)
+        if self._is_greedy:
+            log_probs = [_epsilon_greedy(parameters[:, :-1], parameters[:, -1:])]
+        else:
+            ends = np.cumsum(part.sizes)[:-1]
+            log_probs = [_log_softmax(each) for each in np.split(parameters, ends, axis=-1)]
+        start = np.reshape(getattr(part.space, "start", 0), -1)
+        chosen = action.reshape(len(action), -1) - start
+        never = np.zeros(len(chosen), bool)
+        # Row 0 of the very first unroll may hold anything.
+        return [
+            _Drawn(each, np.clip(chosen[:, i], 0, each.shape[1] - 1), never)
+            for i, each in enumerate(log_probs[:_NUMBERS])
+        ]
 
 
 def _rows(array: np.ndarray, envs: np.ndarray) -> np.ndarray:
@@ -166,25 +201,37 @@ def _compared(drawn: _Drawn, length: int, count: int, acts: np.ndarray) -> tuple
     return int(impossible.sum()), ratios[used]
 
 
-def _drawn(factor: policy.Factor, parameters: np.ndarray, action: np.ndarray) -> Sequence[_Drawn]:
-    match factor:
-        case policy.Choices():
-            chosen = factor.chosen(action)
-            never = np.zeros(len(chosen), bool)
-            log_probs = factor.log_probs(parameters)[:_NUMBERS]
-            # Row 0 of the very first unroll may hold anything.
-            return [
-                _Drawn(each, np.clip(chosen[:, i], 0, each.shape[1] - 1), never)
-                for i, each in enumerate(log_probs)
-            ]
-        case policy.TanhNormal():
-            if factor.rounding(action.dtype) > _ROUNDING:
-                return []
-            means, log_deviations = factor.gaussian(parameters)
-            units = np.clip(factor.unit(action), -1.0, 1.0)
-            of_numbers = (means.T, np.exp(log_deviations).T, units.T)
-            return [_quantiles(*each) for each in zip(*of_numbers, strict=True)][:_NUMBERS]
-    return []
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    result: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return result
+
+
+def _epsilon_greedy(values: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
+    """Returns log-probabilities [N, n] of the best choice or, with probability epsilon, any."""
+    allowed = values > 0.5 * FORBIDDEN
+    any_one = allowed / np.maximum(allowed.sum(axis=-1, keepdims=True), 1)
+    best = np.arange(values.shape[1]) == values.argmax(axis=-1)[:, np.newaxis]
+    with np.errstate(divide="ignore"):
+        result: np.ndarray = np.log((1.0 - epsilon) * best + epsilon * any_one)
+    return result
+
+
+def _drawn_in_box(space: gym.Space, parameters: np.ndarray, action: np.ndarray) -> Sequence[_Drawn]:
+    """Returns from which quantiles of their Gaussians, squashed by tanh, actions came."""
+    low, high = (np.float64(bound).reshape(-1) for bound in limits(space))
+    centre, half_width = high / 2 + low / 2, high / 2 - low / 2
+    offset = np.abs(centre / half_width).max(initial=0.0)
+    if np.finfo(action.dtype).eps * (1.0 + offset) > _ROUNDING:
+        return []
+    means, unbounded = np.split(parameters, 2, axis=-1)
+    least, most = _LOG_DEVIATIONS
+    with np.errstate(over="ignore"):
+        share = 1.0 / (1.0 + np.exp(-(unbounded + math.log(-least / most))))
+    deviations = np.exp(least + (most - least) * share)
+    units = np.clip((action.reshape(len(action), -1) - centre) / half_width, -1.0, 1.0)
+    of_numbers = zip(means.T, deviations.T, units.T, strict=True)
+    return [_quantiles(*each) for each in itertools.islice(of_numbers, _NUMBERS)]
 
 
 def _quantiles(mean: np.ndarray, deviation: np.ndarray, unit: np.ndarray) -> _Drawn:

@@ -2,8 +2,9 @@
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+import gymnasium as gym
 import numpy as np
 
 from learner.checks import numbers
@@ -33,9 +34,10 @@ class Checks:
 
     Args:
       reply: what the actors of a run were told.
+      action_space: of one environment.
     """
 
-    def __init__(self, reply: pb.JoinReply) -> None:
+    def __init__(self, reply: pb.JoinReply, action_space: gym.Space) -> None:
         self._names = [spec.name for spec in reply.unroll_specs]
         self._rows = self._names[: len(self._names) - reply.num_core_state_specs]
         self._floats = [
@@ -45,7 +47,7 @@ class Checks:
         ]
         self._spaces = numbers.Spaces(reply.observation_space)
         self._observation = [space.name for space in reply.observation_space]
-        self._actions = Actions(reply)
+        self._actions = Actions(reply.settings.agent, action_space)
         self._senders: collections.OrderedDict[tuple[str, int], _Sender] = collections.OrderedDict()
         self._num_envs = 0  # of all senders
 
@@ -73,10 +75,6 @@ class Checks:
                 mistakes += self._actions.check(message, by_name, sender.evidence)
         sender.messages += 1
         return mistakes
-
-    def by_name(self, arrays: Sequence[np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Returns the tensors of a message by the names of their leaves."""
-        return dict(zip(self._names, arrays, strict=True))
 
     def _sender(self, actor: str, incarnation: int) -> _Sender:
         key = actor, incarnation

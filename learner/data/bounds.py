@@ -1,14 +1,14 @@
 """Bounds of the numbers in valid messages, from the spaces, the tasks and the limits."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 
 from impala.config.schema import Config, LimitsConfig
-from impala.environments.spaces import FORBIDDEN, Spaces
+from impala.environments.spaces import FORBIDDEN, Spaces, leaves
 from impala.schedule import tasks
 from impala.schedule.tasks import Task
 
@@ -64,12 +64,12 @@ def message_bounds(config: Config, played: Sequence[Task], spaces: Spaces) -> Me
     """
     observation_space, action_space = spaces
     return MessageBounds(
-        actions=[_bounds(leaf) for leaf in _leaves(action_space)],
+        actions=[_bounds(leaf) for _, leaf in leaves(action_space)],
         frames_per_step=[tasks.frames_per_step(task, config.limits) for task in played],
         limits=config.limits,
         observations=[
             None if isinstance(leaf, gym.spaces.Box) else _bounds(leaf)
-            for leaf in _leaves(observation_space)
+            for _, leaf in leaves(observation_space)
         ],
     )
 
@@ -99,19 +99,6 @@ def limit_of(name: str, dtype: np.dtype, limits: LimitsConfig) -> Limit | None:
     if dtype.kind in "iu" and np.iinfo(dtype).max <= limit.value:
         return None  # such as the bytes of an image
     return limit if dtype.kind in "fiu" else None
-
-
-def _leaves(space: gym.Space) -> Iterator[gym.Space]:
-    """Yields the leaves of a space, in the order of those of its values."""
-    match space:
-        case gym.spaces.Dict():
-            for name in sorted(space.spaces):
-                yield from _leaves(space[name])
-        case gym.spaces.Tuple():
-            for part in space.spaces:
-                yield from _leaves(part)
-        case _:
-            yield space
 
 
 def _bounds(leaf: gym.Space) -> Bounds | None:

@@ -98,23 +98,16 @@ class PublishedParameters:
         """Returns the task to play now."""
         return self._schedule.next(self.frames)
 
-    def reply(
-        self, request: pb.GetParametersRequest, permit: Permit | None
-    ) -> tuple[bytes, Parameters | None]:
-        """Answers a caller, as `LearnerService.get_parameters` does.
-
-        Returns:
-          A serialised GetParametersReply, and the parameters with which the caller may act from now
-          on; None if it goes on with those that it has.
-        """
+    def reply(self, request: pb.GetParametersRequest, permit: Permit | None) -> bytes:
+        """Returns a serialised GetParametersReply, as `LearnerService.get_parameters` does."""
         published = self.newest
         needs_permit = self._pacing is not None and request.actor
         if published is None or (needs_permit and permit is None):
-            return self._nothing_new(), None
+            return self._nothing_new()
         if permit is None:
             if published.is_held(request):
-                return self._nothing_new(), None
-            return published.reply, published.parameters
+                return self._nothing_new()
+            return published.reply
         assert self._pacing is not None
         if self._pacing.is_exact:
             published = self._of_batch[permit.learned]
@@ -130,7 +123,7 @@ class PublishedParameters:
         held = request.learner_incarnation, request.newer_than
         if held != (parameters.incarnation, parameters.version):
             reply = published.reply + reply  # two messages in a row are one with both's fields
-        return reply, parameters
+        return reply
 
     def _nothing_new(self) -> bytes:
         return pb.GetParametersReply(finished=self.are_final).SerializeToString()

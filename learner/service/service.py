@@ -22,7 +22,6 @@ from impala.schedule.tasks import Schedule
 from impala.types import Parameters, StepType, TimeStep
 from learner.checks.checks import Checks
 from learner.checks.mistakes import Mistake
-from learner.checks.recheck import Recheck
 from learner.data.ingest import (
     Arrival,
     Ingest,
@@ -51,7 +50,7 @@ from learner.fleet.roster import Member
 from learner.service.executable import ExecutablePolicy, NotMade
 from learner.service.inference import Caller, Inference, InvalidRow, NotActing
 from learner.service.parameters import PublishedParameters
-from learner.service.terms import Terms
+from learner.service.terms import Terms, described
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -163,15 +162,17 @@ class LearnerService:
             max_unrolls_in_flight=terms.max_in_flight,
             max_message_bytes=self._validator.max_message_bytes,
             needs_permits=pacing is not None,
+            observation_space=described(terms.spaces[0], "timestep/observation"),
+            action_space=described(terms.spaces[1], "output/action"),
+            limits=terms.limits,
         )
-        self._welcome.MergeFrom(terms.described)
         # For room: the newest message of each actor and incarnation.
         self._waiting: dict[tuple[str, int], asyncio.Timeout] = {}
         self._refuses = terms.checks.on_mistake == "refuse"
         self._checked = 0  # messages
-        self._checks = Checks(self._welcome) if terms.checks.on_mistake != "off" else None
-        share = terms.checks.recompute if self._checks is not None else 0.0
-        self._recheck = Recheck(self._welcome, share, self._differs)
+        self._checks: Checks | None = None
+        if terms.checks.on_mistake != "off":
+            self._checks = Checks(self._welcome, terms.spaces[1])
 
     @property
     def max_message_bytes(self) -> int:
@@ -400,10 +401,7 @@ class LearnerService:
           A serialised GetParametersReply, the same bytes for all callers. It has no parameters if
           the caller holds the newest, or before the first `publish`.
         """
-        reply, acts_with = self._parameters.reply(request, permit)
-        if acts_with is not None:
-            self._hand_out(acts_with)
-        return reply
+        return self._parameters.reply(request, permit)
 
     async def get_executable_policy(
         self, request: pb.GetExecutablePolicyRequest
@@ -468,8 +466,6 @@ class LearnerService:
             raise InvalidRequest(str(error)) from None
         except NotActing as error:
             raise NotOffered(str(error)) from None
-        if request.begins:
-            self._hand_out(acted.parameters)
         return pb.ActReply(
             learner_incarnation=acted.parameters.incarnation,
             parameter_version=acted.parameters.version,
@@ -499,7 +495,6 @@ class LearnerService:
             dropped_info_names=self._records.info_names.dropped,
             mistakes=self._records.mistakes.totals(),
             checked=self._checked,
-            recomputed=self._recheck.done,
             version=f"impala {VERSION}",
         )
 
@@ -534,8 +529,7 @@ class LearnerService:
             self._inference.check()
 
     def close(self) -> None:
-        """Ends the checks, acting, and the making of an executable policy."""
-        self._recheck.close()
+        """Ends acting, and the making of an executable policy."""
         if self._inference is not None:
             self._inference.close()
         if self._executable is not None:
@@ -601,20 +595,7 @@ class LearnerService:
             self._records.mistakes.add(message.actor, mistake)
         if mistakes and self._refuses:
             return Rejection(pb.REASON_MEANING, str(mistakes[0]))
-        if message.learner_incarnation == self._lineage.incarnation:
-            by_name = self._checks.by_name(arrays)
-            self._recheck.offer(message, by_name, self._welcome.num_core_state_specs)
         return None
-
-    def _differs(self, actor: str, mistake: Mistake) -> None:
-        """Notes that an unroll was not what its network computes. Called from any thread."""
-        self._records.mistakes.add(actor, mistake)
-        if self._refuses:
-            self.blame(actor, str(mistake))
-
-    def _hand_out(self, parameters: Parameters) -> None:
-        """Notes which parameters actors may act with."""
-        self._recheck.handed_out(parameters.version, parameters.values)
 
     def _permitted(self, message: pb.Unrolls, arrival: Arrival) -> Arrival:
         """Looks up the permit of a message, if unrolls need one."""

@@ -1,16 +1,27 @@
-"""The terms of a run for everyone who joins: shapes, settings, sizes, bounds, the network."""
+"""The terms of a run, which everyone who joins is told, and what the service judges by."""
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
 
 from impala.config.schema import ChecksConfig, Config
-from impala.environments.spaces import Spaces
+from impala.environments.spaces import Spaces, leaves
 from impala.schedule import tasks
 from impala.types import Unroll
 from learner.data.bounds import MessageBounds, message_bounds
-from learner.service import description, settings
+from learner.service import settings
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
+
+_KINDS = {
+    gym.spaces.Box: pb.Space.KIND_BOX,
+    gym.spaces.Discrete: pb.Space.KIND_DISCRETE,
+    gym.spaces.MultiDiscrete: pb.Space.KIND_MULTI_DISCRETE,
+    gym.spaces.MultiBinary: pb.Space.KIND_MULTI_BINARY,
+}
 
 
 class Terms(NamedTuple):
@@ -25,13 +36,27 @@ class Terms(NamedTuple):
     max_envs_per_message: int  # largest E
     max_in_flight: int  # messages without a receipt that an actor may have
     bounds: MessageBounds  # of the numbers in a message, as for `Validator`
-    described: pb.JoinReply  # only what is said of spaces, policy, network and limits
+    spaces: Spaces  # of one environment
     checks: ChecksConfig
+
+    @property
+    def limits(self) -> pb.Limits:
+        """Returns what a message may hold, for actors."""
+        limits = self.bounds.limits
+        return pb.Limits(
+            num_envs=self.max_envs_per_message,
+            reward=limits.reward,
+            observation=limits.observation,
+            policy_parameter=limits.policy_parameter,
+            baseline=limits.baseline,
+            info_names=limits.info_names,
+            frames_per_step=self.bounds.frames_per_step,
+        )
 
 
 def terms(
     config: Config,
-    variables: Sequence[description.Variable],
+    variables: Sequence[Any],
     unroll_spec: Unroll,
     played: Sequence[tasks.Task],
     spaces: Spaces,
@@ -48,7 +73,6 @@ def terms(
     Raises:
       OptionError: a setting is too large to be sent.
     """
-    bounds = message_bounds(config, played, spaces)
     return Terms(
         unroll_spec,
         codec.specs(list(variables)),
@@ -58,7 +82,42 @@ def terms(
         is_deterministic=config.deterministic,
         max_envs_per_message=config.learner.max_envs_per_message,
         max_in_flight=config.learner.max_in_flight,
-        bounds=bounds,
-        described=description.of(config, variables, spaces, bounds),
+        bounds=message_bounds(config, played, spaces),
+        spaces=spaces,
         checks=config.checks,
     )
+
+
+def described(space: gym.Space, name: str) -> list[pb.Space]:
+    """Returns the leaves of a space as actors are told of them, in the order in which they travel.
+
+    Args:
+      space: of an observation or an action.
+      name: what their names begin with.
+    """
+    return [_described(leaf, path) for path, leaf in leaves(space, name)]
+
+
+def _described(leaf: gym.Space, name: str) -> pb.Space:
+    kind = next(kind for cls, kind in _KINDS.items() if isinstance(leaf, cls))
+    message = pb.Space(name=name, kind=kind)
+    match leaf:
+        case gym.spaces.Box():
+            message.low.extend(_bounds(leaf.low))
+            message.high.extend(_bounds(leaf.high))
+        case gym.spaces.Discrete():
+            message.start.append(int(leaf.start))
+            message.n.append(int(leaf.n))
+        case gym.spaces.MultiDiscrete():
+            message.start.extend(leaf.start.reshape(-1).tolist())
+            message.n.extend(leaf.nvec.reshape(-1).tolist())
+        case gym.spaces.MultiBinary():
+            message.start.extend([0] * math.prod(leaf.shape))
+            message.n.extend([2] * math.prod(leaf.shape))
+    return message
+
+
+def _bounds(bounds: np.ndarray) -> list[float]:
+    """Returns bounds of a Box: one number if all are the same."""
+    numbers: list[float] = bounds.astype(np.float64).reshape(-1).tolist()
+    return numbers[:1] if len(set(numbers)) == 1 else numbers

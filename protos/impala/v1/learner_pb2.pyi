@@ -133,7 +133,7 @@ class JoinRequest(_message.Message):
     def __init__(self, protocol: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., acknowledged_sequence: _Optional[int] = ..., acknowledged_unrolls: _Optional[int] = ..., proof: _Optional[bytes] = ..., version: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("protocol", "learner_incarnation", "actor_index", "seed", "fingerprint", "unroll_length", "unroll_specs", "num_core_state_specs", "parameter_specs", "max_unrolls_in_flight", "max_message_bytes", "finished", "task", "settings", "version", "needs_permits", "life", "observation_space", "action_space", "policy", "network", "limits")
+    __slots__ = ("protocol", "learner_incarnation", "actor_index", "seed", "fingerprint", "unroll_length", "unroll_specs", "num_core_state_specs", "parameter_specs", "max_unrolls_in_flight", "max_message_bytes", "finished", "task", "settings", "version", "needs_permits", "life", "observation_space", "action_space", "limits")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     LEARNER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ACTOR_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -153,8 +153,6 @@ class JoinReply(_message.Message):
     LIFE_FIELD_NUMBER: _ClassVar[int]
     OBSERVATION_SPACE_FIELD_NUMBER: _ClassVar[int]
     ACTION_SPACE_FIELD_NUMBER: _ClassVar[int]
-    POLICY_FIELD_NUMBER: _ClassVar[int]
-    NETWORK_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     protocol: ProtocolVersion
     learner_incarnation: int
@@ -175,10 +173,8 @@ class JoinReply(_message.Message):
     life: int
     observation_space: _containers.RepeatedCompositeFieldContainer[Space]
     action_space: _containers.RepeatedCompositeFieldContainer[Space]
-    policy: Policy
-    network: Network
     limits: Limits
-    def __init__(self, protocol: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., learner_incarnation: _Optional[int] = ..., actor_index: _Optional[int] = ..., seed: _Optional[int] = ..., fingerprint: _Optional[str] = ..., unroll_length: _Optional[int] = ..., unroll_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., num_core_state_specs: _Optional[int] = ..., parameter_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., max_unrolls_in_flight: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., finished: _Optional[bool] = ..., task: _Optional[int] = ..., settings: _Optional[_Union[ActorSettings, _Mapping]] = ..., version: _Optional[str] = ..., needs_permits: _Optional[bool] = ..., life: _Optional[int] = ..., observation_space: _Optional[_Iterable[_Union[Space, _Mapping]]] = ..., action_space: _Optional[_Iterable[_Union[Space, _Mapping]]] = ..., policy: _Optional[_Union[Policy, _Mapping]] = ..., network: _Optional[_Union[Network, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., learner_incarnation: _Optional[int] = ..., actor_index: _Optional[int] = ..., seed: _Optional[int] = ..., fingerprint: _Optional[str] = ..., unroll_length: _Optional[int] = ..., unroll_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., num_core_state_specs: _Optional[int] = ..., parameter_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., max_unrolls_in_flight: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., finished: _Optional[bool] = ..., task: _Optional[int] = ..., settings: _Optional[_Union[ActorSettings, _Mapping]] = ..., version: _Optional[str] = ..., needs_permits: _Optional[bool] = ..., life: _Optional[int] = ..., observation_space: _Optional[_Iterable[_Union[Space, _Mapping]]] = ..., action_space: _Optional[_Iterable[_Union[Space, _Mapping]]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
 
 class Space(_message.Message):
     __slots__ = ("name", "kind", "low", "high", "start", "n")
@@ -207,134 +203,6 @@ class Space(_message.Message):
     start: _containers.RepeatedScalarFieldContainer[int]
     n: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Space.Kind, str]] = ..., low: _Optional[_Iterable[float]] = ..., high: _Optional[_Iterable[float]] = ..., start: _Optional[_Iterable[int]] = ..., n: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class Policy(_message.Message):
-    __slots__ = ("factors", "mask", "masked")
-    class Family(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-        __slots__ = ()
-        FAMILY_UNSPECIFIED: _ClassVar[Policy.Family]
-        FAMILY_CATEGORICAL: _ClassVar[Policy.Family]
-        FAMILY_EPSILON_GREEDY: _ClassVar[Policy.Family]
-        FAMILY_TANH_NORMAL: _ClassVar[Policy.Family]
-    FAMILY_UNSPECIFIED: Policy.Family
-    FAMILY_CATEGORICAL: Policy.Family
-    FAMILY_EPSILON_GREEDY: Policy.Family
-    FAMILY_TANH_NORMAL: Policy.Family
-    class Factor(_message.Message):
-        __slots__ = ("action", "family", "num_parameters", "num_outputs", "num_choices", "lowest_log_deviation", "highest_log_deviation", "progress")
-        ACTION_FIELD_NUMBER: _ClassVar[int]
-        FAMILY_FIELD_NUMBER: _ClassVar[int]
-        NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
-        NUM_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
-        NUM_CHOICES_FIELD_NUMBER: _ClassVar[int]
-        LOWEST_LOG_DEVIATION_FIELD_NUMBER: _ClassVar[int]
-        HIGHEST_LOG_DEVIATION_FIELD_NUMBER: _ClassVar[int]
-        PROGRESS_FIELD_NUMBER: _ClassVar[int]
-        action: str
-        family: Policy.Family
-        num_parameters: int
-        num_outputs: int
-        num_choices: int
-        lowest_log_deviation: float
-        highest_log_deviation: float
-        progress: int
-        def __init__(self, action: _Optional[str] = ..., family: _Optional[_Union[Policy.Family, str]] = ..., num_parameters: _Optional[int] = ..., num_outputs: _Optional[int] = ..., num_choices: _Optional[int] = ..., lowest_log_deviation: _Optional[float] = ..., highest_log_deviation: _Optional[float] = ..., progress: _Optional[int] = ...) -> None: ...
-    FACTORS_FIELD_NUMBER: _ClassVar[int]
-    MASK_FIELD_NUMBER: _ClassVar[int]
-    MASKED_FIELD_NUMBER: _ClassVar[int]
-    factors: _containers.RepeatedCompositeFieldContainer[Policy.Factor]
-    mask: str
-    masked: float
-    def __init__(self, factors: _Optional[_Iterable[_Union[Policy.Factor, _Mapping]]] = ..., mask: _Optional[str] = ..., masked: _Optional[float] = ...) -> None: ...
-
-class Network(_message.Message):
-    __slots__ = ("parameters", "not_described", "inputs", "added", "shared", "policy", "baseline")
-    class Input(_message.Message):
-        __slots__ = ("observation", "kind", "scale", "frames", "state")
-        class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-            __slots__ = ()
-            KIND_UNSPECIFIED: _ClassVar[Network.Input.Kind]
-            KIND_NUMBERS: _ClassVar[Network.Input.Kind]
-            KIND_ONE_HOT: _ClassVar[Network.Input.Kind]
-            KIND_LOG_REWARD: _ClassVar[Network.Input.Kind]
-            KIND_LOG_TIME: _ClassVar[Network.Input.Kind]
-        KIND_UNSPECIFIED: Network.Input.Kind
-        KIND_NUMBERS: Network.Input.Kind
-        KIND_ONE_HOT: Network.Input.Kind
-        KIND_LOG_REWARD: Network.Input.Kind
-        KIND_LOG_TIME: Network.Input.Kind
-        OBSERVATION_FIELD_NUMBER: _ClassVar[int]
-        KIND_FIELD_NUMBER: _ClassVar[int]
-        SCALE_FIELD_NUMBER: _ClassVar[int]
-        FRAMES_FIELD_NUMBER: _ClassVar[int]
-        STATE_FIELD_NUMBER: _ClassVar[int]
-        observation: str
-        kind: Network.Input.Kind
-        scale: float
-        frames: int
-        state: int
-        def __init__(self, observation: _Optional[str] = ..., kind: _Optional[_Union[Network.Input.Kind, str]] = ..., scale: _Optional[float] = ..., frames: _Optional[int] = ..., state: _Optional[int] = ...) -> None: ...
-    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
-    NOT_DESCRIBED_FIELD_NUMBER: _ClassVar[int]
-    INPUTS_FIELD_NUMBER: _ClassVar[int]
-    ADDED_FIELD_NUMBER: _ClassVar[int]
-    SHARED_FIELD_NUMBER: _ClassVar[int]
-    POLICY_FIELD_NUMBER: _ClassVar[int]
-    BASELINE_FIELD_NUMBER: _ClassVar[int]
-    parameters: _containers.RepeatedScalarFieldContainer[str]
-    not_described: str
-    inputs: _containers.RepeatedCompositeFieldContainer[Network.Input]
-    added: _containers.RepeatedCompositeFieldContainer[Network.Input]
-    shared: _containers.RepeatedCompositeFieldContainer[Layer]
-    policy: _containers.RepeatedCompositeFieldContainer[Layer]
-    baseline: _containers.RepeatedCompositeFieldContainer[Layer]
-    def __init__(self, parameters: _Optional[_Iterable[str]] = ..., not_described: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Network.Input, _Mapping]]] = ..., added: _Optional[_Iterable[_Union[Network.Input, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[Layer, _Mapping]]] = ..., policy: _Optional[_Iterable[_Union[Layer, _Mapping]]] = ..., baseline: _Optional[_Iterable[_Union[Layer, _Mapping]]] = ...) -> None: ...
-
-class Layer(_message.Message):
-    __slots__ = ("kind", "parameters", "size", "stride", "padded", "state", "task")
-    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-        __slots__ = ()
-        KIND_UNSPECIFIED: _ClassVar[Layer.Kind]
-        KIND_FLATTEN: _ClassVar[Layer.Kind]
-        KIND_STANDARDISE: _ClassVar[Layer.Kind]
-        KIND_LINEAR: _ClassVar[Layer.Kind]
-        KIND_CONVOLUTION: _ClassVar[Layer.Kind]
-        KIND_MAX_POOL: _ClassVar[Layer.Kind]
-        KIND_RELU: _ClassVar[Layer.Kind]
-        KIND_ELU: _ClassVar[Layer.Kind]
-        KIND_KEEP: _ClassVar[Layer.Kind]
-        KIND_ADD: _ClassVar[Layer.Kind]
-        KIND_ADDED: _ClassVar[Layer.Kind]
-        KIND_LSTM: _ClassVar[Layer.Kind]
-        KIND_POPART: _ClassVar[Layer.Kind]
-    KIND_UNSPECIFIED: Layer.Kind
-    KIND_FLATTEN: Layer.Kind
-    KIND_STANDARDISE: Layer.Kind
-    KIND_LINEAR: Layer.Kind
-    KIND_CONVOLUTION: Layer.Kind
-    KIND_MAX_POOL: Layer.Kind
-    KIND_RELU: Layer.Kind
-    KIND_ELU: Layer.Kind
-    KIND_KEEP: Layer.Kind
-    KIND_ADD: Layer.Kind
-    KIND_ADDED: Layer.Kind
-    KIND_LSTM: Layer.Kind
-    KIND_POPART: Layer.Kind
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
-    SIZE_FIELD_NUMBER: _ClassVar[int]
-    STRIDE_FIELD_NUMBER: _ClassVar[int]
-    PADDED_FIELD_NUMBER: _ClassVar[int]
-    STATE_FIELD_NUMBER: _ClassVar[int]
-    TASK_FIELD_NUMBER: _ClassVar[int]
-    kind: Layer.Kind
-    parameters: _containers.RepeatedScalarFieldContainer[int]
-    size: int
-    stride: int
-    padded: bool
-    state: _containers.RepeatedScalarFieldContainer[int]
-    task: str
-    def __init__(self, kind: _Optional[_Union[Layer.Kind, str]] = ..., parameters: _Optional[_Iterable[int]] = ..., size: _Optional[int] = ..., stride: _Optional[int] = ..., padded: _Optional[bool] = ..., state: _Optional[_Iterable[int]] = ..., task: _Optional[str] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("num_envs", "reward", "observation", "policy_parameter", "baseline", "info_names", "frames_per_step")
@@ -768,7 +636,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("learner_incarnation", "parameter_version", "frames", "progress", "finished", "queued", "queue_capacity", "received", "learned", "dropped", "rejected", "duplicates", "members", "skipped_updates", "rollbacks", "refused", "dropped_info_names", "version", "waiting_snapshots", "mistakes", "checked", "recomputed")
+    __slots__ = ("learner_incarnation", "parameter_version", "frames", "progress", "finished", "queued", "queue_capacity", "received", "learned", "dropped", "rejected", "duplicates", "members", "skipped_updates", "rollbacks", "refused", "dropped_info_names", "version", "waiting_snapshots", "mistakes", "checked")
     class DroppedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -818,7 +686,6 @@ class RunStatus(_message.Message):
     WAITING_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     MISTAKES_FIELD_NUMBER: _ClassVar[int]
     CHECKED_FIELD_NUMBER: _ClassVar[int]
-    RECOMPUTED_FIELD_NUMBER: _ClassVar[int]
     learner_incarnation: int
     parameter_version: int
     frames: int
@@ -840,8 +707,7 @@ class RunStatus(_message.Message):
     waiting_snapshots: int
     mistakes: _containers.ScalarMap[str, int]
     checked: int
-    recomputed: int
-    def __init__(self, learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., frames: _Optional[int] = ..., progress: _Optional[float] = ..., finished: _Optional[bool] = ..., queued: _Optional[int] = ..., queue_capacity: _Optional[int] = ..., received: _Optional[int] = ..., learned: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., duplicates: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., skipped_updates: _Optional[int] = ..., rollbacks: _Optional[int] = ..., refused: _Optional[_Mapping[str, int]] = ..., dropped_info_names: _Optional[int] = ..., version: _Optional[str] = ..., waiting_snapshots: _Optional[int] = ..., mistakes: _Optional[_Mapping[str, int]] = ..., checked: _Optional[int] = ..., recomputed: _Optional[int] = ...) -> None: ...
+    def __init__(self, learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., frames: _Optional[int] = ..., progress: _Optional[float] = ..., finished: _Optional[bool] = ..., queued: _Optional[int] = ..., queue_capacity: _Optional[int] = ..., received: _Optional[int] = ..., learned: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., duplicates: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., skipped_updates: _Optional[int] = ..., rollbacks: _Optional[int] = ..., refused: _Optional[_Mapping[str, int]] = ..., dropped_info_names: _Optional[int] = ..., version: _Optional[str] = ..., waiting_snapshots: _Optional[int] = ..., mistakes: _Optional[_Mapping[str, int]] = ..., checked: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("name", "role", "joins", "unrolls", "frames", "frames_per_second", "parameter_version", "silent_seconds", "active", "rejected", "last_rejection", "blamed", "quarantined_seconds", "environment_faults", "last_fault", "version", "recent_return", "reward_per_step", "mistakes", "last_mistake")
