@@ -91,26 +91,6 @@ class BanditVectorWith(BanditVector):
         self.reset(seed=3)
 
 
-def test_restless_arms_trade_places() -> None:
-    vector = BanditVector(2000, "Restless", pulls=100)
-    vector.reset(seed=4)
-    best = [vector.step(np.zeros(2000, np.int64))[4]["best"] for _ in range(100)]
-    changes = np.mean(np.diff(best, axis=0) != 0)
-    assert changes == pytest.approx(0.04, abs=0.005)
-
-
-def test_bandits_are_gymnasium_environments() -> None:
-    for problem in PROBLEMS:
-        env = gym.make(f"Bandit/{problem}-v0", pulls=3)
-        one, _ = env.reset(seed=5)
-        steps = [env.step(0) for _ in range(3)]
-        assert [step[2] for step in steps] == [False, False, True]
-        env.reset(seed=5)
-        assert [env.step(0)[1:] for _ in range(3)] == [step[1:] for step in steps]
-        assert env.observation_space.contains(one)
-        env.close()
-
-
 @pytest.mark.parametrize("vectorization", ["sync", "own"])
 def test_an_agent_sees_what_it_did_and_what_that_gave(
     vectorization: Literal["sync", "own"],

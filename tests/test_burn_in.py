@@ -30,13 +30,11 @@ from impala.parts import build
 from impala.schedule import phases
 from impala.testing.algorithms import (
     IS_REPLAY,
-    SEAMS,
     AlgorithmConformance,
     B,
     T,
     loss_and_gradients,
 )
-from impala.testing.precision import plain_float32
 from impala.types import Batch, Nest, StepType, Unroll
 from learner.update.learner import Learner, Update
 
@@ -180,21 +178,6 @@ def test_the_burn_in_is_silent() -> None:
     assert not differs[ROWS:, 1].any() and not differs[:, ~IS_REPLAY].any()
 
 
-def test_metrics_are_of_what_is_learned_from() -> None:
-    agent = leaky()
-    batch = batch_for(agent)
-    counted = np.zeros([T, B])
-    counted[:, ~IS_REPLAY] = 1.0
-    counted[ROWS:, IS_REPLAY] = 1.0
-    counted[SEAMS] = 0.0
-
-    metrics = made("impala", agent).loss(batch).metrics
-
-    baseline = agent.unroll(batch.unroll.timestep, batch.unroll.core_state)[0].baseline[:-1]
-    expected = (counted * baseline).numpy().sum() / counted.sum()
-    assert metrics["baseline/mean"].numpy() == pytest.approx(expected, rel=1e-5)
-
-
 @pytest.mark.parametrize("is_replay", [True, False])
 def test_without_burn_in_nothing_changes_to_the_last_bit(is_replay: bool) -> None:
     """Nor for fresh unrolls."""
@@ -206,24 +189,6 @@ def test_without_burn_in_nothing_changes_to_the_last_bit(is_replay: bool) -> Non
         np.testing.assert_array_equal(a, b)
     for a, b in zip(burn_in.unroll(agent, batch, ROWS), outputs, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
-
-
-@plain_float32()
-def test_compiled_it_is_the_same() -> None:
-    agent = leaky()
-    algorithm, batch = made("impala", agent), batch_for(agent)
-
-    algorithm.loss(batch)  # makes the variables
-
-    def step(batch: Batch) -> Any:
-        return loss_and_gradients(algorithm, batch), burn_in.influence(agent, batch, ROWS)
-
-    expected = step(batch)
-    for jit_compile in (False, True):
-        compiled = tf.function(step, autograph=False, jit_compile=jit_compile)
-        pairs = zip(tf.nest.flatten(compiled(batch)), tf.nest.flatten(expected), strict=True)
-        for a, b in pairs:
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 # ---------------------------------------------------------------------------- the stored state
@@ -249,37 +214,6 @@ def test_influence_is_what_a_leaky_memory_has_left(rows: int) -> None:
     state = left + sum(seen[t] / 2.0 ** (rows - 1 - t) for t in range(rows))
     norm = np.linalg.norm
     assert found == pytest.approx(np.mean(norm(left, axis=1) / norm(state, axis=1)), rel=1e-4)
-
-
-def test_burn_in_influence_ends_where_an_episode_begins() -> None:
-    agent = leaky()
-    batch = replayed(batch_for(agent))
-    each = [
-        burn_in.influence(agent, batch._replace(is_replay=tf.one_hot(b, B) > 0), ROWS).numpy()
-        for b in range(B)
-    ]
-    assert len(set(each)) == B and min(each) > 0.01
-    assert burn_in.influence(agent, batch, ROWS).numpy() == pytest.approx(np.mean(each), rel=1e-5)
-    assert burn_in.influence(agent, batch._replace(is_replay=tf.fill([B], False)), ROWS) == 0.0
-    first = batch.unroll.timestep.step_type.numpy()
-    first[1] = StepType.FIRST
-    timestep = batch.unroll.timestep._replace(step_type=tf.constant(first))
-    begins = batch._replace(unroll=batch.unroll._replace(timestep=timestep))
-    assert burn_in.influence(agent, begins, ROWS) == 0.0
-
-
-def test_stacked_frames_are_not_part_of_the_influence() -> None:
-    """They are what was seen; no parameter computed them."""
-    agent = leaky(FrameStack(1 + ROWS, VECTOR))
-    state = agent.initial_state(B)
-    assert len(state) == 2
-    frames = tf.random.stateless_normal(state[0].shape, [1, 2])
-    batch = replayed(batch_for(agent))
-    batch = batch._replace(unroll=batch.unroll._replace(core_state=(frames, state[1])))
-    assert burn_in.influence(agent, batch, 1) == 0.0
-    forgotten = agent.forget((frames, {"sum": frames[:, 0], "steps": state[1]["steps"] + 1}))
-    assert forgotten[0] is frames
-    assert not any(leaf.numpy().any() for leaf in forgotten[1].values())
 
 
 # ---------------------------------------------------------------------------- a run

@@ -121,14 +121,6 @@ def test_if_all_are_damaged_one_line_says_so(tmp_path: pathlib.Path) -> None:
     assert checkpoint.exists(tmp_path)  # so a learner does not start over unasked
 
 
-def test_checkpoints_that_cannot_be_listed_are_an_error(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "checkpoints").write_text("")
-    with pytest.raises(CheckpointError, match="Not a directory"):
-        checkpoint.exists(tmp_path)
-    with pytest.raises(StorageError, match=r"checkpoints.*File exists"):
-        checkpoint.save(tmp_path, _checkpoint(1), keep=3)
-
-
 def test_a_run_that_went_back_goes_on_from_what_it_saved_last(tmp_path: pathlib.Path) -> None:
     checkpoint.save(tmp_path, _checkpoint(100), keep=3)
     damaged = checkpoint.save(tmp_path, _checkpoint(200), keep=3)
@@ -298,62 +290,6 @@ def _move_aside(logdir: pathlib.Path) -> None:
 
 def _names(directory: pathlib.Path) -> list[str]:
     return sorted(re.sub(r"-[0-9]{8}-[0-9]{6}", "-TIME", path.name) for path in directory.iterdir())
-
-
-def test_fresh_knows_a_log_directory_by_its_real_path(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Given the working directory itself, and a link to a directory on another disk."""
-    logdir = _with_a_run(tmp_path / "disk" / "run", 1)
-    monkeypatch.chdir(logdir)
-    _move_aside(pathlib.Path())
-    assert _names(logdir) == ["lock"]
-    (aside,) = (tmp_path / "disk").glob("run.before-*")
-    assert checkpoint.load(aside).counters.updates == 1
-
-    (tmp_path / "links").mkdir()
-    (tmp_path / "links" / "run").symlink_to(_with_a_run(logdir, 2))
-    _move_aside(tmp_path / "links" / "run")
-    assert _names(tmp_path / "links") == ["run"]
-    asides = (tmp_path / "disk").glob("run.before-*")
-    assert sorted(checkpoint.load(each).counters.updates for each in asides) == [1, 2]
-
-
-def test_fresh_moves_nothing_if_the_working_directory_would_move(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _with_a_run(tmp_path / "runs" / "run", 1)
-    (tmp_path / "runs" / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "runs" / "here")
-    with pytest.raises(LogDirectoryError, match="would move the working directory"):
-        _move_aside(pathlib.Path(".."))
-    assert _names(tmp_path / "runs") == ["here", "lock", "run"] and _names(tmp_path) == ["runs"]
-
-
-@pytest.mark.parametrize("why", [errno.EXDEV, errno.EACCES])
-def test_fresh_moves_the_old_run_within_a_mount_point(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, why: int
-) -> None:
-    logdir = _with_a_run(tmp_path / "run", 1)
-    rename, mkdir = pathlib.Path.rename, pathlib.Path.mkdir
-
-    def renamed(path: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
-        if why == errno.EXDEV and logdir not in target.parents:
-            raise OSError(why, os.strerror(why), str(path), None, str(target))
-        return rename(path, target)
-
-    def made(path: pathlib.Path, *arguments: Any, **options: Any) -> None:
-        if why == errno.EACCES and path.parent == tmp_path and not path.exists():
-            raise OSError(why, os.strerror(why), str(path))
-        mkdir(path, *arguments, **options)
-
-    monkeypatch.setattr(pathlib.Path, "rename", renamed)
-    monkeypatch.setattr(pathlib.Path, "mkdir", made)
-    _move_aside(logdir)
-    assert _names(logdir) == ["before-TIME", "lock"] and _names(tmp_path) == ["run"]
-    _move_aside(_with_a_run(logdir, 2))
-    asides = sorted(logdir.glob("before-*"))
-    assert [checkpoint.load(each).counters.updates for each in asides] == [1, 2]
 
 
 def test_fresh_moves_all_or_nothing(

@@ -210,28 +210,6 @@ def test_a_run_that_went_back_is_drawn_with_what_came_last(tmp_path: pathlib.Pat
     assert np.asarray(line.get_xydata()).tolist() == [[0, 0], [100, 7]]
 
 
-def test_nothing_in_a_figure_covers_anything_else(tmp_path: pathlib.Path) -> None:
-    long = story(tmp_path / "sequential-with-a-name-that-is-far-too-long-for-any-table-seed-1")
-    short = story(tmp_path / "clear")
-    other = values.overlay(CONFIG, {"mix": {"replayed": 8}})
-    (short / "config.yaml").write_text(values.to_yaml(other))
-    figure = plot.figure([long, short])
-    figure.canvas.draw()
-    (below,) = (axes for axes in figure.axes if axes.tables)
-    panels = [axes for axes in figure.axes if axes is not below]
-    boxes = [box for panel in panels if (box := panel.get_tightbbox()) is not None]
-    boxes += [legend.get_window_extent() for sub in figure.subfigs for legend in sub.legends]
-    boxes.append(below.get_window_extent())
-    assert len(boxes) == 4
-    for i, box in enumerate(boxes):
-        assert not any(box.overlaps(other) for other in boxes[:i])
-        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
-    (table,) = below.tables
-    assert len(table.get_celld()) == 3 * 5
-    for cell in table.get_celld().values():
-        assert cell.get_text().get_window_extent().width <= cell.get_window_extent().width
-
-
 def test_plot_says_what_is_missing(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -119,39 +119,6 @@ def test_steps_of_first_episodes_are_kept_if_asked_for() -> None:
     ]
 
 
-def test_steps_without_an_info_have_nan_in_its_place() -> None:
-    class Sometimes(Scripted):
-        def _advance(self, first: np.ndarray) -> EnvironmentStep:
-            step = super()._advance(first)
-            return step._replace(info=step.info if self._left[0] in (1, 2) else {})
-
-    first = evaluation.FirstEpisodes(1)
-    evaluation.play_episodes(Sometimes([[4]]), Counting(), 1, True, 0, first)  # type: ignore
-    np.testing.assert_equal(
-        first.steps, [{"reward": [1.0] * 4, "left": [np.nan, 9.0, 8.0, np.nan]}]
-    )
-
-
-def test_what_takes_long_says_how_far_it_is(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    _play(Scripted([[3]]), 2)
-    assert not caplog.messages
-    monkeypatch.setattr(evaluation, "_LOG_SECONDS", 0.0)
-    _play(Scripted([[3], [5]]), 2)
-    assert caplog.messages[2:5] == [
-        "Played 0 of 2 episodes in 2 steps of each environment.",
-        "Played 1 of 2 episodes in 3 steps of each environment.",
-        "Played 1 of 2 episodes in 4 steps of each environment.",
-    ]
-
-
-def test_no_episodes_are_refused() -> None:
-    with pytest.raises(ValueError, match="num_episodes is 0"):
-        _play(Scripted([[3]]), 0)
-
-
 def test_greedy_play_carries_the_core_state() -> None:
     environment = Scripted([[4], [2]])
     _play(environment, 2, seed=11)

@@ -1,11 +1,8 @@
 """Loops that are played elsewhere and ask for actions: sessions, unrolls, and how they end."""
 
-import asyncio
 import contextlib
-import dataclasses
 import json
 import pathlib
-import re
 import subprocess
 import sys
 import threading
@@ -20,7 +17,6 @@ import pytest
 import services
 import test_run_actor
 from fake_learner import FakeLearner
-from half_trained import STORED
 
 import impala
 from impala import environments
@@ -29,14 +25,12 @@ from impala.config.presets import PRESETS
 from impala.config.schema import EnvironmentConfig
 from impala.environments.external import External
 from impala.environments.failure import EnvironmentFailed
-from impala.logdir import checkpoint, rows
-from impala.play.player import Player
+from impala.logdir import rows
 from impala.types import Parameters, StepType, Unroll
 from learner.plan import plan_of
 from learner.service.server import Server
 from learner.service.service import LearnerService
 from learner.service.terms import terms
-from protos.impala.v1 import learner_pb2 as pb
 
 learner = test_run_actor.learner  # a fixture
 
@@ -233,14 +227,6 @@ def test_a_loop_that_does_nothing_for_minutes_counts_as_active() -> None:
         assert roster.members()[0].silent_seconds < 1.0
 
 
-def test_spaces_that_differ_are_named(learner: FakeLearner) -> None:
-    box = gym.spaces.Box(0, 1, (3,), np.float32)
-    with pytest.raises(ValueError, match=re.escape(f"observation_space is {box}, that of")):
-        impala.connect(learner.address, observation_space=box)
-    with impala.connect(learner.address, action_space=gym.spaces.Discrete(3)) as client:
-        assert client.observation_space == gym.spaces.Box(0, 1, (10, 5), np.uint8)  # Catch's
-
-
 def test_what_no_loop_can_play_is_refused(learner: FakeLearner) -> None:
     learner.settings.tasks.add(name="Another").environment.id = "Catch"
     with pytest.raises(ValueError, match="has the tasks Catch, Another; a loop plays one"):
@@ -263,21 +249,6 @@ def test_an_actor_cannot_play_it() -> None:
         External(1, {"type": "Bux"}, COUNTS["action_space"])
     with pytest.raises(ValueError, match=r"missing a required argument: 'action_space'"):
         environments.make(EnvironmentConfig(id="External", kwargs='{"observation_space": {}}'), 1)
-
-
-def test_a_pull_that_names_an_unknown_actor_is_no_sign_of_life() -> None:
-    service = messages.service()
-    asyncio.run(service.permit(pb.GetParametersRequest(actor="a", incarnation=1)))
-    assert not service.get_status().members
-
-
-def test_no_command_plays_it() -> None:
-    saved = checkpoint.choose(STORED / "cartpole")
-    environment = EnvironmentConfig(id="External", kwargs=CARTS)
-    config = dataclasses.replace(saved.config, environment=environment)
-    player = Player(saved._replace(config=config))
-    with pytest.raises(ValueError, match=r"own loop: evaluate the agent there, with impala\.load"):
-        player.environment()
 
 
 CARTS = json.dumps(

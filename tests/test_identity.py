@@ -90,24 +90,6 @@ def _send(client: LearnerClient, reward: float = 0.0, seconds: float = WAIT) -> 
 # Namesakes.
 
 
-def test_of_two_processes_by_one_name_the_older_ends() -> None:
-    with _Served() as served, _actor(served, "a") as older:
-        _send(older)
-        with _actor(served, "a") as newer:
-            _send(newer)
-            _send(older)  # is told that it is not known, and joins again
-            with pytest.raises(
-                LearnerRefused, match="another process has joined as a since: give each actor its"
-            ):
-                _send(older)
-            for _ in range(5):
-                _send(newer)
-    totals = served.accounts.totals()
-    assert totals.rejected == {"unknown_actor": 1}
-    assert totals.received == 2 * 7
-    assert served.member("a").joins == 2
-
-
 # Quarantine.
 
 
@@ -364,19 +346,3 @@ def test_one_actor_is_revoked_while_the_rest_goes_on(
             _send(again)
         assert (served.member("bad-1").unrolls, served.member("good").unrolls) == (4, 2)
         assert (served.accounts.totals().received, served.accounts.totals().rejected) == (6, {})
-
-
-def test_a_certificate_is_revoked_whatever_it_is_used_for(tmp_path: pathlib.Path) -> None:
-    ca = trustme.CA()
-    authority = write(tmp_path / "ca.crt", ca.cert_pem.bytes())
-    uri = "spiffe://cluster.local/impala/actor/x"
-    revoked = write(tmp_path / "revoked", f"{uri}\n")
-    files = {**certificate(ca, tmp_path, "localhost"), "tls_client_ca": authority}
-    with _Served(**files, revoked_file=revoked) as served:
-        for name, expected in ((uri, "PERMISSION_DENIED"), (uri[:-1] + "y", OK)):
-            with secure_channel(served.address, ca, certificate(ca, tmp_path, name)) as channel:
-                stub = pb_grpc.LearnerStub(channel)
-                assert (
-                    status(lambda: stub.GetParameters(pb.GetParametersRequest(), timeout=WAIT))  # noqa: B023
-                    == expected
-                )

@@ -258,22 +258,6 @@ def test_death_of_the_thread_reaches_callers_and_learner() -> None:
     inference.close()
 
 
-def test_a_thread_that_cannot_start_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    inference = Inference(Config(), messages.SPACES, messages.spec(), lambda: _Step())
-    inference.publish(_parameters(1))
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", _refused)
-        with pytest.raises(RuntimeError, match="can't start new thread"), inference.caller():
-            pass
-    with inference.caller() as caller:
-        assert (_act(caller).arrays[0] == 1).all()
-    inference.close()
-
-
-def _refused(thread: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
-
-
 def test_a_failing_agent_step_is_told_to_callers_only() -> None:
     def cannot() -> Any:
         raise ValueError("the torso reads its variables in a tf.function of its own")
@@ -294,31 +278,6 @@ def test_a_failing_agent_step_is_told_to_callers_only() -> None:
     code, line, replies = _status(service, _request())
     assert (code, replies) == (grpc.StatusCode.FAILED_PRECONDITION, 0)
     assert "act with parameters" in line
-    inference.close()
-
-
-def test_a_row_that_the_network_cannot_compute_is_refused_alone() -> None:
-    class Embedding(_Step):
-        """Has no entry for a state of 9."""
-
-        def __call__(self, held: int, given: Sequence[np.ndarray]) -> list[np.ndarray]:
-            if (given[4] == 9.0).any():
-                raise IndexError("index 9 is not in [0, 9)")
-            return super().__call__(held, given)
-
-    step = Embedding()
-    inference = _inference(step)
-
-    async def together() -> list[Any]:
-        with inference.caller() as good, inference.caller() as bad:
-            rows = good.act(_request()), bad.act(_request(state=9.0))
-            return await asyncio.gather(*rows, return_exceptions=True)
-
-    for _ in range(3):  # the second time they are computed together
-        acted, refused = asyncio.run(together())
-        np.testing.assert_array_equal(acted.arrays[3], np.ones((2, 2)))
-        assert isinstance(refused, InvalidRow) and "index 9 is not in" in str(refused)
-    inference.check()
     inference.close()
 
 

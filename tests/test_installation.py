@@ -163,30 +163,6 @@ def test_a_module_that_was_overwritten_is_named(
     _is_refused(answer, "overwritten", unpacked / "impala" / "__init__.py", "distribution zoo")
 
 
-def test_a_module_that_is_missing_is_named(unpacked: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Given another distribution that took the folder along when it was removed."""
-    shutil.rmtree(unpacked / "vtrace")
-    script = f"""
-import sys
-sys.meta_path[:] = [each for each in sys.meta_path if "editable" not in repr(each)]
-sys.path[:] = [{str(unpacked)!r}, *(each for each in sys.path if each != {str(ROOT)!r})]
-from impala.runtime import installation
-try:
-    installation.check()
-except installation.ModuleTaken as error:
-    print(error)
-"""
-    answer = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-        capture_output=True,
-        text=True,
-    )
-    assert "module vtrace" in answer.stdout, answer.stderr
-    assert "install impala-rl again" in answer.stdout
-
-
 @pytest.mark.slow
 def test_a_wheel_trains_in_an_environment_of_its_own(
     built: pathlib.Path, tmp_path: pathlib.Path

@@ -1,6 +1,5 @@
 """The best agent and milestones are kept beside the checkpoints that a run goes on from."""
 
-import errno
 import json
 import pathlib
 from types import SimpleNamespace
@@ -11,9 +10,8 @@ import pytest
 
 from impala.config import values
 from impala.config.presets import PRESETS
-from impala.logdir import atomic, checkpoint
+from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Checkpoint, CheckpointError, Counters
-from impala.logdir.directory import StorageError
 from impala.types import Episode
 from learner.evaluation.best_and_milestones import Kept
 from learner.evaluation.snapshots import Evaluated
@@ -159,31 +157,6 @@ def test_a_run_that_is_started_again_remembers_its_best(tmp_path: pathlib.Path) 
     assert Story(tmp_path, frames=300).is_evaluated(1.0).goes_on_to(400).best == 30
 
 
-def test_a_full_disk_does_not_cost_the_best_agent(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Given a score that cannot be written, and one whose agent has not followed it."""
-    story = Story(tmp_path).is_evaluated(3.0).goes_on_to(100).is_evaluated(9.0)
-    (snapshot,) = story.evaluated
-    with monkeypatch.context() as full:
-        full.setattr(atomic, "write", raising(OSError(errno.ENOSPC, "No space left")))
-        with pytest.raises(StorageError, match="No space left"):
-            story.goes_on_to(200)
-    assert (story.best, story.score["return"]) == (0, 3.0)
-    assert snapshot.path.exists()  # the next learner knows its report
-    again = Story(tmp_path, frames=200)
-    with monkeypatch.context() as killed:
-        killed.setattr(checkpoint, "move", raising(InterruptedError("killed")))
-        again.evaluated = [snapshot]
-        with pytest.raises(InterruptedError):
-            again.goes_on_to(300)
-    assert (again.best, again.score["return"]) == (0, 9.0)
-    again = Story(tmp_path, frames=200)
-    again.evaluated = [snapshot]
-    assert again.goes_on_to(300).best == 10
-    assert Story(tmp_path, frames=300).is_evaluated(5.0).goes_on_to(400).best == 10
-
-
 def raising(error: Exception) -> Any:
     """A function that raises an error."""
 
@@ -191,18 +164,6 @@ def raising(error: Exception) -> Any:
         raise error
 
     return fail
-
-
-@pytest.mark.parametrize("other", [{"id": "CartPole-v1"}, {"kwargs": '{"rows": 5}'}])
-def test_returns_in_another_environment_do_not_compare(
-    tmp_path: pathlib.Path, other: dict[str, Any]
-) -> None:
-    Story(tmp_path).is_evaluated(5.0).goes_on_to(100)
-    changed = Story(tmp_path, frames=100, environment=other)  # with --change-settings
-    assert changed.is_evaluated(-5.0).goes_on_to(200).best == 10
-    assert changed.is_evaluated(-6.0).goes_on_to(300).best == 10
-    again = Story(tmp_path, frames=300, environment=other)
-    assert again.is_evaluated(-5.5).goes_on_to(400).best == 10
 
 
 def test_variables_in_doubt_are_not_kept_until_they_are_good(tmp_path: pathlib.Path) -> None:
@@ -232,17 +193,6 @@ def test_milestones_after_the_checkpoint_are_kept_once(tmp_path: pathlib.Path) -
     Story(tmp_path, frames=90, milestones=10).goes_on_to(110).goes_on_to(150)
     kept = [path.name for path in checkpoint.of_kind(tmp_path, "milestones")]
     assert [name.split("-")[0] for name in kept] == ["000000000011"]
-
-
-def test_milestones_are_kept_every_few_hours_if_asked_for(tmp_path: pathlib.Path) -> None:
-    story = Story(tmp_path, milestone_hours=0.5)
-    for frames in (0, 240, 260, 270, 510, 740):
-        story.goes_on_to(frames)
-    story = Story(tmp_path, frames=740, milestone_hours=0.5)  # back at a checkpoint
-    for frames in (760, 1000):
-        story.goes_on_to(frames)
-    kept = sorted(int(path.name.split("-")[0]) for path in (tmp_path / "milestones").iterdir())
-    assert kept == [26, 51, 76, 100]
 
 
 @pytest.mark.parametrize("by", ["evaluation", "training"])

@@ -12,7 +12,6 @@ import tree
 from impala.config.schema import AgentConfig, Config, LearnerConfig
 from impala.config.values import OptionError
 from impala.logdir import checkpoint
-from impala.logdir.checkpoint import CheckpointError
 from impala.parts import build
 from impala.runtime.security import ServerSecurity
 from impala.schedule import tasks
@@ -143,27 +142,6 @@ def test_errors_of_own_parts_are_not_blamed_on_the_logdir(
         start(tmp_path / "run")
 
 
-def test_a_run_that_is_resumed_does_not_open_what_it_began_with(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Given --init-from with a directory that has been deleted meanwhile."""
-    absent = scene.logdir / "absent"
-
-    def plan_of(config: Config, replicas: Replicas) -> Plan:
-        raise InterruptedError("it has started")
-
-    monkeypatch.setattr(run, "plan_of", plan_of)
-    monkeypatch.setattr(devices, "set_up", lambda config: None)  # TensorFlow has begun here
-    with pytest.raises(CheckpointError, match="absent has no checkpoint"):
-        start(scene.logdir, init_from=absent)
-    scene.checkpoints.save(scene.training.learner)
-    with pytest.raises(InterruptedError):
-        start(scene.logdir, init_from=absent)
-    with pytest.raises(CheckpointError, match="absent has no checkpoint"):
-        start(scene.logdir, fresh=True, init_from=absent)
-    assert checkpoint.exists(scene.logdir)  # it was not moved aside
-
-
 def test_nothing_is_moved_for_a_run_that_cannot_be_made(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,24 +254,6 @@ def test_replay_begins_anew_with_a_phase_unless_it_is_kept(
     first, second, _ = scene.iterations(3, lambda iteration: None)
     assert not first.begins_phase and second.begins_phase
     assert scene.batches.phases_begun == (0 if across_phases else 1)
-
-
-def test_first_checkpoint_does_not_wait_for_idle_actors(
-    scene: Scene,
-) -> None:
-    scene.seconds = 301.0
-    scene.iterations(3, scene.checkpoints.take)
-    assert not checkpoint.exists(scene.logdir)  # nothing was learned
-    scene.seconds = 0.0
-    scene.batches.ready = [scene.prepared()]
-    scene.iterations(1, scene.checkpoints.take)
-    scene.seconds = 30.0
-    scene.iterations(3, scene.checkpoints.take)
-    assert checkpoint.load(scene.logdir).counters.updates == 1
-    # It is not written over and over, which would push the ones before it out.
-    scene.seconds = 1000.0
-    scene.iterations(3, scene.checkpoints.take)
-    assert len(scene.saved()) == 1
 
 
 def test_doubtful_variables_are_not_saved_or_handed_on(

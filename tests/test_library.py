@@ -1,7 +1,5 @@
 """`import impala` is light; a loaded policy acts as `impala evaluate` does; runs are trained."""
 
-import ast
-import dataclasses
 import json
 import os
 import pathlib
@@ -23,8 +21,6 @@ from impala.commands import library
 from impala.commands import train as commands_train
 from impala.environments import base
 from impala.environments.normalise import Normaliser
-from impala.logdir import checkpoint
-from impala.parts.components import Allowed
 from impala.play.player import Player
 from impala.play.policy import Policy
 from impala.runtime import process
@@ -41,39 +37,6 @@ def test_importing_it_loads_nothing() -> None:
         "assert not {'tensorflow', 'sonnet', 'grpc'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_its_version_is_the_one_that_the_command_tells() -> None:
-    code = (
-        "import sys, impala; print('impala', impala.__version__)\n"
-        "assert '__version__' in dir(impala)\n"
-        "assert not {'tensorflow', 'sonnet', 'gymnasium', 'grpc'} & set(sys.modules)\n"
-    )
-    told = [
-        subprocess.run([sys.executable, *words], check=True, capture_output=True, text=True).stdout
-        for words in (["-c", code], ["-m", "impala", "--version"])
-    ]
-    assert told[0].splitlines()[0] == told[1].splitlines()[0]
-
-
-def test_what_type_checkers_see_is_what_there_is() -> None:
-    source = pathlib.Path(str(impala.__file__)).read_text(encoding="utf-8")
-    typed = {
-        alias.asname
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.If)
-        for line in node.body
-        if isinstance(line, ast.Import | ast.ImportFrom)
-        for alias in line.names
-    } - {None}
-    assert {name for name in typed if not hasattr(impala, str(name))} == set()
-    offered = {name for name in dir(impala) if not name.startswith("_")}
-    modules = {name for name in offered if f"impala.{name}" in sys.modules}
-    assert offered - modules - {"TYPE_CHECKING", "Any", "importlib"} == typed
-    with pytest.raises(AttributeError, match="'impala' has no attribute 'laod'"):
-        impala.laod  # noqa: B018
-    with pytest.raises(AttributeError, match="NoConfig"):
-        impala.NoConfig  # noqa: B018
 
 
 def test_v_trace_can_be_used_alone() -> None:
@@ -214,33 +177,6 @@ def test_a_policy_needs_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert policy(np.zeros(4, np.float32)) in (0, 1)
     with pytest.raises(ValueError, match="a package is missing"):
         policy.environment()
-
-
-def test_environments_get_the_settings_of_the_runs_actors(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Such as environment_seconds, without which slow environments are replaced."""
-    saved = checkpoint.choose(STORED / "catch")
-    actor = dataclasses.replace(saved.config.actor, environment_seconds=99.0)
-    config = dataclasses.replace(saved.config, actor=actor)
-    player = Player(saved._replace(config=config))
-    given: dict[str, Any] = {}
-    monkeypatch.setattr("impala.parts.build.environment", lambda *_, **named: given.update(named))
-    player.environment(2)
-    assert given["actor"] == actor
-
-
-def test_one_module_may_be_allowed_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Allowed] = []
-
-    def player(saved: checkpoint.Checkpoint, task: int, allow: Allowed) -> Player:
-        given.append(allow)
-        return Player(saved, task, allow)
-
-    monkeypatch.setattr("impala.play.player.Player", player)
-    for allow in ("mine", ["mine"]):
-        impala.load(STORED / "catch", allow=allow)
-    assert given == [Allowed(("mine",))] * 2
 
 
 def test_loading_leaves_the_gpus_to_others() -> None:
@@ -407,38 +343,3 @@ def test_ctrl_c_interrupts_once_the_run_has_stopped(
         impala.train("catch", tmp_path / "run")
     assert "saved\n" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGINT) is handler
-
-
-_TWO_THREADS = """
-import os, threading, time
-from impala.runtime import process
-before = os.readlink("/proc/self/fd/2")
-loading = [
-    threading.Thread(target=process.load_tensorflow, args=(False,), kwargs={"is_guest": True})
-    for _ in range(2)
-]
-for thread in loading:
-    thread.start()
-    time.sleep(0.5)  # the first one imports for a second
-for thread in loading:
-    thread.join()
-print(os.readlink("/proc/self/fd/2") == before)
-"""
-_SLOW_TENSORFLOW = """
-import time
-time.sleep(1.0)
-class config:
-    set_visible_devices = list_physical_devices = staticmethod(lambda *arguments: [])
-"""
-
-
-def test_two_threads_that_load_tensorflow_leave_standard_error(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "tensorflow.py").write_text(_SLOW_TENSORFLOW)
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    told = subprocess.run(
-        [sys.executable, "-c", _TWO_THREADS],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert told.stdout == "True\n", told.stderr

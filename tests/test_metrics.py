@@ -9,14 +9,13 @@ import pytest
 import rich.console
 import tensorflow as tf
 
-from impala.logdir import rows
 from impala.logdir.checkpoint import Counters
 from impala.types import Episode
 from learner.telemetry import images
 from learner.telemetry.console import Console
 from learner.telemetry.console import _line as console_line
 from learner.telemetry.files import JsonLines, TensorBoard
-from learner.telemetry.telemetry import Spread, Telemetry
+from learner.telemetry.telemetry import Telemetry
 
 
 def _episode(value: float) -> Episode:
@@ -52,15 +51,6 @@ def test_a_row_holds_the_means_since_the_last_row() -> None:
     assert "loss/total" not in after and "policy_lag/max" not in after
     assert after["speed/frames_per_second"] == 0.0
     assert after["episode/Catch/return_recent"] == 1.0  # the last hundred episodes, not this row's
-
-
-def test_returns_are_in_the_order_of_tasks() -> None:
-    """Whichever of them ended an episode first."""
-    telemetry = Telemetry(["A", "none yet", "B"])
-    telemetry.episodes("B", [_episode(1.0)])
-    telemetry.episodes("A", [_episode(2.0)])
-    row, _ = telemetry.end(Counters(), {}).row()
-    assert list(rows.recent_returns(row).items()) == [("A", 2.0), ("B", 1.0)]
 
 
 def test_the_share_that_actors_wait_is_a_mean_over_actors() -> None:
@@ -167,22 +157,6 @@ def test_rows_reach_json_lines_tensorboard_and_console(tmp_path: pathlib.Path) -
     np.testing.assert_array_equal(tf.io.decode_png(pictures[3]), np.full([64, 32, 3], 7))
 
 
-def test_a_spread_is_numpys_however_it_is_put_together() -> None:
-    numbers = 1e6 + np.random.default_rng(0).normal(size=50)  # a large mean takes digits
-    whole, parts = Spread(), [Spread() for _ in range(3)]
-    for i, number in enumerate(numbers):
-        whole.add(number)
-        parts[i * i % 3].add(number)  # none to the last one
-    merged = parts[0]
-    for part in parts[1:2]:
-        merged.merge(part)
-    expected = [numbers.mean(), numbers.min(), numbers.max(), numbers.std()]
-    for spread in (whole, merged):
-        found = spread.scalars("x")
-        assert [*found] == ["x", "x_min", "x_max", "x_deviation"]
-        assert [*found.values()] == pytest.approx(expected, rel=1e-6)
-
-
 def test_images_are_the_newest_observations_of_one_environment() -> None:
     rng = np.random.default_rng(0)
     grey = rng.integers(0, 256, (6, 2, 84, 80), np.uint8)
@@ -194,14 +168,6 @@ def test_images_are_the_newest_observations_of_one_environment() -> None:
     enlarged = shown["observation/seen/board"]
     assert enlarged.shape == (4, 70, 4 * 5 * 7, 1) and enlarged.dtype == np.uint8
     np.testing.assert_array_equal(enlarged[3, ::7, 35:70:7, 0], 255 * board[5, 0, :, :, 1])
-
-
-def test_the_console_can_write_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    telemetry = Telemetry()
-    row, _ = telemetry.end(Counters(frames=500), {"progress": 0.5}).row()
-    with caplog.at_level("INFO", logger="learner.telemetry.console"):
-        Console(rich.console.Console(force_terminal=True), to_log=True).write(row)
-    assert caplog.messages[0].startswith("frames 500 (50.0%)")
 
 
 def test_the_console_says_how_many_episodes_are_left() -> None:

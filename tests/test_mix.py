@@ -188,23 +188,6 @@ def test_closing_does_not_wait_for_a_batch_that_never_fills() -> None:
     assert mix.get(timeout=0.0) is None
 
 
-def test_closing_does_not_drain_an_ingest_that_never_runs_dry() -> None:
-    class Endless(Ingest):
-        taken = 0
-
-        def get(self, timeout: float) -> Arrival | None:
-            self.taken += 1
-            return _arrival(self.taken, 4, 0)
-
-    ingest = Endless(capacity=1)
-    mix = Mix(ingest, MixConfig(fresh=4))
-    _take(mix, 3)
-    mix.close()
-    taken = ingest.taken
-    assert not mix._thread.is_alive()
-    assert ingest.taken == taken <= 8  # three, one made ahead, one being made, and their likes
-
-
 def _replay(capacity: int = 1000) -> Replay:
     """A replay of unrolls like those of `_arrival`, each of which says it has a frame."""
     like = _arrival(0, 1, 0).unroll
@@ -296,17 +279,6 @@ def test_several_updates_follow_each_taking_of_fresh_unrolls() -> None:
     assert 4 <= max(max(_numbers(prepared)) for prepared in batches[1:3]) < 8
 
 
-def test_a_replay_that_is_full_need_not_warm_up_any_further() -> None:
-    ingest = Ingest(capacity=100)
-    _put(ingest, [_framed(i + 1, 4, 4 * i) for i in range(3)])
-    mix = Mix(ingest, MixConfig(fresh=4, replayed=1, warm_up_unrolls=50), _replay(capacity=6))
-    try:
-        batches = [prepared.batch for prepared in _take(mix, 3)]
-    finally:
-        mix.close()
-    assert [batch is None for batch in batches] == [True, True, False]
-
-
 def test_replayed_unrolls_need_a_replay() -> None:
     with pytest.raises(ValueError, match=r"mix\.replayed is 3"):
         Mix(Ingest(capacity=1), MixConfig(replayed=3))
@@ -364,19 +336,6 @@ def test_unrolls_beyond_the_lag_limit_are_dropped() -> None:
     assert [a.sequence for each in prepared for a in each.arrivals] == [1, 2, 3, 4, 5]
 
 
-def test_the_rest_of_a_message_may_become_too_old() -> None:
-    """Batches of one from a message of three: the third would be learned two updates later."""
-    ingest = Ingest(capacity=100)
-    _put(ingest, [_made_with(7, _arrival(1, 3, 0)), _made_with(8, _arrival(2, 1, 3))])
-    mix = Mix(ingest, MixConfig(fresh=1, max_policy_lag=1), version=7)
-    try:
-        batches = _take(mix, 4)
-    finally:
-        mix.close()
-    parts = [(p.sequence, p.unrolls, p.dropped) for b in batches for p in b.provenance]
-    assert parts == [(1, 1, None), (1, 1, None), (1, 1, "policy_lag"), (2, 1, None)]
-
-
 def test_batches_fill_on_behind_what_is_too_old() -> None:
     """Version 99 is of a learner that had come further, and went back to its checkpoint."""
     ingest = Ingest(capacity=100)
@@ -405,17 +364,6 @@ def test_unrolls_of_a_batch_name_actor_and_replay_place() -> None:
         assert [origin.number for origin in prepared.origins] == numbers
         senders = [f"actor-{(number // 4 + 1) % 2}" for number in numbers]
         assert [origin.actor for origin in prepared.origins] == senders
-
-
-def test_without_replay_the_origins_have_no_numbers() -> None:
-    ingest = Ingest(capacity=100)
-    _put(ingest, [_arrival(1, 2, 0), _arrival(2, 2, 2)])
-    mix = Mix(ingest, MixConfig(fresh=3))
-    try:
-        (prepared,) = _take(mix, 1)
-    finally:
-        mix.close()
-    assert list(prepared.origins) == [("actor-1", None), ("actor-1", None), ("actor-0", None)]
 
 
 def test_a_replay_of_which_everything_was_removed_warms_up_again() -> None:

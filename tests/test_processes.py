@@ -179,25 +179,6 @@ def test_hanging_ones_are_killed_with_their_children(
             witness.step()
 
 
-def test_a_step_that_ends_after_its_deadline_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Given a process that goes on while it is about to be killed."""
-    kill = processes._Worker.kill
-
-    def late(worker: Any) -> None:
-        worker._process.join(60.0)
-        kill(worker)
-
-    monkeypatch.setattr(processes._Worker, "kill", late)
-    with closing(make(1, seconds=2.0)) as environment:
-        witness = Witness(environment)
-        witness.until(0, lambda step_type: step_type != LAST)
-        step = witness.step(fails=[0], e0=Do.TAKE_LONG)
-        assert [fault.kind for fault in step.faults] == ["hung"]
-        assert not witness.step(begins=[0]).faults
-
-
 def test_a_death_between_episodes_leaves_only_a_fault() -> None:
     """Where FIRST is due it comes from the new process: no LAST follows a LAST."""
     with closing(make(2)) as environment:
@@ -236,31 +217,6 @@ def test_one_that_never_starts_ends_the_actor_with_its_name(
     ):
         environment.reset(0)
     assert failures.read_text() == "990"
-
-
-def test_restarts_in_a_row_come_slower_and_slower(monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
-    sleep = time.sleep
-
-    def noted(seconds: float) -> None:
-        pauses.append(round(seconds, 1))
-        sleep(seconds)
-
-    with closing(make(1)) as environment:
-        witness = Witness(environment)
-        monkeypatch.setattr(processes, "_LONGEST_PAUSE_SECONDS", 0.3)
-        monkeypatch.setattr(time, "sleep", noted)
-        for _ in range(5):
-            witness.until(0, lambda step_type: step_type != LAST)
-            witness.step(fails=[0], e0=Do.KILL)
-            witness.step(begins=[0])
-        assert pauses == [0.1, 0.2, 0.3, 0.3]
-        # One that has lived for long is started again at once.
-        monkeypatch.setattr(processes, "_HEALTHY_SECONDS", 0.0)
-        witness.until(0, lambda step_type: step_type != LAST)
-        witness.step(fails=[0], e0=Do.KILL)
-        witness.step(begins=[0])
-        assert len(pauses) == 4
 
 
 def test_one_that_leaks_is_replaced_at_the_end_of_an_episode() -> None:
@@ -324,14 +280,3 @@ environment.recv()
         assert all(map(is_alive, pids))
         actor.kill()
     wait_until_dead(*pids)
-
-
-def test_closing_in_the_middle_of_a_step_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_CLOSE_SECONDS", 0.5)
-    environment = make(2)
-    environment.reset(0)
-    environment.send(np.array([0, Do.HANG]))
-    pids = [worker._process.pid for worker in workers(environment)]
-    environment.close()
-    wait_until_dead(*pids)
-    environment.close()

@@ -154,23 +154,6 @@ def test_what_an_environment_discounts_within_a_hold_counts() -> None:
     assert (reward, info["discount"]) == (40 + 0.5 * 50 + 0.25 * 60, 0.25)
 
 
-@pytest.mark.parametrize("history", [True, False])
-def test_a_mask_is_obeyed_beside_what_happened_before(history: bool) -> None:
-    config = EnvironmentConfig(
-        id="hold:Masked-v0", last_action=history, last_reward=history, time_in_episode=history
-    )
-    environment = environments.make(config, 8)
-    agent = build.agent(
-        AgentConfig(hidden_sizes=(4,)), environment.observation_space, environment.action_space
-    )
-    timestep = environment.reset(0)
-    for count in range(30):
-        output, _ = agent.step(timestep, (), tf.constant([3, count]))
-        environment.send(output.action.numpy())
-        timestep = environment.recv().timestep
-        assert (timestep.reward == 0.0).all()
-
-
 class Over(hold.Masked):
     """Forbids everything when the episode is over."""
 

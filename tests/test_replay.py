@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -89,17 +88,6 @@ def test_what_is_drawn_is_what_was_added(rule: Rule) -> None:
     assert_whole(batch)
 
 
-def test_a_draw_fills_only_its_columns() -> None:
-    replay = make()
-    replay.add(unrolls(5, 1), slice(None), ACTOR)
-    batch = unrolls(0, 4)
-
-    replay.sample(batch, 1, 2)
-
-    assert batch.parameter_version.tolist() == [0, 5, 5, 3]  # there are not enough for two
-    assert_whole(batch)
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_a_draw_says_which_unrolls_and_whose(rule: Rule) -> None:
     replay = make(rule=rule)
@@ -165,18 +153,6 @@ def test_a_cleared_replay_is_a_new_one_that_goes_on_counting(
     again = make(Disk(tmp_path, "a run"), rule, capacity=4)
     assert sorted(drawn(again, 4).parameter_version) == [9, 10, 11, 12]  # none is refused
     assert again.contents()[:2] == (4, 4 * FRAMES) and again.contents().added == 13
-
-
-def test_capacity_in_bytes_is_of_what_is_stored() -> None:
-    replay = make(capacity=1000)
-    replay.add(unrolls(0, 50), slice(None), ACTOR)
-    size = replay.contents().bytes // 50
-    replay = make(capacity=1000, capacity_bytes=20 * size)
-    replay.add(unrolls(0, 50), slice(None), ACTOR)
-    contents = replay.contents()
-    assert 15 <= contents.unrolls <= 25
-    assert contents.bytes <= 20 * size
-    assert contents.frames == contents.unrolls * FRAMES
 
 
 CAPACITY, TIMES, BINS = 300, 20, 20
@@ -278,37 +254,6 @@ def test_a_replay_too_small_for_an_unroll_is_an_error() -> None:
     replay = make(capacity=9, capacity_bytes=758)
     replay.add(noise, slice(None), ACTOR)
     assert len(replay) == 1
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_unrolls_without_frames_take_up_room_too(rule: Rule) -> None:
-    """Of one step each, which is the seam between two episodes."""
-    replay = make(rule=rule, capacity=10)  # unrolls: 160 frames
-    seams = unrolls(0, 100)._replace(frames=np.zeros(100, np.int32))
-    for _ in range(5):
-        replay.add(seams, slice(None), ACTOR)
-    assert len(replay) == 10 * FRAMES
-
-
-def test_a_commit_tells_what_is_on_disk_while_others_add(tmp_path: pathlib.Path) -> None:
-    store = Disk(tmp_path, "test")
-    replay = make(store, capacity=50)
-    block, stop = unrolls(0, 2), threading.Event()
-
-    def add() -> None:
-        while not stop.is_set():
-            replay.add(block, slice(None), ACTOR)
-
-    adder = threading.Thread(target=add)
-    adder.start()
-    try:
-        for _ in range(50):
-            told = replay.commit()
-            assert told <= store.state().added < told + 1000
-    finally:
-        stop.set()
-        adder.join()
-        replay.close()
 
 
 def test_nothing_can_be_drawn_from_an_empty_replay() -> None:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import pytest
 
 from impala.types import EnvironmentFault
-from learner.fleet import roster as roster_module
 from learner.fleet.roster import Roster
 
 
@@ -59,20 +58,6 @@ def test_speed_is_of_late_and_falls_to_nothing() -> None:
     assert roster.members()[0].frames_per_second == 0.0
 
 
-@pytest.mark.parametrize("seconds", [7.0, 20.0, 35.0, 300.0])
-def test_speed_is_the_same_however_far_messages_are_apart(seconds: float) -> None:
-    clock = _Clock()
-    roster = Roster(clock)
-    roster.joined("a", "actor")
-    for message in range(10):
-        _sent(roster, "a", frames=640)
-        for _ in range(7):
-            clock.now += seconds / 7
-            if message:
-                speed = roster.members()[0].frames_per_second
-                assert speed == pytest.approx(640 / seconds)
-
-
 def test_members_go_silent_and_are_forgotten_but_totals_stay() -> None:
     clock = _Clock()
     roster = Roster(clock)
@@ -123,16 +108,6 @@ def test_forgotten_actors_are_listed_when_they_send_again() -> None:
     ]
 
 
-def test_who_was_heard_of_the_longest_ago_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster_module, "_MOST", 3)
-    clock = _Clock()
-    roster = Roster(clock)
-    for name in ("a", "b", "c", "a", "d"):
-        clock.now += 1.0
-        roster.joined(name, "actor")
-    assert [member.name for member in roster.members()] == ["a", "c", "d"]
-
-
 def test_an_actors_return_is_of_its_last_hundred_episodes() -> None:
     roster = Roster(_Clock())
     for name in ("a", "b"):
@@ -142,12 +117,6 @@ def test_an_actors_return_is_of_its_last_hundred_episodes() -> None:
     for _ in range(50):
         _sent(roster, "a", returns=[1.0, 3.0])
     assert [member.recent_return for member in roster.members()] == [2.0, None]
-
-
-def test_refused_messages_list_nobody() -> None:
-    roster = Roster()
-    roster.rejected("x", "unknown_actor")
-    assert roster.members() == []
 
 
 def test_environment_faults_are_counted() -> None:

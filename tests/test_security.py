@@ -32,11 +32,10 @@ from callers import (
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from services import WAIT
 
-from actors.channel import LearnerChannel
 from actors.client import LearnerClient, LearnerRefused, new_incarnation
 from impala.runtime import credentials
 from impala.runtime import listen as addresses
-from impala.runtime.credentials import Revoked, SecurityError
+from impala.runtime.credentials import SecurityError
 from impala.runtime.security import ClientSecurity, Gate, ServerSecurity
 from learner.service import server as server_module
 from learner.service.server import Server
@@ -240,28 +239,6 @@ def test_an_actor_shows_its_credentials_and_takes_new_ones(
         assert actor.parameters().version == 3
 
 
-def test_a_call_may_come_just_after_its_channel_was_renewed(
-    tmp_path: pathlib.Path, ca: trustme.CA
-) -> None:
-    """As one of a thread that pulls, while another one joins again."""
-    both = mutual_tls(ca, tmp_path)
-    actor = "spiffe://cluster.local/impala/actor"
-    files = ClientSecurity(**certificate(ca, tmp_path, actor), tls_ca=both["tls_client_ca"])
-    with serving(**both) as address:
-        _, _, port = address.rpartition(":")
-        with closing(LearnerChannel(f"localhost:{port}", files)) as channel:
-            for _ in range(3):
-                late = channel.stub.GetParameters
-                certificate(ca, tmp_path, actor)
-                channel.renew()
-                for call in (late, channel.stub.GetParameters):
-                    assert call(pb.GetParametersRequest(), timeout=WAIT).parameters.version == 3
-        with pytest.raises(ValueError, match="closed channel"):
-            channel.stub.GetParameters(pb.GetParametersRequest())
-        with pytest.raises(ValueError, match="closed channel"):
-            late(pb.GetParametersRequest())
-
-
 def test_an_actor_without_the_right_token_is_refused_in_words(tmp_path: pathlib.Path) -> None:
     tokens = token_file(tmp_path / "tokens", "evaluator")
     files = ClientSecurity(token_file=token_file(tmp_path / "mine", "evaluator"))
@@ -369,31 +346,6 @@ def test_every_token_is_compared_in_constant_time(
     gate.admit(["actor"], f"Bearer {TOKENS['actor']}", ())
     assert len(compared) == 3
     assert {len(digest) for pair in compared for digest in pair} == {32}
-
-
-def test_a_revocation_is_read_as_soon_as_its_file_can_be_read(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Given a disk that fails for a while, just after the file has changed."""
-    revoked = write(tmp_path / "revoked", "")
-    gate = Gate(ServerSecurity(revoked_file=revoked))
-    write(revoked, "bad-*\n")
-    with monkeypatch.context() as failing:
-
-        def fail(path: pathlib.Path) -> bytes:
-            raise OSError(5, "Input/output error")
-
-        failing.setattr(pathlib.Path, "read_bytes", fail)
-        for _ in range(3):
-            gate.admit(["actor"], "", (), "bad-1")
-    assert caplog.text.count("revoked changed and cannot be used") == 1  # said once
-    with pytest.raises(Revoked):
-        gate.admit(["actor"], "", (), "bad-1")
-    write(revoked, b"\xff")
-    for _ in range(3):
-        with pytest.raises(Revoked):  # as before
-            gate.admit(["actor"], "", (), "bad-1")
-    assert caplog.text.count("revoked changed and cannot be used") == 2
 
 
 # Limits, health, silence.

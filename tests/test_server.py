@@ -221,24 +221,6 @@ def test_stop_ends_idle_and_waiting_streams_at_once() -> None:
         assert accounts.totals().received == 2
 
 
-def test_an_actor_that_vanishes_in_the_middle_takes_nobody_along() -> None:
-    accounts, ingest = Accounts(), Ingest(capacity=2)
-    with _Served(messages.service(accounts, ingest)) as served:
-        fingerprint = served.join()
-        sent = [messages.message(i, fingerprint=fingerprint) for i in (1, 2)]
-        with grpc.insecure_channel(served.address) as channel:
-            stub = learner_pb2_grpc.LearnerStub(channel)
-            stream = stub.StreamUnrolls(iter(sent), timeout=WAIT)
-            assert next(stream).sequence == 1
-        assert served.join() == fingerprint  # it is back and sends what has no receipt
-        stream = served.stub.StreamUnrolls(iter(sent[1:]), timeout=WAIT)
-        assert _taken(ingest).sequence == 1
-        assert next(stream).status in (pb.STATUS_ACCEPTED, pb.STATUS_DUPLICATE)
-        assert accounts.totals().received == 4
-        assert _taken(ingest).sequence == 2
-        served.server.check()
-
-
 def test_an_address_that_cannot_be_had_is_named(tmp_path: pathlib.Path) -> None:
     with _Served(messages.service()) as served:
         second = Server(messages.service(), served.address)

@@ -153,23 +153,6 @@ def test_those_that_ask_together_wait_for_one_of_them(
     assert learner.calls == 1
 
 
-def test_a_pull_that_took_long_does_not_replace_newer_ones(
-    impatient: tuple[SharedPulls, SharedPulls],
-) -> None:
-    learner, one, other = Learner(), *impatient
-
-    def overtaken(request: pb.GetParametersRequest) -> pb.GetParametersReply:
-        reply = learner.call(request)
-        learner.version = 2
-        assert pulled(other, NONE, learner) == 2  # waits for a moment, then pulls by itself
-        return reply
-
-    first = one.pull(LEARNER, NONE, overtaken)
-    assert first is not None and version_of(first) == 1
-    newest = other.newer(LEARNER, -1)
-    assert newest is not None and version_of(newest) == 2
-
-
 def test_a_pull_that_fails_is_not_waited_for(directory: pathlib.Path) -> None:
     learner = Learner()
 
@@ -257,21 +240,6 @@ def test_a_directory_of_others_is_not_used(
         assert learner.calls == 2
     assert not list(directory.iterdir())
     assert "not a directory of this user with mode 700" in caplog.text
-
-
-def test_without_space_an_actor_pulls_alone(
-    directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    learner, actor = Learner(), SharedPulls(ADDRESS, directory)
-
-    def full(one: object, other: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    for _ in range(3):
-        assert pulled(actor, NONE, learner) == 1
-    assert caplog.text.count("pulls its parameters alone from now on (No space left") == 1
-    assert [path.suffix for path in directory.iterdir()] == [".lock"]  # nothing partial is left
 
 
 def test_what_learners_that_are_gone_have_left_is_deleted(directory: pathlib.Path) -> None:

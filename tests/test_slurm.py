@@ -170,15 +170,6 @@ def test_a_second_job_leaves_the_run_of_the_first_alone(cluster: Cluster) -> Non
             services.wait_for("those of the next job", lambda: is_of(8))
 
 
-def test_the_template_has_what_slurm_reads() -> None:
-    text = TEMPLATE.read_text()
-    head = text[: text.index("\n\n")]
-    for option in ("--requeue", "--open-mode=append", "--signal=B:TERM@180"):
-        assert f"\n#SBATCH {option}\n" in f"{head}\n"
-    assert "#SBATCH" not in text.removeprefix(head)  # Slurm would not see it
-    assert set(re.findall(rf"\b({'|'.join(COMMANDS)}) [-\"a-z]", text)) == set(COMMANDS)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_job_goes_on_after_its_time_limit_and_pre_emption(cluster: Cluster) -> None:

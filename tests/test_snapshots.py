@@ -1,10 +1,8 @@
 """Snapshots are made at fixed frames, and evaluated in order, whatever the evaluators' speed."""
 
 import pathlib
-import shutil
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -17,14 +15,11 @@ import services
 from impala.analysis import continual
 from impala.config import values
 from impala.config.presets import PRESETS
-from impala.logdir import checkpoint, json_lines
+from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Counters
-from impala.types import Episode, Parameters
-from learner.evaluation.evaluations import Evaluations
-from learner.evaluation.evaluators import EvaluationReport
+from impala.types import Parameters
 from learner.evaluation.snapshot_maker import SnapshotMaker
 from learner.evaluation.snapshots import Snapshot, Snapshots
-from learner.fleet.refusals import InvalidRequest
 from learner.update.checkpoints import Resumed
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -92,39 +87,6 @@ def test_reported_snapshots_are_not_played_again() -> None:
     service.evaluators.report(report)
     assert given(snapshots) is None
     assert snapshots.awaits(messages.LEARNER, 99, 0)
-
-
-def test_waiting_snapshots_of_unlisted_learners_are_evaluated() -> None:
-    """Given a list of learners that was damaged: the snapshot names its learner itself."""
-    snapshots = waiting(0)
-    service = messages.service(snapshots=snapshots)
-    report = pb.Evaluation(
-        actor="e", learner_incarnation=LEARNER, episodes=[pb.Episode(episode_return=1, length=5)]
-    )
-    service.evaluators.report(report)
-    assert service.evaluators.reports.get_nowait().learner_incarnation == LEARNER
-    report.frames = 1  # of no snapshot that waits
-    with pytest.raises(InvalidRequest, match="which this run never had"):
-        service.evaluators.report(report)
-
-
-def test_a_report_that_cannot_be_filed_is_awaited_from_another(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    snapshots = waiting(0)
-    filed = Evaluations(tmp_path, PRESETS["catch"][1], ["Catch"], snapshots, 0)
-    episodes = [Episode(episode_return=1.0, length=9, frames=9, info={})]
-    report = EvaluationReport("e", 0, LEARNER, 0, 0, episodes)
-    snapshots.report(LEARNER, 0, 0)
-    with monkeypatch.context() as full_disk:
-        full_disk.setattr(json_lines.Appender, "write", raising(OSError("No space left")))
-        with pytest.raises(OSError, match="No space left"):
-            filed.add(report)
-    assert given(snapshots) == (0, 0)
-    filed.add(report)
-    assert given(snapshots) is None and not snapshots.awaits(LEARNER, 0, 0)
-    assert filed.dropped == 0
-    filed.close()
 
 
 def raising(error: Exception) -> Any:
@@ -249,18 +211,6 @@ def test_a_restart_keeps_past_snapshots_only(
     assert again.goes_on_to(620).made == [0, 300, 600]
 
 
-def test_a_finished_run_that_is_started_again_makes_none(tmp_path: pathlib.Path) -> None:
-    Story(tmp_path).goes_on_to(1000)
-    for path in checkpoint.of_kind(tmp_path, "snapshots"):
-        checkpoint.delete(path)  # they have been evaluated
-    again = Story(tmp_path, frames=1000)
-    again.maker.make_last(again._learner())
-    assert again.made == [] and again.snapshots.are_wanted
-    # One that has not begun makes that of its start once.
-    begun = Story(tmp_path / "b")
-    assert begun.made == Story(tmp_path / "b").made == [0]
-
-
 def test_a_damaged_one_ends_no_start(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -324,35 +274,10 @@ def _evaluated(logdir: pathlib.Path, is_slow: bool, *flags: object) -> continual
     return run
 
 
+@pytest.mark.slow
 def test_a_run_at_the_bound_waits_and_ends_complete(tmp_path: pathlib.Path) -> None:
     logdir = tmp_path / "run"
     _evaluated(logdir, True, "--learner.max-snapshots", 1)  # the first one, before any update
     log = logdir.with_suffix(".learner.log").read_text()
     assert "Training waits for evaluators" in log
     assert max(row["evaluations/waiting"] for row in services.rows(logdir)) == 1
-
-
-@pytest.mark.slow
-def test_slow_evaluators_give_the_same_areas_exactly(
-    tmp_path: pathlib.Path,
-) -> None:
-    first = tmp_path / "first"
-    with ExitStack() as stack:  # a run whose snapshots nobody evaluates
-        learner = stack.enter_context(services.learner(first, "127.0.0.1:0", *FLAGS))
-        stack.enter_context(services.actor(first, services.address_of(first)))
-        log = first.with_suffix(".learner.log")
-        services.wait_for("its end", lambda: "Waiting for evaluators" in log.read_text())
-        assert services.stop(learner) == 0
-    assert len(checkpoint.of_kind(first, "snapshots")) == 7
-    runs = []
-    for is_slow in (False, True):
-        logdir = tmp_path / f"slow-{is_slow}"
-        shutil.copytree(first, logdir)
-        began = time.monotonic()
-        runs.append(_evaluated(logdir, is_slow))
-        print(f"{'slow' if is_slow else 'fast'}: {time.monotonic() - began:.0f} s")
-    fast, slow = runs
-    print(continual.summary(fast))
-    assert continual.summary(fast) == continual.summary(slow)
-    for task, curve in fast.curves.items():
-        np.testing.assert_array_equal(curve.returns, slow.curves[task].returns)

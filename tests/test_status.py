@@ -85,24 +85,6 @@ def test_the_table_says_who_does_what() -> None:
     assert "20 s ago" in judge
 
 
-def test_a_fleet_without_mistakes_is_told_how_much_was_looked_at() -> None:
-    text = _text(pb.RunStatus(checked=1200))
-    assert "mistakes: none in 1,200 messages" in text
-    assert "mistakes" not in _text(pb.RunStatus())  # nobody has looked, or an older learner
-
-
-def test_an_actor_with_mistakes_fits_into_eighty_columns() -> None:
-    mistaken = pb.Member(mistakes={"row_0": 3_665}, last_mistake="row 0 is another one")
-    mistaken.MergeFrom(STATUS.members[0])
-    status = pb.RunStatus(parameter_version=1234, members=[mistaken])
-    header, row = (
-        next(line for line in _text(status, 80).splitlines() if line.split()[:1] == [first])
-        for first in ("name", "host-1")
-    )
-    assert header.split()[-2:] == ["lag", "mistakes"]
-    assert row.split() == ["host-1", "actor", "now", "3,010", "-20.25", "48,000", "4", "3,665"]
-
-
 def test_an_empty_fleet_and_a_finished_run_say_so() -> None:
     text = _text(pb.RunStatus(finished=True))
     assert "finished" in text
@@ -222,24 +204,6 @@ def test_what_callers_wrote_is_shown_and_never_obeyed() -> None:
     assert len(text) < 5000
     for line in text.splitlines():
         assert "txt.exe" not in line.partition(r"\r\n")[0]  # no line began within a name
-
-
-def test_members_of_another_version_than_the_learner_are_named() -> None:
-    members = [
-        pb.Member(name=name, role=pb.ROLE_ACTOR, version=version, active=True)
-        for name, version in (
-            ("a", "impala 0.2"),
-            ("b", "impala 0.1"),
-            ("c", "\x1b[31m"),
-            ("d", ""),
-        )
-    ]
-    text = _text(pb.RunStatus(version="impala 0.2", members=members))
-    notes = [line.strip() for line in text.splitlines() if " runs " in line]
-    assert notes == [
-        "b runs impala 0.1, the learner impala 0.2",
-        "c runs \\x1b[31m, the learner impala 0.2",
-    ]
 
 
 def test_what_went_wrong_is_said_and_nothing_else() -> None:

@@ -9,10 +9,7 @@ import messages
 import pytest
 import test_replay
 
-from impala.config.schema import MixConfig
 from impala.logdir.directory import LogDirectory, StorageError
-from learner.data.ingest import Arrival, Ingest
-from learner.data.mix import Mix
 from learner.data.replay import Replay
 from learner.data.storage import DamagedError, Disk, Record, State
 
@@ -211,26 +208,3 @@ def test_one_process_at_a_time(directory: LogDirectory) -> None:
         healing(directory)
     assert not aside(directory)
     replay.close()
-
-
-def test_the_mix_warms_up_again_when_its_replay_was_damaged(directory: LogDirectory) -> None:
-    config = MixConfig(fresh=2, replayed=2, warm_up_unrolls=COUNT)
-    WHEN_DRAWN["no data"](directory)
-    replay, ingest = healing(directory), Ingest(4)
-    mix = Mix(ingest, config, replay)
-    batches = []
-    try:
-        for sequence in range(1, 200):
-            unroll = test_replay.unrolls(2 * sequence, 2)
-            ingest.put(Arrival(unroll, "honest", 1, sequence, 0, 0, [], 0.0, 0.0, 0.0))
-            prepared = mix.get(timeout=60.0)
-            assert prepared is not None
-            batches.append(prepared.batch is not None)
-            if batches[-1] and not all(batches):
-                break
-    finally:
-        mix.close()
-        replay.close()
-    assert len(aside(directory)) == 1
-    assert batches[0] and batches[-1]
-    assert batches.count(False) >= COUNT // 2 - 1  # messages of two, until it is warm again

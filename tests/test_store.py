@@ -146,16 +146,6 @@ def test_a_run_resumes_from_the_store_in_an_empty_log_directory(scene: Scene, sc
     ]
 
 
-def test_a_replay_that_must_not_be_lost_is_still_counted(scene: Scene) -> None:
-    scene.save(10)
-    scene.copy()
-    config = scene.config()
-    refuse = dataclasses.replace(
-        config, replay=dataclasses.replace(config.replay, on_damage="refuse")
-    )
-    assert checkpoint.load(scene.elsewhere(config=refuse)).replay_added == 7
-
-
 def test_the_store_keeps_as_many_as_the_log_directory(scene: Scene) -> None:
     """Given a run that saves while it is copied, on one host and then on another."""
     there = Store(scene.url)
@@ -178,32 +168,6 @@ def test_the_store_keeps_as_many_as_the_log_directory(scene: Scene) -> None:
     assert there.folders("checkpoints") == there.saved("checkpoints")
     assert len(there.saved("milestones")) == 3
     assert there.saved("best") == ["000000000030-000003"]
-
-
-def test_an_older_run_copies_each_checkpoint_once(
-    faulty: Scene,
-) -> None:
-    """Given a store that was away when the learner started, and has later ones of its run."""
-    faulty.save(10)
-    faulty.save(10, "best")
-    old = faulty.logdir.with_name("old")
-    shutil.copytree(faulty.logdir, old)
-    for updates in (20, 30, 40):
-        faulty.save(updates)
-        faulty.save(updates, "best")
-    faulty.copy()
-    faulty.logdir = old
-    faulty.save(15)
-    before = Faulty.writes_left
-    faulty.copy()
-    assert before - Faulty.writes_left == 9  # the files of two checkpoints and of the best one
-    there = Store(faulty.url)
-    names = ["000000000010-000001", "000000000015-000002"]
-    assert there.folders("checkpoints") == there.saved("checkpoints") == names
-    assert there.folders("best") == ["000000000010-000001"]
-    elsewhere = faulty.elsewhere()
-    assert checkpoint.load(elsewhere).counters.updates == 15
-    assert checkpoint.choose(elsewhere, "best").counters.updates == 10
 
 
 def test_incomplete_checkpoints_are_left_out_and_named_once(
@@ -362,17 +326,6 @@ def test_an_absent_store_is_refused_without_a_checkpoint(
     faulty.damage("000000000010-000001")
     with pytest.raises(StorageError, match=refused):
         faulty.elsewhere("run")
-
-
-def test_a_store_that_does_not_answer_is_given_up(
-    faulty: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    released = threading.Event()
-    monkeypatch.setattr(Faulty, "ls", lambda *_, **__: released.wait() and [])
-    monkeypatch.setattr(store, "_LIST_SECONDS", 0.1)
-    with pytest.raises(StorageError, match=r"cannot be read \(TimeoutError: no answer within"):
-        faulty.elsewhere()
-    released.set()
 
 
 def test_a_store_of_another_run_or_experiment_is_refused(scene: Scene) -> None:

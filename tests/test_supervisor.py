@@ -1,21 +1,16 @@
 """Children are watched, started again, stopped with grace and never outlive their supervisor."""
 
-import errno
-import itertools
 import os
 import pathlib
-import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 
 import pytest
 import services
 
-from impala.runtime import supervisor as supervising
 from impala.runtime.signals import INSIST_SECONDS
 from impala.runtime.supervisor import Exit, Program, Supervisor
 
@@ -158,27 +153,6 @@ with Supervisor(grace_seconds=600) as supervisor:
     return process
 
 
-def test_a_program_that_cannot_be_started_again_at_once_is_later(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    popen, calls = supervising._popen, itertools.count()
-
-    def full(program: Program) -> subprocess.Popen[bytes]:
-        if next(calls) in (1, 2):
-            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-        return popen(program)
-
-    monkeypatch.setattr(supervising, "_popen", full)
-    mark = shlex.quote(str(tmp_path / "tried"))
-    fails_once = ["sh", "-c", f"rmdir {mark} || ! mkdir {mark}"]
-    with Supervisor(backoff_seconds=0.01) as starts:
-        starts.start(Program("a", fails_once, restart=True))
-        exits = [ended.status for ended in starts.watch()]
-
-    assert exits == [1, 126, 126, 0]
-    assert "a cannot be started" in caplog.text
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_the_first_signal_stops_the_children(
     tmp_path: pathlib.Path, number: signal.Signals
@@ -251,33 +225,3 @@ def test_children_of_a_killed_supervisor_are_told_to_end(tmp_path: pathlib.Path)
 
     _until(lambda: not services.is_alive(child))
     assert (tmp_path / "log").read_text().split()[1:] == ["up", "told"]
-
-
-def test_a_programs_lines_come_before_its_exit() -> None:
-    lines: list[str] = []
-    code = "import sys; print('one'); print('two', file=sys.stderr); print('three', end='')"
-    with Supervisor() as supervisor:
-        supervisor.start(Program("talker", _python(code), output=lines.append))
-        assert list(supervisor.watch()) == [Exit("talker", 0, None)]
-        assert sorted(lines) == ["one", "three", "two"]
-
-
-def test_beside_the_main_thread_it_stops_when_it_is_asked_to() -> None:
-    asked, up = threading.Event(), threading.Event()
-    exits: list[Exit] = []
-
-    def supervise() -> None:
-        with Supervisor(asked=asked) as supervisor:
-            program = Program("polite", _python(_POLITE), output=lambda line: up.set())
-            supervisor.start(program)
-            exits.extend(supervisor.watch())
-            assert supervisor.why == "asked to stop"
-
-    handler = signal.getsignal(signal.SIGINT)
-    thread = threading.Thread(target=supervise)
-    thread.start()
-    assert up.wait(20.0)
-    assert signal.getsignal(signal.SIGINT) is handler
-    asked.set()
-    thread.join(20.0)
-    assert exits == [Exit("polite", 0, None)]

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import pathlib
 import signal
 import statistics
@@ -19,7 +18,6 @@ import yaml
 from impala.commands import main
 from impala.config.schema import Config
 from impala.config.values import OptionError
-from impala.logdir import directory as log_directory
 from impala.sweeps import description
 
 RATES = {"optimiser.learning_rate": {"log_uniform": [1e-5, 1e-2]}}
@@ -139,45 +137,6 @@ def test_an_output_of_another_sweep_is_refused(
     file.write_text(yaml.safe_dump(made()))
     assert main.main(["sweep", str(file), "--output", str(output)]) == 2
     assert f"{file} says something else: give another --output" in capsys.readouterr().err
-
-
-def test_a_sweep_that_has_not_begun_leaves_its_output_to_another(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """And one that runs does not."""
-    pytest.importorskip("ray")
-    file, output = tmp_path / "sweep.yaml", tmp_path / "output"
-    words = ["sweep", str(file), "--output", str(output), "--address", "nowhere"]
-    for trials in (5, 4):
-        file.write_text(yaml.safe_dump(made(trials=trials)))
-        assert main.main(words) == 2
-        assert "--address is 'nowhere'; it must be auto, or HOST:PORT" in capsys.readouterr().err
-        assert (output / "sweep.yaml").read_text() == file.read_text()
-    with log_directory.lock(output, "impala sweep", "--output"):
-        assert main.main(words) == 2
-    says = f"{output} is written by another impala sweep (process {os.getpid()}). Stop it, or give"
-    assert says in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("source", ["--address", "RAY_ADDRESS"])
-def test_a_cluster_that_does_not_answer_is_named(
-    monkeypatch: pytest.MonkeyPatch, source: str
-) -> None:
-    pytest.importorskip("ray")
-    from impala.sweeps import tuning
-
-    free = f"127.0.0.1:{services.free_port()}"
-    for address, says in (
-        *(("localhost", "'localhost'; it must be"), ("localhost:no", "'localhost:no'; it must be")),
-        *(
-            (free, f"'{free}', where no Ray"),
-            ("no.invalid:6379", "'no.invalid:6379', where no Ray"),
-        ),
-    ):
-        if source == "RAY_ADDRESS":
-            monkeypatch.setenv(source, address)
-        with pytest.raises(OptionError, match=f"{source} is {says}"):
-            tuning._connect(description.parse(made()), address if source == "--address" else "auto")
 
 
 # Members of a population.
@@ -307,22 +266,6 @@ def test_a_misspelt_score_ends_a_trial_early(
     assert ("Did you mean 'loss/total'?" in str(raised.value)) == (ends_at_row == 12)
 
 
-def test_numbers_are_rounded_in_the_printed_table_alone(tmp_path: pathlib.Path) -> None:
-    pytest.importorskip("ray")
-    from impala.sweeps import results
-
-    sweep = description.parse(made())
-    settings = {"optimiser.learning_rate": 0.00123456789}
-    found = results.Result("a", "finished", 20123.456, 300_000, settings, "", tmp_path / "trials/a")
-    results.write([found], sweep, tmp_path)
-    with open(tmp_path / "results.csv", newline="") as file:
-        rows = list(csv.reader(file))
-    assert rows[1] == ["a", "20123.456", "300000", "finished", "0.00123456789"]
-    assert results.table([found], sweep).split()[-5:] == [
-        *("a", "2.012e+04", "300,000", "finished", "0.001235"),
-    ]
-
-
 # Whole sweeps.
 
 
@@ -387,52 +330,6 @@ def test_a_stopped_or_killed_sweep_goes_on(
     assert [row["status"] for row in found] == ["finished"] * 4
     assert set(begun) <= {row["trial"] for row in found}
     assert all(int(row["frames"]) >= 300_000 for row in found)
-
-
-_EARLY = """
-import signal, sys
-from ray import tune
-from impala.commands import main
-
-fit = tune.Tuner.fit
-
-def early(tuner):
-    signal.raise_signal(signal.SIGTERM)
-    return fit(tuner)
-
-tune.Tuner.fit = early
-sys.exit(main.main(["sweep", "sweep.yaml", "--output", "output"]))
-"""
-
-
-@pytest.mark.slow
-def test_a_sweep_can_be_stopped_before_ray_listens(tmp_path: pathlib.Path) -> None:
-    """At its start, and at the start of going on with it."""
-    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(made(settings=QUICK)))
-    for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-c", _EARLY], cwd=tmp_path, capture_output=True, text=True
-        )
-        assert done.returncode == 75, done.stdout + done.stderr
-        assert "The same command goes on with the sweep." in done.stdout
-    assert "Going on with the sweep." in done.stdout
-    assert not (tmp_path / "output/trials").exists()  # none has begun
-
-
-def test_a_trial_ended_by_episodes_was_not_stopped_early() -> None:
-    from impala.sweeps import tuning  # here, as it loads Ray
-
-    lines: list[str] = []
-    shown = tuning._Progress(description.parse(made()), lines.append)
-    for is_whole in (True, False):
-        trial: Any = SimpleNamespace(
-            trial_id="a", last_result={"frames": 900, "score": 0.5, "is_whole": is_whole}
-        )
-        shown.on_trial_complete(1, [], trial)
-    assert lines == [
-        "trial a: ended after 900 frames, score 0.5",
-        "trial a: was stopped early after 900 frames, score 0.5",
-    ]
 
 
 def test_a_trial_that_fails_says_why_in_a_line(tmp_path: pathlib.Path) -> None:

@@ -1,7 +1,5 @@
 """Several tasks for one agent: their names, spaces and turns, and what masked actions do."""
 
-import dataclasses
-import json
 from typing import Any
 
 import gymnasium as gym
@@ -241,15 +239,6 @@ def test_what_cannot_be_joined_is_refused_with_the_reason(
         join(["first", "second"], [one, other])
 
 
-def test_masking_tasks_join_tasks_of_as_many_actions_only() -> None:
-    masked = gym.spaces.Dict({"observation": BOX, "action_mask": gym.spaces.MultiBinary(2)})
-    two, three = gym.spaces.Discrete(2), gym.spaces.Discrete(3)
-    assert join(["one", "other"], [(masked, two)] * 2) == (masked, two)
-    other = gym.spaces.Dict({"observation": BOX, "action_mask": gym.spaces.MultiBinary(2)})
-    with pytest.raises(ValueError, match="one has an action_mask of its own"):
-        join(["one", "other"], [(masked, two), (other, three)])
-
-
 def test_masked_actions_are_impossible_and_all_is_finite() -> None:
     distribution = distributions.Categorical(4)
     allowed = np.array([[1, 1, 0, 0]] * 1000, np.int8)
@@ -299,47 +288,3 @@ def test_a_mask_must_be_as_large_as_there_are_choices() -> None:
     actions = gym.spaces.Dict({"aim": gym.spaces.Box(-1, 1, (2,)), "fire": gym.spaces.Discrete(2)})
     with pytest.raises(ValueError, match=r"2 choices in all its parts .* the shape \(2,\)"):
         build.agent(AgentConfig(), observations, actions)
-
-
-def masking(*beside: str, last_action: bool = False) -> list[tasks.Task]:
-    """An environment whose observation is a Dict of these parts and an action mask."""
-    parts = {**dict.fromkeys(beside, SEEN), "action_mask": MASK}
-    described = {"observation_space": {"type": "Dict", "spaces": parts}, "action_space": CHOICE}
-    one = EnvironmentConfig(id="External", kwargs=json.dumps(described), last_action=last_action)
-    return tasks.make(one, TasksConfig())
-
-
-@pytest.mark.parametrize("last_action", [False, True])
-@pytest.mark.parametrize("beside", [("obs",), ("observation", "other")])
-def test_a_mask_beside_anything_but_an_observation_is_refused(
-    beside: tuple[str, ...], last_action: bool
-) -> None:
-    keys = ", ".join(["action_mask", *beside])
-    says = f"External: its observation is a Dict of {keys}, in which action_mask would not be obey"
-    with pytest.raises(ValueError, match=says):
-        build.spaces(masking(*beside, last_action=last_action))
-
-
-def test_a_mask_beside_an_observation_is_taken() -> None:
-    observation_space, _ = build.spaces(masking("observation", last_action=True))
-    assert isinstance(observation_space, gym.spaces.Dict)
-    assert set(observation_space.spaces) == {"observation", "action_mask", "last_action"}
-
-
-def test_the_schedule_fits_the_configuration_it_was_made_from() -> None:
-    with_tasks = config(environments=("a", "b"))
-    assert tasks.Schedule(with_tasks).num_tasks == 2
-    assert tasks.Schedule(dataclasses.replace(with_tasks, tasks=TasksConfig())).num_tasks == 1
-
-
-def test_choices_of_another_type_are_refused() -> None:
-    def kwargs(n: int) -> str:
-        choice = {"type": "Discrete", "n": n, "dtype": "int32"}
-        return json.dumps({"observation_space": choice, "action_space": choice})
-
-    one = EnvironmentConfig(id="External", kwargs=kwargs(4), last_action=True)
-    with pytest.raises(ValueError, match=r"action is .* of int32. With environment.last_action"):
-        build.spaces(tasks.make(one, TasksConfig()))
-    two = TasksConfig(environments=(f"External{kwargs(4)}", f"External{kwargs(5)}"))
-    with pytest.raises(ValueError, match=r"observation is .* of int32. With several tasks"):
-        build.spaces(tasks.make(EnvironmentConfig(), two))

@@ -451,9 +451,3 @@ def test_what_sac_cannot_learn_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         make(space, config, SacConfig())
-
-
-def fresh_of(kind: str) -> tuple[Algorithm, Batch]:
-    if kind == "sac":
-        return make(BOX, AgentConfig(hidden_sizes=(8,)), SacConfig())
-    return make(CHOICES, VALUES, QLearningConfig(target_updates=2))

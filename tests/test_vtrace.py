@@ -1,6 +1,5 @@
 """V-trace against the paper's sum, on inputs where every clip bites and every mistake shows."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -66,67 +65,6 @@ def test_it_is_the_papers_sum(
     returns = run(**inputs, **THRESHOLDS, lambda_=lambda_)
     assert returns.vs.dtype == returns.pg_advantages.dtype == dtype
     assert_close(returns, reference.vtrace(**inputs, **THRESHOLDS, lambda_=lambda_), tolerance)
-
-
-@pytest.mark.parametrize("name", THRESHOLDS)
-def test_the_inputs_make_every_clip_bite(name: str) -> None:
-    inputs = make_inputs()
-    rhos = np.exp(inputs["log_rhos"])
-    assert rhos.min() == pytest.approx(0.08)
-    assert rhos.max() == pytest.approx(12.0)
-    clipped = vtrace.from_importance_weights(**inputs, **THRESHOLDS)
-    unclipped = vtrace.from_importance_weights(**inputs, **{**THRESHOLDS, name: None})
-    with pytest.raises(AssertionError):
-        assert_close(clipped, unclipped)
-    assert_close(unclipped, reference.vtrace(**inputs, **{**THRESHOLDS, name: None}))
-
-
-# What is written in the reference -> what somebody could have written instead.
-MUTANTS = {
-    "one c too many": {"cs[s:t]": "cs[s : t + 1]"},
-    "the product of c begins one late": {"cs[s:t]": "cs[s + 1 : t]"},
-    "the product of c is shifted by one": {"cs[s:t]": "cs[s + 1 : t + 1]"},
-    "one discount too many": {"discounts[s:t]": "discounts[s : t + 1]"},
-    "bootstrap counted twice": {
-        "[*values[1:], bootstrap_value]": "[*values[1:], 2.0 * bootstrap_value]"
-    },
-    "no bootstrap behind the last advantage": {
-        "[*vs[1:], bootstrap_value]": "[*vs[1:], values[-1]]"
-    },
-    "rho-bar and c-bar swapped": {
-        "_clip(weights, clip_rho_threshold)": "_clip(weights, clip_c_threshold )",
-        "_clip(weights, clip_c_threshold)": "_clip(weights, clip_rho_threshold)",
-    },
-    "rho-bar for the advantages too": {
-        "_clip(weights, clip_pg_rho_threshold)": "_clip(weights, clip_rho_threshold)"
-    },
-    "lambda forgotten": {"cs = lambda_ *": "cs = 1.0 *"},
-    "lambda on rho": {"trace * delta": "trace * lambda_ * delta"},
-    "lambda on the advantage": {" pg_rhos[s] *": " lambda_ * pg_rhos[s] *"},
-    "lambda clipped with c": {
-        "lambda_ * _clip(weights, clip_c_threshold)": "_clip(lambda_ * weights, clip_c_threshold)"
-    },
-    "the advantage looks ahead to V": {"* next_vs[s]": "* next_values[s]"},
-    "the advantage over v": {"next_vs[s] - values[s]": "next_vs[s] - vs[s]"},
-}
-
-
-@pytest.mark.parametrize("changes", MUTANTS.values(), ids=MUTANTS)
-def test_the_inputs_tell_mistakes_from_the_papers_sum(changes: dict[str, str]) -> None:
-    """Given one slip in the reference, the implementation no longer agrees with it."""
-    source = inspect.getsource(reference)
-    for right, wrong in changes.items():
-        assert source.count(right) == 1, f"The reference no longer says {right!r} once."
-        source = source.replace(right, wrong)
-    mutant: dict[str, Any] = {"__name__": "mutant"}
-    exec(source, mutant)
-
-    inputs = make_inputs()
-    returns = vtrace.from_importance_weights(**inputs, **THRESHOLDS, lambda_=LAMBDA)
-    assert_close(returns, reference.vtrace(**inputs, **THRESHOLDS, lambda_=LAMBDA))
-    with pytest.raises(AssertionError):
-        # So coarse that float32 would tell them apart as well.
-        assert_close(returns, mutant["vtrace"](**inputs, **THRESHOLDS, lambda_=LAMBDA), 1e-2)
 
 
 @hypothesis.settings(max_examples=60)
