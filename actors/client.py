@@ -24,7 +24,7 @@ from actors.connection import (
 )
 from actors.metrics import ActorMetrics
 from actors.session import (
-    LONGEST_BACKOFF_SECONDS,
+    BACKOFF,
     LearnerAway,
     LearnerChanged,
     LearnerError,
@@ -249,7 +249,7 @@ class LearnerClient(Connection):
                 self._session.raise_if_refused(failure(error))
                 # This actor is quarantined: its host's others suffer if it asks at once.
                 is_to_wait = error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-                self._sleep(LONGEST_BACKOFF_SECONDS if is_to_wait else _RETRY_PULL_SECONDS)
+                self._sleep(BACKOFF.longest if is_to_wait else _RETRY_PULL_SECONDS)
                 pulled = False
             if not pulled:
                 self._sleep(RETRY_POLL_SECONDS, until=lambda: self._session.wants_parameters)

@@ -5,12 +5,14 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from impala.runtime.backoff import Backoff
 from impala.runtime.process import IMPALA
 from impala.runtime.supervisor import Program, Supervisor
 
 _log = logging.getLogger(__name__)
 
 _ACTOR = (*IMPALA, "actor")
+_BACKOFF = Backoff(1.0, 30.0)
 _WRONG_USAGE = 2  # exit status
 
 
@@ -20,13 +22,13 @@ def run_fleet(
     *,
     command: Sequence[str] = _ACTOR,
     grace_seconds: float = 15.0,
-    backoff_seconds: float = 1.0,
+    backoff: Backoff = _BACKOFF,
     give_up_after: int = 0,
 ) -> int:
     """Runs actors until each has ended by itself or a signal has ended them all.
 
     SIGTERM, SIGINT and SIGHUP are passed on, and the actors have `grace_seconds` to drain. A failed
-    actor is restarted, with exponential backoff up to half a minute, unless all of them fail:
+    actor is restarted, with exponential back-off, unless all of them fail:
     so many times, or because the command line is wrong.
 
     Args:
@@ -34,7 +36,7 @@ def run_fleet(
       argv: arguments of `impala actor`, without --num-actors and --index.
       command: the command that starts an actor.
       grace_seconds: time from the signal to SIGKILL.
-      backoff_seconds: pause before the first restart.
+      backoff: pauses before restarts.
       give_up_after: end once each actor has failed so many times in a row; 0: never.
 
     Returns:
@@ -46,7 +48,7 @@ def run_fleet(
     status = 0
     with Supervisor(
         grace_seconds=grace_seconds,
-        backoff_seconds=backoff_seconds,
+        backoff=backoff,
         max_failures=sys.maxsize,
     ) as supervisor:
         for index in range(num_actors):

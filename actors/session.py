@@ -12,12 +12,13 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
+from impala.runtime.backoff import Backoff
 from impala.runtime.installation import VERSION
 from impala.types import Parameters
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
-FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 0.1, 10.0
+BACKOFF = Backoff(0.1, 10.0)
 
 # gRPC statuses that another attempt would not change.
 _REFUSALS = {
@@ -191,7 +192,7 @@ class _Absence:
         self._since = now
         self._joined: float | None = None  # None while it is away
         self._is_told = False
-        self._backoff = FIRST_BACKOFF_SECONDS
+        self._failures = 0  # since a connection worked for a while
 
     def end(self, now: float) -> None:
         """Notes that a join succeeded."""
@@ -205,8 +206,8 @@ class _Absence:
           LearnerAway: it has been away for too long.
         """
         if self._joined is not None:
-            if now - self._joined > self._backoff:  # that connection worked for a while
-                self._backoff = FIRST_BACKOFF_SECONDS
+            if now - self._joined > BACKOFF.pause(self._failures + 1):
+                self._failures = 0
             self._since, self._joined = now, None
         if is_there:
             self._since = now
@@ -216,9 +217,8 @@ class _Absence:
                 f"no learner at {self._learner} for {waited:.1f} s, "
                 f"over the reconnect timeout of {self._timeout:g} s"
             )
-        seconds = self._backoff
-        self._backoff = min(2 * seconds, LONGEST_BACKOFF_SECONDS)
-        return seconds
+        self._failures += 1
+        return BACKOFF.pause(self._failures)
 
     def tell(self) -> bool:
         """Returns whether this absence has yet to be logged, and marks it as logged."""

@@ -12,7 +12,6 @@ import services
 from fake_learner import FakeLearner
 from scripted import Counter, Script, check_episodes, check_group
 
-from actors import client as client_module
 from actors.actor import Actor
 from actors.channel import StatusClient
 from actors.client import (
@@ -24,6 +23,7 @@ from actors.client import (
 )
 from actors.evaluator import EvaluatorClient
 from actors.policy import Compiled
+from impala.runtime.backoff import Backoff
 from impala.types import (
     ActorUnrolls,
     AgentOutput,
@@ -417,7 +417,7 @@ def test_the_quarantined_wait_before_they_ask_for_a_permit(
 ) -> None:
     learner.permit = lambda request: 0
     learner.quarantine = "quarantined for 60 s"
-    monkeypatch.setattr(client_module, "LONGEST_BACKOFF_SECONDS", 3600.0)
+    monkeypatch.setattr("actors.client.BACKOFF", Backoff(3600.0, 3600.0))
     with connect(learner) as client:
         client.join()
         threading.Timer(2.0, client.stop).start()

@@ -17,10 +17,11 @@ import services
 FLEET = """
 import logging, signal, sys
 from actors.fleet import run_fleet
+from impala.runtime.backoff import Backoff
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # unless the tests themselves run under nohup
 logging.basicConfig(level=logging.INFO)
 sys.exit(run_fleet({num}, ["--learner", "here:1"], command=[sys.executable, {script!r}],
-                   backoff_seconds=0.05, give_up_after={give_up_after}))
+                   backoff=Backoff(0.05, 30.0), give_up_after={give_up_after}))
 """
 
 # Writes one file per start: the index and how often this index was started, holding the pid.

@@ -23,6 +23,7 @@ from impala.config.schema import ActorConfig, EnvironmentConfig
 from impala.environments import processes
 from impala.environments.base import Environment
 from impala.environments.episodes import EpisodeStatistics
+from impala.runtime.backoff import Backoff
 from impala.types import EnvironmentFault, StepType, TimeStep
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
@@ -208,7 +209,7 @@ def test_one_that_fails_to_start_is_tried_again(tmp_path: pathlib.Path) -> None:
 def test_one_that_never_starts_ends_the_actor_with_its_name(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "_LONGEST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(processes, "_BACKOFF", Backoff(0.0, 0.0))
     failures = tmp_path / "failures"
     failures.write_text("1000")
     with (

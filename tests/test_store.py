@@ -21,6 +21,7 @@ from impala.logdir import checkpoint, store
 from impala.logdir.checkpoint import Checkpoint, Counters
 from impala.logdir.directory import LogDirectory, StorageError
 from impala.logdir.store import Copier, Store
+from impala.runtime.backoff import Backoff
 
 fsspec = pytest.importorskip("fsspec")
 memory = pytest.importorskip("fsspec.implementations.memory")
@@ -76,8 +77,8 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    for name in ("_LOOK_SECONDS", "_FIRST_PAUSE_SECONDS"):
-        monkeypatch.setattr(store, name, 0.01)
+    monkeypatch.setattr(store, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(store, "_BACKOFF", Backoff(0.01, 300.0))
     monkeypatch.setattr(store, "_CLOSE_SECONDS", SECONDS)
     return Scene(tmp_path)
 

@@ -66,7 +66,7 @@ tries = pathlib.Path({str(tmp_path / "tries")!r})
 tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
 sys.exit(len(tries.read_text()) < 3)
 """
-    with Supervisor(backoff_seconds=0.01) as supervisor:
+    with Supervisor(backoff=Backoff(0.01, 30.0)) as supervisor:
         supervisor.start(Program("flaky", _python(code), restart=True))
         exits = list(supervisor.watch())
 
@@ -74,7 +74,7 @@ sys.exit(len(tries.read_text()) < 3)
 
 
 def test_a_program_that_keeps_failing_stays_down() -> None:
-    with Supervisor(backoff_seconds=0.01, max_backoff_seconds=1e9, max_failures=3) as supervisor:
+    with Supervisor(backoff=Backoff(0.01, 1e9), max_failures=3) as supervisor:
         supervisor.start(Program("broken", _python("import sys; sys.exit(4)"), restart=True))
         exits = list(supervisor.watch())
 

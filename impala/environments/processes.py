@@ -32,6 +32,7 @@ import numpy as np
 from impala.environments import base
 from impala.environments.failure import EnvironmentFailed, failure_of
 from impala.environments.gymnasium import converted, number, numbers
+from impala.runtime.backoff import Backoff
 from impala.types import EnvironmentFault, EnvironmentStep, Nest, TimeStep
 
 _log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ _REST_SECONDS = 1.0  # after the deadline, until more comes of an answer that ha
 _KILL_SECONDS = 1.0  # until a killed process is left to the kernel
 _MAX_FAILURES = 10  # in a row, without one step between them
 _HEALTHY_SECONDS = 60.0  # a process that has lived for this long is restarted at once again
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0  # before the second restart, and at most
+_BACKOFF = Backoff(0.1, 5.0)  # from the second restart on
 _MAX_DETAIL = 400  # characters
 _MAX_ANSWER = 1 << 20  # bytes
 _SAFE_PATH, _OURS = "PYTHONSAFEPATH", "impala"  # any value is a yes; this one was not the user's
@@ -335,8 +336,7 @@ class _Worker:
         if self._quick_failures == 1:
             self.start(half, seed)
             return
-        pause = _FIRST_PAUSE_SECONDS * 2.0 ** (self._quick_failures - 2)
-        self._start_at = now + min(pause, _LONGEST_PAUSE_SECONDS)
+        self._start_at = now + _BACKOFF.pause(self._quick_failures - 1)
         self._pending = half, seed
 
     def step(self, half: int) -> None:

@@ -22,6 +22,7 @@ from impala.config.schema import Config
 from impala.logdir import atomic, checkpoint, identity
 from impala.logdir.checkpoint import CheckpointError, Kind
 from impala.logdir.directory import RECEIPT_KEY, LogDirectory, StorageError
+from impala.runtime.backoff import Backoff
 
 T = TypeVar("T")
 
@@ -32,7 +33,7 @@ _STAGING = ".restoring"  # folder of LOGDIR; nobody reads it
 _LIST_SECONDS, _RESTORE_SECONDS = 60.0, 900.0  # longest waits when a learner starts
 _CLOSE_SECONDS = 30.0  # longest wait when it ends; `impala train` kills it after a minute
 _LOOK_SECONDS = 1.0  # between looks at the log directory
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 2.0, 300.0  # between failures
+_BACKOFF = Backoff(2.0, 300.0)  # between failures
 
 
 class Store:
@@ -337,27 +338,26 @@ class Copier:
         self.close()
 
     def _run(self) -> None:
-        pause, failed = _LOOK_SECONDS, False
+        pause, failures = _LOOK_SECONDS, 0  # in a row
         while True:
             is_closing = self._closing.is_set()
             try:
                 self._copy_all()
-                if failed:
+                if failures:
                     _log.info("%s takes copies again.", self._store.url)
-                pause, failed = _LOOK_SECONDS, False
+                pause, failures = _LOOK_SECONDS, 0
             except Exception as error:  # each file system has errors of its own
                 self.failures += 1
                 if self._behind_since is None:
                     self._behind_since = time.monotonic()
-                if not failed:
+                if not failures:
                     _log.warning(
                         "%s does not take copies (%s). Training goes on, and it is tried again.",
                         *(self._store.url, _shown(error)),
                     )
-                longest = _FIRST_PAUSE_SECONDS if is_closing else _LONGEST_PAUSE_SECONDS
-                pause = min(max(2.0 * pause, _FIRST_PAUSE_SECONDS), longest)
-                failed = True
-            if is_closing and (not failed or time.monotonic() + pause > self._deadline):
+                failures += 1
+                pause = _BACKOFF.pause(1 if is_closing else failures)
+            if is_closing and (not failures or time.monotonic() + pause > self._deadline):
                 return
             if is_closing:
                 time.sleep(pause)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import IO, NamedTuple, Self
 
+from impala.runtime.backoff import Backoff
 from impala.runtime.signals import INSIST_SECONDS, EndRequest
 from impala.runtime.tether import tethered
 
@@ -24,6 +25,7 @@ _log = logging.getLogger(__name__)
 
 MOST_FAILURES = 5  # in a row, after which a program is not started again
 _POLL_SECONDS = 0.05
+_BACKOFF = Backoff(1.0, 30.0)
 _READ_SECONDS = 5.0
 _CANNOT_START = 126  # exit status, as in a shell
 
@@ -71,8 +73,7 @@ class Supervisor:
     def __init__(
         self,
         grace_seconds: float = 30.0,
-        backoff_seconds: float = 1.0,
-        max_backoff_seconds: float = 30.0,
+        backoff: Backoff = _BACKOFF,
         max_failures: int = MOST_FAILURES,
         request: EndRequest | None = None,
         asked: threading.Event | None = None,
@@ -81,16 +82,14 @@ class Supervisor:
 
         Args:
           grace_seconds: time between `stop()` and SIGKILL.
-          backoff_seconds: pause before the first restart; it doubles with each consecutive failure.
-          max_backoff_seconds: longest pause; a child that has run for this long is healthy, which
-            resets the count of consecutive failures.
+          backoff: pauses before restarts; a child that has run for as long as the longest is
+            healthy, which resets the count of consecutive failures.
           max_failures: consecutive failures after which a program is not restarted.
           request: receives the signals; None: a new one without handlers of its own.
           asked: when set, `stop()` is called.
         """
         self._grace_seconds = grace_seconds
-        self._backoff_seconds = backoff_seconds
-        self._max_backoff_seconds = max_backoff_seconds
+        self._backoff = backoff
         self._max_failures = max_failures
         self._children: dict[str, _Child] = {}
         self._kill_at: float | None = None  # set while stopping
@@ -229,7 +228,7 @@ class Supervisor:
             child.send(number)
 
     def _has_run_long(self, child: "_Child") -> bool:
-        return time.monotonic() - child.started_at >= self._max_backoff_seconds
+        return time.monotonic() - child.started_at >= self._backoff.longest
 
     def _ended(self, child: "_Child", status: int) -> Exit:
         name = child.program.name
@@ -240,8 +239,7 @@ class Supervisor:
         if self.stopping or not again:
             del self._children[name]
             return Exit(name, status, None)
-        pause = self._backoff_seconds * 2 ** min(child.failures - 1, 30)
-        pause = min(pause, self._max_backoff_seconds)
+        pause = self._backoff.pause(child.failures)
         child.start_at = time.monotonic() + pause
         return Exit(name, status, pause)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from impala.config.schema import QuarantineConfig
+from impala.runtime.backoff import Backoff
 
 _log = logging.getLogger(__name__)
 
@@ -93,10 +94,10 @@ class Quarantine:
                 return
             if now > record.until + _GOOD_SECONDS:
                 record.quarantines = 0
-            seconds = min(config.seconds * 2**record.quarantines, _LONGEST_SECONDS)
+            seconds = Backoff(config.seconds, _LONGEST_SECONDS).pause(record.quarantines + 1)
             record.recent.clear()
             record.until = now + seconds
-            record.quarantines = min(record.quarantines + 1, 64)
+            record.quarantines += 1
             blame = f"{actor} is to blame for {record.why.rstrip('.')}."
             if self._own_actors and not is_culprit:
                 self.ends_run = f"{blame} It was blamed {blames} times in {since:.0f} s."

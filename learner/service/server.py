@@ -44,8 +44,8 @@ _HEALTH_HANDSHAKE_SECONDS = 2.0  # of the health port, which has fewer connectio
 _HEALTH_IDLE_SECONDS = 5.0
 _MAX_CONNECTIONS = 10_000
 _HEALTH_CONNECTIONS = 64
-# File descriptors that callers cannot use up: of checkpoints, replay and telemetry; of metrics
-# (`impala.runtime.exporter`: 32 connections, and those being opened or closed); and of health.
+# File descriptors that callers cannot use up: of checkpoints, replay and telemetry; of metrics;
+# and of health.
 _TRAINING_FILES = 64
 _METRICS_FILES = 64
 _RESERVED_FILES = _TRAINING_FILES + _METRICS_FILES + _HEALTH_CONNECTIONS
