@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 import services
 
+from impala.runtime.backoff import Backoff
 from impala.runtime.signals import INSIST_SECONDS
 from impala.runtime.supervisor import Exit, Program, Supervisor
 
