@@ -349,7 +349,7 @@ def test_the_fingerprint_is_the_hash_of_the_documented_bytes() -> None:
     parameters = [_spec("é", pb.DTYPE_FLOAT32, ())]
     found = codec.fingerprint([_spec()], parameters, "{}")
     assert found == hashlib.sha256(documented).hexdigest()
-    # docs/wire-protocol.md gives this value: implementers in other languages check theirs by it.
+    # A learner of another version of this code must compute the same.
     assert found == "b4d8cf87b2d3a3f9415ceb9936a0f62d34fca5058de872068781a90f25f5882a"
 
 
