@@ -333,43 +333,6 @@ class TestFrameStack:
                 frames.extend([frame] * (size if is_first[t, b] else 1))
                 np.testing.assert_array_equal(stacked[t, b], np.concatenate(frames, axis=-1))
 
-    @pytest.mark.parametrize("size", [2, 4])
-    @pytest.mark.parametrize(
-        "space",
-        [PIXELS, spaces.Box(0, 255, (3, 2), np.uint8), VECTOR, wrapped(PIXELS)],
-        ids=["pixels", "pixels_without_channel", "vector", "wrapped"],
-    )
-    def test_row_by_row_it_is_the_same(self, space: gym.Space, size: int) -> None:
-        frame_stack = observation.FrameStack(size, space)
-        timestep = experience(space, rows=12)
-        is_first = timestep.step_type == StepType.FIRST
-        # Any frames: the first row is in the middle of an episode.
-        _, state = frame_stack(timestep.observation, is_first, frame_stack.initial_state(B))
-        is_first[0] = [False, True, *[False] * (B - 2)]
-        expected, last = frame_stack(timestep.observation, is_first, state)
-        window = frame_stack.window(state)
-        for t in range(12):
-            if t == 5:  # where an unroll ends and the next one begins
-                window = frame_stack.window(frame_stack.state(window))
-            now = tree.map_structure(lambda x, t=t: x[t], timestep.observation)
-            stacked, window = frame_stack.push(now, tf.constant(is_first[t]), window)
-            tree.map_structure(
-                lambda row, rows, t=t: np.testing.assert_array_equal(row, rows[t]),
-                *(stacked, expected),
-            )
-        np.testing.assert_array_equal(frame_stack.state(window), last)
-
-    def test_leaves_alone_what_wrappers_added(self) -> None:
-        frame_stack = observation.FrameStack(2, wrapped(PIXELS))
-        assert isinstance(frame_stack.observation_space, spaces.Dict)
-        assert frame_stack.observation_space["observation"].shape == (20, 20, 2)
-        assert frame_stack.observation_space["last_action"] == wrapped(PIXELS)["last_action"]
-        timestep = experience(wrapped(PIXELS))
-        stacked, _ = frame_stack(
-            timestep.observation, timestep.step_type == 0, frame_stack.initial_state(B)
-        )
-        np.testing.assert_array_equal(stacked["last_reward"], timestep.observation["last_reward"])
-
     def test_the_spec_keeps_single_frames(self) -> None:
         """What travels is one frame a row; the stack is in the state, once an unroll."""
         agent = build.agent(AgentConfig("shallow", frame_stack=4), PIXELS, CHOICE)

@@ -1,6 +1,6 @@
 """Attacks on a learner's port: slow, endless, silent and deaf callers, and fuzzed messages.
 
-Malformed messages are in test_malformed.py, who is let in is in test_security.py.
+Who is let in is in test_security.py, what a message may hold in test_ingest.py.
 """
 
 import asyncio

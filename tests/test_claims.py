@@ -7,13 +7,9 @@ import pathlib
 import stat
 from typing import Any
 
-import grpc
 import messages
 import pytest
-import services
-from services import WAIT
 
-from benchmarks.fleet import idle_tensors
 from impala.config.rules import validate
 from impala.config.schema import (
     AtariConfig,
@@ -26,19 +22,17 @@ from impala.config.schema import (
     TasksConfig,
 )
 from impala.config.values import OptionError
-from impala.logdir import checkpoint
 from impala.schedule.tasks import frames_per_step, make
 from impala.types import Parameters
 from learner.data.ingest import Ingest
 from learner.data.mix import Mix
 from learner.data.replay import Replay
 from learner.data.storage import Memory
-from learner.fleet.accounts import LEARNER_CRASH, MOST, Accounts
+from learner.fleet.accounts import LEARNER_CRASH, Accounts
 from learner.fleet.incarnations import Incarnations
 from learner.fleet.receipts import ReceiptProofs, load_key
 from learner.service.service import LearnerService
 from protos.impala.v1 import learner_pb2 as pb
-from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 
 UNROLLS = 200  # that the replay can hold, with as many frames as an unroll can have
 FRAMES = messages.FRAMES_PER_STEP * messages.UNROLL_LENGTH
@@ -132,40 +126,6 @@ def test_versions_of_earlier_learners_are_taken_up_to_a_bound(
     assert second.earlier == {1: 2001}
     second.reserve(900)  # it resumed from a checkpoint
     assert Incarnations(path, own=3).earlier == {1: 2001, 2: 1900}
-
-
-@pytest.mark.parametrize(
-    "contents",
-    ["", "{", "null", "[1, 2]", '[["a", 1]]', "[[1]]", "[[1, -1]]", f"[[1, {2**64}]]", "\x00" * 9]
-    + ["[[1e999, 1]]", "[[1, -1e999]]", "[" * 100_000],
-)
-def test_a_damaged_list_of_learners_is_an_empty_one(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, contents: str
-) -> None:
-    path = tmp_path / "incarnations.json"
-    path.write_text(contents)
-    with caplog.at_level(logging.WARNING):
-        incarnations = Incarnations(path, own=7)
-    assert incarnations.earlier == {}
-    assert len(caplog.records) == 1
-    assert "damaged" in caplog.text
-    incarnations.reserve(0)
-    assert json.loads(path.read_text()) == [[7, 1000]]
-
-
-def test_a_list_that_cannot_be_written_ends_no_run(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    incarnations = Incarnations(gone / "incarnations.json", own=7)
-    gone.rmdir()
-    for version in range(3):
-        incarnations.reserve(version)
-    assert caplog.text.count("cannot be written (No such file or directory)") == 1
-    gone.mkdir()
-    incarnations.reserve(3)  # it is tried again, and not only a thousand versions later
-    assert Incarnations(gone / "incarnations.json", own=8).earlier == {7: 1003}
 
 
 def test_unpublished_versions_are_refused_and_blame_nobody() -> None:
@@ -420,50 +380,3 @@ def test_a_stream_is_of_one_actor_and_harms_nobody_else() -> None:
     assert accounts.totals().rejected == {"unknown_actor": 4}
     rejected = {member.name: member.rejected for member in service.get_status().members}
     assert rejected == {"a": 3, "b": 0}
-
-
-@pytest.mark.slow
-def test_a_whole_run_believes_nothing_that_it_cannot_know(tmp_path: pathlib.Path) -> None:
-    """Absurd joins and frames, a stop, a checkpoint with absurd numbers in it, another start."""
-    logdir = tmp_path / "run"
-    with services.learner(logdir, "127.0.0.1:0") as process:
-        with grpc.insecure_channel(services.address_of(logdir)) as channel:
-            stub = pb_grpc.LearnerStub(channel)
-            for number, unrolls in enumerate(ABSURD, 1):
-                claim: dict[str, Any] = {
-                    "acknowledged_sequence": unrolls,
-                    "acknowledged_unrolls": unrolls,
-                }
-                stub.Join(messages.join_request("x", number, **claim), timeout=WAIT)
-            hello = stub.Join(messages.join_request("x", 99), timeout=WAIT)
-            [refused, taken] = stub.StreamUnrolls(
-                pb.Unrolls(
-                    actor="x",
-                    incarnation=99,
-                    sequence=sequence,
-                    fingerprint=hello.fingerprint,
-                    learner_incarnation=hello.learner_incarnation,
-                    num_envs=3,
-                    frames=[hello.unroll_length * frames_per_step] * 3,
-                    tensors=idle_tensors(hello, 3),
-                )
-                for sequence, frames_per_step in ((1, 100_000), (2, 1))
-            )
-            assert (refused.reason, taken.status) == (pb.REASON_RANGE, pb.STATUS_ACCEPTED)
-            status = stub.GetStatus(pb.GetStatusRequest(), timeout=WAIT)
-            assert (status.received, dict(status.dropped)) == (3, {})
-        assert services.stop(process) == 0
-    saved = checkpoint.load(logdir)
-    assert saved.counters.frames < 30
-    assert saved.accounts["dropped"] == {"learner_stop": 3}
-    assert len(Incarnations(logdir / "incarnations.json", own=1).earlier) == 1
-
-    absurd = {**saved.accounts, "dropped": {LEARNER_CRASH: 2**63 + 5}}
-    checkpoint.save(logdir, saved._replace(accounts=absurd), keep=1)
-    with services.learner(logdir, "127.0.0.1:0") as process:
-        address = services.address_of(logdir)
-        with grpc.insecure_channel(address) as channel:
-            status = pb_grpc.LearnerStub(channel).GetStatus(pb.GetStatusRequest(), timeout=WAIT)
-        assert status.dropped[LEARNER_CRASH] == MOST
-        services.wait_for_row(logdir, "telemetry", lambda row: row["unrolls/received"] >= MOST)
-        assert services.stop(process) == 0

@@ -2,18 +2,14 @@
 
 import contextlib
 import importlib.metadata
-import io
 import json
 import os
 import pathlib
 import re
-import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
 import gymnasium as gym
 import numpy as np
@@ -35,7 +31,6 @@ from impala.logdir import checkpoint
 from impala.play import video
 from impala.play.player import Player
 from impala.runtime import installation, listen
-from impala.runtime import process as of_process
 from impala.runtime.failures import Failure, note
 from protos import codec
 
@@ -339,7 +334,6 @@ def _train(
     learner: str = "",
     actor: str = "",
     begins: bool = True,
-    by_make: bool = False,
 ) -> "subprocess.Popen[str]":
     """Starts `impala train catch` with a learner and actors that end with the statuses given.
 
@@ -362,9 +356,6 @@ sys.exit(cli.main(sys.argv[1:]))
     (tmp_path / "train.py").write_text(script)
     command = [sys.executable, str(tmp_path / "train.py"), "train", "catch"]
     command += ["--logdir", str(tmp_path / "run"), *flags]
-    if by_make:
-        (tmp_path / "Makefile").write_text(f"train:\n\t{shlex.join(command)}\n")
-        command = ["make", "--directory", str(tmp_path), "train"]
     return subprocess.Popen(
         command,
         env={**os.environ, **environ},
@@ -440,30 +431,6 @@ def test_a_run_that_was_begun_anew_goes_on_without_that_flag(
     assert errors.splitlines()[-1].endswith(f"Ended with status 75: SIGINT received. {hint}")
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
-def test_a_cancelled_job_and_a_timeout_leave_make_train_its_time(
-    tmp_path: pathlib.Path, first: signal.Signals
-) -> None:
-    make = _train(tmp_path, by_make=True)
-    _wait_for(tmp_path / "learner.ready")
-    _wait_for(tmp_path / "actor.ready")
-    # A cancelled job: SIGINT to everyone, then SIGTERM. `timeout`: SIGTERM to its child, then to
-    # everyone; and make passes it on.
-    if first == signal.SIGINT:
-        os.killpg(make.pid, first)
-        time.sleep(0.005)
-    else:
-        make.send_signal(first)
-    os.killpg(make.pid, signal.SIGTERM)
-    _, errors = make.communicate(timeout=60)
-
-    assert make.returncode != 0
-    assert f"Ended with status 75: {first.name} received." in errors
-    assert (tmp_path / "learner.told").exists()
-    assert (tmp_path / "actor.told").exists()
-
-
 def test_a_run_that_is_stopped_before_it_begins_has_not_finished(tmp_path: pathlib.Path) -> None:
     process = _train(tmp_path, begins=False)
     _wait_for(tmp_path / "learner.ready")
@@ -486,41 +453,6 @@ def test_ctrl_c_again_a_second_later_kills(tmp_path: pathlib.Path) -> None:
     assert process.returncode == 130
     assert "Killing at once: SIGINT received again." in errors
     assert not (tmp_path / "learner.told").exists()
-
-
-def test_text_that_nobody_can_read_any_more_costs_nothing(tmp_path: pathlib.Path) -> None:
-    script = f"""
-import pathlib, sys
-from impala.runtime import process
-process.outlive_readers()
-print("up", flush=True)
-sys.stdin.read()
-for stream in (sys.stdout, sys.stderr):
-    print("more", file=stream, flush=True)
-pathlib.Path({str(tmp_path / "saved")!r}).touch()
-"""
-    with subprocess.Popen(
-        [sys.executable, "-c", script],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        assert process.stdin and process.stdout and process.stderr
-        assert process.stdout.readline() == b"up\n"
-        process.stdout.close()
-        process.stderr.close()
-        process.stdin.close()
-        assert process.wait(timeout=60) == 0
-    assert (tmp_path / "saved").exists()
-
-
-def test_text_for_a_lagging_reader_is_dropped() -> None:
-    ours, theirs = os.pipe()
-    os.set_blocking(theirs, False)
-    with open(ours, "rb"), open(theirs, "w") as stream:
-        outliving = of_process._outliving(stream)
-        for _ in range(100):
-            print("x" * 10_000, file=outliving, flush=True)
 
 
 def test_errors_of_environments_are_shown_once_and_loops_named(
@@ -609,25 +541,6 @@ def test_record_writes_a_gif_that_plays(logdir: pathlib.Path, tmp_path: pathlib.
     images = _images(file)
     assert len(images) > 1
     assert (images[0] != images[-1]).any()
-
-
-def test_a_recording_that_is_interrupted_leaves_the_one_before(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "episode.gif"
-    file.write_bytes(b"old")
-
-    def interrupted(*arguments: object) -> Iterator[np.ndarray]:
-        yield np.zeros((6, 8, 3), np.uint8)
-        yield np.ones((6, 8, 3), np.uint8)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(record, "open_player", lambda *arguments: None)
-    monkeypatch.setattr(record, "environment_of", lambda *arguments: io.BytesIO())
-    monkeypatch.setattr(record, "_images", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        record.record(record.Record(logdir=tmp_path, output=file))
-    assert file.read_bytes() == b"old" and list(tmp_path.iterdir()) == [file]
 
 
 def test_record_says_so_if_an_environment_has_no_render(

@@ -125,7 +125,7 @@ def test_the_images_hold_every_package() -> None:
         assert f"\nCOPY {package} " in containerfile()
 
 
-def test_no_alert_takes_a_counter_that_a_crash_sets_back_for_one_that_has_increased() -> None:
+def test_no_alert_takes_a_restart_for_an_increase() -> None:
     """`increase` takes every step back for a start from zero."""
     (rules,) = of_kind(render(DEPLOY / "overlays/monitoring"), "PrometheusRule")
     for rule in rules["spec"]["groups"][0]["rules"]:
@@ -133,7 +133,7 @@ def test_no_alert_takes_a_counter_that_a_crash_sets_back_for_one_that_has_increa
             assert name in SINCE_THE_START, rule["alert"]
 
 
-def test_the_alert_on_restarts_sees_each_of_them_and_other_pods_by_the_same_name() -> None:
+def test_the_alert_on_restarts_sees_each_of_them() -> None:
     (rules,) = of_kind(render(DEPLOY / "overlays/monitoring"), "PrometheusRule")
     (query,) = [
         " ".join(rule["expr"].split())
@@ -296,7 +296,7 @@ def test_a_mistake_is_found(name: str, tmp_path: pathlib.Path) -> None:
     assert any(mistake.complaint in complaint for complaint in complaints), complaints
 
 
-def test_the_command_prints_what_is_wrong_with_an_overlay_of_ones_own(
+def test_the_command_prints_what_is_wrong_with_an_overlay(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(DEPLOY, tmp_path / "deploy")

@@ -6,7 +6,6 @@ What runs in what order is the same there; how long it takes is not.
 import _ctypes
 import asyncio
 import dataclasses
-import functools
 import os
 import pathlib
 import platform
@@ -299,41 +298,6 @@ def test_the_benchmark_of_a_gpu_measures_an_update_on_any_device() -> None:
     assert gpu.table([measured]).splitlines()[2].startswith("| mlp | 2 | no |")
 
 
-@pytest.mark.slow
-def test_another_device_gives_the_same() -> None:
-    """In a process of its own, with the paths of this one: TensorFlow makes its devices once."""
-    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, __file__], check=True, env=os.environ | paths)
-
-
-_SAYS_ONEDNN = """
-from impala.runtime import process
-
-process.load_tensorflow(use_gpus=False)
-from tensorflow.python.util import _pywrap_util_port
-
-print(_pywrap_util_port.IsMklEnabled())
-"""
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="oneDNN's default elsewhere is kept")
-@pytest.mark.parametrize(("chosen", "said"), [(None, "True"), ("0", "False")])
-def test_tensorflow_uses_onednn_unless_the_user_chose_otherwise(
-    chosen: str | None, said: str
-) -> None:
-    environ = {k: v for k, v in os.environ.items() if k != "TF_ENABLE_ONEDNN_OPTS"}
-    if chosen is not None:
-        environ["TF_ENABLE_ONEDNN_OPTS"] = chosen
-    child = subprocess.run(
-        [sys.executable, "-c", _SAYS_ONEDNN],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert child.stdout.strip() == said
-
-
 def test_a_cpu_that_tensorflow_aborts_on_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_cpu_flags", lambda: {"sse4_2"})
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
@@ -368,35 +332,3 @@ def test_cusolver_is_loaded_from_its_wheel(
         check=True,
     )
     assert str(library) in child.stdout
-
-
-def main() -> None:
-    """Learns on two devices, and compares."""
-    (cpu,) = tf.config.list_physical_devices("CPU")
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    tf.config.experimental.enable_op_determinism()
-    results = []
-    for name in ("CPU:0", "CPU:1"):
-        tf.random.set_seed(0)
-        with tf.device(name):  # as TensorFlow itself chooses a GPU where there is one
-            learner = make_learner()
-            where = {variable.device for variable in learner._named_variables().values()}
-            assert where == {learner.device} and learner.device.endswith(name)
-            # The mix's thread is not within `tf.device`: it is told the device.
-            place = functools.partial(devices.place, device=learner.device)
-            placed: list[Batch] = []
-
-            def keep(batch: Batch, place: Any = place, placed: list[Batch] = placed) -> Batch:
-                placed.append(place(batch))
-                return placed[-1]
-
-            updates = learn(learner, make_mix(learner, keep))
-        assert {leaf.backing_device for leaf in tree.flatten(placed)} == {learner.device}
-        assert len(placed) == UPDATES
-        metrics = [update.metrics for update in updates]
-        results.append((metrics, learner.agent_values(), learner.variables()))
-    assert_same(*results)
-
-
-if __name__ == "__main__":
-    main()

@@ -284,14 +284,6 @@ class TestGymnasium:
             with pytest.raises(ValueError, match=f"'{id}', which is not .* Nearest: {nearest}"):
                 environments.check(id)
 
-    def test_a_package_that_is_not_there_is_named(self) -> None:
-        def make(**kwargs: object) -> gym.Env:
-            raise gym.error.DependencyNotInstalled("Box3D is not installed")
-
-        gym.register("Unpacked-v0", make)
-        with pytest.raises(ValueError, match="cannot be imported: Box3D is not installed"):
-            environments.make(EnvironmentConfig(id="Unpacked-v0"), 1)
-
     def test_a_module_that_is_not_there_is_named(self) -> None:
         with pytest.raises(ValueError, match="there is no module 'nowhere_at_all'"):
             environments.make(EnvironmentConfig(id="nowhere_at_all:Game-v0"), 1)
@@ -307,62 +299,6 @@ class TestGymnasium:
     def test_bad_kwargs_are_refused(self, kwargs: str, message: str) -> None:
         with pytest.raises(ValueError, match=message):
             environments.make(EnvironmentConfig(id="CartPole-v1", kwargs=kwargs), 1)
-
-    @pytest.mark.parametrize(
-        "config",
-        [
-            EnvironmentConfig(id="Acrobot-v1"),  # has no vector environment
-            EnvironmentConfig(id="CartPole-v1", repeat=RepeatConfig(most=3)),
-        ],
-        ids=lambda config: config.id,
-    )
-    def test_what_cannot_be_one_vector_environment_plays_as_sync(
-        self, config: EnvironmentConfig
-    ) -> None:
-        own = dataclasses.replace(config, vectorization="own")
-        with (
-            closing(environments.make(config, 2)) as one,
-            closing(environments.make(own, 2)) as two,
-        ):
-            assert same(play(one, 40), play(two, 40))
-
-    def test_cartpoles_vector_environment_plays_as_single_ones(self) -> None:
-        """From the same states, through ends by a fall and by the time limit, row for row."""
-        num_envs, steps = 4, 1200
-        vector: Any = gym.make_vec("CartPole-v1", num_envs, "vector_entry_point")
-        singles: list[Any] = [gym.make("CartPole-v1") for _ in range(num_envs)]
-        rng = np.random.default_rng(3)
-        kinds = []
-        with closing(gymnasium.vector(lambda n: vector, num_envs, "CartPole-v1")) as environment:
-            timestep = environment.reset(1)
-            for _ in range(steps):
-                for i, single in enumerate(singles):
-                    if timestep.step_type[i] == FIRST:
-                        single.reset()
-                        single.unwrapped.state = vector.state[:, i].copy()
-                kinds.append([*zip(timestep.step_type, timestep.discount, strict=True)])
-                # The first two are kept upright, the others are not.
-                lean = timestep.observation @ np.array([0.05, 0.1, 1.0, 0.3])
-                action = np.where(np.arange(num_envs) < 2, lean > 0, rng.integers(2, size=num_envs))
-                before = timestep
-                environment.send(action)
-                timestep = environment.recv().timestep
-                for i, single in enumerate(singles):
-                    if before.step_type[i] == LAST:
-                        assert numbered(timestep, i)[1:] == (0.0, 1.0, FIRST)
-                        continue
-                    observation, reward, falls, is_over, _ = single.step(action[i])
-                    np.testing.assert_allclose(
-                        timestep.observation[i], observation, rtol=1e-6, atol=1e-7
-                    )
-                    assert numbered(timestep, i)[1:] == (
-                        reward,
-                        0.0 if falls else 1.0,
-                        LAST if falls or is_over else MID,
-                    )
-        ends = [discount for row in kinds for kind, discount in row if kind == LAST]
-        assert ends.count(1.0) >= 4, "the time limit is not tried"
-        assert ends.count(0.0) >= 50, "no pole falls"
 
     def test_a_space_without_a_fixed_size_is_refused(self) -> None:
         config = EnvironmentConfig(id="Faulty-v0", kwargs='{"fault": "space"}')

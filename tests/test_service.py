@@ -16,7 +16,7 @@ from impala.logdir import checkpoint
 from impala.types import Parameters
 from learner.data.ingest import Arrival, Ingest
 from learner.evaluation.snapshots import Snapshot, Snapshots
-from learner.fleet.accounts import Accounts, Superseded
+from learner.fleet.accounts import Accounts
 from learner.fleet.quarantine import Quarantine
 from learner.fleet.refusals import IncompatibleProtocol, InvalidRequest, Unavailable
 from learner.fleet.refused_outputs import RefusedOutputs
@@ -127,36 +127,6 @@ def test_receipts_say_what_became_of_a_message() -> None:
     assert (totals.received, totals.duplicates, totals.queued) == (6, 1, 6)
     assert totals.rejected == {"sequence": 1, "version": 1, "unknown_actor": 1}
     assert [_taken(ingest).sequence for _ in range(3)] == [1, 3, 4]
-
-
-def test_another_incarnation_of_the_same_name_takes_over() -> None:
-    service, fingerprint = _joined()
-    service.join(messages.join_request("a", incarnation=2))
-    old = _submit(service, messages.message(incarnation=1, fingerprint=fingerprint))
-    new = _submit(service, messages.message(incarnation=2, fingerprint=fingerprint))
-    assert (old.reason, new.status) == (pb.REASON_UNKNOWN_ACTOR, pb.STATUS_ACCEPTED)
-    assert "join again" in old.detail
-    with pytest.raises(Superseded, match="another process has joined as a since"):
-        service.join(messages.join_request("a", incarnation=1))
-    new = _submit(service, messages.message(2, incarnation=2, fingerprint=fingerprint))
-    assert new.status == pb.STATUS_ACCEPTED
-    (member,) = service.get_status().members
-    assert member.joins == 2  # what was refused is no join
-
-
-def test_a_half_learned_message_goes_on_after_a_crash() -> None:
-    accounts = Accounts()
-    service, fingerprint = _joined(accounts=accounts)
-    message = messages.message(num_envs=4, fingerprint=fingerprint)
-    _submit(service, message)  # the receipt is lost
-    accounts.settle("a", 1, 1, 3)
-    restored, ingest = Accounts(), Ingest(capacity=64)
-    restored.restore(accounts.state())
-
-    service, _ = _joined(accounts=restored, ingest=ingest)
-    assert _submit(service, message).status == pb.STATUS_ACCEPTED
-    assert _taken(ingest).offset == 3
-    assert restored.totals().received == 4
 
 
 def test_a_full_ingest_keeps_the_receipt() -> None:
@@ -399,18 +369,6 @@ def test_environment_faults_reach_the_status_printable() -> None:
     (member,) = service.get_status().members
     assert member.environment_faults == 2
     assert member.last_fault == "environment 1 hung: ?[2J" + "x" * 196
-
-
-def test_more_faults_than_environments_are_refused() -> None:
-    service, fingerprint = _joined()
-    fault = pb.EnvironmentFault(environment=0, kind=pb.FAULT_KIND_HUNG)
-    receipt = _submit(
-        service, messages.message(fingerprint=fingerprint, environment_faults=[fault] * 3)
-    )
-    assert receipt.reason == pb.REASON_RANGE
-    assert "3 environment_faults of 2 environments" in receipt.detail
-    (member,) = service.get_status().members
-    assert member.environment_faults == 0
 
 
 def test_the_info_of_steps_reaches_the_ingest() -> None:

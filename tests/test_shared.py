@@ -1,7 +1,6 @@
 """Actors of one host share pulls: one asks the learner, the others read what it got."""
 
 import collections
-import concurrent.futures
 import contextlib
 import os
 import pathlib
@@ -141,18 +140,6 @@ def test_peers_of_one_incarnation_share_nothing(directory: pathlib.Path) -> None
     assert pulled(SharedPulls("peer-host:50051", directory), NONE, other) == 1
 
 
-def test_those_that_ask_together_wait_for_one_of_them(
-    directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shared, "_FIRST_WAIT_SECONDS", 50.0)
-    learner = Learner(seconds=0.2)
-    actors = [SharedPulls(ADDRESS, directory) for _ in range(8)]
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        versions = list(pool.map(lambda each: pulled(each, NONE, learner), actors))
-    assert set(versions) == {1}
-    assert learner.calls == 1
-
-
 def test_a_pull_that_fails_is_not_waited_for(directory: pathlib.Path) -> None:
     learner = Learner()
 
@@ -213,17 +200,6 @@ def test_a_frozen_puller_is_waited_for_a_moment(
         assert learner.calls == 1
         learner.version = 2
         assert pulled(other, held(1), learner) == 2
-
-
-def test_a_torn_or_foreign_file_is_none(directory: pathlib.Path) -> None:
-    learner, actor = Learner(), SharedPulls(ADDRESS, directory)
-    actor.pull(LEARNER, NONE, learner.call)
-    file = actor._path(LEARNER)
-    whole = file.read_bytes()
-    for content in (b"", whole[:20], whole[:-1], whole[:32] + b"\xff" * (len(whole) - 32)):
-        file.write_bytes(content)
-        assert actor.newer(LEARNER, 0) is None
-        assert pulled(actor, held(0), learner) == 1
 
 
 def test_a_directory_of_others_is_not_used(

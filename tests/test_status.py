@@ -185,27 +185,6 @@ def test_an_actor_whose_connection_ends_is_not_active_at_once() -> None:
 ODD = "[/x][bold]\x1b[2J\x1b]0;owned\x07\r\n\u202etxt.exe\u200b\ud7ff漢"
 
 
-def test_what_callers_wrote_is_shown_and_never_obeyed() -> None:
-    """A learner checks names when actors join; the view trusts nobody."""
-    member = pb.Member(
-        name=ODD,
-        role=pb.ROLE_ACTOR,
-        last_rejection=ODD,
-        last_fault=ODD * 100,
-        rejected=1,
-        environment_faults=2,
-        active=True,
-    )
-    status = pb.RunStatus(members=[member], rejected={ODD: 1}, refused={ODD: 1})
-    text = _text(status)
-    assert "[/x][bold]" in text
-    assert r"\x1b[2J" in text and r"\u202e" in text and r"\u200b" in text and "漢" in text
-    assert [c for c in text if not c.isprintable() and c != "\n"] == []
-    assert len(text) < 5000
-    for line in text.splitlines():
-        assert "txt.exe" not in line.partition(r"\r\n")[0]  # no line began within a name
-
-
 def test_what_went_wrong_is_said_and_nothing_else() -> None:
     quiet = _text(STATUS)
     for word in (

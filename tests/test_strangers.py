@@ -54,7 +54,7 @@ NO_ADDRESSES = (
 
 
 @pytest.mark.parametrize("address", NO_ADDRESSES, ids=lambda address: address[:20])
-def test_what_is_no_address_is_refused_by_everything_that_listens(address: str) -> None:
+def test_what_is_no_address_is_refused_everywhere(address: str) -> None:
     attempts = (
         lambda: Server(messages.service(), address),
         lambda: Server(messages.service(), "127.0.0.1:0", health_listen=address),
@@ -166,7 +166,7 @@ def test_watches_are_few_and_checks_go_on() -> None:
         assert seen == OK
 
 
-def test_hosts_that_ask_for_nothing_more_are_forgotten_and_a_busy_one_is_not(
+def test_idle_hosts_are_forgotten_and_busy_ones_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rates, "_MAX_HOSTS", 10)

@@ -142,56 +142,6 @@ def test_an_output_of_another_sweep_is_refused(
 # Members of a population.
 
 
-def test_a_member_killed_while_copying_is_whole_again(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("ray")
-    from impala.sweeps import trial
-
-    monkeypatch.setattr(trial.Trial, "trial_id", property(lambda self: self._directory.name))
-    files = (
-        *("checkpoints/1-1/state.json", "replay/replay.sqlite", "best/score.json"),
-        *("metrics.jsonl", "evaluations.jsonl", "evaluations.1.jsonl", "incarnations.json"),
-        *("snapshots/1-1/state.json", "milestones/1-1/state.json"),
-    )
-    members = {}
-    for name in ("bad", "good"):
-        member = members[name] = object.__new__(trial.Trial)
-        member._directory, member._run = trial.trial_directory(tmp_path, name), None
-        for file in files:
-            path = member._directory / file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(name)
-        (tmp_path / name).mkdir()
-        member.save_checkpoint(str(tmp_path / name))
-    bad = members["bad"]
-
-    def of() -> set[str]:
-        assert not (bad._directory / "copying").exists()
-        return {(bad._directory / file).read_text() for file in files}
-
-    # Given a member that has begun to copy a better one...
-    def killed(path: pathlib.Path, into: pathlib.Path) -> None:
-        if path.name == "replay":
-            raise InterruptedError("killed")
-        copy(path, into)
-
-    copy = trial._copy
-    with monkeypatch.context() as at_the_kill:
-        at_the_kill.setattr(trial, "_copy", killed)
-        with pytest.raises(InterruptedError):
-            bad.load_checkpoint(str(tmp_path / "good"))
-    # ...it gets its own state back, or copies the other one again; and each of them only once.
-    bad.load_checkpoint(str(tmp_path / "bad"))
-    assert of() == {"bad"}
-    bad.load_checkpoint(str(tmp_path / "good"))
-    assert of() == {"good"}
-    (bad._directory / "metrics.jsonl").write_text("it has gone on")
-    bad.load_checkpoint(str(tmp_path / "good"))
-    bad.load_checkpoint(str(tmp_path / "bad"))
-    assert of() == {"good", "it has gone on"}
-
-
 def test_a_trial_is_where_the_sweep_was_started(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses
-import logging
 import pathlib
 import queue
 import threading
@@ -300,27 +299,6 @@ def test_a_sink_that_cannot_be_opened_is_refused_in_one_line(tmp_path: pathlib.P
     assert "group is empty" in str(refused.value) and "test_writer.py:" in str(refused.value)
 
 
-def rows_are_written(writer: Writer) -> bool:
-    return writer._threads["telemetry"].is_alive()
-
-
-def test_a_thread_that_dies_is_noticed_and_started_again(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def die(row: dict[str, float]) -> None:
-        if row["updates"] == 1:
-            raise SystemExit  # which no handler of errors catches
-
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    sink = Sink(die)
-    with writing(tmp_path, live=[sink]) as writer:
-        for number in range(3):
-            writer.put(interval(number))
-            services.wait_for("its end", lambda: writer.drain(0.1) or not rows_are_written(writer))
-        assert [row["updates"] for row in sink.rows] == [2, 3]
-    assert any("has died; it is started again" in line for line in caplog.messages)
-
-
 def test_after_the_last_row_of_a_run_only_the_exporter_goes_on(tmp_path: pathlib.Path) -> None:
     exporter, console, file = Sink(), Sink(), Sink()
     with writing(tmp_path, [console], [file], exporter) as writer:
@@ -475,28 +453,6 @@ def test_a_sink_that_hangs_does_not_hold_up_evaluations(tmp_path: pathlib.Path) 
         finally:
             goes_on.set()
     assert continual.read(tmp_path).curves["Catch"].returns.tolist() == [20.0]
-
-
-def test_a_torn_line_ends_no_learner_and_the_next_start_goes_on(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with writing(tmp_path) as writer:
-        for frames in (0, 50):
-            writer._reports.put(report(frames, value=frames))
-        assert writer.drain(30.0)
-    path = tmp_path / "evaluations.jsonl"
-    path.write_bytes(path.read_bytes() + path.read_bytes()[:30])
-    with (
-        caplog.at_level(logging.WARNING),
-        writing(tmp_path, live=[sink := Sink()], resumed=60) as writer,
-    ):
-        writer._reports.put(report(70, value=70.0))
-        assert writer.drain(30.0)
-        writer.put(interval(0))
-        assert writer.drain(30.0)
-    assert f"Skipped 1 that cannot be read, the first is line 3 of {path}." in caplog.messages
-    assert sink.rows[0]["task/Catch/best"] == 70.0
-    assert continual.read(tmp_path).curves["Catch"].frames.tolist() == [0, 50, 70]
 
 
 # Absurd numbers.

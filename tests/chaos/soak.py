@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import services
-from chaos import poison, unruly
 from chaos.proxy import Proxy
 from chaos.witness import Ledger, Witness
 
@@ -39,8 +38,6 @@ _LEARNER = (
     *("--mix.fresh", 16, "--mix.replayed", 16, "--replay.capacity-frames", 100_000),
     *("--agent.hidden-sizes", 512, 512, "--learner.threads", 1),
     *("--learner.checkpoint-seconds", 5.0, "--learner.log-seconds", 1.0),
-    # So large that poison passes the door, and the guard at the update has to find it.
-    *("--limits.reward", 1e30),
 )
 
 
@@ -50,8 +47,6 @@ class Fleet:
     def __init__(self, directory: pathlib.Path, stack: contextlib.ExitStack) -> None:
         self.logdir = directory / "run"
         self.logdir.mkdir()
-        self._control = directory / "control"  # what an environment is told to do
-        self._control.mkdir()
         self._stack = stack
         self._names = itertools.count()
         self.crashes: list[float] = []  # of the learner, when
@@ -67,7 +62,6 @@ class Fleet:
         ]
         for witness in self.witnesses:
             witness.start()
-        self.poison: list[Ledger] = []  # of callers that are gone
 
     # What can happen. Each gives the learner's last checkpoint a chance to be out of date.
 
@@ -113,27 +107,6 @@ class Fleet:
         time.sleep(rng.uniform(2.0, 8.0))
         self.proxy.heal()
 
-    def tear_a_checkpoint(self, rng: random.Random) -> None:
-        del rng
-        saved = self.logdir / "checkpoints"
-        services.wait_for("an older one", lambda: len(list(saved.glob("[0-9]*"))) > 1)
-        self._crash()
-        newest = max(saved.glob("[0-9]*/variables.npz"))
-        newest.write_bytes(newest.read_bytes()[: newest.stat().st_size // 2])
-        self.learner = self._start_learner(self.address)
-
-    def damage_the_replay(self, rng: random.Random) -> None:
-        """Pages of it are zeros: it is moved aside, at the next start or draw, and fills again."""
-        self._crash()
-        path = self.logdir / "replay" / "replay.sqlite"
-        content = bytearray(path.read_bytes())
-        for _ in range(1 + len(content) // 100_000):
-            start = 4096 * rng.randrange(-(-len(content) // 4096))
-            end = min(len(content), start + 4096)
-            content[start:end] = bytes(end - start)
-        path.write_bytes(content)
-        self.learner = self._start_learner(self.address)
-
     def fill_the_disk(self, rng: random.Random) -> None:
         """Files can no longer grow: the learner has to end, and not as if all were well."""
         del rng
@@ -143,33 +116,6 @@ class Fleet:
             raise AssertionError("The learner could not write and ended with status 0.")
         self.crashes.append(time.monotonic())
         self.learner = self._start_learner(self.address)
-
-    def poison_the_replay(self, rng: random.Random) -> None:
-        """Rewards whose loss is not finite: the culprits are dropped, and the run goes on."""
-        self._poisoned(rng.choice([1e20, 1e25, 1e30]) * rng.choice([1, -1]), rng.randint(1, 20))
-
-    def send_what_is_not_finite(self, rng: random.Random) -> None:
-        """The caller is named, and quarantined before it could send it all."""
-        count = 20
-        name, receipts = self._poisoned(rng.choice([float("nan"), float("inf")]), count)
-        if len(receipts) >= count or any(each.status == pb.STATUS_ACCEPTED for each in receipts):
-            raise AssertionError(f"{name} got {receipts}.")
-        with StatusClient(self.address) as client:
-            (member,) = (each for each in client.get().members if each.name == name)
-        if not (member.blamed and member.quarantined_seconds > 0.0):
-            raise AssertionError(f"{name} is not in quarantine: {member}.")
-
-    def crash_an_environment(self, rng: random.Random) -> None:
-        del rng
-        self._tell_an_environment("crash")
-
-    def hang_an_environment(self, rng: random.Random) -> None:
-        del rng
-        self._tell_an_environment("hang")
-
-    def leak_in_an_environment(self, rng: random.Random) -> None:
-        del rng
-        self._tell_an_environment("leak")
 
     # What is to be seen.
 
@@ -214,7 +160,7 @@ class Fleet:
 
     def _start_learner(self, listen: str) -> "subprocess.Popen[bytes]":
         process: subprocess.Popen[bytes] = self._stack.enter_context(
-            services.learner(self.logdir, listen, *_LEARNER, *_environments(self._control))
+            services.learner(self.logdir, listen, *_LEARNER)
         )
         services.address_of(self.logdir)
         return process
@@ -234,20 +180,6 @@ class Fleet:
 
         services.wait_for("everyone to send", all_send, _RECOVERY_SECONDS)
 
-    def _tell_an_environment(self, what: str) -> None:
-        """Has whichever takes it first go wrong, and waits until the learner has heard of it."""
-
-        def faults() -> int:
-            try:
-                with StatusClient(self.address) as client:
-                    return sum(member.environment_faults for member in client.get().members)
-            except LearnerError:
-                return 0
-
-        before = faults()
-        (self._control / what).touch()
-        services.wait_for("a fault of an environment", lambda: faults() > before)
-
     def _status(self) -> pb.RunStatus | None:
         try:
             with StatusClient(self.address) as client:
@@ -262,9 +194,7 @@ class Fleet:
     def _start_actor(self, address: str) -> "tuple[str, subprocess.Popen[bytes]]":
         name = f"actor-{next(self._names)}"
         process: subprocess.Popen[bytes] = self._stack.enter_context(
-            services.actor(
-                self.logdir, address, "--name", name, "--num-envs", 4, "--allow", unruly.ID
-            )
+            services.actor(self.logdir, address, "--name", name, "--num-envs", 4)
         )
         self._started[name] = time.monotonic()
         return name, process
@@ -273,13 +203,6 @@ class Fleet:
         end(self.actors.pop(name))
         name, process = self._start_actor(f"127.0.0.1:{self.proxy.port}")
         self.actors[name] = process
-
-    def _poisoned(self, reward: float, count: int) -> "tuple[str, list[pb.Receipt]]":
-        name = f"poison-{next(self._names)}"
-        ledger, receipts = poison.send(self.address, name, reward, count)
-        ledger.ended = time.monotonic()
-        self.poison.append(ledger)
-        return name, receipts
 
     def _crash(self) -> None:
         self.learner.kill()
@@ -291,20 +214,8 @@ FAULTS = (
     *(Fleet.kill_an_actor, Fleet.stop_an_actor, Fleet.freeze_an_actor, Fleet.kill_a_witness),
     *(Fleet.kill_the_learner, Fleet.stop_the_learner, Fleet.freeze_the_learner),
     *(Fleet.partition_the_network, Fleet.cut_the_network, Fleet.slow_the_network),
-    *(Fleet.tear_a_checkpoint, Fleet.damage_the_replay),
-    *(Fleet.fill_the_disk, Fleet.poison_the_replay, Fleet.send_what_is_not_finite),
-    *(Fleet.crash_an_environment, Fleet.hang_an_environment, Fleet.leak_in_an_environment),
+    Fleet.fill_the_disk,
 )
-
-
-def _environments(control: pathlib.Path) -> tuple[object, ...]:
-    """Flags of a learner whose actors play Catch, a process each, that may be told to fail."""
-    return (
-        *("--environment.id", unruly.ID, "--environment.vectorization", "async"),
-        *("--environment.kwargs", json.dumps({"control": str(control)})),
-        *("--actor.environment-seconds", 5.0),
-        *("--actor.max-environment-bytes", unruly.LEAK_BYTES),
-    )
 
 
 def _end_well(process: "subprocess.Popen[bytes]") -> None:
@@ -339,7 +250,7 @@ def soak(
                 bag = rng.sample(FAULTS, len(FAULTS))
             fault = bag.pop()
             time.sleep(rng.uniform(0.0, 2.0))
-            saved = fleet.saved_frames() if fault is not Fleet.tear_a_checkpoint else 0.0
+            saved = fleet.saved_frames()
             fault(fleet, rng)
             seconds = fleet.wait_until_it_goes_on(saved)
             survived[fault.__name__].append(seconds)
@@ -364,7 +275,7 @@ def account(fleet: Fleet) -> Iterator[str]:
     """
     saved = checkpoint.load(fleet.logdir)
     yield from _accounts(saved.accounts)
-    ledgers = [ledger for witness in fleet.witnesses for ledger in witness.ledgers] + fleet.poison
+    ledgers = [ledger for witness in fleet.witnesses for ledger in witness.ledgers]
     yield from _witnessed(ledgers, saved.accounts, max(fleet.crashes, default=0.0))
     yield f"Frames learned from: {saved.counters.frames:,}."
 

@@ -1,19 +1,11 @@
 """A fleet that is broken survives, and no unroll is lost or counted twice."""
 
 import contextlib
-import os
 import pathlib
-import sys
 import time
 
 import pytest
 from chaos import soak
-
-
-@pytest.fixture(autouse=True)
-def _found_by_actors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their environment is chaos.unruly, and so is the learner's."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
 
 
 @pytest.mark.slow
