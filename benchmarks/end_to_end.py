@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from benchmarks import cpu
-from impala.config import layers
+from impala.config import values
 from impala.config.schema import Config
 
 _TURN = 9.0  # seconds, of which the run has two thirds
@@ -48,13 +48,14 @@ def measure(
       RuntimeError: training ended before its time or made no step.
     """
     with tempfile.TemporaryDirectory(prefix="impala-bench-") as directory:
-        logdir = pathlib.Path(directory) / "run"
+        logdir, file = pathlib.Path(directory) / "run", pathlib.Path(directory) / "config.yaml"
+        file.write_text(values.to_yaml(config))
         command = [
             *(sys.executable, "-m", "impala", "train", "atari"),
             *("--logdir", str(logdir), "--total-frames", "1000000000", "--evaluate", "no"),
-            *("--num-actors", str(os.cpu_count())),
+            *("--num-actors", str(os.cpu_count()), "--config", str(file)),
         ]
-        environ = {**os.environ, **layers.to_environment(config), "COLUMNS": "200"}
+        environ = {**os.environ, "COLUMNS": "200"}
         log = open(pathlib.Path(directory) / "log", "w+", encoding="utf-8")  # noqa: SIM115
         with (
             log,

@@ -47,7 +47,7 @@ def acting_step(config: Config, spaces: Spaces) -> CompiledStep:
     return CompiledStep(agent, spaces, config.agent)
 
 
-def plan_of(config: Config, replicas: Replicas = _ALONE) -> Plan:
+def make_plan(config: Config, replicas: Replicas = _ALONE) -> Plan:
     """Returns the plan of a run. Makes the agent, and every environment once.
 
     Args:

@@ -27,7 +27,7 @@ from impala.parts import build
 from impala.schedule import phases
 from impala.testing.algorithms import IS_REPLAY, AlgorithmConformance, B, T, make_batch
 from impala.types import Batch
-from learner.plan import plan_of
+from learner.plan import make_plan
 from learner.update import devices
 from learner.update.learner import Learner, Update
 from learner.update.replicas import Replicas
@@ -85,7 +85,7 @@ class Recorded(AlgorithmConformance):
 def learn(config: Config, replicas: Replicas, part: slice) -> Iterator[Learner]:
     """Learns from this process's part of each batch."""
     with replicas.scope():
-        plan = plan_of(config)
+        plan = make_plan(config)
         learner = Learner(
             build.algorithm(config.algorithm, config, plan.phases.agent),
             config,

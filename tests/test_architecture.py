@@ -38,7 +38,6 @@ FLOORS = (
     ("learner.telemetry.telemetry",),
     ("learner.evaluation",),
     ("learner.service",),
-    ("learner.update.publisher",),
     ("learner.telemetry",),
     ("learner",),
     ("impala.conform",),

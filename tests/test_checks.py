@@ -30,7 +30,7 @@ from learner.checks.numbers import is_swapped
 from learner.data.ingest import Ingest
 from learner.fleet.mistakes import Mistakes
 from learner.fleet.quarantine import Quarantine
-from learner.plan import Plan, plan_of
+from learner.plan import Plan, make_plan
 from learner.service.service import LearnerService
 from learner.service.terms import terms
 from protos import codec
@@ -122,7 +122,7 @@ class Story:
 
     def __init__(self, config: Config, scale: float = 3.0, on_mistake: str = "warn") -> None:
         self.config = values.overlay(config, {"checks": {"on_mistake": on_mistake}})
-        self.plan: Plan = plan_of(self.config)
+        self.plan: Plan = make_plan(self.config)
         self.agent = self.plan.phases.agent
         rng = np.random.default_rng(5)
         for variable in self.agent.variables:

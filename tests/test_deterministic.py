@@ -27,7 +27,7 @@ from learner.data.storage import Memory
 from learner.evaluation.snapshots import Snapshots
 from learner.fleet.receipts import ReceiptProofs
 from learner.fleet.records import Records
-from learner.plan import plan_of
+from learner.plan import make_plan
 from learner.service.service import LearnerService, Lineage
 from learner.service.terms import terms
 from learner.update.learner import Update
@@ -95,7 +95,7 @@ def _play(incarnation: int, updates: int) -> tuple[list[np.ndarray], list[np.nda
         "actor": {"num_envs": 4},
     }
     config = values.overlay(PRESETS["catch"][1], settings)
-    plan = plan_of(config)
+    plan = make_plan(config)
     learner = plan.phases.learner_at(checkpoint.Counters())
     pacing = make_pacing(config)
     assert pacing is not None

@@ -27,7 +27,7 @@ from impala.environments.external import External
 from impala.environments.failure import EnvironmentFailed
 from impala.logdir import rows
 from impala.types import Parameters, StepType, Unroll
-from learner.plan import plan_of
+from learner.plan import make_plan
 from learner.service.server import Server
 from learner.service.service import LearnerService
 from learner.service.terms import terms
@@ -73,7 +73,7 @@ def _run(**settings: Any) -> Iterator[Run]:
             },
         )
     )
-    plan = plan_of(config)
+    plan = make_plan(config)
     variables = plan.phases.agent.variables
     service = messages.service(
         terms=terms(config, variables, plan.unroll_spec, plan.played, plan.spaces), config=config

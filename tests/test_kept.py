@@ -13,7 +13,7 @@ from impala.config.presets import PRESETS
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Checkpoint, CheckpointError, Counters
 from impala.types import Episode
-from learner.evaluation.best_and_milestones import Kept
+from learner.evaluation.best_and_milestones import BestAndMilestones
 from learner.evaluation.snapshots import Evaluated
 from learner.update import named_variables
 from learner.update.checkpoints import Resumed
@@ -45,7 +45,9 @@ class Story:
         )
         self.evaluated: list[Evaluated] = []
         self.frames = frames
-        self.kept = Kept(logdir, Resumed(self._learner()), SPACES, self._take_evaluated)
+        self.kept = BestAndMilestones(
+            logdir, Resumed(self._learner()), SPACES, self._take_evaluated
+        )
 
     def _take_evaluated(self) -> list[Evaluated]:
         evaluated, self.evaluated = self.evaluated, []
@@ -207,6 +209,8 @@ def test_nothing_is_kept_that_nobody_wants(tmp_path: pathlib.Path, by: str) -> N
 def test_returns_in_training_say_nothing_about_several_tasks(tmp_path: pathlib.Path) -> None:
     story = Story(tmp_path)
     story.config = values.overlay(story.config, {"tasks": {"environments": ["a", "b"]}})
-    story.kept = Kept(tmp_path, Resumed(story._learner()), SPACES, story._take_evaluated)
+    story.kept = BestAndMilestones(
+        tmp_path, Resumed(story._learner()), SPACES, story._take_evaluated
+    )
     assert story.goes_on_to(500, [5.0] * 100).best is None
     assert story.is_evaluated(1.0).goes_on_to(600).best == 50

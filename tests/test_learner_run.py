@@ -13,7 +13,6 @@ from impala.config.schema import AgentConfig, Config, LearnerConfig
 from impala.config.values import OptionError
 from impala.logdir import checkpoint
 from impala.parts import build
-from impala.runtime.security import ServerSecurity
 from impala.schedule import tasks
 from impala.types import Batch, StepType
 from learner import run
@@ -111,16 +110,9 @@ def start(
     logdir: pathlib.Path, *, fresh: bool = False, init_from: pathlib.Path | None = None
 ) -> None:
     """Runs a learner."""
-    run.run_learner(
-        CONFIG,
-        logdir=logdir,
-        listen=f"unix:{logdir / 'socket'}",
-        fresh=fresh,
-        empty_replay=False,
-        init_from=init_from,
-        when_finished="exit",
-        security=ServerSecurity(),
-    )
+    listen = f"unix:{logdir / 'socket'}"
+    options = run.Options(logdir=logdir, listen=listen, fresh=fresh, init_from=init_from)
+    run.run_learner(CONFIG, options)
 
 
 @pytest.fixture
@@ -133,10 +125,10 @@ def test_errors_of_own_parts_are_not_blamed_on_the_logdir(
 ) -> None:
     """Given an environment or a network whose constructor finds one of its files missing."""
 
-    def plan_of(config: Config, replicas: Replicas) -> Plan:
+    def make_plan(config: Config, replicas: Replicas) -> Plan:
         raise FileNotFoundError(2, "No such file or directory", "levels.txt")
 
-    monkeypatch.setattr(run, "plan_of", plan_of)
+    monkeypatch.setattr(run, "make_plan", make_plan)
     monkeypatch.setattr(devices, "set_up", lambda config: None)  # TensorFlow has begun here
     with pytest.raises(FileNotFoundError, match=r"levels\.txt"):
         start(tmp_path / "run")
@@ -147,10 +139,10 @@ def test_nothing_is_moved_for_a_run_that_cannot_be_made(
 ) -> None:
     """Given --fresh and an environment that no agent can play."""
 
-    def plan_of(config: Config, replicas: Replicas) -> Plan:
+    def make_plan(config: Config, replicas: Replicas) -> Plan:
         raise OptionError("no distribution is for such actions")
 
-    monkeypatch.setattr(run, "plan_of", plan_of)
+    monkeypatch.setattr(run, "make_plan", make_plan)
     monkeypatch.setattr(devices, "set_up", lambda config: None)  # TensorFlow has begun here
     scene.checkpoints.save(scene.training.learner)
     with pytest.raises(OptionError, match="such actions"):

@@ -24,7 +24,6 @@ def test_presets_survive_json_yaml_and_environment_variables(
 
     assert values.from_dict(Config, json.loads(json.dumps(values.to_dict(config)))) == config
     assert layers.layered(other, file, {}) == config
-    assert layers.layered(other, None, layers.to_environment(config)) == config
 
 
 def test_each_layer_covers_the_one_below(tmp_path: pathlib.Path) -> None:

@@ -26,7 +26,7 @@ from impala.parts import build, checks, sections
 from impala.parts.components import CORE, TORSO, ComponentError
 from impala.parts.sections import Found
 from impala.types import Batch
-from learner.plan import plan_of
+from learner.plan import make_plan
 from learner.update.optimisers import Optimiser
 from learner.update.output_judge import blank
 
@@ -237,4 +237,4 @@ def test_the_learner_tries_its_parts_before_it_serves(config: Config, said: str)
         agent=AgentConfig(torso="mlp", hidden_sizes=(4,)),
     )
     with pytest.raises(OptionError, match=said):
-        plan_of(sections.compose(small))
+        make_plan(sections.compose(small))

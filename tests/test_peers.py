@@ -25,7 +25,7 @@ from impala.config.schema import MixConfig, ReplayConfig
 from impala.config.values import OptionError
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Checkpoint, Counters
-from learner import share
+from learner import peer_config
 from learner.update import checkpoints
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -45,8 +45,8 @@ def test_the_shares_of_all_peers_are_the_whole() -> None:
         mix=MixConfig(fresh=16, replayed=32, warm_up_unrolls=101),
         replay=ReplayConfig(capacity_frames=1000, capacity_bytes=0),
     )
-    share.check(config, 4)
-    parts = [share.of(config, i, 4) for i in range(4)]
+    peer_config.check(config, 4)
+    parts = [peer_config.of_peer(config, i, 4) for i in range(4)]
     assert sum(part.mix.fresh for part in parts) == 16
     assert sum(part.mix.batch_size for part in parts) == config.mix.batch_size
     assert [part.mix.warm_up_unrolls for part in parts] == [26] * 4
@@ -54,7 +54,7 @@ def test_the_shares_of_all_peers_are_the_whole() -> None:
     assert [part.replay.capacity_bytes for part in parts] == [0] * 4  # no limit is none
     assert [part.seed for part in parts] == [7, 8, 9, 10]
     assert [part.learner.snapshots for part in parts] == ["auto", "never", "never", "never"]
-    assert share.of(config, 0, 1) == config
+    assert peer_config.of_peer(config, 0, 1) == config
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_what_cannot_be_shared_is_refused(mix: dict[str, Any], count: int, why: 
     actor = dataclasses.replace(CATCH.actor, num_envs=32)
     config = dataclasses.replace(CATCH, mix=dataclasses.replace(MixConfig(), **mix), actor=actor)
     with pytest.raises(OptionError, match=why):
-        share.check(config, count)
+        peer_config.check(config, count)
 
 
 def test_peers_keep_the_accounts_the_first_resumes_from(
@@ -94,10 +94,10 @@ def test_peers_keep_the_accounts_the_first_resumes_from(
 
 def test_a_peer_knows_its_number() -> None:
     both = ["learner-0.learner:9100", "learner-1.learner:9100"]
-    assert share.number([], -1) == 0
-    assert share.number(both, 1) == 1
-    assert share.number(both, -1, "impala-learner-1") == 1
-    assert share.number(both, -1, "learner-0.learner.impala.svc") == 0
+    assert peer_config.number([], -1) == 0
+    assert peer_config.number(both, 1) == 1
+    assert peer_config.number(both, -1, "impala-learner-1") == 1
+    assert peer_config.number(both, -1, "learner-0.learner.impala.svc") == 0
     for given, own, host, why in (
         (both, -1, "workstation", "does not end in a number"),
         (both, -1, "learner-2", "This is peer 2, but there are 2"),
@@ -108,7 +108,7 @@ def test_a_peer_knows_its_number() -> None:
         (["a", "b:1"], 0, "a", "the host is missing"),
     ):
         with pytest.raises(OptionError, match=why):
-            share.number(given, own, host)
+            peer_config.number(given, own, host)
 
 
 # Whole runs.

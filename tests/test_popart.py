@@ -34,7 +34,7 @@ from impala.logdir.checkpoint import Checkpoint, Counters
 from impala.parts import build
 from impala.testing.algorithms import loss_and_gradients
 from impala.types import Batch, Parameters, Unroll
-from learner.plan import Plan, plan_of
+from learner.plan import Plan, make_plan
 from learner.update.learner import Learner, Refusal, Update
 
 T = 12  # an episode of Catch has 9 steps, so there is a seam
@@ -163,7 +163,7 @@ def batch_of(plan: Plan, agent: Agent, envs: int = 2) -> Batch:
 
 
 def learner_of(config: Config, seed: int = 0) -> tuple[Plan, Learner]:
-    plan = plan_of(dataclasses.replace(config, seed=seed))
+    plan = make_plan(dataclasses.replace(config, seed=seed))
     return plan, plan.phases.learner_at(Counters())
 
 

@@ -23,7 +23,7 @@ from impala.config.schema import ChecksConfig, Config
 from impala.play import policy_graph
 from impala.types import Parameters
 from learner.data.ingest import Ingest
-from learner.plan import Plan, acting_step, plan_of
+from learner.plan import Plan, acting_step, make_plan
 from learner.service.executable import Executable, ExecutablePolicy
 from learner.service.inference import Inference
 from learner.service.server import Server
@@ -86,7 +86,7 @@ def _learner(preset: str, version: int = 3, **changed: object) -> Iterator[_Serv
     """Serves a learner that learns nothing and refuses mistakes."""
     config = values.overlay(PRESETS[preset][1], changed)
     config = dataclasses.replace(config, checks=ChecksConfig("refuse"))
-    plan = plan_of(config)
+    plan = make_plan(config)
     agent = plan.phases.agent
     rng = np.random.default_rng(0)
     for variable in agent.trainable_variables:  # a policy that is decided

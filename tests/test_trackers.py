@@ -14,7 +14,7 @@ import pytest
 
 from impala.config.schema import Config, TelemetryConfig
 from impala.config.values import OptionError
-from learner.telemetry import own_sinks
+from learner.telemetry import custom_sinks
 from learner.telemetry.sinks import Sink
 from learner.telemetry.trackers import _metric
 
@@ -28,7 +28,7 @@ def logdir(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def opened(name: str, logdir: pathlib.Path) -> Sink:
-    (sink,) = own_sinks.make(Config(telemetry=TelemetryConfig(sinks=(name,))), logdir)
+    (sink,) = custom_sinks.make(Config(telemetry=TelemetryConfig(sinks=(name,))), logdir)
     return sink
 
 
@@ -40,7 +40,7 @@ def tracked(name: str, logdir: pathlib.Path) -> None:
             sink.write({"frames": at, RETURN: -at})
         sink.write_histograms({"q": np.arange(5.0)}, frames[-1])
         sink.close()
-        assert isinstance(sink, own_sinks.OwnSink) and not sink.is_dropped
+        assert isinstance(sink, custom_sinks.CustomSink) and not sink.is_dropped
 
 
 def test_names_that_are_no_paths_are_made_some() -> None:

@@ -23,10 +23,10 @@ from impala.types import Episode
 from learner.evaluation.evaluations import Evaluations
 from learner.evaluation.evaluators import EvaluationReport
 from learner.evaluation.snapshots import Snapshot, Snapshots
-from learner.telemetry import own_sinks, sinks
+from learner.telemetry import custom_sinks, sinks
 from learner.telemetry.console import Console
+from learner.telemetry.custom_sinks import CustomSink
 from learner.telemetry.files import File, JsonLines, TensorBoard
-from learner.telemetry.own_sinks import OwnSink
 from learner.telemetry.prometheus import Prometheus
 from learner.telemetry.sinks import Histograms
 from learner.telemetry.telemetry import Interval, Sample
@@ -68,7 +68,7 @@ def writing(
     live: Sequence[sinks.Sink] = (),
     files: Sequence[File] = (),
     exporter: sinks.Sink | None = None,
-    own: Sequence[OwnSink] = (),
+    own: Sequence[CustomSink] = (),
     resumed: int = 0,
 ) -> Iterator[Writer]:
     (logdir / "config.yaml").write_text(values.to_yaml(CONFIG))
@@ -234,7 +234,7 @@ def test_a_custom_sink_that_raises_is_dropped(
             raise error
 
     broken, good, console = Sink(fail), Sink(lambda row: row.clear()), Sink()
-    own = [OwnSink("acme:Board", broken), OwnSink("acme:Other", good)]
+    own = [CustomSink("acme:Board", broken), CustomSink("acme:Other", good)]
     with writing(tmp_path, live=[console], own=own) as writer:
         for number in range(6):
             writer.put(interval(number))
@@ -282,7 +282,7 @@ def board_config(group: str) -> Config:
 def test_a_configured_sink_gets_rows_and_its_settings(
     tmp_path: pathlib.Path,
 ) -> None:
-    with writing(tmp_path, own=own_sinks.make(board_config("lag"), tmp_path)) as writer:
+    with writing(tmp_path, own=custom_sinks.make(board_config("lag"), tmp_path)) as writer:
         writer.put(interval(0))
         writer.put(interval(1), is_last=True)
         assert writer.drain(30.0)
@@ -294,7 +294,7 @@ def test_a_configured_sink_gets_rows_and_its_settings(
 
 def test_a_sink_that_cannot_be_opened_is_refused_in_one_line(tmp_path: pathlib.Path) -> None:
     with pytest.raises(values.OptionError) as refused:
-        own_sinks.make(board_config(""), tmp_path)
+        custom_sinks.make(board_config(""), tmp_path)
     assert str(refused.value).startswith("The sink test_writer:Board cannot be opened: ValueError")
     assert "group is empty" in str(refused.value) and "test_writer.py:" in str(refused.value)
 

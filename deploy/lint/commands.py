@@ -23,7 +23,7 @@ from impala.config import values
 from impala.runtime import listen
 from impala.runtime.credentials import ROLES, SecurityError, certificate_grants
 from impala.runtime.security import ServerSecurity
-from learner import share
+from learner import peer_config
 
 # What docs/kubernetes.md has the operator create: secret -> file -> contents.
 TOKENS = {role: f"{role} {'0123456789abcdef' * 4}\n" for role in sorted(ROLES)}
@@ -177,7 +177,7 @@ def command_complaints(objects: Sequence[Object]) -> list[str]:
 
 def peer_complaints(pod: Pod, command: Learner) -> Iterator[str]:
     """Yields what is wrong with learners that are peers."""
-    spec, peers = pod.workload["spec"], share.addresses(command.peers)
+    spec, peers = pod.workload["spec"], peer_config.addresses(command.peers)
     if spec["replicas"] != max(1, len(peers)):
         yield f"has {spec['replicas']} replicas and {len(peers)} peers"
     name, service = pod.workload["metadata"]["name"], spec["serviceName"]
@@ -185,7 +185,7 @@ def peer_complaints(pod: Pod, command: Learner) -> Iterator[str]:
         if peer.rpartition(":")[0] != f"{name}-{i}.{service}":
             yield f"is not peer {i} at {peer}"
     try:
-        share.check(command.settings, max(1, len(peers)))
+        peer_config.check(command.settings, max(1, len(peers)))
     except values.OptionError as error:
         yield str(error)
     if peers and spec.get("updateStrategy", {}).get("type") != "OnDelete":

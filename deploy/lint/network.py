@@ -8,7 +8,7 @@ from deploy.lint.objects import Object, Pod, is_selected, name_of, of_kind, pods
 from impala.commands.actor import Actor
 from impala.commands.learner import Learner
 from impala.runtime import listen
-from learner import share
+from learner import peer_config
 from learner.service.server import LIVENESS, SERVICE_NAME
 
 MONITORING = "namespace monitoring"
@@ -26,7 +26,9 @@ def port_complaints(objects: Sequence[Object]) -> list[str]:
             for name, field in LISTENS.items()
             if getattr(each.command, field, None)
         }
-        if isinstance(each.command, Learner) and (peers := share.addresses(each.command.peers)):
+        if isinstance(each.command, Learner) and (
+            peers := peer_config.addresses(each.command.peers)
+        ):
             # Of each peer, on all interfaces.
             listens["peers"] = f"0.0.0.0:{peers[0].rpartition(':')[2]}"
         said = {name: int(where.rpartition(":")[2]) for name, where in listens.items()}

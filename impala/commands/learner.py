@@ -59,11 +59,11 @@ def learner(command: Learner) -> int:
 def _run(command: Learner) -> int:
     """Runs `learner.run.run_learner`."""
     from impala.commands import preflight
-    from learner import share
+    from learner import peer_config
 
-    addresses = share.addresses(command.peers)
-    peer = share.number(addresses, command.peer)
-    share.check(command.settings, max(1, len(addresses)))
+    addresses = peer_config.addresses(command.peers)
+    peer = peer_config.number(addresses, command.peer)
+    peer_config.check(command.settings, max(1, len(addresses)))
     with plainly():
         command.security.check(
             command.listen,
@@ -80,11 +80,10 @@ def _run(command: Learner) -> int:
     process.load_tensorflow(use_gpus=True)
     from impala.logdir.checkpoint import CheckpointError
     from impala.logdir.directory import LogDirectoryError, StorageError
-    from learner.run import run_learner
+    from learner.run import Options, run_learner
 
     try:
-        return run_learner(
-            command.settings,
+        options = Options(
             logdir=logdir,
             listen=command.listen,
             fresh=command.fresh,
@@ -100,6 +99,7 @@ def _run(command: Learner) -> int:
             peers=addresses,
             peer=peer,
         )
+        return run_learner(command.settings, options)
     except PeerLost as error:
         logging.getLogger(__name__).error("%s", error)
         return STOPPED

@@ -3,15 +3,16 @@
 import dataclasses
 import importlib.util
 import logging
+import os
 import pathlib
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 from impala.commands.flags import STOPPED, NumActors, RunFlags, print_config
-from impala.config import layers
+from impala.config import layers, values
 from impala.config.schema import Config
 from impala.config.values import OptionError
 from impala.parts import sections
@@ -19,7 +20,9 @@ from impala.parts.components import is_own
 from impala.runtime import listen, process
 from impala.runtime.failures import Shown
 from impala.runtime.logs import log_to_stderr
-from impala.runtime.supervisor import MOST_FAILURES, Program, Supervisor
+from impala.runtime.supervisor import MOST_FAILURES, Exit, Program, Supervisor
+
+_log = logging.getLogger("impala.train")
 
 GRACE_SECONDS = 60.0  # the learner's last checkpoint may take a while
 _AGAIN_SECONDS = 30.0  # before restarting actors that ended by themselves
@@ -81,10 +84,103 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
     from impala.commands import preflight
     from impala.schedule import tasks
 
+    _check(command)
+    logdir = preflight.log_directory(command)
+    actors_log = logdir / "actors.log"
+    with (
+        tempfile.TemporaryDirectory(
+            prefix="impala-", dir=listen.temporary_directory()
+        ) as temporary,
+        context as supervisor,
+    ):
+        directory = pathlib.Path(temporary)
+        socket, failures = directory / "learner", Shown(directory / "failures")
+        supervisor.start(_learner_program(command, logdir, directory, socket, output))
+        programs = _actor_programs(command, socket, actors_log, failures.path)
+        for program in programs.values():
+            supervisor.start(program)
+        if command.tensorboard:
+            supervisor.start(_tensorboard_program(logdir, socket if command.fresh else None))
+        if command.num_actors == "auto":
+            _log.info("Actors: %d on %d cores.", num_actors(command), process.available_cores())
+        _log.info(
+            "Training %s for %s frames in %s; the actors write to %s.",
+            *(_what(command.settings), f"{tasks.total_frames(command.settings):,}"),
+            *(logdir, actors_log),
+        )
+        watch = _Watch(supervisor, programs, failures, actors_log)
+        for end in supervisor.watch(failures.show):
+            watch.take(end)
+    status, why = watch.result()
+    once = {"--fresh": command.fresh, "--empty-replay": command.empty_replay}
+    without = " and ".join(flag for flag, is_on in once.items() if is_on)
+    same = f"The same command without {without}" if without else "The same command"
+    hint = f" {same} goes on with the run." if status == STOPPED else ""
+    level = logging.INFO if status in (0, STOPPED) else logging.ERROR
+    _log.log(level, "Ended with status %d: %s.%s", status, supervisor.why, hint)
+    return Ended(status, why, logdir)
+
+
+class _Watch:
+    """Decides what the end of each program means for the run."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        programs: Mapping[str, Program],
+        failures: Shown,
+        actors_log: pathlib.Path,
+    ) -> None:
+        self._supervisor = supervisor
+        self._programs = programs  # actors and evaluator, by name
+        self._failures = failures
+        self._actors_log = actors_log
+        self._learner_status = STOPPED
+        self._cause = ""  # why the run has failed without the learner
+
+    def take(self, end: Exit) -> None:
+        """Logs an end; restarts the program, or stops the run."""
+        if end.name == "learner":
+            self._learner_status = end.status
+            ended = f"the learner ended with status {end.status}"
+            self._supervisor.stop(ended if end.status else "training finished")
+        elif end.name == _TENSORBOARD:
+            if not self._supervisor.stopping:
+                _log.warning("TensorBoard ended with status %d; the run goes on.", end.status)
+        elif end.restart_seconds is not None:
+            _log.warning(
+                "The %s ended with status %d (see %s); starting again in %.0f s.",
+                *(end.name, end.status, self._actors_log, end.restart_seconds),
+            )
+        elif end.status == 0:  # by request, unless the learner has finished too
+            self._supervisor.start(self._programs[end.name], delay_seconds=_AGAIN_SECONDS)
+        elif not self._supervisor.stopping:
+            failing, known = f"the {end.name} keeps failing", ""
+            if end.name == "actors":
+                failing = "the actors keep failing"
+                known = f": {self._failures.last or 'none has said why'}"
+            self._cause = f"{failing}{known} (see {self._actors_log})"
+            _log.error("T%s. Stopping the run.", self._cause[1:])
+            self._supervisor.stop(failing)
+
+    def result(self) -> tuple[int, str]:
+        """Returns the exit status of the run, and why it ended."""
+        supervisor, status = self._supervisor, self._learner_status
+        if supervisor.interrupted and status == 128 + signal.SIGTERM:
+            status = STOPPED  # it was killed before it began
+        if supervisor.killed:
+            status = 128 + signal.SIGINT
+        elif self._cause:
+            status = 1
+        return status, self._cause or supervisor.why
+
+
+def _check(command: Train) -> None:
+    """Raises OptionError if flags contradict each other, or cannot be fulfilled here."""
+    settings, actors = command.settings, num_actors(command)
     if command.render:
-        _check_window(command.settings)
-    actors = num_actors(command)
-    if command.settings.deterministic and actors > 1:
+        _check_window(settings)
+    if settings.deterministic and actors > 1:
         raise OptionError(
             f"num_actors is {actors}, but which of several actors joins first is left to chance: a "
             "deterministic run has one actor."
@@ -94,72 +190,11 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
             "--tensorboard needs TensorBoard, which this Python does not have: leave the flag out, "
             "or install the package tensorboard."
         )
-    if command.evaluate == "yes" and command.settings.learner.snapshots == "never":
+    if command.evaluate == "yes" and settings.learner.snapshots == "never":
         raise OptionError(
             "learner.snapshots is never, but evaluate is yes: evaluators need snapshots. Leave one "
             "of the two out."
         )
-    log = logging.getLogger("impala.train")
-    logdir = preflight.log_directory(command)
-    actors_log = logdir / "actors.log"
-    with (
-        tempfile.TemporaryDirectory(
-            prefix="impala-", dir=listen.temporary_directory()
-        ) as directory,
-        context as supervisor,
-    ):
-        socket = pathlib.Path(directory, "learner")
-        failures = Shown(pathlib.Path(directory, "failures"))
-        supervisor.start(_learner_program(command, logdir, socket, output))
-        programs = _actor_programs(command, socket, actors_log, failures.path)
-        for program in programs.values():
-            supervisor.start(program)
-        if command.tensorboard:
-            supervisor.start(_tensorboard_program(logdir, socket if command.fresh else None))
-        if command.num_actors == "auto":
-            log.info("Actors: %d on %d cores.", actors, process.available_cores())
-        log.info(
-            "Training %s for %s frames in %s; the actors write to %s.",
-            *(_what(command.settings), f"{tasks.total_frames(command.settings):,}"),
-            *(logdir, actors_log),
-        )
-        learner_status, status, cause = STOPPED, 0, ""
-        for end in supervisor.watch(failures.show):
-            if end.name == "learner":
-                learner_status = end.status
-                finished = "training finished", f"the learner ended with status {end.status}"
-                supervisor.stop(finished[end.status != 0])
-            elif end.name == _TENSORBOARD:
-                if not supervisor.stopping:
-                    log.warning("TensorBoard ended with status %d; the run goes on.", end.status)
-            elif end.restart_seconds is not None:
-                log.warning(
-                    "The %s ended with status %d (see %s); starting again in %.0f s.",
-                    *(end.name, end.status, actors_log, end.restart_seconds),
-                )
-            elif end.status == 0:  # by request, unless the learner has finished too
-                supervisor.start(programs[end.name], delay_seconds=_AGAIN_SECONDS)
-            elif end.name == "actors" and not supervisor.stopping:
-                why = failures.last or "none has said why"
-                log.error(
-                    "The actors keep failing: %s (see %s). Stopping the run.", why, actors_log
-                )
-                status, cause = 1, f"the actors keep failing: {why} (see {actors_log})"
-                supervisor.stop("the actors keep failing")
-            elif not supervisor.stopping:
-                log.error("The %s keeps failing (see %s). Stopping the run.", end.name, actors_log)
-                status, cause = 1, f"the {end.name} keeps failing (see {actors_log})"
-                supervisor.stop(f"the {end.name} keeps failing")
-    if supervisor.interrupted and learner_status == 128 + signal.SIGTERM:
-        learner_status = STOPPED  # it was killed before it began
-    status = 128 + signal.SIGINT if supervisor.killed else status or learner_status
-    once = {"--fresh": command.fresh, "--empty-replay": command.empty_replay}
-    without = " and ".join(flag for flag, is_on in once.items() if is_on)
-    same = f"The same command without {without}" if without else "The same command"
-    hint = f" {same} goes on with the run." if status == STOPPED else ""
-    level = logging.INFO if status in (0, STOPPED) else logging.ERROR
-    log.log(level, "Ended with status %d: %s.%s", status, supervisor.why, hint)
-    return Ended(status, cause or supervisor.why, logdir)
 
 
 def _check_window(settings: Config) -> None:
@@ -187,9 +222,13 @@ def _what(settings: Config) -> str:
 
 
 def _learner_program(
-    command: Train, logdir: pathlib.Path, socket: pathlib.Path, output: Callable[[str], None] | None
+    command: Train,
+    logdir: pathlib.Path,
+    directory: pathlib.Path,
+    socket: pathlib.Path,
+    output: Callable[[str], None] | None,
 ) -> Program:
-    """Returns the learner's program, with the settings as environment variables."""
+    """Returns the learner's program, with the settings in a file in `directory`."""
     switches = {
         "--fresh": command.fresh,
         "--change-settings": command.change_settings,
@@ -203,15 +242,18 @@ def _learner_program(
         settings = dataclasses.replace(settings, learner=learner)
     if command.init_from is not None:
         words += ["--init-from", str(command.init_from)]
+    file = directory / "config.yaml"
+    file.write_text(values.to_yaml(settings), encoding="utf-8")
     return Program(
         name="learner",
         command=[
-            *[*process.IMPALA, "learner", command.preset, *words],
+            *[*process.IMPALA, "learner", command.preset, "--config", str(file), *words],
             *["--logdir", str(logdir), "--listen", f"unix:{socket}"],
             *["--log-format", command.log_format, "--stopped-status", str(STOPPED)],
             "--own-actors",
         ],
-        environ=layers.to_environment(settings),
+        # Which are in the file already, under what the command line says.
+        environ={x: None for x in os.environ if x.startswith(layers.ENVIRONMENT_PREFIX)},
         output=output,
     )
 
@@ -227,11 +269,10 @@ def num_actors(command: Train) -> int:
 
 def _tensorboard_program(logdir: pathlib.Path, after: pathlib.Path | None) -> Program:
     """Returns TensorBoard's program, which logs its address and nothing else."""
-    log = logging.getLogger("impala.train")
 
     def output(line: str) -> None:
         if " at http" in line:
-            log.info("%s", line.partition(" (Press")[0])
+            _log.info("%s", line.partition(" (Press")[0])
 
     return Program(
         name=_TENSORBOARD,

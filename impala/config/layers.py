@@ -154,14 +154,6 @@ def from_environment(environ: Mapping[str, str], config: Config = _DEFAULTS) -> 
     return settings
 
 
-def to_environment(config: Config) -> dict[str, str]:
-    """Returns every setting as the environment variable that `from_environment` reads."""
-    return {
-        variable(path): value if isinstance(value, str) else json.dumps(value)
-        for path, value in flatten(config).items()
-    }
-
-
 def variable(path: str) -> str:
     """Returns the environment variable of a setting: "actor.num_envs" -> IMPALA_ACTOR__NUM_ENVS."""
     return ENVIRONMENT_PREFIX + path.upper().replace(".", "__")

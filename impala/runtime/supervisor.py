@@ -44,8 +44,8 @@ class Program:
     """File to which its output and errors are appended; None: it shares the supervisor's."""
     output: Callable[[str], None] | None = None
     """Called with each line of its output and errors instead, in a thread."""
-    environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Environment variables added to the supervisor's own."""
+    environ: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    """Environment variables added to the supervisor's own; None: removed from them."""
     after: pathlib.Path | None = None
     """Start it only once this path exists."""
     orphan_signal: signal.Signals = signal.SIGTERM
@@ -307,7 +307,7 @@ def _popen(program: Program) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT if output is not None else None,
-            env={**os.environ, **program.environ},
+            env={k: v for k, v in {**os.environ, **program.environ}.items() if v is not None},
             start_new_session=True,
         )
 

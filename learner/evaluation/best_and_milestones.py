@@ -80,7 +80,7 @@ class Score(NamedTuple):
             raise StorageError(f"{path} cannot be written ({error.strerror}).") from error
 
 
-class Kept:
+class BestAndMilestones:
     """Consumes the training loop, and keeps the best agent and milestones.
 
     The best agent is the snapshot with the highest mean return over all tasks. Until one has been
@@ -198,7 +198,12 @@ class Kept:
         if score.by == "rewards":
             _log.info("Best reward per step so far: %.4f. Kept as %s.", score.mean, path)
         else:
-            _log.info("Best return so far, in %s: %.2f. Kept as %s.", score.by, score.mean, path)
+            _log.info(
+                "Best return so far, in %s: %.2f. Kept as %s.",
+                score.by,
+                score.mean,
+                path,
+            )
 
     def _score(self, counters: Counters) -> Score | None:
         """Returns the agent's score in training if there is a new one."""

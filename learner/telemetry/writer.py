@@ -15,8 +15,8 @@ from typing import NamedTuple, TypeVar
 from impala.logdir.rows import Row
 from learner.evaluation.evaluations import Evaluations
 from learner.evaluation.evaluators import EvaluationReport
+from learner.telemetry.custom_sinks import CustomSink
 from learner.telemetry.files import File
-from learner.telemetry.own_sinks import OwnSink
 from learner.telemetry.sinks import Histograms, Images, Sink
 from learner.telemetry.telemetry import Interval
 
@@ -216,7 +216,7 @@ class Writer:
         exporter: Sink | None,
         live: Sequence[Sink],
         files: Sequence[File],
-        own: Sequence[OwnSink] = (),
+        own: Sequence[CustomSink] = (),
         seconds_per_update: float | None = None,
     ):
         """Starts the threads.

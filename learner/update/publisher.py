@@ -3,14 +3,13 @@
 They are copied from the device, checked and published in a thread, while the next update runs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
 from impala.types import Array, Parameters
 from learner.fleet.incarnations import Incarnations
-from learner.service.service import LearnerService
 from learner.update.guard import Guard
 from learner.update.learner import Learner
 from learner.update.phases import Phases
@@ -21,17 +20,21 @@ class Publisher:
     """Passes a learner's parameters to the service, one version after the other."""
 
     def __init__(
-        self, service: LearnerService, incarnations: Incarnations, phases: Phases, guard: Guard
+        self,
+        publish: Callable[..., None],
+        incarnations: Incarnations,
+        phases: Phases,
+        guard: Guard,
     ):
         """Publishes nothing yet.
 
         Args:
-          service: serves the parameters to actors.
+          publish: gives them to actors, as `LearnerService.publish`.
           incarnations: records each version first, for later learners.
           phases: compute the run's progress.
           guard: counts what the status reports beside the parameters.
         """
-        self._service = service
+        self._publish_to_actors = publish
         self._incarnations = incarnations
         self._phases = phases
         self._guard = guard
@@ -90,7 +93,7 @@ class Publisher:
     def _publish(
         self, parameters: Parameters, values: Sequence[Array], skipped_updates: int, rollbacks: int
     ) -> None:
-        self._service.publish(
+        self._publish_to_actors(
             parameters._replace(values=[np.asarray(value) for value in values]),
             skipped_updates=skipped_updates,
             rollbacks=rollbacks,

@@ -1,4 +1,4 @@
-"""A peer's share of a run: several learners, each with its own actors, that learn as one.
+"""The configuration of one peer: several learners, each with its own actors, learn as one.
 
 The settings describe the whole run, with which any number of peers is the same learner.
 """
@@ -80,7 +80,7 @@ def check(config: Config, count: int) -> None:
         )
 
     try:
-        rules.validate(of(config, 0, count))
+        rules.validate(of_peer(config, 0, count))
     except OptionError as error:
         raise OptionError(
             f"Each of {count} peers has a share of the batch, mix.fresh {config.mix.fresh // count}"
@@ -88,7 +88,7 @@ def check(config: Config, count: int) -> None:
         ) from error
 
 
-def of(config: Config, own: int, count: int) -> Config:
+def of_peer(config: Config, own: int, count: int) -> Config:
     """Returns the settings of one peer's actors, queue, replay and files.
 
     It has its share of the batch, the queue and replay, and a seed of its own. Only the first keeps

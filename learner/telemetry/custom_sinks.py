@@ -14,7 +14,7 @@ from learner.telemetry.sinks import Histograms, Images, Sink
 _log = logging.getLogger(__name__)
 
 
-class OwnSink(Sink):
+class CustomSink(Sink):
     """A sink from outside this package, used until it raises an error."""
 
     def __init__(self, name: str, sink: Sink):
@@ -60,7 +60,7 @@ class OwnSink(Sink):
             )
 
 
-def make(config: Config, logdir: pathlib.Path) -> list[OwnSink]:
+def make(config: Config, logdir: pathlib.Path) -> list[CustomSink]:
     """Returns the sinks in `telemetry.sinks`, opened.
 
     Args:
@@ -80,5 +80,5 @@ def make(config: Config, logdir: pathlib.Path) -> list[OwnSink]:
             raise values.OptionError(
                 f"The sink {name} cannot be opened: {described(error)}."
             ) from error
-        made.append(OwnSink(name, sink))
+        made.append(CustomSink(name, sink))
     return made
