@@ -32,7 +32,7 @@ from impala.types import EnvironmentFault, EnvironmentStep, Nest, StepType, Time
 if TYPE_CHECKING:  # heavy, and needed only once the learner has answered
     from actors.actor import Group
     from actors.policy import Policy
-    from actors.run import Built
+    from actors.run import ActorSetup
 
 _MOST_SESSIONS = 4096  # at once: as many environments as the learner follows of an actor
 _DRAIN_SECONDS = 5.0
@@ -96,11 +96,11 @@ def connect(
         process.load_tensorflow(use_gpus=False, is_guest=True)
         import tensorflow as tf
 
-        from actors.run import Built
+        from actors.run import ActorSetup
 
         with tf.device("/CPU:0"):
-            built = Built(reply, incarnation, "actor", Allowed.of(allow))
-            client = Client(wire, built, reply.limits.reward or math.inf)
+            setup = ActorSetup(reply, incarnation, "actor", Allowed.of(allow))
+            client = Client(wire, setup, reply.limits.reward or math.inf)
         for what, ours, theirs in (
             ("observation_space", observation_space, client.observation_space),
             ("action_space", action_space, client.action_space),
@@ -132,19 +132,19 @@ class Client:
 
     Args:
       wire: has joined.
-      built: from its reply.
+      setup: from its reply.
       most_reward: largest absolute value of a reward.
     """
 
-    def __init__(self, wire: LearnerClient, built: "Built", most_reward: float) -> None:
-        self._wire, self._built, self._most_reward = wire, built, most_reward
-        self._config = built.tasks[0].environment
+    def __init__(self, wire: LearnerClient, setup: "ActorSetup", most_reward: float) -> None:
+        self._wire, self._built, self._most_reward = wire, setup, most_reward
+        self._config = setup.tasks[0].environment
         if self._config.repeat != RepeatConfig():
             raise ValueError(
                 "The learner's environment.repeat holds actions for several frames, and these are "
                 "played elsewhere: leave it out there, and repeat them in your loop."
             )
-        self._own = _spaces(built)
+        self._own = _spaces(setup)
         self._lock = threading.Lock()
         self._free: list[_Row] = []  # between sessions
         self._open = 0
@@ -197,15 +197,15 @@ class Client:
         from actors import policy
         from impala.parts import build
 
-        built, number = self._built, self._made
+        setup, number = self._built, self._made
         with tf.device("/CPU:0"):
-            agent = built.agent
+            agent = setup.agent
             if number:  # each row keeps its parameters to the end of its unroll
-                agent = build.agent(built.config, *built.spaces, own=built.own)
-            chosen = policy.of(agent, built.config, built.spaces)
-        external, environment = _environment(built, self._own, number)
+                agent = build.agent(setup.config, *setup.spaces, own=setup.own)
+            chosen = policy.make_policy(agent, setup.config, setup.spaces)
+        external, environment = _environment(setup, self._own, number)
         self._made += 1
-        return _Row(self._wire, built, chosen, external, environment, number)
+        return _Row(self._wire, setup, chosen, external, environment, number)
 
     def _check(self) -> None:
         """Raises what has ended the connection, if anything has."""
@@ -333,7 +333,7 @@ class _Row:
 
     Args:
       wire: takes the unrolls.
-      built: says how to act.
+      setup: says how to act.
       policy: of this row alone.
       external: what is played.
       environment: the same, with the run's wrappers.
@@ -343,15 +343,15 @@ class _Row:
     def __init__(
         self,
         wire: LearnerClient,
-        built: "Built",
+        setup: "ActorSetup",
         policy: "Policy",
         external: External,
         environment: base.Environment,
         number: int,
     ) -> None:
-        self._wire, self._built, self._policy = wire, built, policy
+        self._wire, self._built, self._policy = wire, setup, policy
         self._external, self._environment, self._number = external, environment, number
-        self._last, self._soon = built.unroll_length, max(1, 3 * built.unroll_length // 4)
+        self._last, self._soon = setup.unroll_length, max(1, 3 * setup.unroll_length // 4)
         self._group: Group | None = None
         self._held = (0, 0)
         self._at = 0  # row of the unroll
@@ -461,23 +461,25 @@ def _closed() -> Iterator[None]:
         raise RuntimeError("The client is closed: connect again.") from None
 
 
-def _spaces(built: "Built") -> Spaces:
+def _spaces(setup: "ActorSetup") -> Spaces:
     """Returns the spaces of a loop's observations and actions, which no wrapper has changed."""
     from impala.parts import build
 
     config = dataclasses.replace(
-        built.tasks[0].environment,
+        setup.tasks[0].environment,
         normalise=NormaliseConfig(),
         last_action=False,
         last_reward=False,
         time_in_episode=False,
     )
-    probe = build.environment(config, 1, own=built.own)
+    probe = build.environment(config, 1, own=setup.own)
     probe.close()
     return probe.observation_space, probe.action_space
 
 
-def _environment(built: "Built", spaces: Spaces, number: int) -> tuple[External, base.Environment]:
+def _environment(
+    setup: "ActorSetup", spaces: Spaces, number: int
+) -> tuple[External, base.Environment]:
     """Returns an environment to hand steps to, and the same with the wrappers of the run."""
     from impala import environments
 
@@ -489,7 +491,7 @@ def _environment(built: "Built", spaces: Spaces, number: int) -> tuple[External,
             made.append(self)
 
     config = dataclasses.replace(
-        built.tasks[0].environment, id="External", kwargs="{}", vectorization="sync"
+        setup.tasks[0].environment, id="External", kwargs="{}", vectorization="sync"
     )
     environment = environments.make(config, 1, component=Row, first=number)
     return made[0], environment

@@ -76,7 +76,7 @@ class Uniform:
         return drawn.astype(self._space.dtype)
 
 
-def of(agent: Agent, config: AgentConfig, spaces: Spaces) -> Policy:
+def make_policy(agent: Agent, config: AgentConfig, spaces: Spaces) -> Policy:
     """Returns what acts as an agent does: in NumPy, if it can.
 
     Args:

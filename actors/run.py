@@ -4,6 +4,7 @@ Composition root of the actor: only here does configuration become objects.
 """
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import pathlib
@@ -36,43 +37,50 @@ _DRAIN_SECONDS = 5.0
 _IDLE_SECONDS = 5.0
 
 
-def run_actor(
-    learner: str,
-    *,
-    index: int = 0,
-    name: str | None = None,
-    num_envs: int | None = None,
-    render: bool = False,
-    when_finished: Literal["exit", "idle"] = "exit",
-    reconnect_timeout: float | None = None,
-    role: Literal["actor", "evaluator"] = "actor",
-    allow: Allowed = _NOTHING,
-    security: ClientSecurity = _NO_SECURITY,
-    metrics_listen: str | None = None,
-    failures: pathlib.Path | None = None,
-    threads: int = 1,
-    bfloat16: bool = False,
-    share_pulls: bool = False,
-) -> int:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a process acts: what the learner does not say."""
+
+    index: int = 0
+    """Of this process on its host; part of its name."""
+    name: str | None = None
+    """Unique in the fleet; None: host, process id and index."""
+    num_envs: int | None = None
+    """Environments of this actor; None: the number that the learner gives."""
+    render: bool = False
+    """Show environment 0."""
+    when_finished: Literal["exit", "idle"] = "exit"
+    """exit, or wait for the next run at the same address."""
+    reconnect_timeout: float | None = None
+    """Seconds without a learner after which to give up; None: never."""
+    role: Literal["actor", "evaluator"] = "actor"
+    """An actor streams unrolls; an evaluator plays whole episodes with snapshots of the agent."""
+    allow: Allowed = _NOTHING
+    """What may be imported if the learner names it, beside installed entry points."""
+    security: ClientSecurity = _NO_SECURITY
+    """The credentials to present, and how to verify the learner."""
+    metrics_listen: str | None = None
+    """HOST:PORT where Prometheus metrics are served."""
+    failures: pathlib.Path | None = None
+    """File to which a line is added for each failure of an environment, and for the exception that
+    ends the actor."""
+    threads: int = 1
+    """Number of threads for TensorFlow's operations."""
+    bfloat16: bool = False
+    """Compute an actor's convolutions and products in bfloat16 if the CPU can."""
+    share_pulls: bool = False
+    """Share pulls of parameters with the other actors of this user on this host."""
+
+
+_Outcome = Literal["finished", "stopped", "outgrown"]
+
+
+def run_actor(learner: str, options: Options | None = None) -> int:
     """Acts for the learner until training has finished, or SIGTERM, SIGINT or SIGHUP.
 
     Args:
       learner: host:port or unix:PATH.
-      index: of this process on its host; part of its name.
-      name: unique in the fleet; None: host, process id and index.
-      num_envs: environments of this actor; None: the number that the learner gives.
-      render: show environment 0.
-      when_finished: exit, or wait for the next run at the same address.
-      reconnect_timeout: seconds without a learner after which to give up; None: never.
-      role: an actor streams unrolls; an evaluator plays whole episodes with snapshots of the agent.
-      allow: what may be imported if the learner names it, beside installed entry points.
-      security: the credentials to present, and how to verify the learner.
-      metrics_listen: HOST:PORT where Prometheus metrics are served.
-      failures: file to which a line is added for each failure of an environment, and for the
-        exception that ends the actor.
-      threads: number of threads for TensorFlow's operations.
-      bfloat16: compute an actor's convolutions and products in bfloat16 if the CPU can.
-      share_pulls: share pulls of parameters with the other actors of this user on this host.
+      options: how to act; None: the defaults.
 
     Returns:
       Exit status 0.
@@ -83,67 +91,21 @@ def run_actor(
       OSError: `metrics_listen` cannot be bound.
       SecurityError: the files of `security` cannot be used, or `metrics_listen` is open to others.
     """
-    security.check(metrics=metrics_listen)
-    with _Signals(at_once=role == "evaluator") as signals, _noted(failures, role) as noting:
-        process.tune_malloc()
-        process.hide_gpus()
-        process.set_threads(intra_op=threads)
-        if bfloat16 and role == "actor":
-            process.use_bfloat16()
-        from actors import client as wire
+    options = options or Options()
+    role = options.role
+    options.security.check(metrics=options.metrics_listen)
+    with _Signals(at_once=role == "evaluator") as signals, _noted(options.failures, role) as noting:
+        make_client = _set_up(learner, options)
         from actors import memory
-        from actors.evaluator import EvaluatorClient
-        from actors.metrics import ActorMetrics
-        from actors.shared import SharedPulls
 
-        memory.settle()
-        metrics = ActorMetrics()
-        metrics.replacements.inc(memory.replacements())
-        if metrics_listen is not None:
-            exporter = Exporter(metrics_listen, metrics.registry)
-            _log.info("serving metrics on %s", exporter.address)
-        make_client = functools.partial(
-            wire.LearnerClient, shared=SharedPulls(learner) if share_pulls else None
-        )
-        waiting = outgrown = False
+        waiting = False
         while True:
-            incarnation = wire.new_incarnation()
-            with (make_client if role == "actor" else EvaluatorClient)(
-                learner,
-                name=name or wire.actor_name(index),
-                incarnation=incarnation,
-                reconnect_timeout=reconnect_timeout,
-                security=security,
-                metrics=metrics,
-            ) as client:
-                try:
-                    signals.stops(client.stop)
-                    built = Built(client.join(), incarnation, role, allow)
-                    waiting = False
-                    if isinstance(client, wire.LearnerClient):
-                        _act(client, built, num_envs, render, noting)
-                    else:
-                        _evaluate(client, built, allow)
-                except wire.RunFinished:
-                    signals.stops(None)
-                    if when_finished == "exit":
-                        return 0
-                except memory.LimitTooLow as error:
-                    raise wire.LearnerError(str(error)) from None
-                except memory.OverLimit as error:
-                    _log.warning("%s: it starts anew", error)
-                    if not client.drain(_DRAIN_SECONDS):
-                        _log.warning("left without the receipts of the last unrolls")
-                    outgrown = True
-                except (wire.Stopped, _Interrupted):
-                    _log.info("Stopping: %s.", signals.cause)
-                    if not client.drain(_DRAIN_SECONDS):
-                        _log.warning("left without the receipts of the last unrolls")
-                    return 0
-            if outgrown:
+            outcome = _session(make_client, options, signals, noting)
+            if outcome == "outgrown":
                 memory.block_signals()
                 if not signals.wait(0.0):
                     memory.start_anew()
+            if outcome != "finished" or options.when_finished == "exit":
                 return 0
             if not waiting:
                 _log.info("waiting for the next run at %s", learner)
@@ -151,6 +113,74 @@ def run_actor(
             if signals.wait(_IDLE_SECONDS):
                 _log.info("Stopping: %s.", signals.cause)
                 return 0
+
+
+def _set_up(learner: str, options: Options) -> "Callable[..., LearnerClient | EvaluatorClient]":
+    """Configures this process. Returns what makes a client, given its incarnation."""
+    process.tune_malloc()
+    process.hide_gpus()
+    process.set_threads(intra_op=options.threads)
+    if options.bfloat16 and options.role == "actor":
+        process.use_bfloat16()
+    from actors import client as wire
+    from actors import memory
+    from actors.evaluator import EvaluatorClient
+    from actors.metrics import ActorMetrics
+    from actors.shared import SharedPulls
+
+    memory.settle()
+    metrics = ActorMetrics()
+    metrics.replacements.inc(memory.replacements())
+    if options.metrics_listen is not None:
+        exporter = Exporter(options.metrics_listen, metrics.registry)
+        _log.info("serving metrics on %s", exporter.address)
+    make: Callable[..., LearnerClient | EvaluatorClient] = EvaluatorClient
+    if options.role == "actor":
+        shared = SharedPulls(learner) if options.share_pulls else None
+        make = functools.partial(wire.LearnerClient, shared=shared)
+    return functools.partial(
+        make,
+        learner,
+        name=options.name or wire.actor_name(options.index),
+        reconnect_timeout=options.reconnect_timeout,
+        security=options.security,
+        metrics=metrics,
+    )
+
+
+def _session(
+    make_client: "Callable[..., LearnerClient | EvaluatorClient]",
+    options: Options,
+    signals: "_Signals",
+    noting: Callable[[Failure], None],
+) -> _Outcome:
+    """Acts in one run of the learner, as a new incarnation."""
+    from actors import client as wire
+    from actors import memory
+
+    incarnation = wire.new_incarnation()
+    with make_client(incarnation=incarnation) as client:
+        try:
+            signals.stops(client.stop)
+            setup = ActorSetup(client.join(), incarnation, options.role, options.allow)
+            if isinstance(client, wire.LearnerClient):
+                _act(client, setup, options, noting)
+            else:
+                _evaluate(client, setup, options.allow)
+        except wire.RunFinished:
+            signals.stops(None)
+            return "finished"
+        except memory.LimitTooLow as error:
+            raise wire.LearnerError(str(error)) from None
+        except memory.OverLimit as error:
+            _log.warning("%s: it starts anew", error)
+            outcome: _Outcome = "outgrown"
+        except (wire.Stopped, _Interrupted):
+            _log.info("Stopping: %s.", signals.cause)
+            outcome = "stopped"
+        if not client.drain(_DRAIN_SECONDS):
+            _log.warning("left without the receipts of the last unrolls")
+        return outcome
 
 
 class _Interrupted(Exception):
@@ -179,7 +209,7 @@ class _Signals(EndRequest):
             raise _Interrupted
 
 
-class Built:
+class ActorSetup:
     """The agent and, as needed, the environments that a JoinReply asks for."""
 
     def __init__(self, reply: "pb.JoinReply", incarnation: int, role: Role, allow: Allowed):
@@ -266,9 +296,8 @@ def _noted(path: pathlib.Path | None, role: Role) -> Iterator[Callable[[Failure]
 
 def _act(
     client: "LearnerClient",
-    built: Built,
-    num_envs: int | None,
-    render: bool,
+    setup: "ActorSetup",
+    options: Options,
     noting: Callable[[Failure], None],
 ) -> None:
     from actors import policy
@@ -276,7 +305,7 @@ def _act(
     from actors.hang import HangWatch
     from actors.memory import MemoryLimit
 
-    total, groups = num_envs or built.actor.num_envs, built.actor.num_groups
+    total, groups = options.num_envs or setup.actor.num_envs, setup.actor.num_groups
     if total == 1:
         groups = 1
     if total % groups:
@@ -294,25 +323,25 @@ def _act(
             return [
                 stack.enter_context(
                     contextlib.closing(
-                        built.environment(task, each, group * each, render and group == 0)
+                        setup.environment(task, each, group * each, options.render and group == 0)
                     )
                 )
                 for group in range(groups)
             ]
 
-        chosen = policy.of(built.agent, built.config, built.spaces)
+        chosen = policy.make_policy(setup.agent, setup.config, setup.spaces)
         actor = Actor(
-            *(environments, chosen, built.unroll_length, built.seed),
-            random_warm_up=built.config.random_warm_up,
-            step_info=frozenset(built.actor.step_info),
+            *(environments, chosen, setup.unroll_length, setup.seed),
+            random_warm_up=setup.config.random_warm_up,
+            step_info=frozenset(setup.actor.step_info),
         )
         paced = client.join().needs_permits
         unrolls = actor.run(
             *(client.parameters, client.task, client.prefetch),
             whole_rounds=paced,
         )
-        hang = stack.enter_context(HangWatch(built.actor.hang_seconds, "unroll"))
-        memory = MemoryLimit(built.actor.max_memory_bytes)
+        hang = stack.enter_context(HangWatch(setup.actor.hang_seconds, "unroll"))
+        memory = MemoryLimit(setup.actor.max_memory_bytes)
         while True:
             client.await_turn(total)  # the lack of parameters is no environment that hangs
             with hang.watched():
@@ -323,12 +352,12 @@ def _act(
             memory.check()
 
 
-def _evaluate(client: "EvaluatorClient", built: Built, allow: Allowed) -> None:
+def _evaluate(client: "EvaluatorClient", setup: ActorSetup, allow: Allowed) -> None:
     from actors import settings
     from actors.hang import HangWatch
     from impala.play.evaluation import play_episodes
 
-    with HangWatch(built.actor.hang_seconds, "step") as hang:
+    with HangWatch(setup.actor.hang_seconds, "step") as hang:
         while True:
             assignment = client.next_assignment()
             # A learner that has come back may have other settings of evaluations.
@@ -336,13 +365,13 @@ def _evaluate(client: "EvaluatorClient", built: Built, allow: Allowed) -> None:
             config = told.evaluator
             num_envs = min(config.episodes, told.actor.num_envs)
             values = assignment.parameters.values
-            for variable, value in zip(built.agent.variables, values, strict=True):
+            for variable, value in zip(setup.agent.variables, values, strict=True):
                 variable.assign(value)
             with hang.watched():
-                environment = built.environment(assignment.task, num_envs)
+                environment = setup.environment(assignment.task, num_envs)
             with contextlib.closing(environment):
                 episodes = play_episodes(
-                    *(environment, built.agent, config.episodes, config.greedy, assignment.seed),
+                    *(environment, setup.agent, config.episodes, config.greedy, assignment.seed),
                     max_steps=config.max_steps,
                     watched=hang.watched,
                 )

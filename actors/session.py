@@ -191,13 +191,13 @@ class _Absence:
         self._timeout = timeout
         self._since = now
         self._joined: float | None = None  # None while it is away
-        self._is_told = False
+        self._is_reported = False
         self._failures = 0  # since a connection worked for a while
 
     def end(self, now: float) -> None:
         """Notes that a join succeeded."""
         self._joined = now
-        self._is_told = False
+        self._is_reported = False
 
     def go_on(self, now: float, is_there: bool) -> float:
         """Notes that the learner is away, or there but to be asked later. Returns the seconds.
@@ -220,10 +220,10 @@ class _Absence:
         self._failures += 1
         return BACKOFF.pause(self._failures)
 
-    def tell(self) -> bool:
+    def is_first_report(self) -> bool:
         """Returns whether this absence has yet to be logged, and marks it as logged."""
-        is_told, self._is_told = self._is_told, True
-        return not is_told
+        is_reported, self._is_reported = self._is_reported, True
+        return not is_reported
 
 
 class Session:
@@ -333,7 +333,7 @@ class Session:
         warning = ""
         if failure is not None:
             self.raise_if_refused(failure)
-            if self._absence.tell():
+            if self._absence.is_first_report():
                 what = "waits for" if self.reply is None or is_there else "lost"
                 warning = f"{self.name} {what} the learner at {self._learner}: {failure}"
         return Retry(self._absence.go_on(now, is_there), warning)

@@ -131,7 +131,7 @@ def _recorded(config: configs.Config, agent: Agent, spaces: Spaces) -> Iterator[
     environment = build.environment(config.environment, config.mix.batch_size)
     values = [variable.numpy() for variable in agent.variables]
     parameters = Parameters(1, 0, 0.0, 0, values)
-    acting = policy.of(agent, config.agent, spaces)
+    acting = policy.make_policy(agent, config.agent, spaces)
     actor = Actor(lambda task: [environment], acting, config.learner.unroll_length, seed=0)
     with contextlib.closing(environment):
         for unrolls in itertools.islice(actor.run(lambda: parameters), _MESSAGES):

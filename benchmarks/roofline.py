@@ -127,7 +127,7 @@ def inference(config: configs.Config) -> tuple[Callable[[], Any], int]:
     agent, *spaces = _agent(config)
     num_envs = config.actor.num_envs // config.actor.num_groups
     timestep = random_timestep(num_envs, spaces[0])
-    acting = policy.of(agent, config.agent, (spaces[0], spaces[1])).begin(timestep, [1, 2])
+    acting = policy.make_policy(agent, config.agent, (spaces[0], spaces[1])).begin(timestep, [1, 2])
     return lambda: acting.act(timestep), num_envs
 
 

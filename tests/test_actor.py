@@ -93,7 +93,7 @@ def test_actions_are_uniform_until_the_first_update_if_asked_for(hidden: int) ->
     versions = iter(range(3))
     actor = Actor(
         lambda task: [environment],
-        policy.of(agent, config, spaces),
+        policy.make_policy(agent, config, spaces),
         *(30, 1),
         random_warm_up=True,
     )
@@ -229,6 +229,6 @@ def test_only_what_actions_depend_on_becomes_a_tensor(monkeypatch: pytest.Monkey
     config = AgentConfig(torso="shallow", frame_stack=4)
     spaces = (gym.spaces.Box(0, 255, (84, 84, 1), np.uint8), gym.spaces.Discrete(3))
     observation = np.zeros((2, 84, 84, 1), np.uint8)
-    chosen = policy.of(build.agent(config, *spaces), config, spaces)
+    chosen = policy.make_policy(build.agent(config, *spaces), config, spaces)
     chosen.begin(first := first_timestep(observation, 2), [1, 2]).act(first)
     assert made == [(2, 84, 84, 1), (2,)]  # and the types of steps; neither rewards nor discounts

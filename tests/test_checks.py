@@ -195,7 +195,7 @@ class Story:
         acting = (
             policy.Compiled(self.agent)
             if compiled
-            else policy.of(self.agent, self.config.agent, self.plan.spaces)
+            else policy.make_policy(self.agent, self.config.agent, self.plan.spaces)
         )
         actor = Actor(
             *(made, acting, self.config.learner.unroll_length, 1),

@@ -13,7 +13,7 @@ import services
 from actors import policy
 from actors.actor import Actor
 from actors.messages import unrolls as unrolls_message
-from actors.run import Built
+from actors.run import ActorSetup
 from impala.config import values
 from impala.config.presets import PRESETS
 from impala.logdir import checkpoint, rows
@@ -118,7 +118,7 @@ def _play(incarnation: int, updates: int) -> tuple[list[np.ndarray], list[np.nda
 
     publish()
     reply = service.join(messages.join_request("a", incarnation))
-    built = Built(reply, incarnation, "actor", Allowed())
+    setup = ActorSetup(reply, incarnation, "actor", Allowed())
     rounds = itertools.count(1)
     permit = 0
 
@@ -133,9 +133,9 @@ def _play(incarnation: int, updates: int) -> tuple[list[np.ndarray], list[np.nda
         tensors = codec.decode(given.parameters.tensors, reply.parameter_specs)
         return Parameters(incarnation, given.permit.version, 0.0, 0, tensors)
 
-    chosen = policy.of(built.agent, built.config, built.spaces)
+    chosen = policy.make_policy(setup.agent, setup.config, setup.spaces)
     actor = Actor(
-        lambda task: [built.environment(task, 2, 2 * i) for i in range(2)], chosen, T, built.seed
+        lambda task: [setup.environment(task, 2, 2 * i) for i in range(2)], chosen, T, setup.seed
     )
     stream = actor.run(parameters, whole_rounds=True)
     sequence = itertools.count(1)

@@ -25,7 +25,7 @@ from impala.config.schema import (
     LimitsConfig,
     RepeatConfig,
 )
-from impala.environments import base, catch, gymnasium, outward
+from impala.environments import base, catch, gymnasium, to_gymnasium
 from impala.environments.atari import Atari
 from impala.environments.base import Environment
 from impala.environments.wrappers import Checked, WithHistory
@@ -686,7 +686,7 @@ class TestOutward:
             return Scripted(gym.spaces.Discrete(2), [first, last._replace(discount=discount)])
 
         # ... when they are played as Gymnasium's ...
-        several = outward.SeveralEnvs(lambda: made(2))
+        several = to_gymnasium.SeveralEnvs(lambda: made(2))
         several.reset(seed=0)
         observation, reward, terminated, truncated, info = several.step(np.zeros(2, np.int64))
         assert (terminated.tolist(), truncated.tolist()) == ([False, True], [True, False])
@@ -696,7 +696,7 @@ class TestOutward:
         never = np.zeros(2, np.bool_)
         step = base.environment_step(observation, reward, terminated, truncated, never, given)
         assert step.timestep.discount.tolist() == [0.5, 0.0]
-        single = outward.SingleEnv(lambda: made(1))
+        single = to_gymnasium.SingleEnv(lambda: made(1))
         single.reset(seed=0)
         assert single.step(0)[2:] == (False, True, {"frames": 1, "discount": 0.5})
 

@@ -288,7 +288,7 @@ class Scene:
         """As the training loop does: whether the variables were rolled back."""
         finding = self.guard.judge_outputs(self.learner)
         if finding is not None:
-            self.guard.heed(self.learner, finding)
+            self.guard.apply_finding(self.learner, finding)
         return finding is not None
 
     def save(self) -> None:

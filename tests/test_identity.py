@@ -230,7 +230,7 @@ def test_nobody_with_a_good_token_can_take_anothers_name(tmp_path: pathlib.Path)
         assert join("pong-b", OTHERS) == OK
 
         fingerprint = honest.join().fingerprint
-        incarnation = honest._incarnation  # even if they knew it
+        incarnation = honest._session.incarnation  # even if they knew it
 
         def stream(*names: str) -> list[pb.Receipt]:
             calls = stub.StreamUnrolls(

@@ -269,7 +269,7 @@ def test_the_learner_finds_the_policy_that_acted() -> None:
     environment = environments.make(config, 6)
     of = environment.observation_space, environment.action_space
     agent, _ = pair(SEPARATE, *of)
-    chosen = policy.of(agent, SEPARATE, of)
+    chosen = policy.make_policy(agent, SEPARATE, of)
     assert isinstance(chosen, policy.InNumPy)
     stream = Actor(lambda task: [environment], chosen, 7, seed=1).run(lambda: parameters_of(agent))
     core_state = agent.initial_state(6)
@@ -287,7 +287,7 @@ def test_the_seed_decides_what_is_done() -> None:
     def actions(seed: int) -> np.ndarray:
         environment = environments.make(EnvironmentConfig("Catch"), 6)
         of = environment.observation_space, environment.action_space
-        chosen = policy.of(agent, SMALL, of)
+        chosen = policy.make_policy(agent, SMALL, of)
         stream = Actor(lambda task: [environment], chosen, 50, seed).run(
             lambda: parameters_of(agent)
         )
@@ -303,7 +303,7 @@ class OwnDiscrete(spaces.Discrete):
 
 def test_what_is_not_known_exactly_acts_with_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(config: AgentConfig, *of: Any) -> policy.Policy:
-        return policy.of(build.agent(config, *of), config, of)
+        return policy.make_policy(build.agent(config, *of), config, of)
 
     assert isinstance(chosen(SMALL, VECTOR, CHOICE), policy.InNumPy)
     assert isinstance(chosen(SMALL, VECTOR, OwnDiscrete(3)), policy.Compiled)

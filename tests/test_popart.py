@@ -149,7 +149,7 @@ def batch_of(plan: Plan, agent: Agent, envs: int = 2) -> Batch:
         environment = plan.played[task].environment
         return [build.environment(environment, envs, joint=plan.spaces, task=task)]
 
-    actor = Actor(environments, policy.of(agent, CONFIG.agent, plan.spaces), T, seed=0)
+    actor = Actor(environments, policy.make_policy(agent, CONFIG.agent, plan.spaces), T, seed=0)
     parameters = Parameters(1, 0, 0.0, 0, [v.numpy() for v in agent.variables])
     tasks = [functools.partial(int, task) for task in range(len(plan.played))]
     played = [next(actor.run(lambda: parameters, task)).unroll for task in tasks]

@@ -241,8 +241,8 @@ def slowly(*arguments, **named):
     time.sleep(4 * (time.monotonic() - began))
     return episodes
 evaluation.play_episodes = slowly
-from actors.run import run_actor
-sys.exit(run_actor(sys.argv[1], role="evaluator"))
+from actors.run import Options, run_actor
+sys.exit(run_actor(sys.argv[1], Options(role="evaluator")))
 """
 FRAMES = [0, 4_000, 8_000, 10_000, 12_000, 16_000, 20_000]  # or a little later
 FLAGS = (

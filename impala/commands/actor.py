@@ -93,13 +93,12 @@ def actor(command: Actor) -> int:
         listen.check_free("Metrics", metrics_listen)
     process.load_tensorflow(use_gpus=False)
     from actors.client import LearnerError
-    from actors.run import run_actor
+    from actors.run import Options, run_actor
 
     index = command.index or 0
     name = command.name if command.index is None else f"{command.name}-{command.index}"
     try:
-        return run_actor(
-            learners[index % len(learners)],
+        options = Options(
             index=index,
             name=name if command.name else None,
             num_envs=command.num_envs or None,
@@ -114,6 +113,7 @@ def actor(command: Actor) -> int:
             bfloat16=command.bfloat16,
             share_pulls=command.share_pulls,
         )
+        return run_actor(learners[index % len(learners)], options)
     except SecurityError as error:
         raise values.OptionError(str(error)) from error
     except OSError as error:

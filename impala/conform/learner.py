@@ -40,7 +40,7 @@ from learner.fleet.refusals import (
 )
 from learner.fleet.refused_outputs import RefusedOutputs
 from learner.fleet.roster import Roster
-from learner.plan import acting_step, plan_of
+from learner.plan import acting_step, make_plan
 from learner.service.executable import ExecutablePolicy
 from learner.service.inference import Inference
 from learner.service.service import LearnerService, Lineage
@@ -92,7 +92,7 @@ class Run:
     """
 
     def __init__(self, config: Config, executable: ExecutablePolicy | None = None) -> None:
-        self.config, plan = config, plan_of(config)
+        self.config, plan = config, make_plan(config)
         variables = plan.phases.agent.variables
         self.terms = terms(config, variables, plan.unroll_spec, plan.played, plan.spaces)
         self.executable = executable or ExecutablePolicy(config, plan.spaces)

@@ -325,7 +325,7 @@ class _Worker:
         self.starts += 1
         self._started_at = time.monotonic()
         self._is_starting = True
-        self._tell(b"r", half, seed)
+        self._request(b"r", half, seed)
 
     def restart(self, half: int, seed: int) -> None:
         """Starts another process: at once, or in `start_pending` after a pause."""
@@ -342,7 +342,7 @@ class _Worker:
     def step(self, half: int) -> None:
         """Starts a step, unless a start is under way."""
         if not self._is_starting and self._pending is None:
-            self._tell(b"s", half, 0)
+            self._request(b"s", half, 0)
 
     def start_pending(self) -> None:
         """Starts the process that is due after a pause, if one is, and waits for the pause."""
@@ -392,7 +392,7 @@ class _Worker:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()  # it may not have had a group of its own yet
 
-    def _tell(self, what: bytes, half: int, seed: int) -> None:
+    def _request(self, what: bytes, half: int, seed: int) -> None:
         assert self._channel is not None
         self._told_at = time.monotonic()
         with contextlib.suppress(OSError):  # it is gone, and the answer will say so

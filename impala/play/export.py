@@ -103,7 +103,7 @@ class Functions:
         is_first = tf.equal(timestep.step_type, tf.cast(StepType.FIRST, tf.int8))
         return {**observation, "is_first": is_first, **_state(core_state)}
 
-    def said(self, output: AgentOutput, core_state: Nest) -> Tensors:
+    def named_outputs(self, output: AgentOutput, core_state: Nest) -> Tensors:
         """Returns the agent's outputs [B, ...] by name."""
         actions = dict(zip(self.actions, tree.flatten(output.action), strict=True))
         return {
@@ -126,8 +126,8 @@ class Functions:
         states = [given[name] for name in _state(self._core_state)]
         core_state = tree.unflatten_as(self._core_state, states)
         if "seed" in given:
-            return self.said(*self._agent.step(timestep, core_state, given["seed"]))
-        return self.said(*self._agent.greedy_step(timestep, core_state))
+            return self.named_outputs(*self._agent.step(timestep, core_state, given["seed"]))
+        return self.named_outputs(*self._agent.greedy_step(timestep, core_state))
 
     def _begin(self, batch_size: tf.Tensor) -> Tensors:
         return _state(self._agent.initial_state(batch_size))
@@ -230,9 +230,9 @@ def trial(
             begun = {"batch_size": tf.constant(len(each.reward))}
             pairs.append(("initial_state", begun, _state(core_state)))
         given = functions.given(timestep, core_state)
-        greedy = functions.said(*agent.greedy_step(timestep, core_state))
+        greedy = functions.named_outputs(*agent.greedy_step(timestep, core_state))
         output, core_state = agent.step(timestep, core_state, seed)
-        sampled = functions.said(output, core_state)
+        sampled = functions.named_outputs(output, core_state)
         pairs += [("act_greedy", given, greedy), ("act", {**given, "seed": seed}, sampled)]
         for name, inputs, wanted in pairs:
             if name not in names:

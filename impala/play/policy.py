@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-from impala.environments import base, outward
+from impala.environments import base, to_gymnasium
 from impala.environments.spaces import SEEN, TASK, is_wrapped
 from impala.environments.wrappers import History
 from impala.play.evaluation import Acting
@@ -136,12 +136,14 @@ class Policy:
     @overload
     def environment(
         self, num_envs: None = None, render_mode: str | None = None
-    ) -> outward.SingleEnv: ...
+    ) -> to_gymnasium.SingleEnv: ...
     @overload
-    def environment(self, num_envs: int, render_mode: str | None = None) -> outward.SeveralEnvs: ...
+    def environment(
+        self, num_envs: int, render_mode: str | None = None
+    ) -> to_gymnasium.SeveralEnvs: ...
     def environment(
         self, num_envs: int | None = None, render_mode: str | None = None
-    ) -> outward.SingleEnv | outward.SeveralEnvs:
+    ) -> to_gymnasium.SingleEnv | to_gymnasium.SeveralEnvs:
         """Returns the environment that the agent was trained in, with its wrappers.
 
         Args:
@@ -153,8 +155,10 @@ class Policy:
           ValueError: it cannot be made, for instance because a package is missing.
         """
         if num_envs is None:
-            return outward.SingleEnv(lambda: self._player.environment(1, render_mode), render_mode)
-        return outward.SeveralEnvs(
+            return to_gymnasium.SingleEnv(
+                lambda: self._player.environment(1, render_mode), render_mode
+            )
+        return to_gymnasium.SeveralEnvs(
             lambda: self._player.environment(num_envs, render_mode), render_mode
         )
 

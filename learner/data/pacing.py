@@ -210,7 +210,7 @@ class Pacing(abc.ABC):
                 self._deal()
             return Admitted(admitted, found.permit.due)
 
-    def spoilt(self, key: Key, number: int) -> None:
+    def invalidate(self, key: Key, number: int) -> None:
         """Lapses a permit of which a message was refused."""
         with self._lock:
             found = self._open.get(number)

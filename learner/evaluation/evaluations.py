@@ -108,7 +108,7 @@ class Evaluations:
             task = self._tasks.index(line.task)
             self._snapshots.settle(line.learner, line.frames, task, line.mean)
 
-    def tell(self, interval: Interval) -> None:
+    def report(self, interval: Interval) -> None:
         """Adds the reports since the last call, and the summary of each task, to an interval."""
         with self._lock:
             reports, self._new = self._new, []

@@ -80,7 +80,7 @@ class Probes:
                 name = (await calls.request(context, health_pb2.HealthCheckRequest)).service
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_WATCH_SECONDS):
-                        await self._tell(name, context)
+                        await self._report(name, context)
                 await context.abort(
                     grpc.StatusCode.UNAVAILABLE,
                     f"A watch lasts {_WATCH_SECONDS:.0f} seconds: watch again.",
@@ -93,7 +93,7 @@ class Probes:
                 f"{_CALLS_PER_SECOND:.0f} probes a second from one host are the most."
             )
 
-    async def _tell(self, name: str, context: grpc.aio.ServicerContext) -> None:
+    async def _report(self, name: str, context: grpc.aio.ServicerContext) -> None:
         told = None
         while True:
             changed = self._changed

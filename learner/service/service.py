@@ -625,7 +625,7 @@ class LearnerService:
         elif rejection.reason in _BLAMED:
             self._records.quarantine.blame(message.actor, f"{name}: {rejection.detail}")
         if self._pacing is not None and rejection.reason != pb.REASON_UNKNOWN_ACTOR:
-            self._pacing.spoilt((message.actor, message.incarnation), message.permit)
+            self._pacing.invalidate((message.actor, message.incarnation), message.permit)
         receipt = self._receipt(message, pb.STATUS_REJECTED, rejection.reason)
         receipt.detail = rejection.detail
         return receipt

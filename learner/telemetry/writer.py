@@ -343,7 +343,7 @@ class Writer:
 
     def _write(self, item: _Item) -> None:
         interval = item.interval
-        self._evaluations.tell(interval)
+        self._evaluations.report(interval)
         row, histograms = interval.row()
         for sink in (*self._exporter, *(() if self._has_ended else self._live)):
             self._attempt(sink, _write, sink, row, histograms, interval.images)

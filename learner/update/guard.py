@@ -163,7 +163,7 @@ class Guard:
         """Judges the refused outputs of this peer's actors: see `OutputJudge.judge`."""
         return self._outputs.judge(learner)
 
-    def heed(self, learner: Learner, finding: Finding) -> None:
+    def apply_finding(self, learner: Learner, finding: Finding) -> None:
         """Rolls the variables back: those of a checkpoint are the next version.
 
         Raises:

@@ -126,19 +126,19 @@ class Learner:
             tf.constant(np.float32(learning_rate)),
             tf.constant(np.float32(self.phase_progress)),
         )
-        spoilt: list[str] = []
+        invalid: list[str] = []
         for update in (self._update, self._update_by_large):
             report, histograms, before = update(*arguments)
             is_good, *values = self._replicas.first(report).numpy().tolist()  # waits for the update
             metrics = dict(zip(self._metrics, values, strict=True))
             if is_good:
                 break
-            spoilt = self._move_back(before)
-            if spoilt or not np.isfinite(metrics["loss/total"]):
+            invalid = self._move_back(before)
+            if invalid or not np.isfinite(metrics["loss/total"]):
                 break
             # Gradients may be finite although the sum of their squares overflows float32.
         if not is_good:
-            return self._refusal(batch, weights, learning_rate, spoilt)
+            return self._refusal(batch, weights, learning_rate, invalid)
         self.last_good = batch
         self.counters = self.counters._replace(updates=self.counters.updates + 1)
         metrics["learning_rate"] = learning_rate
@@ -356,19 +356,19 @@ class Learner:
 
     def _move_back(self, before: Sequence[tf.Tensor]) -> list[str]:
         """Restores all variables. Returns the names of those whose new values were not finite."""
-        spoilt = []
+        invalid = []
         for (name, variable), value in zip(self._named_variables().items(), before, strict=True):
             if not is_finite(variable.numpy()):
-                spoilt.append(name)
+                invalid.append(name)
             variable.assign(self._replicas.first(value))
-        return spoilt
+        return invalid
 
     def _refusal(
         self,
         batch: Batch,
         weights: np.ndarray,
         learning_rate: float,
-        spoilt: Sequence[str],
+        invalid: Sequence[str],
     ) -> Refusal:
         placed = devices.place(batch, self.device)  # as a whole
         loss, gradients = self._differentiate(
@@ -382,7 +382,7 @@ class Learner:
         }
         not_finite = [
             *(name for name, value in values.items() if not np.isfinite(value).all()),
-            *(f"the new value of {name}" for name in spoilt),
+            *(f"the new value of {name}" for name in invalid),
         ]
         return Refusal(
             learning_rate,

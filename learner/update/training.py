@@ -127,7 +127,7 @@ class Training:
                 return
             found = [Finding(*each.finding) for each in standings if each.finding is not None]
             if found:
-                self._guard.heed(self.learner, found[0])
+                self._guard.apply_finding(self.learner, found[0])
             learns = all(each.has_batch for each in standings)
             waited = 0.0 if learns else waited
             counts = learns or any(each.has_news for each in standings)
