@@ -19,7 +19,6 @@ from impala.commands.parsing import parse
 from impala.commands.plot import Plot, plot
 from impala.commands.presets import Presets, presets
 from impala.commands.record import Record, record
-from impala.commands.replay_update import ReplayUpdate, replay_update
 from impala.commands.status import Status, status
 from impala.commands.sweep import Sweep, sweep
 from impala.commands.train import Train, train
@@ -55,7 +54,6 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], int]]] = {
     "export": (Export, export),
     "plot": (Plot, plot),
     "sweep": (Sweep, sweep),
-    "replay-update": (ReplayUpdate, replay_update),
     "presets": (Presets, presets),
     "conform": (Conform, conform),
 }

@@ -227,8 +227,7 @@ class Guard:
         advice = (
             "Lower optimiser.learning_rate, raise optimiser.epsilon, clip the rewards "
             "(objective.reward_clipping), or start with --empty-replay if there is a replay. "
-            f"What was learned from is in {self._bad_updates.directory}: look at it with impala "
-            "replay-update FILE."
+            f"The batches are in {self._bad_updates.directory}."
         )
         self._rollback.insist(learner, seen, advice)
         self._forget()

@@ -1,7 +1,6 @@
 """The learner: one compiled update, which checks its results before it changes anything."""
 
 import functools
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -45,7 +44,6 @@ class Refusal(NamedTuple):
     phase_progress: float
     loss: np.float32
     not_finite: Sequence[str]  # the loss, gradients, new values; in the learner's order
-    digests: Mapping[str, str]  # of the gradient of each variable, by its name
     culprits: Sequence[int]  # unrolls that are bad by themselves, in ascending order
 
 
@@ -389,7 +387,6 @@ class Learner:
             self.phase_progress,
             loss.numpy(),
             not_finite or ["the sum of the new values"],
-            {name: hashlib.sha256(value.tobytes()).hexdigest() for name, value in by_name.items()},
             self._culprits(batch, weights),
         )
 
