@@ -1,1 +1,0 @@
-"""Parts for impala from another package."""

@@ -1,0 +1,142 @@
+"""Parts that a user brings: their settings, their help, and what is said of mistakes."""
+
+import os
+import pathlib
+import sys
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from impala.commands import main as cli
+from impala.config import layers, rules, values
+from impala.config.demands import Demands
+from impala.config.schema import AgentConfig, Config, MixConfig
+from impala.parts import sections
+from impala.parts.components import Allowed
+
+EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
+TORSO, ALGORITHM = "own_torso:Gated", "own_algorithm:Impact"
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    for name in [name for name in os.environ if name.startswith(layers.ENVIRONMENT_PREFIX)]:
+        monkeypatch.delenv(name)
+    yield
+    _forget()
+
+
+def _forget() -> None:
+    for name in [name for name in sys.modules if name.startswith("own_")]:
+        del sys.modules[name]
+
+
+def _printed(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, dict[str, object]]:
+    assert cli.main([*argv, "--print-config"]) == 0
+    printed: dict[str, dict[str, object]] = yaml.safe_load(capsys.readouterr().out)
+    return printed
+
+
+def test_settings_of_a_part_are_a_section_in_every_layer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"agent: {{torso: '{TORSO}'}}\ngated: {{width: 24}}\n")
+    monkeypatch.setenv("IMPALA_ALGORITHM", ALGORITHM)
+    monkeypatch.setenv("IMPALA_IMPACT__CLIP", "0.3")
+    line = ["train", "--impact.rho", "3", "catch", "--config", str(file)]
+
+    printed = _printed(capsys, *line)
+
+    assert printed["gated"] == {"width": 24}
+    assert (printed["impact"]["clip"], printed["impact"]["rho"]) == (0.3, 3.0)
+    # What is printed, and what a learner is given as variables, is the same configuration again.
+    file.write_text(yaml.safe_dump(printed))
+    again = layers.layered("cartpole", file, {})
+    assert values.to_dict(again) == printed
+    assert layers.layered("cartpole", None, layers.to_environment(again)) == again
+
+
+def test_help_explains_the_settings_of_a_part(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["learner", "catch", "--agent.torso", TORSO, "--help"])
+    assert end.value.code == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "--gated.width INT Units of each layer. (default: 64)" in shown
+
+
+def test_a_preset_of_ones_own_has_settings_of_parts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_presets.py").write_text(f"""
+import dataclasses
+from impala.config.presets import PRESETS
+from impala.config.schema import AgentConfig
+from impala.parts.sections import compose
+from own_torso import Gated
+catch = dataclasses.replace(
+    PRESETS["catch"][1], agent=AgentConfig(torso="{TORSO}"), algorithm="{ALGORITHM}"
+)
+MINE = ("Catch with parts.", compose(catch, gated=Gated.Settings(width=32)))
+""")
+    printed = _printed(capsys, "train", "own_presets:MINE", "--impact.clip", "0.1")
+    assert printed["gated"] == {"width": 32} and printed["impact"]["clip"] == 0.1
+    # A part that a flag replaces takes its section with it.
+    printed = _printed(capsys, "train", "own_presets:MINE", "--agent.torso", "mlp")
+    assert "gated" not in printed and "impact" in printed
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (f"--agent.torso {TORSO} --gated.width 0", "gated.width is 0; it must be at least 1."),
+        (f"--agent.torso {TORSO} --gated.wdth 1", "Did you mean '--gated.width'?"),
+        (
+            f"--agent.torso {ALGORITHM}",
+            f"{ALGORITHM} is not a torso: derive it from Torso (from impala.agents.torsos import",
+        ),
+        ("--algorithm own_torso:No", "own_torso has no attribute 'No'."),
+        (f"--phases {ALGORITHM} impala", "every phase but the last is ALGORITHM:FRAMES"),
+        ("--telemetry.sinks no_such:Sink", "there is no module 'no_such'."),
+    ],
+)
+def test_mistakes_with_parts_are_told_in_a_line(
+    line: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", "catch", *line.split()]) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert message in error
+
+
+def test_demands_of_a_custom_algorithm_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    from own_algorithm import Impact
+
+    config = sections.compose(Config(algorithm=ALGORITHM, mix=MixConfig(replayed=4)))
+    rules.validate(config)
+    monkeypatch.setattr(Impact, "demands", Demands(on_policy=True))
+    with pytest.raises(values.OptionError, match=r"mix\.replayed is 4, but own_algorithm"):
+        rules.validate(config)
+
+
+def test_a_built_in_section_cannot_be_that_of_a_part() -> None:
+    import own_torso
+
+    own_torso.Learner = type("Learner", (own_torso.Gated,), {})  # type: ignore[attr-defined]
+    named = Config(agent=AgentConfig(torso="own_torso:Learner"))
+    with pytest.raises(values.OptionError, match="section 'learner', which is a section that is b"):
+        sections.compose(named)
+
+
+def test_reading_settings_imports_nothing_that_is_not_allowed() -> None:
+    told = {"agent": {"torso": TORSO}, "gated": {"width": 8}}
+    config = sections.from_dict(told, Allowed(("own_torso",)))
+    assert sections.for_actors(config) == {"gated": {"width": 8}}
+    _forget()
+    with pytest.raises(values.OptionError, match=f"--allow {TORSO}"):
+        sections.from_dict(told, Allowed())
+    with pytest.raises(values.OptionError, match="--allow own_environment:Games-v0"):
+        sections.from_dict({"environment": {"id": "own_environment:Games-v0"}}, Allowed())
+    assert "own_torso" not in sys.modules
