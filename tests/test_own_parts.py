@@ -52,11 +52,10 @@ def test_settings_of_a_part_are_a_section_in_every_layer(
 
     assert printed["gated"] == {"width": 24}
     assert (printed["impact"]["clip"], printed["impact"]["rho"]) == (0.3, 3.0)
-    # What is printed, and what a learner is given as variables, is the same configuration again.
+    # What is printed, as what a learner is given, is the same configuration again.
     file.write_text(yaml.safe_dump(printed))
     again = layers.layered("cartpole", file, {})
     assert values.to_dict(again) == printed
-    assert layers.layered("cartpole", None, layers.to_environment(again)) == again
 
 
 def test_help_explains_the_settings_of_a_part(capsys: pytest.CaptureFixture[str]) -> None:
