@@ -7,10 +7,8 @@ import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 import tree
-from tensorflow.python.eager import context
-from tensorflow.python.framework.constant_op import convert_to_eager_tensor
 
-from impala import flat
+from impala.agents import compiled
 from impala.agents.agent import Agent
 from impala.agents.numpy_agent import NumPyAgent
 from impala.agents.numpy_distributions import NotServed, Random
@@ -185,13 +183,13 @@ class _ActingCompiled(Acting):
         read = _read(graph.graph)
         given = graph.inputs[: len(self._observed)]
         self._read = [place for place, leaf in enumerate(given) if leaf.op in read]
-        self._context = context.context()
-        self._call = flat.call_of(graph)
+        self._convert = compiled.eager_converter()
+        self._call = compiled.call_of(graph)
 
     def act(self, timestep: TimeStep) -> list[np.ndarray]:
         leaves = tree.flatten(timestep)
         for place in self._read:
-            self._observed[place] = convert_to_eager_tensor(leaves[place], self._context)
+            self._observed[place] = self._convert(leaves[place])
         results = self._call(*self._observed, *self._state)
         self._state = results[self._num_outputs :]
         return [x.numpy() for x in results[: self._num_outputs]]

@@ -5,10 +5,8 @@ out. So it can act with several versions of the parameters, and be sent as a gra
 are inputs. All names are those of the wire: docs/wire-protocol.md.
 """
 
-import contextlib
-import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ import tensorflow as tf
 import tree
 
 from impala.agents.agent import Agent
+from impala.agents.compiled import read_as
 from impala.agents.distributions import EpsilonGreedy
 from impala.config.schema import AgentConfig
 from impala.environments.spaces import Spaces, choices, leaves
@@ -120,7 +119,7 @@ class ActingStep:
                 tf.not_equal(tf.cast(named[STEP_TYPE], tf.int32), int(StepType.FIRST)), tf.int8
             ),
         )
-        with _read_as(self._agent.variables, given[self.num_inputs :]):
+        with read_as(self._agent.variables, given[self.num_inputs :]):
             output, after = self._agent.greedy_step(
                 timestep, tree.unflatten_as(self._core_state, states)
             )
@@ -201,25 +200,6 @@ class CompiledStep:
           Leaves of the action, policy, baseline, leaves of the core state after it: [B, ...].
         """
         return [x.numpy() for x in self._graph(*map(tf.constant, given), *held)]
-
-
-@contextlib.contextmanager
-def _read_as(variables: Sequence[tf.Variable], tensors: Sequence[tf.Tensor]) -> Iterator[None]:
-    """Has variables read as these tensors, while a graph is made."""
-    # What `value` and `read_value` of TensorFlow's variables call. `trace` checks that nothing else
-    # reads them.
-    for variable, tensor in zip(variables, tensors, strict=True):
-        variable._read_variable_op = functools.partial(_instead, tensor)
-    try:
-        yield
-    finally:
-        for variable in variables:
-            del variable._read_variable_op
-
-
-def _instead(tensor: tf.Tensor, no_copy: bool = False) -> tf.Tensor:
-    del no_copy
-    return tensor
 
 
 def _named(nest: Nest) -> list[tuple[str, Nest]]:

@@ -24,7 +24,6 @@ FLOORS = (
     ("impala.parts.sections",),
     ("impala.config",),
     ("impala.environments",),
-    ("impala.flat",),
     ("impala.agents",),
     ("impala.algorithms",),
     ("impala.parts",),

@@ -17,9 +17,9 @@ import tensorflow as tf
 import tree
 
 from impala.agents.agent import Agent
+from impala.agents.compiled import Flat
 from impala.environments.base import Environment
 from impala.environments.episodes import EpisodeStatistics
-from impala.flat import Flat
 from impala.types import EnvironmentStep, Episode, Nest, StepType, TimeStep
 
 _log = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 import tree
 
+from impala.agents.compiled import Flat
 from impala.config.schema import Config
 from impala.config.values import OptionError
-from impala.flat import Flat
 from impala.types import Batch
 from learner.update import devices
 

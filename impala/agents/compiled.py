@@ -1,18 +1,49 @@
-"""Compiled functions that are called with flat lists of tensors.
+"""Compiled functions that are called with flat lists of tensors; all private names of TensorFlow.
 
 `tf.function` finds out in Python, in each call, whether it was traced for arguments like these.
-That takes half a millisecond or more for a batch, as long as the update of a small network.
+That takes half a millisecond or more for a batch, as long as the update of a small network. What
+avoids it is not part of TensorFlow's public interface: it stands here and nowhere else, and
+`missing_names` tells which of it a version of TensorFlow lacks.
 """
 
-from collections.abc import Callable
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tree
 
 from impala.types import Nest
 
 Call = Callable[..., list[tf.Tensor]]
+
+_PRIVATE_FUNCTIONS = (
+    ("tensorflow.python.eager.context", "context"),
+    ("tensorflow.python.framework.constant_op", "convert_to_eager_tensor"),
+)
+
+
+def missing_names() -> list[str]:
+    """Returns the private names used here that this TensorFlow lacks; it is used in no hot path."""
+    missing = []
+    for module, name in _PRIVATE_FUNCTIONS:
+        try:
+            getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError):
+            missing.append(f"{module}.{name}")
+    variable = tf.Variable(0.0)
+    traced = tf.function(variable.read_value, autograph=False).get_concrete_function()
+    used = (
+        (traced, "captured_inputs"),
+        (traced, "inference_fn"),
+        (getattr(traced, "inference_fn", None), "call_flat"),
+        (tf.constant(0.0), "_shape_tuple"),
+        (variable, "_read_variable_op"),
+    )
+    return missing + [f"{type(x).__name__}.{name}" for x, name in used if not hasattr(x, name)]
 
 
 def call_of(traced: tf.types.experimental.ConcreteFunction) -> Call:
@@ -25,6 +56,33 @@ def call_of(traced: tf.types.experimental.ConcreteFunction) -> Call:
     """
     call, captured = traced.inference_fn.call_flat, traced.captured_inputs
     return lambda *leaves: call(*leaves, *captured)
+
+
+def eager_converter() -> Callable[[np.ndarray], tf.Tensor]:
+    """Returns what makes a tensor of an array, without the checks of `tf.convert_to_tensor`."""
+    from tensorflow.python.eager import context
+    from tensorflow.python.framework.constant_op import convert_to_eager_tensor
+
+    held = context.context()
+    return lambda array: convert_to_eager_tensor(array, held)
+
+
+@contextlib.contextmanager
+def read_as(variables: Sequence[tf.Variable], tensors: Sequence[tf.Tensor]) -> Iterator[None]:
+    """Substitutes tensors for the values of variables, while a graph is made."""
+    # What `value` and `read_value` of TensorFlow's variables call.
+    for variable, tensor in zip(variables, tensors, strict=True):
+        variable._read_variable_op = functools.partial(_instead, tensor)
+    try:
+        yield
+    finally:
+        for variable in variables:
+            del variable._read_variable_op
+
+
+def _instead(tensor: tf.Tensor, no_copy: bool = False) -> tf.Tensor:
+    del no_copy
+    return tensor
 
 
 class Flat:

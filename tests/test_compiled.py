@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from impala.flat import Flat
+from impala.agents.compiled import Flat, missing_names
 from impala.types import Nest
 
 
@@ -39,3 +39,10 @@ def test_it_is_traced_once_for_each_shape_and_type() -> None:
         assert flat(np.array(x, np.float32)).numpy().tolist() == x[::-1]
     assert flat(np.array([8, 9])).numpy().tolist() == [9, 8]
     assert traced == [([2], tf.float32), ([1], tf.float32), ([2], tf.int64)]
+
+
+def test_this_tensorflow_has_the_private_names_that_are_used() -> None:
+    assert missing_names() == [], (
+        f"TensorFlow {tf.__version__} has moved private names: "
+        "change impala/agents/compiled.py, or lower the bound of tensorflow in pyproject.toml."
+    )
