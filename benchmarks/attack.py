@@ -3,8 +3,9 @@
 `python -m benchmarks.attack`: a learner that requires tokens serves synthetic actors without a
 pause. In turn, in windows of one run, there is a stranger without a token from another loopback
 address, or a process that uses the same CPU time for nothing: so the comparison excludes the
-attacker's own computation on the same machine. Shares are of totals over all windows. In the end
-the learner's accounts are compared with the receipts of the honest actors.
+attacker's own computation on the same machine. Shares are of totals over all windows; that of
+unrolls per CPU second shows the cost at the learner on a machine that others use as well. In the
+end the learner's accounts are compared with the receipts of the honest actors.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Event
 
 import grpc
+import numpy as np
 
 from benchmarks import fleet
 from deploy import loopback
@@ -56,8 +58,11 @@ def main() -> None:
     parser.add_argument("--attacks", nargs="+", choices=_ATTACKS, default=list(_ATTACKS))
     parser.add_argument("--ways", nargs="+", default=["direct", "envoy"])
     arguments = parser.parse_args()
-    print("| attack | way | calls or connections/s | share left | unrolls/s, attacked and not |")
-    print("|---|---|---:|---:|---:|")
+    print(
+        "| attack | way | calls or connections/s | share left of unrolls/s "
+        "| of unrolls per CPU second of the learner | unrolls/s, attacked and not |"
+    )
+    print("|---|---|---:|---:|---:|---:|")
     for way in arguments.ways:
         _measure(way, arguments.attacks, arguments.seconds, arguments.rounds)
 
@@ -87,29 +92,37 @@ def _measure(way: str, attacks: list[str], seconds: float, rounds: int) -> None:
         if not is_warm.wait(_WAIT):
             raise RuntimeError("The honest actors do not get anywhere.")
 
-        def window(pid: int, is_on: Event) -> tuple[float, float]:
-            """Returns unrolls per second, and the cores that a load used."""
+        def window(pid: int, is_on: Event) -> np.ndarray:
+            """Returns unrolls, the learner's CPU seconds, and those of a load."""
+
+            def now() -> np.ndarray:
+                return np.array(
+                    [received.value, fleet.cpu_seconds(learner.pid), fleet.cpu_seconds(pid)]
+                )
+
             is_on.set()
-            unrolls, cpu, begun = received.value, fleet.cpu_seconds(pid), time.perf_counter()
+            before = now()
             time.sleep(seconds)
-            elapsed = time.perf_counter() - begun
-            used = (fleet.cpu_seconds(pid) - cpu) / elapsed
+            used = now() - before
             is_on.clear()
             if learner.poll() is not None:
                 raise RuntimeError(f"The learner ended with status {learner.returncode}.")
-            return (received.value - unrolls) / elapsed, used
+            return used
 
         for kind in attacks:
             is_on, count = spawn.Event(), spawn.Value("Q")
             stranger = start(_attack, kind, address, is_on, count)
-            attacked, quiet = 0.0, 0.0
+            attacked, quiet = np.zeros(3), np.zeros(3)
             for _ in range(rounds):
-                rate, cores.value = window(stranger, is_on)
-                attacked += rate / rounds
-                quiet += window(burner, burning)[0] / rounds
+                attacked += (used := window(stranger, is_on))
+                cores.value = used[2] / seconds
+                quiet += window(burner, burning)
+            elapsed = seconds * rounds
+            of_cpu = attacked[0] / attacked[1] / (quiet[0] / quiet[1])
             print(
-                f"| {kind} | {way} | {count.value / seconds / rounds:,.0f} "
-                f"| **{attacked / quiet:.2f}** | {attacked:,.0f}, {quiet:,.0f} |",
+                f"| {kind} | {way} | {count.value / elapsed:,.0f} "
+                f"| **{attacked[0] / quiet[0]:.2f}** | {of_cpu:.2f} "
+                f"| {attacked[0] / elapsed:,.0f}, {quiet[0] / elapsed:,.0f} |",
                 flush=True,
             )
         is_over.set()

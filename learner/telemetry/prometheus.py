@@ -92,7 +92,7 @@ SCALARS = (
         "impala_refused_total",
         "counter",
         "refused/{reason}",
-        "Connections and calls that were refused.",
+        "Calls that were refused.",
     ),
     Scalar(
         "impala_telemetry_rows_dropped_total",
