@@ -106,7 +106,6 @@ def test_a_name_of_several_addresses_is_one_port() -> None:
         for each in sockets:
             open_ones.enter_context(closing(each))
         (port,) = {each.getsockname()[1] for each in sockets}
-        assert listen.bound("localhost:0", sockets) == f"localhost:{port}"
         with pytest.raises(OSError, match=re.escape(f"'localhost:{port}'")):
             listen.bind("Metrics", f"localhost:{port}")
 

@@ -151,11 +151,6 @@ def dialled(addresses: str) -> list[str]:
     return found
 
 
-def bound(listen: str, sockets: list[socket.socket]) -> str:
-    """Returns the bound address as HOST:PORT for clients."""
-    return f"{listen.rpartition(':')[0]}:{sockets[0].getsockname()[1]}"
-
-
 def socket_path(listen: str) -> str | None:
     """Returns the path of unix:PATH; None for another address.
 
