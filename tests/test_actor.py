@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import tree
 from scripted import Counter, Script, check_episodes, check_group
-from tensorflow.python.framework.constant_op import convert_to_eager_tensor
 
 from actors import policy
 from actors.actor import Actor
 from actors.policy import Compiled
 from impala import environments
+from impala.agents import compiled
 from impala.config.schema import AgentConfig, EnvironmentConfig
 from impala.environments.base import first_timestep
 from impala.parts import build
@@ -221,11 +221,12 @@ def test_impossible_arguments_are_refused() -> None:
 def test_only_what_actions_depend_on_becomes_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[int, ...]] = []
 
-    def counted(value: np.ndarray, *others: Any) -> Any:
+    def counted(value: np.ndarray) -> Any:
         made.append(value.shape)
-        return convert_to_eager_tensor(value, *others)
+        return convert(value)
 
-    monkeypatch.setattr("actors.policy.convert_to_eager_tensor", counted)
+    convert = compiled.eager_converter()
+    monkeypatch.setattr(compiled, "eager_converter", lambda: counted)
     config = AgentConfig(torso="shallow", frame_stack=4)
     spaces = (gym.spaces.Box(0, 255, (84, 84, 1), np.uint8), gym.spaces.Discrete(3))
     observation = np.zeros((2, 84, 84, 1), np.uint8)
