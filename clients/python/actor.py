@@ -6,7 +6,6 @@ python actor.py --learner 127.0.0.1:5000
 """
 
 import argparse
-import contextlib
 import os
 import re
 import socket
@@ -17,10 +16,9 @@ import environments
 import numpy as np
 from agents import Agent, AtLearner, Executable
 from group import Group
-from session import DTYPES, Finished, Left, Refused, Session
+from session import Refused, Session
 
-# Settings that change what is played, of those that may stand in settings.needs. What is computed
-# of an observation, and how an action is drawn, is not done here.
+# Settings that change what is played, which this actor knows or which do not matter to it.
 KNOWN = re.compile(r"environment\.(id|kwargs|vectorization)|agent\..*|evaluator\..*")
 WAYS: Mapping[str, Callable[[Session, np.random.Generator], Agent]] = {
     "executable": Executable,
@@ -28,49 +26,51 @@ WAYS: Mapping[str, Callable[[Session, np.random.Generator], Agent]] = {
 }
 
 
-def play(session: Session, way: str, num_envs: int | None = None) -> None:
-    """Plays until the end of training."""
-    session.join()
-    while True:
-        # Everything is made anew when another run answers, messages have to be smaller, or the
-        # learner that acted is gone within an unroll.
-        reply = session.reply
-        groups = _groups(session, way, num_envs)
-        with contextlib.suppress(Left):
-            while (
-                session.reply.fingerprint == reply.fingerprint
-                and groups[0].num_envs <= session.reply.limits.num_envs
-            ):
-                for group in groups:
-                    if group is groups[-1] and way != "learner":
-                        session.prefetch()  # late, to have them when the next round begins
-                    session.send(reply, group.play())
+class Player:
+    """Plays one group of environments.
 
+    Args:
+      session: with the learner.
+      way: to act.
+      num_envs: None: what the learner advises.
+    """
 
-def _groups(session: Session, way: str, num_envs: int | None) -> list[Group]:
-    reply = session.reply
-    unknown = [need for need in reply.settings.needs if not KNOWN.fullmatch(need)]
-    if unknown or len(reply.settings.tasks) != 1:
-        raise Refused(
-            f"The learner ({reply.version}) has {len(reply.settings.tasks)} tasks and needs "
-            f"{', '.join(unknown) or 'nothing unknown'}: this actor plays one task, and does not "
-            "know these settings."
-        )
-    advised = reply.settings.actor
-    total = num_envs or advised.num_envs
-    in_group = min(max(1, total // advised.num_groups), reply.limits.num_envs)
-    task = reply.settings.tasks[0].environment
-    dtypes = {spec.name: DTYPES[spec.dtype] for spec in reply.unroll_specs}
-    # `life` takes the incarnation's place in a run that is to be reproducible.
-    start = reply.life or session.incarnation
-    seed = np.random.SeedSequence([reply.seed, reply.actor_index, start])
-    groups = []
-    for of_group in seed.spawn(max(1, total // in_group)):
-        of_environments, of_actions = of_group.spawn(2)
-        made = [environments.make(task.id, task.kwargs) for _ in range(in_group)]
-        agent = WAYS[way](session, np.random.default_rng(of_actions))
-        groups.append(Group(reply, dtypes, agent, made, of_environments))
-    return groups
+    def __init__(self, session: Session, way: str, num_envs: int | None) -> None:
+        self._session, self._way, self._num_envs = session, way, num_envs
+        self._group: Group | None = None
+        self._made_for = ("", 0)  # fingerprint and number of environments
+        self._count = 0  # groups made, so that none plays the episodes of another
+
+    def play(self) -> None:
+        """Plays until the session is interrupted or training has ended."""
+        reply = self._session.reply
+        num_envs = min(self._num_envs or reply.settings.actor.num_envs, reply.limits.num_envs)
+        if self._made_for != (reply.fingerprint, num_envs):
+            self._group, self._made_for = None, (reply.fingerprint, num_envs)
+        group = self._group or self._made(num_envs)
+        while True:
+            self._group = None  # nobody can finish an interrupted unroll: begin with new episodes
+            played = group.play()
+            self._group = group
+            self._session.send(played)
+
+    def _made(self, num_envs: int) -> Group:
+        session, reply = self._session, self._session.reply
+        unknown = [need for need in reply.settings.needs if not KNOWN.fullmatch(need)]
+        if unknown or len(reply.settings.tasks) != 1 or reply.needs_permits:
+            raise Refused(
+                f"The learner has {len(reply.settings.tasks)} tasks, permits or "
+                f"{', '.join(unknown)}, which this actor does not know."
+            )
+        task = reply.settings.tasks[0].environment
+        # `life` takes the incarnation's place in a run that is to be reproducible.
+        start = reply.life or session.incarnation
+        self._count += 1
+        seed = np.random.SeedSequence([reply.seed, reply.actor_index, start, self._count])
+        of_environments, of_actions = seed.spawn(2)
+        made = [environments.make(task.id, task.kwargs) for _ in range(num_envs)]
+        agent = WAYS[self._way](session, np.random.default_rng(of_actions))
+        return Group(reply, agent, made, of_environments)
 
 
 def main() -> int:
@@ -80,20 +80,15 @@ def main() -> int:
     parser.add_argument("--name", default=f"{socket.gethostname()}-python-{os.getpid()}")
     parser.add_argument("--act", choices=WAYS, default="executable", help="who computes actions")
     parser.add_argument("--num-envs", type=int, help="default: what the learner advises")
-    parser.add_argument("--reconnect-timeout", type=float, default=float("inf"), help="seconds")
     told = parser.parse_args()
     if sys.byteorder != "little":
         parser.error("this CPU is big endian: swap the bytes in session.py")
-    session = Session(told.learner, told.name, told.reconnect_timeout)
+    session = Session(told.learner, told.name)
     try:
-        play(session, told.act, told.num_envs)
-    except Finished:
-        pass
+        session.run(Player(session, told.act, told.num_envs).play)
     except (Refused, ValueError) as error:
         print(f"impala-actor: {error}", file=sys.stderr)
         return 1
-    finally:
-        session.close()
     return 0
 
 

@@ -2,23 +2,12 @@
 
 import abc
 import hashlib
-import queue
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-import grpc
 import numpy as np
 import onnxruntime
-from session import DTYPES, Finished, Left, Session
-
-from protos.impala.v1 import learner_pb2 as pb
-
-
-class Version(NamedTuple):
-    """Of parameters."""
-
-    incarnation: int
-    version: int
+from session import DTYPES, Session, Version
 
 
 class Agent(abc.ABC):
@@ -63,9 +52,8 @@ class Executable(Agent):
         self._epsilons: np.ndarray | None = None
 
     def begin(self, num_envs: int) -> None:
-        parameters = self._session.newest_parameters()
-        self.version = Version(parameters.incarnation, parameters.version)
-        self._parameters = {f"parameters/{i}": array for i, array in enumerate(parameters.arrays)}
+        self.version, arrays = self._session.parameters()
+        self._parameters = {f"parameters/{i}": array for i, array in enumerate(arrays)}
         if "epsilon_final" in self._drawn and self._epsilons is None:  # once for each environment
             told = self._session.reply.settings.agent.epsilon
             weights = np.array(told.weights) / sum(told.weights)
@@ -104,8 +92,6 @@ class AtLearner(Agent):
     def __init__(self, session: Session, random: np.random.Generator) -> None:
         del random
         self._session, self._begins = session, True
-        self._requests: queue.SimpleQueue[pb.ActRequest | None] = queue.SimpleQueue()
-        self._replies: Any = None
         specs = session.reply.unroll_specs
         states = [spec.name for spec in specs[len(specs) - session.reply.num_core_state_specs :]]
         self._inputs = [
@@ -129,40 +115,17 @@ class AtLearner(Agent):
 
     def act(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         num_envs = len(given["timestep/step_type"])
-        request = pb.ActRequest(
-            actor=self._session.name,
-            incarnation=self._session.incarnation,
+        reply = self._session.act(
             begins=self._begins,
             num_envs=num_envs,
             tensors=[np.ascontiguousarray(given[name]).tobytes() for name in self._inputs],
         )
-        reply = self._answer(request)
         self._begins = False
         self.version = Version(reply.learner_incarnation, reply.parameter_version)
         return {
             name: np.frombuffer(tensor, dtype).reshape(num_envs, *shape)
             for (name, dtype, shape), tensor in zip(self._outputs, reply.tensors, strict=True)
         }
-
-    def _answer(self, request: pb.ActRequest) -> pb.ActReply:
-        """Raises Left if the stream ends within an unroll, which nobody can finish then."""
-        while True:
-            try:
-                if self._replies is None:
-                    self._requests = queue.SimpleQueue()
-                    self._replies = self._session.stub.Act(iter(self._requests.get, None))
-                self._requests.put(request)
-                reply: pb.ActReply = next(self._replies)
-            except grpc.RpcError as error:
-                self._requests.put(None)
-                self._replies = None
-                self._session.lost(error)
-                if not request.begins:
-                    raise Left from None
-                continue
-            if reply.finished:
-                raise Finished
-            return reply
 
 
 def _graph(session: Session) -> onnxruntime.InferenceSession:

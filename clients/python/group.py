@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
-from agents import Agent, Version
+from agents import Agent
+from session import DTYPES, Version
 
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -30,7 +31,6 @@ class Group:
 
     Args:
       reply: of the learner.
-      dtypes: of its unroll_specs, by name.
       agent: acts for this group alone.
       environments: with one array as observation and one as action.
       seed: of the environments.
@@ -42,7 +42,6 @@ class Group:
     def __init__(
         self,
         reply: pb.JoinReply,
-        dtypes: dict[str, np.dtype],
         agent: Agent,
         environments: Sequence[gym.Env],
         seed: np.random.SeedSequence,
@@ -52,7 +51,7 @@ class Group:
         self._length = reply.unroll_length
         self._timed = len(reply.unroll_specs) - reply.num_core_state_specs
         self._specs = {
-            spec.name: (tuple(spec.shape), dtypes[spec.name]) for spec in reply.unroll_specs
+            spec.name: (tuple(spec.shape), DTYPES[spec.dtype]) for spec in reply.unroll_specs
         }
         self._check(environments[0])
         self._states = [spec.name for spec in reply.unroll_specs[self._timed :]]
