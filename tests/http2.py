@@ -8,7 +8,7 @@ from services import WAIT
 
 ELSEWHERE = "127.0.0.2"  # another host, as far as the learner sees
 
-DATA, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE = 0, 1, 3, 4, 8  # frames
+DATA, HEADERS, SETTINGS, PING, WINDOW_UPDATE = 0, 1, 4, 6, 8  # frames
 END_STREAM, END_HEADERS = 1, 4  # flags
 INITIAL_WINDOW_SIZE = 4  # a setting
 LARGEST_FRAME = 16_384
@@ -61,9 +61,9 @@ class Raw:
         for start in range(0, len(data), LARGEST_FRAME):
             self._send(DATA, flags, stream, data[start : start + LARGEST_FRAME])
 
-    def reset(self, stream: int) -> None:
-        """Takes a call back."""
-        self._send(RST_STREAM, 0, stream, struct.pack(">I", 8))
+    def ping(self) -> None:
+        """Asks whether the learner is there."""
+        self._send(PING, 0, 0, bytes(8))
 
     def widen(self, stream: int) -> None:
         """Lets the learner send on."""

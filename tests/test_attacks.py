@@ -12,6 +12,7 @@ import queue
 import random
 import resource
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -42,7 +43,7 @@ from callers import (
     write,
 )
 from google.protobuf.message import DecodeError
-from http2 import DATA, END_STREAM, HEADERS, Raw, connect, framed
+from http2 import DATA, END_STREAM, HEADERS, PING, Raw, connect, framed
 from services import WAIT
 
 from impala.types import Parameters
@@ -238,6 +239,23 @@ def test_a_call_that_never_says_what_it_wants_is_ended(monkeypatch: pytest.Monke
     with serving() as address, Raw(address) as raw:
         for method in UNARY:
             raw.hear(HEADERS, raw.call(f"/impala.v1.Learner/{method}"))
+
+
+@pytest.mark.parametrize(("interval", "is_closed"), [(0.01, False), (10.0, True)])
+def test_who_pings_too_often_is_disconnected(
+    interval: float, is_closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_PING_SECONDS", interval)
+    with serving() as address, Raw(address) as raw:
+        try:
+            for _ in range(6):
+                raw.ping()
+                raw.hear(PING)
+                time.sleep(0.05)
+        except OSError:
+            assert is_closed
+        else:
+            assert not is_closed
 
 
 def test_a_connection_that_never_speaks_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ _UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 _MAX_PROBES = 64  # at once, more than may watch
 _HANDSHAKE_SECONDS = 10.0  # for a new connection to speak HTTP/2...
 _IDLE_SECONDS = 60.0  # ...and to be without a call
+_PING_SECONDS = 10.0  # between the pings of a connection without data
 _HEALTH_HANDSHAKE_SECONDS = 2.0  # of the health port, which has fewer connections
 _HEALTH_IDLE_SECONDS = 5.0
 _MAX_CONNECTIONS = 10_000
@@ -478,7 +479,7 @@ def _options(max_message_bytes: int, connections: int) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),  # a second learner on this port must fail
         ("grpc.max_allowed_incoming_connections", connections),
         ("grpc.max_concurrent_streams", _MAX_STREAMS_OF_CONNECTION),
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", int(1000 * _PING_SECONDS)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.keepalive_time_ms", 60_000),  # streams of hosts that vanished end
         ("grpc.keepalive_timeout_ms", 20_000),
