@@ -162,14 +162,6 @@ def test_queued_unrolls_are_dropped_by_reason_and_only_once() -> None:
     assert accounts.totals().dropped == {"learner_stop": 7}
 
 
-def test_no_unroll_can_be_accounted_for_twice() -> None:
-    accounts = Accounts()
-    accounts.join("a", 1, 0, 0)
-    accounts.receive("a", 1, 1, 4)
-    with pytest.raises(ValueError, match=r"5 unrolls of message 1 .* only 4"):
-        accounts.settle("a", 1, 1, 5)
-
-
 def test_actors_that_restart_for_ever_do_not_fill_the_memory() -> None:
     accounts = Accounts(max_ledgers=10)
     accounts.join("steady", 1, 0, 0)

@@ -4,9 +4,6 @@ import asyncio
 import functools
 import hashlib
 import math
-import os
-import pathlib
-import sys
 from typing import Any
 
 import gymnasium as gym
@@ -23,7 +20,7 @@ from impala.environments.spaces import ACTION_MASK, Spaces
 from impala.parts import build
 from impala.play import onnx_model, policy_graph
 from impala.types import TimeStep
-from learner.service.executable import ExecutablePolicy, NotMade
+from learner.service.executable import ExecutablePolicy
 
 
 def _floats(*numbers: float) -> np.ndarray:
@@ -240,20 +237,6 @@ def test_variables_that_cannot_be_replaced_are_named() -> None:
     agent._policy_head = lambda x: x @ read() + head.b
     with pytest.raises(ValueError, match="variables agent/policy/w"):
         ActingStep(agent, spaces, config).trace()
-
-
-@pytest.mark.slow
-def test_without_the_extra_the_refusal_says_what_to_install(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "tf2onnx.py").write_text("raise ImportError('no', name='tf2onnx')")
-    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    monkeypatch.setenv("PYTHONPATH", path)
-    config = values.from_dict(Config, {"environment": {"id": "Catch"}})
-    spaces = (gym.spaces.Box(0, 1, (10, 5), np.uint8), gym.spaces.Discrete(3))
-    policy = ExecutablePolicy(config, spaces)
-    with pytest.raises(NotMade, match=r"package tf2onnx: pip install 'impala-rl\[onnx\]'.*learner"):
-        asyncio.run(policy.get())
 
 
 @pytest.mark.slow

@@ -203,21 +203,6 @@ def test_parameters_are_assigned_only_when_they_are_others() -> None:
     np.testing.assert_array_equal(agent.variables[0].numpy(), [1.0])
 
 
-def test_parameters_of_another_agent_are_refused() -> None:
-    actor = Actor(lambda task: [Script(2, 0)], Compiled(Counter()), 2, seed=0)
-    with pytest.raises(ValueError, match="holds 2 arrays, the agent has 1"):
-        next(actor.run(lambda: Parameters(5, 3, 0.0, 0, [np.zeros(1), np.zeros(1)])))
-
-
-def test_impossible_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least one group"):
-        next(
-            Actor(lambda task: [], Compiled(Counter()), 2, seed=0).run(growing_versions().__next__)
-        )
-    with pytest.raises(ValueError, match="unroll_length is 0"):
-        Actor(lambda task: [Script(1, 0)], Compiled(Counter()), 0, seed=0)
-
-
 def test_only_what_actions_depend_on_becomes_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[int, ...]] = []
 

@@ -178,19 +178,6 @@ def test_the_burn_in_is_silent() -> None:
     assert not differs[ROWS:, 1].any() and not differs[:, ~IS_REPLAY].any()
 
 
-@pytest.mark.parametrize("is_replay", [True, False])
-def test_without_burn_in_nothing_changes_to_the_last_bit(is_replay: bool) -> None:
-    """Nor for fresh unrolls."""
-    agent = build.agent(AGENTS["lstm"], VECTOR, CHOICE, seed=1)
-    batch = batch_for(agent)._replace(is_replay=tf.fill([B], is_replay))
-    outputs = agent.unroll(batch.unroll.timestep, batch.unroll.core_state)[0]
-    same = burn_in.unroll(agent, batch, 0)
-    for a, b in zip(same, outputs, strict=True):
-        np.testing.assert_array_equal(a, b)
-    for a, b in zip(burn_in.unroll(agent, batch, ROWS), outputs, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
-
-
 # ---------------------------------------------------------------------------- the stored state
 
 

@@ -22,8 +22,8 @@ from impala.environments import base
 from impala.environments.spaces import Spaces
 from impala.parts import build
 from impala.types import EnvironmentFault, EnvironmentStep, Nest, Parameters, TimeStep
-from learner.checks import actions, continuity
 from learner.checks import checks as checks_module
+from learner.checks import continuity
 from learner.checks.mistakes import Kind, Mistake
 from learner.checks.numbers import Spaces as SpacesOfNumbers
 from learner.checks.numbers import is_swapped
@@ -337,17 +337,6 @@ def test_messages_that_come_again_or_get_lost_name_nobody() -> None:
     assert story.counts == {} and rejected > 10
 
 
-def test_an_actor_that_was_there_before_the_learner_is_not_named() -> None:
-    story = Story(configured("cartpole", **SMALL), on_mistake="refuse")
-    played = story.play(30, groups=2)
-    for _ in range(15):
-        next(played)
-    story.service.join(messages.join_request(acknowledged_sequence=15))
-    for sent in played:
-        assert story.send(sent).status == pb.STATUS_ACCEPTED, story.last
-    assert story.counts == {}
-
-
 # ------------------------------------------------------------------------------- the mistakes
 
 
@@ -579,20 +568,6 @@ def test_a_caller_with_ever_new_names_does_not_fill_the_log(
     assert mistakes.totals() == {Kind.VERSION: 2000}
 
 
-@pytest.mark.parametrize("mean", [0.0, 1.0, 4.6, -7.0])
-@pytest.mark.parametrize("deviation", [0.01, 0.5, 2.7])
-def test_quantiles_of_a_box_are_as_probable_as_they_say(mean: float, deviation: float) -> None:
-    rng = np.random.default_rng(1)
-    size = 20_000
-    unit = np.tanh(mean + deviation * rng.standard_normal(size)).astype(np.float32)
-    drawn = actions._quantiles(np.full(size, mean), np.full(size, deviation), unit.astype(float))
-    shares = np.exp(drawn.log_probs[0])
-    assert not drawn.far.any()
-    np.testing.assert_allclose(shares.sum(), 1.0, atol=1e-5)
-    seen = np.bincount(drawn.chosen, minlength=10) / size
-    np.testing.assert_allclose(seen, shares, atol=5 * np.sqrt(shares.max() / size))
-
-
 HONEST_NUMBERS = (
     np.zeros(9, np.float32),
     np.array([1e-12, -3e-9, 0.0], np.float32),
@@ -610,14 +585,6 @@ HONEST_NUMBERS = (
 @pytest.mark.parametrize("array", HONEST_NUMBERS)
 def test_plausible_numbers_are_the_right_way_round(array: np.ndarray) -> None:
     assert not is_swapped(array)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.int32, np.uint16])
-def test_numbers_the_wrong_way_round_are_found(dtype: type[np.generic]) -> None:
-    ones = np.ones(20, dtype).byteswap()
-    assert is_swapped(ones) == (dtype != np.uint16)  # whose 256 may be meant
-    drawn = (10 * np.random.default_rng(0).random(200)).astype(dtype).byteswap()
-    assert is_swapped(drawn) == (dtype != np.uint16)
 
 
 def test_observations_are_in_their_space_or_a_little_beside_it() -> None:
@@ -642,30 +609,6 @@ def test_observations_are_in_their_space_or_a_little_beside_it() -> None:
     assert outside("choice", 5, dtype=np.int64) is not None
 
 
-def test_groups_that_cannot_be_told_apart_are_not_mixed_up() -> None:
-    """Given two groups whose rows are equal, and whose episodes are not equally long."""
-    story = Story(CATCH)
-    sents = list(story.play(12, num_envs=1, groups=1))
-    checks = story.service._checks
-    assert checks is not None
-    for number, sent in enumerate(sents * 2):  # a second group plays what the first one played
-        message = pb.Unrolls.FromString(sent.message.SerializeToString())
-        message.sequence = number + 1
-        assert checks.check(message, list(sent.arrays.values())) == []
-
-
-def test_after_forgotten_messages_only_a_reset_is_right() -> None:
-    """Given the third message, which was forgotten: the fourth has its number."""
-    sents = list(Story(CATCH).play(4, num_envs=4, groups=1))
-    for last, kinds in ((sents[3], [Kind.ROW_0]), (sents[0], [])):
-        checks = Story(CATCH).service._checks
-        assert checks is not None
-        for number, sent in enumerate([*sents[:2], last], 1):
-            sent.message.sequence = number
-            found = checks.check(sent.message, list(sent.arrays.values()))
-        assert [mistake.kind for mistake in found if mistake.kind == Kind.ROW_0] == kinds
-
-
 def test_resets_in_every_unroll_are_named_once_they_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -681,22 +624,6 @@ def test_resets_in_every_unroll_are_named_once_they_are_too_many(
         first.arrays["output/baseline"][-1] += 1.0  # no two end alike
         found += checks.check(first.message, list(first.arrays.values()))
     assert {mistake.kind for mistake in found} == {Kind.ROW_0} and len(found) == 10
-
-
-def test_a_group_that_was_cut_is_named_for_each_part() -> None:
-    story = Story(CATCH)
-    sents = list(story.play(6, num_envs=4, groups=1))
-    checks = story.service._checks
-    assert checks is not None
-    found: list[list[Kind]] = []
-    for number, sent in enumerate(sents):
-        for part in (slice(0, 2), slice(2, 4)) if number else (slice(0, 4),):
-            message = pb.Unrolls.FromString(sent.message.SerializeToString())
-            message.sequence, message.num_envs = len(found) + 1, part.stop - part.start
-            arrays = [leaf[:, part] for leaf in sent.arrays.values()]
-            found.append([mistake.kind for mistake in checks.check(message, arrays)])
-    named = [number for number, kinds in enumerate(found, 1) if Kind.ROW_0 in kinds]
-    assert named == [2, 3] and len(found) == 11
 
 
 def test_memory_of_actors_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

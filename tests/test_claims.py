@@ -12,17 +12,13 @@ import pytest
 
 from impala.config.rules import validate
 from impala.config.schema import (
-    AtariConfig,
     Config,
     EnvironmentConfig,
-    LimitsConfig,
     MixConfig,
     RepeatConfig,
     ReplayConfig,
-    TasksConfig,
 )
 from impala.config.values import OptionError
-from impala.schedule.tasks import frames_per_step, make
 from impala.types import Parameters
 from learner.data.ingest import Ingest
 from learner.data.mix import Mix
@@ -93,17 +89,6 @@ def test_an_unroll_too_large_for_replay_is_refused_at_once() -> None:
     with pytest.raises(OptionError, match="more than the 2147483647 that can be counted"):
         huge = RepeatConfig(most=2**31)
         validate(Config(environment=EnvironmentConfig(id="CartPole-v1", repeat=huge)))
-
-
-def test_frames_of_a_step_are_what_the_task_can_play() -> None:
-    environment = EnvironmentConfig(
-        id="ALE/Pong-v5", atari=AtariConfig(frame_skip=3), repeat=RepeatConfig(most=7)
-    )
-    names = ("ALE/Pong-v5", "CartPole-v1", 'CartPole-v1{"sutton_barto_reward": true}')
-    played = make(environment, TasksConfig(environments=names))
-    assert [frames_per_step(task, LimitsConfig()) for task in played] == [3, 7, 7]
-    limits = LimitsConfig(frames_per_step=2)
-    assert [frames_per_step(task, limits) for task in played] == [3, 14, 14]
 
 
 # Versions.
@@ -314,16 +299,6 @@ def test_a_crash_loss_is_counted_once_even_if_forgotten(
         assert ["a", 1] not in [each[:2] for each in learner.accounts.state()["ledgers"]]
         learner.join(receipt)
         assert learner.dropped == {LEARNER_CRASH: 2}
-
-
-def test_who_has_not_joined_gets_no_proof() -> None:
-    learner = _Learner()
-    fingerprint = learner.join()
-    learner.send(1, fingerprint)
-    learner.join(incarnation=2)  # a newer one takes the name over
-    receipt = learner.send(2, fingerprint)
-    assert receipt.reason == pb.REASON_UNKNOWN_ACTOR
-    assert (receipt.acknowledged_unrolls, receipt.proof) == (0, b"")
 
 
 def test_the_key_is_kept_and_readable_by_its_owner_alone(

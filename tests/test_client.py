@@ -23,7 +23,6 @@ from actors.client import (
 )
 from actors.evaluator import EvaluatorClient
 from actors.policy import Compiled
-from impala.runtime.backoff import Backoff
 from impala.types import (
     ActorUnrolls,
     AgentOutput,
@@ -146,19 +145,6 @@ def test_a_message_has_the_info_of_every_step(learner: FakeLearner) -> None:
     ]
 
 
-def test_newer_parameters_arrive_by_themselves(learner: FakeLearner) -> None:
-    with connect(learner) as client:
-        client.join()
-        assert client.parameters().version == 0
-        learner.publish(3)
-        wait_until(lambda: client.parameters().version == 3)
-        parameters = client.parameters()
-        assert parameters.incarnation == 5
-        np.testing.assert_array_equal(parameters.values[0], [3.0])
-    assert (learner.pulls[0].learner_incarnation, learner.pulls[0].newer_than) == (0, 0)
-    assert (learner.pulls[-1].learner_incarnation, learner.pulls[-1].newer_than) in {(5, 0), (5, 3)}
-
-
 def test_parameters_are_prefetched(learner: FakeLearner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.client.POLL_SECONDS", 3600.0)
     with connect(learner) as client:
@@ -231,18 +217,6 @@ def test_an_evaluator_plays_snapshots_until_all_are_evaluated(
     assert (evaluation.frames, evaluation.task) == (100, 1)
     assert [episode.episode_return for episode in evaluation.episodes] == [2.0]
     assert not learner.messages
-
-
-def test_an_evaluator_at_work_gives_signs_of_life(
-    learner: FakeLearner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("actors.evaluator._SIGN_OF_LIFE_SECONDS", 0.05)
-    learner.snapshot(0)
-    with evaluator(learner) as client:
-        client.next_assignment()
-        learner.wait_for(lambda: sum(request.busy for request in learner.asked) >= 3)
-        learner.snapshot(10)
-        assert client.next_assignment().parameters.frames == 10
 
 
 def test_a_report_that_is_refused_ends_the_evaluator(learner: FakeLearner) -> None:
@@ -410,20 +384,6 @@ def test_a_round_is_sent_before_the_next_one_is_permitted() -> None:
     }
     versions = [m.parameter_version for m in learner.messages]
     assert versions[0::2] == versions[1::2] == sorted(versions[0::2]) and len(set(versions)) > 2
-
-
-def test_the_quarantined_wait_before_they_ask_for_a_permit(
-    learner: FakeLearner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learner.permit = lambda request: 0
-    learner.quarantine = "quarantined for 60 s"
-    monkeypatch.setattr("actors.client.BACKOFF", Backoff(3600.0, 3600.0))
-    with connect(learner) as client:
-        client.join()
-        threading.Timer(2.0, client.stop).start()
-        with pytest.raises(Stopped):
-            client.await_turn(2)
-    assert sum(bool(pull.round) for pull in learner.pulls) == 1
 
 
 def decoded(message: pb.Unrolls, unroll_length: int, num_envs: int) -> ActorUnrolls:

@@ -119,13 +119,6 @@ def test_decoded_arrays_are_read_only_views_of_the_bytes() -> None:
         decoded[0, 0] = 1.0
 
 
-def test_encoding_takes_a_copy_so_that_the_actor_may_write_on() -> None:
-    array = np.zeros(4, np.uint8)
-    (tensor,) = codec.encode([array])
-    array[:] = 9
-    assert tensor == bytes(4)
-
-
 def _field(tag: bytes, value: bytes) -> bytes:
     return tag + value
 
@@ -178,25 +171,6 @@ def test_a_split_message_is_the_one_that_protobuf_reads(data: bytes, cut_off: in
             assert parsed.SerializeToString() == whole.SerializeToString()
 
 
-def test_no_tensor_of_a_message_is_copied() -> None:
-    sent = pb.Unrolls(
-        actor="a", sequence=2**34, frames=[3] * 512, tensors=[b"one", bytes(300), b""]
-    )
-    sent.episodes.add(length=5)
-    data = sent.SerializeToString()
-    tensors, rest = codec.split(data)
-    assert tensors == list(sent.tensors)
-    assert all(tensor.obj is data for tensor in tensors)
-    del sent.tensors[:]
-    assert pb.Unrolls.FromString(rest) == sent
-
-
-def test_a_message_of_many_fields_is_left_to_protobuf() -> None:
-    """To look at each in Python would let one message hold up all."""
-    data = b"\x18\x01" * 1_000_000 + _sized(TENSOR, b"x")
-    assert codec.split(data) == ([], data)
-
-
 def test_specs_name_leaves_in_the_order_of_travel() -> None:
     nest = Pair(
         left={"b": np.zeros((2, 3), np.float32), "a": (np.zeros(4, bool), np.int64(1))},
@@ -241,10 +215,6 @@ SPECS = [
     pb.TensorSpec(name="nothing", dtype=pb.DTYPE_INT8, shape=[0, 4]),
 ]
 GOOD = [bytes(24), bytes(8), b""]
-
-
-def test_the_good_message_that_the_bad_ones_are_made_of_is_good() -> None:
-    assert [array.shape for array in codec.decode(GOOD, SPECS)] == [(3, 2), (), (0, 4)]
 
 
 @pytest.mark.parametrize("tensors", [[], GOOD[:2], [*GOOD, b""]])
@@ -312,22 +282,6 @@ def test_environments_come_after_time_and_before_core_state() -> None:
 
     feed_forward = codec.with_environments(unroll[:2], num_core_state_specs=0, num_envs=1)
     assert [list(spec.shape) for spec in feed_forward] == [[21, 1, 84, 84], [21, 1]]
-
-
-def test_batched_unrolls_travel_by_their_own_spec() -> None:
-    # Given one environment's spec, what E environments wrote together comes back.
-    rows, num_envs = 3, 4
-    one = [
-        pb.TensorSpec(name="reward", dtype=pb.DTYPE_FLOAT32, shape=[rows]),
-        pb.TensorSpec(name="core_state", dtype=pb.DTYPE_FLOAT32, shape=[2]),
-    ]
-    reward = np.arange(rows * num_envs, dtype=np.float32).reshape(rows, num_envs)
-    state = np.arange(num_envs * 2, dtype=np.float32).reshape(num_envs, 2)
-    together = codec.with_environments(one, 1, num_envs)
-    for sent, came in zip(
-        (reward, state), codec.decode(codec.encode([reward, state]), together), strict=True
-    ):
-        np.testing.assert_array_equal(came, sent)
 
 
 # The fingerprint.

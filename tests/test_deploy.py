@@ -18,15 +18,13 @@ from deploy.lint.checks import CHECKS, complaints
 from deploy.lint.commands import Started, started
 from deploy.lint.images import containerfile, containerfile_complaints
 from deploy.lint.network import traffic
-from deploy.lint.objects import BIN, DEPLOY, OVERLAYS, ROOT, of_kind, pods_of, render
-from deploy.lint.placement import PREEMPTIBLE, preferences
+from deploy.lint.objects import BIN, DEPLOY, OVERLAYS, ROOT, pods_of, render
+from deploy.lint.placement import preferences
 from deploy.lint.references import NAMESPACE, fixed_when_made
 from deploy.lint.schemas import VERSIONS, schema_complaints
 from impala.commands.actor import Actor
 from impala.commands.learner import Learner
 from impala.runtime.installation import MODULES
-
-SINCE_THE_START = {"impala_joins_total"}  # of the learner, which no checkpoint holds
 
 # What is in the repository passes.
 
@@ -93,17 +91,6 @@ def test_actors_on_preemptible_nodes_are_spread_nowhere_else() -> None:
     assert actor.pod.spec["topologySpreadConstraints"]
 
 
-def test_all_roles_know_the_same_nodes_as_preemptible() -> None:
-    for each in started(render(DEPLOY / "overlays/spot-actors")):
-        terms = each.pod.spec["affinity"]["nodeAffinity"]
-        known = {
-            rule["key"]: {*rule["values"]}
-            for term in terms["preferredDuringSchedulingIgnoredDuringExecution"]
-            for rule in term["preference"]["matchExpressions"]
-        }
-        assert known == PREEMPTIBLE, each.pod.name
-
-
 def test_the_namespace_asks_for_the_restricted_level() -> None:
     (namespace,) = yaml.safe_load_all((DEPLOY / "namespace.yaml").read_text(encoding="utf-8"))
     assert schema_complaints([namespace]) == []
@@ -123,31 +110,6 @@ def test_the_containerfile_passes() -> None:
 def test_the_images_hold_every_package() -> None:
     for package in MODULES:
         assert f"\nCOPY {package} " in containerfile()
-
-
-def test_no_alert_takes_a_restart_for_an_increase() -> None:
-    """`increase` takes every step back for a start from zero."""
-    (rules,) = of_kind(render(DEPLOY / "overlays/monitoring"), "PrometheusRule")
-    for rule in rules["spec"]["groups"][0]["rules"]:
-        for name in re.findall(r"\bincrease\((\w+)", rule["expr"]):
-            assert name in SINCE_THE_START, rule["alert"]
-
-
-def test_the_alert_on_restarts_sees_each_of_them() -> None:
-    (rules,) = of_kind(render(DEPLOY / "overlays/monitoring"), "PrometheusRule")
-    (query,) = [
-        " ".join(rule["expr"].split())
-        for rule in rules["spec"]["groups"][0]["rules"]
-        if rule["alert"] == "ImpalaLearnerRestarts"
-    ]
-    # A pod that replaces another has another address, the label `instance`.
-    assert re.match(
-        r"changes\(max by \(namespace, pod\) \(process_start_time_seconds\{(.*)\}\)", query
-    )
-    for overlay in OVERLAYS:
-        for learner in started(render(DEPLOY / "overlays" / overlay), "learner"):
-            (selected,) = re.findall(r'pod=~"(.*?)"', query)
-            assert re.fullmatch(selected, f"{learner.pod.workload['metadata']['name']}-0")
 
 
 def documented_overlay(directory: pathlib.Path) -> pathlib.Path:
@@ -314,18 +276,3 @@ def test_the_command_prints_what_is_wrong_with_an_overlay(
 
     assert lint.main([str(tmp_path / "nothing")]) == 2
     assert "nothing" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("right", "wrong", "complaint"),
-    [
-        ("USER 10001:10001", "USER root", "the user is ['root']"),
-        ("127.0.0.1:8080", "127.0.0.1:8081", "a health check asks port 8081"),
-        ("COPY vtrace vtrace", "COPY trace vtrace", "there is no trace to copy"),
-        ("ARG VERSION=", "ARG VERSION=9.", "VERSION is 9."),
-    ],
-)
-def test_a_mistake_in_the_containerfile_is_found(right: str, wrong: str, complaint: str) -> None:
-    assert right in containerfile()
-    complaints = containerfile_complaints(containerfile().replace(right, wrong))
-    assert any(complaint in each for each in complaints), complaints

@@ -4,39 +4,30 @@ What runs in what order is the same there; how long it takes is not.
 """
 
 import _ctypes
-import asyncio
 import dataclasses
 import os
 import pathlib
-import platform
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import tree
 from services import WAIT
 
 from benchmarks import gpu
 from impala import finite
 from impala.config.presets import PRESETS
-from impala.config.schema import AgentConfig, Config, LearnerConfig, MixConfig
-from impala.logdir.checkpoint import Counters
+from impala.config.schema import Config, LearnerConfig, MixConfig
 from impala.parts import build
-from impala.runtime import process
 from impala.schedule import phases, tasks
 from impala.types import Batch, Parameters, StepType, Unroll
-from learner.data.ingest import Arrival, Ingest
-from learner.data.mix import Mix, Prepared
+from learner.data.mix import Mix
 from learner.fleet.incarnations import Incarnations
-from learner.telemetry.reporter import Reporter
-from learner.telemetry.telemetry import Interval, Telemetry
-from learner.update import devices
 from learner.update.learner import Learner, Update
 from learner.update.phases import Phases
 from learner.update.publisher import Publisher
@@ -50,9 +41,6 @@ CONFIG = dataclasses.replace(
     total_frames=1000,
 )
 XLA = dataclasses.replace(CONFIG, learner=LearnerConfig(unroll_length=T, jit_compile=True))
-Q_LEARNING = dataclasses.replace(
-    CONFIG, algorithm="q_learning", agent=AgentConfig(policy="epsilon_greedy")
-)
 SPACES = build.spaces(tasks.make(CONFIG.environment, CONFIG.tasks))
 
 
@@ -76,20 +64,6 @@ def make_batch(learner: Learner, seed: int) -> Batch:
     return Batch(make_unroll(learner, seed), np.zeros(B, np.bool_))
 
 
-def make_mix(learner: Learner, place: Callable[[Batch], Batch]) -> Mix:
-    """A mix that has the messages of a few batches."""
-    ingest = Ingest(capacity=1000)
-
-    async def put() -> None:
-        for seed in range(UPDATES):
-            async with ingest.room(B):
-                unroll = make_unroll(learner, seed)
-                ingest.put(Arrival(unroll, "a", 1, seed + 1, 0, 0, [], 0.0, 0.0, 0.0))
-
-    asyncio.run(put())
-    return Mix(ingest, CONFIG.mix, place=place)
-
-
 def learn(learner: Learner, mix: Mix) -> list[Update]:
     """Learns from all batches of the mix."""
     updates = []
@@ -105,101 +79,6 @@ def learn(learner: Learner, mix: Mix) -> list[Update]:
 
 def assert_same(one: Any, other: Any) -> None:
     tree.map_structure(np.testing.assert_array_equal, one, other)
-
-
-def test_the_next_batch_is_on_the_device_before_results() -> None:
-    learner = make_learner()
-    placed = threading.Semaphore(0)
-    update = learner._update
-
-    def place(batch: Batch) -> Batch:
-        try:
-            return devices.place(batch, learner.device)
-        finally:
-            placed.release()
-
-    def wait_and_update(*arguments: Any) -> Any:
-        """The update ends when the batch of the next one is there, and not before."""
-        if learner.counters.updates < UPDATES - 1:
-            assert placed.acquire(timeout=WAIT)
-        return update(*arguments)
-
-    mix = make_mix(learner, place)
-    assert placed.acquire(timeout=WAIT)  # of the first update
-    learner._update = wait_and_update
-    learn(learner, mix)
-    assert learner.counters.updates == UPDATES
-
-
-class OneRead:
-    """A tensor that may be read once; a second time raises an error."""
-
-    def __init__(self, tensor: tf.Tensor) -> None:
-        self._tensors = [tensor]
-
-    def numpy(self) -> np.ndarray:
-        array: np.ndarray = self._tensors.pop().numpy()
-        return array
-
-
-class Unread:
-    """In the place of a tensor that nobody reads."""
-
-    def __init__(self, tensor: tf.Tensor) -> None:
-        del tensor
-
-    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
-        raise AssertionError("It was read.")
-
-
-def test_an_update_reads_one_tensor() -> None:
-    # Given a learner whose update returns tensors that watch how they are read ...
-    learner, oracle = make_learner(Q_LEARNING), make_learner(Q_LEARNING)
-    update = learner._update
-
-    def watched(*arguments: Any) -> Any:
-        report, histograms, before = update(*arguments)
-        seen = {name: Unread(values) for name, values in histograms.items()}
-        if is_last:
-            seen = histograms
-        return OneRead(report), seen, [Unread(value) for value in before]
-
-    learner._update = watched
-    rows: list[Interval] = []
-
-    class Rows:
-        def put(self, interval: Interval, is_last: bool) -> None:
-            rows.append(interval)
-
-    class NoGauges:
-        def read(self, counters: Counters) -> dict[str, float]:
-            return {}
-
-    telemetry = Telemetry()
-    telemetry.begin(Counters())
-    reporter = Reporter(telemetry, NoGauges(), Rows(), ["Catch"], 1e9)  # type: ignore[arg-type]
-    # ... when a row is made of some updates ...
-    expected = []
-    for seed in range(UPDATES):
-        is_last = seed == UPDATES - 1
-        batch = make_batch(learner, seed)
-        result, other = learner.update(batch), oracle.update(batch)
-        assert isinstance(result, Update) and isinstance(other, Update)
-        assert result.metrics == other.metrics
-        expected.append(other)
-        prepared = Prepared(batch, [], [], B, B * T, B * T, [], True)
-        reporter.take(Iteration(learner, prepared, result, 0.0, 0.1, False, True, False))
-    reporter.end_row(learner.counters)
-    reporter.end_row(learner.counters)
-    # ... then metrics are means over all updates, and histograms are those of the newest.
-    row, histograms = rows[0].row()
-    for name in expected[0].metrics:
-        assert row[name] == pytest.approx(np.mean([each.metrics[name] for each in expected]))
-    assert expected[-1].histograms
-    for name, values in expected[-1].histograms.items():
-        np.testing.assert_array_equal(histograms[name], np.asarray(values).reshape(-1))
-    np.testing.assert_array_equal(histograms["action"], batch.unroll.output.action[1:].reshape(-1))
-    assert "action" not in rows[1].row()[1]
 
 
 @pytest.mark.parametrize("xla", [False, True], ids=["graph", "xla"])
@@ -296,13 +175,6 @@ def test_the_benchmark_of_a_gpu_measures_an_update_on_any_device() -> None:
     assert measured.updates_per_second > 0.0
     assert measured.megabytes_per_second > 0.0
     assert gpu.table([measured]).splitlines()[2].startswith("| mlp | 2 | no |")
-
-
-def test_a_cpu_that_tensorflow_aborts_on_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_cpu_flags", lambda: {"sse4_2"})
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    with pytest.raises(ImportError, match="needs a CPU with AVX"):
-        process.load_tensorflow(use_gpus=False)
 
 
 _SAYS_WHAT_IS_LOADED = """

@@ -63,15 +63,6 @@ def test_a_forbidden_choice_is_never_made_and_costs_nothing() -> None:
     np.testing.assert_allclose(distribution.kl(logits, tf.zeros([1, 3])), [np.log(1.5)], rtol=1e-6)
 
 
-def test_an_action_outside_the_space_moves_nothing() -> None:
-    logits = tf.constant([[1.0, 2.0]])
-    with tf.GradientTape() as tape:
-        tape.watch(logits)
-        log_prob = distributions.Categorical(2).log_prob(logits, tf.constant([17]))
-    np.testing.assert_array_equal(log_prob, [0.0])
-    np.testing.assert_array_equal(tape.gradient(log_prob, logits), [[0.0, 0.0]])
-
-
 class TestTanhNormal:
     def test_the_edge_of_the_box_is_finite_with_finite_gradients(self) -> None:
         for low, high in [(-1.0, 1.0), (0.0, 1000.0), (-0.1, 1e-6)]:

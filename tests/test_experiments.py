@@ -113,28 +113,6 @@ def test_a_checkpoint_alone_says_what_the_run_is(
         identity.check(logdir, CATCH)
 
 
-@pytest.mark.parametrize(
-    ("preset", "changes", "name"),
-    [
-        ("catch", {}, "catch-Catch-seed0"),
-        ("atari", {"environment": {"id": "ALE/Pong-v5"}, "seed": 3}, "atari-Pong-v5-seed3"),
-        (
-            "mine.presets:fast",
-            {"environment": {"id": "my_games.grid:Grid-v0"}},
-            "fast-Grid-v0-seed0",
-        ),
-        ("catch", {"tasks": {"environments": ['Catch{"rows": 8}']}}, "catch-Catch-seed0"),
-        ("catch", {"tasks": {"environments": ["a", "b"]}}, "catch-2-tasks-seed0"),
-        ("catch", {"environment": {"id": "../Ünsafe id$()"}}, "catch-nsafe-id-seed0"),
-        ("catch", {"environment": {"id": "x" * 99}}, f"catch-{'x' * 40}-seed0"),
-    ],
-)
-def test_a_default_directory_names_preset_environment_and_seed(
-    preset: str, changes: dict[str, Any], name: str
-) -> None:
-    assert identity.default(preset, _with(**changes)) == pathlib.Path("runs", name)
-
-
 def test_changed_settings_and_a_fresh_start_are_let_through(tmp_path: pathlib.Path) -> None:
     logdir = str(_run(tmp_path / "run"))
     other = ["catch", "--seed", "1", "--logdir", logdir]

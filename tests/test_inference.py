@@ -196,31 +196,6 @@ def test_rows_that_cannot_be_computed_are_refused_by_name(
     inference.close()
 
 
-@pytest.mark.parametrize(("number", "wrong"), [(0, 2), (3, 3)])
-def test_bools_and_step_types_are_checked(number: int, wrong: int) -> None:
-    inference = _inference(_Step())
-    request = _request()
-    request.tensors[number] = bytes([wrong, 0])
-    with inference.caller() as caller, pytest.raises(InvalidRow, match=r"neither|is not 0, 1 or 2"):
-        asyncio.run(caller.act(request))
-    inference.close()
-
-
-def test_random_numbers_differ_and_epsilons_stay() -> None:
-    step = _Step(uniform=(3,), epsilon_final=())
-    inference = _inference(step)
-    with inference.caller() as caller, inference.caller() as other:
-        for each in (caller, caller, other):
-            _act(each, 4)
-    uniform = [given[5] for given in step.given]
-    assert len({each.tobytes() for each in uniform}) == 3
-    assert all(each.shape == (4, 3) and (each >= 0).all() and (each < 1).all() for each in uniform)
-    finals = [given[6] for given in step.given]
-    np.testing.assert_array_equal(finals[0], finals[1])
-    assert {*np.concatenate(finals).tolist()} <= {np.float32(x) for x in (0.1, 0.01, 0.5)}
-    inference.close()
-
-
 def test_actions_are_uniform_until_the_first_update() -> None:
     space = gym.spaces.Box(-2.0, 2.0, (1,), np.float32)
     config = values.from_dict(Config, {"agent": {"random_warm_up": True}})
@@ -348,15 +323,6 @@ def test_an_unroll_that_takes_too_long_is_ended() -> None:
     assert asyncio.run(held_for(0.0)) == asyncio.run(held_for(150.0)) == "done"
     with pytest.raises(TooSlow, match="an unroll took twice as long"):
         asyncio.run(held_for(199.9))
-
-
-def test_the_end_of_training_ends_a_stream() -> None:
-    service = messages.service(inference=_inference(_Step()))
-    service.join(messages.join_request("a", 1))
-    service.publish(_parameters(1))
-    service.finish()
-    status, _, replies = _status(service, _request())
-    assert (status, replies) == (grpc.StatusCode.OK, 1)
 
 
 def test_a_reply_has_what_the_unroll_needs() -> None:

@@ -154,15 +154,6 @@ def test_shadowing_files_are_named_or_not_imported(
     assert (answer.returncode, answer.stderr) == (0, "")
 
 
-def test_a_module_that_was_overwritten_is_named(
-    unpacked: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    """Given another distribution that was installed into the same folder later."""
-    _other_distribution(unpacked, "zoo", "impala")
-    answer = _impala("presets", path=[unpacked], folder=tmp_path)
-    _is_refused(answer, "overwritten", unpacked / "impala" / "__init__.py", "distribution zoo")
-
-
 @pytest.mark.slow
 def test_a_wheel_trains_in_an_environment_of_its_own(
     built: pathlib.Path, tmp_path: pathlib.Path

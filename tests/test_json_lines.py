@@ -9,7 +9,7 @@ from typing import IO
 import pytest
 
 from impala.analysis import continual, plot
-from impala.logdir import json_lines, rows
+from impala.logdir import json_lines
 from impala.logdir.json_lines import Appender
 
 
@@ -83,24 +83,6 @@ def test_a_large_file_is_begun_anew_and_read_as_one(tmp_path: pathlib.Path) -> N
     assert _numbers(path)[-1] == 90
 
 
-def test_a_part_that_cannot_be_begun_costs_one_line(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "rows.jsonl"
-    appender = Appender(path, part_bytes=40)
-    for number in (10, 11):  # 15 bytes each
-        appender.write({"number": number})
-    with monkeypatch.context() as full:
-        full.setattr(json_lines, "_open", lambda path: (_ for _ in ()).throw(OSError(24, "Many")))
-        with pytest.raises(OSError, match="Many"):
-            appender.write({"number": 12})
-    for number in (13, 14):
-        appender.write({"number": number})
-    appender.close()
-    assert _numbers(path) == [10, 11, 13, 14]
-    assert _numbers(path.with_suffix(".1.jsonl")) == [10, 11]
-
-
 def test_numbers_outside_json_are_refused_before_writing(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -164,18 +146,4 @@ def test_whatever_is_in_evaluations_the_rest_is_read(
     for name, curve in run.curves.items():
         assert curve.returns.tolist() == expected.curves[name].returns.tolist()
     continual.summary(run)
-    plot.draw([tmp_path], tmp_path / "figure.png")
-
-
-def test_whatever_is_in_metrics_the_rest_is_drawn(tmp_path: pathlib.Path) -> None:
-    good = {"frames": 100, "seconds": 1.0, "episode/a/return_recent": 1.0}
-    odd = [
-        good | {"frames": None},
-        good | {"seconds": "x"},
-        good | {"episode/a/return_recent": [1]},
-        good | {"episode/a/info/return_recent": 5.0},  # how an environment called a number
-    ]
-    lines = [json.dumps(row).encode() for row in [good, *odd, good]] + ABSURD
-    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines)[:-3])
-    assert len(rows.read(tmp_path)) == 4
     plot.draw([tmp_path], tmp_path / "figure.png")

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 
 from impala.config import values
 from impala.config.presets import PRESETS
@@ -195,22 +194,3 @@ def test_milestones_after_the_checkpoint_are_kept_once(tmp_path: pathlib.Path) -
     Story(tmp_path, frames=90, milestones=10).goes_on_to(110).goes_on_to(150)
     kept = [path.name for path in checkpoint.of_kind(tmp_path, "milestones")]
     assert [name.split("-")[0] for name in kept] == ["000000000011"]
-
-
-@pytest.mark.parametrize("by", ["evaluation", "training"])
-def test_nothing_is_kept_that_nobody_wants(tmp_path: pathlib.Path, by: str) -> None:
-    story = Story(tmp_path, keep_best=False)
-    if by == "evaluation":
-        story.is_evaluated(1.0)
-    story.goes_on_to(1000, [5.0] * 200)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
-def test_returns_in_training_say_nothing_about_several_tasks(tmp_path: pathlib.Path) -> None:
-    story = Story(tmp_path)
-    story.config = values.overlay(story.config, {"tasks": {"environments": ["a", "b"]}})
-    story.kept = BestAndMilestones(
-        tmp_path, Resumed(story._learner()), SPACES, story._take_evaluated
-    )
-    assert story.goes_on_to(500, [5.0] * 100).best is None
-    assert story.is_evaluated(1.0).goes_on_to(600).best == 50

@@ -84,21 +84,6 @@ class TestAlign:
 
         assert mask.numpy().sum() == T * B
 
-    def test_a_network_output_of_other_rows_is_refused(self) -> None:
-        network_output = counting_network()
-        short = NetworkOutput(network_output.policy[:-1], network_output.baseline[:-1])
-
-        with pytest.raises(ValueError, match=r"rows are \(5, 2\), the network's \(4, 2\)"):
-            losses.align(counting_batch(), short, PLAIN)
-
-    def test_one_row_is_no_step(self) -> None:
-        batch = counting_batch()
-        timestep = tf.nest.map_structure(lambda leaf: leaf[:1], batch.unroll.timestep)
-        batch = batch._replace(unroll=batch.unroll._replace(timestep=timestep))
-
-        with pytest.raises(ValueError, match=r"2 or more rows.*got 1"):
-            losses.align(batch, counting_network(), PLAIN)
-
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))

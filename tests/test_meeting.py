@@ -92,21 +92,6 @@ def test_a_caller_that_says_something_else_changes_nothing(said: bytes) -> None:
         each.close()
 
 
-def test_who_waits_learns_at_once_that_another_is_gone() -> None:
-    ended = threading.Event()
-    with met(3, end=ended.set) as meetings, ThreadPoolExecutor(2) as threads:
-        waiting = [threads.submit(meetings[i].meet, None) for i in (0, 2)]
-        began = time.monotonic()
-        meetings[1].close()
-        for each in waiting:
-            with pytest.raises(PeerLost, match="is lost"):
-                each.result(timeout=WAIT)
-        assert time.monotonic() - began < 5.0
-
-        # Who does not end by itself, is ended.
-        assert ended.wait(timeout=WAIT)
-
-
 def test_one_with_other_settings_is_refused_and_the_others_wait() -> None:
     where = addresses(2)
     stop = threading.Event()
@@ -124,19 +109,3 @@ def test_one_with_other_settings_is_refused_and_the_others_wait() -> None:
         stop.set()
         assert begun.result(timeout=WAIT) is False
     first.close()
-
-
-def test_one_that_is_started_again_while_others_wait_takes_part() -> None:
-    where = addresses(2)
-    first, second, again = (Meeting(where, i, {}) for i in (0, 1, 1))
-    gone = threading.Event()
-    with ThreadPoolExecutor(2) as threads:
-        # The second gives up before the first is there; then both start.
-        gone.set()
-        assert second.begin(gone.is_set) is False
-        begun = [threads.submit(each.begin, NEVER) for each in (first, again)]
-        assert [each.result(timeout=WAIT) for each in begun] == [True, True]
-        found = [threads.submit(each.meet, i) for i, each in enumerate((first, again))]
-        assert [each.result(timeout=WAIT) for each in found] == [[0, 1], [0, 1]]
-    for each in (first, second, again):
-        each.close()

@@ -1,7 +1,6 @@
 """Batches hold every unroll once, in order, whatever the sizes of messages and batches."""
 
 import asyncio
-import itertools
 from collections import Counter
 
 import numpy as np
@@ -119,18 +118,6 @@ def test_every_unroll_is_in_one_batch_in_order_and_whole(num_envs: int, batch_si
     assert arrivals == sorted(set(arrivals))
 
 
-def test_unrolls_before_the_offset_are_left_out() -> None:
-    ingest = Ingest(capacity=100)
-    _put(ingest, [_arrival(1, 4, 0, offset=3), _arrival(2, 4, 4)])
-    mix = Mix(ingest, MixConfig(fresh=5))
-    try:
-        (prepared,) = _take(mix, 1)
-    finally:
-        mix.close()
-    np.testing.assert_array_equal(_batch(prepared).unroll.frames, [3, 4, 5, 6, 7])
-    assert [p.unrolls for p in prepared.provenance] == [1, 4]
-
-
 def test_a_message_that_is_a_whole_batch_is_not_copied() -> None:
     ingest = Ingest(capacity=100)
     arrivals = [_arrival(1, 2, 0), _arrival(2, 4, 2), _arrival(3, 4, 6, offset=2)]
@@ -153,19 +140,6 @@ def test_a_message_that_is_a_whole_batch_is_not_copied() -> None:
     assert not any(map(any, shared[1:]))
 
 
-def test_a_batch_is_never_written_again() -> None:
-    ingest = Ingest(capacity=100)
-    _put(ingest, [_arrival(i + 1, 4, 4 * i) for i in range(4)])
-    mix = Mix(ingest, MixConfig(fresh=4))
-    try:
-        batches = _take(mix, 4)
-    finally:
-        mix.close()
-    for one, other in itertools.pairwise(batches):
-        for a, b in zip(tree.flatten(one.batch), tree.flatten(other.batch), strict=True):
-            assert not np.shares_memory(a, b)
-
-
 def test_a_dead_batch_thread_is_reported() -> None:
     class Broken(Ingest):
         def get(self, timeout: float) -> Arrival | None:
@@ -177,15 +151,6 @@ def test_a_dead_batch_thread_is_reported() -> None:
             mix.get(timeout=0.1)
     assert isinstance(caught.value.__cause__, OSError)
     mix.close()
-
-
-def test_closing_does_not_wait_for_a_batch_that_never_fills() -> None:
-    ingest = Ingest(capacity=10)
-    _put(ingest, [_arrival(1, 2, 0)])
-    mix = Mix(ingest, MixConfig(fresh=4))
-    assert mix.get(timeout=0.1) is None
-    mix.close()
-    assert mix.get(timeout=0.0) is None
 
 
 def _replay(capacity: int = 1000) -> Replay:
@@ -402,19 +367,3 @@ def test_what_an_earlier_phase_stored_is_not_learned_from_again() -> None:
     assert [each.batch is None for each in later] == [True, False, False]
     for each in later[1:]:
         assert each.weights is None and min(_numbers(each)) >= 8
-
-
-def test_batches_that_moved_nothing_make_no_unroll_older() -> None:
-    """Version 7 is two updates behind the third batch, but not if the first one was skipped."""
-    for skipped in (0, 1):
-        ingest = Ingest(capacity=100)
-        mix = Mix(ingest, MixConfig(fresh=1, max_policy_lag=1), version=7)
-        try:
-            _put(ingest, [_made_with(7, _arrival(i, 1, i)) for i in (1, 2)])
-            _take(mix, 2)
-            mix.shift_version(-skipped)
-            _put(ingest, [_made_with(7, _arrival(3, 1, 3))])
-            (prepared,) = _take(mix, 1)
-        finally:
-            mix.close()
-        assert [part.dropped for part in prepared.provenance] == [None if skipped else "policy_lag"]

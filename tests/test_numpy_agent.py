@@ -1,7 +1,6 @@
 """The step in NumPy is the agent's, for every torso, core and distribution that it serves."""
 
 import dataclasses
-import itertools
 import os
 import subprocess
 import sys
@@ -22,11 +21,10 @@ from impala.agents import distributions, numpy_agent, numpy_distributions
 from impala.agents.agent import Agent
 from impala.agents.distributions import Distribution
 from impala.agents.numpy_agent import NumPyAgent
-from impala.agents.numpy_distributions import NotServed, Random
+from impala.agents.numpy_distributions import Random
 from impala.config.schema import AgentConfig, EnvironmentConfig, EpsilonConfig
 from impala.environments.spaces import TASK, choices
 from impala.parts import build
-from impala.parts.components import CORE, TORSO
 from impala.testing.distributions import DistributionConformance
 from impala.types import Nest, Parameters
 
@@ -163,17 +161,6 @@ def test_a_step_is_the_agents_step(name: str) -> None:
         ):
             assert (one.dtype, one.shape) == (other.dtype.as_numpy_dtype, other.shape)
         own_core_state = after
-
-
-def test_the_cases_are_all_that_is_served() -> None:
-    """Every torso and core that is built in is tried here, or refused."""
-    for torso, core in itertools.product(TORSO.built_in, CORE.built_in):
-        if torso != "mlp":
-            with pytest.raises(NotServed, match=f"the torso {torso} with the core {core}"):
-                NumPyAgent(AgentConfig(torso, core=core), (VECTOR, CHOICE), [])
-    assert {(config.torso, config.core) for config, _, _ in AGENTS.values()} == {
-        ("mlp", core) for core in CORE.built_in
-    }
 
 
 class Drawn:

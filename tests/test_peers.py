@@ -92,25 +92,6 @@ def test_peers_keep_the_accounts_the_first_resumes_from(
     assert len(checkpoint.of_kind(tmp_path, "checkpoints")) == 2
 
 
-def test_a_peer_knows_its_number() -> None:
-    both = ["learner-0.learner:9100", "learner-1.learner:9100"]
-    assert peer_config.number([], -1) == 0
-    assert peer_config.number(both, 1) == 1
-    assert peer_config.number(both, -1, "impala-learner-1") == 1
-    assert peer_config.number(both, -1, "learner-0.learner.impala.svc") == 0
-    for given, own, host, why in (
-        (both, -1, "workstation", "does not end in a number"),
-        (both, -1, "learner-2", "This is peer 2, but there are 2"),
-        (both, 2, "learner-1", "This is peer 2, but there are 2"),
-        ([], 1, "learner-1", "--peer is 1, but there is one learner"),
-        (["a:1", "a:1"], 0, "a", "are not all different"),
-        (["a:0", "b:1"], 0, "a", "a:0 needs a port"),
-        (["a", "b:1"], 0, "a", "the host is missing"),
-    ):
-        with pytest.raises(OptionError, match=why):
-            peer_config.number(given, own, host)
-
-
 # Whole runs.
 
 

@@ -17,7 +17,6 @@ from actors import policy
 from actors.actor import Actor
 from impala.agents.agent import Agent
 from impala.agents.popart import STEP, PopArt
-from impala.config import rules
 from impala.config.schema import (
     AgentConfig,
     Config,
@@ -26,7 +25,6 @@ from impala.config.schema import (
     OptimiserConfig,
     TasksConfig,
 )
-from impala.config.values import OptionError
 from impala.environments import Environment
 from impala.environments.spaces import TASK
 from impala.logdir import checkpoint
@@ -303,12 +301,3 @@ def test_a_checkpoint_holds_the_statistics(tmp_path: pathlib.Path) -> None:
     for each in (learner, other):
         each.update(batch)
     tree.map_structure(np.testing.assert_array_equal, learner.variables(), other.variables())
-
-
-@pytest.mark.parametrize("name", ["q_learning", "sac"])
-def test_algorithms_without_a_baseline_are_refused(name: str) -> None:
-    agent = CONFIG.agent
-    if name == "q_learning":
-        agent = dataclasses.replace(agent, policy="epsilon_greedy")
-    with pytest.raises(OptionError, match=f"agent.popart is set, but {name} does not normalise"):
-        rules.validate(dataclasses.replace(CONFIG, algorithm=name, agent=agent))

@@ -53,17 +53,6 @@ def test_the_third_blame_is_a_quarantine_that_ends(
     assert quarantine.standing("a").blamed == 8
 
 
-def test_a_blame_now_and_then_is_none() -> None:
-    quarantine, clock = _quarantine(window_seconds=10.0)
-    for _ in range(50):
-        clock.now += 5.1  # two are within 10 s, the third is not
-        _blame(quarantine, "a", times=1)
-    assert quarantine.standing("a") == Standing(50, 0.0, "range: 0 is too large")
-    clock.now += 4.0
-    _blame(quarantine, "a", times=1)  # 9.1 s after the one before the last
-    assert quarantine.standing("a").seconds_left == 60.0
-
-
 def test_quarantines_double_until_an_hour_of_good_conduct() -> None:
     quarantine, clock = _quarantine()
     lengths = []
@@ -88,12 +77,6 @@ def test_it_can_be_turned_off_and_goes_on_counting() -> None:
     assert quarantine.standing("a") == Standing(1000, 0.0, "range: 999 is too large")
 
 
-def test_one_blame_may_be_enough() -> None:
-    quarantine, _ = _quarantine(blames=1, seconds=5.0)
-    _blame(quarantine, "a", times=1)
-    assert quarantine.standing("a").seconds_left == 5.0
-
-
 def test_among_the_runs_own_actors_it_says_why_the_run_is_to_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -105,14 +88,6 @@ def test_among_the_runs_own_actors_it_says_why_the_run_is_to_end(
         "a is to blame for range: 0 is too large. It was blamed 3 times in 0 s."
     )
     assert not caplog.records
-
-
-def test_culprits_among_the_runs_own_actors_do_not_end_the_run() -> None:
-    quarantine = Quarantine(QuarantineConfig(), _Clock(), own_actors=True)
-    for _ in range(3):
-        quarantine.blame("a", "culprit of update 7", is_culprit=True)
-    assert quarantine.ends_run == ""
-    assert quarantine.standing("a").seconds_left > 0.0
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,22 +89,6 @@ def test_what_is_drawn_is_what_was_added(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_draw_says_which_unrolls_and_whose(rule: Rule) -> None:
-    replay = make(rule=rule)
-    replay.add(unrolls(0, 3), slice(None), "actor-0")
-    replay.add(unrolls(3, 3), slice(None), "actor-ü")
-    batch = unrolls(0, 8)
-
-    said = replay.sample(batch, 2, 6)
-
-    assert [number for number, _ in said] == batch.parameter_version[2:].tolist()
-    assert {actor: {n for n, whose in said if whose == actor} for _, actor in said} == {
-        "actor-0": {0, 1, 2},
-        "actor-ü": {3, 4, 5},
-    }
-
-
-@pytest.mark.parametrize("rule", RULES)
 def test_removed_records_are_never_drawn_even_after_a_crash(
     tmp_path: pathlib.Path, rule: Rule
 ) -> None:
@@ -188,40 +172,6 @@ def test_a_reservoir_is_uniform_over_everything_ever_added() -> None:
         naive.append(naive_reservoir(CAPACITY, added, seed))
     assert chi_squared(np.concatenate(held), added) < CRITICAL
     assert chi_squared(np.concatenate(naive), added) > 10 * CRITICAL
-
-
-def test_a_reservoir_stays_uniform_over_crashes(tmp_path: pathlib.Path) -> None:
-    """Each crash takes what was not committed, and no trace of it is left in the keys."""
-    block = unrolls(0, 100)
-    held, added = [], 0
-    for seed in range(3):
-        path = tmp_path / str(seed)
-        for _ in range(TIMES):
-            store = Disk(path, "test")
-            replay = make(store, capacity=CAPACITY, seed=seed)
-            for _ in range(CAPACITY // 100):
-                replay.add(block, slice(None), ACTOR)
-            replay.commit()
-            replay.add(block, slice(None), ACTOR)
-            store.close()  # without a commit, as a crash does it
-        replay = make(Disk(path, "test"), capacity=CAPACITY, seed=seed)
-        added = replay.contents().added
-        assert TIMES * CAPACITY <= added < TIMES * (CAPACITY + 100)  # some crashes took 100
-        held.append(messages.held(replay))
-        replay.close()
-    assert chi_squared(np.concatenate(held), added) < CRITICAL
-
-
-def test_draws_are_uniform() -> None:
-    replay = make(capacity=BINS)
-    replay.add(unrolls(0, 3 * BINS), slice(None), ACTOR)
-    places = {number: place for place, number in enumerate(messages.held(replay))}
-    batch = unrolls(0, 4)
-    seen = []
-    for _ in range(1000):
-        replay.sample(batch, 0, 4)
-        seen += [places[number] for number in batch.parameter_version]
-    assert chi_squared(np.array(seen), BINS) < CRITICAL
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -92,20 +92,6 @@ def test_every_algorithm_has_a_histogram_of_its_values(algorithm: str) -> None:
     assert values.shape == (4, 6) and np.isfinite(values).all()
 
 
-def test_the_norm_of_the_parameters_is_that_of_the_learned_ones() -> None:
-    learner = make("impala")
-    squares = sum(float(np.square(value).sum()) for value in learner.agent_values())
-    assert learner.norms() == {"parameter_norm": pytest.approx(np.sqrt(squares))}
-
-
-def test_the_scalars_of_the_critic_have_names_of_their_own() -> None:
-    learner = make("critic")
-    update = _update(learner)
-    named = {*update.metrics, *update.histograms, *learner.norms()}
-    assert {name.partition("/")[0] for name in named} == {"critic"}
-    assert {"critic/loss/total", "critic/learning_rate", "critic/gradient_norm"} <= named
-
-
 class _NoGauges:
     def read(self, counters: Counters) -> dict[str, float]:
         return {}

@@ -101,28 +101,6 @@ def test_only_sigint_insists_a_second_after_its_first(
         assert request.insists is insists
 
 
-def test_handlers_are_put_back_unless_the_end_was_asked_for() -> None:
-    before = [signal.getsignal(number) for number in END]
-    with EndRequest():
-        assert [signal.getsignal(number) for number in END] != before
-    assert [signal.getsignal(number) for number in END] == before
-    with EndRequest():
-        signal.raise_signal(signal.SIGTERM)
-    assert {signal.getsignal(number) for number in END} == {signal.SIG_IGN}
-
-
-def test_a_process_that_goes_on_gets_its_signal_afterwards() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    before = [signal.getsignal(number) for number in END]
-    done = False
-    with pytest.raises(KeyboardInterrupt), EndRequest(passes_on=True):
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGTERM)
-        done = True
-    assert done
-    assert [signal.getsignal(number) for number in END] == before
-
-
 def test_nohup_stays_in_force() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with EndRequest() as request:

@@ -211,15 +211,6 @@ def test_a_restart_keeps_past_snapshots_only(
     assert again.goes_on_to(620).made == [0, 300, 600]
 
 
-def test_a_damaged_one_ends_no_start(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    Story(tmp_path).goes_on_to(300)
-    (checkpoint.of_kind(tmp_path, "snapshots")[0] / "state.json").write_text("{")
-    assert Story(tmp_path, frames=300).made == [300]
-    assert any("A snapshot is not evaluated" in message for message in caplog.messages)
-
-
 def test_training_waits_at_the_bound_and_says_so(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:

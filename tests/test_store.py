@@ -185,17 +185,6 @@ def test_incomplete_checkpoints_are_left_out_and_named_once(
     assert sum("is not copied" in text for text in caplog.messages) == 1
 
 
-def test_a_damaged_checkpoint_is_not_copied(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    """Else it would take the place of an intact one, of which the store keeps two."""
-    for updates in (10, 20, 30):
-        scene.save(updates, keep=3)
-    scene.damage("000000000030-000003")
-    scene.copy()
-    saved = Store(scene.url).saved("checkpoints")
-    assert saved == ["000000000020-000002"]
-    assert "its files differ from its MANIFEST" in caplog.text
-
-
 def test_an_interrupted_copy_is_no_checkpoint(faulty: Scene) -> None:
     faulty.save(10)
     faulty.copy()
@@ -263,21 +252,6 @@ def test_damage_in_the_log_directory_is_mended_from_the_store(
         Store(scene.url).write(f"checkpoints/{name}/state.json", b"{}")
     with pytest.raises(StorageError, match=r"are damaged, and .* has no intact one. .*--fresh"):
         scene.elsewhere("run")
-
-
-def test_the_newer_one_of_log_directory_and_store_counts(scene: Scene) -> None:
-    """Given a host that comes back with its log directory after the run went on elsewhere."""
-    scene.save(10)
-    scene.copy()
-    (scene.logdir / "replay").mkdir()
-    first, scene.logdir = scene.logdir, scene.elsewhere()
-    scene.save(20)
-    scene.copy()
-    scene.save(30)  # not copied
-    assert checkpoint.load(scene.elsewhere()).counters.updates == 30
-    assert checkpoint.load(scene.elsewhere("run")).counters.updates == 20
-    assert not (first / "replay").exists()  # moved aside: it is of an earlier state
-    assert list(first.glob("replay.before-*"))
 
 
 def test_a_store_that_fails_is_counted_and_tried_again(

@@ -169,53 +169,6 @@ def test_the_score_is_a_mean_over_all_tasks() -> None:
     assert trial.scores(told, loss) == [9.0, None, None, 8.0, None]
 
 
-@pytest.mark.parametrize(
-    ("score", "changes", "ends_at_row"),
-    [
-        *(("loss/totl", {}, 12), ("evaluation/Catch/return", {}, 20)),
-        ("loss/totl", {"settings": {"phases": ["critic:1000", "impala"]}}, 20),
-    ],
-)
-def test_a_misspelt_score_ends_a_trial_early(
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    score: str,
-    changes: dict[str, Any],
-    ends_at_row: int,
-) -> None:
-    """The first two of 20 rows come before any update."""
-    pytest.importorskip("ray")
-    from impala.sweeps import trial
-
-    written = 0
-
-    class Run:
-        def __init__(self, *arguments: object) -> None:
-            self.is_stopped = False
-
-        def wait(self, seconds: float) -> bool:
-            nonlocal written
-            with open(tmp_path / "trials/a/metrics.jsonl", "a") as file:
-                row = {"frames": written, "seconds": 1, "updates": max(0, written - 1)}
-                file.write(json.dumps(row | {"loss/total": 0.5}) + "\n")
-            written += 1
-            return written == 20
-
-        def stop(self) -> None:
-            self.is_stopped = True
-
-    (tmp_path / "trials/a").mkdir(parents=True)
-    monkeypatch.setattr(trial, "_Run", Run)
-    monkeypatch.setattr(trial.Trial, "trial_id", "a")
-    tried = object.__new__(trial.Trial)
-    sweep = description.parse(made(score=score, **changes))
-    tried.setup({}, sweep, str(tmp_path), str(tmp_path / "of another host"))
-    with pytest.raises(trial.TrialError, match=f"has no score: .*{score}") as raised:
-        tried.step()
-    assert written == ends_at_row
-    assert ("Did you mean 'loss/total'?" in str(raised.value)) == (ends_at_row == 12)
-
-
 # Whole sweeps.
 
 

@@ -47,18 +47,6 @@ def test_keyword_arguments_of_an_id_override_settings() -> None:
     assert large.environment.kwargs == '{"rows": 4, "columns": 9}'
 
 
-@pytest.mark.parametrize(
-    ("environments", "message"),
-    [
-        (("Catch{rows",), r"'Catch\{rows': .*'\{rows', which is not a JSON ob"),
-        (("A", "B", "A"), "names A twice"),
-    ],
-)
-def test_names_that_make_no_sense_are_refused(environments: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        tasks.make(EnvironmentConfig(), TasksConfig(environments=environments))
-
-
 def test_frames_are_dealt_out_evenly_or_as_told() -> None:
     names = ("a", "b", "c")
     even = config(1000, environments=names, cycles=2)

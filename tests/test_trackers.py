@@ -3,7 +3,6 @@
 import importlib
 import json
 import pathlib
-import posixpath
 import struct
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from impala.config.schema import Config, TelemetryConfig
 from impala.config.values import OptionError
 from learner.telemetry import custom_sinks
 from learner.telemetry.sinks import Sink
-from learner.telemetry.trackers import _metric
 
 RETURN = 'episode/Catch{"rows": 9}/return_recent'
 
@@ -41,16 +39,6 @@ def tracked(name: str, logdir: pathlib.Path) -> None:
         sink.write_histograms({"q": np.arange(5.0)}, frames[-1])
         sink.close()
         assert isinstance(sink, custom_sinks.CustomSink) and not sink.is_dropped
-
-
-def test_names_that_are_no_paths_are_made_some() -> None:
-    """An actor's name, or that of an info, would end MLflow for the run."""
-    names = ("worker/a//b/speed", "worker/../speed", "/a/./b", "a/", "episode/Catch-v0/a.b")
-    assert [_metric(name) for name in names] == [
-        *("worker/a/_/b/speed", "worker/_/speed", "_/a/_/b", "a/_", "episode/Catch-v0/a.b")
-    ]
-    for name in names:
-        assert posixpath.normpath(_metric(name)) == _metric(name)
 
 
 @pytest.mark.slow

@@ -177,35 +177,8 @@ def test_a_wrong_shape_is_named(name: str, change: Callable[[np.ndarray], np.nda
     assert f"it must be {expected}" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        ((7,), r"log_rhos has shape \(7,\); it must be \[T, B, ...\]"),
-        ((0, 4), "T must be 1 or more"),
-    ],
-)
-def test_log_rhos_need_time_and_batch(shape: tuple[int, ...], message: str) -> None:
-    inputs: Inputs = dict.fromkeys(make_inputs(), np.zeros(shape))
-    with pytest.raises(ValueError, match=message):
-        vtrace.from_importance_weights(**inputs)
-
-
-def test_a_wrong_dtype_is_named() -> None:
-    inputs = make_inputs()
-    with pytest.raises(TypeError, match="values is float32 and log_rhos float64"):
-        vtrace.from_importance_weights(**{**inputs, "values": inputs["values"].astype(np.float32)})
-    with pytest.raises(TypeError, match="log_rhos is float16; it must be float32 or float64"):
-        vtrace.from_importance_weights(**make_inputs(dtype=np.float16))
-
-
 @pytest.mark.parametrize("name", THRESHOLDS)
 @pytest.mark.parametrize("threshold", [-0.5, float("nan")])
 def test_a_threshold_below_zero_is_refused(name: str, threshold: float) -> None:
     with pytest.raises(ValueError, match=f"{name} is {threshold}; it must be 0 or more, or None"):
         vtrace.from_importance_weights(**make_inputs(), **{name: threshold})
-
-
-@pytest.mark.parametrize("lambda_", [-0.1, 1.1, float("nan")])
-def test_lambda_is_a_share(lambda_: float) -> None:
-    with pytest.raises(ValueError, match=f"lambda_ is {lambda_}; it must be from 0 to 1"):
-        vtrace.from_importance_weights(**make_inputs(), lambda_=lambda_)

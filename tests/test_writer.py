@@ -30,7 +30,7 @@ from learner.telemetry.files import File, JsonLines, TensorBoard
 from learner.telemetry.prometheus import Prometheus
 from learner.telemetry.sinks import Histograms
 from learner.telemetry.telemetry import Interval, Sample
-from learner.telemetry.writer import Attempts, Files, Schedule, Writer
+from learner.telemetry.writer import Attempts, Files, Writer
 
 CONFIG = Config(environment=EnvironmentConfig(id="Catch"))
 LEARNER = 7
@@ -299,16 +299,6 @@ def test_a_sink_that_cannot_be_opened_is_refused_in_one_line(tmp_path: pathlib.P
     assert "group is empty" in str(refused.value) and "test_writer.py:" in str(refused.value)
 
 
-def test_after_the_last_row_of_a_run_only_the_exporter_goes_on(tmp_path: pathlib.Path) -> None:
-    exporter, console, file = Sink(), Sink(), Sink()
-    with writing(tmp_path, [console], [file], exporter) as writer:
-        writer.put(interval(0, seconds=0.001))
-        writer.put(interval(1, seconds=0.001), is_last=True)
-        writer.put(interval(2))
-        assert writer.drain(30.0)
-    assert [len(sink.rows) for sink in (exporter, console, file)] == [3, 2, 2]
-
-
 # Files.
 
 
@@ -499,20 +489,3 @@ def test_absurd_numbers_reach_every_place_or_are_left_out(
         for value in event.summary.value
     }
     assert tags["histogram/action"] == tags["largest"] == 2**63 - 1
-
-
-@pytest.mark.parametrize("image", [1_600_000, 6_000_000])
-def test_large_images_leave_scalars_their_rows(image: int) -> None:
-    schedule = Schedule()
-    last, gaps, times = 0, [], []
-    for now in range(5, 86_400, 5):
-        schedule.passed(5.0)
-        if schedule.due(now, now - last):
-            draws = schedule.takes_histograms(now)
-            schedule.wrote(10_000, image if draws else 0)
-            gaps.append(now - last)
-            last = now
-            if draws:
-                times.append(now)
-    assert max(gaps) <= 120
-    assert len(times) >= 1 and image * (len(times) - 1) <= (4e6 + 14e6) / 4
