@@ -98,22 +98,11 @@ def test_receipts_of_a_superseded_incarnation_count() -> None:
 
 
 def test_a_forgetful_learner_takes_whoever_comes_first() -> None:
-    """Given a checkpoint from before either joined, or one that does not say who was newest."""
+    """Given a checkpoint from before either joined."""
     accounts = Accounts()
     accounts.join("a", 2, 0, 0)
     accounts.join("a", 1, 0, 0)  # never seen before: newer, whatever its number
     _is_told_to_end(accounts, 2)
-
-    accounts = Accounts()
-    for incarnation in (1, 2):
-        accounts.join("a", incarnation, 0, 0)
-    state = accounts.state()
-    del state["newest"]
-    accounts = _crash(accounts, state)
-    accounts.join("a", 1, 0, 0)
-    _is_told_to_end(accounts, 2)
-    accounts.join("a", 3, 0, 0)
-    _is_told_to_end(accounts, 1)
 
 
 def test_a_crash_gap_is_counted_when_the_actor_returns() -> None:

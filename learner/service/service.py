@@ -253,32 +253,24 @@ class LearnerService:
         Raises:
           Unavailable: the learner is stopping and has not accepted the message.
         """
-        accounts, named = self._records.accounts, (message.actor, message.incarnation)
-        if not accounts.may_send(*named):
-            return self._reject(message, _unknown(message))
-        if (quarantined := self._quarantined(message.actor)) is not None:
-            return self._reject(message, Rejection(pb.REASON_QUARANTINED, quarantined))
-        is_over = self._parameters.are_final  # which it may become while the message waits for room
-        if is_over:
-            return self._receipt(message, pb.STATUS_FINISHED)
-        judged = accounts.judge(*named, message.sequence)
-        if judged.verdict != "accepted":
-            return self._not_accepted(message, judged)
+        if (receipt := self._refusal(message)) is not None:
+            return receipt
         newest = self._newest_of(message.learner_incarnation)
         checked = self._validator.check(message, newest, tensors)
         if isinstance(checked, Rejection):
             return self._reject(message, checked)
+        named = message.actor, message.incarnation
         try:
             async with self._only_one_waits(named), self._ingest.room(message.num_envs):
-                # Again: a copy of it may have waited, too.
-                judged = accounts.judge(*named, message.sequence)
-                if judged.verdict != "accepted":
-                    return self._not_accepted(message, judged)
+                if (receipt := self._refusal(message)) is not None:  # a copy may have waited, too
+                    return receipt
                 if (refused := self._check(message, checked)) is not None:
                     return self._reject(message, refused)
-                admission = accounts.receive(*named, message.sequence, message.num_envs)
-                if admission.verdict != "accepted":
-                    return self._not_accepted(message, admission)
+                admission = self._records.accounts.receive(
+                    *named, message.sequence, message.num_envs
+                )
+                if admission.verdict == "duplicate":
+                    return self._receipt(message, pb.STATUS_DUPLICATE)
                 return self._accept(message, checked, admission)
         except TimeoutError:
             raise Unavailable(
@@ -289,6 +281,30 @@ class LearnerService:
             if self._parameters.are_final:
                 return self._receipt(message, pb.STATUS_FINISHED)
             raise Unavailable("The learner is stopping: connect again later.") from None
+
+    def _refusal(self, message: pb.Unrolls) -> pb.Receipt | None:
+        """Judges a message by its sender, the run and its number, in this order.
+
+        Returns:
+          The receipt of a message that is not taken, whatever it holds.
+        """
+        accounts, named = self._records.accounts, (message.actor, message.incarnation)
+        if not accounts.may_send(*named):
+            return self._reject(message, _unknown(message))
+        if (quarantined := self._quarantined(message.actor)) is not None:
+            return self._reject(message, Rejection(pb.REASON_QUARANTINED, quarantined))
+        if self._parameters.are_final:
+            return self._receipt(message, pb.STATUS_FINISHED)
+        admission = accounts.judge(*named, message.sequence)
+        if admission.verdict == "accepted":
+            return None
+        if admission.verdict == "duplicate":
+            return self._receipt(message, pb.STATUS_DUPLICATE)
+        detail = (
+            f"sequence is {message.sequence}, the next one is {admission.expected_sequence}: "
+            "number the messages of an incarnation 1, 2, 3, ... and send them in order."
+        )
+        return self._reject(message, Rejection(pb.REASON_SEQUENCE, detail))
 
     @contextlib.asynccontextmanager
     async def _only_one_waits(self, sender: tuple[str, int]) -> AsyncIterator[None]:
@@ -566,18 +582,6 @@ class LearnerService:
         self._records.roster.failed(message.actor, arrival.faults)
         self._records.mistakes.accepted(message.actor)
         return self._receipt(message, pb.STATUS_ACCEPTED)
-
-    def _not_accepted(self, message: pb.Unrolls, admission: Admission) -> pb.Receipt:
-        """Answers a message that the accounts did not accept."""
-        if admission.verdict == "duplicate":
-            return self._receipt(message, pb.STATUS_DUPLICATE)
-        if admission.verdict == "unknown":
-            return self._reject(message, _unknown(message))
-        detail = (
-            f"sequence is {message.sequence}, the next one is {admission.expected_sequence}: "
-            "number the messages of an incarnation 1, 2, 3, ... and send them in order."
-        )
-        return self._reject(message, Rejection(pb.REASON_SEQUENCE, detail))
 
     def _check(self, message: pb.Unrolls, arrival: Arrival) -> Rejection | None:
         """Looks for mistakes in a message that is next, and counts them.
