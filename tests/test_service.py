@@ -1,16 +1,19 @@
 """What the service answers, without gRPC."""
 
 import asyncio
+import collections
 import pathlib
 from collections.abc import Sequence
 from typing import Any, cast
 
+import gymnasium as gym
 import messages
 import numpy as np
 import pytest
 
 from impala.config.schema import Config, QuarantineConfig, TasksConfig
 from impala.config.values import OptionError
+from impala.environments.spaces import leaves
 from impala.finite import NotFiniteError
 from impala.logdir import checkpoint
 from impala.types import Parameters
@@ -20,6 +23,7 @@ from learner.fleet.accounts import Accounts
 from learner.fleet.quarantine import Quarantine
 from learner.fleet.refusals import IncompatibleProtocol, InvalidRequest, Unavailable
 from learner.fleet.refused_outputs import RefusedOutputs
+from learner.service import terms
 from learner.service.executable import Executable, ExecutablePolicy
 from learner.service.service import LearnerService
 from protos import codec
@@ -489,3 +493,22 @@ def test_an_executable_policy_is_fetched_once() -> None:
     assert got("d1") == pb.GetExecutablePolicyReply(digest="d1")
     assert got("d0").onnx == b"graph"
     service.close()
+
+
+def test_actors_are_told_the_leaves_of_spaces_in_wire_order() -> None:
+    box = gym.spaces.Box(np.array([0.0, -1.0]), np.array([np.inf, 1.0]), (2,), np.float64)
+    choices = gym.spaces.MultiDiscrete([2, 3], start=[0, 5])
+    pair = gym.spaces.Tuple([gym.spaces.Discrete(4, start=-1), gym.spaces.MultiBinary(2)])
+    space = gym.spaces.Dict(collections.OrderedDict(z=box, m=choices, a=pair))
+    assert terms.described(space, "x") == [
+        pb.Space(name="x/a/0", kind=pb.Space.KIND_DISCRETE, start=[-1], n=[4]),
+        pb.Space(name="x/a/1", kind=pb.Space.KIND_MULTI_BINARY, start=[0, 0], n=[2, 2]),
+        pb.Space(name="x/m", kind=pb.Space.KIND_MULTI_DISCRETE, start=[0, 5], n=[2, 3]),
+        pb.Space(name="x/z", kind=pb.Space.KIND_BOX, low=[0.0, -1.0], high=[np.inf, 1.0]),
+    ]
+    of_network = [name for name, _ in leaves(space, "x", is_sorted=False)]
+    assert of_network == ["x/z", "x/m", "x/a/0", "x/a/1"]  # the order of policy parameters
+    image = gym.spaces.Box(0, 255, (3,), np.uint8)
+    assert terms.described(image, "y")[0] == pb.Space(
+        name="y", kind=pb.Space.KIND_BOX, low=[0.0], high=[255.0]
+    )
