@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from impala.config.schema import EnvironmentConfig as EnvironmentConfig
     from impala.config.schema import EpsilonConfig as EpsilonConfig
     from impala.config.schema import EvaluatorConfig as EvaluatorConfig
-    from impala.config.schema import GuardConfig as GuardConfig
     from impala.config.schema import ImpalaConfig as ImpalaConfig
     from impala.config.schema import LearnerConfig as LearnerConfig
     from impala.config.schema import LimitsConfig as LimitsConfig

@@ -103,7 +103,6 @@ def of_peer(config: Config, own: int, count: int) -> Config:
         learner = dataclasses.replace(
             learner,
             snapshots="never",
-            keep_best=False,
             milestones=0,
             milestone_hours=0.0,
             checkpoint_store="",

@@ -299,6 +299,7 @@ def build_service(state: State, closing: contextlib.ExitStack) -> Run:
         *(logdir, resumed, plan.spaces),
         evaluated=snapshots.take_evaluated,
         settings=share.learner,
+        keeps_best=group.is_first,
     )
     return Run(
         state=state,
@@ -393,9 +394,9 @@ def finish(run: Run, stop: EndRequest, ends_run: str) -> int:
 
 
 def _guard(state: State, mix: Mix) -> Guard:
-    config, records = state.config, state.records
+    records = state.records
     return Guard(
-        *(config.guard, state.options.logdir, mix, state.replay),
+        *(state.options.logdir, mix, state.replay),
         blame=functools.partial(records.quarantine.blame, is_culprit=True),
         refused_outputs=records.refused_outputs,
         peers=state.group,

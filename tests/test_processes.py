@@ -34,7 +34,7 @@ def make(num_envs: int, first: int = 0, seconds: float = 30.0, **kwargs: Any) ->
     return environments.make(
         EnvironmentConfig(id=faulty.ID, kwargs=json.dumps(kwargs), vectorization="async"),
         num_envs,
-        actor=ActorConfig(environment_seconds=seconds, max_environment_bytes=max_bytes),
+        actor=ActorConfig(hang_seconds=10.0 * seconds, max_environment_bytes=max_bytes),
         first=first,
     )
 

@@ -212,9 +212,10 @@ def test_a_restart_keeps_past_snapshots_only(
 
 
 def test_training_waits_at_the_bound_and_says_so(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    story = Story(tmp_path, learner={"max_snapshots": 2}).goes_on_to(300)
+    monkeypatch.setattr("learner.evaluation.snapshot_maker._MOST_WAITING", 2)
+    story = Story(tmp_path).goes_on_to(300)
     assert [story.maker.has_room() for _ in range(3)] == [False] * 3
     assert sum("Training waits for evaluators" in message for message in caplog.messages) == 1
     story.snapshots.settle(LEARNER, 0, 0, 1.0)
@@ -263,12 +264,3 @@ def _evaluated(logdir: pathlib.Path, is_slow: bool, *flags: object) -> continual
         late = curve.frames - np.array(FRAMES)
         assert late.shape == (7,) and late.min() >= 0 and late.max() < 1_000
     return run
-
-
-@pytest.mark.slow
-def test_a_run_at_the_bound_waits_and_ends_complete(tmp_path: pathlib.Path) -> None:
-    logdir = tmp_path / "run"
-    _evaluated(logdir, True, "--learner.max-snapshots", 1)  # the first one, before any update
-    log = logdir.with_suffix(".learner.log").read_text()
-    assert "Training waits for evaluators" in log
-    assert max(row["evaluations/waiting"] for row in services.rows(logdir)) == 1

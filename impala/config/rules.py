@@ -53,18 +53,12 @@ def validate(config: Config) -> Config:
     _check_correction(config)
     _check_burn_in(config)
     _check_lag(config)
-    if config.guard.max_skips > config.guard.window_updates:
-        raise OptionError(
-            f"guard.max_skips is {config.guard.max_skips}, but only the last "
-            f"{config.guard.window_updates} batches are looked back on: lower it, or raise "
-            "guard.window_updates."
-        )
     _check_frames(config, played)
     return config
 
 
 def _check_vectorization(config: Config, played: Sequence[Task]) -> None:
-    """Refuses processes for environments that cannot have them, or too little time for those."""
+    """Refuses processes for environments that cannot have them."""
     if config.environment.vectorization != "async":
         return
     ids = [task.environment.id for task in played]
@@ -73,14 +67,6 @@ def _check_vectorization(config: Config, played: Sequence[Task]) -> None:
             f"environment.vectorization is async, but {ids[0]} steps all environments of a "
             "group in the actor's process: set it to sync. ALE games have threads "
             "(actor.env_threads)."
-        )
-    # An environment hangs, is replaced and starts again, all within one unroll.
-    if config.actor.hang_seconds <= (least := 6.0 * config.actor.environment_seconds):
-        raise OptionError(
-            f"actor.hang_seconds is {config.actor.hang_seconds:g} and actor.environment_seconds "
-            f"{config.actor.environment_seconds:g}: one environment that hangs and starts again, "
-            f"which takes up to {least:g} s, would end the actor. Raise the first above that, or "
-            "lower the second."
         )
 
 

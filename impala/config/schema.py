@@ -466,10 +466,6 @@ class ReplayConfig:
     """Keep what an earlier phase stored; otherwise each phase begins with an empty replay."""
     storage: Annotated[Literal["disk", "memory"], OPERATIONAL] = "disk"
     """disk: in the log directory, and still there after a crash; memory: lost with the process."""
-    on_damage: Annotated[Literal["empty", "refuse"], OPERATIONAL] = "empty"
-    """What to do about a damaged replay on disk. empty: move it aside and go on with an empty one;
-    refuse: end, until it is restored or --empty-replay gives it up. One that is missing, or holds
-    less than the checkpoint counts, is refused in either case: somebody moved or replaced it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -493,9 +489,6 @@ class LearnerConfig:
     """Where checkpoints, the best agent and milestones are copied to in the background, beside the
     log directory: a URL of this run alone that fsspec opens, such as s3://BUCKET/RUN, or a path. A
     run whose log directory has no intact checkpoint resumes from there. Empty: nowhere."""
-    keep_best: Annotated[bool, OPERATIONAL] = True
-    """Keep the agent with the highest return so far in LOGDIR/best: by evaluation or, in a run of
-    one task without an evaluator, by the mean of 100 episodes in training."""
     milestones: Annotated[Count, OPERATIONAL] = 10
     """Keep the agent in LOGDIR/milestones so many times, in equal shares of the run; 0: never."""
     milestone_hours: Annotated[float, Range(0.0), OPERATIONAL] = 0.0
@@ -503,8 +496,6 @@ class LearnerConfig:
     snapshots: Annotated[Literal["auto", "always", "never"], OPERATIONAL] = "auto"
     """Whether to keep snapshots of the agent for evaluators, in LOGDIR/snapshots; auto: from when
     the run's first evaluator joins."""
-    max_snapshots: Annotated[Positive, OPERATIONAL] = 20
-    """Snapshots that may wait to be evaluated. When there are so many, training waits."""
     inference: Annotated[Literal["auto", "never"], OPERATIONAL] = "auto"
     """Whether the learner acts for actors that have no network of their own. auto: as soon as one
     calls Act, unless actors need permits (mix.lag_budget, mix.exact_lag)."""
@@ -524,31 +515,13 @@ class LearnerConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class GuardConfig:
-    """Limit of skipped batches: their update was not finite and no unroll was to blame. Beyond it
-    the variables are restored from the newest checkpoint, once; if it happens again soon, the run
-    ends with status 1.
-    """
-
-    max_skips: Positive = 5
-    """Number of skipped batches among the last window_updates that triggers it."""
-    window_updates: Annotated[int, Range(1, 2**31 - 1)] = 100
-    """Batches in the window; also the number of good updates after which variables may be restored
-    again."""
-
-
-@dataclasses.dataclass(frozen=True)
 class QuarantineConfig:
     """Temporary refusal of actors that send what no correct actor sends."""
 
     blames: Count = 3
-    """Number of messages with impossible contents, or of updates made not finite, after which an
-    actor is refused for a while; 0: never."""
-    window_seconds: Annotated[float, Range(1.0)] = 600.0
-    """Window in which they are counted, in seconds."""
-    seconds: Annotated[float, Range(1.0, 3600.0)] = 60.0
-    """Duration of the first quarantine in seconds. It doubles with each further one, up to an hour,
-    and starts again after an hour without an incident."""
+    """Number of messages with impossible contents, or of updates made not finite, within ten
+    minutes after which an actor is refused: for a minute at first, and twice as long each further
+    time, up to an hour. 0: never."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -569,20 +542,11 @@ class LimitsConfig:
     names the number and the setting. Raise a limit if your environment needs it.
     """
 
-    info_names: Annotated[int, Range(0, 1000)] = 64
-    """Number of names in episodes' info that a run records; the rest is counted and dropped."""
     frames_per_step: Annotated[int, Range(1, 1_000_000)] = 1
     """Most frames of one step of a Gymnasium environment whose info says `frames`, before
     environment.repeat multiplies it. ALE games have environment.atari.frame_skip instead."""
     reward: Limit = 1e6
     """Largest absolute value of a raw reward."""
-    observation: Limit = 1e10
-    """Largest absolute value of a number in an observation or a core state."""
-    policy_parameter: Annotated[float, Range(1e-12, 4e8)] = 1e7
-    """Largest absolute value of a parameter of the behaviour policy: a logit, an action value, a
-    mean. -1e9, which stands for a masked choice, is always taken."""
-    baseline: Limit = 1e8
-    """Largest absolute value of a value estimate."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -597,12 +561,9 @@ class ActorConfig:
     """ALE threads per group."""
     hang_seconds: Annotated[float, Range(1.0, 86400.0)] = 600.0
     """Seconds that an unroll, or a step of an evaluator, may take. Beyond that an environment
-    hangs: the actor logs where, and ends. For environments in their own processes see
-    environment_seconds, which must be shorter."""
-    environment_seconds: Annotated[float, Range(0.1, 86400.0)] = 60.0
-    """Seconds that a step of an environment in its own process may take. Beyond that its process is
-    replaced and its episode truncated. A start may take five times as long. Six times this must be
-    less than hang_seconds."""
+    hangs: the actor logs where, and ends. Of an environment in its own process
+    a step may take a tenth of this, and a start half: then the process is replaced and its episode
+    truncated."""
     max_environment_bytes: Count = 0
     """Resident memory in bytes beyond which the process of an environment is replaced at the end of
     an episode. 0: no limit."""
@@ -651,7 +612,6 @@ class Config:
     learner: LearnerConfig = LearnerConfig()
     limits: Annotated[LimitsConfig, OPERATIONAL] = LimitsConfig()
     actor: Annotated[ActorConfig, OPERATIONAL] = ActorConfig()
-    guard: Annotated[GuardConfig, OPERATIONAL] = GuardConfig()
     quarantine: Annotated[QuarantineConfig, OPERATIONAL] = QuarantineConfig()
     checks: Annotated[ChecksConfig, OPERATIONAL] = ChecksConfig()
     telemetry: Annotated[TelemetryConfig, OPERATIONAL] = TelemetryConfig()

@@ -203,7 +203,7 @@ def _make_single(
             make_one,
             num_envs,
             name=config.id,
-            seconds=actor.environment_seconds,
+            seconds=actor.hang_seconds / 10.0,
             max_bytes=actor.max_environment_bytes,
             first=first,
         )

@@ -117,8 +117,8 @@ def restore(
 ) -> None:
     """Copies the newest intact checkpoint of the store to the log directory, if it is newer.
 
-    Replay is not in the store: the run goes on with an empty one, unless `replay.on_damage` is
-    `refuse`. It keeps its replay if it only gets back a checkpoint that was damaged.
+    Replay is not in the store: the run goes on with an empty one. It keeps
+    its replay if it only gets back a checkpoint that was damaged.
 
     Args:
       directory: of the run, which may be empty.
@@ -257,8 +257,7 @@ def _take_over(
         checkpoint.delete(damaged)
     else:
         directory.move_replay_aside()
-        if config.replay.on_damage == "empty":
-            checkpoint.forget_replay(fetched[-1])
+        checkpoint.forget_replay(fetched[-1])
         for name in _SMALL_FILES:
             if (staging / name).exists():
                 (logdir / name).parent.mkdir(exist_ok=True)

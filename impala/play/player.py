@@ -38,7 +38,7 @@ class Player:
     def environment(self, num_envs: int = 1, render_mode: str | None = None) -> Environment:
         """Returns environments of the task, with the agent's wrappers; the caller closes them.
 
-        The run's settings of `actor`, such as `environment_seconds`, hold for them.
+        The run's settings of `actor`, such as `hang_seconds`, hold for them.
 
         Args:
           num_envs: environments that step together.

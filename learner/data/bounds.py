@@ -12,6 +12,11 @@ from impala.environments.spaces import FORBIDDEN, Spaces, leaves
 from impala.schedule import tasks
 from impala.schedule.tasks import Task
 
+# Largest absolute values.
+OBSERVATION = 1e10  # of a number in an observation or a core state
+POLICY_PARAMETER = 1e7  # a logit, an action value, a mean; `FORBIDDEN` is always valid
+
+_RAISE = "Raise limits.reward of the learner if that is what the environment gives."
 _TOLERANCE = 1e-5  # relative, of a box: rounding may move an action at its edge
 
 
@@ -34,10 +39,10 @@ class MessageBounds(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """The largest absolute value in a leaf, and the setting that raises it."""
+    """The largest absolute value in a leaf."""
 
     value: float
-    setting: str  # "": no limit, the numbers need only be finite
+    advice: str = ""  # what to do about a number beyond it
     exempt: float | None = None  # a number that is valid beyond the limit
 
     def beyond(self, array: np.ndarray) -> Any | None:
@@ -82,18 +87,23 @@ def box(low: np.ndarray, high: np.ndarray) -> Bounds:
     )
 
 
+def most_baseline(limits: LimitsConfig) -> float:
+    """Returns the largest absolute value of a value estimate."""
+    return 100.0 * limits.reward
+
+
 def limit_of(name: str, dtype: np.dtype, limits: LimitsConfig) -> Limit | None:
     """Returns the limit of the leaf of an unroll with this name; None if it needs no check."""
-    finite = Limit(sys.float_info.max, "")
+    finite = Limit(sys.float_info.max)
     match name.split("/"):
         case ["timestep", "reward"]:
-            limit = Limit(limits.reward, "limits.reward")
+            limit = Limit(limits.reward, _RAISE)
         case ["timestep", "observation", *_] | ["core_state", *_]:
-            limit = Limit(limits.observation, "limits.observation")
+            limit = Limit(OBSERVATION, "Scale it down in the environment.")
         case ["output", "policy"]:
-            limit = Limit(limits.policy_parameter, "limits.policy_parameter", FORBIDDEN)
+            limit = Limit(POLICY_PARAMETER, exempt=FORBIDDEN)
         case ["output", "baseline"]:
-            limit = Limit(limits.baseline, "limits.baseline")
+            limit = Limit(most_baseline(limits), _RAISE)
         case _:
             limit = finite
     if dtype.kind in "iu" and np.iinfo(dtype).max <= limit.value:

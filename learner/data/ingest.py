@@ -19,6 +19,7 @@ from impala.types import EnvironmentFault, Episode, Nest, StepType, Unroll
 from learner.checks import numbers
 from learner.checks.mistakes import Kind
 from learner.data.bounds import Bounds, MessageBounds, limit_of
+from learner.fleet.info_names import MOST_NAMES
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -241,7 +242,7 @@ class Validator:
           num_envs: of the message; None: the most.
         """
         episodes = 4096 + 64 * self._unroll_length  # of one environment, a generous bound
-        step_info = 4 * self._unroll_length * self._bounds.limits.info_names
+        step_info = 4 * self._unroll_length * MOST_NAMES
         envs = self._max_envs if num_envs is None else num_envs
         return envs * (episodes + step_info) + 2**20
 
@@ -463,7 +464,7 @@ class Validator:
             raise Rejected(
                 pb.REASON_RANGE,
                 f"{spec.name} holds {number}: its absolute value may be {limit.value:g} at most. "
-                f"Raise {limit.setting} of the learner if that is what the environment gives.",
+                f"{limit.advice}".rstrip(),
                 of_network,
             )
 

@@ -59,5 +59,4 @@ def _store(config: Config, unroll_spec: Unroll, directory: LogDirectory, counted
     specs, _ = wire_specs(unroll_spec)
     identity = f"rule {config.replay.rule}, unrolls {codec.fingerprint(specs, (), '')}"
     move_aside = functools.partial(directory.move_replay_aside, "damaged")
-    goes_on = config.replay.on_damage == "empty"
-    return Disk(directory.replay, identity, move_aside if goes_on else None, counted)
+    return Disk(directory.replay, identity, move_aside, counted)

@@ -96,6 +96,8 @@ class BestAndMilestones:
         spaces: Spaces,
         evaluated: Callable[[], Sequence[Evaluated]],
         settings: LearnerConfig | None = None,
+        *,
+        keeps_best: bool = True,
     ):
         """Continues from what the run has kept before. Later milestones are deleted.
 
@@ -105,13 +107,14 @@ class BestAndMilestones:
           spaces: those that the agent was made for, saved with it.
           evaluated: returns the snapshots evaluated since the last call, to be kept or deleted.
           settings: what to keep; None: as the run's configuration says.
+          keeps_best: whether to keep the best agent, too.
         """
         config, counters = resumed.learner.config, resumed.learner.counters
         self._logdir = logdir
         self._spaces = spaces
         self._evaluated = evaluated
         settings = config.learner if settings is None else settings
-        self._keeps_best = settings.keep_best
+        self._keeps_best = keeps_best
         self._milestones = settings.milestones
         self._config = config
         played = [task.environment for task in tasks.make(config.environment, config.tasks)]

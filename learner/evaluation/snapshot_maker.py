@@ -19,6 +19,8 @@ from learner.update.training import Iteration
 
 _log = logging.getLogger(__name__)
 
+_MOST_WAITING = 20  # snapshots; then training waits for evaluators
+
 _REMIND_SECONDS = 600.0  # between two messages that training waits
 
 
@@ -57,7 +59,7 @@ class SnapshotMaker:
         self._spaces = spaces
         self._snapshots = snapshots
         self._incarnation = incarnation
-        self._most = phases.config.learner.max_snapshots
+        self._most = _MOST_WAITING
         self._every = tasks.evaluation_frames(phases.config)
         self._ends = _ends(phases.config)
         self._every_seconds = phases.config.evaluator.every_seconds or math.inf
@@ -99,7 +101,7 @@ class SnapshotMaker:
             self._reminded = time.monotonic()
             _log.warning(
                 "Training waits for evaluators: %d snapshots are not evaluated, the most that "
-                "learner.max_snapshots allows. If there is no evaluator, start one (impala actor "
+                "may wait. If there is no evaluator, start one (impala actor "
                 "--role evaluator), or go on with --learner.snapshots never.",
                 self._most,
             )

@@ -16,6 +16,8 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
+MOST_NAMES = 64
+
 PATTERN = r"[A-Za-z0-9][A-Za-z0-9_./-]{0,63}"
 _GOOD = re.compile(PATTERN)
 
@@ -27,7 +29,7 @@ class InfoNames:
     that should not have got in do not stay for ever.
     """
 
-    def __init__(self, most: int):
+    def __init__(self, most: int = MOST_NAMES):
         """Starts with no names.
 
         Args:
@@ -53,7 +55,7 @@ class InfoNames:
             name = next(name for name in info if name not in kept)
             _log.warning(
                 "An environment's info has %s, which is not recorded: names are 1 to 64 letters, "
-                "digits and _ . / -, and a run has at most %d of them (limits.info_names). "
+                "digits and _ . / -, and a run has at most %d of them. "
                 "Further ones are only counted.",
                 ascii(name[:80]),
                 self._most,

@@ -20,7 +20,8 @@ from impala.runtime.backoff import Backoff
 _log = logging.getLogger(__name__)
 
 _MOST = 10_000  # actors; beyond it, the one blamed the longest ago is forgotten
-_LONGEST_SECONDS = 3600.0  # of one quarantine
+_WINDOW_SECONDS = 600.0  # in which blames are counted
+_BACKOFF = Backoff(60.0, 3600.0)  # durations of quarantines
 _GOOD_SECONDS = 3600.0  # without blame after a quarantine, which reset its duration
 _MAX_WHY = 500  # characters
 
@@ -55,7 +56,7 @@ class Quarantine:
         """Starts with no blames.
 
         Args:
-          config: number of blames before a quarantine, and its duration.
+          config: number of blames before a quarantine.
           clock: monotonic, in seconds.
           own_actors: all actors are the run's own, so that a quarantine is to end it, but for
             culprits: what is learned in between may be worth the wait.
@@ -90,11 +91,11 @@ class Quarantine:
                 return
             record.recent.append(now)
             blames, since = len(record.recent), now - record.recent[0]
-            if blames < config.blames or since > config.window_seconds:
+            if blames < config.blames or since > _WINDOW_SECONDS:
                 return
             if now > record.until + _GOOD_SECONDS:
                 record.quarantines = 0
-            seconds = Backoff(config.seconds, _LONGEST_SECONDS).pause(record.quarantines + 1)
+            seconds = _BACKOFF.pause(record.quarantines + 1)
             record.recent.clear()
             record.until = now + seconds
             record.quarantines += 1

@@ -33,7 +33,7 @@ class Records(NamedTuple):
             Accounts(max_in_flight=config.learner.max_in_flight),
             Roster(),
             Quarantine(config.quarantine, own_actors=own_actors),
-            InfoNames(config.limits.info_names),
+            InfoNames(),
             RefusedOutputs(),
             Mistakes(),
         )

@@ -11,7 +11,14 @@ from impala.config.schema import ChecksConfig, Config
 from impala.environments.spaces import Spaces, leaves
 from impala.schedule import tasks
 from impala.types import Unroll
-from learner.data.bounds import MessageBounds, message_bounds
+from learner.data.bounds import (
+    OBSERVATION,
+    POLICY_PARAMETER,
+    MessageBounds,
+    message_bounds,
+    most_baseline,
+)
+from learner.fleet.info_names import MOST_NAMES
 from learner.service import settings
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
@@ -46,10 +53,10 @@ class Terms(NamedTuple):
         return pb.Limits(
             num_envs=self.max_envs_per_message,
             reward=limits.reward,
-            observation=limits.observation,
-            policy_parameter=limits.policy_parameter,
-            baseline=limits.baseline,
-            info_names=limits.info_names,
+            observation=OBSERVATION,
+            policy_parameter=POLICY_PARAMETER,
+            baseline=most_baseline(limits),
+            info_names=MOST_NAMES,
             frames_per_step=self.bounds.frames_per_step,
         )
 

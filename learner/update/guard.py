@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from impala.config.schema import GuardConfig
 from impala.logdir.checkpoint import CheckpointError
 from impala.types import Batch, StepType
 from learner.data.mix import Mix, Prepared, Provenance
@@ -32,6 +31,10 @@ from learner.update.rollback import Rollback
 
 _log = logging.getLogger(__name__)
 
+# So many skipped batches of the last ones are too many; after a rollback, so many good updates have
+# to follow before another one.
+_MOST_SKIPS, _WINDOW_BATCHES = 5, 100
+
 _ALONE = Peers()
 
 NOT_FINITE = "not_finite"  # why culprits are dropped
@@ -43,7 +46,6 @@ class Guard:
 
     def __init__(
         self,
-        config: GuardConfig,
         logdir: pathlib.Path,
         mix: Mix,
         replay: Replay | None,
@@ -56,7 +58,6 @@ class Guard:
         """Starts with all counts at 0.
 
         Args:
-          config: how many skipped batches are too many.
           logdir: of the checkpoints, and of the files of bad batches.
           mix: makes the batches; notified of those without an update.
           replay: culprits are removed from it.
@@ -66,16 +67,15 @@ class Guard:
           peers: do the same with their parts of each batch.
           blank: upon which the network is tried before the first batch.
         """
-        self._config = config
         self._peers = peers
         self._mix = mix
-        self._rollback = Rollback(logdir, mix, config.window_updates, peers)
+        self._rollback = Rollback(logdir, mix, _WINDOW_BATCHES, peers)
         self._culprits = Culprits(replay, blame)
         self._outputs = OutputJudge(
             *(refused_outputs, blame, self._rollback, logdir, clock), blank=blank
         )
         self._bad_updates = BadUpdates(logdir / "bad-updates")
-        self._recent: collections.deque[bool] = collections.deque(maxlen=config.window_updates)
+        self._recent: collections.deque[bool] = collections.deque(maxlen=_WINDOW_BATCHES)
         self._suspects: collections.Counter[str] = collections.Counter()
         self.skipped_updates = 0
         """Number of batches skipped."""
@@ -217,7 +217,7 @@ class Guard:
         )
         if not left_out and _is_of_step(refusal):
             self._culprits.forget(prepared)
-        if sum(self._recent) < self._config.max_skips:
+        if sum(self._recent) < _MOST_SKIPS:
             return
         seen = (
             f"{sum(self._recent)} of the last {len(self._recent)} batches were not finite, the "

@@ -119,10 +119,10 @@ class OutputJudge:
             f"{last.actor}: {last.why})"
         )
         store = learner.config.learner.checkpoint_store  # else it would be restored from there
+        where = f"{self._logdir / 'checkpoints'}{f' and of {store}/checkpoints' if store else ''}"
         advice = (
-            "Lower optimiser.learning_rate; raise limits.policy_parameter and limits.baseline if "
-            "such outputs are meant; or go on from an earlier checkpoint, by moving the newest out "
-            f"of {self._logdir / 'checkpoints'}{f' and of {store}/checkpoints' if store else ''}."
+            "Lower optimiser.learning_rate, or go on from an earlier checkpoint: move the newest "
+            f"out of {where}."
         )
         if beyond is None:  # nothing was learned since the start, so the newest is the current one
             raise NotFiniteError(

@@ -355,12 +355,11 @@ class ActorSettings(_message.Message):
         weights: _containers.RepeatedScalarFieldContainer[float]
         def __init__(self, anneal: _Optional[float] = ..., finals: _Optional[_Iterable[float]] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
     class Actor(_message.Message):
-        __slots__ = ("num_envs", "num_groups", "env_threads", "hang_seconds", "environment_seconds", "max_environment_bytes", "max_memory_bytes", "step_info")
+        __slots__ = ("num_envs", "num_groups", "env_threads", "hang_seconds", "max_environment_bytes", "max_memory_bytes", "step_info")
         NUM_ENVS_FIELD_NUMBER: _ClassVar[int]
         NUM_GROUPS_FIELD_NUMBER: _ClassVar[int]
         ENV_THREADS_FIELD_NUMBER: _ClassVar[int]
         HANG_SECONDS_FIELD_NUMBER: _ClassVar[int]
-        ENVIRONMENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
         MAX_ENVIRONMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
         MAX_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
         STEP_INFO_FIELD_NUMBER: _ClassVar[int]
@@ -368,11 +367,10 @@ class ActorSettings(_message.Message):
         num_groups: int
         env_threads: int
         hang_seconds: float
-        environment_seconds: float
         max_environment_bytes: int
         max_memory_bytes: int
         step_info: _containers.RepeatedScalarFieldContainer[str]
-        def __init__(self, num_envs: _Optional[int] = ..., num_groups: _Optional[int] = ..., env_threads: _Optional[int] = ..., hang_seconds: _Optional[float] = ..., environment_seconds: _Optional[float] = ..., max_environment_bytes: _Optional[int] = ..., max_memory_bytes: _Optional[int] = ..., step_info: _Optional[_Iterable[str]] = ...) -> None: ...
+        def __init__(self, num_envs: _Optional[int] = ..., num_groups: _Optional[int] = ..., env_threads: _Optional[int] = ..., hang_seconds: _Optional[float] = ..., max_environment_bytes: _Optional[int] = ..., max_memory_bytes: _Optional[int] = ..., step_info: _Optional[_Iterable[str]] = ...) -> None: ...
     class Evaluator(_message.Message):
         __slots__ = ("every_frames", "episodes", "greedy", "every_seconds", "max_steps")
         EVERY_FRAMES_FIELD_NUMBER: _ClassVar[int]
