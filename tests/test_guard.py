@@ -423,7 +423,13 @@ def test_the_second_time_ends_the_run_and_says_what_was_seen(scene: Scene) -> No
             scene.learn(batch_for(scene.learner, 1))
     assert scene.guard.rollbacks == 1
     assert scene.guard.skipped_updates == 6
-    for words in ("3 of the last 3", "bad (9), good (9)", "the loss", "learning_rate", "bad-updates"):
+    for words in (
+        "3 of the last 3",
+        "bad (9), good (9)",
+        "the loss",
+        "learning_rate",
+        "bad-updates",
+    ):
         assert words in str(caught.value)
 
 
