@@ -418,28 +418,6 @@ def test_ctrl_c_tells_learner_and_actors_to_end(tmp_path: pathlib.Path) -> None:
     )
 
 
-@pytest.mark.parametrize("flags", [["--fresh"], ["--fresh", "--empty-replay"]])
-def test_a_run_that_was_begun_anew_goes_on_without_that_flag(
-    tmp_path: pathlib.Path, flags: list[str]
-) -> None:
-    process = _train(tmp_path, *flags)
-    _wait_for(tmp_path / "learner.ready")
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    without = " and ".join(flags)
-    hint = f"The same command without {without} goes on with the run."
-    assert errors.splitlines()[-1].endswith(f"Ended with status 75: SIGINT received. {hint}")
-
-
-def test_a_run_that_is_stopped_before_it_begins_has_not_finished(tmp_path: pathlib.Path) -> None:
-    process = _train(tmp_path, begins=False)
-    _wait_for(tmp_path / "learner.ready")
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-
-    assert process.returncode == 75
-
-
 def test_ctrl_c_again_a_second_later_kills(tmp_path: pathlib.Path) -> None:
     process = _train(tmp_path)
     _wait_for(tmp_path / "learner.ready")

@@ -266,24 +266,6 @@ def test_random_bytes_are_decoded_or_refused_and_nothing_else(tensors: list[byte
 # The environment axis.
 
 
-def test_environments_come_after_time_and_before_core_state() -> None:
-    unroll = [
-        pb.TensorSpec(name="observation", dtype=pb.DTYPE_UINT8, shape=[21, 84, 84]),
-        pb.TensorSpec(name="reward", dtype=pb.DTYPE_FLOAT32, shape=[21]),
-        pb.TensorSpec(name="core_state/0", dtype=pb.DTYPE_FLOAT32, shape=[256]),
-        pb.TensorSpec(name="core_state/1", dtype=pb.DTYPE_INT8, shape=[]),
-    ]
-    together = codec.with_environments(unroll, num_core_state_specs=2, num_envs=5)
-    assert [list(spec.shape) for spec in together] == [[21, 5, 84, 84], [21, 5], [5, 256], [5]]
-    assert [(spec.name, spec.dtype) for spec in together] == [
-        (spec.name, spec.dtype) for spec in unroll
-    ]
-    assert list(unroll[0].shape) == [21, 84, 84]  # whose spec it was keeps it
-
-    feed_forward = codec.with_environments(unroll[:2], num_core_state_specs=0, num_envs=1)
-    assert [list(spec.shape) for spec in feed_forward] == [[21, 1, 84, 84], [21, 1]]
-
-
 # The fingerprint.
 
 

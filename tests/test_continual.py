@@ -191,16 +191,6 @@ def test_seeds_are_drawn_as_their_mean_in_a_band(tmp_path: pathlib.Path) -> None
     assert over_time.get_xlabel() == "minutes of training"
 
 
-def test_each_environment_has_a_panel(tmp_path: pathlib.Path) -> None:
-    catch = _trained(tmp_path / "catch", "Catch", [0.0, 1.0])
-    pole = _trained(tmp_path / "pole", "CartPole-v1", [0.0, 500.0])
-    figure = plot.figure([catch, pole])
-    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
-    assert titles == ["Catch", "CartPole-v1"]
-    assert [len(axes.get_lines()) for axes in figure.axes] == [1, 1, 1, 1]
-    assert _legends(figure) == ["catch", "pole"]
-
-
 def test_a_run_that_went_back_is_drawn_with_what_came_last(tmp_path: pathlib.Path) -> None:
     logdir = _trained(tmp_path / "run", "Catch", [0.0, 1.0, 2.0])
     with open(logdir / "metrics.jsonl", "a") as file:

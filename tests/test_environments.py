@@ -383,15 +383,6 @@ class TestCatch:
         paddle = environment.recv().timestep.observation[:, -1].argmax(axis=1)
         assert paddle.tolist() == columns
 
-    def test_a_mark_tells_the_shift(self) -> None:
-        boards = [
-            catch.Catch(2, shift=shift, marked=True).reset(0).observation for shift in range(3)
-        ]
-        for shift, board in enumerate(boards):
-            assert board.shape == (2, 11, 5)
-            assert board[:, 10].tolist() == [[int(cell == shift) for cell in range(5)]] * 2
-            assert (board[:, :10] == boards[0][:, :10]).all()
-
     @pytest.mark.parametrize(
         "kwargs",
         [

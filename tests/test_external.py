@@ -19,12 +19,8 @@ import test_run_actor
 from fake_learner import FakeLearner
 
 import impala
-from impala import environments
 from impala.config import rules, values
 from impala.config.presets import PRESETS
-from impala.config.schema import EnvironmentConfig
-from impala.environments.external import External
-from impala.environments.failure import EnvironmentFailed
 from impala.logdir import rows
 from impala.types import Parameters, StepType, Unroll
 from learner.plan import make_plan
@@ -237,18 +233,6 @@ def test_what_no_loop_can_play_is_refused(learner: FakeLearner) -> None:
     learner.refusal = "no"
     with pytest.raises(impala.LearnerError, match="refused"):
         impala.connect(learner.address)
-
-
-def test_an_actor_cannot_play_it() -> None:
-    config = EnvironmentConfig(id="External", kwargs=json.dumps(COUNTS))
-    environments.check(config.id)
-    made = environments.make(config, 2)
-    with pytest.raises(EnvironmentFailed, match=r"connect to the learner with impala\.connect"):
-        made.reset(0)
-    with pytest.raises(ValueError, match=r"observation_space of External is {'type': 'Bux'}"):
-        External(1, {"type": "Bux"}, COUNTS["action_space"])
-    with pytest.raises(ValueError, match=r"missing a required argument: 'action_space'"):
-        environments.make(EnvironmentConfig(id="External", kwargs='{"observation_space": {}}'), 1)
 
 
 CARTS = json.dumps(

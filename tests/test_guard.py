@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import logging
 import pathlib
 from typing import Any
 
@@ -31,7 +30,7 @@ from learner.data.replay import Replay
 from learner.data.storage import Memory
 from learner.fleet.accounts import Accounts
 from learner.fleet.refused_outputs import RefusedOutput, RefusedOutputs
-from learner.update import bad_updates, output_judge
+from learner.update import output_judge
 from learner.update.devices import columns
 from learner.update.guard import Guard
 from learner.update.learner import Learner, Refusal, Update
@@ -594,33 +593,6 @@ def test_a_bad_update_is_written_with_its_culprits(catch: Scene) -> None:
     assert summary["culprits"] == [1, 4] and "the loss" in summary["not_finite"]
     assert [summary["origins"][i][0] for i in (1, 4)] == ["bad", "good"]
     assert np.abs(rewards[:, [1, 4]]).max() > 1e18 > np.abs(rewards[:, [0, 2, 3]]).max()
-
-
-def test_bad_updates_are_kept_up_to_four_of_each_kind(
-    catch: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
-    for _ in range(10):
-        catch.learn(poisoned(batch_for(catch.learner), list(range(B))))
-        catch.guard._recent.clear()
-    # Of the skipped ones only so many, so that there are places for culprits.
-    for _ in range(10):
-        catch.learn(poisoned(batch_for(catch.learner), [0]))
-        catch.learner.counters = catch.learner.counters._replace(updates=0)
-    first = "000000000001"
-    assert {path.name for path in written(catch)} == {
-        *(f"{first}{place}-skipped.npz" for place in ("", "-1", "-2", "-3")),
-        *(f"{first}{place}.npz" for place in ("", "-1", "-2", "-3")),
-    }
-    other = bad_updates.BadUpdates(catch.logdir / "bad-updates")
-    prepared = catch.prepare(batch_for(catch.learner))
-    refusal = catch.learner.update(poisoned(batch_for(catch.learner), [0]))
-    assert isinstance(refusal, Refusal)
-    assert other.write(catch.learner, prepared, refusal) is None
-    (catch.logdir / "occupied").write_text("")
-    nowhere = bad_updates.BadUpdates(catch.logdir / "occupied")
-    with caplog.at_level(logging.WARNING):
-        assert nowhere.write(catch.learner, prepared, refusal) is None
-    assert "No bad update can be written" in caplog.text
 
 
 # --------------------------------------------------------- nothing that is not finite gets out

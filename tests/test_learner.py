@@ -106,6 +106,7 @@ def test_an_update_counts_and_moves_the_agent() -> None:
     assert all(moved)
 
 
+@pytest.mark.slow
 def test_updates_leave_nothing_behind() -> None:
     """TensorFlow has ways to keep something of each call: here, less than 200 bytes of each."""
     learner, batch = _learner(config=dataclasses.replace(CONFIG, total_frames=10_000)), _batch()

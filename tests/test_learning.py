@@ -249,25 +249,6 @@ def test_tasks_in_turn_are_forgotten_but_with_clear_are_not(
     assert areas["clear"] >= areas["sequential"] + 0.1
 
 
-def test_coras_sequence_of_games_runs_to_its_end(tmp_path: pathlib.Path) -> None:
-    """With a smaller network and few frames; nothing is learned."""
-    preset, *flags = EXPERIMENTS["clear-atari"].arms["clear"]
-    few = {
-        **{"--tasks.cycles": 1, "--agent.torso": "shallow", "--actor.num-envs": 8},
-        **{"--mix.fresh": 4, "--mix.replayed": 4, "--mix.warm-up-unrolls": 4},
-        **{"--replay.capacity-frames": 6000, "--evaluator.episodes": 1},
-        **{"--environment.atari.max-frames-per-episode": 400},
-    }
-    overrides = [word for pair in few.items() for word in pair]
-    frames = ("--tasks.frames", *[2000] * 6)
-    logdir = _trained(tmp_path, preset, 1, *flags, *overrides, *frames)
-    run = continual.read(logdir)
-    assert [block.end for block in run.blocks] == [2000 * (i + 1) for i in range(6)]
-    for curve in run.curves.values():
-        assert curve.frames[-1] >= 12_000
-        assert len(curve.frames) >= 7  # the start, and the end of each turn
-
-
 def _forgotten(run: continual.Run) -> float:
     return float(np.mean(list(continual.forgetting(run).values())))
 

@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import time
 
 import numpy as np
 import pytest
@@ -92,37 +91,6 @@ def test_rows_say_by_task_what_was_learned_and_dropped() -> None:
     row, _ = telemetry.end(Counters(), {}).row()
     assert row["task/Catch/unrolls/learned"] == 9  # a total
     assert "task/Catch/episode_length/dropped" not in row  # a mean of this row
-
-
-def test_histograms_are_of_lags_and_of_each_part_of_the_actions() -> None:
-    telemetry = Telemetry()
-    telemetry.policy_lag(np.array([0, 90, 1]), np.array([False, True, False]))
-    telemetry.newest("action", {"move": np.array([3, 4]), "aim": np.array([[1, 2], [5, 6]])})
-    _, histograms = telemetry.end(Counters(), {}).row()
-    assert {name: values.tolist() for name, values in histograms.items()} == {
-        "policy_lag": [0, 1],
-        "replay/policy_lag": [90],
-        "action/move": [3, 4],
-        "action/aim/0": [1, 5],
-        "action/aim/1": [2, 6],
-    }
-    telemetry.policy_lag(np.zeros(0, int), np.zeros(0, bool))
-    telemetry.newest("action", {"move": np.zeros(0, int), "aim": np.zeros((0, 2))})  # nothing fresh
-    assert telemetry.end(Counters(), {}).row()[1] == {}
-
-
-def test_waiting_is_a_share_of_the_time_between_rows() -> None:
-    telemetry = Telemetry()
-    telemetry.begin(Counters())
-    start = time.monotonic()
-    time.sleep(0.05)
-    telemetry.waited(time.monotonic() - start)
-    row, _ = telemetry.end(Counters(), {}).row()
-    assert 0.5 < row["learner/wait_share"] <= 1.0
-    assert (
-        telemetry.end(Counters(), {}).row()[0]["learner/wait_seconds"]
-        == row["learner/wait_seconds"]
-    )
 
 
 def test_rows_reach_json_lines_tensorboard_and_console(tmp_path: pathlib.Path) -> None:

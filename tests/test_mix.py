@@ -316,21 +316,6 @@ def test_batches_fill_on_behind_what_is_too_old() -> None:
     assert parts == [(1, None), (2, "policy_lag"), (3, "policy_lag"), (4, None)]
 
 
-def test_unrolls_of_a_batch_name_actor_and_replay_place() -> None:
-    ingest, replay = Ingest(capacity=100), _replay()
-    _put(ingest, [_framed(i + 1, 4, 4 * i) for i in range(3)])
-    mix = Mix(ingest, MixConfig(fresh=2, replayed=2, warm_up_unrolls=4), replay)
-    try:
-        batches = [prepared for prepared in _take(mix, 6) if prepared.batch is not None]
-    finally:
-        mix.close()
-    for prepared in batches:
-        numbers = _numbers(prepared)  # they were added in this order, so these are replay's too
-        assert [origin.number for origin in prepared.origins] == numbers
-        senders = [f"actor-{(number // 4 + 1) % 2}" for number in numbers]
-        assert [origin.actor for origin in prepared.origins] == senders
-
-
 def test_a_replay_of_which_everything_was_removed_warms_up_again() -> None:
     ingest, replay = Ingest(capacity=100), _replay(capacity=4)
     _put(ingest, [_framed(i + 1, 4, 4 * i) for i in range(2)])

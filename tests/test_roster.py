@@ -92,22 +92,6 @@ def test_an_actor_has_left_when_its_last_stream_ends() -> None:
     assert [member.name for member in roster.members()] == ["a"]
 
 
-def test_forgotten_actors_are_listed_when_they_send_again() -> None:
-    """Evaluators of long runs are silent for hours."""
-    clock = _Clock()
-    roster = Roster(clock)
-    roster.joined("a", "actor")
-    roster.joined("e", "evaluator")
-    clock.now += 4000.0
-    assert roster.members() == []
-    _sent(roster, "a")
-    roster.reported("e", 3)
-    assert [(member.name, member.role) for member in roster.members()] == [
-        ("a", "actor"),
-        ("e", "evaluator"),
-    ]
-
-
 def test_an_actors_return_is_of_its_last_hundred_episodes() -> None:
     roster = Roster(_Clock())
     for name in ("a", "b"):

@@ -8,9 +8,9 @@ import pytest
 from impala.config import values
 from impala.config.schema import Config, EnvironmentConfig, ReplayConfig, TasksConfig
 from impala.schedule import tasks
-from ledger import continual, rendering, running, sequences
+from ledger import continual, running, sequences
 from ledger.experiments import EXPERIMENTS
-from ledger.records import Evaluation, Ledger, Record
+from ledger.records import Evaluation, Record
 
 SEQUENCES = [name for name, x in EXPERIMENTS.items() if "no-cloning-20th" in x.arms]
 
@@ -130,32 +130,6 @@ def test_effects_are_forgetting_and_transfer(
         (200, 1): (0.0, None),
         (300, 0): (pytest.approx(1 / 4), None),
     }
-
-
-def test_a_page_shows_areas_claims_and_effects(arms: Mapping[str, Sequence[Record]]) -> None:
-    measured = {("clear-catch", arm): list(of_seeds) for arm, of_seeds in arms.items()}
-    page = rendering._Page(Ledger(measured, {}))
-    assert [line.split(" | ")[:4] for line in page.sequence("clear-catch").splitlines()[2:]] == [
-        ["| separate-0", "101 to 103", "—", "—"],
-        ["| separate-1", "101 to 103", "—", "—"],
-        ["| simultaneous", "101 to 103", "**1.00** (1.00 to 1.00)", "1.00"],
-        ["| sequential", "101 to 103", "**0.29** (0.29 to 0.29)", "0.29"],
-        ["| clear", "101 to 103", "**0.95** (0.95 to 0.95)", "0.95"],
-    ]
-    claims = page.claims("clear-catch").splitlines()[2:]
-    assert claims[0] == (
-        "| Tasks in turn are forgotten | sequential / simultaneous | below 1.0 | 0.55 "
-        "| **0.29** (0.29 to 0.29) | holds |"
-    )
-    assert claims[-1].endswith("| — | not measured |")
-    assert page.effects("clear-catch", "clear").splitlines() == [
-        "| trained from | a | b |",
-        "|---|---|---|",
-        "| 0k, a | — | 0.67 gained |",
-        "| 0.1k, b | 0.25 | — |",
-        "| 0.2k, a | — | 0.00 |",
-        "| 0.3k, b | 0.25 | — |",
-    ]
 
 
 def _without_what_arms_vary(config: Config) -> Config:

@@ -11,7 +11,7 @@ import messages
 import numpy as np
 import pytest
 
-from impala.config.schema import Config, QuarantineConfig, TasksConfig
+from impala.config.schema import Config, QuarantineConfig
 from impala.config.values import OptionError
 from impala.environments.spaces import leaves
 from impala.finite import NotFiniteError
@@ -335,21 +335,6 @@ def test_a_report_is_not_looked_at_while_too_many_wait() -> None:
 def _with(evaluation: pb.Evaluation, **kw: Any) -> pb.Evaluation:
     fields = {field.name: value for field, value in evaluation.ListFields()}
     return pb.Evaluation(**{**fields, **kw})
-
-
-def test_receipts_say_which_task_is_next() -> None:
-    config = Config(tasks=TasksConfig(environments=("a", "b"), frames=(100, 100)))
-    service = messages.service(config=config)
-    hello = service.join(messages.join_request())
-    assert hello.task == 0
-    for sequence, (frames, task) in enumerate([(0, 0), (99, 0), (100, 1), (250, 1)], 1):
-        service.publish(Parameters(messages.LEARNER, frames, 0.0, frames, []))
-        message = messages.message(sequence, fingerprint=hello.fingerprint)
-        assert _submit(service, message).task == task
-    unknown = messages.message(5, fingerprint=hello.fingerprint, task=2)
-    receipt = _submit(service, unknown)
-    assert receipt.reason == pb.REASON_RANGE
-    assert "task is 2, the run has 2" in receipt.detail
 
 
 def test_too_large_messages_are_refused_at_the_start() -> None:

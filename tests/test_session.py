@@ -591,15 +591,6 @@ def test_a_message_says_how_long_it_took_and_waited() -> None:
     assert [message.waited_seconds for message in messages] == [0.5, 0.25, 1.0]
 
 
-def test_an_actor_acts_on_without_a_stream_up_to_a_limit() -> None:
-    learner = session()
-    learner.joined(reply(), now=0.0)
-    learner.lost(AWAY, now=1.0)
-    for has_room in (True, True, False):  # 2 may be in flight
-        assert learner.has_room() == has_room
-        learner.append(pb.Unrolls(), now=2.0, waited=0.0)
-
-
 def test_a_learner_with_smaller_messages_ends_the_session() -> None:
     learner = session()
     learner.joined(reply(), now=0.0)

@@ -132,14 +132,6 @@ def test_what_was_asked_for_long_ago_is_not_taken(
     assert learner.calls == calls + 5
 
 
-def test_peers_of_one_incarnation_share_nothing(directory: pathlib.Path) -> None:
-    """One may have a version that the other refuses still."""
-    peer, other = Learner(), Learner()
-    peer.version = 2
-    assert pulled(SharedPulls(ADDRESS, directory), NONE, peer) == 2
-    assert pulled(SharedPulls("peer-host:50051", directory), NONE, other) == 1
-
-
 def test_a_pull_that_fails_is_not_waited_for(directory: pathlib.Path) -> None:
     learner = Learner()
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-import queue
 from collections.abc import Iterator
 
 import grpc
@@ -11,8 +10,6 @@ import numpy as np
 import pytest
 import rich.console
 import services
-from callers import Actor, Learner
-from services import WAIT
 
 from actors import channel, session
 from actors import status as view
@@ -162,24 +159,6 @@ def test_ctrl_c_ends_watching_with_status_0(address: str, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("impala.commands.status.time.sleep", interrupted)
     assert cli.main(["status", address, "--watch", "2"]) == 0
-
-
-def test_an_actor_whose_connection_ends_is_not_active_at_once() -> None:
-    with Learner() as learner:
-        actor = Actor(learner.address, "a", 1)
-        requests: queue.SimpleQueue[pb.Unrolls | None] = queue.SimpleQueue()
-        receipts = actor.stub.StreamUnrolls(iter(requests.get, None), timeout=WAIT)
-        requests.put(actor.next())
-        assert next(receipts).status == pb.STATUS_ACCEPTED
-        with grpc.insecure_channel(learner.address) as channel:  # of one who only says its name
-            foreign = actor.message(9, incarnation=5)
-            list(learner_pb2_grpc.LearnerStub(channel).StreamUnrolls(iter([foreign]), timeout=WAIT))
-        assert [member.active for member in learner.service.get_status().members] == [True]
-
-        actor.channel.close()
-        requests.put(None)
-        services.wait_for("its end", lambda: not learner.service.get_status().members[0].active)
-        assert learner.service.get_status().members[0].silent_seconds < 40.0  # far below 60
 
 
 ODD = "[/x][bold]\x1b[2J\x1b]0;owned\x07\r\n\u202etxt.exe\u200b\ud7ff漢"

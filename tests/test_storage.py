@@ -184,23 +184,6 @@ def test_a_full_disk_is_not_taken_for_damage(directory: LogDirectory) -> None:
     )
 
 
-def test_what_a_crash_left_does_not_get_into_a_new_replay(directory: LogDirectory) -> None:
-    file = directory.replay / "replay.sqlite"
-    replay = refusing(directory)
-    _sql(replay, "BEGIN IMMEDIATE")
-    _sql(replay, "DELETE FROM heads")
-    journal = file.with_name("replay.sqlite-journal").read_bytes()
-    replay.close()
-    file.unlink()
-    for name in ("replay.sqlite-journal", "replay.new-journal", "replay.new"):
-        (directory.replay / name).write_bytes(journal or b"half")
-    replay = refusing(directory)
-    replay.add(test_replay.unrolls(0, 3), slice(None), "honest")
-    replay.commit()
-    replay.close()
-    assert len(refusing(directory)) == 3
-
-
 def test_one_process_at_a_time(directory: LogDirectory) -> None:
     replay = refusing(directory)
     replay.commit()

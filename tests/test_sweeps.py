@@ -58,14 +58,11 @@ def test_a_file_says_what_every_trial_has_and_what_is_searched(tmp_path: pathlib
         (made(preset=""), "preset is missing"),
         (made(preset="catsh"), "catch"),
         (made(trails=4), "'trails'.*trials"),
-        (made(trials=0), "trials is 0"),
         (made(search={}), "search is missing"),
         (made(search={"optimizer.learning_rate": {"choice": [1]}}), "optimiser.learning_rate"),
         (made(search={True: {"choice": [1]}}), "search: True is no text; it must be the name"),
-        (made(search={1: {"choice": [1]}}), "search: 1 is no text"),
         (made(search={"seed": [1, 2]}), r"search.seed is \[1, 2\]; it must be one of choice"),
         (made(search={"seed": {"chioce": [1]}}), "search.seed.*choice"),
-        (made(search={"seed": {"choice": []}}), r"search.seed.choice is \[\]"),
         (made(search={"seed": {"choice": [1, "x"]}}), "search.seed: seed is 'x'"),
         (
             made(search={"optimiser.learning_rate": {"uniform": [-1, 1]}}),
@@ -95,31 +92,12 @@ def test_a_file_says_what_every_trial_has_and_what_is_searched(tmp_path: pathlib
             "num_actors is 2, but a deterministic run has one actor",
         ),
         (
-            made(num_actors=2, search={"deterministic": {"choice": [False, True]}}),
-            "num_actors is 2, but a deterministic run has one actor",
-        ),
-        (
             made(scheduler="pbt"),  # by default, 1,000,000 and 400,000
             "pbt.every_frames is 1000000, but a trial ends after 400000 frames.*set it to 40000",
         ),
         (
             made(scheduler="asha", asha={"grace_frames": 400_000}),
             "asha.grace_frames is 400000, but a trial ends after 400000 frames",
-        ),
-        *(
-            (
-                made(scheduler="pbt", search={name: {"choice": found}}),
-                f"cannot copy an agent of one with another {name}",
-            )
-            for name, found in (
-                ("critic.trains", ["all", "baseline"]),
-                ("optimiser.centred", [True, False]),
-                ("replay.rule", ["fifo", "reservoir"]),
-                ("replay.storage", ["disk", "memory"]),
-                ("sac.critic_hidden_sizes", [[64], [128]]),
-                ("sac.learn_temperature", [True, False]),
-                ("sac.value_network", [True, False]),
-            )
         ),
     ],
 )

@@ -11,7 +11,6 @@ from impala.agents import distributions
 from impala.config.schema import AgentConfig, AtariConfig, Config, EnvironmentConfig, TasksConfig
 from impala.environments import Joint, join
 from impala.environments.base import Environment, first_timestep, next_timestep
-from impala.environments.wrappers import WithHistory
 from impala.parts import build
 from impala.schedule import tasks
 from impala.types import EnvironmentStep, StepType, TimeStep
@@ -145,21 +144,6 @@ def test_observations_are_padded_and_actions_masked() -> None:
     environment.send(np.array([2, 1]))
     seen = environment.recv().timestep.observation
     assert seen["observation"][:, 0, 0].tolist() == [3, 2]
-
-
-def test_what_wrappers_add_is_joined_too() -> None:
-    wrapped = [
-        WithHistory(Sums(1, n, (3,)), last_action=True, last_reward=True, time_in_episode=True)
-        for n in (2, 4)
-    ]
-    observation_space, action_space = join(["two", "four"], spaces_of(*wrapped))
-    assert isinstance(observation_space, gym.spaces.Dict)
-    assert observation_space["last_action"] == gym.spaces.Discrete(5, start=-1)
-    seen = Joint(wrapped[0], observation_space, action_space).reset(0).observation
-    assert set(seen) == {
-        *("observation", "last_action", "last_reward", "time_in_episode"),
-        "action_mask",
-    }
 
 
 def test_tasks_alike_need_no_mask_and_no_wrapper() -> None:
