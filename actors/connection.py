@@ -219,9 +219,7 @@ class Connection(abc.ABC):
         if self._ended():
             return
         if connection == 1:
-            _log.info(
-                "%s joined %s as actor %d", self._session.name, self._learner, reply.actor_index
-            )
+            _log.info("%s joined %s", self._session.name, self._learner)
         else:
             _log.info("%s joined %s again", self._session.name, self._learner)
         self._metrics.joins.inc()

@@ -99,7 +99,7 @@ def connect(
         from actors.run import ActorSetup
 
         with tf.device("/CPU:0"):
-            setup = ActorSetup(reply, incarnation, "actor", Allowed.of(allow))
+            setup = ActorSetup(reply, "actor", Allowed.of(allow))
             client = Client(wire, setup, reply.limits.reward or math.inf)
         for what, ours, theirs in (
             ("observation_space", observation_space, client.observation_space),

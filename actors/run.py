@@ -11,8 +11,6 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
 from impala.config.values import OptionError
 from impala.parts.components import Allowed, where_raised
 from impala.runtime import process
@@ -158,11 +156,10 @@ def _session(
     from actors import client as wire
     from actors import memory
 
-    incarnation = wire.new_incarnation()
-    with make_client(incarnation=incarnation) as client:
+    with make_client(incarnation=wire.new_incarnation()) as client:
         try:
             signals.stops(client.stop)
-            setup = ActorSetup(client.join(), incarnation, options.role, options.allow)
+            setup = ActorSetup(client.join(), options.role, options.allow)
             if isinstance(client, wire.LearnerClient):
                 _act(client, setup, options, noting)
             else:
@@ -212,14 +209,13 @@ class _Signals(EndRequest):
 class ActorSetup:
     """The agent and, as needed, the environments that a JoinReply asks for."""
 
-    def __init__(self, reply: "pb.JoinReply", incarnation: int, role: Role, allow: Allowed):
+    def __init__(self, reply: "pb.JoinReply", role: Role, allow: Allowed):
         from actors import settings
         from impala.parts import build, sections
 
         self.tasks, config = settings.read(reply, role, allow)
         self.actor = config.actor
-        entropy = [reply.seed, reply.actor_index, reply.life or incarnation]
-        self.seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+        self.seed = reply.seed
         self.unroll_length: int = reply.unroll_length
         self.config = config.agent
         self.own = sections.found(config)
@@ -314,7 +310,7 @@ def _act(
             f"groups have the same size: give a multiple of {groups}, such as "
             f"{-(-total // groups) * groups}."
         )
-    most = client.join().limits.num_envs or total  # learners before 2.3 do not say
+    most = client.join().limits.num_envs
     groups = next(n for n in range(groups, total + 1) if total % n == 0 and total // n <= most)
     with contextlib.ExitStack() as stack:
 

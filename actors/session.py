@@ -527,7 +527,7 @@ class Session:
                 f"learner now has {reply.fingerprint}; start the actor again"
             )
         limit, sent = reply.limits.num_envs, self.outbox.most_envs
-        if 0 < limit < sent:  # learners before 2.3 do not say
+        if limit < sent:
             raise LearnerChanged(
                 f"the learner at {self._learner} takes up to {limit} environments in a message, "
                 f"this actor has sent {sent}: start the actor again"

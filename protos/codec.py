@@ -17,7 +17,7 @@ import tree
 
 from protos.impala.v1 import learner_pb2 as pb
 
-PROTOCOL_VERSION = pb.ProtocolVersion(major=2, minor=5)
+PROTOCOL_VERSION = pb.ProtocolVersion(major=1, minor=0)
 """What this code speaks."""
 
 _WIRE_DTYPES: dict[str, "pb.DType"] = {

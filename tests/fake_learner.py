@@ -124,7 +124,6 @@ class FakeLearner(pb_grpc.LearnerServicer):
         return pb.JoinReply(
             protocol=request.protocol,
             learner_incarnation=self.incarnation,
-            actor_index=3,
             seed=1,
             settings=self.settings,
             fingerprint=self.fingerprint,
@@ -133,6 +132,7 @@ class FakeLearner(pb_grpc.LearnerServicer):
             parameter_specs=codec.specs(self.parameters),
             max_unrolls_in_flight=self.max_in_flight,
             max_message_bytes=self.max_message_bytes,
+            limits=pb.Limits(num_envs=1000),
             finished=self.finished,
             needs_permits=self.permit is not None,
         )

@@ -189,7 +189,7 @@ def service(
 
 def join_request(actor: str = "a", incarnation: int = 1, **kw: Any) -> pb.JoinRequest:
     """How an actor of the right protocol introduces itself."""
-    fields = {"protocol": pb.ProtocolVersion(major=2), "role": pb.ROLE_ACTOR}
+    fields = {"protocol": codec.PROTOCOL_VERSION, "role": pb.ROLE_ACTOR}
     return pb.JoinRequest(**{"actor": actor, "incarnation": incarnation, **fields, **kw})
 
 

@@ -160,6 +160,7 @@ class ModelLearner:
             parameter_specs=codec.specs(PARAMETERS),
             max_unrolls_in_flight=self.max_in_flight,
             max_message_bytes=1000,
+            limits=pb.Limits(num_envs=1000),
             finished=self.finished,
             task=self.state.version % 3,
         )

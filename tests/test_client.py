@@ -96,7 +96,7 @@ def raises_within(
 def test_a_message_says_all(learner: FakeLearner) -> None:
     with connect(learner) as client:
         reply = client.join()
-        assert reply.actor_index == 3
+        assert reply.seed == 1
         client.send(unrolls(7))
         assert client.drain(PATIENCE)
 
@@ -170,7 +170,7 @@ def test_a_learner_that_starts_later_is_waited_for() -> None:
     with LearnerClient(f"127.0.0.1:{port}", name="a", incarnation=1) as client:
         time.sleep(0.3)
         with FakeLearner(port=port):
-            assert client.join().actor_index == 3
+            assert client.join().seed == 1
 
 
 def test_the_proxy_for_web_pages_is_not_asked_for_the_learner(
@@ -180,7 +180,7 @@ def test_the_proxy_for_web_pages_is_not_asked_for_the_learner(
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("no_grpc_proxy", raising=False)
     with connect(learner) as client:
-        assert client.join().actor_index == 3
+        assert client.join().seed == 1
 
 
 def test_finished_ends_the_actor(learner: FakeLearner) -> None:

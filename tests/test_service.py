@@ -21,7 +21,7 @@ from learner.data.ingest import Arrival, Ingest
 from learner.evaluation.snapshots import Snapshot, Snapshots
 from learner.fleet.accounts import Accounts
 from learner.fleet.quarantine import Quarantine
-from learner.fleet.refusals import IncompatibleProtocol, InvalidRequest, Unavailable
+from learner.fleet.refusals import InvalidRequest, Unavailable
 from learner.fleet.refused_outputs import RefusedOutputs
 from learner.service import terms
 from learner.service.executable import Executable, ExecutablePolicy
@@ -59,7 +59,7 @@ def _get(service: LearnerService, incarnation: int, newer_than: int) -> pb.GetPa
 def test_join_tells_an_actor_all_that_it_needs() -> None:
     service = messages.service()
     reply = service.join(messages.join_request("a"))
-    assert (reply.protocol.major, reply.learner_incarnation, reply.seed) == (2, messages.LEARNER, 5)
+    assert (reply.protocol.major, reply.learner_incarnation) == (1, messages.LEARNER)
     assert reply.settings == messages.SETTINGS
     assert reply.unroll_length == messages.UNROLL_LENGTH
     names = [spec.name for spec in reply.unroll_specs]
@@ -71,25 +71,9 @@ def test_join_tells_an_actor_all_that_it_needs() -> None:
     assert reply.max_message_bytes == service.max_message_bytes
     assert reply.fingerprint
     assert not reply.finished
-    assert (reply.actor_index, service.join(messages.join_request("b")).actor_index) == (0, 1)
-    assert service.join(messages.join_request("a")).actor_index == 0
-
-
-def test_another_major_version_is_refused_naming_both() -> None:
-    service = messages.service()
-    for major, minor, version, program in (
-        (3, 7, "impala 9.9\n", r"impala 9\.9\\n"),
-        (1, 3, "", "of an unknown version"),
-    ):
-        protocol = pb.ProtocolVersion(major=major, minor=minor)
-        sides = (
-            rf"actor \({program}\) speaks protocol {major}\.{minor}, the learner \(impala .*2\.5"
-        )
-        with pytest.raises(IncompatibleProtocol, match=rf"{sides}.*run the same major version"):
-            service.join(messages.join_request(protocol=protocol, version=version))
-    assert service.join(
-        messages.join_request(protocol=pb.ProtocolVersion(major=2, minor=9))
-    ).fingerprint
+    other = service.join(messages.join_request("b"))
+    again = service.join(messages.join_request("a"))
+    assert again.seed == reply.seed != other.seed
 
 
 @pytest.mark.parametrize(

@@ -518,7 +518,7 @@ def session(**options: Any) -> real.Session:
 
 def reply(**fields: Any) -> pb.JoinReply:
     usual = {"learner_incarnation": 5, "fingerprint": "print", "max_unrolls_in_flight": 2}
-    return pb.JoinReply(**{**usual, "max_message_bytes": 100, **fields})
+    return pb.JoinReply(**{**usual, "max_message_bytes": 100, "limits": {"num_envs": 9}, **fields})
 
 
 AWAY = real.Failure("UNAVAILABLE", "nobody listens")

@@ -13,7 +13,7 @@ import { Group } from './group.js';
 
 const USAGE = 'usage: node actor.js --learner HOST:PORT|unix:PATH [--name NAME] [--num-envs N]';
 const PROTO = fileURLToPath(new URL('../../protos/impala/v1/learner.proto', import.meta.url));
-const PROTOCOL = { major: 2, minor: 4 };
+const PROTOCOL = { major: 1, minor: 0 };
 const [FIRST_BACKOFF, LONGEST_BACKOFF] = [0.1, 10]; // seconds
 // Settings that change what is played, which this actor knows or which do not matter to it.
 const KNOWN = /^(environment\.(id|kwargs|vectorization)|agent\..*|evaluator\..*)$/;

@@ -63,10 +63,8 @@ class Player:
                 f"{', '.join(unknown)}, which this actor does not know."
             )
         task = reply.settings.tasks[0].environment
-        # `life` takes the incarnation's place in a run that is to be reproducible.
-        start = reply.life or session.incarnation
         self._count += 1
-        seed = np.random.SeedSequence([reply.seed, reply.actor_index, start, self._count])
+        seed = np.random.SeedSequence([reply.seed, self._count])
         of_environments, of_actions = seed.spawn(2)
         made = [environments.make(task.id, task.kwargs) for _ in range(num_envs)]
         agent = WAYS[self._way](session, np.random.default_rng(of_actions))

@@ -17,7 +17,7 @@ import numpy as np
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 
-PROTOCOL = pb.ProtocolVersion(major=2, minor=4)
+PROTOCOL = pb.ProtocolVersion(major=1, minor=0)
 JOIN_SECONDS, PULL_SECONDS, GRAPH_SECONDS = 10.0, 60.0, 300.0  # deadlines
 ASK_SECONDS = 0.2  # between requests for the first parameters
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 10.0  # seconds

@@ -225,15 +225,18 @@ class LearnerService:
             reply.finished = self.evaluators.join()
             self._records.roster.joined(request.actor, "evaluator", version)
         else:
-            reply.actor_index = self._records.accounts.join(
+            index = self._records.accounts.join(
                 request.actor,
                 request.incarnation,
                 request.acknowledged_sequence,
                 request.acknowledged_unrolls if self._can_be_lost(request) else 0,
             )
             self._records.roster.joined(request.actor, "actor", version)
-            if self._is_deterministic:
-                reply.life = self._records.accounts.lives(request.actor)
+            # So that a restarted actor does not play its old episodes again.
+            lives = self._records.accounts.lives(request.actor)
+            start = lives if self._is_deterministic else request.incarnation
+            entropy = np.random.SeedSequence([reply.seed, index, start])
+            reply.seed = int(entropy.generate_state(1)[0])
             if self._pacing is not None:
                 self._pacing.replaced((request.actor, request.incarnation))
         return reply

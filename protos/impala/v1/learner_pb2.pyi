@@ -133,48 +133,44 @@ class JoinRequest(_message.Message):
     def __init__(self, protocol: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., acknowledged_sequence: _Optional[int] = ..., acknowledged_unrolls: _Optional[int] = ..., proof: _Optional[bytes] = ..., version: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("protocol", "learner_incarnation", "actor_index", "seed", "fingerprint", "unroll_length", "unroll_specs", "num_core_state_specs", "parameter_specs", "max_unrolls_in_flight", "max_message_bytes", "finished", "task", "settings", "version", "needs_permits", "life", "observation_space", "action_space", "limits")
+    __slots__ = ("protocol", "version", "learner_incarnation", "finished", "seed", "fingerprint", "unroll_length", "unroll_specs", "num_core_state_specs", "parameter_specs", "observation_space", "action_space", "settings", "task", "limits", "max_message_bytes", "max_unrolls_in_flight", "needs_permits")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     LEARNER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    ACTOR_INDEX_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     UNROLL_LENGTH_FIELD_NUMBER: _ClassVar[int]
     UNROLL_SPECS_FIELD_NUMBER: _ClassVar[int]
     NUM_CORE_STATE_SPECS_FIELD_NUMBER: _ClassVar[int]
     PARAMETER_SPECS_FIELD_NUMBER: _ClassVar[int]
-    MAX_UNROLLS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
-    MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    FINISHED_FIELD_NUMBER: _ClassVar[int]
-    TASK_FIELD_NUMBER: _ClassVar[int]
-    SETTINGS_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    NEEDS_PERMITS_FIELD_NUMBER: _ClassVar[int]
-    LIFE_FIELD_NUMBER: _ClassVar[int]
     OBSERVATION_SPACE_FIELD_NUMBER: _ClassVar[int]
     ACTION_SPACE_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_UNROLLS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_PERMITS_FIELD_NUMBER: _ClassVar[int]
     protocol: ProtocolVersion
+    version: str
     learner_incarnation: int
-    actor_index: int
+    finished: bool
     seed: int
     fingerprint: str
     unroll_length: int
     unroll_specs: _containers.RepeatedCompositeFieldContainer[TensorSpec]
     num_core_state_specs: int
     parameter_specs: _containers.RepeatedCompositeFieldContainer[TensorSpec]
-    max_unrolls_in_flight: int
-    max_message_bytes: int
-    finished: bool
-    task: int
-    settings: ActorSettings
-    version: str
-    needs_permits: bool
-    life: int
     observation_space: _containers.RepeatedCompositeFieldContainer[Space]
     action_space: _containers.RepeatedCompositeFieldContainer[Space]
+    settings: ActorSettings
+    task: int
     limits: Limits
-    def __init__(self, protocol: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., learner_incarnation: _Optional[int] = ..., actor_index: _Optional[int] = ..., seed: _Optional[int] = ..., fingerprint: _Optional[str] = ..., unroll_length: _Optional[int] = ..., unroll_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., num_core_state_specs: _Optional[int] = ..., parameter_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., max_unrolls_in_flight: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., finished: _Optional[bool] = ..., task: _Optional[int] = ..., settings: _Optional[_Union[ActorSettings, _Mapping]] = ..., version: _Optional[str] = ..., needs_permits: _Optional[bool] = ..., life: _Optional[int] = ..., observation_space: _Optional[_Iterable[_Union[Space, _Mapping]]] = ..., action_space: _Optional[_Iterable[_Union[Space, _Mapping]]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
+    max_message_bytes: int
+    max_unrolls_in_flight: int
+    needs_permits: bool
+    def __init__(self, protocol: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., version: _Optional[str] = ..., learner_incarnation: _Optional[int] = ..., finished: _Optional[bool] = ..., seed: _Optional[int] = ..., fingerprint: _Optional[str] = ..., unroll_length: _Optional[int] = ..., unroll_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., num_core_state_specs: _Optional[int] = ..., parameter_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., observation_space: _Optional[_Iterable[_Union[Space, _Mapping]]] = ..., action_space: _Optional[_Iterable[_Union[Space, _Mapping]]] = ..., settings: _Optional[_Union[ActorSettings, _Mapping]] = ..., task: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., max_message_bytes: _Optional[int] = ..., max_unrolls_in_flight: _Optional[int] = ..., needs_permits: _Optional[bool] = ...) -> None: ...
 
 class Space(_message.Message):
     __slots__ = ("name", "kind", "low", "high", "start", "n")
