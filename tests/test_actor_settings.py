@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import pathlib
-import re
 from typing import Annotated, Any
 
 import pytest
@@ -22,8 +21,6 @@ from learner.service import settings
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
-PAGE = (pathlib.Path(__file__).parents[1] / "docs" / "wire-protocol.md").read_text("utf-8")
-
 
 def reply_of(config: Config) -> pb.JoinReply:
     """The reply of a learner, as far as it has settings."""
@@ -33,42 +30,27 @@ def reply_of(config: Config) -> pb.JoinReply:
     )
 
 
-def described(descriptor: Any, path: str = "") -> dict[str, str]:
-    """Every field of a message's descriptor, by the path that the page gives it, with its type."""
-    types: dict[str, str] = {}
+def fields(descriptor: Any, path: str) -> set[str]:
+    """The paths of all settings in a message."""
+    found = set()
     for field in descriptor.fields:
-        where = f"{path}{field.name}"
-        if where == "tasks":
-            types |= {"tasks[].name": "string"}
-            types |= described(pb.ActorSettings.Environment.DESCRIPTOR, "environment.")
-        elif field.name == "parts":
-            types[where] = "map<string, string>"
-        elif field.message_type is not None:
-            types |= described(field.message_type, f"{where}.")
-        else:
-            kinds = {field.TYPE_STRING: "string", field.TYPE_BOOL: "bool"}
-            kinds |= {field.TYPE_UINT64: "uint64", field.TYPE_DOUBLE: "double"}
-            name = field.enum_type.name if field.enum_type else kinds[field.type]
-            types[where] = f"repeated {name}" if field.is_repeated else name
-            assert field.is_repeated or field.has_presence, where  # absent differs from 0
-    return types
+        where = f"{path}.{field.name}"
+        assert field.message_type or field.is_repeated or field.has_presence, where
+        found |= fields(field.message_type, where) if field.message_type else {where}
+    return found
 
 
-def test_page_message_and_configuration_have_the_same_settings() -> None:
-    page = PAGE[PAGE.index("### Settings") : PAGE.index("## Tasks")]
-    rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \| (?:`(.*?)`)? \| \S.* \|$", page, re.M)
-    assert {path: kind for path, kind, _ in rows} == described(pb.ActorSettings.DESCRIPTOR)
-
-    sections = ("environment", "agent", "actor", "evaluator")
-    configured = {
-        path: ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        for path, value in values.flatten(Config()).items()
-        if path.partition(".")[0] in sections
+def test_message_and_configuration_have_the_same_settings() -> None:
+    sections = {
+        "environment": pb.ActorSettings.Environment,
+        "agent": pb.ActorSettings.Agent,
+        "actor": pb.ActorSettings.Actor,
+        "evaluator": pb.ActorSettings.Evaluator,
     }
-    paged = {path: default for path, _, default in rows if path.partition(".")[0] in sections}
-    assert {path: re.sub(r"\.0$", "", value).lower() for path, value in configured.items()} == {
-        path: default.lower() for path, default in paged.items()
-    }
+    configured = {path for path in values.flatten(Config()) if path.partition(".")[0] in sections}
+    assert configured == set().union(
+        *(fields(of.DESCRIPTOR, name) for name, of in sections.items())
+    )
 
 
 @pytest.mark.parametrize("preset", PRESETS)
