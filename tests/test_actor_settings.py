@@ -41,7 +41,7 @@ def fields(descriptor: Any, path: str) -> set[str]:
 
 
 def test_message_and_configuration_have_the_same_settings() -> None:
-    sections = {
+    sections: dict[str, Any] = {
         "environment": pb.ActorSettings.Environment,
         "agent": pb.ActorSettings.Agent,
         "actor": pb.ActorSettings.Actor,
