@@ -16,6 +16,8 @@ from impala.schedule.tasks import Task
 OBSERVATION = 1e10  # of a number in an observation or a core state
 POLICY_PARAMETER = 1e7  # a logit, an action value, a mean; `FORBIDDEN` is always valid
 
+MOST_NAMES = 64  # of numbers in episodes' `info` that a run records
+
 _RAISE = "Raise limits.reward of the learner if that is what the environment gives."
 _TOLERANCE = 1e-5  # relative, of a box: rounding may move an action at its edge
 

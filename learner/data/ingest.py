@@ -18,8 +18,7 @@ import tree
 from impala.types import EnvironmentFault, Episode, Nest, StepType, Unroll
 from learner.checks import numbers
 from learner.checks.mistakes import Kind
-from learner.data.bounds import Bounds, MessageBounds, limit_of
-from learner.fleet.info_names import MOST_NAMES
+from learner.data.bounds import MOST_NAMES, Bounds, MessageBounds, limit_of
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 

@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from impala.types import Episode
+from learner.data.bounds import MOST_NAMES
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-
-MOST_NAMES = 64
 
 PATTERN = r"[A-Za-z0-9][A-Za-z0-9_./-]{0,63}"
 _GOOD = re.compile(PATTERN)

@@ -12,13 +12,13 @@ from impala.environments.spaces import Spaces, leaves
 from impala.schedule import tasks
 from impala.types import Unroll
 from learner.data.bounds import (
+    MOST_NAMES,
     OBSERVATION,
     POLICY_PARAMETER,
     MessageBounds,
     message_bounds,
     most_baseline,
 )
-from learner.fleet.info_names import MOST_NAMES
 from learner.service import settings
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
