@@ -9,6 +9,7 @@ environment, so that short episodes fill unrolls too.
 import contextlib
 import dataclasses
 import itertools
+import json
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,8 +88,9 @@ def connect(
                 "whose environments step together: start it without mix.lag_budget, mix.exact_lag "
                 "and deterministic."
             )
-        if len(reply.settings.tasks) != 1:
-            names = ", ".join(task.name for task in reply.settings.tasks)
+        tasks = [task["name"] for task in json.loads(reply.settings or "{}").get("tasks", [])]
+        if len(tasks) != 1:
+            names = ", ".join(tasks)
             raise ValueError(
                 f"The learner at {learner} has the tasks {names}; a loop plays one: start a "
                 "learner for each."

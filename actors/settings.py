@@ -11,7 +11,7 @@ from impala.parts.components import Allowed
 from impala.runtime.credentials import Role
 from impala.runtime.installation import VERSION
 from impala.schedule.tasks import Task
-from protos import codec, settings
+from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
 
@@ -38,7 +38,7 @@ def read(reply: pb.JoinReply, role: Role, allow: Allowed) -> tuple[list[Task], C
         if not codec.compatible(reply.protocol):
             raise values.OptionError("Run the same major version of the protocol on both sides.")
         return _read(reply.settings, role, allow)
-    except ValueError as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         ours, theirs = codec.PROTOCOL_VERSION, reply.protocol
         raise LearnerError(
             f"The learner is {reply.version or 'of an unknown version'} with protocol "
@@ -47,31 +47,30 @@ def read(reply: pb.JoinReply, role: Role, allow: Allowed) -> tuple[list[Task], C
         ) from None
 
 
-def _read(sent: pb.ActorSettings, role: Role, allow: Allowed) -> tuple[list[Task], Config]:
-    if not sent.tasks:
+def _read(text: str, role: Role, allow: Allowed) -> tuple[list[Task], Config]:
+    sent = json.loads(text or "{}")
+    if not isinstance(sent, dict) or not sent.get("tasks"):
         raise values.OptionError("It names no task that could be played.")
+    parts = dict(sent.get("parts", {}))
     built_in = {field.name for field in dataclasses.fields(Config)}
-    for section in sent.parts:
+    for section in parts:
         if section in built_in or not section.isidentifier():
             raise values.OptionError(
-                f"It sends {section!r} as the settings of a part of one's own, which cannot be "
-                "their section."
+                f"It sends {section!r} as the settings of a custom part, which cannot be their "
+                "section."
             )
-    tasks = []
-    for task in sent.tasks:
-        environment = {"environment": settings.plain(task.environment, "environment")}
-        tasks.append(Task(task.name, values.from_stored(Config, environment).environment))
-    data = {
-        "agent": settings.plain(sent.agent, "agent"),
-        "actor": settings.plain(sent.actor, "actor"),
-        "evaluator": settings.plain(sent.evaluator, "evaluator"),
-    }
+    tasks = [
+        Task(
+            str(task["name"]),
+            values.from_stored(Config, {"environment": task["environment"]}).environment,
+        )
+        for task in sent["tasks"]
+    ]
+    data = {name: sent.get(name, {}) for name in ("agent", "actor", "evaluator")}
     named = values.from_stored(Config, sections.naming(data))
     naming = [dataclasses.replace(named, environment=task.environment) for task in tasks]
     composed = sections.class_of(*naming, allow=allow)
-    for part in composed.own:
-        if part.section in sent.parts:
-            data[part.section] = json.loads(sent.parts[part.section])
+    data |= {part.section: parts[part.section] for part in composed.own if part.section in parts}
     ignored = () if role == "evaluator" else ("evaluator.",)
-    needs = [path for path in sent.needs if not path.startswith(ignored)]
+    needs = [path for path in sent.get("needs", []) if not path.startswith(ignored)]
     return tasks, values.from_stored(composed, data, needs)

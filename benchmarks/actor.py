@@ -280,7 +280,7 @@ def _sink(preset: str, ready: Connection) -> None:
         protocol=codec.PROTOCOL_VERSION,
         learner_incarnation=1,
         seed=1,
-        settings=settings.message(config, played),
+        settings=settings.for_actors(config, played),
         fingerprint="none",
         unroll_length=config.learner.unroll_length,
         unroll_specs=codec.specs(unroll_spec),

@@ -1,5 +1,6 @@
 """A small real gRPC learner for tests: it says what it is told to and writes down what it hears."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
@@ -30,7 +31,7 @@ class FakeLearner(pb_grpc.LearnerServicer):
         *,
         incarnation: int = 5,
         fingerprint: str = "print",
-        settings: pb.ActorSettings | None = None,
+        settings: dict[str, Any] | None = None,
         unroll_length: int = 4,
         unroll_specs: Sequence[pb.TensorSpec] = (),
         parameters: Sequence[np.ndarray] = (np.zeros(1, np.float32),),
@@ -40,7 +41,7 @@ class FakeLearner(pb_grpc.LearnerServicer):
     ) -> None:
         self.incarnation = incarnation
         self.fingerprint = fingerprint
-        self.settings = settings or pb.ActorSettings()
+        self.settings = settings or {}
         self.unroll_length = unroll_length
         self.unroll_specs = unroll_specs
         self.parameters = list(parameters)
@@ -125,7 +126,7 @@ class FakeLearner(pb_grpc.LearnerServicer):
             protocol=request.protocol,
             learner_incarnation=self.incarnation,
             seed=1,
-            settings=self.settings,
+            settings=json.dumps(self.settings),
             fingerprint=self.fingerprint,
             unroll_length=self.unroll_length,
             unroll_specs=self.unroll_specs,

@@ -1,5 +1,6 @@
 """A small spec, good messages that fit it, and a learner service around them: shared by tests."""
 
+import json
 import secrets
 from typing import Any, Literal
 
@@ -45,11 +46,7 @@ SPACES = (
     ),
     gym.spaces.Discrete(3),
 )
-SETTINGS = pb.ActorSettings(
-    tasks=[
-        pb.ActorSettings.Task(name="Small", environment=pb.ActorSettings.Environment(id="Small"))
-    ]
-)
+SETTINGS = json.dumps({"tasks": [{"name": "Small", "environment": {"id": "Small"}}]})
 
 
 def spec(

@@ -224,7 +224,7 @@ def test_a_loop_that_does_nothing_for_minutes_counts_as_active() -> None:
 
 
 def test_what_no_loop_can_play_is_refused(learner: FakeLearner) -> None:
-    learner.settings.tasks.add(name="Another").environment.id = "Catch"
+    learner.settings["tasks"].append({"name": "Another", "environment": {"id": "Catch"}})
     with pytest.raises(ValueError, match="has the tasks Catch, Another; a loop plays one"):
         impala.connect(learner.address)
     learner.permit = lambda request: 0

@@ -7,6 +7,7 @@
 import asyncio
 import contextlib
 import heapq
+import json
 import random
 from collections import Counter
 from typing import Any
@@ -535,8 +536,8 @@ def test_older_actors_are_told_they_lack_permits() -> None:
 
     config = values.overlay(PRESETS["catch"][1], {"mix": {"lag_budget": 2}})
     played = tasks.make(config.environment, config.tasks)
-    assert "mix.lag_budget" in settings.message(config, played).needs
+    assert "mix.lag_budget" in json.loads(settings.for_actors(config, played))["needs"]
     plain = PRESETS["catch"][1]
-    assert "mix.lag_budget" not in settings.message(plain, played).needs
+    assert "mix.lag_budget" not in json.loads(settings.for_actors(plain, played))["needs"]
     assert settings.agreed(config, played) != settings.agreed(plain, played)
     assert make_pacing(Config()) is None

@@ -1,6 +1,8 @@
 """An actor process as a user starts it, against the fake learner: it acts, drains and ends."""
 
 import contextlib
+import copy
+import json
 import pathlib
 import signal
 import subprocess
@@ -47,7 +49,9 @@ def learner_of_catch(actor: ActorConfig) -> Iterator[FakeLearner]:
     evaluator = EvaluatorConfig(every_frames=100, episodes=3)
     config = Config(environment=environment, agent=agent, actor=actor, evaluator=evaluator)
     with FakeLearner(
-        settings=settings.message(config, tasks.make(config.environment, config.tasks)),
+        settings=json.loads(
+            settings.for_actors(config, tasks.make(config.environment, config.tasks))
+        ),
         unroll_length=UNROLL_LENGTH,
         unroll_specs=codec.specs(build.unroll_spec(built, *spaces, UNROLL_LENGTH)),
         parameters=[variable.numpy() for variable in built.variables],
@@ -119,7 +123,7 @@ Catch.recv = lambda self: step(self) if next(steps) < {steps} else time.sleep(10
 
 
 def test_it_ends_and_says_where_when_an_environment_hangs(learner: FakeLearner) -> None:
-    learner.settings.actor.hang_seconds = 2.0
+    learner.settings["actor"]["hang_seconds"] = 2.0
     both_groups = 2 * UNROLL_LENGTH
     actor = start(learner, HANG_IN_THE_SECOND_UNROLL.format(steps=both_groups - 1))
     log = end_of(actor)
@@ -142,7 +146,7 @@ Catch.recv = lambda self: time.sleep(0.3 if next(steps) < 12 else 1000.0) or ste
 def test_an_evaluator_ends_when_a_step_hangs(
     learner: FakeLearner,
 ) -> None:
-    learner.settings.actor.hang_seconds = 2.0
+    learner.settings["actor"]["hang_seconds"] = 2.0
     for frames in (0, 100):  # of nine steps in all, each
         learner.snapshot(frames)
     evaluator = start(learner, HANG_IN_THE_SECOND_EVALUATION, role="evaluator")
@@ -157,7 +161,7 @@ def test_an_evaluator_ends_when_a_step_hangs(
 def test_waiting_for_parameters_is_no_hanging_environment(
     learner: FakeLearner,
 ) -> None:
-    learner.settings.actor.hang_seconds = 1.0
+    learner.settings["actor"]["hang_seconds"] = 1.0
     learner.replies.clear()
     actor = start(learner)
     learner.wait_for(lambda: len(learner.pulls) == 1, PATIENCE)
@@ -172,7 +176,7 @@ def test_waiting_for_parameters_is_no_hanging_environment(
 @pytest.mark.slow
 def test_beyond_its_limit_of_memory_it_starts_anew(learner: FakeLearner) -> None:
     def allow(memory: int) -> None:
-        learner.settings.actor.max_memory_bytes = memory
+        learner.settings["actor"]["max_memory_bytes"] = memory
 
     allow(1)
     patient = "import actors.memory as memory; memory._SETTLED_SECONDS = 0.0; "
@@ -254,9 +258,8 @@ def test_an_evaluator_takes_the_settings_of_a_new_learner(
     evaluator = start(learner, role="evaluator")
     learner.wait_for(lambda: len(learner.evaluations) == 1, PATIENCE)
     learner.__exit__()
-    settings = pb.ActorSettings()
-    settings.CopyFrom(learner.settings)
-    settings.evaluator.episodes, settings.evaluator.max_steps = 2, 4
+    settings = copy.deepcopy(learner.settings)
+    settings["evaluator"] |= {"episodes": 2, "max_steps": 4}
     with _Restarted(
         incarnation=6,
         settings=settings,

@@ -32,7 +32,7 @@ def reply(major: int = MAJOR) -> pb.JoinReply:
     return pb.JoinReply(
         protocol=pb.ProtocolVersion(major=major, minor=MINOR + 1),
         version="impala 9.9",
-        settings=settings.message(CATCH, tasks.make(CATCH.environment, CATCH.tasks)),
+        settings=settings.for_actors(CATCH, tasks.make(CATCH.environment, CATCH.tasks)),
     )
 
 
@@ -67,22 +67,27 @@ def test_unknown_fields_of_a_newer_minor_version_are_ignored() -> None:
     request.MergeFromString(UNKNOWN)
     assert messages.service().join(request).fingerprint
     newer = reply()
-    for message in (newer, newer.settings, newer.settings.agent, newer.settings.tasks[0]):
-        message.MergeFromString(UNKNOWN)
+    newer.MergeFromString(UNKNOWN)
+    sent = json.loads(newer.settings)
+    for section in (sent, sent["agent"], sent["tasks"][0]):
+        section["later"] = 42
+    newer.settings = json.dumps(sent)
     assert received.read(newer, "actor", Allowed())[1].agent == CATCH.agent
 
 
 def test_missing_fields_of_an_older_minor_version_have_defaults() -> None:
     older = reply()
-    older.settings.agent.ClearField("standardise_images")
-    older.settings.ClearField("actor")
+    sent = json.loads(older.settings)
+    del sent["agent"]["standardise_images"], sent["actor"]
+    older.settings = json.dumps(sent)
     assert received.read(older, "actor", Allowed())[1].agent == CATCH.agent
 
 
 @pytest.mark.parametrize("need", ["agent.layer_norm", "environment.crop", "evaluator.temperature"])
 def test_an_unknown_setting_that_matters_is_refused(need: str) -> None:
     newer = reply()
-    newer.settings.needs.append(need)
+    sent = json.loads(newer.settings)
+    newer.settings = json.dumps({**sent, "needs": [need]})
     with pytest.raises(LearnerError, match=rf"impala 9\.9 .* impala {VERSION} .* {need} is not kn"):
         received.read(newer, "evaluator", Allowed())
     if need.startswith("evaluator"):
@@ -91,8 +96,9 @@ def test_an_unknown_setting_that_matters_is_refused(need: str) -> None:
 
 def test_an_unknown_choice_is_refused_by_name() -> None:
     newer = reply()
-    newer.settings.agent.policy = 7  # type: ignore[assignment]
-    with pytest.raises(LearnerError, match=r"agent\.policy is number 7; .*POLICY_EPSILON_GREEDY"):
+    sent = json.loads(newer.settings)
+    newer.settings = json.dumps({**sent, "agent": {"policy": "softest"}})
+    with pytest.raises(LearnerError, match=r"agent\.policy is 'softest'"):
         received.read(newer, "actor", Allowed())
 
 

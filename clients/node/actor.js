@@ -109,7 +109,7 @@ class Actor {
       const done = (error, joined) => (error ? reject(interrupted(error)) : resolve(joined));
       this.client.Join(request, { deadline: Date.now() + 10_000 }, done);
     });
-    const { protocol: { major }, settings: { needs, tasks, actor }, limits } = reply;
+    const { major } = reply.protocol, { needs, tasks, actor } = JSON.parse(reply.settings);
     if (major !== PROTOCOL.major) throw new Error(`The learner speaks protocol ${major}, this actor ${PROTOCOL.major}.`);
     const unknown = needs.filter((setting) => !KNOWN.test(setting));
     if (unknown.length || tasks.length !== 1 || reply.needs_permits) {
@@ -119,7 +119,7 @@ class Actor {
       this.message = this.group = null;
       this.sequence = Number(this.acknowledged.acknowledged_sequence);
     }
-    const numEnvs = Math.min(this.numEnvs ?? Number(actor.num_envs), limits.num_envs);
+    const numEnvs = Math.min(this.numEnvs ?? Number(actor.num_envs), reply.limits.num_envs);
     if (this.group?.numEnvs !== numEnvs) this.group = new Group(reply, numEnvs);
     [this.reply, this.finished] = [reply, reply.finished];
   }

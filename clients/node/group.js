@@ -10,7 +10,7 @@ const BYTES = { DTYPE_UINT8: 1, DTYPE_INT8: 1, DTYPE_INT64: 8, DTYPE_FLOAT32: 4 
 export class Group {
   // reply: the JoinReply. Throws an Error if it is for other environments than those here.
   constructor(reply, numEnvs) {
-    const { id, kwargs } = reply.settings.tasks[0].environment;
+    const { id, kwargs } = JSON.parse(reply.settings).tasks[0].environment;
     if (id !== 'Catch' || kwargs !== '{}') throw new Error(`The learner plays ${id} ${kwargs}, this actor Catch.`);
     this.environments = Array.from({ length: numEnvs }, () => new Catch());
     this.numEnvs = numEnvs;

@@ -44,7 +44,8 @@ class Player:
     def play(self) -> None:
         """Plays until the session is interrupted or training has ended."""
         reply = self._session.reply
-        num_envs = min(self._num_envs or reply.settings.actor.num_envs, reply.limits.num_envs)
+        advised = self._session.settings["actor"]["num_envs"]
+        num_envs = min(self._num_envs or advised, reply.limits.num_envs)
         if self._made_for != (reply.fingerprint, num_envs):
             self._group, self._made_for = None, (reply.fingerprint, num_envs)
         group = self._group or self._made(num_envs)
@@ -56,17 +57,20 @@ class Player:
 
     def _made(self, num_envs: int) -> Group:
         session, reply = self._session, self._session.reply
-        unknown = [need for need in reply.settings.needs if not KNOWN.fullmatch(need)]
-        if unknown or len(reply.settings.tasks) != 1 or reply.needs_permits:
+        unknown = [need for need in session.settings["needs"] if not KNOWN.fullmatch(need)]
+        tasks = session.settings["tasks"]
+        if unknown or len(tasks) != 1 or reply.needs_permits:
             raise Refused(
-                f"The learner has {len(reply.settings.tasks)} tasks, permits or "
+                f"The learner has {len(tasks)} tasks, permits or "
                 f"{', '.join(unknown)}, which this actor does not know."
             )
-        task = reply.settings.tasks[0].environment
+        environment = tasks[0]["environment"]
         self._count += 1
         seed = np.random.SeedSequence([reply.seed, self._count])
         of_environments, of_actions = seed.spawn(2)
-        made = [environments.make(task.id, task.kwargs) for _ in range(num_envs)]
+        made = [
+            environments.make(environment["id"], environment["kwargs"]) for _ in range(num_envs)
+        ]
         agent = WAYS[self._way](session, np.random.default_rng(of_actions))
         return Group(reply, agent, made, of_environments)
 

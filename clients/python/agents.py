@@ -55,9 +55,9 @@ class Executable(Agent):
         self.version, arrays = self._session.parameters()
         self._parameters = {f"parameters/{i}": array for i, array in enumerate(arrays)}
         if "epsilon_final" in self._drawn and self._epsilons is None:  # once for each environment
-            told = self._session.reply.settings.agent.epsilon
-            weights = np.array(told.weights) / sum(told.weights)
-            self._epsilons = self._random.choice(told.finals, num_envs, p=weights).astype(
+            epsilon = self._session.settings["agent"]["epsilon"]
+            weights = np.array(epsilon["weights"]) / sum(epsilon["weights"])
+            self._epsilons = self._random.choice(epsilon["finals"], num_envs, p=weights).astype(
                 np.float32
             )
 
@@ -72,7 +72,7 @@ class Executable(Agent):
         }
         results = self._graph.run(self._outputs, {**given, **drawn, **self._parameters})
         said = dict(zip(self._outputs, results, strict=True))
-        if self._session.reply.settings.agent.random_warm_up and self.version.version == 0:
+        if self._session.settings["agent"]["random_warm_up"] and self.version.version == 0:
             (space,) = self._session.reply.action_space
             action = said["output/action"]
             low, high = (np.array(bounds) for bounds in (space.low, space.high))

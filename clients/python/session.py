@@ -3,6 +3,7 @@
 Everything that docs/wire-protocol.md says about these is here.
 """
 
+import json
 import queue
 import random
 import secrets
@@ -106,6 +107,7 @@ class Session:
         self._learner, self.name = learner, name
         self.incarnation = secrets.randbits(63) + 1
         self.reply = pb.JoinReply()  # of the last Join
+        self.settings: dict[str, Any] = {}  # of it
         self._channel = grpc.insecure_channel(learner, CHANNEL)
         self._stub = pb_grpc.LearnerStub(self._channel)
         self._sequence = 0  # of the newest message
@@ -237,7 +239,7 @@ class Session:
             raise Finished
         if reply.fingerprint != self.reply.fingerprint:  # another run: what has no receipt is lost
             self._message, self._sequence = None, sequence
-        self.reply = reply
+        self.reply, self.settings = reply, json.loads(reply.settings)
 
     def _exchange(self, message: pb.Unrolls) -> None:
         """Sends the message, and deals with its receipt."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import json
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import NamedTuple
@@ -113,7 +114,9 @@ class Kit:
         }
         try:
             async with serving(self._learner, listen) as address:
-                played = ", ".join(task.name for task in self._run.terms.settings.tasks)
+                played = ", ".join(
+                    task["name"] for task in json.loads(self._run.terms.settings)["tasks"]
+                )
                 self._say(f"Listening on {address}, for an actor that plays {played}.")
                 self._actor.address = address
                 self._actor.start()
@@ -396,7 +399,9 @@ class Kit:
 
     async def _setting_of_a_later_version(self) -> None:
         def change(reply: pb.JoinReply) -> None:
-            reply.settings.needs.append("environment.of_a_later_version")
+            sent = json.loads(reply.settings)
+            sent["needs"].append("environment.of_a_later_version")
+            reply.settings = json.dumps(sent)
 
         self._learner.on_reply = change
         await self._gives_up()

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import gymnasium as gym
 import numpy as np
 
+from impala.config.schema import AgentConfig
 from impala.environments.spaces import FORBIDDEN, choices, leaves, limits
 from learner.checks.mistakes import Kind, Mistake
 from protos.impala.v1 import learner_pb2 as pb
@@ -100,8 +101,8 @@ class Actions:
       action_space: of one environment.
     """
 
-    def __init__(self, agent: pb.ActorSettings.Agent, action_space: gym.Space) -> None:
-        self._is_greedy = agent.policy == pb.ActorSettings.POLICY_EPSILON_GREEDY
+    def __init__(self, agent: AgentConfig, action_space: gym.Space) -> None:
+        self._is_greedy = agent.policy == "epsilon_greedy"
         self._warms_up = agent.random_warm_up
         self._parts = []
         for name, leaf in leaves(action_space, "output/action", is_sorted=False):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import gymnasium as gym
 import numpy as np
 
+from impala.config.schema import AgentConfig
 from learner.checks import numbers
 from learner.checks.actions import Actions, Evidence
 from learner.checks.continuity import Continuity
@@ -35,9 +36,10 @@ class Checks:
     Args:
       reply: what the actors of a run were told.
       action_space: of one environment.
+      agent: its settings.
     """
 
-    def __init__(self, reply: pb.JoinReply, action_space: gym.Space) -> None:
+    def __init__(self, reply: pb.JoinReply, action_space: gym.Space, agent: AgentConfig) -> None:
         self._names = [spec.name for spec in reply.unroll_specs]
         self._rows = self._names[: len(self._names) - reply.num_core_state_specs]
         self._floats = [
@@ -47,7 +49,7 @@ class Checks:
         ]
         self._spaces = numbers.Spaces(reply.observation_space)
         self._observation = [space.name for space in reply.observation_space]
-        self._actions = Actions(reply.settings.agent, action_space)
+        self._actions = Actions(agent, action_space)
         self._senders: collections.OrderedDict[tuple[str, int], _Sender] = collections.OrderedDict()
         self._num_envs = 0  # of all senders
 

@@ -13,7 +13,6 @@ import numpy as np
 import tree
 
 from impala import finite
-from impala.config.schema import ActorConfig
 from impala.config.values import OptionError
 from impala.runtime.credentials import Role
 from impala.runtime.installation import VERSION
@@ -132,7 +131,7 @@ class LearnerService:
         self._parameters = PublishedParameters(schedule, pacing)
         unroll_specs, num_core_state_specs = wire_specs(terms.unroll_spec)
         fingerprint = codec.fingerprint(unroll_specs, terms.parameter_specs, terms.agreed)
-        self.hang_seconds = terms.settings.actor.hang_seconds or ActorConfig().hang_seconds
+        self.hang_seconds = terms.hang_seconds
         """That an actor may take for a row: it holds parameters meanwhile."""
         self._validator = Validator(
             terms.unroll_spec, fingerprint, terms.max_envs_per_message, terms.bounds
@@ -172,7 +171,7 @@ class LearnerService:
         self._checked = 0  # messages
         self._checks: Checks | None = None
         if terms.checks.on_mistake != "off":
-            self._checks = Checks(self._welcome, terms.spaces[1])
+            self._checks = Checks(self._welcome, terms.spaces[1], terms.agent)
 
     @property
     def max_message_bytes(self) -> int:

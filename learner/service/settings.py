@@ -1,9 +1,9 @@
-"""Makes the message ActorSettings, which tells actors their part of the configuration.
+"""The settings that a learner sends to its actors, as JSON.
 
-The message has the settings of everything that actors build. `agreed` is the text by which a
-restarted learner knows whether the experience of running actors is still valid. It leaves out
-defaults, so that a new version with more settings changes nothing, and settings of how actors and
-evaluators work, so that running ones continue.
+They are those of everything that actors build. `agreed` is the text by which a restarted learner
+knows whether the experience of running actors is still valid. It leaves out defaults, so that a new
+version with more settings changes nothing, and settings of how actors and evaluators work, so that
+running ones continue.
 """
 
 import dataclasses
@@ -16,50 +16,44 @@ from impala.config.schema import Config, EvaluatorConfig
 from impala.parts import sections
 from impala.schedule import tasks
 from impala.schedule.tasks import Task
-from protos import settings
-from protos.impala.v1 import learner_pb2 as pb
 
 # Settings that are not told, but that actors have to know of where they are not at their default.
 _PACING = {"mix.lag_budget", "mix.exact_lag", "deterministic"}
 
 
-def message(config: Config, played: Sequence[Task]) -> pb.ActorSettings:
-    """Returns the settings for actors.
+def for_actors(config: Config, played: Sequence[Task]) -> str:
+    """Returns the settings for actors, a JSON object as `JoinReply` in learner.proto describes.
 
     Args:
       config: the run's configuration.
       played: its tasks.
-
-    Raises:
-      OptionError: a value is too large for the message.
     """
-    of_parts = sections.for_actors(config)
+    parts = sections.for_actors(config)
     chosen: list[tuple[str, Any]] = [("environment", task.environment) for task in played]
-    chosen += [(name, getattr(config, name)) for name in ("agent", "evaluator", *of_parts)]
+    chosen += [(name, getattr(config, name)) for name in ("agent", "evaluator", *parts)]
     needs = {
         f"{section}.{path}"
         for section, of_section in chosen
         for path in values.settings_that_matter(of_section)
     }
     needs |= values.changed(config).keys() & _PACING
-    told = pb.ActorSettings(
-        needs=sorted(needs),
-        parts={section: json.dumps(of_part) for section, of_part in of_parts.items()},
+    return json.dumps(
+        {
+            "tasks": [
+                {"name": task.name, "environment": values.to_dict(task.environment)}
+                for task in played
+            ],
+            "agent": values.to_dict(config.agent),
+            "actor": values.to_dict(config.actor),
+            "evaluator": values.to_dict(_evaluator(config)),
+            "parts": parts,
+            "needs": sorted(needs),
+        }
     )
-    try:
-        for task in played:
-            of_task = told.tasks.add(name=task.name)
-            settings.fill(of_task.environment, values.to_dict(task.environment), "environment")
-        settings.fill(told.agent, values.to_dict(config.agent), "agent")
-        settings.fill(told.actor, values.to_dict(config.actor), "actor")
-        settings.fill(told.evaluator, values.to_dict(_evaluator(config)), "evaluator")
-    except settings.SettingsError as error:
-        raise values.OptionError(str(error)) from error
-    return told
 
 
 def agreed(config: Config, played: Sequence[Task]) -> str:
-    """Returns the settings in `message` that experience depends on, as one line of JSON.
+    """Returns the settings in `for_actors` that experience depends on, as one line of JSON.
 
     These are the non-default settings of tasks, agent and parts of one's own that change what is
     played or learned, and whether unrolls need permits.

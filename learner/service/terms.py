@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from impala.config.schema import ChecksConfig, Config
+from impala.config.schema import ActorConfig, AgentConfig, ChecksConfig, Config
 from impala.environments.spaces import Spaces, leaves
 from impala.schedule import tasks
 from impala.types import Unroll
@@ -36,7 +36,7 @@ class Terms(NamedTuple):
 
     unroll_spec: Unroll  # a nest of ArraySpec of one environment, as for `Validator`
     parameter_specs: Sequence[pb.TensorSpec]  # of `Parameters.values`, in order
-    settings: pb.ActorSettings  # what actors need of the configuration
+    settings: str  # what actors need of the configuration, as JSON
     agreed: str  # the part of them that must be equal for experience to be accepted
     seed: int  # the run's
     is_deterministic: bool  # actors are seeded by it and their index alone
@@ -45,6 +45,8 @@ class Terms(NamedTuple):
     bounds: MessageBounds  # of the numbers in a message, as for `Validator`
     spaces: Spaces  # of one environment
     checks: ChecksConfig
+    agent: AgentConfig = AgentConfig()  # its settings
+    hang_seconds: float = ActorConfig().hang_seconds  # that an actor may take for a row
 
     @property
     def limits(self) -> pb.Limits:
@@ -77,13 +79,11 @@ def terms(
       played: the run's tasks.
       spaces: common to all tasks.
 
-    Raises:
-      OptionError: a setting is too large to be sent.
     """
     return Terms(
         unroll_spec,
         codec.specs(list(variables)),
-        settings.message(config, played),
+        settings.for_actors(config, played),
         settings.agreed(config, played),
         seed=config.seed,
         is_deterministic=config.deterministic,
@@ -92,6 +92,8 @@ def terms(
         bounds=message_bounds(config, played, spaces),
         spaces=spaces,
         checks=config.checks,
+        agent=config.agent,
+        hang_seconds=config.actor.hang_seconds,
     )
 
 

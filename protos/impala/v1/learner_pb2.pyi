@@ -164,13 +164,13 @@ class JoinReply(_message.Message):
     parameter_specs: _containers.RepeatedCompositeFieldContainer[TensorSpec]
     observation_space: _containers.RepeatedCompositeFieldContainer[Space]
     action_space: _containers.RepeatedCompositeFieldContainer[Space]
-    settings: ActorSettings
+    settings: str
     task: int
     limits: Limits
     max_message_bytes: int
     max_unrolls_in_flight: int
     needs_permits: bool
-    def __init__(self, protocol: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., version: _Optional[str] = ..., learner_incarnation: _Optional[int] = ..., finished: _Optional[bool] = ..., seed: _Optional[int] = ..., fingerprint: _Optional[str] = ..., unroll_length: _Optional[int] = ..., unroll_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., num_core_state_specs: _Optional[int] = ..., parameter_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., observation_space: _Optional[_Iterable[_Union[Space, _Mapping]]] = ..., action_space: _Optional[_Iterable[_Union[Space, _Mapping]]] = ..., settings: _Optional[_Union[ActorSettings, _Mapping]] = ..., task: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., max_message_bytes: _Optional[int] = ..., max_unrolls_in_flight: _Optional[int] = ..., needs_permits: _Optional[bool] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., version: _Optional[str] = ..., learner_incarnation: _Optional[int] = ..., finished: _Optional[bool] = ..., seed: _Optional[int] = ..., fingerprint: _Optional[str] = ..., unroll_length: _Optional[int] = ..., unroll_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., num_core_state_specs: _Optional[int] = ..., parameter_specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., observation_space: _Optional[_Iterable[_Union[Space, _Mapping]]] = ..., action_space: _Optional[_Iterable[_Union[Space, _Mapping]]] = ..., settings: _Optional[str] = ..., task: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., max_message_bytes: _Optional[int] = ..., max_unrolls_in_flight: _Optional[int] = ..., needs_permits: _Optional[bool] = ...) -> None: ...
 
 class Space(_message.Message):
     __slots__ = ("name", "kind", "low", "high", "start", "n")
@@ -217,182 +217,6 @@ class Limits(_message.Message):
     info_names: int
     frames_per_step: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, num_envs: _Optional[int] = ..., reward: _Optional[float] = ..., observation: _Optional[float] = ..., policy_parameter: _Optional[float] = ..., baseline: _Optional[float] = ..., info_names: _Optional[int] = ..., frames_per_step: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class ActorSettings(_message.Message):
-    __slots__ = ("tasks", "agent", "actor", "evaluator", "parts", "needs")
-    class Vectorization(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-        __slots__ = ()
-        VECTORIZATION_UNSPECIFIED: _ClassVar[ActorSettings.Vectorization]
-        VECTORIZATION_SYNC: _ClassVar[ActorSettings.Vectorization]
-        VECTORIZATION_ASYNC: _ClassVar[ActorSettings.Vectorization]
-        VECTORIZATION_OWN: _ClassVar[ActorSettings.Vectorization]
-    VECTORIZATION_UNSPECIFIED: ActorSettings.Vectorization
-    VECTORIZATION_SYNC: ActorSettings.Vectorization
-    VECTORIZATION_ASYNC: ActorSettings.Vectorization
-    VECTORIZATION_OWN: ActorSettings.Vectorization
-    class Policy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-        __slots__ = ()
-        POLICY_UNSPECIFIED: _ClassVar[ActorSettings.Policy]
-        POLICY_STOCHASTIC: _ClassVar[ActorSettings.Policy]
-        POLICY_EPSILON_GREEDY: _ClassVar[ActorSettings.Policy]
-    POLICY_UNSPECIFIED: ActorSettings.Policy
-    POLICY_STOCHASTIC: ActorSettings.Policy
-    POLICY_EPSILON_GREEDY: ActorSettings.Policy
-    class PartsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: str
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-    class Task(_message.Message):
-        __slots__ = ("name", "environment")
-        NAME_FIELD_NUMBER: _ClassVar[int]
-        ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
-        name: str
-        environment: ActorSettings.Environment
-        def __init__(self, name: _Optional[str] = ..., environment: _Optional[_Union[ActorSettings.Environment, _Mapping]] = ...) -> None: ...
-    class Environment(_message.Message):
-        __slots__ = ("id", "kwargs", "vectorization", "repeat", "last_action", "last_reward", "time_in_episode", "atari", "normalise")
-        ID_FIELD_NUMBER: _ClassVar[int]
-        KWARGS_FIELD_NUMBER: _ClassVar[int]
-        VECTORIZATION_FIELD_NUMBER: _ClassVar[int]
-        REPEAT_FIELD_NUMBER: _ClassVar[int]
-        LAST_ACTION_FIELD_NUMBER: _ClassVar[int]
-        LAST_REWARD_FIELD_NUMBER: _ClassVar[int]
-        TIME_IN_EPISODE_FIELD_NUMBER: _ClassVar[int]
-        ATARI_FIELD_NUMBER: _ClassVar[int]
-        NORMALISE_FIELD_NUMBER: _ClassVar[int]
-        id: str
-        kwargs: str
-        vectorization: ActorSettings.Vectorization
-        repeat: ActorSettings.Repeat
-        last_action: bool
-        last_reward: bool
-        time_in_episode: bool
-        atari: ActorSettings.Atari
-        normalise: ActorSettings.Normalise
-        def __init__(self, id: _Optional[str] = ..., kwargs: _Optional[str] = ..., vectorization: _Optional[_Union[ActorSettings.Vectorization, str]] = ..., repeat: _Optional[_Union[ActorSettings.Repeat, _Mapping]] = ..., last_action: _Optional[bool] = ..., last_reward: _Optional[bool] = ..., time_in_episode: _Optional[bool] = ..., atari: _Optional[_Union[ActorSettings.Atari, _Mapping]] = ..., normalise: _Optional[_Union[ActorSettings.Normalise, _Mapping]] = ...) -> None: ...
-    class Normalise(_message.Message):
-        __slots__ = ("mean", "deviation", "clip")
-        MEAN_FIELD_NUMBER: _ClassVar[int]
-        DEVIATION_FIELD_NUMBER: _ClassVar[int]
-        CLIP_FIELD_NUMBER: _ClassVar[int]
-        mean: _containers.RepeatedScalarFieldContainer[float]
-        deviation: _containers.RepeatedScalarFieldContainer[float]
-        clip: float
-        def __init__(self, mean: _Optional[_Iterable[float]] = ..., deviation: _Optional[_Iterable[float]] = ..., clip: _Optional[float] = ...) -> None: ...
-    class Repeat(_message.Message):
-        __slots__ = ("most", "learned", "discount")
-        MOST_FIELD_NUMBER: _ClassVar[int]
-        LEARNED_FIELD_NUMBER: _ClassVar[int]
-        DISCOUNT_FIELD_NUMBER: _ClassVar[int]
-        most: int
-        learned: bool
-        discount: float
-        def __init__(self, most: _Optional[int] = ..., learned: _Optional[bool] = ..., discount: _Optional[float] = ...) -> None: ...
-    class Atari(_message.Message):
-        __slots__ = ("frame_skip", "sticky_actions", "full_action_set", "actions", "height", "width", "noop_max", "life_loss_ends", "max_frames_per_episode", "max_pool", "action_table")
-        FRAME_SKIP_FIELD_NUMBER: _ClassVar[int]
-        STICKY_ACTIONS_FIELD_NUMBER: _ClassVar[int]
-        FULL_ACTION_SET_FIELD_NUMBER: _ClassVar[int]
-        ACTIONS_FIELD_NUMBER: _ClassVar[int]
-        HEIGHT_FIELD_NUMBER: _ClassVar[int]
-        WIDTH_FIELD_NUMBER: _ClassVar[int]
-        NOOP_MAX_FIELD_NUMBER: _ClassVar[int]
-        LIFE_LOSS_ENDS_FIELD_NUMBER: _ClassVar[int]
-        MAX_FRAMES_PER_EPISODE_FIELD_NUMBER: _ClassVar[int]
-        MAX_POOL_FIELD_NUMBER: _ClassVar[int]
-        ACTION_TABLE_FIELD_NUMBER: _ClassVar[int]
-        frame_skip: int
-        sticky_actions: float
-        full_action_set: bool
-        actions: _containers.RepeatedScalarFieldContainer[int]
-        height: int
-        width: int
-        noop_max: int
-        life_loss_ends: bool
-        max_frames_per_episode: int
-        max_pool: bool
-        action_table: bool
-        def __init__(self, frame_skip: _Optional[int] = ..., sticky_actions: _Optional[float] = ..., full_action_set: _Optional[bool] = ..., actions: _Optional[_Iterable[int]] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., noop_max: _Optional[int] = ..., life_loss_ends: _Optional[bool] = ..., max_frames_per_episode: _Optional[int] = ..., max_pool: _Optional[bool] = ..., action_table: _Optional[bool] = ...) -> None: ...
-    class Agent(_message.Message):
-        __slots__ = ("torso", "hidden_sizes", "core", "lstm_size", "frame_stack", "standardise_images", "policy", "epsilon", "separate_baseline", "popart", "random_warm_up")
-        TORSO_FIELD_NUMBER: _ClassVar[int]
-        HIDDEN_SIZES_FIELD_NUMBER: _ClassVar[int]
-        CORE_FIELD_NUMBER: _ClassVar[int]
-        LSTM_SIZE_FIELD_NUMBER: _ClassVar[int]
-        FRAME_STACK_FIELD_NUMBER: _ClassVar[int]
-        STANDARDISE_IMAGES_FIELD_NUMBER: _ClassVar[int]
-        POLICY_FIELD_NUMBER: _ClassVar[int]
-        EPSILON_FIELD_NUMBER: _ClassVar[int]
-        SEPARATE_BASELINE_FIELD_NUMBER: _ClassVar[int]
-        POPART_FIELD_NUMBER: _ClassVar[int]
-        RANDOM_WARM_UP_FIELD_NUMBER: _ClassVar[int]
-        torso: str
-        hidden_sizes: _containers.RepeatedScalarFieldContainer[int]
-        core: str
-        lstm_size: int
-        frame_stack: int
-        standardise_images: bool
-        policy: ActorSettings.Policy
-        epsilon: ActorSettings.Epsilon
-        separate_baseline: bool
-        popart: bool
-        random_warm_up: bool
-        def __init__(self, torso: _Optional[str] = ..., hidden_sizes: _Optional[_Iterable[int]] = ..., core: _Optional[str] = ..., lstm_size: _Optional[int] = ..., frame_stack: _Optional[int] = ..., standardise_images: _Optional[bool] = ..., policy: _Optional[_Union[ActorSettings.Policy, str]] = ..., epsilon: _Optional[_Union[ActorSettings.Epsilon, _Mapping]] = ..., separate_baseline: _Optional[bool] = ..., popart: _Optional[bool] = ..., random_warm_up: _Optional[bool] = ...) -> None: ...
-    class Epsilon(_message.Message):
-        __slots__ = ("anneal", "finals", "weights")
-        ANNEAL_FIELD_NUMBER: _ClassVar[int]
-        FINALS_FIELD_NUMBER: _ClassVar[int]
-        WEIGHTS_FIELD_NUMBER: _ClassVar[int]
-        anneal: float
-        finals: _containers.RepeatedScalarFieldContainer[float]
-        weights: _containers.RepeatedScalarFieldContainer[float]
-        def __init__(self, anneal: _Optional[float] = ..., finals: _Optional[_Iterable[float]] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
-    class Actor(_message.Message):
-        __slots__ = ("num_envs", "num_groups", "env_threads", "hang_seconds", "max_environment_bytes", "max_memory_bytes", "step_info")
-        NUM_ENVS_FIELD_NUMBER: _ClassVar[int]
-        NUM_GROUPS_FIELD_NUMBER: _ClassVar[int]
-        ENV_THREADS_FIELD_NUMBER: _ClassVar[int]
-        HANG_SECONDS_FIELD_NUMBER: _ClassVar[int]
-        MAX_ENVIRONMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
-        MAX_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
-        STEP_INFO_FIELD_NUMBER: _ClassVar[int]
-        num_envs: int
-        num_groups: int
-        env_threads: int
-        hang_seconds: float
-        max_environment_bytes: int
-        max_memory_bytes: int
-        step_info: _containers.RepeatedScalarFieldContainer[str]
-        def __init__(self, num_envs: _Optional[int] = ..., num_groups: _Optional[int] = ..., env_threads: _Optional[int] = ..., hang_seconds: _Optional[float] = ..., max_environment_bytes: _Optional[int] = ..., max_memory_bytes: _Optional[int] = ..., step_info: _Optional[_Iterable[str]] = ...) -> None: ...
-    class Evaluator(_message.Message):
-        __slots__ = ("every_frames", "episodes", "greedy", "every_seconds", "max_steps")
-        EVERY_FRAMES_FIELD_NUMBER: _ClassVar[int]
-        EPISODES_FIELD_NUMBER: _ClassVar[int]
-        GREEDY_FIELD_NUMBER: _ClassVar[int]
-        EVERY_SECONDS_FIELD_NUMBER: _ClassVar[int]
-        MAX_STEPS_FIELD_NUMBER: _ClassVar[int]
-        every_frames: int
-        episodes: int
-        greedy: bool
-        every_seconds: float
-        max_steps: int
-        def __init__(self, every_frames: _Optional[int] = ..., episodes: _Optional[int] = ..., greedy: _Optional[bool] = ..., every_seconds: _Optional[float] = ..., max_steps: _Optional[int] = ...) -> None: ...
-    TASKS_FIELD_NUMBER: _ClassVar[int]
-    AGENT_FIELD_NUMBER: _ClassVar[int]
-    ACTOR_FIELD_NUMBER: _ClassVar[int]
-    EVALUATOR_FIELD_NUMBER: _ClassVar[int]
-    PARTS_FIELD_NUMBER: _ClassVar[int]
-    NEEDS_FIELD_NUMBER: _ClassVar[int]
-    tasks: _containers.RepeatedCompositeFieldContainer[ActorSettings.Task]
-    agent: ActorSettings.Agent
-    actor: ActorSettings.Actor
-    evaluator: ActorSettings.Evaluator
-    parts: _containers.ScalarMap[str, str]
-    needs: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, tasks: _Optional[_Iterable[_Union[ActorSettings.Task, _Mapping]]] = ..., agent: _Optional[_Union[ActorSettings.Agent, _Mapping]] = ..., actor: _Optional[_Union[ActorSettings.Actor, _Mapping]] = ..., evaluator: _Optional[_Union[ActorSettings.Evaluator, _Mapping]] = ..., parts: _Optional[_Mapping[str, str]] = ..., needs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Episode(_message.Message):
     __slots__ = ("episode_return", "length", "frames", "info")
