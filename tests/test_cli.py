@@ -307,8 +307,8 @@ if not os.environ["BEGINS"]:
     time.sleep(600)
 signal.signal(signal.SIGTERM, leave)
 if role == "learner":
-    seed = os.environ["IMPALA_SEED"], os.environ["IMPALA_ENVIRONMENT__ID"]
-    (here / "learner.json").write_text(json.dumps([words, *seed]))
+    settings = pathlib.Path(words[words.index("--config") + 1]).read_text()
+    (here / "learner.json").write_text(json.dumps([words, settings]))
     (here / "learner.pid").write_text(str(os.getpid()))
     pathlib.Path(words[words.index("--listen") + 1].removeprefix("unix:")).touch()
     while not (here / "actor.up").exists():
@@ -375,13 +375,14 @@ def test_train_ends_with_the_learner_and_with_its_status(
 ) -> None:
     process = _train(tmp_path, "--seed", "5", "--fresh", learner=str(status))
     _, errors = process.communicate(timeout=60)
-    words, seed, environment = json.loads((tmp_path / "learner.json").read_text())
+    words, written = json.loads((tmp_path / "learner.json").read_text())
 
     assert process.returncode == status
     why = "the learner ended with status 7" if status else "training finished"
     assert f"Stopping: {why}." in errors
     assert f"Ended with status {status}: {why}." in errors
-    assert (seed, environment) == ("5", "Catch")  # the settings in force reach the learner
+    settings = yaml.safe_load(written)  # those in force reach the learner
+    assert (settings["seed"], settings["environment"]["id"]) == (5, "Catch")
     assert words[0] == "catch"
     assert "--fresh" in words
     acting = (tmp_path / "run" / "actors.log").read_text()
