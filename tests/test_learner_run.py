@@ -67,7 +67,7 @@ class Scene:
         phases, records = Phases(CONFIG, self.agent), Records.begin(CONFIG)
         resumed = resume(logdir, phases, records.accounts, initial=None)
         self.guard = Guard(
-            *(CONFIG.guard, logdir, self.batches, None),  # type: ignore[arg-type]
+            *(logdir, self.batches, None),  # type: ignore[arg-type]
             blame=records.quarantine.blame,
             refused_outputs=records.refused_outputs,
         )

@@ -197,7 +197,7 @@ class Inference:
             if limit is not None and (wrong := limit.beyond(array)) is not None:
                 raise InvalidRow(
                     f"{spec.name} has the number {wrong}, which is not finite or beyond "
-                    f"{limit.setting or 'its dtype'}."
+                    f"{limit.value:g}. {limit.advice}".rstrip()
                 )
         return arrays
 
