@@ -1,110 +1,88 @@
-"""What one actor does against a sink that accepts everything, and the same of another version.
+"""Measures one actor against a learner that accepts everything.
 
-The actor is the real one, `actors.run`, with its gRPC client. The sink has a process of its own: it
-gives receipts and newer parameters, and looks at nothing. Costs are CPU time, so that what runs
-beside them on a machine counts for little.
-
-This file is also the program that is run for each measurement, by its path: `impala`, `actors` and
-`protos` come from whichever folder stands in PYTHONPATH.
+The actor is the real one, `actors.run`, with its gRPC client. What stands for the learner has a
+process of its own: it gives receipts and newer parameters, and looks at nothing. Costs are CPU
+time, so that what runs beside them on a machine counts for little. To compare two commits, take
+turns.
 """
 
 import contextlib
-import json
 import multiprocessing
-import os
-import pathlib
-import statistics
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any
 
-_OURS = pathlib.Path(__file__).parents[1]
+import grpc
+import numpy as np
+
+from benchmarks.setting import Options
+from impala.config import presets
+from impala.config.schema import Config
+from impala.parts import build
+from impala.runtime import process
+from impala.schedule import tasks
+from protos import codec
+from protos.impala.v1 import learner_pb2 as pb
+from protos.impala.v1 import learner_pb2_grpc as pb_grpc
+
 _WARM_UP_SECONDS = 2.0
 _START_SECONDS = 120.0
 
 
-class Acted(NamedTuple):
-    """What one actor did. A step is one of one environment."""
+def measure(config: Config, options: Options) -> dict[str, float]:
+    """Measures an actor of a preset: a whole step of one environment, and its parts.
 
-    frames_per_second: float
-    cpu: float  # microseconds a step, of the process
-    environment: float  # of these: `send` and `recv` of environments
-    inference: float  # choosing actions
-    assembling: float  # the rest of the unroll loop
-    wire: float  # making messages, and all other threads
-    environment_alone: float  # microseconds a step of random play, in the same process
-    share_of_environment: float  # of the steps per CPU second of random play
-
-
-def measure(
-    presets: Sequence[str], seconds: float, rounds: int, against: pathlib.Path | None = None
-) -> dict[str, list[tuple[Acted, Acted | None]]]:
-    """Measures each preset in turn, ours and then the other one's, `rounds` times.
-
-    Args:
-      presets: their names.
-      seconds: of each measurement.
-      rounds: measurements of each.
-      against: folder of a checkout of another version.
-
-    Returns:
-      For each preset and round what ours did, and what the other one did, if there is one.
+    * environment: `send` and `recv` of environments;
+    * inference: choosing actions;
+    * wire: making messages, and all threads but the main one;
+    * assembling: the rest of the unroll loop.
     """
-    measured: dict[str, list[tuple[Acted, Acted | None]]] = {preset: [] for preset in presets}
-    for _ in range(rounds):
-        for preset, each in measured.items():
-            theirs = None if against is None else _run(against, preset, seconds)
-            ours = _run(_OURS, preset, seconds)
-            each.append((ours, theirs))
-            print(_line(preset, ours, theirs), flush=True)
-    return measured
+    config = presets.PRESETS[options.preset][1]
+    process.bound_numpy_threads()
+    process.load_tensorflow(use_gpus=False)
+    from actors import actor, run
+    from actors.client import LearnerClient
 
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    spawn.Process(target=_accept, args=(config, there), daemon=True).start()
+    if not here.poll(_START_SECONDS):
+        raise RuntimeError("The process that stands for the learner does not start.")
 
-def table(measured: dict[str, list[tuple[Acted, Acted | None]]]) -> str:
-    """Markdown: medians over the rounds."""
-    lines = [
-        f"| preset | | {' | '.join(name.replace('_', ' ') for name in Acted._fields)} |",
-        f"|---|---|{'---:|' * len(Acted._fields)}",
+    stopwatch = _Stopwatch()
+    measurement = _Measurement(options.seconds / 3, stopwatch)
+    make, send = build.environment, LearnerClient.send
+
+    def environment(*args: Any, **kwargs: Any) -> Any:
+        made: Any = make(*args, **kwargs)
+        made.send = stopwatch.timed("environment", made.send)
+        made.recv = stopwatch.timed("environment", made.recv)
+        return made
+
+    def counted(client: LearnerClient, unrolls: Any) -> None:
+        measurement.sent(unrolls)
+        send(client, unrolls)
+
+    replaced: list[tuple[Any, str, Callable[..., Any]]] = [
+        (build, "environment", environment),
+        (actor.Group, "act", stopwatch.timed("inference", actor.Group.act)),
+        (LearnerClient, "send", stopwatch.timed("wire", counted)),
     ]
-    for preset, rounds in measured.items():
-        for name, acted in zip(("ours", "theirs"), zip(*rounds, strict=True), strict=True):
-            if None not in acted:
-                cells = [f"{statistics.median(field):,.3g}" for field in zip(*acted, strict=True)]
-                lines.append(f"| {preset} | {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _line(preset: str, ours: Acted, theirs: Acted | None) -> str:
-    said = f"{preset}: {ours.frames_per_second:,.0f} frames/s, {ours.cpu:.1f} µs of CPU a step"
-    if theirs is None:
-        return said
-    return (
-        f"{said}; theirs {theirs.frames_per_second:,.0f} and {theirs.cpu:.1f}: "
-        f"{ours.frames_per_second / theirs.frames_per_second:.2f} times the frames/s, "
-        f"{theirs.cpu / ours.cpu:.2f} times the frames per CPU second"
-    )
-
-
-def _run(root: pathlib.Path, preset: str, seconds: float) -> Acted:
-    """One measurement of the version in a folder, in processes of its own."""
-    environ = {**os.environ, "PYTHONPATH": str(root), "TF_CPP_MIN_LOG_LEVEL": "2"}
-    command = [sys.executable, "-P", __file__, preset, str(seconds)]
-    done = subprocess.run(
-        command, env=environ, cwd=root, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(
-            f"The actor of {root} ended with {done.returncode}.\n{done.stderr[-3000:]}"
-        )
-    return Acted(**json.loads(done.stdout.splitlines()[-1]))
-
-
-# What happens in a process of its own.
+    for owner, name, function in replaced:
+        setattr(owner, name, function)
+    with contextlib.suppress(_Over):
+        run.run_actor(here.recv())
+    stopwatch.is_on = False
+    alone = _environment_alone(config, options.seconds / 6)
+    measured = measurement.measured()
+    return {
+        **measured,
+        "environment alone, µs a step": alone,
+        "share of the environment alone": alone / measured["CPU, µs a step"],
+    }
 
 
 class _Over(Exception):
@@ -120,7 +98,7 @@ class _Stopwatch:
         self._inside: list[float] = []  # what was spent in what was called, for each call
 
     def timed(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, whose time counts as `what`, without that of what counts otherwise."""
+        """Returns a function whose time counts as `what`, but for that of timed functions in it."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if not self.is_on:
@@ -163,86 +141,24 @@ class _Measurement:
         if len(self._marks) == 3:
             raise _Over
 
-    def acted(self, environment_alone: float) -> dict[str, float]:
-        """The fields of `Acted`."""
-        first, second = (
+    def measured(self) -> dict[str, float]:
+        """Returns frames per second, and microseconds of CPU time a step."""
+        (wall, cpu, _, frames, steps), (_, timed_cpu, timed_main, _, timed_steps) = (
             [b - a for a, b in zip(begin, end, strict=True)]
             for begin, end in zip(self._marks[:-1], self._marks[1:], strict=True)
         )
-        wall, process, _, frames, steps = first
-        cpu = 1e6 * process / steps
-        _, timed_process, timed_main, _, timed_steps = second
-        spent = {what: 1e6 * s / timed_steps for what, s in self._stopwatch.spent.items()}
-        spent["wire"] += 1e6 * (timed_process - timed_main) / timed_steps
+        spent = dict(self._stopwatch.spent)
+        spent["wire"] += timed_cpu - timed_main
+        spent["assembling"] = timed_cpu - sum(spent.values())
         return {
-            **spent,
-            "frames_per_second": frames / wall,
-            "cpu": cpu,
-            "assembling": 1e6 * timed_process / timed_steps - sum(spent.values()),
-            "environment_alone": environment_alone,
-            "share_of_environment": environment_alone / cpu,
+            "frames/s": frames / wall,
+            "CPU, µs a step": 1e6 * cpu / steps,
+            **{f"{what}, µs a step": 1e6 * s / timed_steps for what, s in spent.items()},
         }
 
 
-def main() -> int:
-    """Measures one actor of a preset against a sink, and prints `Acted` as JSON."""
-    preset, seconds = sys.argv[1], float(sys.argv[2])
-    from impala.runtime import process
-
-    if hasattr(process, "bound_numpy_threads"):  # as the command does
-        process.bound_numpy_threads()
-    process.load_tensorflow(use_gpus=False)
-
-    from actors import actor, run
-    from actors.client import LearnerClient
-    from impala.config import presets
-    from impala.parts import build
-
-    spawn = multiprocessing.get_context("spawn")
-    here, there = spawn.Pipe()
-    sink = spawn.Process(target=_sink, args=(preset, there), daemon=True)
-    sink.start()
-    if not here.poll(_START_SECONDS):
-        raise RuntimeError("The sink does not start.")
-    address = here.recv()
-
-    stopwatch = _Stopwatch()
-    measurement = _Measurement(seconds, stopwatch)
-    make, send = build.environment, LearnerClient.send
-
-    def environment(*args: Any, **kwargs: Any) -> Any:
-        made: Any = make(*args, **kwargs)
-        made.send = stopwatch.timed("environment", made.send)
-        made.recv = stopwatch.timed("environment", made.recv)
-        return made
-
-    def counted(client: LearnerClient, unrolls: Any) -> None:
-        measurement.sent(unrolls)
-        send(client, unrolls)
-
-    group: Any = getattr(actor, "Group", None) or vars(actor)["_Group"]  # in older versions
-    patched: list[tuple[Any, str, Callable[..., Any]]] = [
-        (build, "environment", environment),
-        (group, "act", stopwatch.timed("inference", group.act)),
-        (LearnerClient, "send", stopwatch.timed("wire", counted)),
-    ]
-    for owner, name, function in patched:
-        setattr(owner, name, function)
-    with contextlib.suppress(_Over):
-        run.run_actor(address)
-    stopwatch.is_on = False
-    config = presets.PRESETS[preset][1]
-    print(json.dumps(measurement.acted(_environment_alone(config, seconds / 2))))
-    sink.kill()
-    return 0
-
-
-def _environment_alone(config: Any, seconds: float) -> float:
-    """Microseconds of CPU a step of random play, in groups as large as the actor's."""
-    import numpy as np
-
-    from impala.parts import build
-
+def _environment_alone(config: Config, seconds: float) -> float:
+    """Returns microseconds of CPU a step of random play, in groups as large as the actor's."""
     num_envs = config.actor.num_envs // config.actor.num_groups
     environment = build.environment(config.environment, num_envs)
     environment.reset(seed=1)
@@ -259,23 +175,13 @@ def _environment_alone(config: Any, seconds: float) -> float:
     return 1e6 * spent / steps
 
 
-def _sink(preset: str, ready: Connection) -> None:
-    """Serves a learner that takes everything, until it is killed."""
-    import grpc
-
-    from impala.config import presets
-    from impala.parts import build
-    from impala.schedule import tasks
+def _accept(config: Config, ready: Connection) -> None:
+    """Serves a learner that takes everything, until the process is killed."""
     from learner.service import settings
-    from protos import codec
-    from protos.impala.v1 import learner_pb2 as pb
-    from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 
-    config = presets.PRESETS[preset][1]
     played = tasks.make(config.environment, config.tasks)
     spaces = build.spaces(played)
     agent = build.agent(config.agent, *spaces)
-    unroll_spec = build.unroll_spec(agent, *spaces, config.learner.unroll_length)
     joined = pb.JoinReply(
         protocol=codec.PROTOCOL_VERSION,
         learner_incarnation=1,
@@ -283,14 +189,14 @@ def _sink(preset: str, ready: Connection) -> None:
         settings=settings.for_actors(config, played),
         fingerprint="none",
         unroll_length=config.learner.unroll_length,
-        unroll_specs=codec.specs(unroll_spec),
+        unroll_specs=codec.specs(build.unroll_spec(agent, *spaces, config.learner.unroll_length)),
         parameter_specs=codec.specs(agent.variables),
         max_unrolls_in_flight=config.learner.max_in_flight,
         max_message_bytes=1 << 30,
     )
     tensors = codec.encode([variable.numpy() for variable in agent.variables])
 
-    class Sink(pb_grpc.LearnerServicer):
+    class Accepting(pb_grpc.LearnerServicer):
         """Gives newer parameters whenever it is asked."""
 
         version = 0
@@ -300,11 +206,8 @@ def _sink(preset: str, ready: Connection) -> None:
 
         def GetParameters(self, request: Any, context: Any) -> pb.GetParametersReply:
             self.version += 1
-            return pb.GetParametersReply(
-                parameters=pb.Parameters(
-                    learner_incarnation=1, version=self.version, tensors=tensors
-                )
-            )
+            newest = pb.Parameters(learner_incarnation=1, version=self.version, tensors=tensors)
+            return pb.GetParametersReply(parameters=newest)
 
         def StreamUnrolls(self, requests: Iterator[Any], context: Any) -> Iterator[pb.Receipt]:
             for message in requests:
@@ -318,12 +221,7 @@ def _sink(preset: str, ready: Connection) -> None:
     server = grpc.server(
         futures.ThreadPoolExecutor(4), options=[("grpc.max_receive_message_length", -1)]
     )
-    pb_grpc.add_LearnerServicer_to_server(Sink(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    pb_grpc.add_LearnerServicer_to_server(Accepting(), server)
+    ready.send(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
     server.start()
-    ready.send(f"127.0.0.1:{port}")
     threading.Event().wait()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import collections
 import contextlib
-import dataclasses
 import functools
 import itertools
 import math
@@ -29,20 +28,14 @@ from multiprocessing.synchronize import Event
 import grpc
 import numpy as np
 
-from benchmarks import fleet
+from benchmarks import synthetic
+from benchmarks.learner import learner as run_learner
+from benchmarks.setting import CONFIG, cpu_seconds, resident_bytes
 from deploy import loopback
-from impala.config import presets, schema
-from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 
-_ATARI = presets.PRESETS["atari"][1]
-_CONFIG = dataclasses.replace(  # the paper's batch: T 20, B 32
-    _ATARI,
-    learner=dataclasses.replace(_ATARI.learner, unroll_length=20, queue_unrolls=64, threads=1),
-    mix=schema.MixConfig(fresh=32),
-)
-_ACTORS, _ENVS, _WARM_UPDATES = 8, 4, 20
+_ACTORS, _WARM_UPDATES = 8, 20
 _WAIT = 120.0
 _SILENT = 2000  # connections that a stranger holds open
 _STRANGER = "127.0.1.1"  # another host than that of the honest actors
@@ -80,7 +73,7 @@ def _measure(way: str, attacks: list[str], seconds: float, rounds: int) -> None:
             return process.pid
 
         tokens = "".join(f"{role} {token}\n" for role, token in _TOKENS.items())
-        direct, learner = stack.enter_context(fleet.learner(_CONFIG, tokens=tokens))
+        direct, learner = stack.enter_context(run_learner(CONFIG, tokens=tokens))
         address = direct
         if way == "envoy":
             directory = stack.enter_context(tempfile.TemporaryDirectory())
@@ -96,9 +89,7 @@ def _measure(way: str, attacks: list[str], seconds: float, rounds: int) -> None:
             """Returns unrolls, the learner's CPU seconds, and those of a load."""
 
             def now() -> np.ndarray:
-                return np.array(
-                    [received.value, fleet.cpu_seconds(learner.pid), fleet.cpu_seconds(pid)]
-                )
+                return np.array([received.value, cpu_seconds(learner.pid), cpu_seconds(pid)])
 
             is_on.set()
             before = now()
@@ -129,16 +120,14 @@ def _measure(way: str, attacks: list[str], seconds: float, rounds: int) -> None:
         time.sleep(2.0)
         with grpc.insecure_channel(direct) as channel:
             status = pb_grpc.LearnerStub(channel).GetStatus(
-                pb.GetStatusRequest(), timeout=_WAIT, metadata=_metadata("reader")
+                pb.GetStatusRequest(),
+                timeout=_WAIT,
+                metadata=[("authorization", f"Bearer {_TOKENS['reader']}")],
             )
         print(f"{way}: {status.received} unrolls received, {received.value} receipts;", end=" ")
-        print(f"learner {fleet.resident_bytes(learner.pid) / 1e6:,.0f} MB; {dict(status.refused)}")
+        print(f"learner {resident_bytes(learner.pid) / 1e6:,.0f} MB; {dict(status.refused)}")
         if status.received != received.value:
             raise RuntimeError("The accounts are not exact.")
-
-
-def _metadata(role: str) -> list[tuple[str, str]]:
-    return [("authorization", f"Bearer {_TOKENS[role]}")]
 
 
 # The honest actors.
@@ -146,33 +135,12 @@ def _metadata(role: str) -> list[tuple[str, str]]:
 
 def _play(address: str, received: "Synchronized[int]", is_warm: Event, is_over: Event) -> None:
     async def play(name: str) -> None:
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        channel = grpc.aio.insecure_channel(address, options=options)
-        stub = pb_grpc.LearnerStub(channel)
-        join = pb.JoinRequest(
-            protocol=codec.PROTOCOL_VERSION, actor=name, incarnation=1, role=pb.ROLE_ACTOR
-        )
-        hello = await stub.Join(join, timeout=_WAIT, metadata=_metadata("actor"))
-        message = pb.Unrolls(
-            actor=name,
-            incarnation=1,
-            fingerprint=hello.fingerprint,
-            learner_incarnation=hello.learner_incarnation,
-            num_envs=_ENVS,
-            frames=[hello.unroll_length] * _ENVS,
-            tensors=fleet.idle_tensors(hello, _ENVS),
-        )
-        call = stub.StreamUnrolls(metadata=_metadata("actor"))
-        while not is_over.is_set():
-            message.sequence += 1
-            await call.write(message)
-            receipt = await asyncio.wait_for(call.read(), _WAIT)
-            if receipt is grpc.aio.EOF or receipt.status != pb.STATUS_ACCEPTED:
-                raise RuntimeError(f"The learner did not take an honest message: {receipt}")
-            received.value += _ENVS
-            message.parameter_version = receipt.newest_version
+        async for receipt in synthetic.receipts(address, name, _TOKENS["actor"]):
+            received.value += synthetic.ENVS
             if receipt.newest_version >= _WARM_UPDATES:
                 is_warm.set()
+            if is_over.is_set():
+                return
 
     async def play_all() -> None:
         await asyncio.gather(*(play(f"honest-{i}") for i in range(_ACTORS)))

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from benchmarks.roofline import random_batch
+from benchmarks.experience import random_batch
+from benchmarks.setting import Options
 from impala.config import schema as configs
 from impala.parts import build
 from impala.runtime import process
@@ -54,22 +55,25 @@ class Measured(NamedTuple):
         return f"{_name(self.agent, self.batch_size, self.xla)}, {self.device}"
 
 
-def measure(config: configs.Config, *, is_trial: bool = False) -> Iterator[Measured]:
-    """Measures each kind of update; prints what it leaves out, and why.
-
-    Args:
-      config: the environment, the algorithm and the unroll length.
-      is_trial: only to try the measurement: a tiny batch, on a CPU if there is no GPU.
-
-    Raises:
-      RuntimeError: TensorFlow finds no GPU.
-    """
+def measure(config: configs.Config, options: Options) -> dict[str, float]:
+    """Measures each kind of update for seconds of its own, and prints a table in Markdown."""
     process.load_tensorflow(use_gpus=True)  # and the libraries of CUDA that it does not find
-    if not (tf.config.list_physical_devices("GPU") or is_trial):
-        raise RuntimeError(
-            "TensorFlow finds no GPU on this machine. With an NVIDIA GPU and its driver, install "
-            "requirements-gpu.lock (docs/operations.md). --trial measures a tiny batch on a CPU."
+    if not (tf.config.list_physical_devices("GPU") or options.is_trial):
+        raise SystemExit(
+            "benchmarks: TensorFlow finds no GPU on this machine. With an NVIDIA GPU and its "
+            "driver, install requirements-gpu.lock (docs/operations.md). --trial measures a tiny "
+            "batch on a CPU."
         )
+    measured = []
+    for each in _updates(config, options.is_trial):
+        measured.append(each)
+        print(f"{each.name}: {each.updates_per_second:.1f} updates/s", flush=True)
+    print(table(measured))
+    return {f"{each.name}: updates/s": each.updates_per_second for each in measured}
+
+
+def _updates(config: configs.Config, is_trial: bool) -> Iterator[Measured]:
+    """Yields what each kind of update takes; prints what it leaves out, and why."""
     sizes, seconds = (_TRIAL_SIZES, _TRIAL_SECONDS) if is_trial else (_BATCH_SIZES, _SECONDS)
     if is_trial:
         learner = dataclasses.replace(config.learner, unroll_length=2)

@@ -11,7 +11,8 @@ import multiprocessing
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent import futures
 from multiprocessing.synchronize import Barrier
 from typing import Any, NamedTuple
 
@@ -20,7 +21,8 @@ import gymnasium as gym
 import numpy as np
 import tree
 
-from benchmarks.roofline import random_batch
+from benchmarks.experience import random_batch
+from benchmarks.setting import Options
 from impala.config import schema as configs
 from impala.parts import build
 from impala.runtime import process
@@ -38,11 +40,13 @@ from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 
+_ACTORS = 2
 _IN_FLIGHT = 2
+_INCARNATION = 1
 _START_SECONDS = 120.0  # for all actors to start
 
 
-class Rate(NamedTuple):
+class _Rate(NamedTuple):
     """A rate of ingestion."""
 
     bytes_per_second: float
@@ -50,43 +54,48 @@ class Rate(NamedTuple):
     cpu_seconds: float  # of all programs, for a gigabyte
 
 
-def measure(config: configs.Config, seconds: float, num_actors: int = 2) -> tuple[Rate, Rate]:
-    """Measures the learner's ingest and the bare stream alternately, twice each. Returns means."""
-    ours, bare = [], []
-    for _ in range(2):
-        ours.append(_with_learner(config, seconds / 2, num_actors))
-        bare.append(_with_bare_stream(config, seconds / 2, num_actors))
-    return _mean(ours), _mean(bare)
+def measure(config: configs.Config, options: Options) -> dict[str, float]:
+    """Measures the learner's ingest and the bare stream alternately, twice each."""
+    seconds = options.seconds / 2
+    pairs = [(_with_learner(config, seconds), _with_bare_stream(config, seconds)) for _ in range(2)]
+    ours, bare = map(_mean, zip(*pairs, strict=True))
+    return {
+        "ingest, MB/s": ours.bytes_per_second / 1e6,
+        "ingest, unrolls/s": ours.unrolls_per_second,
+        "bare stream, MB/s": bare.bytes_per_second / 1e6,
+        "share of the bare stream": ours.bytes_per_second / bare.bytes_per_second,
+        "CPU of a GB, ingest, ms": 1e3 * ours.cpu_seconds,
+        "CPU of a GB, bare stream, ms": 1e3 * bare.cpu_seconds,
+        "share of the bare stream, by CPU": bare.cpu_seconds / ours.cpu_seconds,
+    }
 
 
-def _mean(rates: list[Rate]) -> Rate:
-    return Rate(*(sum(values) / len(values) for values in zip(*rates, strict=True)))
+def _mean(rates: Sequence[_Rate]) -> _Rate:
+    return _Rate(*(sum(values) / len(values) for values in zip(*rates, strict=True)))
 
 
-def service_of(config: configs.Config) -> tuple[LearnerService, Records, Ingest, Parameters]:
-    """Returns a learner's service that has published version 0, with its parts and that."""
+def _service(config: configs.Config) -> tuple[LearnerService, Records, Ingest]:
+    """Returns a learner's service that has published version 0, with its parts."""
     played = tasks.make(config.environment, config.tasks)
     spaces = build.spaces(played)
     agent = build.agent(config.agent, *spaces)
     ingest = Ingest(config.learner.queue_unrolls)
-    incarnation = secrets.randbits(62) + 1
     unroll_spec = build.unroll_spec(agent, *spaces, config.learner.unroll_length)
     of_run = terms(config, agent.variables, unroll_spec, played, spaces)._replace(
         max_in_flight=_IN_FLIGHT
     )
     records = Records.begin(config)
-    lineage = Lineage(incarnation, {}, ReceiptProofs(secrets.token_bytes(), incarnation))
+    lineage = Lineage(_INCARNATION, {}, ReceiptProofs(secrets.token_bytes(), _INCARNATION))
     service = LearnerService(
         *(of_run, lineage, records, ingest, tasks.Schedule(config)), Snapshots(1, "never")
     )
-    parameters = Parameters(incarnation, 0, 0.0, 0, [v.numpy() for v in agent.variables])
-    service.publish(parameters)
-    return service, records, ingest, parameters
+    service.publish(Parameters(_INCARNATION, 0, 0.0, 0, [v.numpy() for v in agent.variables]))
+    return service, records, ingest
 
 
-def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Rate:
+def _with_learner(config: configs.Config, seconds: float) -> _Rate:
     process.tune_malloc()
-    service, records, ingest, _ = service_of(config)
+    service, records, ingest = _service(config)
     mix = Mix(ingest, config.mix)
     server = Server(service, "127.0.0.1:0")
     address = server.start()
@@ -101,7 +110,7 @@ def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Ra
     consumer = threading.Thread(target=consume)
     consumer.start()
     try:
-        rate = _senders(config, address, seconds, num_actors)
+        rate = _senders(config, address, seconds)
     finally:
         server.stop(0.0)
         stop.set()
@@ -113,12 +122,10 @@ def _with_learner(config: configs.Config, seconds: float, num_actors: int) -> Ra
     return rate
 
 
-def _with_bare_stream(config: configs.Config, seconds: float, num_actors: int) -> Rate:
+def _with_bare_stream(config: configs.Config, seconds: float) -> _Rate:
     process.tune_malloc()
-    loop = asyncio.new_event_loop()
-    bound: list[str] = []
-    ready = threading.Event()
-    stop = asyncio.Event()
+    bound: futures.Future[str] = futures.Future()
+    is_over = threading.Event()
 
     async def stream(request: Any, context: grpc.aio.ServicerContext) -> None:
         del request
@@ -128,7 +135,7 @@ def _with_bare_stream(config: configs.Config, seconds: float, num_actors: int) -
 
     async def join(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
         del request, context
-        return pb.JoinReply(learner_incarnation=1).SerializeToString()
+        return pb.JoinReply(learner_incarnation=_INCARNATION).SerializeToString()
 
     async def serve() -> None:
         server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
@@ -139,30 +146,26 @@ def _with_bare_stream(config: configs.Config, seconds: float, num_actors: int) -
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),)
         )
-        bound.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+        bound.set_result(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
         await server.start()
-        ready.set()
-        await stop.wait()
+        await asyncio.to_thread(is_over.wait)
         await server.stop(0.0)
 
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
-    ready.wait(timeout=30)
     try:
-        return _senders(config, bound[0], seconds, num_actors)
+        return _senders(config, bound.result(timeout=30.0), seconds)
     finally:
-        loop.call_soon_threadsafe(stop.set)
+        is_over.set()
         thread.join()
-        loop.close()
 
 
-def _senders(config: configs.Config, address: str, seconds: float, num_actors: int) -> Rate:
+def _senders(config: configs.Config, address: str, seconds: float) -> _Rate:
     context = multiprocessing.get_context("spawn")
-    begin = context.Barrier(num_actors + 1)
-    with context.Pool(num_actors, _keep, (begin,)) as pool:
+    begin = context.Barrier(_ACTORS + 1)
+    with context.Pool(_ACTORS, _keep, (begin,)) as pool:
         jobs = [
-            pool.apply_async(_send, (config, address, index, seconds))
-            for index in range(num_actors)
+            pool.apply_async(_send, (config, address, index, seconds)) for index in range(_ACTORS)
         ]
         begin.wait(timeout=_START_SECONDS)
         spent = time.process_time()
@@ -170,7 +173,7 @@ def _senders(config: configs.Config, address: str, seconds: float, num_actors: i
         spent = time.process_time() - spent
         sent = [job.get(timeout=_START_SECONDS) for job in jobs]
     size, unrolls, spent_sending = (sum(values) for values in zip(*sent, strict=True))
-    return Rate(size / seconds, unrolls / seconds, (spent + spent_sending) / (size / 1e9))
+    return _Rate(size / seconds, unrolls / seconds, (spent + spent_sending) / (size / 1e9))
 
 
 _begin: Barrier

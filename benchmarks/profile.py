@@ -14,7 +14,8 @@ import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from actors import policy
-from benchmarks.roofline import random_batch, random_timestep
+from benchmarks.experience import random_batch, random_timestep
+from benchmarks.setting import Options
 from impala.config import schema as configs
 from impala.parts import build
 from impala.runtime import process
@@ -23,11 +24,14 @@ from learner.update.learner import Learner
 
 _BY_XLA = "CpuExecutable::ExecuteAsyncOnStream"  # a function that XLA has compiled
 _CALLS = 10
+_PICTURE = pathlib.Path("build/profile.png")
+_SMALL = 0.5  # µs a step, which are drawn but not printed
 _SHOWN = 9  # operations; the others are added up
 
 
-def measure(config: configs.Config) -> dict[str, dict[str, float]]:
-    """Returns microseconds a step of each operation, longest first, of "inference" and "update"."""
+def measure(config: configs.Config, options: Options) -> dict[str, float]:
+    """Returns microseconds a step of each operation, longest first, and draws them."""
+    del options  # it takes as long as it takes
     process.set_threads(intra_op=1)
     if config.learner.bfloat16:
         process.use_bfloat16()
@@ -39,15 +43,23 @@ def measure(config: configs.Config) -> dict[str, dict[str, float]]:
     algorithm = build.algorithm(config.algorithm, config, agent)
     learner = Learner(algorithm, config, phases.make(config)[0])
     batch = random_batch(config, agent, spaces)
-    return {
+    rows = config.mix.batch_size * config.learner.unroll_length
+    measured = {
         "inference": _operations(lambda: acting.act(timestep), num_envs),
-        "update": _operations(
-            lambda: learner.update(batch), config.mix.batch_size * config.learner.unroll_length
-        ),
+        "update": _operations(lambda: learner.update(batch), rows),
+    }
+    _PICTURE.parent.mkdir(parents=True, exist_ok=True)
+    _draw(measured, _PICTURE)
+    print(f"Drawn to {_PICTURE}.")
+    return {
+        f"{part}: {name}, µs a step": value
+        for part, operations in measured.items()
+        for name, value in operations.items()
+        if value > _SMALL
     }
 
 
-def draw(measured: Mapping[str, Mapping[str, float]], path: pathlib.Path) -> None:
+def _draw(measured: Mapping[str, Mapping[str, float]], path: pathlib.Path) -> None:
     """Draws a bar for each operation, in a panel for each part."""
     import matplotlib
 

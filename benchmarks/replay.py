@@ -19,6 +19,7 @@ import tree
 
 from actors import policy
 from actors.actor import Actor
+from benchmarks.setting import Options
 from impala.agents.agent import Agent
 from impala.config import schema as configs
 from impala.environments.spaces import Spaces
@@ -38,18 +39,7 @@ _MESSAGES = 24
 _UNROLLS = 4000  # in replay before anything is measured
 
 
-class Cost(NamedTuple):
-    """The results."""
-
-    fresh: "Updates"  # without replay
-    replaying: "Updates"
-    bytes_per_frame: float  # agent frames, as stored on disk
-    raw_bytes_per_frame: float
-    add_seconds: float  # of one unroll
-    sample_seconds: float
-
-
-class Updates(NamedTuple):
+class _Updates(NamedTuple):
     """What updates and making their batches take."""
 
     per_second: float
@@ -67,7 +57,7 @@ class _Endless(Ingest):
         return next(self._recorded)
 
 
-def measure(config: configs.Config, seconds: float) -> Cost:
+def measure(config: configs.Config, options: Options) -> dict[str, float]:
     """Measures on the configuration's environment, agent and batch size."""
     process.tune_malloc()
     devices.set_up(config)
@@ -101,7 +91,7 @@ def measure(config: configs.Config, seconds: float) -> Cost:
         sample_seconds = (time.perf_counter() - start) / 1600
 
         halves = configs.MixConfig(fresh=size - size // 2, replayed=size // 2)
-        measured: dict[bool, list[Updates]] = {False: [], True: []}
+        measured: dict[bool, list[_Updates]] = {False: [], True: []}
         for _ in range(_ROUNDS):
             for has_replay in (False, True):
                 mix = Mix(
@@ -110,20 +100,24 @@ def measure(config: configs.Config, seconds: float) -> Cost:
                     replay if has_replay else None,
                     place=functools.partial(devices.place, device=learner.device),
                 )
-                measured[has_replay].append(_updates(learner, mix, seconds / _ROUNDS / 2))
+                measured[has_replay].append(_updates(learner, mix, options.seconds / _ROUNDS / 2))
                 mix.close()
         contents = replay.contents()
     rows = config.learner.unroll_length + 1
     raw = sum(np.asarray(leaf).nbytes for leaf in tree.flatten(unrolls[0]))
-    fresh, replaying = (Updates(*np.mean(measured[kind], axis=0)) for kind in (False, True))
-    return Cost(
-        fresh,
-        replaying,
-        contents.bytes / contents.unrolls / rows,
-        raw / unrolls[0].frames.shape[0] / rows,
-        add_seconds,
-        sample_seconds,
-    )
+    fresh, replaying = (_Updates(*np.mean(measured[kind], axis=0)) for kind in (False, True))
+    return {
+        "updates/s, all fresh": fresh.per_second,
+        "updates/s, half replayed": replaying.per_second,
+        "share of all fresh": replaying.per_second / fresh.per_second,
+        "CPU of an update, all fresh, ms": 1e3 * fresh.cpu_seconds,
+        "CPU of an update, half replayed, ms": 1e3 * replaying.cpu_seconds,
+        "share of all fresh, by CPU": fresh.cpu_seconds / replaying.cpu_seconds,
+        "stored bytes per agent frame": contents.bytes / contents.unrolls / rows,
+        "the same, not compressed": raw / unrolls[0].frames.shape[0] / rows,
+        "add an unroll, µs": add_seconds * 1e6,
+        "sample an unroll, µs": sample_seconds * 1e6,
+    }
 
 
 def _recorded(config: configs.Config, agent: Agent, spaces: Spaces) -> Iterator[Unroll]:
@@ -140,7 +134,7 @@ def _recorded(config: configs.Config, agent: Agent, spaces: Spaces) -> Iterator[
             yield copied._replace(parameter_version=versions)
 
 
-def _updates(learner: Learner, mix: Mix, seconds: float) -> Updates:
+def _updates(learner: Learner, mix: Mix, seconds: float) -> _Updates:
     """Measures updates after the first, which may build a graph."""
     count, start, spent = -1, 0.0, 0.0
     while count < 0 or time.perf_counter() < start + seconds:
@@ -151,4 +145,4 @@ def _updates(learner: Learner, mix: Mix, seconds: float) -> Updates:
         if count == 0:
             start, spent = time.perf_counter(), time.process_time()
     took, spent = time.perf_counter() - start, time.process_time() - spent
-    return Updates(count / took, spent / count)
+    return _Updates(count / took, spent / count)

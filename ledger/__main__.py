@@ -56,7 +56,7 @@ def _list() -> int:
     for experiment in EXPERIMENTS.values():
         print(f"{experiment.name}: {experiment.question}")
         for arm in experiment.arms:
-            found = ledger.measured.get((experiment.name, arm), [])
+            found = ledger.get((experiment.name, arm), [])
             seeds = [record.seed for record in found]
             missing = [seed for seed in experiment.seeds if seed not in seeds]
             counts = {record.commit: since(record.commit) for record in found}

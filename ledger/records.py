@@ -1,8 +1,7 @@
 """Records of learning results: one compressed file for each experiment.
 
-ledger/records/NAME.jsonl.gz holds a `Record` in each line, which `ledger.running` adds. Results
-from before there were records, or of runs stopped before their end, are in older.jsonl.gz, an
-`Older` in each line. Records hold raw data; means and intervals are computed where they are shown.
+ledger/records/NAME.jsonl.gz holds a `Record` in each line, which `ledger.running` adds. Records
+hold raw data; means and intervals are computed where they are shown.
 """
 
 import dataclasses
@@ -12,15 +11,12 @@ import math
 import pathlib
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from impala.logdir import atomic
 from ledger.experiments import REPORTING_SEEDS
 
 FOLDER = "ledger/records"
-OLDER = "older"
-
-_T = TypeVar("_T")
 _MISSING = dataclasses.MISSING
 
 
@@ -74,27 +70,8 @@ class Record:
     """Of the agent at the end, one for each task."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Older:
-    """Results without records, by hand: rows of tables, and what was written about them."""
-
-    name: str
-    date: str
-    commit: str | None
-    """Of the code that was measured, or name and version of another program; None: not recorded."""
-    reported: str | None
-    """The commit that first showed these figures."""
-    command: str | None
-    seeds: list[int]
-    body: list[dict[str, Any]]
-    """In order: {"columns", "align", "rows"}, {"text": lines}, or {"picture", "alt", "sha256"}."""
-
-
-class Ledger(NamedTuple):
-    """All records of a source tree."""
-
-    measured: Mapping[tuple[str, str], list[Record]]  # experiment, arm -> by seed
-    older: Mapping[str, Older]
+Ledger = Mapping[tuple[str, str], Sequence[Record]]
+"""All records of a source tree: experiment, arm -> by seed."""
 
 
 def path_of(root: pathlib.Path, experiment: str) -> pathlib.Path:
@@ -110,17 +87,12 @@ def read(root: pathlib.Path) -> Ledger:
     """
     measured: dict[tuple[str, str], list[Record]] = {}
     for path in sorted((root / FOLDER).glob("*.jsonl.gz")):
-        experiment = path.name.removesuffix(".jsonl.gz")
-        for record in load(path, Record) if experiment != OLDER else []:
-            if record.experiment != experiment:
+        for record in load(path):
+            if path != path_of(root, record.experiment):
                 raise RecordError(f"{path} holds a record of {record.experiment}.")
             check_seed(record.seed, f"{path}: ")
-            measured.setdefault((experiment, record.arm), []).append(record)
-    path = path_of(root, OLDER)
-    older = {each.name: each for each in (load(path, Older) if path.exists() else [])}
-    for each in older.values():
-        _check_body(path, each)
-    return Ledger(measured, older)
+            measured.setdefault((record.experiment, record.arm), []).append(record)
+    return measured
 
 
 def check_seed(seed: int, where: str = "") -> None:
@@ -136,8 +108,8 @@ def check_seed(seed: int, where: str = "") -> None:
         )
 
 
-def load(path: pathlib.Path, kind: type[_T]) -> list[_T]:
-    """Reads a file of dataclasses of this module.
+def load(path: pathlib.Path) -> list[Record]:
+    """Reads a file of records.
 
     Raises:
       RecordError: it cannot be read, is damaged, or has other fields.
@@ -145,7 +117,7 @@ def load(path: pathlib.Path, kind: type[_T]) -> list[_T]:
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             return [
-                _from_plain(json.loads(line, parse_constant=_not_a_number), kind, "")
+                _from_plain(json.loads(line, parse_constant=_not_a_number), Record, "")
                 for line in file
             ]
     except (OSError, EOFError, ValueError) as error:
@@ -155,8 +127,8 @@ def load(path: pathlib.Path, kind: type[_T]) -> list[_T]:
         ) from error
 
 
-def save(path: pathlib.Path, records: Sequence[Any]) -> None:
-    """Writes dataclasses of this module to a file, the same bytes for the same records."""
+def save(path: pathlib.Path, records: Sequence[Record]) -> None:
+    """Writes records to a file, the same bytes for the same records."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(dataclasses.asdict(each), ensure_ascii=False) for each in records]
     atomic.write(path, gzip.compress("".join(f"{line}\n" for line in lines).encode(), mtime=0))
@@ -165,7 +137,7 @@ def save(path: pathlib.Path, records: Sequence[Any]) -> None:
 def add(root: pathlib.Path, record: Record) -> None:
     """Adds a record to its experiment's file; one of the same arm and seed is replaced."""
     path = path_of(root, record.experiment)
-    found = {(x.arm, x.seed): x for x in (load(path, Record) if path.exists() else [])}
+    found = {(x.arm, x.seed): x for x in (load(path) if path.exists() else [])}
     found[record.arm, record.seed] = record
     save(path, [found[key] for key in sorted(found)])
 
@@ -203,18 +175,4 @@ def _from_plain(data: Any, kind: Any, where: str) -> Any:
         return data
     if kind is Any or (origin is None and type(data) is kind):
         return data
-    if origin not in (list, dict, None) and isinstance(data, kind):  # str | None
-        return data
     raise ValueError(f"{where} is {str(data)[:40]!r}, which is no {kind}")
-
-
-def _check_body(path: pathlib.Path, older: Older) -> None:
-    for block in older.body:
-        if block.keys() not in (
-            {"columns", "align", "rows"},
-            {"text"},
-            {"picture", "alt", "sha256"},
-        ):
-            raise RecordError(f"{path}: there is no block with {sorted(block)}.")
-        if any(len(row) != len(block["columns"]) for row in block.get("rows", ())):
-            raise RecordError(f"{path}: a row is not as long as {block['columns']}.")

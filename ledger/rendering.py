@@ -5,7 +5,6 @@ underscore. It names dates and commits of its records, so no change of the code 
 """
 
 import difflib
-import hashlib
 import math
 import pathlib
 import re
@@ -16,7 +15,7 @@ import jinja2
 
 from ledger import continual, pictures, records, statistics
 from ledger.experiments import EXPERIMENTS, Experiment
-from ledger.records import Ledger, Older, Record
+from ledger.records import Ledger, Record
 
 # Template -> the file that it becomes, or a part of: that between two comments with its name.
 PAGES = {
@@ -37,7 +36,6 @@ class Rendered(NamedTuple):
 
     text: str
     pictures: dict[str, pictures.Picture]  # file name -> what it shows
-    files: dict[str, str]  # file name -> SHA-256: pictures that cannot be drawn again
 
 
 class RenderError(ValueError):
@@ -85,9 +83,6 @@ def check(root: pathlib.Path) -> list[str]:
         for file, picture in rendered.pictures.items():
             if pictures.digest_in(path.parent / file) != picture.digest:
                 problems.append(f"{file} on {target} is not what its records give.")
-        for file, digest in rendered.files.items():
-            if _sha256(path.parent / file) != digest:
-                problems.append(f"{file} on {target} is not the file that was recorded.")
     return problems
 
 
@@ -105,7 +100,7 @@ def _rendered(name: str, root: pathlib.Path, ledger: Ledger) -> Rendered:
     if name not in _PARTS:
         source = f"ledger/pages/{name}.md"
         text = f"<!-- Rendered by `make results` from {source} and records: edit these. -->\n{text}"
-    return Rendered(text, page._drawn, page._files)
+    return Rendered(text, page._drawn)
 
 
 def _marks(name: str) -> tuple[str, str]:
@@ -130,17 +125,12 @@ def _placed(name: str, text: str, rendered: str) -> str:
     return text.replace(begin + _part(name, text) + end, begin + rendered + end)
 
 
-def _sha256(path: pathlib.Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
-
-
 class _Page:
     """The functions of a template, which note what they show."""
 
     def __init__(self, ledger: Ledger):
         self._ledger = ledger
         self._drawn: dict[str, pictures.Picture] = {}
-        self._files: dict[str, str] = {}
 
     # Measured results.
 
@@ -322,53 +312,10 @@ class _Page:
         found = {arm: self._records(experiment, arm) for arm in names}
         return {arm: of_seeds for arm, of_seeds in found.items() if of_seeds}
 
-    # Older results.
-
-    def older(self, name: str) -> str:
-        """Returns tables, text and pictures of an older result, and when it was measured."""
-        result = self._older(name)
-        blocks = [self._block(block) for block in result.body]
-        return "\n\n".join([*blocks, f"*{_when(result)}*"])
-
-    def older_table(self, *names: str) -> str:
-        """Returns a table with the rows of several older results, and when each was measured."""
-        found = [
-            (block, self._older(name))
-            for name in names
-            for block in self._older(name).body
-            if "rows" in block
-        ]
-        columns, align = found[0][0]["columns"], found[0][0]["align"]
-        rows = [(*row, _when(result)) for table, result in found for row in table["rows"]]
-        return _table((*columns, "measured"), rows, (*align, "---"))
-
-    def older_pictures(self, *names: str) -> str:
-        """Returns the pictures of older results."""
-        blocks = (block for name in names for block in self._older(name).body)
-        return "\n".join(self._block(block) for block in blocks if "picture" in block)
-
-    def older_text(self, name: str) -> str:
-        """Returns the text of an older result alone, for use in a paragraph that says when."""
-        blocks = (block for block in self._older(name).body if "text" in block)
-        return "\n\n".join(self._block(block) for block in blocks)
-
-    def _older(self, name: str) -> Older:
-        if name not in self._ledger.older:
-            raise RenderError(f"There is no record {records.FOLDER}/{records.OLDER}/{name}.json.")
-        return self._ledger.older[name]
-
-    def _block(self, block: Mapping[str, Any]) -> str:
-        if "text" in block:
-            return "\n".join(block["text"])
-        if "rows" in block:
-            return _table(block["columns"], block["rows"], block["align"])
-        self._files[block["picture"]] = block["sha256"]
-        return f"![{block['alt']}]({block['picture']})"
-
     # What they share.
 
     def _records(self, experiment: str, arm: str) -> Sequence[Record]:
-        return self._ledger.measured.get((experiment, arm), [])
+        return self._ledger.get((experiment, arm), [])
 
     def _interval(self, of_seeds: Sequence[Record], score: str) -> str:
         scores = [statistics.SCORES[score](record) for record in of_seeds]
@@ -390,20 +337,9 @@ def _shown_interval(found: statistics.Interval) -> str:
     return f"{mean} ({_number(found.low)} to {_number(found.high)})"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], align: Sequence[str] = ()) -> str:
-    align = align or ["---"] * len(head)
-    lines = [f"| {' | '.join(head)} |", f"|{'|'.join(align)}|"]
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", f"|{'|'.join(['---'] * len(head))}|"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
-
-
-def _when(older: Older) -> str:
-    """Returns when, and with which code, an older result was measured."""
-    if older.commit and re.fullmatch(r"[0-9a-f]{7,40}", older.commit):
-        return f"{older.date}, `{older.commit[:7]}`"
-    if older.commit:
-        return f"{older.date}, {older.commit}"
-    reported = f"; reported in `{older.reported[:7]}`" if older.reported else ""
-    return f"{older.date}, commit not recorded{reported}"
 
 
 def _kind(experiment: Experiment, record: Record) -> str:

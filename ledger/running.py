@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any, Self
 
-from benchmarks.machine import machine
+from benchmarks.setting import machine
 from impala.commands.parsing import parse
 from impala.commands.train import Train
 from impala.config import values
@@ -75,7 +75,7 @@ def run(
     with _Signals() as received:
         for seed, arm in of_arms:
             name = f"{experiment.name}, {arm}, seed {seed}"
-            measured = records.read(root).measured.get((experiment.name, arm), [])
+            measured = records.read(root).get((experiment.name, arm), [])
             if seed in [record.seed for record in measured]:
                 print(f"{name}: recorded already", flush=True)
                 continue

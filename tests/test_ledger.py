@@ -35,8 +35,7 @@ def _tree(root: pathlib.Path) -> pathlib.Path:
         shutil.copytree(ROOT / name, root / name, ignore=ignored)
     shutil.copy(ROOT / "README.md", root)
     for path in (root / records.FOLDER).iterdir():
-        if not path.name.startswith(records.OLDER):
-            path.unlink()
+        path.unlink()
     return root
 
 
@@ -117,10 +116,6 @@ def test_a_changed_page_or_missing_picture_fails_the_check(tree: pathlib.Path) -
     ]
     rendering.render(tree)
     assert picture.read_bytes() == drawn
-    (tree / "docs/results/pong.png").write_bytes(drawn)  # its runs are gone: it cannot be drawn
-    (problem,) = rendering.check(tree)
-    assert "pong.png" in problem
-    shutil.copy(ROOT / "docs/results/pong.png", tree / "docs/results")
     _edit(tree / RESULTS, "greedy return **0.47**", "greedy return **0.99**")
     (problem,) = rendering.check(tree)
     assert "-| `impala train catch` | 101 | greedy return **0.99**" in problem
@@ -153,7 +148,7 @@ def test_a_damaged_record_is_an_error_that_names_it(
     record = _record(tree)
     path = records.path_of(tree, "catch")
     text = gzip.decompress(path.read_bytes()).decode()
-    assert records.read(tree).measured["catch", "catch"] == [record]
+    assert records.read(tree)["catch", "catch"] == [record]
     path.write_bytes(gzip.compress(damage(text).encode()))
     with pytest.raises(RecordError, match=message) as error:
         records.read(tree)
@@ -165,15 +160,6 @@ def test_a_cut_file_is_an_error_that_names_it(tree: pathlib.Path) -> None:
     path = records.path_of(tree, "catch")
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(RecordError, match="git checkout"):
-        records.read(tree)
-
-
-def test_an_older_result_with_a_short_row_is_refused(tree: pathlib.Path) -> None:
-    path = records.path_of(tree, records.OLDER)
-    older = records.load(path, records.Older)
-    next(each for each in older if each.name == "catch").body[0]["rows"][0].pop()
-    records.save(path, older)
-    with pytest.raises(RecordError, match="a row is not as long"):
         records.read(tree)
 
 
@@ -344,7 +330,7 @@ def test_a_run_that_is_stopped_goes_on_and_is_not_repeated(
     with start() as resumed:
         assert resumed.communicate()[1] == ""
         assert resumed.wait() == 0
-    (record,) = records.load(path, Record)
+    (record,) = records.load(path)
     assert (record.sessions, record.seconds) == (2, 5000.5)
     assert (record.frames >= 5_000, record.commit) == (True, committed)
     assert record.settings["total_frames"] == 5_000
@@ -413,27 +399,10 @@ def test_arms_are_tabled_and_drawn_beside_each_other(
         "| 2026-11-23, `0123456` |"
     )
     assert "| 101 to 103 | — | — |" in page.arms("catch", "area", "forgetting")  # not evaluated
-    of_arms = {name: records.read(tree).measured[name, name] for name in ("catch", "pendulum")}
+    of_arms = {name: records.read(tree)[name, name] for name in ("catch", "pendulum")}
     (panel,) = pictures.panels("both", of_arms, "training")
     assert [len(of_seeds) for of_seeds in panel.lines.values()] == [3, 3]
     picture = pictures.Picture((panel,))
     pictures.draw(picture, tmp_path / "both.png")
     assert pictures.digest_in(tmp_path / "both.png") == picture.digest
     assert picture.digest != pictures.Picture((panel._replace(title="other"),)).digest
-
-
-# Presets that train for twenty minutes or more, too long for make test-slow.
-
-
-@pytest.mark.parametrize(
-    ("preset", "least"),
-    [
-        *(("atari", 18.0), ("atari-a3c", 15.0), ("atari-a3c-small", 5.0), ("minatar-q", 8.0)),
-        *(("lunar-lander", 200.0), ("bipedal-walker", 250.0)),
-    ],
-)
-def test_a_long_preset_has_learned_in_each_of_its_records(preset: str, least: float) -> None:
-    for record in records.read(ROOT).measured[preset, preset]:
-        (final,) = record.final
-        assert len(final.returns) == 100
-        assert np.mean(final.returns) >= least, record.seed

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import grpc
 
-from benchmarks.fleet import idle_tensors
+from benchmarks.synthetic import idle_tensors
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
