@@ -47,12 +47,12 @@ def test_parts_of_ones_own_are_trained_with_together(tmp_path: pathlib.Path) -> 
 import impala
 trained = impala.train(
     "catch", {str(tmp_path / "run")!r}, total_frames=3_000,
-    environment={{"id": "own_environment:Corridor"}},
-    agent={{"torso": "own_torso:Gated"}}, gated={{"width": 8}},
-    algorithm="own_algorithm:Impact", impact={{"clip": 0.2}},
+    environment={{"id": "custom_environment:Corridor"}},
+    agent={{"torso": "custom_torso:Gated"}}, gated={{"width": 8}},
+    algorithm="custom_algorithm:Impact", impact={{"clip": 0.2}},
 )
 assert trained.status == "finished" and trained.frames >= 3_000, trained
-allow = ["own_environment", "own_torso", "own_algorithm"]
+allow = ["custom_environment", "custom_torso", "custom_algorithm"]
 policy = impala.load({str(tmp_path / "run")!r}, allow=allow)
 environment = policy.environment()
 observation, _ = environment.reset(seed=0)
@@ -62,7 +62,7 @@ print("acted", policy(observation))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["own_environment", "own_torso", "own_algorithm"])
+@pytest.mark.parametrize("name", ["custom_environment", "custom_torso", "custom_algorithm"])
 def test_each_part_is_trained_with_alone(name: str, tmp_path: pathlib.Path) -> None:
     said = _run(f"{name}.py", "--total-frames", 3_000, "--logdir", tmp_path / "run", seconds=600.0)
     assert said.splitlines()[-1].startswith("{")
@@ -71,7 +71,7 @@ def test_each_part_is_trained_with_alone(name: str, tmp_path: pathlib.Path) -> N
 def test_impact_is_the_surrogate_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against sums written out, with ratios on both sides of every clip."""
     monkeypatch.syspath_prepend(EXAMPLES)
-    from own_algorithm import Impact
+    from custom_algorithm import Impact
 
     settings = Impact.Settings(clip=0.2, rho=1.5, gae_lambda=0.9, entropy_cost=0.0)
     agent = test_algorithms.table_agent()

@@ -1,8 +1,8 @@
 """An environment of one's own, trained with `impala train` or from Python.
 
     cd examples
-    python own_environment.py
-    impala train catch --environment.id own_environment:Corridor --logdir runs/corridor
+    python custom_environment.py
+    impala train catch --environment.id custom_environment:Corridor --logdir runs/corridor
 
 Actors are other processes, so they get the environment by name, as module:attribute. The module
 must be importable, as it is in the working directory.
@@ -52,7 +52,7 @@ if __name__ == "__main__":
     trained = impala.train(
         "catch",
         options.logdir,
-        environment={"id": "own_environment:Corridor"},
+        environment={"id": "custom_environment:Corridor"},
         total_frames=options.total_frames,
     )
     print(trained.returns)

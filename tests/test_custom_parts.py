@@ -16,7 +16,7 @@ from impala.parts import sections
 from impala.parts.components import Allowed
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
-TORSO, ALGORITHM = "own_torso:Gated", "own_algorithm:Impact"
+TORSO, ALGORITHM = "custom_torso:Gated", "custom_algorithm:Impact"
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +75,7 @@ import dataclasses
 from impala.config.presets import PRESETS
 from impala.config.schema import AgentConfig
 from impala.parts.sections import compose
-from own_torso import Gated
+from custom_torso import Gated
 catch = dataclasses.replace(
     PRESETS["catch"][1], agent=AgentConfig(torso="{TORSO}"), algorithm="{ALGORITHM}"
 )
@@ -97,7 +97,7 @@ MINE = ("Catch with parts.", compose(catch, gated=Gated.Settings(width=32)))
             f"--agent.torso {ALGORITHM}",
             f"{ALGORITHM} is not a torso: derive it from Torso (from impala.agents.torsos import",
         ),
-        ("--algorithm own_torso:No", "own_torso has no attribute 'No'."),
+        ("--algorithm custom_torso:No", "custom_torso has no attribute 'No'."),
         (f"--phases {ALGORITHM} impala", "every phase but the last is ALGORITHM:FRAMES"),
         ("--telemetry.sinks no_such:Sink", "there is no module 'no_such'."),
     ],
@@ -111,31 +111,31 @@ def test_mistakes_with_parts_are_told_in_a_line(
 
 
 def test_demands_of_a_custom_algorithm_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    from own_algorithm import Impact
+    from custom_algorithm import Impact
 
     config = sections.compose(Config(algorithm=ALGORITHM, mix=MixConfig(replayed=4)))
     rules.validate(config)
     monkeypatch.setattr(Impact, "demands", Demands(on_policy=True))
-    with pytest.raises(values.OptionError, match=r"mix\.replayed is 4, but own_algorithm"):
+    with pytest.raises(values.OptionError, match=r"mix\.replayed is 4, but custom_algorithm"):
         rules.validate(config)
 
 
 def test_a_built_in_section_cannot_be_that_of_a_part() -> None:
-    import own_torso
+    import custom_torso
 
-    own_torso.Learner = type("Learner", (own_torso.Gated,), {})  # type: ignore[attr-defined]
-    named = Config(agent=AgentConfig(torso="own_torso:Learner"))
+    custom_torso.Learner = type("Learner", (custom_torso.Gated,), {})  # type: ignore[attr-defined]
+    named = Config(agent=AgentConfig(torso="custom_torso:Learner"))
     with pytest.raises(values.OptionError, match="section 'learner', which is a section that is b"):
         sections.compose(named)
 
 
 def test_reading_settings_imports_nothing_that_is_not_allowed() -> None:
     told = {"agent": {"torso": TORSO}, "gated": {"width": 8}}
-    config = sections.from_dict(told, Allowed(("own_torso",)))
+    config = sections.from_dict(told, Allowed(("custom_torso",)))
     assert sections.for_actors(config) == {"gated": {"width": 8}}
     _forget()
     with pytest.raises(values.OptionError, match=f"--allow {TORSO}"):
         sections.from_dict(told, Allowed())
-    with pytest.raises(values.OptionError, match="--allow own_environment:Games-v0"):
-        sections.from_dict({"environment": {"id": "own_environment:Games-v0"}}, Allowed())
-    assert "own_torso" not in sys.modules
+    with pytest.raises(values.OptionError, match="--allow custom_environment:Games-v0"):
+        sections.from_dict({"environment": {"id": "custom_environment:Games-v0"}}, Allowed())
+    assert "custom_torso" not in sys.modules

@@ -1,8 +1,8 @@
 """An algorithm of one's own, with settings: IMPACT, whose old policy is a target network's.
 
     cd examples
-    python own_algorithm.py
-    impala train catch --algorithm own_algorithm:Impact --impact.clip 0.2 --logdir runs/impact
+    python custom_algorithm.py
+    impala train catch --algorithm custom_algorithm:Impact --impact.clip 0.2 --logdir runs/impact
 
 Luo et al. 2020, "IMPACT: Importance Weighted Asynchronous Architectures with Clipped Target
 Networks", arXiv 1912.00167, section 3.1. With the policies pi (learned), pi_target and pi_worker
@@ -118,7 +118,7 @@ if __name__ == "__main__":
     trained = impala.train(
         "catch",
         options.logdir,
-        algorithm="own_algorithm:Impact",
+        algorithm="custom_algorithm:Impact",
         impact={"clip": 0.2},
         total_frames=options.total_frames,
     )

@@ -1,8 +1,8 @@
 """A torso of one's own, with a setting: linear layers whose outputs are gated.
 
     cd examples
-    python own_torso.py
-    impala train catch --agent.torso own_torso:Gated --gated.width 32 --logdir runs/gated
+    python custom_torso.py
+    impala train catch --agent.torso custom_torso:Gated --gated.width 32 --logdir runs/gated
 
 Its settings are a section of the configuration that is named after the class.
 """
@@ -49,7 +49,7 @@ if __name__ == "__main__":
     trained = impala.train(
         "catch",
         options.logdir,
-        agent={"torso": "own_torso:Gated"},
+        agent={"torso": "custom_torso:Gated"},
         gated={"width": 32},
         total_frames=options.total_frames,
     )
