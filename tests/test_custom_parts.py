@@ -29,7 +29,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _forget() -> None:
-    for name in [name for name in sys.modules if name.startswith("own_")]:
+    for name in [name for name in sys.modules if name.startswith("custom_")]:
         del sys.modules[name]
 
 
@@ -70,7 +70,7 @@ def test_a_preset_of_ones_own_has_settings_of_parts(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "own_presets.py").write_text(f"""
+    (tmp_path / "custom_presets.py").write_text(f"""
 import dataclasses
 from impala.config.presets import PRESETS
 from impala.config.schema import AgentConfig
@@ -81,10 +81,10 @@ catch = dataclasses.replace(
 )
 MINE = ("Catch with parts.", compose(catch, gated=Gated.Settings(width=32)))
 """)
-    printed = _printed(capsys, "train", "own_presets:MINE", "--impact.clip", "0.1")
+    printed = _printed(capsys, "train", "custom_presets:MINE", "--impact.clip", "0.1")
     assert printed["gated"] == {"width": 32} and printed["impact"]["clip"] == 0.1
     # A part that a flag replaces takes its section with it.
-    printed = _printed(capsys, "train", "own_presets:MINE", "--agent.torso", "mlp")
+    printed = _printed(capsys, "train", "custom_presets:MINE", "--agent.torso", "mlp")
     assert "gated" not in printed and "impact" in printed
 
 
