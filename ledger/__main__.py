@@ -4,6 +4,7 @@ import argparse
 import functools
 import pathlib
 import sys
+from collections.abc import Sequence
 
 from impala.runtime import process
 from ledger import records, rendering, running
@@ -59,17 +60,16 @@ def _list() -> int:
             found = ledger.get((experiment.name, arm), [])
             seeds = [record.seed for record in found]
             missing = [seed for seed in experiment.seeds if seed not in seeds]
-            counts = {record.commit: since(record.commit) for record in found}
-            parts = {
-                "recorded": [str(seed) for seed in seeds],
-                "missing": [str(seed) for seed in missing],
-                "commits of learning since": [
-                    f"{commit[:7]}: {'unknown' if count is None else count}"
-                    for commit, count in counts.items()
-                ],
-            }
-            print(f"  {arm}: {'; '.join(f'{k} {chr(44).join(v)}' for k, v in parts.items() if v)}")
+            print(f"  {arm}: recorded {_listed(seeds)}; missing {_listed(missing)}")
+            for commit in dict.fromkeys(record.commit for record in found):
+                count = since(commit)
+                known = "unknown" if count is None else count
+                print(f"    {commit[:7]}, commits of learning since: {known}")
     return 0
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds)) or "none"
 
 
 def _check() -> int:

@@ -10,12 +10,10 @@ import json
 import os
 import pathlib
 import shlex
-import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 from benchmarks.setting import machine
 from impala.commands.parsing import parse
@@ -23,7 +21,8 @@ from impala.commands.train import Train
 from impala.config import values
 from impala.config.schema import Config
 from impala.logdir import atomic, json_lines, rows
-from impala.runtime import process, signals
+from impala.runtime import process
+from impala.runtime.signals import EndRequest
 from impala.runtime.tether import tethered
 from impala.schedule import tasks
 from ledger import records
@@ -33,6 +32,7 @@ from ledger.records import Evaluation, Record
 LEARNING = ("impala/algorithms", "impala/agents", "learner/update", "learner/data")
 """Where a change may change results."""
 _POINTS = 100  # of a recorded training curve
+_WAKE_SECONDS = 0.2
 
 
 class RunError(RuntimeError):
@@ -72,7 +72,7 @@ def run(
         records.check_seed(seed)
     work = work.resolve()
     of_arms = [(seed, arm) for seed in seeds or experiment.seeds for arm in arms or experiment.arms]
-    with _Signals() as received:
+    with EndRequest() as end:
         for seed, arm in of_arms:
             name = f"{experiment.name}, {arm}, seed {seed}"
             measured = records.read(root).get((experiment.name, arm), [])
@@ -80,7 +80,7 @@ def run(
                 print(f"{name}: recorded already", flush=True)
                 continue
             print(f"{name}: running", flush=True)
-            record = _Run(experiment, arm, seed, root, work, received).record()
+            record = _Run(experiment, arm, seed, root, work, end).record()
             records.add(root, record)
             print(f"{name}: {record.frames:,} frames in {record.seconds:.0f} s", flush=True)
 
@@ -154,7 +154,7 @@ class _Run:
         seed: int,
         root: pathlib.Path,
         work: pathlib.Path,
-        signals: "_Signals",
+        end: EndRequest,
     ):
         """Reads what an earlier session has left.
 
@@ -162,7 +162,7 @@ class _Run:
           RunError: it was begun with other code or settings.
         """
         self._experiment, self._arm, self._seed, self._root = experiment, arm, seed, root
-        self._signals = signals
+        self._end = end
         self._arguments = [*experiment.arms[arm], "--seed", str(seed)]
         self._config = settings(self._arguments)
         self._logdir = work / experiment.name / f"{arm}-seed{seed}"
@@ -256,9 +256,8 @@ class _Run:
         """
         console = self._logdir / "console.log"
         environ = _without_settings(os.environ) | {"PYTHONPATH": str(self._root)}
-        self._signals.check(self._logdir)
         with open(console, "a", encoding="utf-8") as log:
-            # In a session of its own: it gets each signal once, from here or when this one dies.
+            # In a session of its own: it gets a signal once, from here or when this process dies.
             child = subprocess.Popen(
                 tethered([*process.IMPALA, *words]),
                 cwd=self._root,
@@ -267,8 +266,13 @@ class _Run:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            status = self._signals.wait(child)
-        self._signals.check(self._logdir)
+            while child.poll() is None and not self._end.wait(_WAKE_SECONDS):
+                pass
+            if self._end.received is not None:
+                child.send_signal(self._end.received)
+            status = child.wait()
+        if self._end.is_set():
+            raise Stopped(f"Stopped in {self._logdir}; the same command resumes it.")
         if status:
             raise RunError(f"impala {words[0]} ended with status {status}: see {console}.")
 
@@ -327,43 +331,3 @@ def _cpu_seconds_of_others() -> float:
     own = os.times()
     ours = own.user + own.system + own.children_user + own.children_system
     return busy / os.sysconf("SC_CLK_TCK") - ours
-
-
-class _Signals:
-    """Passes SIGTERM, SIGINT and SIGHUP on to a child instead of ending this process."""
-
-    def __init__(self) -> None:
-        self._received: list[int] = []
-        self._child: subprocess.Popen[bytes] | None = None
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        for number in signals.NUMBERS:
-            if not signals.is_ignored(number):
-                self._before[number] = signal.signal(number, self._receive)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        del frame
-        self._received.append(number)
-        if self._child is not None:
-            self._child.send_signal(number)
-
-    def wait(self, child: subprocess.Popen[bytes]) -> int:
-        """Returns a child's exit status."""
-        self._child = child
-        for number in self._received[:1]:  # it came while the child was started
-            child.send_signal(number)
-        try:
-            return child.wait()
-        finally:
-            self._child = None
-
-    def check(self, logdir: pathlib.Path) -> None:
-        """Raises Stopped if a signal was received."""
-        if self._received:
-            raise Stopped(f"Stopped in {logdir}; the same command resumes it.")

@@ -566,26 +566,19 @@ def test_a_run_that_learned_nothing_does_not_stall(
     assert f"out of {scene.logdir / 'checkpoints'} and of s3://BUCKET/RUN/" in str(end.value)
 
 
-# ------------------------------------------------------------------- computed again later
-
-
-@pytest.fixture
-def catch(tmp_path: pathlib.Path) -> Scene:
-    """A scene whose environment can be made again, as a file of a bad update needs it."""
-    environment = dataclasses.replace(Config().environment, id="Catch")
-    return Scene(tmp_path, make("impala", environment=environment))
+# ------------------------------------------------------------------- bad updates on disk
 
 
 def written(scene: Scene) -> list[pathlib.Path]:
     return sorted((scene.logdir / "bad-updates").iterdir())
 
 
-def test_a_bad_update_is_written_with_its_culprits(catch: Scene) -> None:
+def test_a_bad_update_is_written_with_its_culprits(scene: Scene) -> None:
     for seed in range(3):
-        catch.learn(batch_for(catch.learner, seed))
-    bad = poisoned(batch_for(catch.learner, 9), [1, 4], HUGE)
-    catch.learn(bad._replace(unroll=bad.unroll._replace(parameter_version=np.arange(B))))
-    (path,) = written(catch)
+        scene.learn(batch_for(scene.learner, seed))
+    bad = poisoned(batch_for(scene.learner, 9), [1, 4], HUGE)
+    scene.learn(bad._replace(unroll=bad.unroll._replace(parameter_version=np.arange(B))))
+    (path,) = written(scene)
     assert path.name == "000000000004.npz"
     with np.load(path, allow_pickle=False) as arrays:
         summary = json.loads(str(arrays["summary"]))
