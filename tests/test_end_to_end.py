@@ -118,6 +118,11 @@ def test_training_ends_by_itself_and_can_be_evaluated(tmp_path: pathlib.Path) ->
     assert len(returns) == 20
     assert set(returns) <= {-1.0, 1.0}
 
+    # A second `train` finds the run finished and says so, instead of learning on.
+    again = services.run("train", "catch", "--logdir", logdir, "--total-frames", 5_000)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert checkpoint.load(logdir).counters == saved.counters
+
 
 def test_train_leaves_a_checkpoint_however_it_is_ended(
     tmp_path: pathlib.Path,
