@@ -121,7 +121,7 @@ def gate() -> Gate:
 @pytest.fixture
 def publisher(gate: Gate, tmp_path: pathlib.Path) -> Iterator[Publisher]:
     made = Publisher(
-        gate,  # type: ignore[arg-type]
+        gate.publish,
         Incarnations(tmp_path / "incarnations.json", own=7),
         Phases(CONFIG, make_learner()._algorithm.agent),
         Counts(),  # type: ignore[arg-type]
