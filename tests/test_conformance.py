@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import tensorflow as tf
+from distribution_suite import DistributionConformance
 
 from impala.agents.agent import Agent
 from impala.agents.distributions import Categorical
@@ -15,7 +16,6 @@ from impala.algorithms.impala import Impala
 from impala.config.schema import AgentConfig, ImpalaConfig, ObjectiveConfig
 from impala.environments.catch import Catch
 from impala.testing.algorithms import AlgorithmConformance
-from impala.testing.distributions import DistributionConformance
 from impala.testing.environments import EnvironmentConformance
 from impala.testing.torsos import TorsoConformance
 from impala.types import Batch, EnvironmentStep, Nest, StepType

@@ -6,9 +6,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import tensorflow as tf
+from distribution_suite import DistributionConformance
 
 from impala.agents import distributions
-from impala.testing.distributions import DistributionConformance
 
 spaces = gym.spaces
 

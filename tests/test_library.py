@@ -1,6 +1,5 @@
 """`import impala` is light; a loaded policy acts as `impala evaluate` does; runs are trained."""
 
-import json
 import os
 import pathlib
 import signal
@@ -13,6 +12,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import yaml
 from gymnasium.utils.env_checker import check_env
 from half_trained import STORED, evaluated, normalised
 
@@ -217,8 +217,8 @@ if role == ["learner"] and "STARTING" not in os.environ:
         sys.exit(int(words[words.index("--stopped-status") + 1]))
     signal.signal(signal.SIGTERM, leave)
     logdir = pathlib.Path(words[words.index("--logdir") + 1])
-    settings = {n: v for n, v in os.environ.items() if n.startswith("IMPALA_")}
-    (logdir / "settings.json").write_text(json.dumps(settings))
+    settings = pathlib.Path(words[words.index("--config") + 1]).read_text()
+    (logdir / "settings.yaml").write_text(settings)
     row = {"frames": 900, "seconds": 1.0, "updates": 3, "episode/Catch/return_recent": 0.5}
     again = {"frames": 900, "seconds": 1.0, "updates": 3}  # as of a learner that had nothing to do
     (logdir / "metrics.jsonl").write_text(json.dumps(row) + "\\n" + json.dumps(again) + "\\n")
@@ -253,12 +253,12 @@ def test_training_takes_settings_and_tells_how_far_it_came(
         **dotted,
     )
     assert trained == ("finished", tmp_path / "run", 900, 3, {"Catch": 0.5})
-    settings = json.loads((tmp_path / "run" / "settings.json").read_text())
-    assert settings["IMPALA_SEED"] == "3"
-    assert settings["IMPALA_OPTIMISER__LEARNING_RATE"] == "0.25"
-    assert settings["IMPALA_OPTIMISER__EPSILON"] == str(impala.preset("catch").optimiser.epsilon)
-    assert settings["IMPALA_MIX__FRESH"] == "7"
-    assert settings["IMPALA_AGENT__HIDDEN_SIZES"] == "[5]"
+    settings = yaml.safe_load((tmp_path / "run" / "settings.yaml").read_text())
+    assert settings["seed"] == 3
+    assert settings["optimiser"]["learning_rate"] == 0.25
+    assert settings["optimiser"]["epsilon"] == impala.preset("catch").optimiser.epsilon
+    assert settings["mix"]["fresh"] == 7
+    assert settings["agent"]["hidden_sizes"] == [5]
     assert "learning\n" in capsys.readouterr().out
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tree
+from distribution_suite import DistributionConformance
 from test_agent import B, booleans, experience, row, wrapped
 from test_distributions import CASES
 
@@ -25,7 +26,6 @@ from impala.agents.numpy_distributions import Random
 from impala.config.schema import AgentConfig, EnvironmentConfig, EpsilonConfig
 from impala.environments.spaces import TASK, choices
 from impala.parts import build
-from impala.testing.distributions import DistributionConformance
 from impala.types import Nest, Parameters
 
 spaces = gym.spaces
