@@ -447,17 +447,12 @@ def scaled(sent: Sent) -> None:
 # named, since one mistake can be seen in several ways.
 CATCH, CARTPOLE = configured("catch"), configured("cartpole", **SMALL)
 MISTAKES: dict[str, tuple[Kind, Config, Callable[[Sequence[Sent]], None], set[Kind]]] = {
-    "1 actions a row early": (
-        Kind.SHIFTED_ACTIONS,
-        CATCH,
-        shifted("output/action", by=-1),
-        {Kind.BEHAVIOUR_POLICY},
-    ),
+    "1 actions a row early": (Kind.BEHAVIOUR_POLICY, CATCH, shifted("output/action", by=-1), set()),
     "1 actions a row late": (Kind.SHIFTED_ACTIONS, CATCH, shifted("output/action", by=1), set()),
     "2 big-endian floats": (Kind.BYTE_ORDER, CARTPOLE, each(swapped), set()),
     "2 big-endian floats, few": (Kind.BYTE_ORDER, CATCH, each(swapped), set()),
     "2 big-endian numbers": (Kind.BYTE_ORDER, CATCH, each(all_swapped), set()),
-    "3 other actions": (Kind.BEHAVIOUR_POLICY, CATCH, each(other_actions), set()),
+    "3 other actions": (Kind.BEHAVIOUR_POLICY, CATCH, each(other_actions), {Kind.ROW_0}),
     "5 no overlap": (Kind.ROW_0, CARTPOLE, without_overlap, {Kind.EPISODES, Kind.EPISODE_RETURN}),
     "6 rewards on seams": (
         Kind.SEAM,
