@@ -50,7 +50,7 @@ def connect(
     allow: str | Sequence[str] = (),
     security: ClientSecurity = NO_SECURITY,
 ) -> "Client":
-    """Connects to a learner, for which a loop of one's own then plays: see `Client`.
+    """Connects to a learner, for which a custom loop then plays: see `Client`.
 
     Waits for the learner.
 
@@ -359,7 +359,7 @@ class _Row:
         self._at = 0  # row of the unroll
         self._seen: Nest = None  # of the episode that has not ended; None: there is none
         self.reward = 0.0
-        """Of the last action, where a session was closed before the end of an episode."""
+        """Reward of the last action, where a session was closed before the end of an episode."""
         self.error: BaseException | None = None
         """What happened to the row, which cannot go on."""
 

@@ -21,7 +21,7 @@ class Policy(abc.ABC):
     """Acts for any number of groups of environments, with the same parameters for all."""
 
     num_variables: int
-    """Of the agent."""
+    """Number of the agent's variables."""
 
     @abc.abstractmethod
     def assign(self, values: Sequence[np.ndarray]) -> None:

@@ -40,7 +40,7 @@ class Options:
     """How a process acts: what the learner does not say."""
 
     index: int = 0
-    """Of this process on its host; part of its name."""
+    """Number of this process on its host; part of its name."""
     name: str | None = None
     """Unique in the fleet; None: host, process id and index."""
     num_envs: int | None = None

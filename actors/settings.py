@@ -28,7 +28,7 @@ def read(reply: pb.JoinReply, role: Role, allow: Allowed) -> tuple[list[Task], C
 
     Returns:
       The tasks, and a configuration of which only `agent`, `actor`, `evaluator` and the sections of
-      parts of one's own are set.
+      custom parts are set.
 
     Raises:
       LearnerError: the learner uses another protocol, names something that is not installed or not

@@ -68,7 +68,7 @@ class SharedPulls:
     def pull(
         self, incarnation: int, request: pb.GetParametersRequest, call: Call
     ) -> pb.GetParametersReply | None:
-        """Has parameters newer than those held pulled by one actor of this host.
+        """Pulls parameters newer than those held, once for all actors of this host.
 
         Args:
           incarnation: of the learner.

@@ -1,4 +1,4 @@
-"""An algorithm of one's own, with settings: IMPACT, whose old policy is a target network's.
+"""A custom algorithm, with settings: IMPACT, whose old policy is a target network's.
 
     cd examples
     python custom_algorithm.py

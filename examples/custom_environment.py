@@ -1,4 +1,4 @@
-"""An environment of one's own, trained with `impala train` or from Python.
+"""A custom environment, trained with `impala train` or from Python.
 
     cd examples
     python custom_environment.py

@@ -1,4 +1,4 @@
-"""A torso of one's own, with a setting: linear layers whose outputs are gated.
+"""A custom torso, with a setting: linear layers whose outputs are gated.
 
     cd examples
     python custom_torso.py

@@ -89,7 +89,7 @@ class ActingStep:
         """Returns the step as a graph over tensors in the order of `inputs`, for any B.
 
         Raises:
-          ValueError: a part of one's own reads its variables so that nothing can take their place.
+          ValueError: a custom part reads its variables so that nothing can take their place.
         """
         specs = [tf.TensorSpec(x.shape, x.dtype, f"input_{i}") for i, x in enumerate(self.inputs)]
         traced = tf.function(self.__call__, autograph=False).get_concrete_function(*specs)

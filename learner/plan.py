@@ -74,7 +74,7 @@ def make_plan(config: Config, replicas: Replicas = _ALONE) -> Plan:
 
 
 def _check_own(config: Config, agent: Agent, unroll_spec: Unroll) -> None:
-    """Raises ComponentError if an algorithm or optimiser of one's own is not as it is used."""
+    """Raises ComponentError if a custom algorithm or optimiser is not as it is used."""
     for name in dict.fromkeys(word.algorithm for word in words(config)):
         if name not in ALGORITHM.built_in:
             algorithm = build.algorithm(name, config, agent)

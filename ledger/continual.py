@@ -121,7 +121,7 @@ CLAIMS = (
     _ratio("Cloning adds to it", "no-cloning-20th", "clear-20th", "0.93, of half", is_above=False),
     _ratio("New data add to it", "replay-only", "clear", "0.89", is_above=False),
 )
-"""Of Rolnick et al. 2018, with the mean over its three tasks of the ratios in its tables."""
+"""Claims of Rolnick et al. 2018, with the mean over three tasks of the ratios in its tables."""
 
 
 def claim(of: Claim, scores: Scores) -> Interval | None:

@@ -32,11 +32,11 @@ class Evaluation:
     command: str
     greedy: bool
     seed: int
-    """Of environments and sampled actions."""
+    """Seed of environments and sampled actions."""
     returns: list[float]
     lengths: list[int]
     info: dict[str, list[float]]
-    """Of each episode, at its end."""
+    """Info of each episode, at its end."""
     steps: dict[str, list[list[float]]] = dataclasses.field(default_factory=dict)
     """Info -> of each step of some episodes."""
 
@@ -67,7 +67,7 @@ class Record:
     evaluations: list[dict[str, Any]]
     """Lines of evaluations.jsonl: of evaluators beside training."""
     final: list[Evaluation]
-    """Of the agent at the end, one for each task."""
+    """Evaluations of the agent at the end, one for each task."""
 
 
 Ledger = Mapping[tuple[str, str], Sequence[Record]]

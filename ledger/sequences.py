@@ -13,7 +13,7 @@ class Tasks:
     """Those of every arm, of whatever task."""
     tasks: Sequence[str]
     frames: int
-    """Of each task in a cycle."""
+    """Frames of each task in a cycle."""
     cycles: int
     fresh: int
     """Unrolls per update, in every arm, so that all make as many updates."""

@@ -55,7 +55,7 @@ def test_what_a_learner_tells_is_what_its_actors_read(preset: str) -> None:
 
 
 class WideTorso(MLP):
-    """A torso of one's own, which has settings."""
+    """A custom torso, which has settings."""
 
     @dataclasses.dataclass(frozen=True)
     class Settings:

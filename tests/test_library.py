@@ -47,7 +47,7 @@ def test_v_trace_can_be_used_alone() -> None:
     np.testing.assert_array_equal(returns.vs, np.zeros((2, 1)))
 
 
-# A policy in a loop of one's own.
+# A policy in a custom loop.
 
 
 def _one_by_one(policy: impala.Policy, environment: gym.Env, seed: int) -> Iterator[float]:

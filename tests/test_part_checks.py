@@ -1,4 +1,4 @@
-"""Parts of one's own that would fail far from their cause, or not at all, are refused by name."""
+"""Custom parts that would fail far from their cause, or not at all, are refused by name."""
 
 import contextlib
 import dataclasses

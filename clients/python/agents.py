@@ -14,7 +14,7 @@ class Agent(abc.ABC):
     """Acts for a group of environments."""
 
     version: Version
-    """Of the parameters that act in the present unroll."""
+    """Version of the parameters that act in the present unroll."""
 
     @abc.abstractmethod
     def begin(self, num_envs: int) -> None:
@@ -82,7 +82,7 @@ class Executable(Agent):
 
 
 class AtLearner(Agent):
-    """Has the learner act, by a stream of rows.
+    """Acts by a stream of rows to the learner, which computes the actions.
 
     Args:
       session: with the learner.

@@ -51,7 +51,7 @@ REASONS_TO_JOIN = (  # rejections after which to join again before anything else
 
 
 class Version(NamedTuple):
-    """Of parameters."""
+    """A version of parameters."""
 
     incarnation: int
     version: int
@@ -172,7 +172,7 @@ class Session:
         self._exchange(self._message)
 
     def act(self, **row: Any) -> pb.ActReply:
-        """Has the learner act."""
+        """Requests actions for a row from the learner."""
         request = pb.ActRequest(actor=self.name, incarnation=self.incarnation, **row)
         reply: pb.ActReply = self._acting.ask(request)
         if reply.finished:

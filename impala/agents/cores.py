@@ -1,4 +1,4 @@
-"""Cores, the recurrent part of a network: LSTM, and the base class of one's own."""
+"""Cores, the recurrent part of a network: LSTM, and the base class of custom ones."""
 
 import abc
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from impala.types import Nest
 class Core(snt.Module, abc.ABC):
     """The recurrent part between torso and heads.
 
-    A class of one's own may have settings: a nested frozen dataclass `Settings`, written like those
+    A custom class may have settings: a nested frozen dataclass `Settings`, written like those
     in `impala.config.schema`.
     """
 

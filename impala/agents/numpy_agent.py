@@ -30,7 +30,7 @@ from impala.environments.spaces import (
 from impala.types import AgentOutput, Nest, StepType, TimeStep
 
 MOST_WEIGHTS = 500_000
-"""Of all matrices. With more, a call of TensorFlow costs little beside what it computes."""
+"""Number of weights. With more, a call of TensorFlow costs little beside what it computes."""
 
 _FIRST = np.int8(StepType.FIRST)
 _ZERO = np.float32(0.0)  # not Python's: `np.where` would make float64 of it
@@ -285,14 +285,14 @@ def _vector(space: gym.Space) -> _Vector:
 
 
 def _one_hot(sizes: Sequence[int], start: np.ndarray) -> _Vector:
-    """Of choices of these sizes, [B, ...]; a value outside its space is all zeros."""
+    """Returns an encoder of choices of these sizes, [B, ...]; invalid values are all zeros."""
     part = np.repeat(np.arange(len(sizes)), sizes)  # [F], which choice a column is of
     meant = np.concatenate([np.arange(size) for size in sizes]) + start[part]
     return lambda value: (value.reshape(len(value), -1)[:, part] == meant).astype(np.float32)
 
 
 def _numbers(space: gym.Space) -> _Vector:
-    """Of a Box or of MultiBinary; unsigned integers as a share of the largest."""
+    """Returns what encodes a Box or MultiBinary; unsigned integers as a share of the largest."""
     largest = 1.0
     if isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.unsignedinteger):
         largest = max(float(space.high.max()), 1.0)

@@ -15,7 +15,7 @@ from impala.config.schema import AgentConfig
 class Torso(snt.Module, abc.ABC):
     """Maps observations of N environments to features [N, F].
 
-    A class of one's own may have settings: a nested frozen dataclass `Settings`, written like those
+    A custom class may have settings: a nested frozen dataclass `Settings`, written like those
     in `impala.config.schema`. What wrappers add to an observation (last action, last reward, time
     in the episode) bypasses the torso and is appended to its features.
     """

@@ -72,7 +72,7 @@ class Played(NamedTuple):
 class Algorithm(snt.Module, abc.ABC):
     """Computes the loss of a batch; owns what is trained but not sent to actors.
 
-    A class of one's own may have settings: a nested frozen dataclass `Settings`, written like those
+    A custom class may have settings: a nested frozen dataclass `Settings`, written like those
     in `impala.config.schema`.
     """
 

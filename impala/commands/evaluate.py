@@ -26,7 +26,7 @@ class Evaluate(PlayerFlags):
     json: pathlib.Path | None = None
     """Also write the summary and every episode to this file."""
     steps: Annotated[int, Range(0)] = 0
-    """Of how many environments the file also has reward and infos of each step of the first
+    """Number of environments of which the file also has reward and infos of each step of the first
     episode; at most num_envs."""
     max_steps: Annotated[int, Range(0)] = 0
     """Agent steps after which an episode is cut off, and what follows counts as the next one; 0:

@@ -100,7 +100,7 @@ def train(
     """
     if logdir is None and not isinstance(config, str):
         raise ValueError("A configuration that is not a preset has no name: give its run a logdir.")
-    # Parts of one's own may import TensorFlow, whose messages are not wanted.
+    # Custom parts may import TensorFlow, whose messages are not wanted.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     base = preset(config) if isinstance(config, str) else config
     command = Train(
@@ -155,7 +155,7 @@ def load(
     gpu: bool = False,
     allow: str | Sequence[str] = (),
 ) -> "Policy":
-    """Loads the agent of a run, to act in a loop of one's own: see `Policy`.
+    """Loads the agent of a run, to act in a custom loop: see `Policy`.
 
     Args:
       logdir: of a run that has written a checkpoint.
@@ -187,7 +187,7 @@ def load(
 
 
 def _put_over(config: Config, data: Mapping[str, Any]) -> Config:
-    """Returns a configuration with settings applied, which may be those of one's own parts."""
+    """Returns a configuration with settings applied, which may be those of custom parts."""
     named = values.overlay(config, sections.naming(data))
     composed = values.overlay(sections.class_of(config, named)(), values.to_dict(config))
     return sections.compose(layers.put_over(composed, data))

@@ -73,7 +73,7 @@ def _names(argv: list[str]) -> dict[str, Any]:
 
 
 def _load_tensorflow(command_type: type[RunFlags]) -> None:
-    """Imports TensorFlow quietly, as parts of one's own are about to import it."""
+    """Imports TensorFlow quietly, as custom parts are about to import it."""
     uses_gpus = command_type.uses_gpus
     process.load_tensorflow(use_gpus=uses_gpus, is_guest=not uses_gpus)
 

@@ -35,7 +35,7 @@ class Sweep:
     """Directory of the trials and results; None: sweeps/NAME of NAME.yaml. In a cluster, on a file
     system that all hosts share."""
     address: str | None = None
-    """Of a Ray cluster, such as HOST:6379, or auto; None: that of RAY_ADDRESS, or only this host.
+    """Address of a Ray cluster, HOST:6379, or auto; None: RAY_ADDRESS, or only this host.
     """
 
 

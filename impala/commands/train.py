@@ -198,7 +198,7 @@ def _check(command: Train) -> None:
 
 
 def _check_window(settings: Config) -> None:
-    """Makes the environments that actors are going to show, but for those of one's own.
+    """Makes the environments that actors are going to show, except custom ones.
 
     Raises:
       OptionError: one cannot be shown in a window.

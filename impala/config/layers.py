@@ -39,7 +39,7 @@ def layered(
       preset: name of one, or module:attribute.
       file: of settings.
       environ: environment variables.
-      names: settings that name parts of one's own, from the layers above, nested.
+      names: settings that name custom parts, from the layers above, nested.
 
     Raises:
       OptionError: an error in any layer; the message begins with the layer's name.
@@ -76,7 +76,7 @@ def named(
 ) -> list[Config]:
     """Returns one configuration per layer, with the names of parts in it and in those below.
 
-    Arguments and errors are those of `layered`. Imports nothing but a preset of one's own.
+    Arguments and errors are those of `layered`. Imports nothing but a custom preset.
     """
     data = read_yaml(file) if file is not None else {}
     config = overlay(Config(), sections.naming(to_dict(find_preset(preset)[1])))

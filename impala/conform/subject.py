@@ -54,7 +54,7 @@ class Subject:
         self._learner, self._seconds, self._command = learner, seconds, command
         self._process: subprocess.Popen[bytes] | None = None
         self.address = ""
-        """Of the learner."""
+        """Address of the learner."""
 
     def start(self) -> None:
         """Starts its process, if it is the kit's to start."""

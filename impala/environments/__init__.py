@@ -92,8 +92,8 @@ def make(
     Args:
       config: what is played.
       num_envs: E, at least 1.
-      component: what an id of one's own names, if it has been imported already.
-      settings: of an environment of one's own that has a class `Settings`; None: its defaults.
+      component: what a custom id names, if it has been imported already.
+      settings: of a custom environment that has a class `Settings`; None: its defaults.
       actor: whose they are: threads, and what is expected of environments in own processes.
       first: index of environment 0 among the actor's, for messages.
       render_mode: None; rgb_array, for `render`; or human, for a window. Of environment 0.

@@ -444,7 +444,7 @@ class _Worker:
         return _Failed("crashed", f"its process was killed by signal {-code}")
 
     def _say_where_it_hangs(self) -> None:
-        """Has the process print its stack."""
+        """Makes the process print its stack."""
         with contextlib.suppress(OSError):
             os.kill(self._process.pid, signal.SIGUSR1)
             time.sleep(0.1)
@@ -513,7 +513,7 @@ def _serve(task: _Task, buffer: Any, channel: socket.socket) -> None:
 
 
 def _die_with_parent() -> None:
-    """Has the kernel kill this process and what it starts when the actor's ends.
+    """Asks the kernel to kill this process and what it starts when the actor's ends.
 
     It needs no code to run here, where the environment may hang with the interpreter's lock held.
     The pipe whose end `sentinel` is says nothing until the actor ends, and its signal, SIGKILL,

@@ -105,7 +105,7 @@ class Source:
                 ) from None
 
     def _check(self, made: Any, num_envs: int | None) -> None:
-        """Checks what an environment of one's own says of itself."""
+        """Checks what a custom environment says of itself."""
         prefix = "single_" if self.kind == "vector" else ""
         for what in ("observation", "action"):
             space = getattr(made, f"{prefix}{what}_space", None)

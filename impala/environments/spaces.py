@@ -14,7 +14,7 @@ import numpy as np
 from impala.types import Nest
 
 Spaces = tuple[gym.Space, gym.Space]
-"""Of observations and of actions."""
+"""Spaces of observations and of actions."""
 SEEN = frozenset({"last_action", "last_reward", "time_in_episode"})
 """What the network sees besides the observation."""
 ACTION_MASK = "action_mask"

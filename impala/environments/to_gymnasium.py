@@ -1,4 +1,4 @@
-"""Our environments as Gymnasium's, for loops of one's own: one as an `Env`, several as a vector."""
+"""Our environments as Gymnasium's, for custom loops: one as an `Env`, several as a vector."""
 
 from collections.abc import Callable
 from typing import Any

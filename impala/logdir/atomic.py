@@ -38,7 +38,7 @@ def replacing(path: pathlib.Path, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def flush_directory(path: pathlib.Path) -> None:
-    """Has the names in a directory survive a crash of the machine, where the file system can.
+    """Flushes the names in a directory, so that they survive a crash of the machine.
 
     Raises:
       OSError: the disk fails.

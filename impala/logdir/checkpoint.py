@@ -85,7 +85,7 @@ class Checkpoint(NamedTuple):
     replay_added: int = 0  # unrolls ever added to replay, which is stored beside the checkpoints
     algorithm: str = "impala"  # that these variables and optimiser belong to
     spaces: Spaces | None = None  # that the agent was made for; None: nobody will play it
-    # Settings of parts of one's own, nested: reading a checkpoint imports none of them, so `config`
+    # Settings of custom parts, nested: reading a checkpoint imports none of them, so `config`
     # has them only when it is written; `impala.parts.sections.restore` joins the two.
     own: Mapping[str, Any] = types.MappingProxyType({})
     needs: frozenset[str] = frozenset()  # paths of those that a reader has to know
@@ -414,7 +414,7 @@ def _manifest(contents: Mapping[str, bytes]) -> bytes:
 
 
 def _config(path: pathlib.Path, state: Mapping[str, Any]) -> Config:
-    """Returns the settings of a checkpoint, without those of parts of one's own.
+    """Returns the settings of a checkpoint, without those of custom parts.
 
     Raises:
       IncompatibleCheckpoint: another version has written it, whose settings do not fit this one.

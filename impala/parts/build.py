@@ -60,7 +60,7 @@ def environment(
     """
     from impala import environments  # here, so that other tools load no emulator
 
-    # An id of one's own is resolved first, so that only allowed code is imported.
+    # A custom id is resolved first, so that only allowed code is imported.
     found = _NO_PART
     if components.is_own(config.id):
         found = part(ENVIRONMENT, config.id, None, own)
@@ -83,7 +83,7 @@ def spaces(tasks: Sequence[Task], own: Own = _NONE, *, numbered: bool = False) -
 
     Args:
       tasks: of the run.
-      own: the parts of one's own that the configuration names.
+      own: the custom parts that the configuration names.
       numbered: whether observations hold the number of the task: `agent.popart`.
 
     Raises:
@@ -157,7 +157,7 @@ def agent(
       observation_space: of one environment.
       action_space: of one environment.
       seed: determines the initial weights.
-      own: the parts of one's own that the configuration names: `impala.parts.sections.found`.
+      own: the custom parts that the configuration names: `impala.parts.sections.found`.
 
     Raises:
       ValueError: the configuration does not fit the spaces.
@@ -204,7 +204,7 @@ def part(kind: Kind, name: str, settings: Any, own: Own) -> Found:
       kind: of the part.
       name: in the configuration.
       settings: of the part, if it is built in.
-      own: the parts of one's own that the configuration names.
+      own: the custom parts that the configuration names.
 
     Raises:
       ValueError: it is neither built in nor in `own`.

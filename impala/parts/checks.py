@@ -1,4 +1,4 @@
-"""Checks of parts of one's own: what would fail far from its cause, or not at all.
+"""Checks of custom parts: what would fail far from its cause, or not at all.
 
 An actor's network computes one row of one group of environments at a time, the learner's all rows
 of a batch: a part that makes a difference of it corrects for lag wrongly. Each part is tried when a
@@ -32,7 +32,7 @@ def check_torso(name: str, torso: Torso, observation_space: gym.Space) -> None:
 
     Args:
       name: in the configuration.
-      torso: of one's own.
+      torso: a custom one.
       observation_space: of one environment, after the frame stack.
 
     Raises:
@@ -60,7 +60,7 @@ def check_core(name: str, core: Core, num_features: int) -> None:
 
     Args:
       name: in the configuration.
-      core: of one's own.
+      core: a custom one.
       num_features: F of its inputs [T, B, F].
 
     Raises:
@@ -104,7 +104,7 @@ def check_loss(name: str, algorithm: Algorithm, batch: Batch) -> None:
 
     Args:
       name: in the configuration.
-      algorithm: of one's own.
+      algorithm: a custom one.
       batch: arrays [T + 1, B, ...] of any contents; nothing is computed.
 
     Raises:
@@ -139,7 +139,7 @@ def check_optimiser(
 
     Args:
       name: in the configuration.
-      apply: of an optimiser of one's own, made for the variables.
+      apply: of a custom optimiser, made for the variables.
       variables: are not changed.
 
     Raises:
@@ -220,7 +220,7 @@ def _equal(first: tf.Tensor, second: tf.Tensor) -> bool:
 
 @contextlib.contextmanager
 def _described(name: str, word: str) -> Iterator[None]:
-    """Has whatever a part raises told in a line."""
+    """Turns errors that a part raises into one line."""
     try:
         yield
     except ComponentError:

@@ -343,7 +343,7 @@ def _broken(module: str, error: Exception) -> ComponentError:
 
 
 def described(error: BaseException) -> str:
-    """Returns what a part of one's own has raised, in a line: TYPE: TEXT (where)."""
+    """Returns what a custom part has raised, in a line: TYPE: TEXT (where)."""
     place = f" ({where})" if (where := where_raised(error)) else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
 

@@ -1,4 +1,4 @@
-"""Parts of one's own that a configuration names, and the sections of their settings.
+"""Custom parts that a configuration names, and the sections of their settings.
 
 `Config` has the sections of everything that is built in. A configuration that names parts of one's
 own has a class made for it: `Config` with one more section for each such part that has settings.
@@ -38,7 +38,7 @@ _OF_ACTORS = (ENVIRONMENT, TORSO, CORE)
 
 
 class Part(NamedTuple):
-    """A part of one's own in a configuration."""
+    """A custom part in a configuration."""
 
     kind: Kind
     name: str
@@ -57,7 +57,7 @@ Own = Mapping[tuple[Kind, str], Found]
 
 
 def names(config: Config) -> Iterator[tuple[Kind, str]]:
-    """Yields the parts that a configuration names; of environments only one's own."""
+    """Yields the parts that a configuration names; of environments only custom ones."""
     played = tasks.make(config.environment, config.tasks)
     for id in dict.fromkeys(task.environment.id for task in played):
         if components.is_own(id):
@@ -84,7 +84,7 @@ def allowed(config: Config, *, of_actors: bool = False) -> Allowed:
 
 
 def needs_tensorflow(config: Config) -> bool:
-    """Returns whether loading the parts of one's own in a configuration imports TensorFlow."""
+    """Returns whether loading the custom parts in a configuration imports TensorFlow."""
     return any(
         name not in kind.built_in and kind not in (ENVIRONMENT, SINK)
         for kind, name in names(config)
@@ -92,7 +92,7 @@ def needs_tensorflow(config: Config) -> bool:
 
 
 def compose(config: Config, allow: Allowed | None = None, **settings: Any) -> Config:
-    """Returns a configuration with a section for each part of one's own that it names.
+    """Returns a configuration with a section for each custom part that it names.
 
     Args:
       config: may have such sections already; those of other parts are removed.
@@ -133,7 +133,7 @@ def from_dict(data: Mapping[str, Any], allow: Allowed) -> Config:
 def restore(
     config: Config, own: Mapping[str, Any], needs: Collection[str], allow: Allowed
 ) -> Config:
-    """Applies stored settings of parts of one's own to the configuration that names them.
+    """Applies stored settings of custom parts to the configuration that names them.
 
     Settings that the installed version of a part does not know are ignored.
 
@@ -168,7 +168,7 @@ def for_actors(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def found(config: Config) -> Own:
-    """Returns the parts of one's own that a composed configuration names, with their settings."""
+    """Returns the custom parts that a composed configuration names, with their settings."""
     return {
         (part.kind, part.name): Found(
             part.component, getattr(config, part.section) if part.section else None

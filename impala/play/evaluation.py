@@ -114,7 +114,7 @@ class FirstEpisodes:
 
     def __init__(self, number: int) -> None:
         self.steps: list[dict[str, list[float]]] = [{"reward": []} for _ in range(number)]
-        """Of each environment: name -> a number for each step, or NaN; `reward` and the infos."""
+        """For each environment: name -> a number for each step, or NaN; `reward` and the infos."""
         self._ended = np.zeros(number, np.bool_)
 
     def add(self, step: EnvironmentStep) -> None:

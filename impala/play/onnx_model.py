@@ -98,7 +98,7 @@ def _no_operation(error: Exception) -> OnnxError:
 
 @contextlib.contextmanager
 def _inlined() -> Iterator[None]:
-    """Has functions that are called in a graph be a part of it: tf2onnx knows none for XLA."""
+    """Inlines functions that are called in a graph: tf2onnx knows none for XLA."""
     before = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
     try:

@@ -18,7 +18,7 @@ class Player:
       allow: what may be imported if the checkpoint names it, besides installed entry points.
 
     Raises:
-      ValueError: there is no such task, or a part of one's own that the checkpoint names may not be
+      ValueError: there is no such task, or a custom part that the checkpoint names may not be
         imported.
     """
 

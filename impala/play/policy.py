@@ -1,4 +1,4 @@
-"""A trained agent as a function from observations to actions, for a loop of one's own."""
+"""A trained agent as a function from observations to actions, for a custom loop."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, overload

@@ -107,7 +107,7 @@ def _outliving(stream: TextIO) -> TextIO:
 
 
 def bound_numpy_threads() -> None:
-    """Has NumPy multiply matrices in one thread, unless the user has chosen otherwise.
+    """Makes NumPy multiply matrices in one thread, unless the user has chosen otherwise.
 
     Those of an actor are small, and its cores belong to environments and to other actors. It has
     no effect once NumPy has been imported.
@@ -116,7 +116,7 @@ def bound_numpy_threads() -> None:
 
 
 def prefer_onednn() -> None:
-    """Has TensorFlow use oneDNN on every x86 CPU, unless the user has chosen otherwise.
+    """Makes TensorFlow use oneDNN on every x86 CPU, unless the user has chosen otherwise.
 
     Left to itself it does so only on CPUs with AVX-512 VNNI or newer; on one with AVX2, an update
     of the preset `atari` then takes 2.3 times as long (docs/performance.md). It has no

@@ -143,7 +143,7 @@ class ClientSecurity:
     token_file: pathlib.Path | None = None
     """File with a line "ROLE TOKEN [NAMES]" or just a token; the first one is presented."""
     open_ports: bool = False
-    """Of `impala actor` alone: serve its metrics, which need no credentials, beyond this host."""
+    """For `impala actor` alone: serve its metrics, which need no credentials, beyond this host."""
 
     @property
     def is_encrypted(self) -> bool:

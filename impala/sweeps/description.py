@@ -46,7 +46,7 @@ class PbtConfig:
     every_frames: Positive = 1_000_000
     """Frames of a member between two decisions."""
     share: Annotated[float, Range(0.01, 0.5)] = 0.25
-    """Of the members, the worst, that copy agent, optimiser and counters of one of as many best."""
+    """Share of members, the worst, that copy agent, optimiser and counters of one of the best."""
     resample: Share = 0.25
     """Probability that a copied setting is drawn anew; otherwise numbers change by a fifth, and a
     choice becomes its neighbour."""
@@ -75,7 +75,7 @@ class Options:
     gpus: Annotated[float, Range(0.0)] = 0.0
     """GPUs, or a share of one, for each trial's learner."""
     seed: int = 1
-    """Of what is drawn. The seed of the trials is a setting like others."""
+    """Seed of what is drawn. The seed of the trials is a setting like others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,11 +108,11 @@ class Sweep:
 
     options: Options
     settings: Mapping[str, Any]
-    """Of every trial, nested, over the preset's."""
+    """Settings of every trial, nested, over the preset's."""
     search: Mapping[str, Space]
     """Name of a setting, such as optimiser.learning_rate -> its values."""
     config: Config
-    """Of every trial, but for what is searched."""
+    """Configuration of every trial, except what is searched."""
 
     @property
     def total_frames(self) -> int:

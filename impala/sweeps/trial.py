@@ -53,7 +53,7 @@ class Trial(tune.Trainable):
           config: setting -> its value in this trial.
           sweep: which it belongs to.
           output: of the sweep.
-          directory: the sweep's working directory, where parts of one's own may be.
+          directory: the sweep's working directory, where custom parts may be.
         """
         with contextlib.suppress(FileNotFoundError):  # another host need not have it
             os.chdir(directory)
@@ -170,7 +170,7 @@ class _Run:
         return not self._thread.is_alive()
 
     def stop(self) -> None:
-        """Has the run leave a checkpoint and end."""
+        """Requests the run to write a checkpoint and end."""
         self._asked.set()
         self._thread.join()
 

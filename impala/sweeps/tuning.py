@@ -1,4 +1,4 @@
-"""Has Ray Tune run a sweep's trials, and resumes a sweep that was stopped or killed."""
+"""Runs a sweep's trials, and resumes a sweep that was stopped or killed."""
 
 import logging
 import os

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 @contextlib.contextmanager
 def plain_float32() -> Iterator[None]:
-    """Has products computed in float32, also on GPUs where TensorFlow rounds their factors (TF32).
+    """Computes products in float32, also on GPUs where TensorFlow rounds their factors (TF32).
 
     Also a decorator, of a test that compares an operation with the same one compiled: each of them
     rounds differently, by a thousandth of the largest value.

@@ -142,7 +142,7 @@ class Continuity:
 
 
 def _checksum(arrays: Mapping[str, np.ndarray], rows: Sequence[str], row: int) -> int:
-    """Of the numbers in a row; of large leaves, of some all over the row."""
+    """Returns a checksum of the numbers in a row; in large leaves, of some all over the row."""
     checksum = 0
     for name in rows:
         numbers = arrays[name][row]

@@ -59,7 +59,7 @@ class Evaluations:
         self.dropped = 0
         """Number of reports that were not of a waiting snapshot, and so not written."""
         self.summaries: dict[str, continual.TaskSummary] = continual.summary(self._history.run())
-        """Of each task that was evaluated, as of the last row."""
+        """Summary of each task that was evaluated, as of the last row."""
 
     def add(self, report: EvaluationReport) -> None:
         """Writes a report to the file, if its snapshot waits for it.

@@ -131,7 +131,7 @@ class Inference:
         return len(self._pinned)
 
     def publish(self, parameters: Parameters) -> None:
-        """Has unrolls that begin from now on acted with these parameters. Thread-safe."""
+        """Uses these parameters for unrolls that begin from now on. Thread-safe."""
         with self._changed:
             self._newest = _Version(parameters)
 
@@ -269,7 +269,7 @@ class Inference:
         """Returns the step; None if the agent has none, which whoever called is told."""
         try:
             return self._make()
-        except Exception as error:  # of a torso or core of one's own
+        except Exception as error:  # of a custom torso or core
             _log.exception("This learner cannot act for callers of Act; training goes on.")
             unmade = f"This learner cannot act with its agent ({error}): act with parameters."
         with self._changed:
@@ -319,7 +319,7 @@ class Inference:
         ]
         try:
             results = step(version.held, given)
-        except Exception as error:  # such as an index that a layer of one's own does not have
+        except Exception as error:  # such as an index that a custom layer does not have
             if len(rows) == 1:
                 refused = InvalidRow(f"The network cannot compute this row: {error}")
                 self._answer([(rows[0], refused)])

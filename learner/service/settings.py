@@ -55,7 +55,7 @@ def for_actors(config: Config, played: Sequence[Task]) -> str:
 def agreed(config: Config, played: Sequence[Task]) -> str:
     """Returns the settings in `for_actors` that experience depends on, as one line of JSON.
 
-    These are the non-default settings of tasks, agent and parts of one's own that change what is
+    These are the non-default settings of tasks, agent and custom parts that change what is
     played or learned, and whether unrolls need permits.
     """
     matter = values.settings_that_matter

@@ -1,4 +1,4 @@
-"""Sinks of one's own: a failing one is dropped, and the run goes on."""
+"""Custom sinks: a failing one is dropped, and the run goes on."""
 
 import logging
 import pathlib

@@ -104,7 +104,7 @@ SCALARS = (
         "impala_telemetry_sinks_dropped_total",
         "counter",
         "telemetry/sinks_dropped",
-        "Sinks of one's own that raised an error, and get no more rows.",
+        "Custom sinks that raised an error, and get no more rows.",
     ),
     Scalar(
         "impala_evaluations_dropped_total",

@@ -248,7 +248,7 @@ class Writer:
 
     @property
     def sinks_dropped(self) -> int:
-        """Returns how many sinks of one's own were dropped."""
+        """Returns how many custom sinks were dropped."""
         return sum(sink.is_dropped for sink in self._own)
 
     def put(self, interval: Interval, is_last: bool = False) -> None:

@@ -42,7 +42,7 @@ SKIPPED_UPDATE = "skipped_update"  # why the unrolls of a skipped batch are drop
 
 
 class Guard:
-    """Has the learner learn from the good unrolls of each batch, and counts the rest."""
+    """Updates the learner by the good unrolls of each batch, and counts the rest."""
 
     def __init__(
         self,

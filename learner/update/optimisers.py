@@ -169,7 +169,7 @@ class Optimiser(snt.Module, abc.ABC):
     gives the learning rate of each step. An update whose result is not finite is undone, including
     the slots, so `apply` must keep all its state in TensorFlow variables.
 
-    A class of one's own may have settings: a nested frozen dataclass `Settings`, written like those
+    A custom class may have settings: a nested frozen dataclass `Settings`, written like those
     in `impala.config.schema`.
     """
 
@@ -291,7 +291,7 @@ def make(config: OptimiserConfig, variables: Sequence[tf.Variable], own: Own = _
     Args:
       config: names it.
       variables: the variables to optimise.
-      own: the parts of one's own that the configuration names: `impala.parts.sections.found`.
+      own: the custom parts that the configuration names: `impala.parts.sections.found`.
 
     Raises:
       ValueError: there is no optimiser of that name.

@@ -37,7 +37,7 @@ class Replicas:
         """
         self._strategy = strategy
         self.count: int = 1 if strategy is None else strategy.num_replicas_in_sync
-        """Of all hosts."""
+        """Number of replicas on all hosts."""
         self._local = () if strategy is None else strategy.extended.worker_devices
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
