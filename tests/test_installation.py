@@ -126,30 +126,12 @@ def _is_refused(answer: "subprocess.CompletedProcess[str]", *words: object) -> N
         assert str(word) in answer.stderr
 
 
-def _other_distribution(site: pathlib.Path, name: str, module: str) -> None:
-    """Installs another distribution that has a module of ours."""
-    (site / module).mkdir(parents=True, exist_ok=True)
-    (site / module / "__init__.py").write_text("# another project's\n")
-    (site / f"{name}-1.0.dist-info").mkdir(parents=True)
-    (site / f"{name}-1.0.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: 1.0\n")
-    (site / f"{name}-1.0.dist-info" / "top_level.txt").write_text(f"{module}\n")
-
-
-@pytest.mark.parametrize("module", [name for name in installation.MODULES if name != "impala"])
-def test_modules_of_another_distribution_are_named(module: str, tmp_path: pathlib.Path) -> None:
-    """Given one that comes before ours on the path for modules."""
-    site = tmp_path / "site"
-    _other_distribution(site, "zoo", module)
-    answer = _impala("presets", path=[site, ROOT], folder=tmp_path)
-    _is_refused(answer, site / module, "distribution zoo", "virtual environment")
-
-
 def test_shadowing_files_are_named_or_not_imported(
     tmp_path: pathlib.Path,
 ) -> None:
     (tmp_path / "actors.py").write_text("class Actor: ...\n")
     answer = _impala("presets", path=[tmp_path, ROOT], folder=ROOT)
-    _is_refused(answer, tmp_path / "actors.py", "no distribution", "rename the file")
+    _is_refused(answer, tmp_path / "actors.py", "rename the file")
     answer = _impala("presets", path=[ROOT], folder=tmp_path)
     assert (answer.returncode, answer.stderr) == (0, "")
 

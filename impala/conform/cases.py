@@ -1,7 +1,6 @@
 """Puts an actor through the cases of the wire protocol, and reports which it passed."""
 
 import asyncio
-import functools
 import json
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
@@ -16,11 +15,7 @@ from protos.impala.v1 import learner_pb2 as pb
 
 _QUIET_SECONDS = 1.0  # for which an actor that should send nothing is watched
 _ENOUGH = {"messages": 40, "rows": 4000, "episodes": 20}  # to look for mistakes in
-_REFUSED_JOINS = 3
 _MAY_END = "(The actor may end now: then start it again, unless the kit has started it.)"
-_ROUND = 8  # messages, among which there is one of each group
-_LONG_SESSION_SECONDS = 2.0  # after Joins that failed, for the backoff to begin anew
-_LONGEST_SESSION_SECONDS = 10.0  # for that, whatever the backoff was
 _TO_JOIN = ("REASON_FINGERPRINT", "REASON_SEQUENCE")  # after which an actor joins again
 _REASONS = (
     *("REASON_TENSOR_COUNT", "REASON_TENSOR_SIZE", "REASON_NOT_FINITE", "REASON_RANGE"),
@@ -42,10 +37,7 @@ REQUIREMENTS = {
     "when it is answered as a duplicate.",
     "An unknown actor": "After REASON_UNKNOWN_ACTOR the actor joins and sends the message again.",
     "Refusals": "A refused message is never sent again, and the next one has the next number. "
-    "After some reasons the actor joins or pulls first; after REASON_NUM_ENVS its messages keep to "
-    "the new limit. An unknown reason is treated like the others.",
-    "Failing calls": "After RESOURCE_EXHAUSTED and UNAVAILABLE the actor tries again, from 0.1 s "
-    "doubled up to 10 s, each time multiplied by a random 0.5 to 1.",
+    "After some reasons the actor joins or pulls first. An unknown reason is like the others.",
     "A restarted learner": "After another learner of the same run has answered, the actor acts "
     "with its parameters, even if their version is lower.",
     "Another run": "Another fingerprint: the actor forgets what has no receipt, and begins anew "
@@ -105,7 +97,6 @@ class Kit:
             "Receipts that get lost": self._receipts_get_lost,
             "An unknown actor": self._is_unknown,
             "Refusals": self._is_refused,
-            "Failing calls": self._calls_fail,
             "A restarted learner": self._learner_comes_back,
             "Another run": self._another_run,
             "The end of training": self._training_ends,
@@ -245,7 +236,6 @@ class Kit:
         await self._actor.comes_back(refused[0])
 
     async def _is_refused(self) -> None:
-        await self._has_to_send_smaller_ones()
         for name in _REASONS:
             try:
                 await self._is_refused_for(name)
@@ -272,72 +262,6 @@ class Kit:
         await self._actor.goes_on(number + 2)
         if number in (heard.message.sequence for heard in learner.messages[refused.messages :]):
             raise Failed(f"it sends message {number} again, which was refused")
-
-    async def _has_to_send_smaller_ones(self) -> None:
-        """Takes only half the environments in a message from now on. The actor may start anew."""
-        learner = self._learner
-        await self._actor.playing()
-        largest = max(heard.message.num_envs for heard in learner.messages[-_ROUND:])
-        if largest == 1:
-            return  # they cannot be smaller
-        most, first = largest // 2, len(learner.messages)
-        refused: list[pb.Unrolls] = []
-
-        def limit(reply: pb.JoinReply) -> None:
-            reply.limits.num_envs = most
-            learner.actor = ""  # the next one to join may be started anew, under another name
-
-        async def answer(message: pb.Unrolls, judged: Judged) -> pb.Receipt:
-            if message.num_envs <= most:
-                return await judged()
-            refused.append(message)
-            receipt = learner.used_up(message)
-            receipt.reason = pb.REASON_NUM_ENVS
-            return receipt
-
-        def are_small() -> bool:
-            last = learner.messages[first:][-_ROUND:]
-            small = [x for x in last if x.message.num_envs <= most]
-            return bool(refused) and len(small) == _ROUND
-
-        learner.on_reply, learner.answer = limit, answer
-        self._say(_MAY_END)
-        what = f"send only messages of at most {most} environments, the limit of its Join"
-        await self._actor.until(what, are_small, 2 * self._seconds, restart=True)
-        learner.answer = lambda message, judged: judged()
-        numbers = [(x.message.incarnation, x.message.sequence) for x in learner.messages]
-        if numbers.count((refused[0].incarnation, refused[0].sequence)) > 1:
-            raise Failed(f"it sends message {refused[0].sequence} again, which was refused")
-
-    async def _calls_fail(self) -> None:
-        learner = self._learner
-        # The cases before have ended sessions early, so the actor may wait for long between Joins.
-        await self._actor.playing(_LONGEST_SESSION_SECONDS)
-        for status in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE):
-            left = _REFUSED_JOINS
-
-            def refuse(request: pb.JoinRequest, status: grpc.StatusCode = status) -> None:
-                nonlocal left
-                if left:
-                    left -= 1
-                    raise Refusal(status, "The kit refuses this, to see what follows.")
-
-            await self._actor.sends()
-            learner.on_join = refuse
-            began = len(learner.joins)
-            before = await self._actor.break_stream()
-            has_joined = functools.partial(_is_longer, learner.joins, began + _REFUSED_JOINS)
-            await self._actor.until("keep on joining", has_joined)
-            times = [at for at, _ in learner.joins[began:]]
-            took = times[_REFUSED_JOINS] - times[0]
-            fastest = 0.5 * sum(0.1 * 2**i for i in range(_REFUSED_JOINS))
-            if took < fastest:
-                raise Failed(
-                    f"after {_REFUSED_JOINS} Joins that failed it had waited {took:.2f} s; with "
-                    f"backoff it is {fastest:.2f} s at least"
-                )
-            await self._actor.comes_back(before)
-            await self._actor.playing(_LONG_SESSION_SECONDS)
 
     async def _learner_comes_back(self) -> None:
         """As after a crash: another incarnation, and a version from long before."""
@@ -428,7 +352,3 @@ def table(rows: list[Row]) -> Iterator[str]:
         yield f"{row.result:<10}  {row.case}{': ' if row.detail else ''}{row.detail}"
         if row.result == "FAILED":
             yield f"{'':12}{REQUIREMENTS[row.case]}"
-
-
-def _is_longer(sequence: Collection[object], length: int) -> bool:
-    return len(sequence) > length

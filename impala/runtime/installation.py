@@ -5,9 +5,6 @@ file in a folder of PYTHONPATH, may bring a module of the same name. Without the
 would appear later, as a missing attribute.
 """
 
-import base64
-import hashlib
-import importlib.metadata
 import importlib.util
 import pathlib
 
@@ -24,8 +21,7 @@ def check() -> None:
     """Checks where Python finds the modules of this distribution, without importing them.
 
     Raises:
-      ModuleTaken: one of them is not where this file is, is not there at all, or is there but was
-        overwritten by another distribution.
+      ModuleTaken: one of them is not where this file is, or is not there at all.
     """
     root = pathlib.Path(__file__).resolve().parents[2]
     for name in MODULES:
@@ -39,44 +35,7 @@ def check() -> None:
         found = spec.origin or next(iter(spec.submodule_search_locations or ()), "nowhere")
         if pathlib.Path(found).resolve() != root / name / "__init__.py":
             raise ModuleTaken(
-                f"Python finds the module {name} in {found}, {_owner(name, pathlib.Path(found))}, "
-                f"and not in {root}, where {DISTRIBUTION} is. {_FIX}"
+                f"Python finds the module {name} in {found}, and not in {root}, where "
+                f"{DISTRIBUTION} is. Install the two in different virtual environments, or rename "
+                "the file, or take its folder out of PYTHONPATH."
             )
-    for name, path in _overwritten():
-        raise ModuleTaken(
-            f"The module {name} of {DISTRIBUTION} was overwritten in {path}, "
-            f"{_owner(name, path)}. {_FIX}"
-        )
-
-
-_FIX = (
-    "Install the two in different virtual environments, or rename the file, or take its folder "
-    "out of PYTHONPATH."
-)
-
-
-def _overwritten() -> list[tuple[str, pathlib.Path]]:
-    """Returns the modules whose __init__.py is not the one that was installed, with its path."""
-    try:
-        files = importlib.metadata.files(DISTRIBUTION) or []
-    except importlib.metadata.PackageNotFoundError:  # it runs from a source tree
-        return []
-    found = []
-    for file in files:
-        if len(file.parts) == 2 and file.parts[0] in MODULES and file.name == "__init__.py":
-            path = pathlib.Path(str(file.locate()))
-            digest = hashlib.sha256(path.read_bytes()).digest()
-            installed = base64.urlsafe_b64encode(digest).decode().rstrip("=")
-            if file.hash is not None and file.hash.value != installed:
-                found.append((file.parts[0], path))
-    return found
-
-
-def _owner(name: str, path: pathlib.Path) -> str:
-    """Returns which distribution a module belongs to, for an error message."""
-    others = {*importlib.metadata.packages_distributions().get(name, ())} - {DISTRIBUTION}
-    for other in sorted(others):
-        root = pathlib.Path(str(importlib.metadata.distribution(other).locate_file("")))
-        if path.resolve().is_relative_to(root.resolve()):
-            return f"which belongs to the distribution {other}"
-    return "which belongs to no distribution"

@@ -36,186 +36,130 @@ class Distribution(NamedTuple):
     documentation: str
 
 
-SCALARS = (
-    Scalar("impala_frames_total", "counter", "frames", "Environment frames learned from."),
-    Scalar("impala_steps_total", "counter", "steps", "Agent decisions learned from."),
-    Scalar("impala_updates_total", "counter", "updates", "Updates; equals the newest version."),
-    Scalar("impala_training_seconds_total", "counter", "seconds", "Total time of training."),
-    Scalar("impala_progress_ratio", "gauge", "progress", "Share of the run that is done, 0 to 1."),
-    Scalar(
-        "impala_learner_wait_seconds_total",
-        "counter",
-        "learner/wait_seconds",
-        "Time that the learner waited for data: more actors would help.",
-    ),
-    Scalar(
-        "impala_actor_wait_ratio",
-        "gauge",
-        "actor/wait_share",
-        "Share of time that actors waited for the learner, their mean: fewer would suffice.",
-    ),
-    Scalar(
-        "impala_unrolls_received_total", "counter", "unrolls/received", "Unrolls taken from actors."
-    ),
-    Scalar("impala_unrolls_learned_total", "counter", "unrolls/learned", "Unrolls learned from."),
-    Scalar(
-        "impala_unrolls_dropped_total",
-        "counter",
-        "unrolls/dropped/{reason}",
-        "Unrolls that were not learned from while fresh.",
-    ),
-    Scalar(
-        "impala_messages_rejected_total",
-        "counter",
-        "messages/rejected/{reason}",
-        "Messages that were rejected as invalid.",
-    ),
-    Scalar(
-        "impala_mistakes_total",
-        "counter",
-        "messages/mistakes/{kind}",
-        "Mistakes in messages: valid numbers that mean something else than they should.",
-    ),
-    Scalar(
-        "impala_messages_duplicate_total",
-        "counter",
-        "messages/duplicates",
-        "Messages that had been accepted before.",
-    ),
-    Scalar(
-        "impala_info_names_dropped_total",
-        "counter",
-        "info_names/dropped",
-        "Numbers of episodes' info that were not recorded: invalid or too many names.",
-    ),
-    Scalar(
-        "impala_refused_total",
-        "counter",
-        "refused/{reason}",
-        "Calls that were refused.",
-    ),
-    Scalar(
-        "impala_telemetry_rows_dropped_total",
-        "counter",
-        "telemetry/dropped",
-        "Rows that were merged because they could not be written fast enough.",
-    ),
-    Scalar(
-        "impala_telemetry_sinks_dropped_total",
-        "counter",
-        "telemetry/sinks_dropped",
-        "Custom sinks that raised an error, and get no more rows.",
-    ),
-    Scalar(
-        "impala_evaluations_dropped_total",
-        "counter",
-        "evaluations/dropped",
-        "Evaluations of no snapshot that waited for them, and so not filed.",
-    ),
-    Scalar(
-        "impala_skipped_updates_total",
-        "counter",
-        "guard/skipped_updates",
-        "Batches that were not finite and were skipped, since the learner started.",
-    ),
-    Scalar(
-        "impala_culprits_total",
-        "counter",
-        "guard/culprits",
-        "Unrolls that would have made an update not finite, and were left out of it.",
-    ),
-    Scalar(
-        "impala_rollbacks_total",
-        "counter",
-        "guard/rollbacks",
-        "Rollbacks of the variables to a checkpoint, since the learner started.",
-    ),
-    Scalar("impala_received_bytes_total", "counter", "ingest/bytes", "Bytes of accepted unrolls."),
-    Scalar("impala_joins_total", "counter", "actor/joins", "Joins: restarts and lost connections."),
-    Scalar(
-        "impala_environment_faults_total",
-        "counter",
-        "actor/environment_faults/{kind}",
-        "Environments of actors that crashed or hung, and were started again.",
-    ),
-    Scalar(
-        "impala_task_unrolls_learned_total",
-        "counter",
-        "task/{task}/unrolls/learned",
-        "Unrolls of a task that were learned from, since the learner started.",
-    ),
-    Scalar(
-        "impala_task_unrolls_dropped_total",
-        "counter",
-        "task/{task}/unrolls/dropped/{reason}",
-        "Unrolls of a task that were not learned from while fresh, since the learner started.",
-    ),
-    Scalar(
-        "impala_task_policy_lag_updates",
-        "gauge",
-        "task/{task}/policy_lag/{fate}",
-        "Mean age of fresh unrolls of a task, learned from or dropped, in updates.",
-    ),
-    Scalar(
-        "impala_task_episode_length_steps",
-        "gauge",
-        "task/{task}/episode_length/{fate}",
-        "Mean length of episodes that ended in unrolls learned from, or dropped, in agent steps.",
-    ),
-    Scalar(
-        "impala_task_wait_seconds_total",
-        "counter",
-        "task/{task}/wait_seconds",
-        "Time that actors who played a task waited for the learner, since it started.",
-    ),
-    Scalar(
-        "impala_task_reward_per_step",
-        "gauge",
-        "task/{task}/reward_per_step",
-        "Mean raw reward of an agent step of a task.",
-    ),
-    Scalar("impala_permitted_unrolls", "gauge", "pacing/making", "Unrolls that are being made."),
-    Scalar("impala_queue_unrolls", "gauge", "ingest/depth", "Unrolls queued."),
-    Scalar("impala_queue_capacity_unrolls", "gauge", "ingest/capacity", "Capacity of the queue."),
-    Scalar(
-        "impala_actors_quarantined",
-        "gauge",
-        "actor/quarantined",
-        "Actors in quarantine: refused for a while after invalid contents.",
-    ),
-    Scalar(
-        "impala_actors", "gauge", "actor/{state}", "Actors that are active, and that are silent."
-    ),
-    Scalar("impala_replay_unrolls", "gauge", "replay/unrolls", "Unrolls in replay."),
-    Scalar("impala_replay_frames", "gauge", "replay/frames", "Environment frames in replay."),
-    Scalar("impala_replay_bytes", "gauge", "replay/bytes", "Compressed bytes in replay."),
-    Scalar("impala_episodes_total", "counter", "episodes/{task}", "Episodes that actors ended."),
-    Scalar(
-        "impala_episode_return",
-        "gauge",
-        "episode/{task}/return_recent",
-        "Mean raw return of the last 100 episodes.",
-    ),
-    Scalar(
-        "impala_checkpoint_age_seconds",
-        "gauge",
-        "checkpoint/age_seconds",
-        "Time since the first update that is in no checkpoint; 0: there is none.",
-    ),
-    Scalar(
-        "impala_checkpoint_store_behind_seconds",
-        "gauge",
-        "checkpoint/store_behind_seconds",
-        "Time that something has waited to be copied to the store; 0: everything is there.",
-    ),
-    Scalar(
-        "impala_checkpoint_store_failures_total",
-        "counter",
-        "checkpoint/store_failures",
-        "Attempts to copy to the store that have failed.",
-    ),
-    # Everything else that a row has: losses, gradient norm, evaluations, ...
-    Scalar("impala_scalar", "gauge", "{name}", "Any other scalar of a row of telemetry."),
+SCALARS = tuple(
+    Scalar(f"impala_{name}", "counter" if name.endswith("_total") else "gauge", row, documentation)
+    for name, row, documentation in (
+        ("frames_total", "frames", "Environment frames learned from."),
+        ("steps_total", "steps", "Agent decisions learned from."),
+        ("updates_total", "updates", "Updates; equals the newest version."),
+        ("training_seconds_total", "seconds", "Total time of training."),
+        ("progress_ratio", "progress", "Share of the run that is done, 0 to 1."),
+        (
+            *("learner_wait_seconds_total", "learner/wait_seconds"),
+            "Time that the learner waited for data: more actors would help.",
+        ),
+        (
+            *("actor_wait_ratio", "actor/wait_share"),
+            "Share of time that actors waited for the learner, their mean: fewer would suffice.",
+        ),
+        ("unrolls_received_total", "unrolls/received", "Unrolls taken from actors."),
+        ("unrolls_learned_total", "unrolls/learned", "Unrolls learned from."),
+        (
+            *("unrolls_dropped_total", "unrolls/dropped/{reason}"),
+            "Unrolls that were not learned from while fresh.",
+        ),
+        (
+            *("messages_rejected_total", "messages/rejected/{reason}"),
+            "Messages that were rejected as invalid.",
+        ),
+        (
+            *("mistakes_total", "messages/mistakes/{kind}"),
+            "Mistakes in messages: valid numbers that mean something else than they should.",
+        ),
+        (
+            *("messages_duplicate_total", "messages/duplicates"),
+            "Messages that had been accepted before.",
+        ),
+        (
+            *("info_names_dropped_total", "info_names/dropped"),
+            "Numbers of episodes' info that were not recorded: invalid or too many names.",
+        ),
+        ("refused_total", "refused/{reason}", "Calls that were refused."),
+        (
+            *("telemetry_rows_dropped_total", "telemetry/dropped"),
+            "Rows that were merged because they could not be written fast enough.",
+        ),
+        (
+            *("telemetry_sinks_dropped_total", "telemetry/sinks_dropped"),
+            "Custom sinks that raised an error, and get no more rows.",
+        ),
+        (
+            *("evaluations_dropped_total", "evaluations/dropped"),
+            "Evaluations of no snapshot that waited for them, and so not filed.",
+        ),
+        (
+            *("skipped_updates_total", "guard/skipped_updates"),
+            "Batches that were not finite and were skipped, since the learner started.",
+        ),
+        (
+            *("culprits_total", "guard/culprits"),
+            "Unrolls that would have made an update not finite, and were left out of it.",
+        ),
+        (
+            *("rollbacks_total", "guard/rollbacks"),
+            "Rollbacks of the variables to a checkpoint, since the learner started.",
+        ),
+        ("received_bytes_total", "ingest/bytes", "Bytes of accepted unrolls."),
+        ("joins_total", "actor/joins", "Joins: restarts and lost connections."),
+        (
+            *("environment_faults_total", "actor/environment_faults/{kind}"),
+            "Environments of actors that crashed or hung, and were started again.",
+        ),
+        (
+            *("task_unrolls_learned_total", "task/{task}/unrolls/learned"),
+            "Unrolls of a task that were learned from, since the learner started.",
+        ),
+        (
+            *("task_unrolls_dropped_total", "task/{task}/unrolls/dropped/{reason}"),
+            "Unrolls of a task that were not learned from while fresh, since the learner started.",
+        ),
+        (
+            *("task_policy_lag_updates", "task/{task}/policy_lag/{fate}"),
+            "Mean age of fresh unrolls of a task, learned from or dropped, in updates.",
+        ),
+        (
+            *("task_episode_length_steps", "task/{task}/episode_length/{fate}"),
+            "Mean length of episodes that ended in unrolls learned from, or dropped, in steps.",
+        ),
+        (
+            *("task_wait_seconds_total", "task/{task}/wait_seconds"),
+            "Time that actors who played a task waited for the learner, since it started.",
+        ),
+        (
+            *("task_reward_per_step", "task/{task}/reward_per_step"),
+            "Mean raw reward of an agent step of a task.",
+        ),
+        ("permitted_unrolls", "pacing/making", "Unrolls that are being made."),
+        ("queue_unrolls", "ingest/depth", "Unrolls queued."),
+        ("queue_capacity_unrolls", "ingest/capacity", "Capacity of the queue."),
+        (
+            *("actors_quarantined", "actor/quarantined"),
+            "Actors in quarantine: refused for a while after invalid contents.",
+        ),
+        ("actors", "actor/{state}", "Actors that are active, and that are silent."),
+        ("replay_unrolls", "replay/unrolls", "Unrolls in replay."),
+        ("replay_frames", "replay/frames", "Environment frames in replay."),
+        ("replay_bytes", "replay/bytes", "Compressed bytes in replay."),
+        ("episodes_total", "episodes/{task}", "Episodes that actors ended."),
+        (
+            *("episode_return", "episode/{task}/return_recent"),
+            "Mean raw return of the last 100 episodes.",
+        ),
+        (
+            *("checkpoint_age_seconds", "checkpoint/age_seconds"),
+            "Time since the first update that is in no checkpoint; 0: there is none.",
+        ),
+        (
+            *("checkpoint_store_behind_seconds", "checkpoint/store_behind_seconds"),
+            "Time that something has waited to be copied to the store; 0: everything is there.",
+        ),
+        (
+            *("checkpoint_store_failures_total", "checkpoint/store_failures"),
+            "Attempts to copy to the store that have failed.",
+        ),
+        # Everything else that a row has: losses, gradient norm, evaluations, ...
+        ("scalar", "{name}", "Any other scalar of a row of telemetry."),
+    )
 )
 
 # What a row does not name is 0: of a counter that begins above 0, no increase can be seen.
