@@ -44,9 +44,9 @@ def _about_the_run(learner: str, status: pb.RunStatus) -> list[str]:
         f"{_counts('dropped', status.dropped)}",
         f"messages: {_counts('rejected', status.rejected)}, {status.duplicates:,} duplicates",
     ]
-    if status.checked or status.mistakes:
-        found = _counts("found", status.mistakes) if status.mistakes else "none"
-        lines.append(f"mistakes: {found} in {status.checked:,} messages")
+    if status.checked or status.violations:
+        found = _counts("found", status.violations) if status.violations else "none"
+        lines.append(f"violations: {found} in {status.checked:,} messages")
     if status.skipped_updates or status.rollbacks:
         lines.append(
             f"updates: {status.skipped_updates:,} skipped as not finite, "
@@ -72,7 +72,7 @@ def _table(status: pb.RunStatus) -> rich.table.Table:
         "rejected": [member.rejected for member in status.members],
         "blamed": [member.blamed for member in status.members],
         "faults": [member.environment_faults for member in status.members],
-        "mistakes": [sum(member.mistakes.values()) for member in status.members],
+        "violations": [sum(member.violations.values()) for member in status.members],
     }
     no_episodes = [
         each.HasField("reward_per_step") and not each.HasField("recent_return")
@@ -111,9 +111,9 @@ def _notes(member: pb.Member, status: pb.RunStatus) -> list[str]:
     if member.last_rejection:
         why = printable(member.last_rejection, _MAX_DETAIL)
         notes.append(f"{name} was last rejected for {why}")
-    if member.mistakes:
-        last = printable(member.last_mistake, _MAX_DETAIL)
-        notes.append(f"{name}: {_counts('mistakes', member.mistakes)}, the last one {last}")
+    if member.violations:
+        last = printable(member.last_violation, _MAX_DETAIL)
+        notes.append(f"{name}: {_counts('violations', member.violations)}, the last one {last}")
     if member.version and member.version != status.version:
         theirs, ours = printable(member.version), printable(status.version)
         notes.append(f"{name} runs {theirs}, the learner {ours}")

@@ -1,7 +1,7 @@
 """Measures the rate at which a learner ingests experience, against a bare gRPC stream.
 
 Synthetic actors in their own processes send the messages of an Atari actor: once to the real
-server, service, ingest and mix, which check every message, find no mistake, and copy it into
+server, service, ingest and mix, which check every message, find no violation, and copy it into
 batches that are discarded; once to a server that only counts bytes. CPU time is of all programs:
 on a machine with other work, its ratio is the one to trust.
 """
@@ -117,8 +117,8 @@ def _with_learner(config: configs.Config, seconds: float) -> _Rate:
         consumer.join()
         ingest.close()
         mix.close()
-    if mistakes := records.mistakes.totals():
-        raise RuntimeError(f"These are not messages of an actor: the learner counts {mistakes}.")
+    if violations := records.violations.totals():
+        raise RuntimeError(f"These are not messages of an actor: the learner counts {violations}.")
     return rate
 
 

@@ -18,12 +18,12 @@ from learner.data.replay import Replay
 from learner.evaluation.snapshots import Snapshots
 from learner.fleet.accounts import Accounts
 from learner.fleet.info_names import InfoNames
-from learner.fleet.mistakes import Mistakes
 from learner.fleet.quarantine import Quarantine
 from learner.fleet.receipts import ReceiptProofs
 from learner.fleet.records import Records
 from learner.fleet.refused_outputs import RefusedOutputs
 from learner.fleet.roster import Roster
+from learner.fleet.violations import Violations
 from learner.service.executable import ExecutablePolicy
 from learner.service.inference import Inference
 from learner.service.service import LearnerService, Lineage
@@ -149,7 +149,7 @@ def service(
     terms: Terms | None = None,
     executable: ExecutablePolicy | None = None,
     inference: Inference | None = None,
-    on_mistake: Literal["warn", "refuse", "off"] = "off",
+    on_violation: Literal["warn", "refuse", "off"] = "off",
 ) -> LearnerService:
     """A service for the small spec; actors are only quarantined if a quarantine is given."""
     schedule = Schedule(config or Config())
@@ -164,7 +164,7 @@ def service(
         max_in_flight=2,
         bounds=bounds(num_tasks=schedule.num_tasks),
         spaces=SPACES,
-        checks=ChecksConfig(on_mistake),
+        checks=ChecksConfig(on_violation),
     )
     records = Records(
         accounts or Accounts(),
@@ -172,7 +172,7 @@ def service(
         quarantine or Quarantine(QuarantineConfig(blames=0)),
         InfoNames(8),
         refused_outputs or RefusedOutputs(),
-        Mistakes(),
+        Violations(),
     )
     proofs = proofs or ReceiptProofs(secrets.token_bytes(), LEARNER)
     lineage = Lineage(LEARNER, {EARLIER: 1000}, proofs)

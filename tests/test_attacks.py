@@ -371,7 +371,7 @@ def _settle(accounts: Accounts, arrival: Arrival) -> None:
 
 def test_fuzzed_messages_are_decoded_or_refused_and_nothing_else() -> None:
     accounts, ingest = Accounts(), Ingest(capacity=64)
-    service = messages.service(accounts, ingest, on_mistake="warn")
+    service = messages.service(accounts, ingest, on_violation="warn")
     service.publish(_parameters())
     incarnation = random.Random(0).getrandbits(64)
     hello = service.join(messages.join_request("fuzz", incarnation))
@@ -407,4 +407,4 @@ def test_fuzzed_messages_are_decoded_or_refused_and_nothing_else() -> None:
     assert totals.received == totals.learned
     looked_at = service.get_status()
     assert looked_at.checked >= fuzzer.heard["accepted"]
-    assert looked_at.mistakes
+    assert looked_at.violations

@@ -1,4 +1,4 @@
-"""Mistakes that neither shapes nor ranges show: each is named, and no honest actor ever is."""
+"""Violations that neither shapes nor ranges show: each is named, and no honest actor ever is."""
 
 import asyncio
 import dataclasses
@@ -24,12 +24,12 @@ from impala.parts import build
 from impala.types import EnvironmentFault, EnvironmentStep, Nest, Parameters, TimeStep
 from learner.checks import checks as checks_module
 from learner.checks import continuity
-from learner.checks.mistakes import Kind, Mistake
 from learner.checks.numbers import Spaces as SpacesOfNumbers
 from learner.checks.numbers import is_swapped
+from learner.checks.violations import Kind, ProtocolViolation
 from learner.data.ingest import Ingest
-from learner.fleet.mistakes import Mistakes
 from learner.fleet.quarantine import Quarantine
+from learner.fleet.violations import Violations
 from learner.plan import Plan, make_plan
 from learner.service.service import LearnerService
 from learner.service.terms import terms
@@ -117,11 +117,11 @@ class Story:
     Args:
       config: of the run.
       scale: of the network's weights: how decided its policy is.
-      on_mistake: `checks.on_mistake`.
+      on_violation: `checks.on_violation`.
     """
 
-    def __init__(self, config: Config, scale: float = 3.0, on_mistake: str = "warn") -> None:
-        self.config = values.overlay(config, {"checks": {"on_mistake": on_mistake}})
+    def __init__(self, config: Config, scale: float = 3.0, on_violation: str = "warn") -> None:
+        self.config = values.overlay(config, {"checks": {"on_violation": on_violation}})
         self.plan: Plan = make_plan(self.config)
         self.agent = self.plan.phases.agent
         rng = np.random.default_rng(5)
@@ -225,12 +225,12 @@ class Story:
     @property
     def counts(self) -> Mapping[str, int]:
         (member,) = self.service.get_status().members
-        return dict(member.mistakes)
+        return dict(member.violations)
 
     @property
     def last(self) -> str:
         (member,) = self.service.get_status().members
-        return member.last_mistake
+        return member.last_violation
 
 
 def configured(preset: str, **changes: Any) -> Config:
@@ -290,9 +290,9 @@ def play_honestly(story: Story, how: dict[str, Any]) -> Iterator[Sent]:
 
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_actor_is_never_named(name: str) -> None:
-    """Every message is accepted by a learner that refuses mistakes."""
+    """Every message is accepted by a learner that refuses violations."""
     config, how = HONEST[name]
-    story = Story(config, how.get("scale", 3.0), on_mistake="refuse")
+    story = Story(config, how.get("scale", 3.0), on_violation="refuse")
     if how.get("version") == 0:
         story.publish(0)
     statuses = [story.send(sent).status for sent in play_honestly(story, how)]
@@ -309,7 +309,7 @@ TASKS = configured(
 @pytest.mark.parametrize("config", [configured("cartpole", **SMALL), TASKS], ids=["", "masks"])
 def test_environments_that_restart_name_nobody(config: Config) -> None:
     """Given environments that end, are cut off and crash at random, with any rewards and masks."""
-    story = Story(config, on_mistake="refuse")
+    story = Story(config, on_violation="refuse")
     spaces = story.plan.spaces
     faults = 0
     for sent in story.play(60, environment=lambda task, group: Flaky(spaces, 5, 7 + group)):
@@ -320,7 +320,7 @@ def test_environments_that_restart_name_nobody(config: Config) -> None:
 
 def test_messages_that_come_again_or_get_lost_name_nobody() -> None:
     """Given groups whose messages are resent, rejected, or went to a learner of before."""
-    story = Story(configured("cartpole", **SMALL), on_mistake="refuse")
+    story = Story(configured("cartpole", **SMALL), on_violation="refuse")
     rng = np.random.default_rng(0)
     rejected = 0
     for sent in story.play(80, groups=3):
@@ -337,7 +337,7 @@ def test_messages_that_come_again_or_get_lost_name_nobody() -> None:
     assert story.counts == {} and rejected > 10
 
 
-# ------------------------------------------------------------------------------- the mistakes
+# ------------------------------------------------------------------------------- the violations
 
 
 def continuous(
@@ -443,10 +443,10 @@ def scaled(sent: Sent) -> None:
     sent.arrays["timestep/observation"] *= 255
 
 
-# Mistake, the runs in which it is made, what is changed in honest messages, and what else may be
-# named, since one mistake can be seen in several ways.
+# The runs in which a violation is made, what is changed in honest messages, and what else may be
+# named, since one violation can be seen in several ways.
 CATCH, CARTPOLE = configured("catch"), configured("cartpole", **SMALL)
-MISTAKES: dict[str, tuple[Kind, Config, Callable[[Sequence[Sent]], None], set[Kind]]] = {
+VIOLATIONS: dict[str, tuple[Kind, Config, Callable[[Sequence[Sent]], None], set[Kind]]] = {
     "1 actions a row early": (Kind.BEHAVIOUR_POLICY, CATCH, shifted("output/action", by=-1), set()),
     "1 actions a row late": (Kind.SHIFTED_ACTIONS, CATCH, shifted("output/action", by=1), set()),
     "2 big-endian floats": (Kind.BYTE_ORDER, CARTPOLE, each(swapped), set()),
@@ -470,9 +470,9 @@ MISTAKES: dict[str, tuple[Kind, Config, Callable[[Sequence[Sent]], None], set[Ki
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_named(name: str) -> None:
-    kind, config, make, besides = MISTAKES[name]
+@pytest.mark.parametrize("name", VIOLATIONS)
+def test_a_violation_is_named(name: str) -> None:
+    kind, config, make, besides = VIOLATIONS[name]
     story = Story(config)
     sents = list(story.play(60))
     make(sents)
@@ -481,7 +481,7 @@ def test_a_mistake_is_named(name: str) -> None:
     story.quarantine._records.clear()
     assert kind in story.counts, story.counts
     assert set(story.counts) - besides == {kind}, story.last
-    assert story.service.get_status().mistakes == story.counts
+    assert story.service.get_status().violations == story.counts
 
 
 def test_an_action_that_is_masked_is_impossible() -> None:
@@ -495,10 +495,10 @@ def test_an_action_that_is_masked_is_impossible() -> None:
 
 
 @pytest.mark.parametrize("kind", ["1 actions a row early", "10 other returns"])
-def test_mistakes_are_refused_and_blamed_if_asked_for(kind: str) -> None:
-    story = Story(CATCH, on_mistake="refuse")
+def test_violations_are_refused_and_blamed_if_asked_for(kind: str) -> None:
+    story = Story(CATCH, on_violation="refuse")
     sents = list(story.play(40))
-    MISTAKES[kind][2](sents)
+    VIOLATIONS[kind][2](sents)
     receipts = [story.send(sent) for sent in sents]
     assert receipts[-1].reason == pb.REASON_QUARANTINED
     if kind == "10 other returns":
@@ -506,30 +506,30 @@ def test_mistakes_are_refused_and_blamed_if_asked_for(kind: str) -> None:
         assert len(refused) == 3 and "episode_return" in refused[0].detail
 
 
-def test_mistakes_are_not_looked_for_if_not_asked_for() -> None:
-    story = Story(CATCH, on_mistake="off")
+def test_violations_are_not_looked_for_if_not_asked_for() -> None:
+    story = Story(CATCH, on_violation="off")
     for sent in story.play(10):
         no_episodes(sent)
         assert story.send(sent).status == pb.STATUS_ACCEPTED
     assert story.counts == {}
 
 
-def test_repeated_unpublished_versions_are_a_mistake(
+def test_repeated_unpublished_versions_are_a_violation(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A run that is started over refuses some of an honest actor's, until it has pulled."""
     now = [0.0]
-    mistakes = Mistakes(lambda: now[0])
+    violations = Violations(lambda: now[0])
     for _ in range(100):  # in an instant
-        mistakes.refused_version("a", "version 9")
-    mistakes.accepted("a")
+        violations.refused_version("a", "version 9")
+    violations.accepted("a")
     for _ in range(40):
         now[0] += 3.0
-        mistakes.refused_version("b", "version 9")
-    assert mistakes.of("a").counts == {}
-    assert mistakes.of("b") == ({Kind.VERSION: 8}, "version: version 9")
+        violations.refused_version("b", "version 9")
+    assert violations.of("a").counts == {}
+    assert violations.of("b") == ({Kind.VERSION: 8}, "version: version 9")
     assert [record.getMessage() for record in caplog.records] == [
-        f"b makes a mistake (version, number {number}): version 9" for number in (1, 2, 4, 8)
+        f"b makes a violation (version, number {number}): version 9" for number in (1, 2, 4, 8)
     ]
 
 
@@ -540,12 +540,12 @@ def test_a_caller_with_ever_new_names_does_not_fill_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = [0.0]
-    mistakes = Mistakes(lambda: now[0])
+    violations = Violations(lambda: now[0])
     for number in range(2000):  # a minute of one host's Joins
         now[0] += 0.03
-        mistakes.add(f"a{number}", Mistake(Kind.VERSION, "x"))
+        violations.add(f"a{number}", ProtocolViolation(Kind.VERSION, "x"))
     assert 32 <= len(caplog.messages) <= 32 + 6
-    assert mistakes.totals() == {Kind.VERSION: 2000}
+    assert violations.totals() == {Kind.VERSION: 2000}
 
 
 HONEST_NUMBERS = (
@@ -576,7 +576,7 @@ def test_observations_are_in_their_space_or_a_little_beside_it() -> None:
         ]
     )
 
-    def outside(name: str, *values: float, dtype: Any = np.float32) -> Mistake | None:
+    def outside(name: str, *values: float, dtype: Any = np.float32) -> ProtocolViolation | None:
         return numbers.outside(name, np.array(values, dtype).reshape(1, 1, -1))
 
     assert outside("box", 1.2, 1e9) is outside("box", -1.5, -0.5) is None
@@ -603,7 +603,7 @@ def test_resets_in_every_unroll_are_named_once_they_are_too_many(
         first.message.sequence = number
         first.arrays["output/baseline"][-1] += 1.0  # no two end alike
         found += checks.check(first.message, list(first.arrays.values()))
-    assert {mistake.kind for mistake in found} == {Kind.ROW_0} and len(found) == 10
+    assert {violation.kind for violation in found} == {Kind.ROW_0} and len(found) == 10
 
 
 def test_memory_of_actors_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

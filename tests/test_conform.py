@@ -1,4 +1,4 @@
-"""The compliance kit: our actors pass its cases, and an actor with a mistake does not."""
+"""The compliance kit: our actors pass its cases, and an actor with a violation does not."""
 
 import asyncio
 import pathlib
@@ -60,7 +60,7 @@ def _rows(actor: str, only: tuple[str, ...]) -> dict[str, Row]:
     return {row.case: row for row in rows}
 
 
-_MISTAKES = {
+_VIOLATIONS = {
     "a reward in a seam": (
         """
 import actor, group
@@ -88,10 +88,10 @@ actor.main()
 }
 
 
-@pytest.mark.parametrize("mistake", _MISTAKES)
-def test_an_actor_with_a_mistake_fails(tmp_path: pathlib.Path, mistake: str) -> None:
-    program, named = _MISTAKES[mistake]
-    script = tmp_path / "mistaken.py"
+@pytest.mark.parametrize("violation", _VIOLATIONS)
+def test_an_actor_with_a_violation_fails(tmp_path: pathlib.Path, violation: str) -> None:
+    program, named = _VIOLATIONS[violation]
+    script = tmp_path / "violationn.py"
     script.write_text(program)
     rows = _rows(_client(script, "learner"), ("Joining", MESSAGES))
     assert rows["Joining"].result == "passed"

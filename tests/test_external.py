@@ -58,14 +58,14 @@ class Run(NamedTuple):
 
 @contextlib.contextmanager
 def _run(**settings: Any) -> Iterator[Run]:
-    """A learner's service and server, which refuses every mistake and learns nothing."""
+    """A learner's service and server, which refuses every violation and learns nothing."""
     config = rules.validate(
         values.overlay(
             PRESETS["catch"][1],
             {
                 "environment": {"id": "External", "kwargs": json.dumps(COUNTS), **settings},
                 "learner": {"unroll_length": T},
-                "checks": {"on_mistake": "refuse"},
+                "checks": {"on_violation": "refuse"},
             },
         )
     )
@@ -133,7 +133,7 @@ def test_sessions_of_any_length_make_correct_unrolls() -> None:
             _play(slow, 9, [12, 5])
         status = run.service.get_status()
     (member,) = status.members
-    assert (member.name, dict(member.mistakes), member.rejected) == ("loop", {}, 0)
+    assert (member.name, dict(member.violations), member.rejected) == ("loop", {}, 0)
     assert dict(status.rejected) == {}
     assert member.environment_faults == 1
     assert "closed before the end" in member.last_fault
@@ -257,7 +257,7 @@ def test_a_loop_outside_outlives_its_learner(tmp_path: pathlib.Path) -> None:
     """The learner is killed while eight carts are played, and started again."""
     logdir, socket = tmp_path / "run", tmp_path / "socket"
     flags = ("--total-frames", 60_000, "--learner.checkpoint-seconds", 2)
-    refuse = ("--checks.on-mistake", "refuse", "--learner.log-seconds", 1)
+    refuse = ("--checks.on-violation", "refuse", "--learner.log-seconds", 1)
     with _learner(logdir, f"unix:{socket}", *flags, *refuse) as killed:
         services.wait_for("the socket", socket.exists)
         loop = subprocess.Popen(
@@ -275,7 +275,7 @@ def test_a_loop_outside_outlives_its_learner(tmp_path: pathlib.Path) -> None:
     assert row["unrolls/received"] == row["unrolls/learned"] + sum(
         value for name, value in row.items() if name.startswith("unrolls/dropped/")
     )
-    assert not any(name.startswith("messages/mistakes") for name in row)
+    assert not any(name.startswith("messages/violations") for name in row)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ def _trained(logdir: pathlib.Path, preset: str, *flags: object) -> None:
     with learner as learning, node.actor(services.address_of(logdir), logdir) as playing:
         assert services.end_of(playing) == 0, node.log(logdir)
         assert services.end_of(learning) == 0, log.read_text()
-    assert "mistake" not in log.read_text()
+    assert "violation" not in log.read_text()
 
 
 def greedy_return(logdir: pathlib.Path, episodes: int, steps: int) -> float:

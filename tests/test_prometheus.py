@@ -109,7 +109,7 @@ def test_an_actors_metrics() -> None:
 
 def test_names_follow_the_conventions() -> None:
     """Base units, _total on counters and nowhere else, one prefix."""
-    names = {metric.name: metric for metric in (*SCALARS, *DISTRIBUTIONS)}
+    names = {each.name for each in SCALARS} | {each.name for each in DISTRIBUTIONS}
     assert len(names) == len(SCALARS) + len(DISTRIBUTIONS)
     for name in names:
         assert re.fullmatch(r"impala_[a-z_]+", name)

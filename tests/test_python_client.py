@@ -83,7 +83,7 @@ class _Served(NamedTuple):
 
 @contextlib.contextmanager
 def _learner(preset: str, version: int = 3, **changed: object) -> Iterator[_Served]:
-    """Serves a learner that learns nothing and refuses mistakes."""
+    """Serves a learner that learns nothing and refuses violations."""
     config = values.overlay(PRESETS[preset][1], changed)
     config = dataclasses.replace(config, checks=ChecksConfig("refuse"))
     plan = make_plan(config)
@@ -116,7 +116,7 @@ def _plays(way: str, preset: str, log: pathlib.Path, version: int = 3, **changed
             service.finish()
             assert services.end_of(playing) == 0, log.read_text()
     status = _status(service)
-    assert not status.rejected and not status.mistakes, log.read_text()
+    assert not status.rejected and not status.violations, log.read_text()
     episodes = []
     while (arrival := learner.ingest.get(0.0)) is not None:
         episodes += arrival.episodes
@@ -133,7 +133,7 @@ def _status(service: LearnerService) -> pb.RunStatus:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_it_plays_without_a_mistake(tmp_path: pathlib.Path, way: str) -> None:
+def test_it_plays_without_a_violation(tmp_path: pathlib.Path, way: str) -> None:
     _plays(way, "catch", tmp_path / "log")
 
 
@@ -164,7 +164,7 @@ def test_another_process_of_its_name_ends_it(tmp_path: pathlib.Path, way: str) -
         ("cartpole", 1, {"core": "lstm", "lstm_size": 16}),
     ],
 )
-def test_it_plays_without_a_mistake_whatever_the_agent_is(
+def test_it_plays_without_a_violation_whatever_the_agent_is(
     tmp_path: pathlib.Path, way: str, preset: str, version: int, agent: dict[str, object]
 ) -> None:
     _plays(way, preset, tmp_path / "log", version, agent=agent)
@@ -176,7 +176,7 @@ def test_it_goes_on_with_a_learner_that_was_restarted(tmp_path: pathlib.Path, wa
     logdir, address = tmp_path / "run", f"unix:{tmp_path / 'socket'}"
     logdir.mkdir()
     log = tmp_path / "actor.log"
-    flags = ("--checks.on-mistake", "refuse")
+    flags = ("--checks.on-violation", "refuse")
     with contextlib.ExitStack() as actor:
         learned = 0.0
         for _ in range(2):
@@ -188,7 +188,7 @@ def test_it_goes_on_with_a_learner_that_was_restarted(tmp_path: pathlib.Path, wa
                 more = functools.partial(_has_learned, learned + 300)
                 row = services.wait_for_row(logdir, "unrolls", more, after=before)
                 learned = row["unrolls/learned"]
-                assert not [name for name in row if "mistakes" in name or "rejected" in name]
+                assert not [name for name in row if "violations" in name or "rejected" in name]
     assert "waits for" in log.read_text()
 
 
@@ -197,7 +197,7 @@ def test_it_goes_on_with_a_learner_that_was_restarted(tmp_path: pathlib.Path, wa
 def test_it_trains_catch_as_the_only_actor(tmp_path: pathlib.Path, way: str) -> None:
     logdir, log = tmp_path / "run", tmp_path / "learner.log"
     logdir.mkdir()
-    flags = ("--total-frames", 200_000, "--checks.on-mistake", "refuse")
+    flags = ("--total-frames", 200_000, "--checks.on-violation", "refuse")
     began = time.monotonic()
     learner = services.impala(
         *("learner", "catch", "--logdir", logdir, "--listen", "127.0.0.1:0", *flags), log=log
@@ -208,5 +208,5 @@ def test_it_trains_catch_as_the_only_actor(tmp_path: pathlib.Path, way: str) -> 
             assert services.end_of(playing) == 0, (tmp_path / "actor.log").read_text()
             assert services.end_of(learning) == 0, log.read_text()
     print(f"{way}: {time.monotonic() - began:.0f} s")
-    assert "mistake" not in log.read_text()
+    assert "violation" not in log.read_text()
     assert greedy_return(logdir, episodes=200, steps=9) >= 0.99

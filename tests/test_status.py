@@ -174,7 +174,7 @@ def test_what_went_wrong_is_said_and_nothing_else() -> None:
         "blamed",
         "quarantined",
         "fault",
-        "mistake",
+        "violation",
     ):
         assert word not in quiet
     bad = pb.Member(
@@ -185,8 +185,8 @@ def test_what_went_wrong_is_said_and_nothing_else() -> None:
         quarantined_seconds=90.0,
         environment_faults=3,
         last_fault="2 hung: no answer",
-        mistakes={"row_0": 8, "seam": 1},
-        last_mistake="seam: timestep/reward is 1.0 in row 3",
+        violations={"row_0": 8, "seam": 1},
+        last_violation="seam: timestep/reward is 1.0 in row 3",
     )
     text = _text(
         pb.RunStatus(
@@ -195,12 +195,12 @@ def test_what_went_wrong_is_said_and_nothing_else() -> None:
             rollbacks=1,
             refused={"streams": 3, "joins": 1},
             dropped_info_names=9600,
-            mistakes={"row_0": 8, "seam": 1},
+            violations={"row_0": 8, "seam": 1},
             checked=1200,
         )
     )
     assert "updates: 12 skipped as not finite, 1 rolled back to a checkpoint" in text
-    found = "mistakes: 9 found (8 row_0, 1 seam) in 1,200 messages"
+    found = "violations: 9 found (8 row_0, 1 seam) in 1,200 messages"
     assert found in text
     assert "strangers: 4 refused (1 joins, 3 streams)" in text
     assert "episode info: 9,600 numbers not recorded" in text
@@ -211,7 +211,7 @@ def test_what_went_wrong_is_said_and_nothing_else() -> None:
     assert [" 7 " in bad_line, " 3 " in bad_line] == [True, True]
     assert "bad is quarantined for 90 s" in text
     assert "bad's last environment fault: 2 hung: no answer" in text
-    assert "bad: 9 mistakes (8 row_0, 1 seam), the last one seam: timestep/reward is 1.0" in text
+    assert "bad: 9 violations (8 row_0, 1 seam), the last one seam: timestep/reward is 1.0" in text
 
 
 def test_a_learner_that_is_not_there_is_an_error_that_names_it(

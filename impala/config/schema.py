@@ -528,10 +528,10 @@ class QuarantineConfig:
 class ChecksConfig:
     """Checks of what messages mean, beside those of ranges: whether the policy is the one sent,
     rows follow one another, and episodes add up. impala status names actors that make such
-    mistakes; docs/wire-protocol.md describes them.
+    violations; docs/wire-protocol.md describes them.
     """
 
-    on_mistake: Literal["warn", "refuse", "off"] = "warn"
+    on_violation: Literal["warn", "refuse", "off"] = "warn"
     """warn: count it and log a warning; refuse: also refuse the message and blame the actor, which
     repeatedly leads to quarantine; off: do not look."""
 

@@ -1,6 +1,6 @@
 """A learner that learns nothing: cases decide what it answers, and everything it hears is kept.
 
-Messages are judged, checked for mistakes and acted for by the learner's own service
+Messages are judged, checked for violations and acted for by the learner's own service
 (`learner.service.service`); a case puts something between its answer and the actor. All of it is on
 one event loop.
 """
@@ -27,7 +27,6 @@ from learner.data.ingest import Ingest
 from learner.evaluation.snapshots import Snapshots
 from learner.fleet.accounts import Accounts, Superseded
 from learner.fleet.info_names import InfoNames
-from learner.fleet.mistakes import Mistakes
 from learner.fleet.quarantine import Quarantine
 from learner.fleet.receipts import ReceiptProofs
 from learner.fleet.records import Records
@@ -40,6 +39,7 @@ from learner.fleet.refusals import (
 )
 from learner.fleet.refused_outputs import RefusedOutputs
 from learner.fleet.roster import Roster
+from learner.fleet.violations import Violations
 from learner.plan import acting_step, make_plan
 from learner.service.executable import ExecutablePolicy
 from learner.service.inference import Inference
@@ -197,10 +197,10 @@ class Learner(pb_grpc.LearnerServicer):
         self.incarnation = secrets.randbits(63) + 1
         self.version = -1
         self._values: dict[int, Sequence[np.ndarray]] = {}  # parameters by version
-        self._ingest, self._mistakes = Ingest(1 << 20), Mistakes()
+        self._ingest, self._violations = Ingest(1 << 20), Violations()
         records = Records(
             *(self._accounts, Roster(), Quarantine(QuarantineConfig(blames=0)), InfoNames(64)),
-            *(RefusedOutputs(), self._mistakes),
+            *(RefusedOutputs(), self._violations),
         )
         self._proofs = ReceiptProofs(self._key, self.incarnation)
         self.reply = pb.JoinReply()  # of the last Join
@@ -370,7 +370,7 @@ class Learner(pb_grpc.LearnerServicer):
 
     async def _judged(self, message: pb.Unrolls) -> pb.Receipt:
         """Returns the service's receipt for a message, and notes what is wrong with it."""
-        known = self._mistakes.of(message.actor)
+        known = self._violations.of(message.actor)
         receipt = await self.service.submit(message)
         while (arrival := self._ingest.get(0.0)) is not None:  # nothing is learned from it
             self.episodes += len(arrival.episodes)
@@ -386,7 +386,7 @@ class Learner(pb_grpc.LearnerServicer):
                     "the core state of that row and the parameters that the message names"
                 )
             self.recomputed += 1
-        found = self._mistakes.of(message.actor)
+        found = self._violations.of(message.actor)
         if found != known:
             self.wrong.append(f"message {message.sequence}: {found.last}")
         elif receipt.status == pb.STATUS_REJECTED:

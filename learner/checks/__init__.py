@@ -1,1 +1,1 @@
-"""Checks of what messages mean: mistakes that neither shapes nor ranges show; no TensorFlow."""
+"""Checks of what messages mean: violations that neither shapes nor ranges show; no TensorFlow."""

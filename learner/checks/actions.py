@@ -14,7 +14,7 @@ import numpy as np
 
 from impala.config.schema import AgentConfig
 from impala.environments.spaces import FORBIDDEN, choices, leaves
-from learner.checks.mistakes import Kind, Mistake
+from learner.checks.violations import Kind, ProtocolViolation
 from protos.impala.v1 import learner_pb2 as pb
 
 _FIRST = 0  # timestep/step_type
@@ -34,11 +34,11 @@ class Evidence:
         self._actions = 0
         self._sums = np.zeros(2)
 
-    def add(self, ratios: np.ndarray) -> Mistake | None:
+    def add(self, ratios: np.ndarray) -> ProtocolViolation | None:
         """Adds log-ratios [N, 2] of the policy of the row before, and of any choice, to the policy.
 
         Returns:
-          A mistake once the evidence is overwhelming.
+          A violation once the evidence is overwhelming.
         """
         self._actions += len(ratios)
         self._sums += ratios.sum(axis=0)
@@ -49,12 +49,12 @@ class Evidence:
         if not found:
             return None
         if before >= any_choice:
-            return Mistake(
+            return ProtocolViolation(
                 Kind.SHIFTED_ACTIONS,
                 f"of {actions} actions most fit output/policy of the row before: the action in row "
                 "t is the one that led to row t, drawn from the policy in row t.",
             )
-        return Mistake(
+        return ProtocolViolation(
             Kind.BEHAVIOUR_POLICY,
             f"{actions} actions do not fit output/policy: it holds the parameters that each action "
             "was drawn from.",
@@ -81,7 +81,7 @@ class Actions:
 
     def check(
         self, message: pb.Unrolls, arrays: Mapping[str, np.ndarray], evidence: Evidence
-    ) -> list[Mistake]:
+    ) -> list[ProtocolViolation]:
         """Checks some of the actions in a message.
 
         Args:
@@ -108,16 +108,16 @@ class Actions:
                 found, its = _compared(log_probs, np.clip(chosen[..., i], 0, size - 1), acts)
                 impossible += found
                 ratios.append(its)
-        mistakes = []
+        violations = []
         if impossible:
             detail = (
                 f"{impossible} actions are impossible by output/policy of their row: the action "
                 "in row t is drawn from the policy in row t, of choices that are not masked."
             )
-            mistakes.append(Mistake(Kind.IMPOSSIBLE_ACTION, detail))
-        if (mistake := evidence.add(np.concatenate(ratios))) is not None:
-            mistakes.append(mistake)
-        return mistakes
+            violations.append(ProtocolViolation(Kind.IMPOSSIBLE_ACTION, detail))
+        if (violation := evidence.add(np.concatenate(ratios))) is not None:
+            violations.append(violation)
+        return violations
 
     def _log_probs(self, parameters: np.ndarray) -> np.ndarray:
         """Returns log-probabilities [..., n] of a categorical or an epsilon-greedy choice."""

@@ -11,7 +11,7 @@ from impala.config.schema import AgentConfig
 from learner.checks import numbers
 from learner.checks.actions import Actions, Evidence
 from learner.checks.continuity import Continuity
-from learner.checks.mistakes import Mistake
+from learner.checks.violations import ProtocolViolation
 from protos.impala.v1 import learner_pb2 as pb
 
 _MOST_ENVS = 1_000_000  # environments of all actors together that are remembered
@@ -53,8 +53,8 @@ class Checks:
         self._senders: collections.OrderedDict[tuple[str, int], _Sender] = collections.OrderedDict()
         self._num_envs = 0  # of all senders
 
-    def check(self, message: pb.Unrolls, arrays: Sequence[np.ndarray]) -> list[Mistake]:
-        """Returns the mistakes in a message that is the next one of its sender.
+    def check(self, message: pb.Unrolls, arrays: Sequence[np.ndarray]) -> list[ProtocolViolation]:
+        """Returns the violations in a message that is the next one of its sender.
 
         Args:
           message: its tensors are not read.
@@ -64,19 +64,19 @@ class Checks:
         sender = self._sender(message.actor, message.incarnation)
         adds_up = not sender.messages // _TURN % _TURNS
         before = sender.continuity.num_envs
-        mistakes = sender.continuity.check(message, by_name, self._rows, adds_up)
+        violations = sender.continuity.check(message, by_name, self._rows, adds_up)
         self._remember(sender.continuity.num_envs - before)
         if sender.messages < _EACH_FIRST or not sender.messages % _THEN_EVERY:
             for name in self._floats:
                 if numbers.is_swapped(by_name[name]):
-                    mistakes = [numbers.byte_order(name)]  # nothing else can be right
+                    violations = [numbers.byte_order(name)]  # nothing else can be right
                     break
             else:
                 outside = (self._spaces.outside(name, by_name[name]) for name in self._observation)
-                mistakes += filter(None, outside)
-                mistakes += self._actions.check(message, by_name, sender.evidence)
+                violations += filter(None, outside)
+                violations += self._actions.check(message, by_name, sender.evidence)
         sender.messages += 1
-        return mistakes
+        return violations
 
     def _sender(self, actor: str, incarnation: int) -> _Sender:
         key = actor, incarnation

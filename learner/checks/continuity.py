@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from learner.checks.mistakes import Kind, Mistake
+from learner.checks.violations import Kind, ProtocolViolation
 from protos.impala.v1 import learner_pb2 as pb
 
 _FIRST, _LAST = 0, 2  # timestep/step_type
@@ -52,7 +52,7 @@ class Continuity:
         arrays: Mapping[str, np.ndarray],
         rows: Sequence[str],
         adds_up: bool = True,
-    ) -> list[Mistake]:
+    ) -> list[ProtocolViolation]:
         """Checks a message that follows those before.
 
         Args:
@@ -65,31 +65,31 @@ class Continuity:
         self._next = message.sequence + 1
         step_type = arrays["timestep/step_type"]
         reward, discount = arrays["timestep/reward"], arrays["timestep/discount"]
-        mistakes = _seams(step_type, reward, discount)
+        violations = _seams(step_type, reward, discount)
         group = self._take(message.task, _checksum(arrays, rows, 0))
         if group is None:
             is_reset = bool((step_type[0] == _FIRST).all())
             group = _Group(message.num_envs, is_reset)
             if not is_reset:
-                mistakes += self._unknown_row(message.task, message.num_envs)
+                violations += self._unknown_row(message.task, message.num_envs)
             elif self._envs_of(message.task) + message.num_envs > _MOST_ENVS:
-                mistakes += self._too_many(message.task)
+                violations += self._too_many(message.task)
         is_last = step_type[1:] == _LAST
         if (ended := int(np.count_nonzero(is_last))) != len(message.episodes):
             detail = (
                 f"{ended} episodes end in rows 1..T, and {len(message.episodes)} are reported: "
                 "report each once, in the message that has its LAST row."
             )
-            mistakes.append(Mistake(Kind.EPISODES, detail))
+            violations.append(ProtocolViolation(Kind.EPISODES, detail))
             group.forget()
         elif adds_up:
-            mistakes += _episodes(message.episodes, group, step_type[1:], reward[1:], is_last)
+            violations += _episodes(message.episodes, group, step_type[1:], reward[1:], is_last)
         else:
             group.forget()
         self._put(message.task, _checksum(arrays, rows, -1), group)
-        return mistakes
+        return violations
 
-    def _unknown_row(self, task: int, num_envs: int) -> list[Mistake]:
+    def _unknown_row(self, task: int, num_envs: int) -> list[ProtocolViolation]:
         """A row 0 that neither begins an episode everywhere nor was the last row before."""
         # Which group this should have been is not known: another one, which goes on, must not be
         # taken for unknown because of it.
@@ -102,9 +102,9 @@ class Continuity:
             "row 0 is not the last row of any unroll before, bit for bit: row 0 repeats row T of "
             "the same environments' unroll before, and the very first one is the reset."
         )
-        return [Mistake(Kind.ROW_0, detail)]
+        return [ProtocolViolation(Kind.ROW_0, detail)]
 
-    def _too_many(self, task: int) -> list[Mistake]:
+    def _too_many(self, task: int) -> list[ProtocolViolation]:
         self._forget_oldest(task)
         if self._unseen:
             return []
@@ -112,7 +112,7 @@ class Continuity:
             f"environments have been reset in row 0 as if there were more than {_MOST_ENVS}: reset "
             "them once; row 0 of every further unroll repeats row T of the unroll before."
         )
-        return [Mistake(Kind.ROW_0, detail)]
+        return [ProtocolViolation(Kind.ROW_0, detail)]
 
     def _envs_of(self, task: int) -> int:
         groups = self._ends.get(task, {}).values()
@@ -152,7 +152,9 @@ def _checksum(arrays: Mapping[str, np.ndarray], rows: Sequence[str], row: int) -
     return checksum
 
 
-def _seams(step_type: np.ndarray, reward: np.ndarray, discount: np.ndarray) -> list[Mistake]:
+def _seams(
+    step_type: np.ndarray, reward: np.ndarray, discount: np.ndarray
+) -> list[ProtocolViolation]:
     is_first = step_type == _FIRST
     for name, array, right in (("reward", reward, 0.0), ("discount", discount, 1.0)):
         wrong = is_first & (array != right)
@@ -163,7 +165,7 @@ def _seams(step_type: np.ndarray, reward: np.ndarray, discount: np.ndarray) -> l
                 f"is FIRST: it is {right:g} there. The reward and the discount of an episode's end "
                 "stand in its LAST row."
             )
-            return [Mistake(Kind.SEAM, detail)]
+            return [ProtocolViolation(Kind.SEAM, detail)]
     return []
 
 
@@ -173,7 +175,7 @@ def _episodes(
     step_type: np.ndarray,
     reward: np.ndarray,
     is_last: np.ndarray,
-) -> list[Mistake]:
+) -> list[ProtocolViolation]:
     """Compares episodes with the rows [T, E] that end them, and goes on counting."""
     each = np.stack([reward, np.abs(reward), step_type != _FIRST], dtype=np.float64)
     if not reported:
@@ -195,7 +197,9 @@ def _episodes(
     return _compared(reported, at_ends - before, known)
 
 
-def _compared(reported: Sequence[pb.Episode], seen: np.ndarray, known: np.ndarray) -> list[Mistake]:
+def _compared(
+    reported: Sequence[pb.Episode], seen: np.ndarray, known: np.ndarray
+) -> list[ProtocolViolation]:
     """Compares N episodes in a message with the sums [3, N] of the rows that they ended."""
     for episode in reported:
         if episode.frames < episode.length:
@@ -203,7 +207,7 @@ def _compared(reported: Sequence[pb.Episode], seen: np.ndarray, known: np.ndarra
                 f"an episode's frames are {episode.frames} in {episode.length} steps: each step "
                 "plays one environment frame or more."
             )
-            return [Mistake(Kind.MISSING_FRAMES, detail)]
+            return [ProtocolViolation(Kind.MISSING_FRAMES, detail)]
     if not known.all():
         return []
     told = np.array([(each.length, each.episode_return) for each in reported], np.float64).T
@@ -216,7 +220,7 @@ def _compared(reported: Sequence[pb.Episode], seen: np.ndarray, known: np.ndarra
             f"episodes of {of_rows} steps end in rows 1..T, and episodes of {of_reports} steps are "
             "reported: count steps without seams."
         )
-        return [Mistake(Kind.EPISODES, detail)]
+        return [ProtocolViolation(Kind.EPISODES, detail)]
     wrong = np.abs(told[1] - returns[order]) > _ROUNDING * sizes[order] + 1e-5
     if wrong.any():
         at = int(np.argmax(wrong))
@@ -224,5 +228,5 @@ def _compared(reported: Sequence[pb.Episode], seen: np.ndarray, known: np.ndarra
             f"an episode's episode_return is {told[1, at]:g}, the rewards in its rows make "
             f"{returns[order][at]:g}: it is the sum of the raw rewards."
         )
-        return [Mistake(Kind.EPISODE_RETURN, detail)]
+        return [ProtocolViolation(Kind.EPISODE_RETURN, detail)]
     return []

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from learner.checks.mistakes import Kind, Mistake
+from learner.checks.violations import Kind, ProtocolViolation
 from protos.impala.v1 import learner_pb2 as pb
 
 _LOOKED_AT = 256  # numbers of a leaf, for their byte order
@@ -29,9 +29,9 @@ def is_swapped(array: np.ndarray) -> bool:
     return _oddness(numbers) > _ODD and _oddness(numbers.byteswap()) < _PLAIN
 
 
-def byte_order(name: str) -> Mistake:
-    """Returns the mistake that a leaf of this name is big endian."""
-    return Mistake(
+def byte_order(name: str) -> ProtocolViolation:
+    """Returns the violation that a leaf of this name is big endian."""
+    return ProtocolViolation(
         Kind.BYTE_ORDER,
         f"the numbers in {name} are plausible only with their bytes in the opposite order: send "
         "little endian.",
@@ -48,7 +48,7 @@ class Spaces:
     def __init__(self, spaces: Sequence[pb.Space]) -> None:
         self._limits = {space.name: _limits(space) for space in spaces}
 
-    def outside(self, name: str, array: np.ndarray) -> Mistake | None:
+    def outside(self, name: str, array: np.ndarray) -> ProtocolViolation | None:
         """Looks for numbers outside of a space: exactly if they are whole ones.
 
         Environments pass their own bounds by a little, so other numbers are only outside if they
@@ -74,7 +74,7 @@ class Spaces:
             return None
         value = looked_at[wrong].flat[0]
         low, high = (np.broadcast_to(x, looked_at.shape)[wrong].flat[0] for x in (low, high))
-        return Mistake(
+        return ProtocolViolation(
             Kind.OBSERVATION,
             f"{name} holds {value}, its space is at most {low:g} to {high:g}: send observations as "
             "the environment gives them.",

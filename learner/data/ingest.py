@@ -17,7 +17,7 @@ import tree
 
 from impala.types import EnvironmentFault, Episode, Nest, StepType, Unroll
 from learner.checks import numbers
-from learner.checks.mistakes import Kind
+from learner.checks.violations import Kind
 from learner.data.bounds import MOST_NAMES, Bounds, MessageBounds, limit_of
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
@@ -60,7 +60,7 @@ class Rejection(NamedTuple):
     reason: "pb.Reason"
     detail: str  # names the value, the limit and the fix
     of_network: bool = False  # whether the actor's network computed the refused number
-    mistake: Kind | None = None  # that the actor's program makes, if the contents tell
+    violation: Kind | None = None  # that the actor's program makes, if the contents tell
 
 
 class IngestClosed(Exception):
@@ -429,16 +429,16 @@ class Validator:
         wrong = (frames < steps) | (frames > most * steps)
         if wrong.any():
             env = int(np.flatnonzero(wrong)[0])
-            mistake = None
+            violation = None
             if frames[env] < steps[env]:
-                mistake = Kind.MISSING_FRAMES
+                violation = Kind.MISSING_FRAMES
             elif steps[env] < len(step_type) - 1 and frames[env] <= most * (len(step_type) - 1):
-                mistake = Kind.SEAM_FRAMES
+                violation = Kind.SEAM_FRAMES
             raise Rejected(
                 pb.REASON_RANGE,
                 f"frames holds {frames[env]} for the {steps[env]} steps of environment {env}: a "
                 f"step plays 1 to {most}, a seam none. {_MORE_FRAMES}",
-                mistake=mistake,
+                violation=violation,
             )
 
     def _check_numbers(self, arrays: list[np.ndarray]) -> None:
@@ -449,9 +449,9 @@ class Validator:
             if limit is None or (number := limit.beyond(array)) is None:
                 continue
             if numbers.is_swapped(array):
-                mistake = numbers.byte_order(spec.name)
-                detail = f"{spec.name} holds {number}: {mistake.detail}"
-                raise Rejected(pb.REASON_RANGE, detail, mistake=mistake.kind)
+                violation = numbers.byte_order(spec.name)
+                detail = f"{spec.name} holds {number}: {violation.detail}"
+                raise Rejected(pb.REASON_RANGE, detail, violation=violation.kind)
             of_network = spec.name.startswith(("output", "core_state"))
             if not math.isfinite(number):
                 raise Rejected(
@@ -485,10 +485,10 @@ class Rejected(Exception):
         reason: "pb.Reason",
         detail: str,
         of_network: bool = False,
-        mistake: Kind | None = None,
+        violation: Kind | None = None,
     ):
         super().__init__(detail)
-        self.rejection = Rejection(reason, detail, of_network, mistake)
+        self.rejection = Rejection(reason, detail, of_network, violation)
 
 
 def _check_finite(name: str, value: float) -> None:
@@ -579,8 +579,8 @@ def _check_range(name: str, array: np.ndarray, low: Any, high: Any) -> None:
         )
         detail = f"{name} holds {value}: it must be {low} to {high}. "
         if numbers.is_swapped(array):
-            mistake = numbers.byte_order(name)
-            raise Rejected(pb.REASON_RANGE, detail + mistake.detail, mistake=mistake.kind)
+            violation = numbers.byte_order(name)
+            raise Rejected(pb.REASON_RANGE, detail + violation.detail, violation=violation.kind)
         raise Rejected(pb.REASON_RANGE, f"{detail}Look at the environment and its spaces.")
 
 

@@ -5,10 +5,10 @@ from typing import NamedTuple, Self
 from impala.config.schema import Config
 from learner.fleet.accounts import Accounts
 from learner.fleet.info_names import InfoNames
-from learner.fleet.mistakes import Mistakes
 from learner.fleet.quarantine import Quarantine
 from learner.fleet.refused_outputs import RefusedOutputs
 from learner.fleet.roster import Roster
+from learner.fleet.violations import Violations
 
 
 class Records(NamedTuple):
@@ -19,7 +19,7 @@ class Records(NamedTuple):
     quarantine: Quarantine  # actors blamed for contents that no honest actor sends
     info_names: InfoNames  # which numbers of episodes' info are recorded
     refused_outputs: RefusedOutputs  # messages refused for what the actor's network computed
-    mistakes: Mistakes  # of actors: valid numbers that mean something else than they should
+    violations: Violations  # of actors: valid numbers that mean something else than they should
 
     @classmethod
     def begin(cls, config: Config, *, own_actors: bool = False) -> Self:
@@ -35,5 +35,5 @@ class Records(NamedTuple):
             Quarantine(config.quarantine, own_actors=own_actors),
             InfoNames(),
             RefusedOutputs(),
-            Mistakes(),
+            Violations(),
         )

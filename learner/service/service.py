@@ -20,7 +20,7 @@ from impala.runtime.printable import printable
 from impala.schedule.tasks import Schedule
 from impala.types import Parameters, StepType, TimeStep
 from learner.checks.checks import Checks
-from learner.checks.mistakes import Mistake
+from learner.checks.violations import ProtocolViolation
 from learner.data.ingest import (
     Arrival,
     Ingest,
@@ -167,10 +167,10 @@ class LearnerService:
         )
         # For room: the newest message of each actor and incarnation.
         self._waiting: dict[tuple[str, int], asyncio.Timeout] = {}
-        self._refuses = terms.checks.on_mistake == "refuse"
+        self._refuses = terms.checks.on_violation == "refuse"
         self._checked = 0  # messages
         self._checks: Checks | None = None
-        if terms.checks.on_mistake != "off":
+        if terms.checks.on_violation != "off":
             self._checks = Checks(self._welcome, terms.spaces[1], terms.agent)
 
     @property
@@ -511,7 +511,7 @@ class LearnerService:
             members=[self._member(member) for member in self._records.roster.members()],
             waiting_snapshots=len(self.evaluators),
             dropped_info_names=self._records.info_names.dropped,
-            mistakes=self._records.mistakes.totals(),
+            violations=self._records.violations.totals(),
             checked=self._checked,
             version=f"impala {VERSION}",
         )
@@ -582,25 +582,25 @@ class LearnerService:
             rewards=arrival.rewards,
         )
         self._records.roster.failed(message.actor, arrival.faults)
-        self._records.mistakes.accepted(message.actor)
+        self._records.violations.accepted(message.actor)
         return self._receipt(message, pb.STATUS_ACCEPTED)
 
     def _check(self, message: pb.Unrolls, arrival: Arrival) -> Rejection | None:
-        """Looks for mistakes in a message that is next, and counts them.
+        """Looks for violations in a message that is next, and counts them.
 
         Returns:
-          Why it is refused, if mistakes are.
+          Why it is refused, if violations are.
         """
         if self._checks is None:
             return None
         unroll = arrival.unroll
         arrays = tree.flatten((unroll.timestep, unroll.output, unroll.core_state))
-        mistakes = self._checks.check(message, arrays)
+        violations = self._checks.check(message, arrays)
         self._checked += 1
-        for mistake in mistakes:
-            self._records.mistakes.add(message.actor, mistake)
-        if mistakes and self._refuses:
-            return Rejection(pb.REASON_MEANING, str(mistakes[0]))
+        for violation in violations:
+            self._records.violations.add(message.actor, violation)
+        if violations and self._refuses:
+            return Rejection(pb.REASON_MEANING, str(violations[0]))
         return None
 
     def _permitted(self, message: pb.Unrolls, arrival: Arrival) -> Arrival:
@@ -615,11 +615,11 @@ class LearnerService:
 
     def _reject(self, message: pb.Unrolls, rejection: Rejection) -> pb.Receipt:
         name = REASONS[rejection.reason]
-        if rejection.mistake is not None:
-            mistake = Mistake(rejection.mistake, rejection.detail)
-            self._records.mistakes.add(message.actor, mistake)
+        if rejection.violation is not None:
+            violation = ProtocolViolation(rejection.violation, rejection.detail)
+            self._records.violations.add(message.actor, violation)
         elif rejection.reason == pb.REASON_VERSION:
-            self._records.mistakes.refused_version(message.actor, rejection.detail)
+            self._records.violations.refused_version(message.actor, rejection.detail)
         self._records.accounts.rejected(name, message.actor, message.incarnation, message.sequence)
         self._records.roster.rejected(message.actor, f"{name}: {rejection.detail}")
         if rejection.of_network:
@@ -702,9 +702,9 @@ class LearnerService:
         message.blamed = standing.blamed
         message.quarantined_seconds = standing.seconds_left
         message.last_rejection = member.last_rejection or standing.why
-        made = self._records.mistakes.of(member.name)
-        message.mistakes.update(made.counts)
-        message.last_mistake = made.last
+        made = self._records.violations.of(member.name)
+        message.violations.update(made.counts)
+        message.last_violation = made.last
         return message
 
 

@@ -81,7 +81,7 @@ class Gauges:
             **{f"unrolls/dropped/{reason}": n for reason, n in totals.dropped.items()},
             **{f"refused/{reason}": n for reason, n in self._server.refusals().items()},
             **{f"messages/rejected/{reason}": n for reason, n in totals.rejected.items()},
-            **{f"messages/mistakes/{kind}": n for kind, n in records.mistakes.totals().items()},
+            **{f"messages/violations/{kind}": n for kind, n in records.violations.totals().items()},
         }
         actors = [each for each in records.roster.members() if each.role == "actor" and each.active]
         for actor in actors if len(actors) <= _MOST_WORKERS else ():

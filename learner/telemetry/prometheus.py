@@ -63,8 +63,8 @@ SCALARS = tuple(
             "Messages that were rejected as invalid.",
         ),
         (
-            *("mistakes_total", "messages/mistakes/{kind}"),
-            "Mistakes in messages: valid numbers that mean something else than they should.",
+            *("violations_total", "messages/violations/{kind}"),
+            "Violations in messages: valid numbers that mean something else than they should.",
         ),
         (
             *("messages_duplicate_total", "messages/duplicates"),

@@ -1,11 +1,11 @@
-"""The mistakes that actors make: every number is valid, and means something else than it should."""
+"""Protocol violations: numbers that are valid, and mean something else than they should."""
 
 import enum
 from typing import NamedTuple
 
 
 class Kind(enum.StrEnum):
-    """The kinds of mistakes; docs/wire-protocol.md describes them."""
+    """The kinds of violations; docs/wire-protocol.md describes them."""
 
     SHIFTED_ACTIONS = "shifted_actions"
     BYTE_ORDER = "byte_order"
@@ -21,7 +21,7 @@ class Kind(enum.StrEnum):
     VERSION = "version"
 
 
-class Mistake(NamedTuple):
+class ProtocolViolation(NamedTuple):
     """Something that no actor sends which keeps to the protocol."""
 
     kind: Kind
