@@ -60,7 +60,8 @@ def learner_of_catch(actor: ActorConfig) -> Iterator[FakeLearner]:
 
 
 def start(learner: FakeLearner, before: str = "", **options: object) -> subprocess.Popen[str]:
-    code = "import sys; from actors.run import run_actor; sys.exit(run_actor(sys.argv[1], **{}))"
+    run = "sys.exit(run_actor(sys.argv[1], Options(**{})))"
+    code = f"import sys; from actors.run import Options, run_actor; {run}"
     actor = subprocess.Popen(
         [sys.executable, "-c", before + code.format(options), learner.address],
         stderr=subprocess.PIPE,
