@@ -1,6 +1,5 @@
 """Checks metrics of dashboards, alerts and autoscaling against what the program exports."""
 
-import ast
 import functools
 import itertools
 import json
@@ -9,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from actors.metrics import ActorMetrics
 from deploy.lint.objects import ROOT, Object, name_of
+from learner.telemetry.prometheus import DISTRIBUTIONS, SCALARS
 
 TARGET_LABELS = {"namespace", "pod", "job", "instance", "container", "endpoint"}
 OTHERS = {  # exported by Prometheus, its client library and the kubelet
@@ -33,15 +33,9 @@ def known_metrics() -> dict[str, set[str]]:
         else:
             found[name] = labels
 
-    for call in ast.walk(
-        ast.parse((ROOT / "learner/telemetry/prometheus.py").read_text(encoding="utf-8"))
-    ):
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
-            words = [str(word.value) for word in call.args if isinstance(word, ast.Constant)]
-            if call.func.id == "Scalar":  # name, kind, row, documentation
-                add(words[0], {*re.findall(r"\{(\w+)\}", words[2])}, False)
-            elif call.func.id == "Distribution":  # name, row, documentation
-                add(words[0], {*re.findall(r"\{(\w+)\}", words[1])}, True)
+    for is_histogram, metrics in ((False, SCALARS), (True, DISTRIBUTIONS)):
+        for name, row in ((each.name, each.row) for each in metrics):
+            add(name, {*re.findall(r"\{(\w+)\}", row)}, is_histogram)
     for metric in vars(ActorMetrics()).values():
         for family in getattr(metric, "describe", list)():
             name = family.name + ("_total" if family.type == "counter" else "")
