@@ -56,6 +56,7 @@ def test_they_are_rounded_to_bfloat16_as_tensorflow_does() -> None:
 def test_every_torso_learns_nearly_the_same_in_bfloat16(
     torso: type[torsos.Torso], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tf.random.set_seed(0)  # of the first weights, on which rounding of the deep torso depends
     made = torso(AgentConfig(), name="torso")
     features = Features(made, spaces.Box(0, 255, pictures().shape[1:], np.uint8))
 
