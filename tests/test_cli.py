@@ -143,7 +143,7 @@ def test_the_printed_configuration_feeds_back_in(
         ("train catch --learning-rate=1", "no --learning-rate; ours is --optimiser.learning-rate."),
         ("actor --security.token_fil x", "Did you mean '--security.token-file'?"),
         ("actor --secure", "actor has no flag --secure. See impala actor --help."),
-        ("train catch two", "can make nothing of 'two'"),
+        ("train catch two", "takes no word 'two'"),
         ("train catch --optimiser.name adm", "Did you mean 'adam'?"),
         ("train catch --seed one", "'one'"),
         ("train catch --seed -1", "seed is -1; it must be from 0"),
@@ -219,7 +219,7 @@ def test_whole_numbers_may_be_written_as_powers_of_ten(
     )
     assert (config.total_frames, config.seed, config.tasks.frames) == (1_000_000, 2, (1500, 2000))
     assert _run("train", "catch", "--total-frames", "1.5") == 2
-    assert "'1.5' is not a whole number" in capsys.readouterr().err
+    assert "total_frames is '1.5'; it must be a whole number" in capsys.readouterr().err
 
 
 def test_the_versions_that_matter_are_told_without_tensorflow() -> None:

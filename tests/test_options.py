@@ -61,9 +61,9 @@ def test_another_optimiser_takes_its_own_epsilon(
     path = tmp_path / "config.yaml"
     path.write_text(f"optimiser: {{{file}}}\n")
     variables = {} if environ is None else {"IMPALA_OPTIMISER__EPSILON": environ}
-    names = {"optimiser": {"name": flag}} if flag else {}
+    argv = ["--optimiser.name", flag] if flag else []
 
-    config = layers.layered(preset, path, variables, names)
+    config = layers.layered(preset, path, variables, argv)
 
     assert config.optimiser.epsilon == epsilon
 
@@ -86,6 +86,28 @@ def test_environment_variables_hold_every_kind_of_value() -> None:
     assert config.learner.jit_compile is True
     assert config.total_frames == 25_000_000
     assert config.seed == 9007199254740993
+
+
+def test_flags_hold_every_kind_of_value_between_other_words() -> None:
+    argv = (
+        "train --optimiser.learning-rate 3e-4 catch --agent.hidden-sizes --mix.no-learn-from-fresh "
+        "--normalised --environment.normalise.mean -1 2.5 --environment.id=Catch --seed -1 "
+        "--deterministic --phases critic:9 impala"
+    )
+    assert layers.from_flags(argv.split()) == (
+        {
+            "optimiser": {"learning_rate": "3e-4"},
+            "agent": {"hidden_sizes": []},
+            "mix": {"learn_from_fresh": False},
+            "environment": {"normalise": {"mean": ["-1", "2.5"]}, "id": "Catch"},
+            "seed": "-1",
+            "deterministic": True,
+            "phases": ["critic:9", "impala"],
+        },
+        ["train", "catch", "--normalised"],
+    )
+    with pytest.raises(OptionError, match="--seed lacks its value"):
+        layers.from_flags(["--seed", "--deterministic"])
 
 
 def test_kubernetes_service_variables_are_left_alone() -> None:

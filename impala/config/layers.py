@@ -1,11 +1,12 @@
 """Layers of settings: flags over environment variables over a YAML file over a preset."""
 
+import collections
 import contextlib
 import difflib
+import itertools
 import json
 import pathlib
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import yaml
@@ -31,15 +32,15 @@ def layered(
     preset: str,
     file: pathlib.Path | None,
     environ: Mapping[str, str],
-    names: Mapping[str, Any] = MappingProxyType({}),
+    argv: Sequence[str] = (),
 ) -> Config:
-    """Returns a preset overridden by a YAML file and then by environment variables.
+    """Returns a preset overridden by a YAML file, environment variables and flags, in this order.
 
     Args:
       preset: name of one, or module:attribute.
       file: of settings.
       environ: environment variables.
-      names: settings that name custom parts, from the layers above, nested.
+      argv: a command line, of which only the flags of settings are read.
 
     Raises:
       OptionError: an error in any layer; the message begins with the layer's name.
@@ -48,10 +49,10 @@ def layered(
     data = read_yaml(file) if file is not None else {}
     # The named parts determine which settings exist, so all names come first; and a layer may have
     # settings of a part that a layer above it has replaced.
-    config = overlay(sections.class_of(*named(preset, file, environ, names))(), to_dict(base))
+    config = overlay(sections.class_of(*named(preset, file, environ, argv))(), to_dict(base))
     config = put_over(config, data, f"{file}: ")
     config = put_over(config, from_environment(environ, config), _VARIABLES)
-    return sections.compose(put_over(config, names))
+    return sections.compose(put_over(config, from_flags(argv, config)[0]))
 
 
 def put_over(config: C, layer: Any, source: str = "") -> C:
@@ -72,7 +73,7 @@ def named(
     preset: str,
     file: pathlib.Path | None,
     environ: Mapping[str, str],
-    names: Mapping[str, Any] = MappingProxyType({}),
+    argv: Sequence[str] = (),
 ) -> list[Config]:
     """Returns one configuration per layer, with the names of parts in it and in those below.
 
@@ -84,7 +85,7 @@ def named(
     for naming, source in (
         (sections.naming(data), f"{file}: "),
         (_naming_variables(environ), _VARIABLES),
-        (names, ""),
+        (sections.naming(from_flags(argv)[0]), ""),
     ):
         of_layers.append(overlay(of_layers[-1], naming, source))
     return of_layers
@@ -146,12 +147,64 @@ def from_environment(environ: Mapping[str, str], config: Config = _DEFAULTS) -> 
                 hint = f"Did you mean {near[0]}?" if near else "See impala train --help."
                 raise OptionError(f"Environment variable {name} names no setting. {hint}")
             continue
-        *outer, last = ours[name].split(".")
-        place = settings
-        for section in outer:
-            place = place.setdefault(section, {})
-        place[last] = _read_text(text, defaults[ours[name]])
+        _put(settings, ours[name], _read_text(text, defaults[ours[name]]))
     return settings
+
+
+def from_flags(argv: Sequence[str], config: Config = _DEFAULTS) -> tuple[dict[str, Any], list[str]]:
+    """Collects flags such as --optimiser.learning-rate 3e-4 into nested settings.
+
+    A list takes all words up to the next flag; --NAME and --no-NAME set what is true or false.
+
+    Args:
+      argv: a command line.
+      config: its class defines the settings.
+
+    Returns:
+      The settings, and the other words.
+
+    Raises:
+      OptionError: a flag lacks its value.
+    """
+    defaults = flatten(config)
+    settings: dict[str, Any] = {}
+    others: list[str] = []
+    words = collections.deque(argv)
+    while words:
+        word = words.popleft()
+        flag, equals, text = word.partition("=")
+        path = flag[2:].replace("-", "_") if flag.startswith("--") else ""
+        section, dot, name = path.rpartition(".")
+        switch = f"{section}{dot}{name.removeprefix('no_')}"
+        like = defaults.get(path)
+        if like is not None and equals:
+            _put(settings, path, _read_text(text, like))
+        elif isinstance(defaults.get(switch), bool):
+            _put(settings, switch, path == switch)
+        elif isinstance(like, tuple):
+            items = list(itertools.takewhile(_is_value, words))
+            _put(settings, path, items)
+            for _ in items:
+                words.popleft()
+        elif like is None:
+            others.append(word)
+        elif words and _is_value(words[0]):
+            _put(settings, path, words.popleft())
+        else:
+            raise OptionError(f"{flag} lacks its value: write {flag} VALUE.")
+    return settings, others
+
+
+def _is_value(word: str) -> bool:
+    return not word.startswith("--") and word != "-h"
+
+
+def _put(settings: dict[str, Any], path: str, value: Any) -> None:
+    """Sets a value in nested settings by its dotted path."""
+    *outer, last = path.split(".")
+    for section in outer:
+        settings = settings.setdefault(section, {})
+    settings[last] = value
 
 
 def variable(path: str) -> str:

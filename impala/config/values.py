@@ -179,21 +179,6 @@ def choice(name: str, value: str, choices: Iterable[str]) -> str:
     raise OptionError(f"{sentence} {nearest(str(value), choices)}".strip())
 
 
-def whole_number(text: str) -> int:
-    """Parses an integer, which may be written as 1e6 or 1_000_000.
-
-    Raises:
-      ValueError: it is not an integer.
-    """
-    try:
-        return int(text)
-    except ValueError:
-        number = _number(int, text)
-    if number is None:
-        raise ValueError(f"{text!r} is not a whole number.")
-    return int(number)
-
-
 def check_ranges(command: Any) -> None:
     """Checks the ranges of a dataclass that is not plain data, such as a command with its paths.
 
