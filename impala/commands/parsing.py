@@ -15,6 +15,7 @@ from tyro.conf import Positional
 from impala.commands import foreign
 from impala.commands.flags import RunFlags
 from impala.config import layers, rules, values
+from impala.config.presets import PRESETS
 from impala.config.schema import Config
 from impala.parts import components, sections
 from impala.runtime import process
@@ -58,6 +59,10 @@ def _parse_run(
     # Of the command line alone; preset and layers may name parts with further ones.
     settings = sections.compose(named)
     words = [word for word in layers.from_flags(argv, settings)[1] if word not in _HELP]
+    flags = {word.partition("=")[0][2:].replace("-", "_") for word in words if word[:2] == "--"}
+    if any("." in flag for flag in flags.difference(_paths(command_type, settings))):
+        # Of a part that another layer names: tyro could take a preset behind them for a value.
+        words.sort(key=lambda word: word not in PRESETS)
     is_help = not _HELP.isdisjoint(argv)
     try:
         with _silence() if is_help else contextlib.nullcontext():
