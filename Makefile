@@ -128,7 +128,7 @@ results: setup
 
 ## lock: pin the newest versions that pyproject.toml allows
 lock: $(STAMP)
-	$(call lock,requirements-dev.lock,--extra dev --extra minatar --extra box2d --extra onnx --extra tune --extra mlflow --extra wandb --extra store --upgrade)
+	$(call lock,requirements-dev.lock,--extra dev --extra minatar --extra box2d --extra onnx --extra tune --extra mlflow --extra wandb --upgrade)
 	$(call lock,requirements.lock,--constraint requirements-dev.lock)
 	$(call lock,requirements-gpu.lock,--extra gpu --constraint requirements-dev.lock)
 

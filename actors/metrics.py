@@ -36,11 +36,6 @@ class ActorMetrics:
             ["kind"],
             registry=registry,
         )
-        self.replacements = prometheus.Counter(
-            "impala_actor_replacements_total",
-            "New starts of this actor because it held too much memory.",
-            registry=registry,
-        )
         self.wait_seconds = prometheus.Counter(
             "impala_actor_wait_seconds_total",
             "Time that the actor waited for the learner.",

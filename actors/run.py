@@ -70,7 +70,7 @@ class Options:
     """Share pulls of parameters with the other actors of this user on this host."""
 
 
-_Outcome = Literal["finished", "stopped", "outgrown"]
+_Outcome = Literal["finished", "stopped"]
 
 
 def run_actor(learner: str, options: Options | None = None) -> int:
@@ -94,15 +94,9 @@ def run_actor(learner: str, options: Options | None = None) -> int:
     options.security.check(metrics=options.metrics_listen)
     with _Signals(at_once=role == "evaluator") as signals, _noted(options.failures, role) as noting:
         make_client = _set_up(learner, options)
-        from actors import memory
-
         waiting = False
         while True:
             outcome = _session(make_client, options, signals, noting)
-            if outcome == "outgrown":
-                memory.block_signals()
-                if not signals.wait(0.0):
-                    memory.start_anew()
             if outcome != "finished" or options.when_finished == "exit":
                 return 0
             if not waiting:
@@ -121,14 +115,11 @@ def _set_up(learner: str, options: Options) -> "Callable[..., LearnerClient | Ev
     if options.bfloat16 and options.role == "actor":
         process.use_bfloat16()
     from actors import client as wire
-    from actors import memory
     from actors.evaluator import EvaluatorClient
     from actors.metrics import ActorMetrics
     from actors.shared import SharedPulls
 
-    memory.settle()
     metrics = ActorMetrics()
-    metrics.replacements.inc(memory.replacements())
     if options.metrics_listen is not None:
         exporter = Exporter(options.metrics_listen, metrics.registry)
         _log.info("serving metrics on %s", exporter.address)
@@ -154,7 +145,6 @@ def _session(
 ) -> _Outcome:
     """Acts in one run of the learner, as a new incarnation."""
     from actors import client as wire
-    from actors import memory
 
     with make_client(incarnation=wire.new_incarnation()) as client:
         try:
@@ -167,17 +157,11 @@ def _session(
         except wire.RunFinished:
             signals.stops(None)
             return "finished"
-        except memory.LimitTooLow as error:
-            raise wire.LearnerError(str(error)) from None
-        except memory.OverLimit as error:
-            _log.warning("%s: it starts anew", error)
-            outcome: _Outcome = "outgrown"
         except (wire.Stopped, _Interrupted):
             _log.info("Stopping: %s.", signals.cause)
-            outcome = "stopped"
         if not client.drain(_DRAIN_SECONDS):
             _log.warning("left without the receipts of the last unrolls")
-        return outcome
+        return "stopped"
 
 
 class _Interrupted(Exception):
@@ -299,7 +283,6 @@ def _act(
     from actors import policy
     from actors.actor import Actor
     from actors.hang import HangWatch
-    from actors.memory import MemoryLimit
 
     total, groups = options.num_envs or setup.actor.num_envs, setup.actor.num_groups
     if total == 1:
@@ -337,7 +320,6 @@ def _act(
             whole_rounds=paced,
         )
         hang = stack.enter_context(HangWatch(setup.actor.hang_seconds, "unroll"))
-        memory = MemoryLimit(setup.actor.max_memory_bytes)
         while True:
             client.await_turn(total)  # the lack of parameters is no environment that hangs
             with hang.watched():
@@ -345,7 +327,6 @@ def _act(
             for fault in of_one_group.faults:
                 noting(Failure(fault.detail.partition(", ")[2], fault.where))
             client.send(of_one_group)  # waits for the learner for as long as it has to
-            memory.check()
 
 
 def _evaluate(client: "EvaluatorClient", setup: ActorSetup, allow: Allowed) -> None:

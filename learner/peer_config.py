@@ -92,7 +92,7 @@ def of_peer(config: Config, own: int, count: int) -> Config:
     """Returns the settings of one peer's actors, queue, replay and files.
 
     It has its share of the batch, the queue and replay, and a seed of its own. Only the first keeps
-    agents for evaluators, as the best and as milestones, and copies them to a store.
+    agents for evaluators, as the best and as milestones.
     """
     if count == 1:
         return config
@@ -105,7 +105,6 @@ def of_peer(config: Config, own: int, count: int) -> Config:
             snapshots="never",
             milestones=0,
             milestone_hours=0.0,
-            checkpoint_store="",
         )
     return dataclasses.replace(
         config,

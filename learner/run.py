@@ -17,7 +17,6 @@ from impala.logdir import checkpoint
 from impala.logdir import directory as log_directory
 from impala.logdir.checkpoint import Checkpoint
 from impala.logdir.directory import LogDirectory, StorageError
-from impala.logdir.store import Copier
 from impala.runtime import process
 from impala.runtime.listen import is_local
 from impala.runtime.security import ServerSecurity
@@ -166,7 +165,6 @@ class State(NamedTuple):
     resumed: Resumed
     replay: Replay | None
     replay_added: int  # unrolls that were ever added to it, by the checkpoint
-    copier: Copier | None
     incarnations: Incarnations
 
 
@@ -231,12 +229,9 @@ def build_state(
     if replay is not None:
         closing.callback(replay.close)
     directory.write("config.yaml", values.to_yaml(config))
-    copier = Copier(logdir, share) if share.learner.checkpoint_store else None
-    if copier is not None:
-        closing.callback(copier.close)  # when all is saved
     incarnation = group.of_first(secrets.randbits(62) + 1)
     return State(
-        *(config, share, options, plan, group, directory, records, resumed, replay, added, copier),
+        *(config, share, options, plan, group, directory, records, resumed, replay, added),
         incarnations=Incarnations(logdir / "incarnations.json", incarnation),
     )
 
@@ -286,7 +281,7 @@ def build_service(state: State, closing: contextlib.ExitStack) -> Run:
     )
     gauges = Gauges(
         *(plan.phases, records, server, ingest, pacing, replay, guard, checkpoints),
-        *(state.copier, snapshots, writer),
+        *(snapshots, writer),
         inference=inference,
     )
     reporter = Reporter(

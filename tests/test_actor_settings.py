@@ -183,7 +183,7 @@ def test_only_what_experience_depends_on_is_fingerprinted() -> None:
 
     before = agreed({})
     assert agreed({"total_frames": 2 * config.total_frames}) == before
-    assert agreed({"actor": {"max_memory_bytes": 2**32, "num_envs": 3}}) == before
+    assert agreed({"actor": {"max_environment_bytes": 2**32, "num_envs": 3}}) == before
     assert agreed({"evaluator": {"every_frames": 5, "greedy": True}}) == before
     assert agreed({"environment": {"vectorization": "own"}}) == before
     assert agreed({"agent": {"hidden_sizes": [8]}}) != before

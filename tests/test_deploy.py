@@ -17,8 +17,7 @@ from deploy.lint import __main__ as lint
 from deploy.lint.checks import CHECKS, complaints
 from deploy.lint.commands import Started, started
 from deploy.lint.images import containerfile, containerfile_complaints
-from deploy.lint.network import traffic
-from deploy.lint.objects import BIN, DEPLOY, OVERLAYS, ROOT, pods_of, render
+from deploy.lint.objects import BIN, DEPLOY, OVERLAYS, ROOT, render
 from deploy.lint.placement import preferences
 from deploy.lint.references import NAMESPACE, fixed_when_made
 from deploy.lint.schemas import VERSIONS, schema_complaints
@@ -134,21 +133,6 @@ def test_the_overlay_of_a_page_is_right(tmp_path: pathlib.Path) -> None:
     assert isinstance(learner.command, Learner)
     assert learner.command.settings.agent.core == "lstm"
     assert learner.command.settings.total_frames == 1_000_000
-
-
-def test_the_policy_of_a_page_lets_the_learner_reach_its_store(tmp_path: pathlib.Path) -> None:
-    directory = documented_overlay(tmp_path)
-    run = "learner: {checkpoint_store: 's3://BUCKET/RUN'}"
-    (directory / "run.yaml").write_text(run, encoding="utf-8")
-    (complaint,) = complaints(directory)
-    assert "StatefulSet/impala-learner does not reach s3://BUCKET/RUN, only {}" in complaint
-    file = directory / "kustomization.yaml"
-    text = file.read_text(encoding="utf-8")
-    file.write_text(text.replace("resources:\n", "resources:\n  - store.yaml\n"), encoding="utf-8")
-    render.cache_clear()
-    assert complaints(directory) == []
-    (learner,) = [pod for pod in pods_of(render(directory)) if "grpc" in pod.ports]
-    assert traffic(render(directory), learner, "egress") == {53: {"everyone"}, 443: {"everyone"}}
 
 
 # Seeded mistakes are found.

@@ -151,7 +151,7 @@ def test_a_misspelt_variable_is_told_the_nearest(name: str, right: str) -> None:
         (
             {"actor": {"zzz": 1}},
             "actor.num_envs, actor.num_groups, actor.env_threads, "
-            "actor.hang_seconds, actor.max_environment_bytes, actor.max_memory_bytes",
+            "actor.hang_seconds, actor.max_environment_bytes",
         ),
         ({"optimiser": {"name": "adm"}}, "one of rmsprop, adam. Did you mean 'adam'?"),
         ({"optimiser": {"learning_rate": "fast"}}, "is 'fast'; it must be a finite number"),

@@ -174,30 +174,6 @@ def test_waiting_for_parameters_is_no_hanging_environment(
     assert actor.returncode == 0, log
 
 
-@pytest.mark.slow
-def test_beyond_its_limit_of_memory_it_starts_anew(learner: FakeLearner) -> None:
-    def allow(memory: int) -> None:
-        learner.settings["actor"]["max_memory_bytes"] = memory
-
-    allow(1)
-    patient = "import actors.memory as memory; memory._SETTLED_SECONDS = 0.0; "
-    actor = start(learner, before=patient)
-    learner.wait_for(lambda: len(learner.joins) == 1, PATIENCE)
-    allow(0)
-    learner.wait_for(lambda: len(learner.joins) == 2, PATIENCE)
-    first, second = learner.joins
-    assert first.actor == second.actor and str(actor.pid) in first.actor
-    assert first.incarnation != second.incarnation
-    learner.wait_for(lambda: learner.messages[-1].sequence >= 4, PATIENCE)
-    actor.send_signal(signal.SIGTERM)  # which a new start lets through again
-    log = end_of(actor)
-    assert actor.returncode == 0, log
-    assert "bytes, actor.max_memory_bytes is 1: it starts anew" in log
-    for join in (first, second):
-        sent = [m.sequence for m in learner.messages if m.incarnation == join.incarnation]
-        assert sent == list(range(1, len(sent) + 1)) and sent
-
-
 def test_environments_that_the_groups_cannot_share_are_refused(learner: FakeLearner) -> None:
     done = services.run("actor", "--learner", learner.address, "--num-envs", 3)
     assert done.returncode == 2 and "Traceback" not in done.stderr

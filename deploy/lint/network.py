@@ -108,7 +108,6 @@ def policy_complaints(objects: Sequence[Object]) -> list[str]:
     pods = pods_of(objects)
     learners = {pod.name for pod in pods if "grpc" in pod.ports}
     grpc = {pod.ports["grpc"] for pod in pods if pod.name in learners}
-    stores = stores_of(objects)
     for pod in pods:
         is_learner = pod.name in learners
         if "metrics" in pod.ports:
@@ -123,27 +122,12 @@ def policy_complaints(objects: Sequence[Object]) -> list[str]:
             found.append(f"{pod.name} is reached by {reached}, it should be by {wanted}")
         wanted = {53: {"everyone"}, **dict.fromkeys(grpc, learners)}
         reaches = traffic(objects, pod, "egress")
-        if is_learner:  # it only answers, except to its peers and its store of checkpoints
+        if is_learner:  # it only answers, except to its peers
             own = pod.ports.get("peers")
             wanted = {53: {"everyone"}, own: {pod.name}} if own is not None else {}
-            if pod.name in stores:
-                if not reaches.keys() - {own} > {53}:
-                    found.append(f"{pod.name} does not reach {stores[pod.name]}, only {reaches}")
-                continue
         if reaches != wanted:
             found.append(f"{pod.name} reaches {reaches}, it should {wanted}")
     return found
-
-
-def stores_of(objects: Sequence[Object]) -> dict[str, str]:
-    """Returns the name of every learner with a store of checkpoints on the network -> its URL."""
-    return {
-        each.pod.name: store
-        for each in started(objects)
-        if isinstance(each.command, Learner)
-        and "://" in (store := each.command.settings.learner.checkpoint_store)
-        and not store.startswith("file:")
-    }
 
 
 def traffic(objects: Sequence[Object], pod: Pod, direction: str) -> dict[int, set[str]]:

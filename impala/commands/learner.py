@@ -76,7 +76,7 @@ def _run(command: Learner) -> int:
         listen.check_free("Metrics", command.metrics_listen)
     process.outlive_readers()
     log_to_stderr(command.log_format)
-    logdir = preflight.log_directory(command, is_first=peer == 0)
+    logdir = preflight.log_directory(command)
     process.load_tensorflow(use_gpus=True)
     from impala.logdir.checkpoint import CheckpointError
     from impala.logdir.directory import LogDirectoryError, StorageError

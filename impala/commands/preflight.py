@@ -8,33 +8,24 @@ import pathlib
 from impala import environments
 from impala.commands.flags import RunFlags
 from impala.config import values
-from impala.logdir import checkpoint, identity, store
+from impala.logdir import checkpoint, identity
 from impala.logdir.directory import LogDirectory, LogDirectoryError, StorageError
 from impala.schedule import tasks
 
 
-def log_directory(command: RunFlags, is_first: bool = True) -> pathlib.Path:
+def log_directory(command: RunFlags) -> pathlib.Path:
     """Checks that a run can start. Returns its log directory, which exists then.
-
-    If the store of checkpoints has a newer one, it is copied there.
-
-    Args:
-      command: what to start.
-      is_first: whether it is the first of several peers, or alone.
 
     Raises:
       OptionError: there is no such environment; the log directory cannot be written, is used by
-        another learner, or holds another experiment; the store cannot be read, or is of another
-        run; or there is nothing to initialise from.
+        another learner, or holds another experiment; or there is nothing to initialise from.
     """
     settings = command.settings
     try:
         for task in tasks.make(settings.environment, settings.tasks):
             environments.check(task.environment.id)
         logdir = command.logdir or identity.default(command.preset, settings)
-        with LogDirectory(logdir) as directory:
-            if is_first:
-                store.restore(directory, settings, command.fresh, command.change_settings)
+        with LogDirectory(logdir):
             if not (command.fresh or command.change_settings):
                 identity.check(logdir, settings)
         if command.init_from is not None and (command.fresh or not identity.is_run(logdir)):

@@ -485,10 +485,6 @@ class LearnerConfig:
     the end and when a learner is stopped."""
     checkpoints_kept: Annotated[Positive, OPERATIONAL] = 3
     """Checkpoints kept to resume from; the oldest are deleted."""
-    checkpoint_store: Annotated[str, OPERATIONAL] = ""
-    """Where checkpoints, the best agent and milestones are copied to in the background, beside the
-    log directory: a URL of this run alone that fsspec opens, such as s3://BUCKET/RUN, or a path. A
-    run whose log directory has no intact checkpoint resumes from there. Empty: nowhere."""
     milestones: Annotated[Count, OPERATIONAL] = 10
     """Keep the agent in LOGDIR/milestones so many times, in equal shares of the run; 0: never."""
     milestone_hours: Annotated[float, Range(0.0), OPERATIONAL] = 0.0
@@ -567,9 +563,6 @@ class ActorConfig:
     max_environment_bytes: Count = 0
     """Resident memory in bytes beyond which the process of an environment is replaced at the end of
     an episode. 0: no limit."""
-    max_memory_bytes: Count = 0
-    """Resident memory in bytes of an actor and its child processes beyond which it restarts itself
-    after an unroll. 0: no limit."""
     step_info: tuple[str, ...] = ()
     """Names in the environment's info whose numbers of every step are recorded, as
     step/TASK/info/NAME; *: all names. Of other names, only the last step of an episode counts."""

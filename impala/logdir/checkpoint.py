@@ -25,7 +25,7 @@ import pathlib
 import re
 import shutil
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -47,9 +47,7 @@ SCHEMA = 1, 0
 """Major and minor version of the schema that is written."""
 
 _FILES = ("state.json", "variables.npz")
-_MANIFEST = "MANIFEST"
-FILES = (*_FILES, _MANIFEST)
-"""Files of a checkpoint; the last one vouches for the others."""
+_MANIFEST = "MANIFEST"  # vouches for the files
 
 _ROOTS = ("checkpoints", "milestones", "best", "snapshots")
 _LEFTOVER = ".partial-"  # prefix of what is being written or deleted; readers ignore it
@@ -160,64 +158,15 @@ def move(path: pathlib.Path, directory: pathlib.Path, kind: Kind, keep: int) -> 
     """
     root = directory / kind
     final = _new_path(root, _order(path)[1])
-    _move(path, final)
-    for old in _saved(root)[:-keep]:
-        delete(old)
-    return final
-
-
-def adopt(path: pathlib.Path, directory: pathlib.Path, kind: Kind) -> None:
-    """Moves a checkpoint of the same run to a folder of LOGDIR, under the name that it has.
-
-    Raises:
-      StorageError: it cannot be moved.
-    """
-    _move(path, directory / kind / path.name)
-
-
-def _move(path: pathlib.Path, final: pathlib.Path) -> None:
     try:
         final.parent.mkdir(exist_ok=True)
         os.rename(path, final)
         atomic.flush_directory(final.parent)
     except OSError as error:
         raise StorageError(f"{path} cannot be moved to {final} ({error.strerror}).") from error
-
-
-def forget_replay(path: pathlib.Path) -> None:
-    """Changes a checkpoint that nobody reads yet so that it counts no unrolls in replay.
-
-    Raises:
-      OSError: it cannot be written.
-    """
-    contents = {name: (path / name).read_bytes() for name in _FILES}
-    state = {**json.loads(contents["state.json"]), "replay_added": 0}
-    contents["state.json"] = json.dumps(state).encode()
-    for name in ("state.json", _MANIFEST):
-        _write(path / name, {**contents, _MANIFEST: _manifest(contents)}[name])
-
-
-def is_whole(manifest: bytes) -> bool:
-    """Returns whether a MANIFEST is complete."""
-    return len(manifest) == len(_manifest(dict.fromkeys(_FILES, b"")))
-
-
-def contents_of(path: pathlib.Path) -> dict[str, bytes]:
-    """Returns the files of a checkpoint by name.
-
-    Raises:
-      OSError, ValueError: it is damaged.
-    """
-    contents = {name: (path / name).read_bytes() for name in FILES}
-    if contents[_MANIFEST] != _manifest(contents):
-        raise ValueError(f"its files differ from its {_MANIFEST}")
-    return contents
-
-
-def in_order(names: Iterable[str]) -> list[str]:
-    """Returns the names of checkpoints among others, in the order in which these were saved."""
-    of_checkpoints = {name for name in names if _NAME.fullmatch(name)}
-    return sorted(of_checkpoints, key=lambda name: _order(pathlib.Path(name)))
+    for old in _saved(root)[:-keep]:
+        delete(old)
+    return final
 
 
 def of_kind(directory: pathlib.Path, kind: Kind) -> list[pathlib.Path]:
@@ -321,7 +270,9 @@ def read(path: pathlib.Path) -> Checkpoint:
       IncompatibleCheckpoint: it is intact, but needs another version of impala.
       Exception: of any kind: it is damaged.
     """
-    contents = contents_of(path)
+    contents = {name: (path / name).read_bytes() for name in _FILES}
+    if (path / _MANIFEST).read_bytes() != _manifest(contents):
+        raise ValueError(f"its files differ from its {_MANIFEST}")
     state = json.loads(contents["state.json"].decode())
     config = _config(path, state)
     own = {name: state["config"][name] for name in state["own"]}
@@ -462,7 +413,7 @@ def _saved(root: pathlib.Path) -> list[pathlib.Path]:
         return []
     except OSError as error:
         raise CheckpointError(f"{root} cannot be read ({error.strerror}).") from error
-    return [root / name for name in in_order(names)]
+    return sorted((root / name for name in names if _NAME.fullmatch(name)), key=_order)
 
 
 def _is_one(path: pathlib.Path) -> bool:

@@ -220,11 +220,6 @@ def _check_range(name: str, space: Space) -> None:
 
 def _check_combination(sweep: Sweep) -> None:
     options, config = sweep.options, sweep.config
-    if config.learner.checkpoint_store or "learner.checkpoint_store" in sweep.search:
-        raise OptionError(
-            "learner.checkpoint_store is for one run, and all trials would use it: leave it out, "
-            "and put the sweep's output where it is to stay."
-        )
     searched = sweep.search.get("deterministic")
     if options.num_actors > 1 and True in (
         searched.values if searched else (config.deterministic,)

@@ -2,7 +2,6 @@
 
 from impala.logdir.checkpoint import Counters
 from impala.logdir.rows import Row
-from impala.logdir.store import Copier
 from learner.data.ingest import Ingest
 from learner.data.pacing import Pacing
 from learner.data.replay import Replay
@@ -31,7 +30,6 @@ class Gauges:
         replay: Replay | None,
         guard: Guard,
         checkpoints: Checkpoints,
-        copier: Copier | None,
         snapshots: Snapshots,
         writer: Writer,
         inference: Inference | None = None,
@@ -45,7 +43,6 @@ class Gauges:
         self._replay = replay
         self._guard = guard
         self._checkpoints = checkpoints
-        self._copier = copier
         self._snapshots = snapshots
         self._writer = writer
         self._inference = inference
@@ -90,9 +87,6 @@ class Gauges:
                 found[f"worker/{actor.name}/return_recent"] = actor.recent_return
             elif actor.reward_per_step is not None:
                 found[f"worker/{actor.name}/reward_per_step"] = actor.reward_per_step
-        if self._copier is not None:
-            found["checkpoint/store_behind_seconds"] = self._copier.behind_seconds
-            found["checkpoint/store_failures"] = self._copier.failures
         if self._inference is not None and self._inference.rows:
             found["inference/rows"] = self._inference.rows
             found["inference/versions"] = self._inference.versions

@@ -149,14 +149,6 @@ SCALARS = tuple(
             *("checkpoint_age_seconds", "checkpoint/age_seconds"),
             "Time since the first update that is in no checkpoint; 0: there is none.",
         ),
-        (
-            *("checkpoint_store_behind_seconds", "checkpoint/store_behind_seconds"),
-            "Time that something has waited to be copied to the store; 0: everything is there.",
-        ),
-        (
-            *("checkpoint_store_failures_total", "checkpoint/store_failures"),
-            "Attempts to copy to the store that have failed.",
-        ),
         # Everything else that a row has: losses, gradient norm, evaluations, ...
         ("scalar", "{name}", "Any other scalar of a row of telemetry."),
     )

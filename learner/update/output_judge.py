@@ -118,11 +118,9 @@ class OutputJudge:
             "Messages are refused for what actors' networks compute (the last one, of "
             f"{last.actor}: {last.why})"
         )
-        store = learner.config.learner.checkpoint_store  # else it would be restored from there
-        where = f"{self._logdir / 'checkpoints'}{f' and of {store}/checkpoints' if store else ''}"
         advice = (
             "Lower optimiser.learning_rate, or go on from an earlier checkpoint: move the newest "
-            f"out of {where}."
+            f"out of {self._logdir / 'checkpoints'}."
         )
         if beyond is None:  # nothing was learned since the start, so the newest is the current one
             raise NotFiniteError(
