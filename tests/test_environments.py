@@ -25,7 +25,7 @@ from impala.config.schema import (
     LimitsConfig,
     RepeatConfig,
 )
-from impala.environments import base, catch, gymnasium, to_gymnasium
+from impala.environments import base, catch, gymnasium, spaces, to_gymnasium
 from impala.environments.atari import Atari
 from impala.environments.base import Environment
 from impala.environments.wrappers import Checked, WithHistory
@@ -704,3 +704,11 @@ def test_no_environment_imports_tensorflow() -> None:
 def test_no_environments_are_refused() -> None:
     with pytest.raises(ValueError, match="num_envs is 0"):
         environments.make(EnvironmentConfig(id="Catch"), 0)
+
+
+def test_choices_of_nested_actions_begin_at_0() -> None:
+    box, bits = gym.spaces.Box(0.0, 1.0, (2,)), gym.spaces.MultiBinary(2)
+    parts = gym.spaces.MultiDiscrete([2, 3], start=[5, 7]), bits, box
+    space = gym.spaces.Dict(a=gym.spaces.Discrete(3, start=1), b=gym.spaces.Tuple(parts))
+    action = {"a": 3, "b": (np.array([6, 7]), np.array([0, 1]), np.zeros(2))}
+    assert spaces.chosen(space, action) == [2, 1, 0, 0, 1]

@@ -82,6 +82,11 @@ def _request(
     return pb.ActRequest(**{**usual, "begins": begins, "num_envs": num_envs, **kw})
 
 
+def _tensors(flag: int = 0, step_type: int = 1) -> list[bytes]:
+    """The tensors of a row of one environment."""
+    return [bytes([flag]), bytes(3), bytes(8), bytes([step_type]), bytes(8)]
+
+
 def _act(caller: Caller, *args: Any, **kw: Any) -> Acted:
     return asyncio.run(caller.act(_request(*args, **kw)))
 
@@ -173,6 +178,8 @@ def test_waiting_rows_are_batched_and_given_back_by_caller() -> None:
         ([_request(num_envs=1, tensors=_request(2).tensors)], "timestep/observation"),
         ([_request(state=np.nan)], r"core_state has the number nan, .*beyond 1e.10. Scale it down"),
         ([_request(state=1e30)], r"core_state has the number 1.*beyond 1e.10. Scale it down"),
+        ([_request(1, tensors=_tensors(flag=2))], "has a bool that is neither 0 nor 1"),
+        ([_request(1, tensors=_tensors(step_type=3))], "step_type is not 0, 1 or 2"),
         (
             [_request(), *[_request(begins=False)] * messages.UNROLL_LENGTH],
             r"row 4 of an unroll of 4 steps.*set begins",
@@ -209,6 +216,41 @@ def test_actions_are_uniform_until_the_first_update() -> None:
         inference.publish(_parameters(1))
         assert (_act(caller, 400).arrays[0] == 1).all()
     inference.close()
+
+
+def test_epsilons_stay_and_other_numbers_are_drawn_anew() -> None:
+    step = _Step(epsilon_final=(), uniform=(2,), normal=(1,))
+    finals = {"finals": [0.1, 0.5], "weights": [1.0, 3.0]}
+    inference = _inference(step, agent={"policy": "epsilon_greedy", "epsilon": finals})
+    with inference.caller() as caller:
+        for _ in range(2):
+            _act(caller, 200)
+    (epsilons, uniform, normal), (same, other, _) = (given[5:] for given in step.given)
+    assert (epsilons[:200] == same[:200]).all() and 0.35 < epsilons[:200].mean() < 0.45
+    assert (uniform[:200] != other[:200]).all() and 0.4 < uniform[:200].mean() < 0.6
+    assert normal.shape[1:] == (1,) and abs(normal[:200].mean()) < 0.3
+    inference.close()
+
+
+def test_a_row_that_the_network_cannot_compute_is_refused_alone() -> None:
+    class Fails(_Step):
+        def __call__(self, held: int, given: Sequence[np.ndarray]) -> list[np.ndarray]:
+            assert not (given[4] == 9.0).any(), "no such index"
+            return super().__call__(held, given)
+
+    inference = _inference(Fails())
+
+    async def play() -> list[Any]:
+        with inference.caller() as one, inference.caller() as two:
+            rows = [one.act(_request(state=1.0)), two.act(_request(state=9.0))]
+            return await asyncio.gather(*rows, return_exceptions=True)
+
+    good, bad = asyncio.run(play())
+    np.testing.assert_array_equal(good.arrays[3], np.full((2, 2), 2.0))
+    assert isinstance(bad, InvalidRow) and "cannot compute this row: no such index" in str(bad)
+    inference.close()
+    with inference.caller() as late, pytest.raises(RuntimeError, match="Inference has ended"):
+        _act(late)
 
 
 def test_death_of_the_thread_reaches_callers_and_learner() -> None:

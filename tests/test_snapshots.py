@@ -17,7 +17,9 @@ from impala.config import values
 from impala.config.presets import PRESETS
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Counters
+from impala.runtime.signals import EndRequest
 from impala.types import Parameters
+from learner import shutdown
 from learner.evaluation.snapshot_maker import SnapshotMaker
 from learner.evaluation.snapshots import Snapshot, Snapshots
 from learner.update.checkpoints import Resumed
@@ -58,6 +60,24 @@ def test_snapshots_are_given_in_order_then_again() -> None:
     assert [(each.frames, each.mean) for each in snapshots.take_evaluated()] == [
         *[(0, 2.0), (10, 2.0), (20, 3.0)]
     ]
+
+
+def test_the_end_of_a_run_waits_for_evaluators_that_live(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Given one that evaluates, and then none."""
+    snapshots, checks = waiting(0, 10), 0
+
+    def check() -> None:
+        nonlocal checks
+        checks += 1
+        snapshots.settle(LEARNER, 0, 0, 1.0)
+        if checks == 3:
+            monkeypatch.setattr(shutdown, "_SILENT_SECONDS", 0.0)
+
+    shutdown.await_evaluations(snapshots, check, EndRequest())
+    assert (checks, len(snapshots)) == (3, 1)
+    assert "1 snapshots are not evaluated. They are kept" in caplog.text
 
 
 def test_the_first_report_counts_and_those_of_others_do_not() -> None:
