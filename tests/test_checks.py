@@ -448,7 +448,7 @@ def scaled(sent: Sent) -> None:
 CATCH, CARTPOLE = configured("catch"), configured("cartpole", **SMALL)
 VIOLATIONS: dict[str, tuple[Kind, Config, Callable[[Sequence[Sent]], None], set[Kind]]] = {
     "1 actions a row early": (Kind.BEHAVIOUR_POLICY, CATCH, shifted("output/action", by=-1), set()),
-    "1 actions a row late": (Kind.SHIFTED_ACTIONS, CATCH, shifted("output/action", by=1), set()),
+    "1 actions a row late": (Kind.BEHAVIOUR_POLICY, CATCH, shifted("output/action", by=1), set()),
     "2 big-endian floats": (Kind.BYTE_ORDER, CARTPOLE, each(swapped), set()),
     "2 big-endian floats, few": (Kind.BYTE_ORDER, CATCH, each(swapped), set()),
     "2 big-endian numbers": (Kind.BYTE_ORDER, CATCH, each(all_swapped), set()),

@@ -22,7 +22,7 @@ _ROWS = 256  # of a message that are looked at
 _IMPOSSIBLE = math.log(1e-15)  # of a choice
 _EVIDENCE = 30.0  # log(1 / delta)
 _WINDOW = 20_000  # actions after which evidence is collected anew
-_AT_RANDOM = 0.1, 0.5  # share of a choice at random in the policy of the row before, and in this
+_AT_RANDOM = 0.5  # share of a choice at random in the other policy
 
 
 class Evidence:
@@ -31,33 +31,25 @@ class Evidence:
     def __init__(self) -> None:
         self.turns = 0
         """Messages that were looked at."""
-        self._actions = 0
-        self._sums = np.zeros(2)
+        self._actions, self._sum = 0, 0.0
 
     def add(self, ratios: np.ndarray) -> ProtocolViolation | None:
-        """Adds log-ratios [N, 2] of the policy of the row before, and of any choice, to the policy.
+        """Adds log-ratios [N] of another policy to the actor's.
 
         Returns:
           A violation once the evidence is overwhelming.
         """
         self._actions += len(ratios)
-        self._sums += ratios.sum(axis=0)
-        (before, any_choice), actions = self._sums, self._actions
-        found = max(before, any_choice) > _EVIDENCE
+        self._sum += float(ratios.sum())
+        actions, found = self._actions, self._sum > _EVIDENCE
         if found or actions >= _WINDOW:
-            self._actions, self._sums = 0, np.zeros(2)
+            self._actions, self._sum = 0, 0.0
         if not found:
             return None
-        if before >= any_choice:
-            return ProtocolViolation(
-                Kind.SHIFTED_ACTIONS,
-                f"of {actions} actions most fit output/policy of the row before: the action in row "
-                "t is the one that led to row t, drawn from the policy in row t.",
-            )
         return ProtocolViolation(
             Kind.BEHAVIOUR_POLICY,
-            f"{actions} actions do not fit output/policy: it holds the parameters that each action "
-            "was drawn from.",
+            f"{actions} actions do not fit output/policy: the action in row t is the one that led "
+            "to row t, drawn from the policy in row t.",
         )
 
 
@@ -97,8 +89,8 @@ class Actions:
         envs = (evidence.turns * count + np.arange(count)) % num_envs
         evidence.turns += 1
         acts = step_type[1:, envs] != _FIRST  # elsewhere the action is ignored
-        policy = arrays["output/policy"][:, envs].astype(np.float64)
-        impossible, ratios = 0, [np.zeros((0, 2))]
+        policy = arrays["output/policy"][1:, envs].astype(np.float64)
+        impossible, ratios = 0, [np.zeros(0)]
         for name, leaf, sizes, at in self._parts:
             chosen = arrays[name][1:, envs].reshape(length, count, -1)
             chosen = chosen - np.reshape(getattr(leaf, "start", 0), -1)
@@ -135,19 +127,13 @@ class Actions:
 def _compared(
     log_probs: np.ndarray, chosen: np.ndarray, acts: np.ndarray
 ) -> tuple[int, np.ndarray]:
-    """Returns how many actions are impossible, and the log-ratios of the others: [M, 2]."""
+    """Returns how many actions are impossible, and the log-ratios of the others: [M].
 
-    def log_prob(of: np.ndarray) -> np.ndarray:
-        return np.take_along_axis(of, chosen[..., np.newaxis], axis=-1)[..., 0]
-
-    now = log_probs[1:]
-    log_p = log_prob(now)
+    They are of a policy that makes some choices at random to the actor's.
+    """
+    log_p = np.take_along_axis(log_probs, chosen[..., np.newaxis], axis=-1)[..., 0]
     impossible = acts & (log_p < _IMPOSSIBLE)
+    any_choice = -np.log((log_probs > _IMPOSSIBLE).sum(axis=-1))
+    other = np.logaddexp(log_p + math.log1p(-_AT_RANDOM), any_choice + math.log(_AT_RANDOM))
     used = acts & ~impossible
-    any_choice = -np.log((now > _IMPOSSIBLE).sum(axis=-1))
-    with np.errstate(invalid="ignore"):
-        others = [
-            np.logaddexp(log_prob(each) + math.log1p(-share), any_choice + math.log(share)) - log_p
-            for each, share in zip((log_probs[:-1], now), _AT_RANDOM, strict=True)
-        ]
-    return int(impossible.sum()), np.stack(others, axis=-1)[used]
+    return int(impossible.sum()), other[used] - log_p[used]

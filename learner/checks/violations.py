@@ -7,7 +7,6 @@ from typing import NamedTuple
 class Kind(enum.StrEnum):
     """The kinds of violations; docs/wire-protocol.md describes them."""
 
-    SHIFTED_ACTIONS = "shifted_actions"
     BYTE_ORDER = "byte_order"
     BEHAVIOUR_POLICY = "behaviour_policy"
     IMPOSSIBLE_ACTION = "impossible_action"
