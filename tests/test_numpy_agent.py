@@ -84,31 +84,11 @@ AGENTS: dict[str, CASE] = {
         VECTOR,
         CHOICE,
     ),
-    **{
-        f"stacks {name}": (
-            AgentConfig(hidden_sizes=(8,), core="lstm", lstm_size=5, frame_stack=3),
-            space,
-            CHOICE,
-        )
-        for name, space in {
-            "vectors": VECTOR,
-            "pixels": OBSERVATIONS["pixels"],
-            "channels": OBSERVATIONS["bytes of 0 and 1"],
-            "wrapped": wrapped(VECTOR),
-        }.items()
-    },
     "popart": (dataclasses.replace(SMALL, popart=True), VECTOR, CHOICE),
     "popart of three tasks": (dataclasses.replace(SMALL, popart=True), numbered(VECTOR, 3), CHOICE),
     "popart of two, separate": (
         dataclasses.replace(SEPARATE, popart=True),
         numbered(masked(VECTOR, CHOICE), 2),
-        CHOICE,
-    ),
-    "stacks for two": (
-        AgentConfig(
-            hidden_sizes=(6,), core="lstm", lstm_size=5, frame_stack=2, separate_baseline=True
-        ),
-        VECTOR,
         CHOICE,
     ),
 }
@@ -296,6 +276,8 @@ def test_what_is_not_known_exactly_acts_with_tensorflow(monkeypatch: pytest.Monk
     assert isinstance(chosen(SMALL, VECTOR, OwnDiscrete(3)), policy.Compiled)
     assert isinstance(chosen(SMALL, OwnDiscrete(3), CHOICE), policy.Compiled)
     assert isinstance(chosen(SMALL, spaces.Dict({"a": OwnDiscrete(3)}), CHOICE), policy.Compiled)
+    stacks = dataclasses.replace(SMALL, frame_stack=2)
+    assert isinstance(chosen(stacks, VECTOR, CHOICE), policy.Compiled)
     assert isinstance(chosen(AgentConfig("small"), booleans(10, 10, 4), CHOICE), policy.Compiled)
     assert isinstance(chosen(AgentConfig(hidden_sizes=(800,) * 2), VECTOR, CHOICE), policy.Compiled)
     monkeypatch.setattr(numpy_agent, "MOST_WEIGHTS", 100)

@@ -1,8 +1,8 @@
 """An agent's step in NumPy, where calling TensorFlow would cost more than the step itself.
 
-For agents whose parts are all built in and small: the MLP torso, the LSTM core, frame stacks,
-everything that wrappers add to an observation, and every distribution of actions. It computes what
-`Agent.step` computes; only the random numbers that actions are drawn with are others.
+For agents whose parts are all built in and small: the MLP torso, the LSTM core, everything that
+wrappers add to an observation, and every distribution of actions. It computes what `Agent.step`
+computes; only the random numbers that actions are drawn with are others.
 """
 
 import math
@@ -54,14 +54,14 @@ class NumPyAgent:
     ) -> None:
         if config.torso != "mlp" or config.core not in ("feed_forward", "lstm"):
             raise NotServed(f"the torso {config.torso} with the core {config.core}")
+        if config.frame_stack > 1:
+            raise NotServed("stacked frames")
         weights = sum(math.prod(v.shape) for v in variables if v.shape.rank == 2)
         if weights > MOST_WEIGHTS:
             raise NotServed(f"{weights:,} weights, more than {MOST_WEIGHTS:,}")
         observation_space, action_space = spaces
         self._is_wrapped = is_wrapped(observation_space)
-        main = main_space(observation_space)
-        self._stack = _FrameStack(config.frame_stack, main) if config.frame_stack > 1 else None
-        self._vector = _vector(main)  # of stacked frames, too
+        self._vector = _vector(main_space(observation_space))
         self._added = _added(observation_space)
         self._network = _Network(config, "")
         self._baseline_network = _Network(config, "baseline_") if config.separate_baseline else None
@@ -93,8 +93,8 @@ class NumPyAgent:
     def initial_state(self, batch_size: int) -> Nest:
         """As `Agent.initial_state`."""
         networks = [network for network in (self._network, self._baseline_network) if network]
-        parts = (self._stack, *(network.core for network in networks))
-        return tuple(part.initial_state(batch_size) for part in parts if part is not None)
+        cores = [network.core for network in networks if network.core is not None]
+        return tuple(core.initial_state(batch_size) for core in cores)
 
     def step(
         self, timestep: TimeStep, core_state: Nest, random: Random
@@ -121,9 +121,6 @@ class NumPyAgent:
         before: list[Any] = list(core_state)
         after: list[Any] = []
         is_first = timestep.step_type == _FIRST
-        if self._stack is not None:
-            main, last_frames = self._stack(main, is_first, before.pop(0))
-            after.append(last_frames)
         seen = self._vector(main)
         added = [vector(observation[name]) for name, vector in self._added]
 
@@ -220,26 +217,6 @@ class _LSTM:
         cell = forget * cell + enter * np.tanh(new)
         hidden = leave * np.tanh(cell)
         return hidden, LSTMState(hidden, cell)
-
-
-class _FrameStack:
-    """As `observation.FrameStack`, one row at a time."""
-
-    def __init__(self, size: int, space: gym.Space) -> None:
-        assert isinstance(space, gym.spaces.Box)
-        self._size, self._dtype = size, space.dtype
-        self._shape = (*space.shape, 1) if len(space.shape) == 2 else space.shape
-
-    def initial_state(self, batch_size: int) -> np.ndarray:
-        return np.zeros((batch_size, self._size - 1, *self._shape), self._dtype)
-
-    def __call__(
-        self, frames: np.ndarray, is_first: np.ndarray, state: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        newest = frames.reshape(-1, 1, *self._shape)
-        starts = is_first.reshape(-1, *[1] * (newest.ndim - 1))
-        history = np.concatenate([np.where(starts, newest, state), newest], axis=1)
-        return np.concatenate(list(np.moveaxis(history, 1, 0)), axis=-1), history[:, 1:]
 
 
 def _added(space: gym.Space) -> list[tuple[str, _Vector]]:

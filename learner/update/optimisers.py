@@ -67,99 +67,6 @@ def clip_large_by_global_norm(
     return [gradient * factor for gradient in scaled], true_norm
 
 
-def rmsprop_update(
-    variable: tf.Variable,
-    mean_square: tf.Variable,
-    moment: tf.Variable,
-    gradient: tf.Tensor,
-    learning_rate: tf.Tensor,
-    decay: float,
-    momentum: float,
-    epsilon: float,
-) -> None:
-    """Applies RMSProp (Tieleman and Hinton 2012), with epsilon inside the square root.
-
-    mean_square <- decay mean_square + (1 - decay) gradient^2
-    moment      <- momentum moment + learning_rate gradient / sqrt(mean_square + epsilon)
-    variable    <- variable - moment
-    """
-    tf.raw_ops.ResourceApplyRMSProp(
-        var=variable.handle,
-        ms=mean_square.handle,
-        mom=moment.handle,
-        lr=learning_rate,
-        rho=decay,
-        momentum=momentum,
-        epsilon=epsilon,
-        grad=gradient,
-    )
-
-
-def centred_rmsprop_update(
-    variable: tf.Variable,
-    mean: tf.Variable,
-    mean_square: tf.Variable,
-    moment: tf.Variable,
-    gradient: tf.Tensor,
-    learning_rate: tf.Tensor,
-    decay: float,
-    momentum: float,
-    epsilon: float,
-) -> None:
-    """Applies centred RMSProp (Graves 2013, arXiv 1308.0850, equations 38 to 45).
-
-    mean        <- decay mean + (1 - decay) gradient
-    mean_square <- decay mean_square + (1 - decay) gradient^2
-    moment      <- momentum moment + learning_rate gradient / sqrt(mean_square - mean^2 + epsilon)
-    variable    <- variable - moment
-    """
-    tf.raw_ops.ResourceApplyCenteredRMSProp(
-        var=variable.handle,
-        mg=mean.handle,
-        ms=mean_square.handle,
-        mom=moment.handle,
-        lr=learning_rate,
-        rho=decay,
-        momentum=momentum,
-        epsilon=epsilon,
-        grad=gradient,
-    )
-
-
-def adam_update(
-    variable: tf.Variable,
-    first_moment: tf.Variable,
-    second_moment: tf.Variable,
-    gradient: tf.Tensor,
-    learning_rate: tf.Tensor,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    step: tf.Tensor,
-) -> None:
-    """Applies Adam, algorithm 1 of Kingma and Ba 2014, arXiv 1412.6980; `step` counts from 1.
-
-    first_moment  <- beta1 first_moment + (1 - beta1) gradient
-    second_moment <- beta2 second_moment + (1 - beta2) gradient^2
-    variable      <- variable - learning_rate m / (sqrt(v) + epsilon)
-      where m = first_moment / (1 - beta1^step) and v = second_moment / (1 - beta2^step)
-    """
-    power1, power2 = tf.pow(beta1, step), tf.pow(beta2, step)
-    tf.raw_ops.ResourceApplyAdam(
-        var=variable.handle,
-        m=first_moment.handle,
-        v=second_moment.handle,
-        beta1_power=power1,
-        beta2_power=power2,
-        lr=learning_rate,
-        beta1=beta1,
-        beta2=beta2,
-        # The kernel adds its epsilon to sqrt(second_moment); the paper's goes to sqrt(v).
-        epsilon=epsilon * tf.sqrt(1.0 - power2),
-        grad=gradient,
-    )
-
-
 @snt.allow_empty_variables
 class Optimiser(snt.Module, abc.ABC):
     """Applies gradients to variables.
@@ -206,10 +113,15 @@ class Optimiser(snt.Module, abc.ABC):
 
 
 class RMSProp(Optimiser):
-    """`rmsprop_update` with a mean square that starts at ONE, as in TensorFlow 1 and the paper.
+    """RMSProp (Tieleman and Hinton 2012), or centred (Graves 2013, arXiv 1308.0850, eq. 38 to 45).
 
-    With a start at zero (Sonnet, PyTorch), the first steps are 3 to 10 times as large. The mean of
-    `centred_rmsprop_update` starts at zero.
+    mean        <- decay mean + (1 - decay) gradient       (centred; otherwise 0)
+    mean_square <- decay mean_square + (1 - decay) gradient^2
+    moment      <- momentum moment + learning_rate gradient / sqrt(mean_square - mean^2 + epsilon)
+    variable    <- variable - moment
+
+    The mean square starts at ONE, as in TensorFlow 1 and the paper: with a start at zero (Sonnet,
+    PyTorch), the first steps are 3 to 10 times as large.
     """
 
     EPSILON = 0.01
@@ -234,17 +146,31 @@ class RMSProp(Optimiser):
         learning_rate: tf.Tensor,
     ) -> None:
         _check(gradients, variables, self._mean_squares)
-        settings = learning_rate, self._decay, self._momentum, self._epsilon
         for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-            slots = self._mean_squares[i], self._moments[i]
+            arguments = {
+                "var": variable.handle,
+                "ms": self._mean_squares[i].handle,
+                "mom": self._moments[i].handle,
+                "lr": learning_rate,
+                "rho": self._decay,
+                "momentum": self._momentum,
+                "epsilon": self._epsilon,
+                "grad": gradient,
+            }
             if self._means:
-                centred_rmsprop_update(variable, self._means[i], *slots, gradient, *settings)
+                tf.raw_ops.ResourceApplyCenteredRMSProp(mg=self._means[i].handle, **arguments)
             else:
-                rmsprop_update(variable, *slots, gradient, *settings)
+                tf.raw_ops.ResourceApplyRMSProp(**arguments)
 
 
 class Adam(Optimiser):
-    """`adam_update`, with a count of steps."""
+    """Adam, algorithm 1 of Kingma and Ba 2014, arXiv 1412.6980; `step` counts from 1.
+
+    first_moment  <- beta1 first_moment + (1 - beta1) gradient
+    second_moment <- beta2 second_moment + (1 - beta2) gradient^2
+    variable      <- variable - learning_rate m / (sqrt(v) + epsilon)
+      where m = first_moment / (1 - beta1^step) and v = second_moment / (1 - beta2^step)
+    """
 
     EPSILON = 1e-8
 
@@ -269,19 +195,22 @@ class Adam(Optimiser):
     ) -> None:
         _check(gradients, variables, self._first_moments)
         step = tf.cast(self._steps.assign_add(1), tf.float32)
+        power1, power2 = tf.pow(self._beta1, step), tf.pow(self._beta2, step)
         for gradient, variable, first_moment, second_moment in zip(
             gradients, variables, self._first_moments, self._second_moments, strict=True
         ):
-            adam_update(
-                variable,
-                first_moment,
-                second_moment,
-                gradient,
-                learning_rate,
-                self._beta1,
-                self._beta2,
-                self._epsilon,
-                step,
+            tf.raw_ops.ResourceApplyAdam(
+                var=variable.handle,
+                m=first_moment.handle,
+                v=second_moment.handle,
+                beta1_power=power1,
+                beta2_power=power2,
+                lr=learning_rate,
+                beta1=self._beta1,
+                beta2=self._beta2,
+                # The kernel adds its epsilon to sqrt(second_moment); the paper's goes to sqrt(v).
+                epsilon=self._epsilon * tf.sqrt(1.0 - power2),
+                grad=gradient,
             )
 
 
