@@ -61,7 +61,7 @@ def made(agent: Agent, played: Spaces, config: AgentConfig) -> bytes:
     """
     step = ActingStep(agent, played, config)
     specs = [tf.TensorSpec(x.shape, x.dtype, f"input_{i}") for i, x in enumerate(step.inputs)]
-    model = _in_order(_named(onnx_model.written(agent, step, specs), step))
+    model = _named(onnx_model.written(agent, step, specs), step)
     difference = _difference(onnx_model.session(model), step, agent, played)
     if not difference <= _TOLERANCE:
         raise onnx_model.OnnxError(
@@ -96,50 +96,6 @@ def _named(model: Any, step: ActingStep) -> Any:
     model.opset_import.extend(versions)
     graph.name = model.producer_name = "impala"
     model.producer_version = graph.doc_string = ""
-    return model
-
-
-def _in_order(model: Any) -> Any:
-    """Returns a model whose nodes and constants stand in the order in which its outputs need them,
-    and whose other values have numbers for names: so one network has the same bytes each time.
-    """
-    import onnx
-
-    graph = model.graph
-    if any(
-        each.type == onnx.AttributeProto.GRAPH for node in graph.node for each in node.attribute
-    ):
-        return model  # in such a graph, values of this one have their names, too
-    makers = {name: node for node in graph.node for name in node.output}
-    constants = {constant.name: constant for constant in graph.initializer}
-    kept = {value.name for value in graph.output}
-    names = {name: name for name in ("", *(value.name for value in graph.input))}
-    nodes: list[Any] = []
-    used: list[Any] = []
-    waiting = [value.name for value in reversed(graph.output)]
-    while waiting:  # depth first
-        name = waiting[-1]
-        if name in names:
-            waiting.pop()
-        elif name in constants:
-            names[name] = f"constant_{len(used)}"
-            used.append(constants[name])
-        elif needed := [each for each in makers[name].input if each not in names]:
-            waiting.extend(reversed(needed))
-        else:
-            node = makers[name]
-            nodes.append(node)
-            for each in node.output:
-                names[each] = each if each in kept else f"value_{len(names)}"
-    for node in nodes:
-        node.name = node.doc_string = ""
-        for values in (node.input, node.output):
-            values[:] = [names[each] for each in values]
-    for constant in used:
-        constant.name = names[constant.name]
-    del graph.node[:], graph.initializer[:], graph.value_info[:]
-    graph.node.extend(nodes)
-    graph.initializer.extend(used)
     return model
 
 
