@@ -100,14 +100,11 @@ def test_beyond_this_host_health_and_metrics_need_a_word() -> None:
         ServerSecurity(open_ports=True).check("0.0.0.0:0")
 
 
-def test_a_name_of_several_addresses_is_one_port() -> None:
-    sockets = listen.bind("Metrics", "localhost:0")
-    with ExitStack() as open_ones:
-        for each in sockets:
-            open_ones.enter_context(closing(each))
-        (port,) = {each.getsockname()[1] for each in sockets}
+def test_an_address_in_use_is_named() -> None:
+    with listen.bind("Metrics", "localhost:0") as bound:
+        port = bound.getsockname()[1]
         with pytest.raises(OSError, match=re.escape(f"'localhost:{port}'")):
-            listen.bind("Metrics", f"localhost:{port}")
+            listen.check_free("Metrics", f"localhost:{port}")
 
 
 # The metrics port.

@@ -4,7 +4,6 @@ Everything that listens is checked here before anything is bound, because gRPC a
 (modulo 65536) and names of services for ports.
 """
 
-import errno
 import ipaddress
 import os
 import re
@@ -19,7 +18,6 @@ BACKLOG = 1024  # connections that wait to be accepted
 _MAX_SOCKET_PATH = 107  # bytes of a Unix socket's path, a limit of Linux
 _MAX_TEMPORARY = 80  # of a directory's path, which leaves enough for a socket in one below it
 _LINGER_SECONDS = 1.0  # for which the ports of a killed process may stay in use
-_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # such as ::1 of localhost without IPv6
 _SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix-abstract:", "xds:")  # of gRPC
 _HOST = re.compile(r"\[[0-9A-Fa-f:.%\w]+\]|[\w.-]+", re.ASCII)  # IPv6 in brackets, IPv4, or a name
 
@@ -56,45 +54,28 @@ def parse(what: str, listen: str) -> Address:
     )
 
 
-def bind(what: str, listen: str) -> list[socket.socket]:
-    """Listens on HOST:PORT: one socket, or one for each address of a name.
+def bind(what: str, listen: str) -> socket.socket:
+    """Listens on HOST:PORT.
 
-    0.0.0.0 and [::] both stand for all addresses of this host, IPv4 and IPv6.
+    0.0.0.0 and [::] both stand for all addresses of this host, IPv4 and IPv6; of a name, only the
+    IPv4 address counts.
 
     Raises:
       OSError: the address cannot be bound; the message explains why.
     """
     host, port = parse(what, listen)
-    sockets: list[socket.socket] = []
+    is_everywhere = host in ("0.0.0.0", "::") and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_everywhere or ":" in host else socket.AF_INET
+    address = ("::" if is_everywhere else host, port)
     try:
-        if host in ("0.0.0.0", "::") and socket.has_dualstack_ipv6():
-            everything = socket.create_server(
-                ("::", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True
-            )
-            return [everything]
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        missing: OSError | None = None
-        for family, _, _, _, address in dict.fromkeys(found):
-            if sockets and port == 0:  # the port of the first socket
-                address = (address[0], sockets[0].getsockname()[1], *address[2:])
-            try:
-                each = socket.create_server(address[:2], family=family, backlog=BACKLOG)
-            except OSError as error:
-                if error.errno not in _NOT_HERE:
-                    raise
-                missing = error
-            else:
-                sockets.append(each)
-        if missing and not sockets:
-            raise missing
+        return socket.create_server(
+            address, family=family, backlog=BACKLOG, dualstack_ipv6=is_everywhere
+        )
     except OSError as error:
-        for each in sockets:
-            each.close()
         raise OSError(
             f"{what} cannot be served on {listen!r} ({error}): give HOST:PORT of this machine with "
             "a port that is free (0 finds one)."
         ) from error
-    return sockets
 
 
 def check_free(what: str, listen: str | None) -> None:
@@ -112,8 +93,7 @@ def check_free(what: str, listen: str | None) -> None:
     deadline = time.monotonic() + _LINGER_SECONDS
     while True:
         try:
-            for each in bind(what, listen):
-                each.close()
+            bind(what, listen).close()
             return
         except OSError:
             if time.monotonic() >= deadline:

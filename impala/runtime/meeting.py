@@ -137,7 +137,7 @@ class Meeting:
         here: dict[int, _Connection] = {}
         port = int(self._addresses[0].rpartition(":")[2])
         reminded = time.monotonic()
-        (server,) = listen.bind("The first peer", f"0.0.0.0:{port}")
+        server = listen.bind("The first peer", f"0.0.0.0:{port}")
         with server:
             server.settimeout(_LOOK_SECONDS)
             while len(here) < len(self._addresses) - 1:
