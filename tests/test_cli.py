@@ -182,10 +182,6 @@ def test_mistakes_are_named_in_a_line_and_end_with_status_2(
         ("train catch --resume", "no --resume; a run goes on by itself: repeat its command"),
         ("learner catch --num-workers 4", "actors are processes of their own: impala actor"),
         ("train catch --device cuda", "a GPU is used if TensorFlow finds one"),
-        (
-            "evaluate run --deterministic",
-            "impala evaluate has no --deterministic; ours is --greedy.",
-        ),
     ],
 )
 def test_flags_of_other_libraries_are_answered_with_ours(
@@ -196,7 +192,7 @@ def test_flags_of_other_libraries_are_answered_with_ours(
     assert answer in error
 
 
-@pytest.mark.parametrize("command", ["train", "learner", "actor", "evaluate", "record"])
+@pytest.mark.parametrize("command", ["train", "learner", "actor"])
 def test_what_is_said_of_flags_of_other_libraries_is_true(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

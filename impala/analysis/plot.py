@@ -99,7 +99,7 @@ def _read(logdir: pathlib.Path) -> Run:
     else:
         built_in = values.flatten(config)
         settings = values.settings_that_matter(config)
-        settings |= {path: v for path, v in values.leaves(stored).items() if path not in built_in}
+        settings |= {path: v for path, v in values.flatten(stored).items() if path not in built_in}
         settings.pop("seed", None)
         experiment = sorted(settings.items(), key=str)
     try:

@@ -111,20 +111,6 @@ _COMMANDS = {
             "env env-id env-name environment"
         ),
     },
-    "evaluate": {
-        "--episodes": "num-episodes n-episodes eval-episodes n-eval-episodes",
-        "--greedy": "deterministic",
-        "--num-envs": "n-envs nenvs",
-        "--checkpoint": "load load-path checkpoint-path model-path",
-        "the checkpoint says what is played; --task chooses one of several": (
-            "env env-id env-name environment"
-        ),
-    },
-    "record": {
-        "--greedy": "deterministic",
-        "--output": "video-dir video-path video-folder out",
-        "--checkpoint": "load load-path checkpoint-path model-path",
-    },
 }
 
 

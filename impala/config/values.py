@@ -83,17 +83,6 @@ def from_stored(cls: type[T], data: Any, needs: Iterable[str] = ()) -> T:
     return overlay(config, _known(config, data))
 
 
-def leaves(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns nested plain data by dotted path, as `flatten` does for dataclasses."""
-    flat: dict[str, Any] = {}
-    for name, value in data.items():
-        if isinstance(value, Mapping):
-            flat |= {f"{name}.{path}": leaf for path, leaf in leaves(value).items()}
-        else:
-            flat[name] = value
-    return flat
-
-
 def settings_that_matter(config: Any) -> dict[str, Any]:
     """Returns the non-default settings that change what is played or learned.
 
@@ -129,14 +118,19 @@ def to_yaml(config: Any) -> str:
 
 
 def flatten(config: Any) -> dict[str, Any]:
-    """Returns every setting: dotted path such as "optimiser.learning_rate" -> value."""
+    """Returns every setting: dotted path such as "optimiser.learning_rate" -> value.
+
+    Args:
+      config: dataclasses, or nested plain data.
+    """
+    if dataclasses.is_dataclass(config):
+        config = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     flat: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            flat |= {f"{field.name}.{path}": v for path, v in flatten(value).items()}
+    for name, value in config.items():
+        if dataclasses.is_dataclass(value) or isinstance(value, Mapping):
+            flat |= {f"{name}.{path}": leaf for path, leaf in flatten(value).items()}
         else:
-            flat[field.name] = value
+            flat[name] = value
     return flat
 
 

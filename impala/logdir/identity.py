@@ -57,7 +57,7 @@ def differences(logdir: pathlib.Path, config: Config) -> list[str]:
       CheckpointError: neither config.yaml nor a checkpoint can be read.
     """
     stored = _stored(logdir)
-    before, after = values.leaves(stored), values.leaves(values.to_dict(config))
+    before, after = values.flatten(stored), values.flatten(values.to_dict(config))
     found = [
         f"{path}: {_shown(before[path])} -> {_shown(value)}"
         for path, value in after.items()

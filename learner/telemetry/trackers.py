@@ -102,7 +102,7 @@ class MLflow(Sink):
         atomic.write(id_file, self._id.encode())
         parameters = [
             self._entities.Param(path, str(value)[:_LONGEST])
-            for path, value in values.leaves(_settings(logdir)).items()
+            for path, value in values.flatten(_settings(logdir)).items()
         ]
         for first in range(0, len(parameters), _MOST_PARAMETERS):
             client.log_batch(self._id, params=parameters[first : first + _MOST_PARAMETERS])
