@@ -419,7 +419,7 @@ class OptimiserConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MixConfig:
-    """Which datan update learns from."""
+    """Which data an update learns from."""
 
     fresh: Positive = 32
     """Unrolls per update from the queue."""
