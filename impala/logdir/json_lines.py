@@ -40,8 +40,6 @@ class Appender:
         self._part_bytes = part_bytes
         self._file = _open(path)
         self._is_torn = _ends_torn(path)
-        self.written = 0
-        """Bytes appended so far."""
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Appends one line, which is in the file when this returns.
@@ -57,7 +55,6 @@ class Appender:
             data = b"\n" + data
         self._is_torn = True  # until it is complete
         done = self._file.write(data)
-        self.written += done
         if done < len(data):
             raise OSError(f"Only {done} of {len(data)} bytes could be written to {self._path}.")
         self._is_torn = False

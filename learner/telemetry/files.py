@@ -1,6 +1,5 @@
 """Sinks that write rows of telemetry into files of the log directory: JSON lines, TensorBoard."""
 
-import abc
 import pathlib
 import time
 
@@ -15,34 +14,12 @@ _LARGEST = 1e38  # TensorBoard stores float32, and subtracts values...
 _LAST_STEP = 2**63 - 1  # ...and steps as int64
 
 
-class File(Sink):
-    """A sink whose rows stay on disk, so they become rarer as a run gets older."""
-
-    @property
-    @abc.abstractmethod
-    def written(self) -> int:
-        """Returns the bytes written so far."""
-
-
-class TensorBoard(File):
+class TensorBoard(Sink):
     """Writes rows as TensorBoard scalars over frames, and histograms, into LOGDIR/tensorboard."""
 
     def __init__(self, logdir: pathlib.Path, settings: object = None):
         super().__init__(logdir, settings)
-        self._directory = logdir / "tensorboard"
-        self._before = self._size()
-        self._writer = tf.summary.create_file_writer(str(self._directory))
-
-    @property
-    def written(self) -> int:
-        """Returns the bytes written so far."""
-        return self._size() - self._before
-
-    def _size(self) -> int:
-        try:
-            return sum(path.stat().st_size for path in self._directory.iterdir())
-        except OSError:  # it does not exist, or somebody is removing files
-            return 0
+        self._writer = tf.summary.create_file_writer(str(logdir / "tensorboard"))
 
     def write(self, row: Row) -> None:
         """Writes one row and flushes it."""
@@ -75,17 +52,12 @@ class TensorBoard(File):
         self._writer.close()
 
 
-class JsonLines(File):
+class JsonLines(Sink):
     """Writes rows to LOGDIR/metrics.jsonl, to which a resumed run appends."""
 
     def __init__(self, logdir: pathlib.Path, settings: object = None):
         super().__init__(logdir, settings)
         self._file = json_lines.Appender(logdir / "metrics.jsonl")
-
-    @property
-    def written(self) -> int:
-        """Returns the bytes written so far."""
-        return self._file.written
 
     def write(self, row: Row) -> None:
         """Writes one row."""

@@ -6,6 +6,7 @@ have a thread of their own: snapshots wait for them, and in the end training doe
 
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
@@ -16,7 +17,6 @@ from impala.logdir.rows import Row
 from learner.evaluation.evaluations import Evaluations
 from learner.evaluation.evaluators import EvaluationReport
 from learner.telemetry.custom_sinks import CustomSink
-from learner.telemetry.files import File
 from learner.telemetry.sinks import Histograms, Images, Sink
 from learner.telemetry.telemetry import Interval
 
@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 _QUEUED = 64  # rows that may wait
 _LOOK_SECONDS = 0.2  # between two checks whether to close
 _DRAIN_SECONDS = 10.0  # time limit for the last rows
+_ROW_SHARE, _ROW_SECONDS = 1 / 200, 60.0  # of the run that a row of files covers, and at most
+_HISTOGRAM_SHARE, _HISTOGRAM_SECONDS = 1 / 20, 1800.0  # the same of histograms and images
 _ROWS, _REPORTS = "telemetry", "evaluations"  # names of the threads
 
 _T = TypeVar("_T")
@@ -33,70 +35,6 @@ _T = TypeVar("_T")
 def is_writing() -> bool:
     """Returns whether a writer's thread runs in this process, for instance since it hangs."""
     return any(thread.name in (_ROWS, _REPORTS) for thread in threading.enumerate())
-
-
-class Schedule:
-    """Decides when files get the next row: less often as a run gets older.
-
-    A row covers about a 200th of the run so far, at most a minute, and gradually more if rows are
-    so large that files would otherwise exceed a rate of growth. Histograms are as large as all
-    scalars together, and images may be a hundred times as large: only some rows have them, within a
-    share of the bytes. What they leave of it is for scalars.
-    """
-
-    SHARE = 1 / 200
-    HISTOGRAM_SHARE = 1 / 20
-    MOST_SECONDS = 60.0
-    MOST_HISTOGRAM_SECONDS = 600.0
-    FIRST_BYTES = 4e6  # that may be written in the beginning...
-    BYTES_PER_SECOND = 14e6 / 86400  # ...and per second after that
-    IMAGE_SHARE = 1 / 4  # of these bytes, at most, for histograms and images
-    SPEND_SECONDS = 300.0  # a row of fewer takes at most that share of what may be written now
-
-    def __init__(self) -> None:
-        """Nothing was written yet."""
-        self._age = 0.0  # of this process
-        self._scalars, self._images = _Bytes(), _Bytes()
-        self._since_histograms = float("inf")
-
-    def due(self, run_seconds: float, seconds: float) -> bool:
-        """Returns whether to write a row for the last `seconds` of a run."""
-        run = max(run_seconds, self._age)
-        if seconds < min(self.MOST_SECONDS, run * self.SHARE):
-            return False
-        size, images = self._may_grow_to(), self._images
-        for_images = min(self.IMAGE_SHARE * size, images.all + images.last)  # and for the next ones
-        allowed = size - for_images - self._scalars.all
-        return self._scalars.last <= allowed * min(1.0, seconds / self.SPEND_SECONDS)
-
-    def passed(self, seconds: float) -> None:
-        """Advances the time."""
-        self._age += seconds
-        self._since_histograms += seconds
-
-    def takes_histograms(self, run_seconds: float) -> bool:
-        """Returns whether this row has histograms and images."""
-        run = max(run_seconds, self._age)
-        least = min(self.MOST_HISTOGRAM_SECONDS, run * self.HISTOGRAM_SHARE)
-        allowed = self.IMAGE_SHARE * self._may_grow_to() - self._images.all
-        if self._since_histograms < least or self._images.last > allowed:
-            return False
-        self._since_histograms = 0.0
-        return True
-
-    def wrote(self, scalars: int, images: int) -> None:
-        """Notes the bytes of a row; `images` are those of its histograms and images, if any."""
-        self._scalars = _Bytes(self._scalars.all + scalars, scalars)
-        if images:
-            self._images = _Bytes(self._images.all + images, images)
-
-    def _may_grow_to(self) -> float:
-        return self.FIRST_BYTES + self.BYTES_PER_SECOND * self._age
-
-
-class _Bytes(NamedTuple):
-    all: int = 0
-    last: int = 0
 
 
 class Attempts:
@@ -123,24 +61,28 @@ class Attempts:
 
 
 class Files:
-    """Sinks that get rows by a `Schedule`, each covering the time since the previous one."""
+    """Sinks that get rows less often as a run gets older, each covering the time since the last.
+
+    A row covers about a 200th of the run so far, at most a minute. Histograms and images, which are
+    larger, go with a row when a 20th of the run has passed since the last ones, or 30 minutes.
+    """
 
     def __init__(
-        self, files: Sequence[File], attempt: Attempts, seconds_per_update: float | None = None
+        self, files: Sequence[Sink], attempt: Attempts, seconds_per_update: float | None = None
     ):
         """Starts with nothing written.
 
         Args:
           files: receive the rows.
           attempt: calls what may fail.
-          seconds_per_update: used by the schedule instead of the clock.
+          seconds_per_update: used instead of the clock, if given.
         """
         self._files = files
         self._seconds_per_update = seconds_per_update
-        self._seconds = 0.0  # of what is not written yet
         self._attempt = attempt
-        self._schedule = Schedule()
-        self._interval: Interval | None = None
+        self._age = 0.0  # of this process
+        self._row_age, self._histogram_age = 0.0, math.inf  # since the last ones
+        self._interval: Interval | None = None  # not written yet
 
     def write(self, interval: Interval, is_last: bool) -> None:
         """Takes over an interval; the last one is written at once."""
@@ -148,23 +90,25 @@ class Files:
         if self._seconds_per_update is not None:
             seconds = interval.updates * self._seconds_per_update
             run_seconds = interval.counters.updates * self._seconds_per_update
-        self._seconds += seconds
-        self._schedule.passed(seconds)
+        self._age += seconds
+        self._row_age += seconds
+        self._histogram_age += seconds
         if self._interval is None:
             self._interval = interval
         else:
             self._interval.merge(interval)
-        if is_last or self._schedule.due(run_seconds, self._seconds):
-            row, histograms = self._interval.row()
-            images = self._interval.images
-            if not self._schedule.takes_histograms(run_seconds):
-                histograms, images = {}, {}
-            sizes: list[tuple[int, int]] = []  # of the scalars, and of the rest, by file
-            for file in self._files:
-                self._attempt(file, _write_counted, file, row, histograms, images, sizes)
-            if self._seconds_per_update is None:  # sizes differ by the digits of what was timed
-                self._schedule.wrote(*map(sum, zip((0, 0), *sizes, strict=True)))
-            self._interval, self._seconds = None, 0.0
+        run = max(run_seconds, self._age)
+        if not is_last and self._row_age < min(_ROW_SECONDS, run * _ROW_SHARE):
+            return
+        row, histograms = self._interval.row()
+        images = self._interval.images
+        if self._histogram_age < min(_HISTOGRAM_SECONDS, run * _HISTOGRAM_SHARE):
+            histograms, images = {}, {}
+        else:
+            self._histogram_age = 0.0
+        for file in self._files:
+            self._attempt(file, _write, file, row, histograms, images)
+        self._interval, self._row_age = None, 0.0
 
     def close(self) -> None:
         """Closes the files."""
@@ -172,24 +116,8 @@ class Files:
             self._attempt(file, file.close)
 
 
-def _write_counted(
-    file: File, row: Row, histograms: Histograms, images: Images, sizes: list[tuple[int, int]]
-) -> None:
-    before = file.written
-    file.write(row)
-    after = file.written
-    try:
-        _draw(file, row, histograms, images)
-    finally:
-        sizes.append((after - before, file.written - after))
-
-
 def _write(sink: Sink, row: Row, histograms: Histograms, images: Images) -> None:
     sink.write(row)
-    _draw(sink, row, histograms, images)
-
-
-def _draw(sink: Sink, row: Row, histograms: Histograms, images: Images) -> None:
     if histograms:
         sink.write_histograms(histograms, row["frames"])
     if images:
@@ -215,7 +143,7 @@ class Writer:
         reports: "queue.Queue[EvaluationReport]",
         exporter: Sink | None,
         live: Sequence[Sink],
-        files: Sequence[File],
+        files: Sequence[Sink],
         own: Sequence[CustomSink] = (),
         seconds_per_update: float | None = None,
     ):
