@@ -24,8 +24,8 @@ def _episode(value: float) -> Episode:
 def test_a_row_holds_the_means_since_the_last_row() -> None:
     telemetry = Telemetry()
     telemetry.begin(Counters())
-    telemetry.mean("loss/total", 1.0)
-    telemetry.mean("loss/total", 3.0)
+    telemetry.interval.mean("loss/total", 1.0)
+    telemetry.interval.mean("loss/total", 3.0)
     telemetry.policy_lag(np.array([0, 90, 1, 5]), np.array([False, True, False, False]))
     telemetry.policy_lag(np.array([2, 2, 2]), np.zeros(3, bool))
     telemetry.episodes("Catch", [_episode(1.0), _episode(-1.0), _episode(3.0)])

@@ -46,7 +46,7 @@ def test_the_terms_of_a_loss_add_up_to_its_total(algorithm: str, settings: dict[
         weights = np.array([1, 0, 1, 1, 0, 1], np.float32) if seed == 1 else None
         update = _update(learner, seed, weights)
         for name, value in update.metrics.items():
-            telemetry.mean(name, value)
+            telemetry.interval.mean(name, value)
         check_losses(update.metrics)
     row, _ = telemetry.end(Counters(updates=3), {}).row()
     check_losses(row)

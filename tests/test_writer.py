@@ -306,7 +306,7 @@ def test_intervals_merged_are_as_if_gathered_at_once() -> None:
                 each.mean("loss", value, weight=number + 1)
             each.sample("lag", np.random.default_rng(number).normal(size=50))
             each.newest("action", np.array([number]))
-            each.waited(0.1 * number)
+            each.waited_seconds += 0.1 * number
             each.actor(f"actor {number % 2}", 1.0, 0.2 * number)
             each.levels({"level": number})
             each.episodes("episode/Catch", [Episode(float(number), 9, 9, {"lives": 1.0})])

@@ -60,9 +60,9 @@ class Reporter:
         together = len(iteration.standings) > 1 and all(x.has_batch for x in iteration.standings)
         for i, peer in enumerate(iteration.standings if together else ()):
             self._telemetry.sample(f"peer/{i}/waited_seconds", peer.waited_seconds)
-            self._telemetry.mean(f"peer/{i}/queued", float(peer.queued))
+            self._telemetry.interval.mean(f"peer/{i}/queued", float(peer.queued))
             if peer.lag is not None:
-                self._telemetry.mean(f"peer/{i}/policy_lag", peer.lag)
+                self._telemetry.interval.mean(f"peer/{i}/policy_lag", peer.lag)
         if iteration.prepared is not None:
             if iteration.update is not None and iteration.prepared.batch is not None:
                 self._telemetry.sample("learner/update_seconds", iteration.update_seconds)
@@ -81,10 +81,11 @@ class Reporter:
 
     def end_row_if_due(self, counters: Counters) -> None:
         """Ends the row if it is time."""
+        interval = self._telemetry.interval
         if self._updates is None:
-            is_due = self._telemetry.due(self._seconds)
+            is_due = time.monotonic() - interval.since >= self._seconds
         else:
-            is_due = self._telemetry.updates(counters) >= self._updates
+            is_due = counters.updates - interval.counters.updates >= self._updates
         if is_due:
             self.end_row(counters)
 
@@ -99,7 +100,7 @@ class Reporter:
     def _learned(self, batch: Batch, update: Update, learner: Learner) -> None:
         telemetry, unroll = self._telemetry, batch.unroll
         for name, value in update.metrics.items():
-            telemetry.mean(name, value)
+            telemetry.interval.mean(name, value)
         # After a restart, actors may still act with a newer version than the checkpoint's.
         before = learner.counters.updates - 1  # the version before the update
         lags = np.maximum(0, before - unroll.parameter_version)
@@ -108,17 +109,18 @@ class Reporter:
 
     def _add_newest(self, batch: Batch, update: Update, learner: Learner) -> None:
         """Adds what is read once a row: norms, and histograms of the newest data."""
+        interval = self._telemetry.interval
         for name, norm in learner.norms().items():
-            self._telemetry.mean(name, norm)
+            interval.mean(name, norm)
         for name, values in update.histograms.items():
-            self._telemetry.newest(name, np.asarray(values)[_is_step(batch.unroll)].ravel())
+            interval.newest(name, np.asarray(values)[_is_step(batch.unroll)].ravel())
         fresh = _is_step(batch.unroll) & ~batch.is_replay
         actions = [_actions(batch.unroll, fresh)]
         if not fresh.any():  # it is replayed as a whole
             actions += [_actions(unroll, _is_step(unroll)) for unroll in self._fresh]
         joined = tree.map_structure(lambda *x: np.concatenate(x), *actions)
-        self._telemetry.newest("action", joined)
-        self._telemetry.images(images.of_observations(batch.unroll.timestep.observation))
+        interval.newest("action", joined)
+        interval.images |= images.of_observations(batch.unroll.timestep.observation)
 
     def _arrived(self, arrival: Arrival, is_dropped: bool) -> None:
         telemetry, task = self._telemetry, self._tasks[arrival.task]

@@ -18,6 +18,7 @@ from impala.logdir.rows import Row
 from impala.types import Episode, Nest
 from learner.telemetry.sinks import Histograms, Images
 
+_RECENT_EPISODES = 100  # of a task, over which its running mean return is taken
 _MOST_VALUES = 2**15  # of a sample that are kept
 _MOST_NEW = 1024  # additions to a sample before they are processed
 _random = np.random.default_rng(0)  # selects the numbers of a sample; has its own lock
@@ -26,14 +27,14 @@ _random = np.random.default_rng(0)  # selects the numbers of a sample; has its o
 class Sample:
     """Numbers of a distribution, without those that are not finite.
 
-    Mean and maximum are exact. Of very many numbers, only a random sample is kept.
+    Mean and maximum are exact. Of very many numbers, only a random sample is kept: those with the
+    smallest of the random keys that all have got.
     """
 
     def __init__(self) -> None:
         """Starts empty."""
         self._new: list[np.ndarray | float] = []  # not processed yet
-        self._kept = np.zeros(0)
-        self._thinned = 0  # how many times half of the numbers were dropped
+        self._kept, self._keys = np.zeros(0), np.zeros(0)
         self._count, self._sum, self._largest = 0, 0.0, -math.inf
 
     def add(self, values: np.ndarray | float) -> None:
@@ -44,13 +45,11 @@ class Sample:
 
     def merge(self, later: "Sample") -> None:
         """Adds the numbers of another sample."""
-        self._settle()
         later._settle()
-        self._thin(to=later._thinned)
-        self._keep(later._kept, self._thinned - later._thinned)
         self._count += later._count
         self._sum += later._sum
         self._largest = max(self._largest, later._largest)
+        self._keep(later._kept, later._keys)
 
     def values(self) -> np.ndarray:
         """Returns the numbers kept: [N]."""
@@ -73,24 +72,19 @@ class Sample:
     def _settle(self) -> None:
         """Processes the new numbers."""
         if self._new:
-            values = np.concatenate([np.ravel(each) for each in self._new])
+            values = np.concatenate([np.ravel(each) for each in self._new], dtype=np.float64)
             values, self._new = values[np.isfinite(values)], []
-            if values.size:
-                self._count += values.size
-                self._sum += float(values.sum(dtype=np.float64))
-                self._largest = max(self._largest, float(values.max()))
-                self._keep(values, self._thinned)
+            self._count += values.size
+            self._sum += float(values.sum())
+            self._largest = max(self._largest, float(values.max(initial=-math.inf)))
+            self._keep(values, _random.random(values.size))
 
-    def _keep(self, values: np.ndarray, halvings: int) -> None:
-        self._kept = np.concatenate([self._kept, _share(values, 0.5**halvings)])
-        while self._kept.size > _MOST_VALUES:
-            self._thin(self._thinned + 1)
-
-    def _thin(self, to: int) -> None:
-        """Drops a random half of the numbers as often as necessary."""
-        if to > self._thinned:
-            self._kept = _share(self._kept, 0.5 ** (to - self._thinned))
-            self._thinned = to
+    def _keep(self, values: np.ndarray, keys: np.ndarray) -> None:
+        self._kept = np.concatenate([self._kept, values])
+        self._keys = np.concatenate([self._keys, keys])
+        if self._kept.size > _MOST_VALUES:
+            smallest = np.argpartition(self._keys, _MOST_VALUES)[:_MOST_VALUES]
+            self._kept, self._keys = self._kept[smallest], self._keys[smallest]
 
 
 @dataclasses.dataclass
@@ -126,13 +120,6 @@ class Spread:
         }
 
 
-def _share(values: np.ndarray, share: float) -> np.ndarray:
-    """Returns each of the values with this probability."""
-    if share == 1.0:
-        return values
-    return values[_random.random(values.size) < share]
-
-
 class Interval:
     """The numbers collected in one interval of a run.
 
@@ -149,8 +136,11 @@ class Interval:
           base: counters from which speeds are measured.
           since: the start, by the clock of its end.
         """
-        self._base = self._counters = base
-        self._since = since
+        self._base = base
+        self.counters = base
+        """The run's counters at its end."""
+        self.since = since
+        """Its start."""
         self._until = since
         self._means: dict[str, tuple[float, int]] = {}  # name -> sum, weight
         self._spreads: dict[str, Spread] = {}
@@ -158,42 +148,25 @@ class Interval:
         self._newest: dict[str, Nest] = {}
         self.images: Images = {}
         """The newest images by name, uint8 [N, height, width, 1 or 3]."""
-        self._waited = 0.0
+        self.waited_seconds = 0.0
+        """Time in which the learner had no data."""
         self._actors: dict[str, tuple[float, float]] = {}  # name -> seconds, of them waited
         self._levels: Row = {}
 
     @property
-    def counters(self) -> Counters:
-        """Returns the run's counters at its end."""
-        return self._counters
-
-    @property
     def updates(self) -> int:
         """How many were made in it."""
-        return self._counters.updates - self._base.updates
-
-    @property
-    def since(self) -> float:
-        """Returns its start."""
-        return self._since
+        return self.counters.updates - self._base.updates
 
     @property
     def seconds(self) -> float:
         """Returns its duration."""
-        return self._until - self._since
+        return self._until - self.since
 
     def mean(self, name: str, value: float, weight: int = 1) -> None:
         """Adds a value to a scalar that is averaged."""
         total, weights = self._means.get(name, (0.0, 0))
         self._means[name] = (total + value * weight, weights + weight)
-
-    def spread(self, name: str, value: float) -> None:
-        """Adds a value to a scalar of which mean, extremes and deviation are told."""
-        self._spreads.setdefault(name, Spread()).add(value)
-
-    def waited(self, seconds: float) -> None:
-        """Adds time in which the learner had no data."""
-        self._waited += seconds
 
     def actor(self, name: str, elapsed: float, waited: float) -> None:
         """Adds an actor's times in seconds: in total, and waiting for the learner."""
@@ -211,8 +184,8 @@ class Interval:
     def episodes(self, name: str, episodes: Sequence[Episode]) -> None:
         """Adds finished episodes."""
         for episode in episodes:
-            self.spread(f"{name}/return", episode.episode_return)
-            self.spread(f"{name}/length", episode.length)
+            for key, number in (("return", episode.episode_return), ("length", episode.length)):
+                self._spreads.setdefault(f"{name}/{key}", Spread()).add(number)
             self.mean(f"{name}/frames", episode.frames)
             for key, value in episode.info.items():
                 self.mean(f"{name}/info/{key}", value)
@@ -223,7 +196,7 @@ class Interval:
 
     def end(self, counters: Counters, now: float) -> None:
         """Ends the interval."""
-        self._counters, self._until = counters, now
+        self.counters, self._until = counters, now
 
     def merge(self, later: "Interval") -> None:
         """Appends the interval that follows this one."""
@@ -236,11 +209,11 @@ class Interval:
             self._samples.setdefault(name, Sample()).merge(sample)
         self._newest |= later._newest
         self.images |= later.images
-        self._waited += later._waited
+        self.waited_seconds += later.waited_seconds
         for name, times in later._actors.items():
             self.actor(name, *times)
         self._levels = dict(later._levels)
-        self.end(later._counters, self._until + later.seconds)
+        self.end(later.counters, self._until + later.seconds)
 
     def row(self) -> tuple[Row, Histograms]:
         """Returns the row of this interval.
@@ -269,7 +242,7 @@ class Interval:
 
     def _scalars(self) -> Row:
         elapsed = max(self.seconds, 1e-9)
-        base, counters = self._base, self._counters
+        base, counters = self._base, self.counters
         return {
             "frames": counters.frames,
             "steps": counters.steps,
@@ -279,7 +252,7 @@ class Interval:
             "speed/frames_per_second": (counters.frames - base.frames) / elapsed,
             "speed/steps_per_second": (counters.steps - base.steps) / elapsed,
             "speed/updates_per_second": (counters.updates - base.updates) / elapsed,
-            "learner/wait_share": min(1.0, self._waited / elapsed),
+            "learner/wait_share": min(1.0, self.waited_seconds / elapsed),
             **{name: total / weight for name, (total, weight) in self._means.items()},
         }
 
@@ -303,55 +276,41 @@ def _is_finite(value: float) -> bool:
 class Telemetry:
     """Collects numbers in consecutive intervals."""
 
-    def __init__(self, tasks: Sequence[str] = (), recent: int = 100):
+    def __init__(self, tasks: Sequence[str] = ()):
         """Starts the first interval.
 
         Args:
           tasks: their names, in the order that rows have them in.
-          recent: number of episodes of a task over which its running mean return is taken.
         """
 
         def none() -> collections.deque[float]:
-            return collections.deque(maxlen=recent)
+            return collections.deque(maxlen=_RECENT_EPISODES)
 
         self._recent = collections.defaultdict(none, {task: none() for task in tasks})
-        self._episodes: collections.Counter[str] = collections.Counter()
-        self._of_tasks: dict[str, float] = collections.defaultdict(float)  # totals, by name
-        self._waited_ever = 0.0
+        self._totals = collections.defaultdict[str, float](float, {"learner/wait_seconds": 0.0})
         self._lock = threading.Lock()  # samples come from any thread
-        self.begin(Counters())
+        self.interval = Interval(Counters(), time.monotonic())
+        """The current interval, for the thread that ends it; other threads call `sample`."""
 
     def begin(self, counters: Counters) -> None:
         """Sets the base of speeds, before the first update."""
         with self._lock:
-            self._interval = Interval(counters, time.monotonic())
-
-    def mean(self, name: str, value: float, weight: int = 1) -> None:
-        """Adds a value to a scalar that is averaged."""
-        self._interval.mean(name, value, weight)
+            self.interval = Interval(counters, time.monotonic())
 
     def waited(self, seconds: float) -> None:
         """Adds time in which the learner had no data."""
-        self._interval.waited(seconds)
-        self._waited_ever += seconds
+        self.interval.waited_seconds += seconds
+        self._totals["learner/wait_seconds"] += seconds
 
     def sample(self, name: str, values: np.ndarray | float) -> None:
         """Adds numbers to a distribution. Thread-safe."""
         with self._lock:
-            self._interval.sample(name, values)
+            self.interval.sample(name, values)
 
     def policy_lag(self, lags: np.ndarray, is_replay: np.ndarray) -> None:
         """Adds the lags of one batch's unrolls, in updates: [B]."""
         self.sample("policy_lag", lags[~is_replay])
         self.sample("replay/policy_lag", lags[is_replay])
-
-    def newest(self, name: str, values: Nest) -> None:
-        """Replaces the numbers [N, ...] of a histogram that is not in the row."""
-        self._interval.newest(name, values)
-
-    def images(self, images: Images) -> None:
-        """Replaces images: see `Interval.images`."""
-        self._interval.images |= images
 
     def unrolls(self, task: str, count: int, lag: int, dropped: str | None) -> None:
         """Adds what became of unrolls of a task: learned from, or dropped for this reason.
@@ -363,50 +322,40 @@ class Telemetry:
           dropped: why they were not learned from; None if they were.
         """
         fate = "learned" if dropped is None else f"dropped/{dropped}"
-        self._of_tasks[f"task/{task}/unrolls/{fate}"] += count
-        self.mean(f"task/{task}/policy_lag/{fate.partition('/')[0]}", lag, count)
+        self._totals[f"task/{task}/unrolls/{fate}"] += count
+        self.interval.mean(f"task/{task}/policy_lag/{fate.partition('/')[0]}", lag, count)
 
     def lengths(self, task: str, episodes: Sequence[Episode], is_dropped: bool) -> None:
         """Adds episodes that ended in unrolls that were learned from, or in dropped ones."""
         fate = "dropped" if is_dropped else "learned"
         for episode in episodes:
-            self.mean(f"task/{task}/episode_length/{fate}", episode.length)
+            self.interval.mean(f"task/{task}/episode_length/{fate}", episode.length)
 
     def rewards(self, task: str, total: float, steps: int) -> None:
         """Adds raw rewards of a task: their sum, and the number of agent steps that gave them."""
         if steps:
-            self.mean(f"task/{task}/reward_per_step", total / steps, steps)
+            self.interval.mean(f"task/{task}/reward_per_step", total / steps, steps)
 
     def actor(self, name: str, task: str, elapsed: float, waited: float) -> None:
         """Adds times of an actor that played a task: see `Interval.actor`."""
-        self._of_tasks[f"task/{task}/wait_seconds"] += waited
-        self._interval.actor(name, elapsed, waited)
+        self._totals[f"task/{task}/wait_seconds"] += waited
+        self.interval.actor(name, elapsed, waited)
 
     def episodes(self, task: str, episodes: Sequence[Episode]) -> None:
         """Adds finished episodes of a task."""
-        self._interval.episodes(f"episode/{task}", episodes)
+        self.interval.episodes(f"episode/{task}", episodes)
         if episodes:
             self._recent[task].extend(episode.episode_return for episode in episodes)
-            self._episodes[task] += len(episodes)
-
-    def due(self, seconds: float) -> bool:
-        """Returns whether the last row is at least this old."""
-        return time.monotonic() - self._interval.since >= seconds
-
-    def updates(self, counters: Counters) -> int:
-        """How many updates were made since the last row, by a run that is so far."""
-        return counters.updates - self._interval.counters.updates
+            self._totals[f"episodes/{task}"] += len(episodes)
 
     def end(self, counters: Counters, gauges: Mapping[str, float]) -> Interval:
         """Ends and returns the interval; the next one begins."""
         with self._lock:
-            now, ended = time.monotonic(), self._interval
-            self._interval = Interval(counters, now)
-        ended.levels({"learner/wait_seconds": self._waited_ever, **gauges})
-        ended.levels(self._of_tasks)
+            now, ended = time.monotonic(), self.interval
+            self.interval = Interval(counters, now)
+        ended.levels({**gauges, **self._totals})
         for task, returns in self._recent.items():
             if returns:
                 ended.levels({f"episode/{task}/return_recent": sum(returns) / len(returns)})
-                ended.levels({f"episodes/{task}": self._episodes[task]})
         ended.end(counters, now)
         return ended
