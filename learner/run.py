@@ -190,7 +190,6 @@ class Run(NamedTuple):
     def check(self) -> None:
         """Raises an error if a thread has ended by itself; adds a row of telemetry if it is due."""
         self.server.check()
-        self.writer.check()
         self.reporter.end_row_if_due(self.training.learner.counters)
 
 
@@ -281,8 +280,7 @@ def build_service(state: State, closing: contextlib.ExitStack) -> Run:
     )
     gauges = Gauges(
         *(plan.phases, records, server, ingest, pacing, replay, guard, checkpoints),
-        *(snapshots, writer),
-        inference=inference,
+        *(snapshots, writer, inference),
     )
     reporter = Reporter(
         *(telemetry, gauges, writer, plan.names, config.learner.log_seconds),

@@ -28,7 +28,7 @@ def log_directory(command: RunFlags) -> pathlib.Path:
         with LogDirectory(logdir):
             if not (command.fresh or command.change_settings):
                 identity.check(logdir, settings)
-        if command.init_from is not None and (command.fresh or not identity.is_run(logdir)):
+        if command.init_from is not None and (command.fresh or not checkpoint.exists(logdir)):
             checkpoint.load(command.init_from)
     except (LogDirectoryError, StorageError, ValueError) as error:
         raise values.OptionError(str(error)) from error

@@ -11,7 +11,6 @@ import pathlib
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Literal, Self, TextIO
 
 from impala.logdir import atomic
@@ -19,7 +18,6 @@ from impala.logdir import atomic
 _log = logging.getLogger(__name__)
 
 OF_DISKS = (errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS)
-_OF_PLACES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV)  # nothing can be moved there
 _STAYS = re.compile(r"lock$|before-")  # in a log directory when a run is moved aside
 # File of a run's key, by which its learners prove what they have acknowledged, and its size.
 RECEIPT_KEY, RECEIPT_KEY_BYTES = "receipt.key", 32
@@ -173,12 +171,7 @@ class LogDirectory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._lock.close()
 
 
@@ -186,9 +179,7 @@ def _aside(path: pathlib.Path, entries: Sequence[pathlib.Path]) -> pathlib.Path:
     """Moves entries of a log directory to PATH.before-TIME, or else to PATH/before-TIME."""
     try:
         return _move(entries, _unused(f"{path}.before"))
-    except OSError as error:
-        if error.errno not in _OF_PLACES:
-            raise
+    except OSError:
         return _move(entries, _unused(f"{path}/before"))
 
 

@@ -35,15 +35,6 @@ def default(preset: str, config: Config) -> pathlib.Path:
     return pathlib.Path("runs", f"{_word(preset)}-{environment}-seed{config.seed}")
 
 
-def is_run(logdir: pathlib.Path) -> bool:
-    """Returns whether a log directory has a run to resume: one that has written a checkpoint.
-
-    Raises:
-      CheckpointError: its checkpoints cannot be listed.
-    """
-    return checkpoint.exists(logdir)
-
-
 def differences(logdir: pathlib.Path, config: Config) -> list[str]:
     """Returns how an experiment differs from that of a run, such as "seed: 0 -> 1".
 
@@ -73,7 +64,7 @@ def check(logdir: pathlib.Path, config: Config) -> None:
       LogDirectoryError: names the settings that differ, and the options.
       CheckpointError: as `differences`.
     """
-    if not is_run(logdir) or not (found := differences(logdir, config)):
+    if not checkpoint.exists(logdir) or not (found := differences(logdir, config)):
         return
     more = f", and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     raise LogDirectoryError(

@@ -1,5 +1,6 @@
 """Custom sinks: a failing one is dropped, and the run goes on."""
 
+import copy
 import logging
 import pathlib
 from collections.abc import Callable
@@ -9,12 +10,12 @@ from impala.config.schema import Config
 from impala.logdir.rows import Row
 from impala.parts import build, sections
 from impala.parts.components import SINK, described
-from learner.telemetry.sinks import Histograms, Images, Sink
+from learner.telemetry.sinks import Histograms, Images, Sink, pass_on
 
 _log = logging.getLogger(__name__)
 
 
-class CustomSink(Sink):
+class CustomSink:
     """A sink from outside this package, used until it raises an error."""
 
     def __init__(self, name: str, sink: Sink):
@@ -29,19 +30,10 @@ class CustomSink(Sink):
         self.is_dropped = False
         """Whether it has raised an error, and gets no more rows."""
 
-    def write(self, row: Row) -> None:
-        """Passes on a copy, which the sink may change."""
-        self._unless_dropped(lambda: self._sink.write(dict(row)))
-
-    def write_histograms(self, histograms: Histograms, frames: float) -> None:
+    def take(self, row: Row, histograms: Histograms, images: Images) -> None:
         """Passes on copies, which the sink may change."""
-        copies = {name: values.copy() for name, values in histograms.items()}
-        self._unless_dropped(lambda: self._sink.write_histograms(copies, frames))
-
-    def write_images(self, images: Images, frames: float) -> None:
-        """Passes on copies, which the sink may change."""
-        copies = {name: values.copy() for name, values in images.items()}
-        self._unless_dropped(lambda: self._sink.write_images(copies, frames))
+        copies = copy.deepcopy((row, histograms, images))
+        self._unless_dropped(lambda: pass_on(self._sink, *copies))
 
     def close(self) -> None:
         """Closes the sink, unless it has raised."""

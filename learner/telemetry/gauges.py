@@ -1,5 +1,7 @@
 """Gauges: reads totals and levels from a learner's components for a row of telemetry."""
 
+import dataclasses
+
 from impala.logdir.checkpoint import Counters
 from impala.logdir.rows import Row
 from learner.data.ingest import Ingest
@@ -17,66 +19,52 @@ from learner.update.phases import Phases
 _MOST_WORKERS = 32  # actors that have scalars of their own; `impala status` shows all
 
 
+@dataclasses.dataclass(frozen=True)
 class Gauges:
     """Reads a learner's components."""
 
-    def __init__(
-        self,
-        phases: Phases,
-        records: Records,
-        server: Server,
-        ingest: Ingest,
-        pacing: Pacing | None,
-        replay: Replay | None,
-        guard: Guard,
-        checkpoints: Checkpoints,
-        snapshots: Snapshots,
-        writer: Writer,
-        inference: Inference | None = None,
-    ):
-        """Keeps references to the components."""
-        self._phases = phases
-        self._records = records
-        self._server = server
-        self._ingest = ingest
-        self._pacing = pacing
-        self._replay = replay
-        self._guard = guard
-        self._checkpoints = checkpoints
-        self._snapshots = snapshots
-        self._writer = writer
-        self._inference = inference
+    phases: Phases
+    records: Records
+    server: Server
+    ingest: Ingest
+    pacing: Pacing | None
+    replay: Replay | None
+    guard: Guard
+    checkpoints: Checkpoints
+    snapshots: Snapshots
+    writer: Writer
+    inference: Inference | None
 
     def read(self, counters: Counters) -> Row:
         """Returns the current totals and levels of a run with these counters."""
-        records = self._records
+        records = self.records
         totals = records.accounts.totals()
         active, silent = records.roster.actors()
         found: Row = {
-            "progress": self._phases.progress(counters),
-            "phase/number": self._phases.number(counters),
-            "checkpoint/age_seconds": self._checkpoints.age_seconds,
+            "progress": self.phases.progress(counters),
+            "phase/number": self.phases.number(counters),
+            "checkpoint/age_seconds": self.checkpoints.age_seconds,
             "actor/active": active,
             "actor/silent": silent,
             "actor/quarantined": records.quarantine.count(),
             "actor/joins": records.roster.joins,
             **{f"actor/environment_faults/{kind}": n for kind, n in records.roster.faults.items()},
             "ingest/bytes": records.roster.received_bytes,
-            "ingest/capacity": self._ingest.capacity,
-            "ingest/depth": self._ingest.depth,
+            "ingest/capacity": self.ingest.capacity,
+            "ingest/depth": self.ingest.depth,
             "unrolls/received": totals.received,
             "unrolls/learned": totals.learned,
             "unrolls/queued": totals.queued,
             "messages/duplicates": totals.duplicates,
-            "guard/skipped_updates": self._guard.skipped_updates,
-            "guard/culprits": self._guard.culprits,
-            "guard/rollbacks": self._guard.rollbacks,
-            "evaluations/waiting": len(self._snapshots),
+            "guard/skipped_updates": self.guard.skipped_updates,
+            "guard/culprits": self.guard.culprits,
+            "guard/rollbacks": self.guard.rollbacks,
+            "evaluations/waiting": len(self.snapshots),
             "info_names/dropped": records.info_names.dropped,
-            "telemetry/dropped": self._writer.dropped,
-            "telemetry/sinks_dropped": self._writer.sinks_dropped,
+            "telemetry/dropped": self.writer.dropped,
+            "telemetry/sinks_dropped": self.writer.sinks_dropped,
             **{f"unrolls/dropped/{reason}": n for reason, n in totals.dropped.items()},
-            **{f"refused/{reason}": n for reason, n in self._server.refusals().items()},
+            **{f"refused/{reason}": n for reason, n in self.server.refusals().items()},
             **{f"messages/rejected/{reason}": n for reason, n in totals.rejected.items()},
             **{f"messages/violations/{kind}": n for kind, n in records.violations.totals().items()},
         }
@@ -87,12 +75,12 @@ class Gauges:
                 found[f"worker/{actor.name}/return_recent"] = actor.recent_return
             elif actor.reward_per_step is not None:
                 found[f"worker/{actor.name}/reward_per_step"] = actor.reward_per_step
-        if self._inference is not None and self._inference.rows:
-            found["inference/rows"] = self._inference.rows
-            found["inference/versions"] = self._inference.versions
-        if self._pacing is not None:
-            found |= {"ingest/depth": self._pacing.queued, "pacing/making": self._pacing.making}
-        if self._replay is not None:
-            contents = self._replay.contents()._asdict()
+        if self.inference is not None and self.inference.rows:
+            found["inference/rows"] = self.inference.rows
+            found["inference/versions"] = self.inference.versions
+        if self.pacing is not None:
+            found |= {"ingest/depth": self.pacing.queued, "pacing/making": self.pacing.making}
+        if self.replay is not None:
+            contents = self.replay.contents()._asdict()
             found |= {f"replay/{name}": value for name, value in contents.items()}
         return found

@@ -65,3 +65,13 @@ class Sink(abc.ABC):
     def close(self) -> None:
         """Closes the sink, when the run has ended or failed. The default does nothing."""
         return None
+
+
+def pass_on(sink: Sink, row: Row, histograms: Histograms, images: Images) -> None:
+    """Gives a sink a row with its histograms and images, if there are any."""
+    frames = row["frames"]
+    sink.write(row)
+    if histograms:
+        sink.write_histograms(histograms, frames)
+    if images:
+        sink.write_images(images, frames)

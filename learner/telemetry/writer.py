@@ -13,11 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from impala.logdir.rows import Row
 from learner.evaluation.evaluations import Evaluations
 from learner.evaluation.evaluators import EvaluationReport
 from learner.telemetry.custom_sinks import CustomSink
-from learner.telemetry.sinks import Histograms, Images, Sink
+from learner.telemetry.sinks import Sink, pass_on
 from learner.telemetry.telemetry import Interval
 
 _log = logging.getLogger(__name__)
@@ -107,21 +106,13 @@ class Files:
         else:
             self._histogram_age = 0.0
         for file in self._files:
-            self._attempt(file, _write, file, row, histograms, images)
+            self._attempt(file, pass_on, file, row, histograms, images)
         self._interval, self._row_age = None, 0.0
 
     def close(self) -> None:
         """Closes the files."""
         for file in self._files:
             self._attempt(file, file.close)
-
-
-def _write(sink: Sink, row: Row, histograms: Histograms, images: Images) -> None:
-    sink.write(row)
-    if histograms:
-        sink.write_histograms(histograms, row["frames"])
-    if images:
-        sink.write_images(images, row["frames"])
 
 
 class _Item(NamedTuple):
@@ -134,7 +125,6 @@ class Writer:
 
     Rows wait in a bounded queue. When it is full, the next row waits in front of it and is merged
     with those that follow. An error of a sink is logged once, and the sink still gets the next row.
-    If a thread dies, it is restarted.
     """
 
     def __init__(
@@ -171,8 +161,12 @@ class Writer:
         self._closing = threading.Event()
         self.dropped = 0
         """Rows that were merged into the next one because the queue was full."""
-        self._threads: dict[str, threading.Thread] = {}
-        self.check()
+        self._threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for name, target in ((_ROWS, self._write_rows), (_REPORTS, self._file_reports))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def sinks_dropped(self) -> int:
@@ -186,7 +180,6 @@ class Writer:
           interval: owned by the writer from now on.
           is_last: files get it at once, and only the exporter gets later ones.
         """
-        self.check()
         if self._waiting is None:
             self._waiting = _Item(interval, is_last)
         else:
@@ -197,26 +190,12 @@ class Writer:
             self._waiting = self._waiting._replace(is_last=self._waiting.is_last or is_last)
         self._hand_over()
 
-    def check(self) -> None:
-        """Starts the threads, again if they have died."""
-        if self._closing.is_set():
-            return
-        for name, target in ((_ROWS, self._write_rows), (_REPORTS, self._file_reports)):
-            thread = self._threads.get(name)
-            if thread is not None and thread.is_alive():
-                continue
-            if thread is not None:
-                _log.error("The thread that writes %s has died; it is started again.", name)
-            self._threads[name] = threading.Thread(target=target, name=name, daemon=True)
-            self._threads[name].start()
-
     def drain(self, seconds: float = _DRAIN_SECONDS) -> bool:
         """Waits until everything queued is written. Returns whether that was in time."""
         deadline = time.monotonic() + seconds
         self._hand_over()
         while self._waiting or self._queue.unfinished_tasks or self._reports.unfinished_tasks:
-            are_alive = all(thread.is_alive() for thread in self._threads.values())
-            if time.monotonic() >= deadline or not are_alive:
+            if time.monotonic() >= deadline:
                 return False
             time.sleep(0.01)
             self._hand_over()
@@ -227,9 +206,9 @@ class Writer:
         deadline = time.monotonic() + seconds
         self._hand_over(seconds)
         self._closing.set()
-        for thread in self._threads.values():
+        for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        if any(thread.is_alive() for thread in self._threads.values()):
+        if any(thread.is_alive() for thread in self._threads):
             _log.warning(
                 "Telemetry could not be written within %.0f seconds: rows are lost.", seconds
             )
@@ -246,8 +225,8 @@ class Writer:
         for sink in (*self._exporter, *self._live):
             self._attempt(sink, sink.close)
         self._files.close()
-        for sink in self._own:
-            self._attempt(sink, sink.close)
+        for own in self._own:
+            own.close()
 
     def _file_reports(self) -> None:
         attempt, evaluations = Attempts(), self._evaluations
@@ -274,9 +253,9 @@ class Writer:
         self._evaluations.report(interval)
         row, histograms = interval.row()
         for sink in (*self._exporter, *(() if self._has_ended else self._live)):
-            self._attempt(sink, _write, sink, row, histograms, interval.images)
+            self._attempt(sink, pass_on, sink, row, histograms, interval.images)
         if not self._has_ended:
             self._files.write(interval, item.is_last)
-            for sink in self._own:
-                self._attempt(sink, _write, sink, row, histograms, interval.images)
+            for own in self._own:
+                own.take(row, histograms, interval.images)
         self._has_ended |= item.is_last
