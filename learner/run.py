@@ -320,7 +320,7 @@ def train(run: Run, stop: EndRequest, closing: contextlib.ExitStack) -> str:
     if any(group.meet(options.empty_replay and state.replay_added > 0)):
         run.checkpoints.save(training.learner)  # no longer counts the replay moved aside
     publisher.publish(training.learner)
-    run.snapshot_maker.begin(training.learner)
+    run.snapshot_maker.make_if_due(training.learner)
     address = run.server.start()
     closing.callback(run.server.stop, _GRACE_SECONDS)
     state.directory.write("address", f"{address}\n")

@@ -13,8 +13,8 @@ from impala.logdir import json_lines
 from impala.logdir.json_lines import Appender
 
 
-def _append(path: pathlib.Path, *numbers: int, part_bytes: int = 2**20) -> None:
-    appender = Appender(path, part_bytes)
+def _append(path: pathlib.Path, *numbers: int) -> None:
+    appender = Appender(path)
     for number in numbers:
         appender.write({"number": number})
     appender.close()
@@ -71,15 +71,19 @@ def test_what_a_full_disk_cut_off_spoils_no_other_line(tmp_path: pathlib.Path) -
     assert _numbers(path) == [10, 5]
 
 
-def test_a_large_file_is_begun_anew_and_read_as_one(tmp_path: pathlib.Path) -> None:
+def test_a_large_file_is_begun_anew_and_read_as_one(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "rows.jsonl"
+    monkeypatch.setattr(json_lines, "_PART_BYTES", 100)
     for start in (0, 30, 60):  # three starts of a learner
-        _append(path, *range(start, start + 30), part_bytes=100)
+        _append(path, *range(start, start + 30))
     assert _numbers(path) == list(range(90))
     parts = sorted(tmp_path.iterdir())
     assert len(parts) > 10
     assert all(part.stat().st_size <= 100 for part in parts)
-    _append(path, 90, part_bytes=5)  # smaller than a line: a line each
+    monkeypatch.setattr(json_lines, "_PART_BYTES", 5)
+    _append(path, 90)  # smaller than a line: a line each
     assert _numbers(path)[-1] == 90
 
 

@@ -45,7 +45,8 @@ class Story:
         self.evaluated: list[Evaluated] = []
         self.frames = frames
         self.kept = BestAndMilestones(
-            logdir, Resumed(self._learner()), SPACES, self._take_evaluated
+            *(logdir, Resumed(self._learner()), SPACES, self._take_evaluated),
+            settings=self.config.learner,
         )
 
     def _take_evaluated(self) -> list[Evaluated]:

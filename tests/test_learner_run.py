@@ -103,7 +103,7 @@ class Scene:
             variable.assign(np.full(variable.shape, 1e30, np.float32))
 
     def saved(self) -> list[pathlib.Path]:
-        return checkpoint._saved(self.logdir / "checkpoints")
+        return checkpoint.of_kind(self.logdir, "checkpoints")
 
 
 def start(

@@ -149,7 +149,7 @@ class Story:
         phases: Any = SimpleNamespace(config=config, progress=lambda c: c.frames / 1000)
         resumed = Resumed(self._learner())
         self.maker = SnapshotMaker(logdir, resumed, phases, SPACES, self.snapshots, LEARNER)
-        self.maker.begin(resumed.learner)
+        self.maker.make_if_due(resumed.learner)
 
     def _learner(self) -> Any:
         return SimpleNamespace(

@@ -14,7 +14,7 @@ import pytest
 from impala.config.schema import Config, TelemetryConfig
 from impala.config.values import OptionError
 from learner.telemetry import custom_sinks
-from learner.telemetry.sinks import Sink
+from learner.telemetry.custom_sinks import CustomSink
 
 RETURN = 'episode/Catch{"rows": 9}/return_recent'
 
@@ -25,20 +25,19 @@ def logdir(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path
 
 
-def opened(name: str, logdir: pathlib.Path) -> Sink:
+def opened(name: str, logdir: pathlib.Path) -> CustomSink:
     (sink,) = custom_sinks.make(Config(telemetry=TelemetryConfig(sinks=(name,))), logdir)
     return sink
 
 
 def tracked(name: str, logdir: pathlib.Path) -> None:
     """A run of 20 frames that is resumed from a checkpoint at 10."""
-    for frames in ((10.0, 20.0), (20.0, 30.0)):
+    for first, last in ((10.0, 20.0), (20.0, 30.0)):
         sink = opened(name, logdir)
-        for at in frames:
-            sink.write({"frames": at, RETURN: -at})
-        sink.write_histograms({"q": np.arange(5.0)}, frames[-1])
+        sink.take({"frames": first, RETURN: -first}, {}, {})
+        sink.take({"frames": last, RETURN: -last}, {"q": np.arange(5.0)}, {})
         sink.close()
-        assert isinstance(sink, custom_sinks.CustomSink) and not sink.is_dropped
+        assert not sink.is_dropped
 
 
 @pytest.mark.slow

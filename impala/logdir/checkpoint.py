@@ -17,7 +17,6 @@ other's checkpoints, but for those with an unknown setting that changes what is 
 
 import hashlib
 import io
-import itertools
 import json
 import logging
 import os
@@ -25,8 +24,8 @@ import pathlib
 import re
 import shutil
 import types
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -49,7 +48,7 @@ SCHEMA = 1, 0
 _FILES = ("state.json", "variables.npz")
 _MANIFEST = "MANIFEST"  # vouches for the files
 
-_ROOTS = ("checkpoints", "milestones", "best", "snapshots")
+_ROOTS: tuple[Kind, ...] = get_args(Kind)
 _LEFTOVER = ".partial-"  # prefix of what is being written or deleted; readers ignore it
 _NAME = re.compile(r"([0-9]+)-([0-9]+)")  # updates and serial
 
@@ -123,12 +122,12 @@ def save(
     try:
         root.mkdir(parents=True, exist_ok=True)
         remove_leftovers(directory)
-        final = _new_path(root, checkpoint.counters.updates)
+        final = _new_path(directory, kind, checkpoint.counters.updates)
         partial = root / f"{_LEFTOVER}{final.name}"
         partial.mkdir()
         try:
             for name, content in _contents(checkpoint).items():
-                _write(partial / name, content)
+                atomic.write(partial / name, content)
             atomic.flush_directory(partial)
             os.rename(partial, final)
         except OSError:
@@ -142,13 +141,13 @@ def save(
             "are intact. Free space on its disk and start the learner again: it goes on from the "
             "newest."
         ) from error
-    for old in _saved(root)[:-keep] if keep is not None else ():
+    for old in of_kind(directory, kind)[:-keep] if keep is not None else ():
         delete(old)
     return final
 
 
-def move(path: pathlib.Path, directory: pathlib.Path, kind: Kind, keep: int) -> pathlib.Path:
-    """Moves a checkpoint to another folder of LOGDIR and deletes all there but the newest `keep`.
+def make_best(path: pathlib.Path, directory: pathlib.Path) -> pathlib.Path:
+    """Moves a checkpoint to LOGDIR/best, and deletes the one there.
 
     Returns:
       Its new path.
@@ -156,15 +155,14 @@ def move(path: pathlib.Path, directory: pathlib.Path, kind: Kind, keep: int) -> 
     Raises:
       StorageError: it cannot be moved.
     """
-    root = directory / kind
-    final = _new_path(root, _order(path)[1])
+    final = _new_path(directory, "best", _order(path)[1])
     try:
         final.parent.mkdir(exist_ok=True)
         os.rename(path, final)
         atomic.flush_directory(final.parent)
     except OSError as error:
         raise StorageError(f"{path} cannot be moved to {final} ({error.strerror}).") from error
-    for old in _saved(root)[:-keep]:
+    for old in of_kind(directory, "best")[:-1]:
         delete(old)
     return final
 
@@ -175,7 +173,14 @@ def of_kind(directory: pathlib.Path, kind: Kind) -> list[pathlib.Path]:
     Raises:
       CheckpointError: they cannot be listed.
     """
-    return _saved(directory / kind)
+    root = directory / kind
+    try:
+        names = os.listdir(root)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CheckpointError(f"{root} cannot be read ({error.strerror}).") from error
+    return sorted((root / name for name in names if _NAME.fullmatch(name)), key=_order)
 
 
 def delete(path: pathlib.Path) -> None:
@@ -190,7 +195,7 @@ def delete(path: pathlib.Path) -> None:
 
 def delete_later(directory: pathlib.Path, kind: Kind, updates: int) -> None:
     """Deletes the checkpoints in a folder of LOGDIR that count more updates."""
-    for path in _saved(directory / kind):
+    for path in of_kind(directory, kind):
         if _order(path)[1] > updates:
             delete(path)
 
@@ -220,8 +225,11 @@ def load(
       CheckpointError: there is none, or the newest intact one needs another version of impala.
     """
     root = directory / "checkpoints"
-    paths = [directory] if _is_one(directory) else _saved(root)
-    loaded, damaged = _first_intact(paths[::-1], is_fit, unfit)
+
+    def find() -> list[pathlib.Path]:
+        return [directory] if _is_one(directory) else of_kind(directory, "checkpoints")[::-1]
+
+    loaded, damaged = _first_intact(find, is_fit, unfit)
     if loaded is not None:
         if damaged:
             _log.warning(
@@ -229,8 +237,6 @@ def load(
                 *(root, "; ".join(damaged), loaded.counters.updates),
             )
         return loaded
-    if not _is_one(directory) and _saved(root) != paths:  # replaced while they were being read
-        return load(directory, is_fit, unfit)
     if damaged:
         raise CheckpointError(
             f"No checkpoint in {root} is of use: {'; '.join(damaged)}. Start over with --fresh."
@@ -243,12 +249,12 @@ def load(
 
 
 def _first_intact(
-    paths: Sequence[pathlib.Path],
+    find: Callable[[], list[pathlib.Path]],
     is_fit: Callable[[Checkpoint], bool] = lambda _: True,
     unfit: str = "",
 ) -> tuple[Checkpoint | None, list[str]]:
     """Returns the first intact checkpoint that fits, and what is wrong with those before it."""
-    damaged = []
+    damaged, paths = [], find()
     for path in paths:
         try:
             loaded = read(path)
@@ -260,6 +266,8 @@ def _first_intact(
         if is_fit(loaded):
             return loaded, damaged
         damaged.append(f"{path.name} (intact, but {unfit})")
+    if find() != paths:  # replaced while they were being read
+        return _first_intact(find, is_fit, unfit)
     return None, damaged
 
 
@@ -305,12 +313,9 @@ def choose(directory: pathlib.Path, text: str = "newest") -> Checkpoint:
     """
     if text == "newest":
         return load(directory)
-    paths = _named(directory, text)
-    loaded, damaged = _first_intact(paths)
+    loaded, damaged = _first_intact(lambda: _named(directory, text))
     if loaded is not None:
         return loaded
-    if _named(directory, text) != paths:  # as in `load`
-        return choose(directory, text)
     why = f"damaged: {'; '.join(damaged)}" if damaged else "not there"
     raise CheckpointError(f"The checkpoint {text!r} of {directory} is {why}. {_what_is(directory)}")
 
@@ -319,12 +324,10 @@ def _named(directory: pathlib.Path, text: str) -> list[pathlib.Path]:
     """Returns the checkpoints that `choose` may read: best, a number of updates, or a path."""
     if text != "best" and not text.isdecimal():
         return [path for path in (pathlib.Path(text), directory / text) if _is_one(path)]
-    there = [path for root in _ROOTS for path in _saved(directory / root)]
-    is_named = [
-        path.parent.name == text if text == "best" else _order(path)[1] == int(text)
-        for path in there
-    ]
-    return list(itertools.compress(there, is_named))
+    if text == "best":
+        return of_kind(directory, "best")
+    there = [path for root in _ROOTS for path in of_kind(directory, root)]
+    return [path for path in there if _order(path)[1] == int(text)]
 
 
 def exists(directory: pathlib.Path) -> bool:
@@ -333,7 +336,7 @@ def exists(directory: pathlib.Path) -> bool:
     Raises:
       CheckpointError: they cannot be listed.
     """
-    return bool(_saved(directory / "checkpoints"))
+    return bool(of_kind(directory, "checkpoints"))
 
 
 def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:
@@ -405,30 +408,19 @@ def _order(path: pathlib.Path) -> tuple[int, int]:
     return int(match[2]), int(match[1])
 
 
-def _saved(root: pathlib.Path) -> list[pathlib.Path]:
-    """Returns checkpoints in the order in which they were saved."""
-    try:
-        names = os.listdir(root)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise CheckpointError(f"{root} cannot be read ({error.strerror}).") from error
-    return sorted((root / name for name in names if _NAME.fullmatch(name)), key=_order)
-
-
 def _is_one(path: pathlib.Path) -> bool:
     return _NAME.fullmatch(path.name) is not None and (path / _FILES[0]).is_file()
 
 
-def _new_path(root: pathlib.Path, updates: int) -> pathlib.Path:
-    """Returns the path of a new checkpoint in a folder."""
-    serial = max((_order(path) for path in _saved(root)), default=(0, 0))[0] + 1
-    return root / f"{updates:012d}-{serial:06d}"
+def _new_path(directory: pathlib.Path, kind: Kind, updates: int) -> pathlib.Path:
+    """Returns the path of a new checkpoint in a folder of LOGDIR."""
+    serial = max((_order(path) for path in of_kind(directory, kind)), default=(0, 0))[0] + 1
+    return directory / kind / f"{updates:012d}-{serial:06d}"
 
 
 def _what_is(directory: pathlib.Path) -> str:
     """Lists the checkpoints of LOGDIR, for an error message."""
-    updates = {root: [_order(path)[1] for path in _saved(directory / root)] for root in _ROOTS}
+    updates = {root: [_order(path)[1] for path in of_kind(directory, root)] for root in _ROOTS}
     if not any(updates.values()):
         return f"{directory.absolute()} has no checkpoint."
     best = [f"best ({n} updates)" for n in updates["best"]]
@@ -441,10 +433,3 @@ def _in_one_line(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"{pathlib.Path(error.filename or '').name}: {error.strerror}"
     return " ".join(f"{type(error).__name__}: {error}".split())
-
-
-def _write(path: pathlib.Path, content: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())

@@ -11,14 +11,14 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 _log = logging.getLogger(__name__)
 
-PART_BYTES = 32 * 2**20
+_PART_BYTES = 32 * 2**20  # size at which the file becomes a part and a new one is begun
 
-_INVALID = AttributeError, KeyError, TypeError, ValueError, ArithmeticError
+_INVALID = AttributeError, KeyError, TypeError, ValueError, ArithmeticError, RecursionError
 
 _T = TypeVar("_T")
 
@@ -26,18 +26,16 @@ _T = TypeVar("_T")
 class Appender:
     """Appends to such a file. A line that was not written completely affects no other."""
 
-    def __init__(self, path: pathlib.Path, part_bytes: int = PART_BYTES):
+    def __init__(self, path: pathlib.Path):
         """Opens or makes the file.
 
         Args:
           path: ends in .jsonl.
-          part_bytes: size at which the file becomes a part and a new one is begun.
 
         Raises:
           OSError: it cannot be written.
         """
         self._path = path
-        self._part_bytes = part_bytes
         self._file = _open(path)
         self._is_torn = _ends_torn(path)
 
@@ -49,7 +47,7 @@ class Appender:
           ValueError: `line` has a number that JSON cannot represent: NaN or infinity.
         """
         data = json.dumps(line, allow_nan=False).encode() + b"\n"
-        if self._file.tell() + len(data) > self._part_bytes:
+        if self._file.tell() + len(data) > _PART_BYTES:
             self._begin_part()
         if self._is_torn:
             data = b"\n" + data
@@ -93,10 +91,13 @@ def read(path: pathlib.Path, parse: Callable[[dict[str, Any]], _T]) -> list[_T]:
     found = []
     bad: list[str] = []
     for part in [*(part for _, part in _parts(path)), path]:
-        for number, line in _lines(part):
+        lines = part.read_bytes().split(b"\n") if part.is_file() else []
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
             try:
                 found.append(parse(json.loads(line)))
-            except (*_INVALID, RecursionError):
+            except _INVALID:
                 bad.append(f"line {number} of {part}")
     if bad:
         _log.warning("Skipped %d that cannot be read, the first is %s.", len(bad), bad[0])
@@ -119,13 +120,6 @@ def _parts(path: pathlib.Path) -> list[tuple[int, pathlib.Path]]:
         return []
     matches = [(named.fullmatch(other.name), other) for other in path.parent.iterdir()]
     return sorted((int(match[1]), other) for match, other in matches if match)
-
-
-def _lines(path: pathlib.Path) -> Iterator[tuple[int, bytes]]:
-    """Yields the non-empty lines of a file, with their numbers, counted from 1."""
-    if path.is_file():
-        with open(path, "rb") as file:
-            yield from ((i, line) for i, line in enumerate(file, 1) if line.strip())
 
 
 def _ends_torn(path: pathlib.Path) -> bool:

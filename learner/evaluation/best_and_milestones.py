@@ -95,7 +95,7 @@ class BestAndMilestones:
         resumed: Resumed,
         spaces: Spaces,
         evaluated: Callable[[], Sequence[Evaluated]],
-        settings: LearnerConfig | None = None,
+        settings: LearnerConfig,
         *,
         keeps_best: bool = True,
     ):
@@ -106,14 +106,13 @@ class BestAndMilestones:
           resumed: the state that the run resumed from.
           spaces: those that the agent was made for, saved with it.
           evaluated: returns the snapshots evaluated since the last call, to be kept or deleted.
-          settings: what to keep; None: as the run's configuration says.
+          settings: what to keep.
           keeps_best: whether to keep the best agent, too.
         """
         config, counters = resumed.learner.config, resumed.learner.counters
         self._logdir = logdir
         self._spaces = spaces
         self._evaluated = evaluated
-        settings = config.learner if settings is None else settings
         self._keeps_best = keeps_best
         self._milestones = settings.milestones
         self._config = config
@@ -123,9 +122,8 @@ class BestAndMilestones:
         self._score_file = logdir / "best" / "score.json"
         self._best = self._of_kept()
         checkpoint.delete_later(logdir, "milestones", counters.updates)  # they are passed once more
-        self._milestone = self._share(counters, self._milestones)
         self._period = 3600.0 * settings.milestone_hours or math.inf
-        self._periods = counters.seconds // self._period
+        self._passed = self._milestones_at(counters)
         self._look = self._share(counters, _LOOKS)
         self._returns: collections.deque[float] = collections.deque(maxlen=_EPISODES)
         self._rewards, self._steps = 0.0, 0  # their sum since the last look, and in how many steps
@@ -155,7 +153,7 @@ class BestAndMilestones:
             if self._is_best(score):
                 # First, as it may fail: the snapshot is still there then, for the next learner.
                 self._note(score)
-                self._log(score, checkpoint.move(snapshot.path, self._logdir, "best", keep=1))
+                self._log(score, checkpoint.make_best(snapshot.path, self._logdir))
             else:
                 checkpoint.delete(snapshot.path)
 
@@ -165,16 +163,11 @@ class BestAndMilestones:
         Raises:
           StorageError: it cannot be written.
         """
-        milestone = self._share(learner.counters, self._milestones)
-        if milestone > self._milestone:
-            self._milestone = milestone
+        passed = self._milestones_at(learner.counters)
+        if passed != self._passed:
+            self._passed = passed
             path = self._save(learner, None, "milestones")
-            _log.info("Milestone %d of %d: %s.", milestone, self._milestones, path)
-        periods = learner.counters.seconds // self._period
-        if periods > self._periods:
-            self._periods = periods
-            path = self._save(learner, None, "milestones")
-            _log.info("Milestone after %.1f hours: %s.", learner.counters.seconds / 3600.0, path)
+            _log.info("Milestone at %s frames: %s.", f"{learner.counters.frames:,}", path)
         score = self._score(learner.counters)
         if score is not None and self._is_best(score):
             path = self._save(learner, 1, "best")
@@ -198,15 +191,8 @@ class BestAndMilestones:
         self._best = score
 
     def _log(self, score: Score, path: pathlib.Path) -> None:
-        if score.by == "rewards":
-            _log.info("Best reward per step so far: %.4f. Kept as %s.", score.mean, path)
-        else:
-            _log.info(
-                "Best return so far, in %s: %.2f. Kept as %s.",
-                score.by,
-                score.mean,
-                path,
-            )
+        what = "reward per step" if score.by == "rewards" else f"return, in {score.by}"
+        _log.info("Best %s so far: %.4g. Kept as %s.", what, score.mean, path)
 
     def _score(self, counters: Counters) -> Score | None:
         """Returns the agent's score in training if there is a new one."""
@@ -224,6 +210,10 @@ class BestAndMilestones:
         if steps and not self._returns:
             return Score(rewards / steps, "rewards", counters.frames, self._tasks)
         return None
+
+    def _milestones_at(self, counters: Counters) -> tuple[int, float]:
+        """Returns how many milestones of the run's progress and of its time are passed."""
+        return self._share(counters, self._milestones), counters.seconds // self._period
 
     def _share(self, counters: Counters, parts: int) -> int:
         """Returns how many of `parts` equal parts of the run are done."""

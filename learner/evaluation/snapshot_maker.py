@@ -20,7 +20,6 @@ from learner.update.training import Iteration
 _log = logging.getLogger(__name__)
 
 _MOST_WAITING = 20  # snapshots; then training waits for evaluators
-
 _REMIND_SECONDS = 600.0  # between two messages that training waits
 
 
@@ -59,7 +58,6 @@ class SnapshotMaker:
         self._spaces = spaces
         self._snapshots = snapshots
         self._incarnation = incarnation
-        self._most = _MOST_WAITING
         self._every = tasks.evaluation_frames(phases.config)
         self._ends = _ends(phases.config)
         self._every_seconds = phases.config.evaluator.every_seconds or math.inf
@@ -71,9 +69,16 @@ class SnapshotMaker:
         for path in () if snapshots.are_refused else checkpoint.of_kind(logdir, "snapshots"):
             self._restore(path, counters)
 
-    def begin(self, learner: Learner) -> None:
-        """Makes the snapshot of a run that has not begun, if it is wanted."""
-        self._make_if_due(learner)
+    def make_if_due(self, learner: Learner) -> None:
+        """Makes a snapshot if one is due and wanted.
+
+        Raises:
+          StorageError: it cannot be written.
+        """
+        frames, seconds = learner.counters.frames, learner.counters.seconds
+        is_due = frames >= self._next or seconds >= self._next_seconds
+        if self._snapshots.are_wanted and is_due and frames > self._newest:
+            self._make(learner)
 
     def take(self, iteration: Iteration) -> None:
         """Makes a snapshot if one is due; of variables in doubt, not until they are good.
@@ -82,7 +87,7 @@ class SnapshotMaker:
           StorageError: it cannot be written.
         """
         if not iteration.in_doubt:
-            self._make_if_due(iteration.learner)
+            self.make_if_due(iteration.learner)
 
     def make_last(self, learner: Learner) -> None:
         """Makes the snapshot of a run that this learner has finished, unless there is one already.
@@ -95,7 +100,7 @@ class SnapshotMaker:
 
     def has_room(self) -> bool:
         """Returns whether another snapshot may be made; otherwise, training has to wait."""
-        if len(self._snapshots) < self._most:
+        if len(self._snapshots) < _MOST_WAITING:
             return True
         if time.monotonic() >= self._reminded + _REMIND_SECONDS:
             self._reminded = time.monotonic()
@@ -103,15 +108,9 @@ class SnapshotMaker:
                 "Training waits for evaluators: %d snapshots are not evaluated, the most that "
                 "may wait. If there is no evaluator, start one (impala actor "
                 "--role evaluator), or go on with --learner.snapshots never.",
-                self._most,
+                _MOST_WAITING,
             )
         return False
-
-    def _make_if_due(self, learner: Learner) -> None:
-        frames, seconds = learner.counters.frames, learner.counters.seconds
-        is_due = frames >= self._next or seconds >= self._next_seconds
-        if self._snapshots.are_wanted and is_due and frames > self._newest:
-            self._make(learner)
 
     def _make(self, learner: Learner) -> None:
         counters = learner.counters

@@ -6,7 +6,7 @@ import logging
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from impala.logdir import checkpoint
@@ -60,21 +60,18 @@ class Snapshots:
         self,
         num_tasks: int,
         keep: Literal["auto", "always", "never"],
-        clock: Callable[[], float] = time.monotonic,
     ):
         """Starts without snapshots.
 
         Args:
           num_tasks: tasks of the run.
           keep: `learner.snapshots`.
-          clock: monotonic, in seconds.
         """
         self._num_tasks = num_tasks
         self._keep = keep
-        self._clock = clock
         self._lock = threading.Lock()
         self._has_evaluators = False
-        self._heard = clock()
+        self._heard = time.monotonic()
         self._waiting: collections.deque[_Waiting] = collections.deque()
         self._evaluated: list[Evaluated] = []
         self._are_all = False
@@ -92,7 +89,7 @@ class Snapshots:
     @property
     def silent_seconds(self) -> float:
         """Returns the seconds since an evaluator was heard of, or since the start."""
-        return self._clock() - self._heard
+        return time.monotonic() - self._heard
 
     @property
     def are_over(self) -> bool:
@@ -107,7 +104,7 @@ class Snapshots:
     def heard(self) -> None:
         """Notes that there is an evaluator, at work or waiting for some."""
         self._has_evaluators = True
-        self._heard = self._clock()
+        self._heard = time.monotonic()
 
     def add(self, snapshot: Snapshot) -> None:
         """Adds a snapshot, of more frames than those before."""
