@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -15,12 +16,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from impala.config import values
 from impala.config.presets import PRESETS
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Checkpoint, CheckpointError, Counters
 from impala.logdir.directory import LogDirectory, LogDirectoryBusy, LogDirectoryError, StorageError
+from learner.fleet.accounts import Accounts
 from learner.update import named_variables
-from learner.update.checkpoints import Due
+from learner.update.checkpoints import Checkpoints, Resumed
 
 
 def _checkpoint(updates: int) -> Checkpoint:
@@ -169,38 +172,50 @@ def test_a_full_disk_leaves_the_last_one_and_no_leftovers(
     assert checkpoint.load(tmp_path).counters.updates == 1
 
 
-def test_first_checkpoint_comes_half_a_minute_after_an_update() -> None:
+def test_first_checkpoint_comes_half_a_minute_after_an_update(tmp_path: pathlib.Path) -> None:
     now = [0.0]
-    due = Due(300.0, has_one=False, clock=lambda: now[0])
 
-    def reached() -> bool:
-        return due.reached
+    def begun(seconds: float, updates: int = 0) -> tuple[Checkpoints, Any]:
+        config = values.overlay(PRESETS["catch"][1], {"learner": {"checkpoint_seconds": seconds}})
+        phase, counters = SimpleNamespace(algorithm="impala"), Counters(updates)
+        learner: Any = SimpleNamespace(
+            config=config, counters=counters, phase=phase, variables=dict
+        )
+        spaces: Any = None
+        of_run = tmp_path / f"{seconds}-{updates}", Resumed(learner), spaces, Accounts(), None
+        return Checkpoints(*of_run, clock=lambda: now[0]), learner
 
+    def is_saved(checkpoints: Checkpoints, learner: Any, updates: int = 1) -> bool:
+        """After so many updates more."""
+        learner.counters = Counters(learner.counters.updates + updates)
+        made = updates or None
+        step: Any = SimpleNamespace(
+            learner=learner, update=made, begins_phase=False, in_doubt=False
+        )
+        checkpoints.take(step)
+        return checkpoints._saved == learner.counters
+
+    run = begun(300.0)
     now[0] = 100.0  # no actor until now
-    assert not reached()
+    assert is_saved(*run, updates=0) and not checkpoint.exists(tmp_path / "300.0-0")
     for now[0] in (100.0, 101.0, 129.0):
-        due.updated()
-        assert not reached()
+        assert not is_saved(*run)
+    assert run[0].age_seconds == 29.0  # since the first update
     now[0] = 130.0
-    assert reached()
-    assert due.age == 30.0  # since the first update
-    due.saved()
-    assert due.age == 0.0
+    assert is_saved(*run)
+    assert run[0].age_seconds == 0.0
     now[0] = 140.0
-    due.updated()
+    assert not is_saved(*run)
     now[0] = 429.0
-    assert not reached() and due.age == 289.0
+    assert not is_saved(*run) and run[0].age_seconds == 289.0
     now[0] = 430.0
-    assert reached()
+    assert is_saved(*run)
 
     now[0] = 0.0
-    for due in (
-        Due(10.0, has_one=False, clock=lambda: now[0]),  # more often anyway
-        Due(300.0, has_one=True, clock=lambda: now[0]),
-    ):
-        due.updated()
+    often, resumed = begun(10.0), begun(300.0, updates=5)
+    assert not is_saved(*often) and not is_saved(*resumed)
     now[0] = 30.0
-    assert not reached()
+    assert is_saved(*often) and not is_saved(*resumed)
 
 
 def test_no_checkpoint_is_an_error_that_names_the_directory(tmp_path: pathlib.Path) -> None:

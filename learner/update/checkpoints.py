@@ -2,7 +2,6 @@
 
 import logging
 import pathlib
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -129,49 +128,6 @@ def of_agent(learner: Learner, spaces: Spaces, incarnation: int = 0) -> Checkpoi
     )
 
 
-class Due:
-    """Decides when the next checkpoint is due."""
-
-    def __init__(self, seconds: float, has_one: bool, clock: Callable[[], float] = time.monotonic):
-        """Starts the clock.
-
-        Args:
-          seconds: between checkpoints. The first of a run is due at most 30 s after its first
-            update.
-          has_one: whether the run has a checkpoint already.
-          clock: monotonic, in seconds.
-        """
-        self._seconds = seconds
-        self._awaits_first_update = not has_one
-        self._clock = clock
-        # When the first update was made that is in no checkpoint.
-        self._unsaved_since: float | None = None
-        self._next = clock() + seconds
-
-    def updated(self) -> None:
-        """Notes an update."""
-        if self._unsaved_since is None:
-            self._unsaved_since = self._clock()
-        if self._awaits_first_update:
-            self._awaits_first_update = False
-            self._next = min(self._next, self._clock() + _FIRST_SECONDS)
-
-    def saved(self) -> None:
-        """Notes that a checkpoint was written."""
-        self._unsaved_since = None
-        self._next = self._clock() + self._seconds
-
-    @property
-    def reached(self) -> bool:
-        """Returns whether the next checkpoint is due."""
-        return self._clock() >= self._next
-
-    @property
-    def age(self) -> float:
-        """Returns the seconds since the first update that is in no checkpoint; 0.0 without one."""
-        return 0.0 if self._unsaved_since is None else self._clock() - self._unsaved_since
-
-
 class Checkpoints:
     """Saves replay, then a checkpoint, which so counts no unroll that replay may have lost."""
 
@@ -202,25 +158,30 @@ class Checkpoints:
         self._accounts = accounts
         self._replay = replay
         self._replay_added = resumed.replay_added
-        seconds = resumed.learner.config.learner.checkpoint_seconds
-        has_one = resumed.learner.counters.updates > 0
-        self._due = Due(seconds, has_one, peers.clock if clock is None else clock)
+        self._clock = peers.clock if clock is None else clock
+        self._seconds = resumed.learner.config.learner.checkpoint_seconds
+        self._next = self._clock() + self._seconds  # when the next one is due
+        self._unsaved_since: float | None = None  # when the first update was made that is in none
         self._saved = resumed.learner.counters
 
     @property
     def age_seconds(self) -> float:
         """Returns the seconds since the first update that is in no checkpoint; 0.0 without one."""
-        return self._due.age
+        return 0.0 if self._unsaved_since is None else self._clock() - self._unsaved_since
 
     def take(self, iteration: Iteration) -> None:
         """Saves if it is due, also without new data; but not the same state twice.
 
+        The first checkpoint of a run is due at most 30 s after its first update.
+
         Raises:
           StorageError: the checkpoint or the replay cannot be written.
         """
-        if iteration.update is not None:
-            self._due.updated()
-        is_due = self._due.reached and iteration.learner.counters != self._saved
+        if iteration.update is not None and self._unsaved_since is None:
+            self._unsaved_since = self._clock()
+            if not self._saved.updates:
+                self._next = min(self._next, self._unsaved_since + _FIRST_SECONDS)
+        is_due = self._clock() >= self._next and iteration.learner.counters != self._saved
         # A checkpoint holds the variables of its own phase, so a new phase begins with one.
         if (iteration.begins_phase or is_due) and not iteration.in_doubt:
             self.save(iteration.learner)
@@ -248,6 +209,7 @@ class Checkpoints:
             # Others keep the one before: the first may end before it has written this one.
             keep = keep if self._peers.is_first else max(2, keep)
             path = checkpoint.save(self._logdir, saved, keep)
-        self._due.saved()
+        self._unsaved_since = None
+        self._next = self._clock() + self._seconds
         self._saved = saved.counters
         _log.info("Checkpoint %s at %s frames.", path, f"{saved.counters.frames:,}")
