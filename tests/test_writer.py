@@ -347,7 +347,7 @@ def test_rows_of_files_become_rare_and_hold_all_that_happened() -> None:
     file = Sink()
     writing = Files([file], Attempts())
     for number in range(17_280):
-        writing.write(interval(number), is_last=False)
+        writing.write(interval(number))
     updates = [0, *(int(row["updates"]) for row in file.rows)]
     assert updates[:200] == list(range(200))  # each row, in the first minutes
     assert max(np.diff(updates)) <= 12  # a minute, in the end

@@ -44,7 +44,7 @@ class Run(NamedTuple):
     """The data of a log directory."""
 
     logdir: pathlib.Path
-    experiment: Any  # equal for runs that differ only in the seed
+    experiment: str  # equal for runs that differ only in the seed
     evaluated: continual.Run | None  # None: it has no evaluations
 
 
@@ -95,13 +95,13 @@ def _read(logdir: pathlib.Path) -> Run:
         stored = layers.read_yaml(logdir / "config.yaml")
         config = values.from_stored(Config, stored)
     except values.OptionError:
-        experiment: Any = logdir.resolve()  # unknown: not grouped with others
+        experiment = str(logdir.resolve())  # unknown: not grouped with others
     else:
         built_in = values.flatten(config)
         settings = values.settings_that_matter(config)
         settings |= {path: v for path, v in values.flatten(stored).items() if path not in built_in}
         settings.pop("seed", None)
-        experiment = sorted(settings.items(), key=str)
+        experiment = str(sorted(settings.items(), key=str))
     try:
         evaluated = continual.read(logdir)
     except continual.NoEvaluations:
@@ -112,18 +112,13 @@ def _read(logdir: pathlib.Path) -> Run:
 
 def _groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Groups runs of the same experiment under their common name."""
-    found: list[list[Run]] = []
+    found: dict[str, list[Run]] = {}
     for run in runs:
-        for group in found:
-            if group[0].experiment == run.experiment:
-                group.append(run)
-                break
-        else:
-            found.append([run])
-    names = [_name(group) for group in found]
+        found.setdefault(run.experiment, []).append(run)
+    names = [_name(group) for group in found.values()]
     return {
         name if names.count(name) == 1 else str(group[0].logdir.resolve()): group
-        for name, group in zip(names, found, strict=True)
+        for name, group in zip(names, found.values(), strict=True)
     }
 
 

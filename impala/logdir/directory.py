@@ -53,17 +53,6 @@ def opening(path: pathlib.Path) -> Iterator[None]:
         ) from error
 
 
-def make(path: pathlib.Path) -> None:
-    """Makes a log directory if there is none, and checks that it can be written.
-
-    Raises:
-      LogDirectoryError: it cannot be made or written.
-    """
-    with opening(path):
-        path.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()
-
-
 def lock(directory: pathlib.Path, who: str, flag: str) -> TextIO:
     """Locks a directory that exists, until the returned file is closed or the process ends.
 
@@ -107,8 +96,9 @@ class LogDirectory:
           LogDirectoryError: it cannot be made or written.
         """
         self.path = path
-        make(path)
         with opening(path):
+            path.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=path).close()
             self._lock = lock(path, "learner", "--logdir")
 
     def move_run_aside(self) -> None:

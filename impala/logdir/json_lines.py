@@ -4,7 +4,6 @@ A large file NAME.jsonl is continued in a new one: the parts before it are NAME.
 NAME.2.jsonl, ..., the oldest first.
 """
 
-import io
 import json
 import logging
 import math
@@ -36,7 +35,7 @@ class Appender:
           OSError: it cannot be written.
         """
         self._path = path
-        self._file = _open(path)
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
         self._is_torn = _ends_torn(path)
 
     def write(self, line: Mapping[str, Any]) -> None:
@@ -68,7 +67,7 @@ class Appender:
         part = self._path.with_suffix(f".{max(numbers, default=0) + 1}.jsonl")
         self._path.rename(part)
         try:
-            new = _open(self._path)
+            new = open(self._path, "ab", buffering=0)  # noqa: SIM115
         except OSError:
             part.rename(self._path)  # the next line tries again
             raise
@@ -107,10 +106,6 @@ def read(path: pathlib.Path, parse: Callable[[dict[str, Any]], _T]) -> list[_T]:
 def is_number(value: Any) -> bool:
     """Returns whether a JSON value is a finite number and no bool."""
     return type(value) in (int, float) and abs(value) < math.inf and value == value
-
-
-def _open(path: pathlib.Path) -> io.FileIO:
-    return open(path, "ab", buffering=0)
 
 
 def _parts(path: pathlib.Path) -> list[tuple[int, pathlib.Path]]:

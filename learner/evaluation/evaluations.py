@@ -1,6 +1,5 @@
 """The reports of a run's evaluators: written as JSON lines, and summarised by task."""
 
-import contextlib
 import logging
 import pathlib
 import threading
@@ -31,7 +30,7 @@ class Evaluations:
         snapshots: Snapshots,
         frames: int,
     ):
-        """Reads the existing reports.
+        """Reads the existing reports, and notes in their file from where this learner goes on.
 
         Args:
           logdir: the run's log directory.
@@ -39,6 +38,9 @@ class Evaluations:
           tasks: their names, in order.
           snapshots: those that may wait for reports.
           frames: from which this learner goes on.
+
+        Raises:
+          OSError: the file cannot be written.
         """
         path = logdir / "evaluations.jsonl"
         self._tasks = tasks
@@ -48,12 +50,9 @@ class Evaluations:
         for line in lines:
             self._add(line)
         self._file = json_lines.Appender(path)
-        # Until it is written: what follows is not of the learner before.
-        self._resumed = continual.Resumed(frames) if frames or lines else None
-        if self._resumed is not None:
-            self._add(self._resumed)
-            with contextlib.suppress(OSError):  # tried again before the first report
-                self._write_resumed()
+        if frames or lines:  # what follows is not of the learner before
+            self._add(continual.Resumed(frames))
+            self._file.write({"time": time.time(), "resumed": frames})
         self._lock = threading.Lock()  # guards what follows, and the history
         self._new: list[EvaluationReport] = []  # not in a row yet
         self.dropped = 0
@@ -86,7 +85,6 @@ class Evaluations:
             "returns": [episode.episode_return for episode in report.episodes],
         }
         try:
-            self._write_resumed()
             self._file.write(line)
         except OSError:
             self._snapshots.report(*place, is_lost=True)
@@ -94,11 +92,6 @@ class Evaluations:
         with self._lock:
             self._new.append(report)
             self._add(continual.Report.parse(line))
-
-    def _write_resumed(self) -> None:
-        if self._resumed is not None:
-            self._file.write({"time": time.time(), "resumed": self._resumed.frames})
-            self._resumed = None
 
     def _add(self, line: continual.Report | continual.Resumed) -> None:
         self._history.add(line)

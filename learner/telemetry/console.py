@@ -43,8 +43,7 @@ class Console(Sink):
             view = rich.console.Group(rich.text.Text(line, "bold"), _table(row))
             self._live.update(view, refresh=True)
         else:
-            self._console.file.write(line + "\n")
-            self._console.file.flush()
+            print(line, file=self._console.file, flush=True)
 
     def close(self) -> None:
         """Leaves the last row on the screen."""

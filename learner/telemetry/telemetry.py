@@ -148,6 +148,8 @@ class Interval:
         self._newest: dict[str, Nest] = {}
         self.images: Images = {}
         """The newest images by name, uint8 [N, height, width, 1 or 3]."""
+        self.is_last = False
+        """Whether it is the last one of its run."""
         self.waited_seconds = 0.0
         """Time in which the learner had no data."""
         self._actors: dict[str, tuple[float, float]] = {}  # name -> seconds, of them waited
@@ -213,6 +215,7 @@ class Interval:
         for name, times in later._actors.items():
             self.actor(name, *times)
         self._levels = dict(later._levels)
+        self.is_last |= later.is_last
         self.end(later.counters, self._until + later.seconds)
 
     def row(self) -> tuple[Row, Histograms]:

@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from learner.evaluation.evaluations import Evaluations
 from learner.evaluation.evaluators import EvaluationReport
@@ -83,7 +83,7 @@ class Files:
         self._row_age, self._histogram_age = 0.0, math.inf  # since the last ones
         self._interval: Interval | None = None  # not written yet
 
-    def write(self, interval: Interval, is_last: bool) -> None:
+    def write(self, interval: Interval) -> None:
         """Takes over an interval; the last one is written at once."""
         seconds, run_seconds = interval.seconds, interval.counters.seconds
         if self._seconds_per_update is not None:
@@ -97,7 +97,7 @@ class Files:
         else:
             self._interval.merge(interval)
         run = max(run_seconds, self._age)
-        if not is_last and self._row_age < min(_ROW_SECONDS, run * _ROW_SHARE):
+        if not self._interval.is_last and self._row_age < min(_ROW_SECONDS, run * _ROW_SHARE):
             return
         row, histograms = self._interval.row()
         images = self._interval.images
@@ -113,11 +113,6 @@ class Files:
         """Closes the files."""
         for file in self._files:
             self._attempt(file, file.close)
-
-
-class _Item(NamedTuple):
-    interval: Interval
-    is_last: bool
 
 
 class Writer:
@@ -155,8 +150,8 @@ class Writer:
         self._own = own
         self._attempt = Attempts()
         self._files = Files(files, self._attempt, seconds_per_update)
-        self._queue: queue.Queue[_Item] = queue.Queue(_QUEUED)
-        self._waiting: _Item | None = None  # in front of the full queue
+        self._queue: queue.Queue[Interval] = queue.Queue(_QUEUED)
+        self._waiting: Interval | None = None  # in front of the full queue
         self._has_ended = False
         self._closing = threading.Event()
         self.dropped = 0
@@ -180,14 +175,14 @@ class Writer:
           interval: owned by the writer from now on.
           is_last: files get it at once, and only the exporter gets later ones.
         """
+        interval.is_last = is_last
         if self._waiting is None:
-            self._waiting = _Item(interval, is_last)
+            self._waiting = interval
         else:
             if not self.dropped:
                 _log.warning("Telemetry cannot be written as fast as it comes: rows are merged.")
             self.dropped += 1
-            self._waiting.interval.merge(interval)
-            self._waiting = self._waiting._replace(is_last=self._waiting.is_last or is_last)
+            self._waiting.merge(interval)
         self._hand_over()
 
     def drain(self, seconds: float = _DRAIN_SECONDS) -> bool:
@@ -221,7 +216,7 @@ class Writer:
                 self._waiting = None
 
     def _write_rows(self) -> None:
-        self._for_each(self._queue, lambda item: self._attempt(self, self._write, item))
+        self._for_each(self._queue, lambda each: self._attempt(self, self._write, each))
         for sink in (*self._exporter, *self._live):
             self._attempt(sink, sink.close)
         self._files.close()
@@ -248,14 +243,13 @@ class Writer:
             finally:
                 queued.task_done()
 
-    def _write(self, item: _Item) -> None:
-        interval = item.interval
+    def _write(self, interval: Interval) -> None:
         self._evaluations.report(interval)
         row, histograms = interval.row()
         for sink in (*self._exporter, *(() if self._has_ended else self._live)):
             self._attempt(sink, pass_on, sink, row, histograms, interval.images)
         if not self._has_ended:
-            self._files.write(interval, item.is_last)
+            self._files.write(interval)
             for own in self._own:
                 own.take(row, histograms, interval.images)
-        self._has_ended |= item.is_last
+        self._has_ended |= interval.is_last
