@@ -39,8 +39,8 @@ def waiting(*frames: int, num_tasks: int = 1) -> Snapshots:
 
 def given(snapshots: Snapshots) -> tuple[int, int] | None:
     """Frames and task that the next evaluator gets."""
-    assignment = snapshots.next()
-    return assignment and (assignment.snapshot.frames, assignment.task)
+    found = snapshots.next()
+    return found and (found[0].frames, found[1])
 
 
 def test_snapshots_are_given_in_order_then_again() -> None:

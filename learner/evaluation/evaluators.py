@@ -1,7 +1,7 @@
 """The learner's service for evaluators: snapshots out, evaluations in."""
 
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy as np
 from impala.config.schema import MOST_EVALUATION_EPISODES
 from impala.types import Episode
 from learner.data.ingest import Rejected, Validator
-from learner.evaluation.snapshots import Snapshot, Snapshots
+from learner.evaluation.snapshots import Snapshots
 from learner.fleet.records import Records
 from learner.fleet.refusals import InvalidRequest, Unavailable, check_name
 from protos import codec
@@ -93,28 +93,21 @@ class Evaluators:
         self._records.roster.heard(request.actor, "evaluator")
         self._snapshots.heard()
         reply = pb.GetSnapshotReply()
-        while not request.busy and (assignment := self._snapshots.next()) is not None:
-            snapshot = assignment.snapshot
+        while not request.busy and (found := self._snapshots.next()) is not None:
+            snapshot, task = found
             held = request.learner_incarnation, request.frames
-            if held == (snapshot.incarnation, snapshot.frames):
-                tensors: Sequence[bytes] | None = ()
-            else:
-                tensors = self._tensors(snapshot)
-            if tensors is not None:
-                reply.task, reply.seed = assignment.task, self._seed
-                reply.parameters.learner_incarnation = snapshot.incarnation
-                reply.parameters.version = snapshot.version
-                reply.parameters.progress = snapshot.progress
-                reply.parameters.frames = snapshot.frames
-                reply.parameters.tensors.extend(tensors)
-                break
+            if held != (snapshot.incarnation, snapshot.frames):
+                if (saved := self._snapshots.read(snapshot)) is None:
+                    continue  # it is damaged
+                reply.parameters.tensors.extend(codec.encode(saved.agent_values))
+            reply.task, reply.seed = task, self._seed
+            reply.parameters.learner_incarnation = snapshot.incarnation
+            reply.parameters.version = snapshot.version
+            reply.parameters.progress = snapshot.progress
+            reply.parameters.frames = snapshot.frames
+            break
         reply.finished = self._snapshots.are_over
         return reply.SerializeToString()
-
-    def _tensors(self, snapshot: Snapshot) -> Sequence[bytes] | None:
-        """Returns the encoded variables of a snapshot; None if it is damaged."""
-        saved = self._snapshots.read(snapshot)
-        return codec.encode(saved.agent_values) if saved is not None else None
 
     def report(self, request: pb.Evaluation) -> pb.EvaluationReceipt:
         """Adds an evaluator's report to `reports`.

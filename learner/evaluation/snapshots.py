@@ -24,13 +24,6 @@ class Snapshot(NamedTuple):
     progress: float  # share of the run that was done, 0 to 1
 
 
-class Assignment(NamedTuple):
-    """A task in which a snapshot is to be evaluated."""
-
-    snapshot: Snapshot
-    task: int
-
-
 class Evaluated(NamedTuple):
     """A snapshot that has been evaluated in every task."""
 
@@ -117,8 +110,8 @@ class Snapshots:
         """Notes that there will be no more."""
         self._are_all = True
 
-    def next(self) -> Assignment | None:
-        """Returns what to evaluate next; None if nothing waits."""
+    def next(self) -> tuple[Snapshot, int] | None:
+        """Returns a snapshot and the task to evaluate it in next; None if nothing waits."""
         with self._lock:
             open_tasks = (
                 (count, each, task)
@@ -131,7 +124,7 @@ class Snapshots:
                 return None
             count, each, task = found
             each.assigned[task] = count + 1
-            return Assignment(each.snapshot, task)
+            return each.snapshot, task
 
     def awaits(self, incarnation: int, frames: int, task: int) -> bool:
         """Returns whether a snapshot waits to be evaluated in a task.

@@ -6,7 +6,7 @@ Only aggregates: no label has a value per actor, so the number of series is boun
 import functools
 import re
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import prometheus_client as prometheus
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -19,10 +19,9 @@ from learner.telemetry.sinks import Histograms, Sink
 
 
 class Scalar(NamedTuple):
-    """A metric made of scalars of a row."""
+    """A metric made of scalars of a row: a counter if the name ends in _total, else a gauge."""
 
     name: str
-    kind: Literal["counter", "gauge"]
     row: str  # the scalar's name; {LABEL} stands for the value of a label
     documentation: str
 
@@ -37,7 +36,7 @@ class Distribution(NamedTuple):
 
 
 SCALARS = tuple(
-    Scalar(f"impala_{name}", "counter" if name.endswith("_total") else "gauge", row, documentation)
+    Scalar(f"impala_{name}", row, documentation)
     for name, row, documentation in (
         ("frames_total", "frames", "Environment frames learned from."),
         ("steps_total", "steps", "Agent decisions learned from."),
@@ -238,7 +237,8 @@ class Prometheus(Sink, Collector):
                 (each, labels) for each in SCALARS if (labels := _match(each.row, name)) is not None
             )
             if scalar.name not in families:
-                family = CounterMetricFamily if scalar.kind == "counter" else GaugeMetricFamily
+                is_counter = scalar.name.endswith("_total")
+                family = CounterMetricFamily if is_counter else GaugeMetricFamily
                 families[scalar.name] = family(
                     scalar.name, scalar.documentation, labels=_labels(scalar.row)
                 )
