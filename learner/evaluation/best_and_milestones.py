@@ -191,8 +191,11 @@ class BestAndMilestones:
         self._best = score
 
     def _log(self, score: Score, path: pathlib.Path) -> None:
-        what = "reward per step" if score.by == "rewards" else f"return, in {score.by}"
-        _log.info("Best %s so far: %.4g. Kept as %s.", what, score.mean, path)
+        is_return = score.by != "rewards"
+        what = f"return in {score.by}" if is_return else "reward per step"
+        _log.info(
+            "Best %s so far: %.*f. Kept as %s.", what, 2 if is_return else 4, score.mean, path
+        )
 
     def _score(self, counters: Counters) -> Score | None:
         """Returns the agent's score in training if there is a new one."""

@@ -174,7 +174,12 @@ class Writer:
         Args:
           interval: owned by the writer from now on.
           is_last: files get it at once, and only the exporter gets later ones.
+
+        Raises:
+          RuntimeError: a thread of the writer has died.
         """
+        if not all(thread.is_alive() for thread in self._threads):
+            raise RuntimeError("A thread that writes telemetry has died; the log says why.")
         interval.is_last = is_last
         if self._waiting is None:
             self._waiting = interval
