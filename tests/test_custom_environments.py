@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import own
 import pytest
+import tree
 
 from impala import environments
 from impala.config.schema import EnvironmentConfig, NormaliseConfig, RepeatConfig
 from impala.environments.base import Environment
 from impala.environments.failure import EnvironmentFailed
-from impala.testing.environments import column, leaves, play, same
+from impala.testing.environments import column, play, same
 from impala.types import EnvironmentStep, StepType
 
 
@@ -231,9 +232,9 @@ class TestNormalised:
                 raw = before.timestep.observation["observation"].astype(np.float64)
                 expected = np.clip((raw - [1, 2, 3, 4]) / 0.5, -8, 8).astype(np.float32)
                 np.testing.assert_array_equal(after.timestep.observation["observation"], expected)
-                rest = [*leaves(after.timestep._replace(observation=()))]
+                rest = tree.flatten(after.timestep._replace(observation=()))
                 for a, b in zip(
-                    leaves(before.timestep._replace(observation=())), rest, strict=True
+                    tree.flatten(before.timestep._replace(observation=())), rest, strict=True
                 ):
                     np.testing.assert_array_equal(a, b)
 

@@ -1,16 +1,16 @@
 """The contract of environments (see `impala.environments.Environment`) as tests."""
 
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import tree
 
 from impala.environments import base
 from impala.environments.base import Environment
-from impala.types import EnvironmentStep, Nest, StepType, TimeStep
+from impala.types import EnvironmentStep, Nest, StepType
 
 _WAIT_SECONDS = 0.02  # for an environment's thread to write where it must not
 
@@ -121,7 +121,7 @@ class EnvironmentConformance:
         with closing(self.make(6)) as environment:
             steps = play(environment, 20, alike=True)
         streams = [[numbered(step.timestep, i) for step in steps] for i in range(6)]
-        first, *others = [[list(leaves(row)) for row in stream] for stream in streams]
+        first, *others = [[tree.flatten(row) for row in stream] for stream in streams]
         assert any(
             not np.array_equal(a, b)
             for other in others
@@ -140,10 +140,10 @@ class EnvironmentConformance:
                 sent = copied(action)
                 environment.send(action)
                 time.sleep(_WAIT_SECONDS)
-                for now, then in zip(leaves(given), leaves(before), strict=True):
+                for now, then in zip(tree.flatten(given), tree.flatten(before), strict=True):
                     assert np.array_equal(now, then), "send has changed what recv gave before"
                 given = environment.recv().timestep
-                for now, then in zip(leaves(action), leaves(sent), strict=True):
+                for now, then in zip(tree.flatten(action), tree.flatten(sent), strict=True):
                     assert np.array_equal(now, then), "a step has changed its action"
 
     def test_it_can_be_closed_twice_and_within_a_step(self) -> None:
@@ -181,7 +181,7 @@ def play(
     for _ in range(num_steps):
         action = space.sample()
         if alike:
-            action = base.map_leaves(_as_the_first, "action", environment.action_space, action)
+            action = tree.map_structure(lambda leaf: np.repeat(leaf[:1], len(leaf), 0), action)
         environment.send(action)
         steps.append(copied(environment.recv()))
     return steps
@@ -193,7 +193,7 @@ def same(one: list[EnvironmentStep], other: list[EnvironmentStep]) -> bool:
     return all(
         np.array_equal(a, b)
         for x, y in pairs
-        for a, b in zip(leaves(x.timestep), leaves(y.timestep), strict=True)
+        for a, b in zip(tree.flatten(x.timestep), tree.flatten(y.timestep), strict=True)
     )
 
 
@@ -204,38 +204,12 @@ def column(steps: list[EnvironmentStep], field: str) -> np.ndarray:
 
 def numbered(nest: Nest, i: int) -> Nest:
     """Returns environment i's part of a nest, copied, as an element of its single space."""
-    if isinstance(nest, dict):
-        return {key: numbered(value, i) for key, value in nest.items()}
-    if isinstance(nest, TimeStep):
-        return TimeStep(*(numbered(value, i) for value in nest))
-    if isinstance(nest, tuple):
-        return tuple(numbered(value, i) for value in nest)
-    return np.array(nest[i])
+    return tree.map_structure(lambda leaf: np.array(leaf[i]), nest)
 
 
 def copied(nest: Any) -> Any:
     """Returns a deep copy of a nest of arrays."""
-    if isinstance(nest, dict):
-        return {key: copied(value) for key, value in nest.items()}
-    if isinstance(nest, tuple):
-        parts = [copied(value) for value in nest]
-        return type(nest)(*parts) if hasattr(nest, "_fields") else tuple(parts)
-    return np.array(nest)
-
-
-def leaves(nest: Nest) -> Iterator[np.ndarray]:
-    """Yields the arrays of a nest."""
-    if isinstance(nest, dict):
-        nest = tuple(nest.values())
-    if isinstance(nest, tuple):
-        for part in nest:
-            yield from leaves(part)
-    else:
-        yield nest
-
-
-def _as_the_first(name: str, space: gym.Space, action: np.ndarray) -> np.ndarray:
-    return np.repeat(action[:1], len(action), axis=0)
+    return tree.map_structure(np.array, nest)
 
 
 def _action_space(environment: Environment, seed: int) -> gym.Space:
