@@ -621,9 +621,7 @@ class TestWithHistory:
         timesteps = script([0, 0], [1, 1], [2, 1], [0, 1], [1, 2])
         environment = WithHistory(
             Scripted(gym.spaces.Discrete(4), timesteps),
-            last_action=True,
-            last_reward=True,
-            time_in_episode=True,
+            ("last_action", "last_reward", "time_in_episode"),
         )
         said = [environment.reset(0).observation]
         for action in ([3, 0], [2, 1], [1, 2], [0, 3]):
@@ -659,7 +657,7 @@ class TestWithHistory:
                 "force": gym.spaces.Box(1.0, 2.0, (2,), np.float32),
             }
         )
-        environment = WithHistory(Scripted(space, script([0])), last_action=True, last_reward=True)
+        environment = WithHistory(Scripted(space, script([0])), ("last_action", "last_reward"))
         last_action = environment.reset(0).observation["last_action"]
         assert last_action["move"].tolist() == [4]
         assert last_action["tools"].tolist() == [[-1, -1]]

@@ -20,6 +20,7 @@ from impala.environments.base import Environment
 from impala.environments.failure import EnvironmentFailed
 from impala.environments.joint import Joint, join
 from impala.environments.processes import Processes
+from impala.environments.spaces import SEEN
 from impala.environments.wrappers import Checked, WithHistory
 from impala.parts.components import is_own
 
@@ -112,14 +113,8 @@ def make(
     except ValueError:
         environment.close()
         raise
-    if config.last_action or config.last_reward or config.time_in_episode:
-        environment = WithHistory(
-            environment,
-            last_action=config.last_action,
-            last_reward=config.last_reward,
-            time_in_episode=config.time_in_episode,
-        )
-    return environment
+    parts = [name for name in SEEN if getattr(config, name)]
+    return WithHistory(environment, parts) if parts else environment
 
 
 def measure(

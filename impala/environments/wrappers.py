@@ -251,26 +251,11 @@ class WithHistory(base.Wrapper):
 
     Args:
       environment: what is wrapped.
-      last_action: whether to add it.
-      last_reward: whether to add it.
-      time_in_episode: whether to add it.
+      parts: which of the three.
     """
 
-    def __init__(
-        self,
-        environment: base.Environment,
-        *,
-        last_action: bool = False,
-        last_reward: bool = False,
-        time_in_episode: bool = False,
-    ) -> None:
-        added = {
-            "last_action": last_action,
-            "last_reward": last_reward,
-            "time_in_episode": time_in_episode,
-        }
+    def __init__(self, environment: base.Environment, parts: Collection[str]) -> None:
         super().__init__(environment)
-        parts = [name for name, is_added in added.items() if is_added]
         own = environment.observation_space
         self._is_wrapped = is_wrapped(own)
         spaces: dict[str, gym.Space] = dict(own.spaces) if is_wrapped(own) else {"observation": own}
