@@ -143,11 +143,6 @@ def take(parameters: Parameters, policy: Policy, held: tuple[int, int]) -> tuple
     """
     newest = parameters.incarnation, parameters.version
     if newest != held:
-        if policy.num_variables != len(parameters.values):
-            raise ValueError(
-                f"version {parameters.version} holds {len(parameters.values)} arrays, "
-                f"the agent has {policy.num_variables} variables"
-            )
         policy.assign(parameters.values)
     return newest
 

@@ -20,9 +20,6 @@ from impala.types import AgentOutput, ArraySpec, Nest, TimeStep
 class Policy(abc.ABC):
     """Acts for any number of groups of environments, with the same parameters for all."""
 
-    num_variables: int
-    """Number of the agent's variables."""
-
     @abc.abstractmethod
     def assign(self, values: Sequence[np.ndarray]) -> None:
         """Takes the values of the agent's variables, in order; comes before `begin`."""
@@ -83,7 +80,7 @@ def make_policy(agent: Agent, config: AgentConfig, spaces: Spaces) -> Policy:
       spaces: of one environment.
     """
     try:
-        return InNumPy(NumPyAgent(config, spaces, agent.variables), len(agent.variables))
+        return InNumPy(NumPyAgent(config, spaces, agent.variables))
     except NotServed:
         return Compiled(agent)
 
@@ -91,8 +88,7 @@ def make_policy(agent: Agent, config: AgentConfig, spaces: Spaces) -> Policy:
 class InNumPy(Policy):
     """A small agent, without a call of TensorFlow."""
 
-    def __init__(self, agent: NumPyAgent, num_variables: int) -> None:
-        self.num_variables = num_variables
+    def __init__(self, agent: NumPyAgent) -> None:
         self._agent = agent
 
     def assign(self, values: Sequence[np.ndarray]) -> None:
@@ -129,7 +125,6 @@ class Compiled(Policy):
     """
 
     def __init__(self, agent: Agent) -> None:
-        self.num_variables = len(agent.variables)
         self._agent = agent
         self._graph = tf.function(self._trace, autograph=False)
         # Of what is traced at the moment, which is structured alike for all groups.
