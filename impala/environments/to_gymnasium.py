@@ -16,28 +16,6 @@ Make = Callable[[], base.Environment]
 """Makes an environment that was not reset yet."""
 
 
-class _Episodes:
-    """Environments that can be reset at any time, by making them anew where that is needed."""
-
-    def __init__(self, make: Make) -> None:
-        self._make = make
-        self.environment = make()
-        self._is_new = True
-
-    def start(self, seed: int) -> TimeStep:
-        if not self._is_new:
-            self.environment.close()
-            self.environment = self._make()
-        self._is_new = False
-        return self.environment.reset(seed)
-
-    def step(self, action: Nest) -> EnvironmentStep:
-        if self._is_new:
-            raise RuntimeError("step comes after reset")
-        self.environment.send(action)
-        return self.environment.recv()
-
-
 class SingleEnv(gym.Env):
     """One environment as a `gymnasium.Env`.
 
@@ -50,9 +28,9 @@ class SingleEnv(gym.Env):
     """
 
     def __init__(self, make: Make, render_mode: str | None = None) -> None:
-        self._episodes = _Episodes(make)
-        self.observation_space = self._episodes.environment.observation_space
-        self.action_space = self._episodes.environment.action_space
+        self._envs = SeveralEnvs(make, render_mode)
+        self.observation_space = self._envs.single_observation_space
+        self.action_space = self._envs.single_action_space
         self.metadata = {"render_modes": ["rgb_array", "human"]}
         self.render_mode = render_mode
         self._last_action: Nest | None = None  # set: the episode has ended
@@ -62,35 +40,33 @@ class SingleEnv(gym.Env):
     ) -> tuple[Nest, dict[str, Any]]:
         super().reset(seed=seed)
         if seed is None and self._last_action is not None:
-            timestep = self._episodes.step(self._last_action).timestep
+            observation, *_ = self._envs.step(self._last_action)
         else:
-            drawn = int(self.np_random.integers(2**31)) if seed is None else seed
-            timestep = self._episodes.start(drawn)
+            observation, _ = self._envs.reset(seed=seed)
         self._last_action = None
-        return _only(timestep.observation), {}
+        return _only(observation), {}
 
     def step(self, action: Nest) -> tuple[Nest, float, bool, bool, dict[str, Any]]:
         if self._last_action is not None:
             raise RuntimeError("The episode has ended: call reset.")
         actions = tree.map_structure(lambda leaf: np.asarray(leaf)[np.newaxis], action)
-        step = self._episodes.step(actions)
-        terminated, truncated = _ends(step.timestep)
+        observation, reward, terminated, truncated, infos = self._envs.step(actions)
         if terminated[0] or truncated[0]:
             self._last_action = actions
-        info = {name: _only(values) for name, values in _infos(step).items()}
+        info = {name: values[0] for name, values in infos.items() if f"_{name}" in infos}
         return (
-            _only(step.timestep.observation),
-            float(step.timestep.reward[0]),
+            _only(observation),
+            float(reward[0]),
             bool(terminated[0]),
             bool(truncated[0]),
             {name: value for name, value in info.items() if not np.isnan(value)},
         )
 
     def render(self) -> np.ndarray:
-        return self._episodes.environment.render()
+        return self._envs.render()[0]
 
     def close(self) -> None:
-        self._episodes.environment.close()
+        self._envs.close()
 
 
 class SeveralEnvs(VectorEnv):
@@ -105,13 +81,12 @@ class SeveralEnvs(VectorEnv):
     """
 
     def __init__(self, make: Make, render_mode: str | None = None) -> None:
-        self._episodes = _Episodes(make)
-        made = self._episodes.environment
-        self.num_envs = made.num_envs
-        self.single_observation_space = made.observation_space
-        self.single_action_space = made.action_space
-        self.observation_space = batch_space(made.observation_space, made.num_envs)
-        self.action_space = batch_space(made.action_space, made.num_envs)
+        self._make, self._made, self._is_new = make, make(), True
+        self.num_envs = self._made.num_envs
+        self.single_observation_space = self._made.observation_space
+        self.single_action_space = self._made.action_space
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
         self.render_mode = render_mode
 
@@ -121,13 +96,18 @@ class SeveralEnvs(VectorEnv):
         if isinstance(seed, list):
             raise ValueError("Give one seed: environments get seeds of their own, made from it.")
         super().reset(seed=seed)
+        if not self._is_new:
+            self._made.close()
+            self._made = self._make()
+        self._is_new = False
         drawn = int(self.np_random.integers(2**31)) if seed is None else seed
-        return _copy(self._episodes.start(drawn).observation), {}
+        return _copy(self._made.reset(drawn).observation), {}
 
     def step(
         self, actions: Nest
     ) -> tuple[Nest, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        step = self._episodes.step(actions)
+        self._made.send(actions)
+        step = self._made.recv()
         terminated, truncated = _ends(step.timestep)
         infos = _infos(step)
         given = {f"_{name}": ~np.isnan(values) for name, values in infos.items()}
@@ -135,10 +115,10 @@ class SeveralEnvs(VectorEnv):
         return observation, reward, terminated, truncated, {**infos, **given}
 
     def render(self) -> tuple[np.ndarray, ...]:
-        return (self._episodes.environment.render(),)
+        return (self._made.render(),)
 
     def close_extras(self, **kwargs: Any) -> None:
-        self._episodes.environment.close()
+        self._made.close()
 
 
 def _ends(timestep: TimeStep) -> tuple[np.ndarray, np.ndarray]:
