@@ -47,7 +47,7 @@ class LearnerChannel:
       SecurityError: the files of `security` cannot be used.
     """
 
-    def __init__(self, learner: str, security: ClientSecurity) -> None:
+    def __init__(self, learner: str, security: ClientSecurity = NO_SECURITY) -> None:
         security.check()
         self._learner = learner
         self._security = security
@@ -104,26 +104,14 @@ class LearnerChannel:
         self.stream_of_bytes = self._channel.stream_stream("/impala.v1.Learner/StreamUnrolls")
 
 
-class StatusClient:
-    """A client for the status of a learner's run. Use it as a context manager.
-
-    Args:
-      learner: host:port or unix:PATH.
-      security: the credentials to present (a reader's), and how to verify the learner.
-
-    Raises:
-      SecurityError: the files of `security` cannot be used.
-    """
-
-    def __init__(self, learner: str, security: ClientSecurity = NO_SECURITY) -> None:
-        self._learner = learner
-        self._channel = LearnerChannel(learner, security)
+class StatusClient(LearnerChannel):
+    """Asks for the status of a learner's run, with a reader's credentials. A context manager."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._channel.close()
+        self.close()
 
     def get(self) -> pb.RunStatus:
         """Returns the current status.
@@ -132,10 +120,10 @@ class StatusClient:
           LearnerRefused: the learner refused, and would refuse again.
           LearnerError: no answer; a later attempt may get one.
         """
-        self._channel.renew()
+        self.renew()
         try:
-            return self._channel.stub.GetStatus(
-                pb.GetStatusRequest(), timeout=_STATUS_SECONDS, metadata=self._channel.metadata()
+            return self.stub.GetStatus(
+                pb.GetStatusRequest(), timeout=_STATUS_SECONDS, metadata=self.metadata()
             )
         except grpc.RpcError as error:
             why = failure(error)

@@ -4,17 +4,17 @@ The caller joins, sends unrolls, and reads the newest parameters, which never wa
 One thread maintains the session (join, stream, receipts), another pulls parameters.
 """
 
-import logging
 import os
 import secrets
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 
 from actors import messages
-from actors.channel import NO_SECURITY, failure
+from actors.channel import failure
 from actors.connection import (
     POLL_SECONDS,
     PULL_SECONDS,
@@ -22,7 +22,6 @@ from actors.connection import (
     RunFinished,
     Stopped,
 )
-from actors.metrics import ActorMetrics
 from actors.session import (
     BACKOFF,
     LearnerAway,
@@ -30,10 +29,8 @@ from actors.session import (
     LearnerError,
     LearnerRefused,
     Pull,
-    Session,
 )
 from actors.shared import SharedPulls
-from impala.runtime.security import ClientSecurity
 from impala.types import ActorUnrolls, Parameters
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -48,8 +45,6 @@ __all__ = [
     "actor_name",
     "new_incarnation",
 ]
-
-_log = logging.getLogger(__name__)
 
 RETRY_POLL_SECONDS = 0.05
 _RETRY_PULL_SECONDS = 0.1  # after a failed pull
@@ -69,42 +64,13 @@ class LearnerClient(Connection):
     """An actor's session with the learner. `join`, `parameters` and `send` wait as `Connection`.
 
     Args:
-      learner: host:port or unix:PATH.
-      name: unique in the fleet, 1 to 200 characters.
-      incarnation: from `new_incarnation`.
-      reconnect_timeout: seconds without a learner after which to give up; None: never.
-      security: the credentials to present, and how to verify the learner.
-      metrics: the instruments to update; None: private ones.
-      gives_signs_of_life: whether the learner is to count an actor as active that sends nothing for
-        long.
+      learner: as for `Connection`, like all others but `shared`.
       shared: pulls of the host's actors, to share with them; None: it pulls alone.
-
-    Raises:
-      SecurityError: the files of `security` cannot be used.
     """
 
-    def __init__(
-        self,
-        learner: str,
-        *,
-        name: str,
-        incarnation: int,
-        reconnect_timeout: float | None = None,
-        security: ClientSecurity = NO_SECURITY,
-        metrics: ActorMetrics | None = None,
-        gives_signs_of_life: bool = False,
-        shared: SharedPulls | None = None,
-    ):
-        session = Session(
-            learner,
-            name=name,
-            incarnation=incarnation,
-            reconnect_timeout=reconnect_timeout,
-            gives_signs_of_life=gives_signs_of_life,
-            now=time.monotonic(),
-        )
-        super().__init__(learner, session, security=security, metrics=metrics)
-        self._shared = None if gives_signs_of_life else shared  # a pull is such a sign
+    def __init__(self, learner: str, *, shared: SharedPulls | None = None, **others: Any):
+        super().__init__(learner, **others)
+        self._shared = shared
         self._waited = 0.0  # seconds, since the last message
         self._permit = 0  # number of that of the round that is being made
         self._round_unrolls = 0  # of a round
@@ -152,7 +118,7 @@ class LearnerClient(Connection):
             if self._session.needs_permits:
                 self._session.want_permit(self._round_unrolls)
             else:
-                self._session.want_parameters()
+                self._session.wants_parameters = True
             self._wake()
 
     def task(self) -> int:
@@ -167,8 +133,7 @@ class LearnerClient(Connection):
         """
         with self._lock:
             reply = self._session.reply
-            if reply is None:
-                raise RuntimeError("send before join")
+            assert reply is not None
             self._waited += self._wait(self._session.has_room)
         message = messages.unrolls(
             self._session.name, self._session.incarnation, reply.fingerprint, unrolls
@@ -219,14 +184,12 @@ class LearnerClient(Connection):
         """Yields the messages to send over a connection until the connection ends."""
         while True:
             with self._lock:
-                while (message := self._session.next_message(connection)) is None:
-                    if not self._goes_on(connection):
-                        return
-                    self._wait_for(
-                        lambda: (
-                            self._session.has_message(connection) or not self._goes_on(connection)
-                        )
-                    )
+                self._wait_for(
+                    lambda: self._session.has_message(connection) or not self._goes_on(connection)
+                )
+                message = self._session.next_message(connection)
+            if message is None:
+                return
             yield message
 
     def _receive(self, receipt: pb.Receipt) -> None:
@@ -236,8 +199,6 @@ class LearnerClient(Connection):
         if said is not None:
             self._metrics.unrolls.labels(said.status).inc(said.num_unrolls)
             self._metrics.rpc_seconds.labels("StreamUnrolls").observe(said.seconds)
-            if said.warning:
-                _log.warning(said.warning)
 
     def _keep_pulling(self) -> None:
         """Pulls newer parameters for ever; after a failed pull the old ones stay in use."""

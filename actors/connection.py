@@ -7,6 +7,7 @@ threads are raised in the caller's thread. `actors.session` decides what to send
 import abc
 import logging
 import math
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Self
 
 import grpc
 
-from actors.channel import LearnerChannel, failure
+from actors.channel import NO_SECURITY, LearnerChannel, failure
 from actors.metrics import ActorMetrics
 from actors.session import Session
 from impala.runtime.security import ClientSecurity
@@ -44,21 +45,30 @@ class Connection(abc.ABC):
 
     Args:
       learner: host:port or unix:PATH.
-      session: not joined yet.
+      name: unique in the fleet, 1 to 200 characters.
+      incarnation: from `actors.client.new_incarnation`.
+      reconnect_timeout: seconds without a learner after which to give up; None: never.
       security: the credentials to present, and how to verify the learner.
       metrics: the instruments to update; None: private ones.
+      gives_signs_of_life: whether the learner is to count an actor as active that sends nothing for
+        long.
 
     Raises:
       SecurityError: the files of `security` cannot be used.
     """
 
+    _role: "pb.Role" = pb.ROLE_ACTOR
+
     def __init__(
         self,
         learner: str,
-        session: Session,
         *,
-        security: ClientSecurity,
+        name: str,
+        incarnation: int,
+        reconnect_timeout: float | None = None,
+        security: ClientSecurity = NO_SECURITY,
         metrics: ActorMetrics | None = None,
+        gives_signs_of_life: bool = False,
     ):
         self._learner = learner
         self._metrics = metrics or ActorMetrics()
@@ -68,21 +78,29 @@ class Connection(abc.ABC):
         # waiting callers check it a few times a second.
         self._lock = threading.RLock()
         self._waiting: dict[threading.Condition, Callable[[], bool]] = {}  # and what for
-        self._session = session
+        self._session = Session(
+            learner,
+            name=name,
+            incarnation=incarnation,
+            role=self._role,
+            reconnect_timeout=reconnect_timeout,
+            gives_signs_of_life=gives_signs_of_life,
+            now=time.monotonic(),
+        )
         self._stream: grpc.Call | None = None
         self._stopping = False
         self._closed = False
         self._error: BaseException | None = None
         self._threads: list[threading.Thread] = []
+        self._start(self._keep_session)
 
-    def _start(self, *targets: Callable[[], None]) -> None:
-        """Starts the session's thread, and others."""
-        self._threads = [
-            threading.Thread(target=self._guard, args=(target,), name=target.__name__, daemon=True)
-            for target in (self._keep_session, *targets)
-        ]
-        for thread in self._threads:
-            thread.start()
+    def _start(self, target: Callable[[], None]) -> None:
+        """Starts a thread, which `close` ends."""
+        thread = threading.Thread(
+            target=self._guard, args=(target,), name=target.__name__, daemon=True
+        )
+        self._threads.append(thread)
+        thread.start()
 
     @abc.abstractmethod
     def _serve(self, connection: int) -> None:
@@ -197,11 +215,9 @@ class Connection(abc.ABC):
             if self._ended():
                 break
             with self._lock:
-                retry = self._session.lost(why, time.monotonic())
+                seconds = self._session.lost(why, time.monotonic())
                 self._changed()
-            if retry.warning:
-                _log.warning(retry.warning)
-            self._sleep(retry.pause())
+            self._sleep(seconds * random.uniform(0.5, 1.0))  # actors are not to join together
         if self._session.finished:
             _log.info("%s: the learner at %s has finished", self._session.name, self._learner)
 
@@ -218,10 +234,8 @@ class Connection(abc.ABC):
             self._changed()
         if self._ended():
             return
-        if connection == 1:
-            _log.info("%s joined %s", self._session.name, self._learner)
-        else:
-            _log.info("%s joined %s again", self._session.name, self._learner)
+        again = " again" if connection > 1 else ""
+        _log.info("%s joined %s%s", self._session.name, self._learner, again)
         self._metrics.joins.inc()
         self._metrics.connected.set(1)
         try:

@@ -1,18 +1,14 @@
 """An evaluator's client of the learner: it gets snapshots to evaluate and reports the episodes."""
 
 import logging
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import grpc
 
 from actors import messages
-from actors.channel import NO_SECURITY, failure
+from actors.channel import failure
 from actors.connection import CALL_SECONDS, POLL_SECONDS, PULL_SECONDS, Connection
-from actors.metrics import ActorMetrics
-from actors.session import Session
-from impala.runtime.security import ClientSecurity
 from impala.types import Episode, Parameters
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -30,43 +26,12 @@ class Assignment(NamedTuple):
 
 
 class EvaluatorClient(Connection):
-    """An evaluator's session with the learner.
+    """An evaluator's session with the learner."""
 
-    Args:
-      learner: host:port or unix:PATH.
-      name: unique in the fleet, 1 to 200 characters.
-      incarnation: from `actors.client.new_incarnation`.
-      reconnect_timeout: seconds without a learner after which to give up; None: never.
-      security: the credentials to present, and how to verify the learner.
-      metrics: the instruments to update; None: private ones.
-
-    Raises:
-      SecurityError: the files of `security` cannot be used.
-    """
-
-    def __init__(
-        self,
-        learner: str,
-        *,
-        name: str,
-        incarnation: int,
-        reconnect_timeout: float | None = None,
-        security: ClientSecurity = NO_SECURITY,
-        metrics: ActorMetrics | None = None,
-    ):
-        session = Session(
-            learner,
-            name=name,
-            incarnation=incarnation,
-            role=pb.ROLE_EVALUATOR,
-            reconnect_timeout=reconnect_timeout,
-            now=time.monotonic(),
-        )
-        super().__init__(learner, session, security=security, metrics=metrics)
-        self._is_idle = False  # the next assignment is wanted
-        self._assignment: Assignment | None = None  # not begun yet
-        self._snapshot: Parameters | None = None  # of the last assignment
-        self._start()
+    _role = pb.ROLE_EVALUATOR
+    _is_idle = False  # the next assignment is wanted
+    _assignment: Assignment | None = None  # not begun yet
+    _snapshot: Parameters | None = None  # of the last assignment
 
     def next_assignment(self) -> Assignment:
         """Waits for something to evaluate. The assignment before counts as done."""

@@ -8,8 +8,7 @@ carry out the results. The rules are those of docs/wire-protocol.md.
 
 import collections
 import dataclasses
-import random
-from collections.abc import Callable
+import logging
 from typing import NamedTuple
 
 from impala.runtime.backoff import Backoff
@@ -17,6 +16,8 @@ from impala.runtime.installation import VERSION
 from impala.types import Parameters
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
+
+_log = logging.getLogger(__name__)
 
 BACKOFF = Backoff(0.1, 10.0)
 
@@ -70,30 +71,15 @@ class Failure:
         return self.code in _REFUSALS
 
 
-@dataclasses.dataclass(frozen=True)
-class Receipted:
+class Receipted(NamedTuple):
     """The content of a receipt for a message."""
 
     status: str  # accepted, duplicate, rejected, finished or, from a newer learner, unknown
     num_unrolls: int
     seconds: float  # from message to receipt
-    warning: str  # for the log; empty: none
 
 
-@dataclasses.dataclass(frozen=True)
-class Retry:
-    """How to continue after the connection was lost."""
-
-    seconds: float  # until the next join, at most
-    warning: str  # for the log, once per absence; empty: none
-
-    def pause(self, uniform: Callable[[float, float], float] = random.uniform) -> float:
-        """Returns the seconds until the next join, drawn so that actors do not join together."""
-        return self.seconds * uniform(0.5, 1.0)
-
-
-@dataclasses.dataclass(frozen=True)
-class Pull:
+class Pull(NamedTuple):
     """A request for parameters newer than those held."""
 
     connection: int  # over which it is made
@@ -191,13 +177,11 @@ class _Absence:
         self._timeout = timeout
         self._since = now
         self._joined: float | None = None  # None while it is away
-        self._is_reported = False
         self._failures = 0  # since a connection worked for a while
 
     def end(self, now: float) -> None:
         """Notes that a join succeeded."""
         self._joined = now
-        self._is_reported = False
 
     def go_on(self, now: float, is_there: bool) -> float:
         """Notes that the learner is away, or there but to be asked later. Returns the seconds.
@@ -219,11 +203,6 @@ class _Absence:
             )
         self._failures += 1
         return BACKOFF.pause(self._failures)
-
-    def is_first_report(self) -> bool:
-        """Returns whether this absence has yet to be logged, and marks it as logged."""
-        is_reported, self._is_reported = self._is_reported, True
-        return not is_reported
 
 
 class Session:
@@ -261,14 +240,15 @@ class Session:
         self.parameters: Parameters | None = None  # the newest
         self.outbox = Outbox()
         self._learner = learner
+        self._is_reported = False  # that it is away
         self.name = name
         self.incarnation = incarnation
         self._role = role
         self._gives_signs_of_life = gives_signs_of_life
         self._absence = _Absence(learner, reconnect_timeout, now)
-        self._is_connected = False
+        self.is_open = False  # whether the learner knows this actor
         self._learner_incarnation = 0  # from its last message
-        self.wants_parameters = False
+        self.wants_parameters = False  # set it to have newer ones pulled
         self.permit: pb.Permit | None = None  # for the next round of unrolls, with `parameters`
         self._wanted = 0  # unrolls of a round for which a permit is wanted; 0: none is
         self._round = 0  # that has begun last
@@ -307,36 +287,35 @@ class Session:
         self.connection += 1
         self.task = reply.task
         self.outbox.rewind()
-        self._is_connected = True
+        self.is_open = True
         self._learner_incarnation = reply.learner_incarnation
         self._absence.end(now)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the learner knows this actor."""
-        return self._is_connected
+        self._is_reported = False
 
     def is_connected(self, connection: int) -> bool:
         """Returns whether this connection is the present one and still in use."""
-        return self._is_connected and connection == self.connection
+        return self.is_open and connection == self.connection
 
-    def lost(self, failure: Failure | None, now: float) -> Retry:
+    def lost(self, failure: Failure | None, now: float) -> float:
         """Notes a failed join, or how the connection ended (None: normally).
+
+        Returns:
+          Seconds until the next join, at most.
 
         Raises:
           LearnerRefused: the learner refused, and would refuse again.
           LearnerAway: the learner has been away for too long.
         """
-        self._is_connected = False
+        self.is_open = False
         # The learner asks to wait: this actor is quarantined, or there are too many requests.
         is_there = failure is not None and failure.code == "RESOURCE_EXHAUSTED"
-        warning = ""
         if failure is not None:
             self.raise_if_refused(failure)
-            if self._absence.is_first_report():
+            if not self._is_reported:
+                self._is_reported = True
                 what = "waits for" if self.reply is None or is_there else "lost"
-                warning = f"{self.name} {what} the learner at {self._learner}: {failure}"
-        return Retry(self._absence.go_on(now, is_there), warning)
+                _log.warning("%s %s the learner at %s: %s", self.name, what, self._learner, failure)
+        return self._absence.go_on(now, is_there)
 
     def raise_if_refused(self, failure: Failure) -> None:
         """Raises `LearnerRefused` if another attempt would have the same result."""
@@ -382,7 +361,7 @@ class Session:
         if self.finished:  # a pull has already reported the end of training
             return None
         if receipt.reason == pb.REASON_UNKNOWN_ACTOR:
-            self._is_connected = False
+            self.is_open = False
             return None
         found = self.outbox.acknowledge(receipt)
         if found is None:
@@ -394,17 +373,16 @@ class Session:
         if not self.needs_permits:  # otherwise a permit says what is to be played
             self.task = receipt.task
         self._learner_incarnation = receipt.learner_incarnation
-        warning = ""
         if receipt.status == pb.STATUS_FINISHED:
             self.finish()
         elif receipt.status not in _TAKEN:
-            warning = self._rejection(receipt)
+            self._log_rejection(receipt)
             if receipt.reason in _REASONS_TO_JOIN:
-                self._is_connected = False
+                self.is_open = False
             if receipt.reason == pb.REASON_VERSION:
                 self.wants_parameters = True
         status = _STATUSES.get(receipt.status, "unknown")  # of a newer minor version
-        return Receipted(status, message.num_envs, now - made, warning)
+        return Receipted(status, message.num_envs, now - made)
 
     # Parameters, and permits to make a round of unrolls with them.
 
@@ -412,10 +390,6 @@ class Session:
     def needs_permits(self) -> bool:
         """Whether a round of unrolls may only begin with a permit."""
         return self.reply is not None and self.reply.needs_permits
-
-    def want_parameters(self) -> None:
-        """Requests a pull of newer parameters."""
-        self.wants_parameters = True
 
     def want_permit(self, unrolls: int) -> None:
         """Requests a permit for the next round, of so many unrolls."""
@@ -467,7 +441,7 @@ class Session:
             if newest.learner_incarnation != self.reply.learner_incarnation:
                 # Another learner, whose specs are unknown before the next join.
                 self._learner_incarnation = newest.learner_incarnation
-                self._is_connected = False
+                self.is_open = False
                 return False
             held = self.parameters
             if (
@@ -506,7 +480,7 @@ class Session:
         """Notes the end of training."""
         self.finished = True
         self.outbox.clear()
-        self._is_connected = False
+        self.is_open = False
 
     def _lacks_permit(self) -> bool:
         return self._wanted > 0 and self.permit is None
@@ -539,14 +513,14 @@ class Session:
                 "again, with fewer environments per group"
             )
 
-    def _rejection(self, receipt: pb.Receipt) -> str:
-        """Returns a log message for the 1st, 2nd, 4th, 8th, ... rejection of each reason."""
+    def _log_rejection(self, receipt: pb.Receipt) -> None:
+        """Logs the 1st, 2nd, 4th, 8th, ... rejection of each reason."""
         self._rejected[receipt.reason] += 1
         count = self._rejected[receipt.reason]
-        if count & (count - 1):
-            return ""
-        reason = pb.Reason.Name(receipt.reason) if receipt.reason in pb.Reason.values() else "?"
-        return (
-            f"{self.name}: message {receipt.sequence} was rejected ({reason}, number {count}): "
-            f"{receipt.detail}"
-        )
+        if count & (count - 1) == 0:
+            known = receipt.reason in pb.Reason.values()
+            _log.warning(
+                "%s: message %d was rejected (%s, number %d): %s",
+                *(self.name, receipt.sequence, pb.Reason.Name(receipt.reason) if known else "?"),
+                *(count, receipt.detail),
+            )
