@@ -6,11 +6,10 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import NamedTuple
 
-import grpc
-
 from impala.config.schema import Config
-from impala.conform.learner import Judged, Learner, Refusal, Run, serving
-from impala.conform.subject import POLL_SECONDS, Before, Failed, Subject
+from impala.conform.learner import Learner, Run, serving
+from impala.conform.subject import POLL_SECONDS, Failed, Subject
+from learner.fleet.refusals import IncompatibleProtocol
 from protos.impala.v1 import learner_pb2 as pb
 
 _QUIET_SECONDS = 1.0  # for which an actor that should send nothing is watched
@@ -215,14 +214,8 @@ class Kit:
     async def _is_unknown(self) -> None:
         """Knows nothing of the actor until it joins again."""
         learner = self._learner
-        await self._actor.playing()
-        joins = len(learner.joins)
-        refused: list[Before] = []
 
-        async def answer(message: pb.Unrolls, judged: Judged) -> pb.Receipt:
-            if len(learner.joins) > joins:
-                return await judged()
-            refused.append(Before(learner, message))
+        def receipt(message: pb.Unrolls) -> pb.Receipt:
             return pb.Receipt(
                 sequence=message.sequence,
                 status=pb.STATUS_REJECTED,
@@ -231,9 +224,7 @@ class Kit:
                 newest_version=learner.version,
             )
 
-        learner.answer = answer
-        await self._actor.until("send a message", lambda: refused)
-        await self._actor.comes_back(refused[0])
+        await self._actor.comes_back(await self._actor.refuse(receipt, until_joined=True))
 
     async def _is_refused(self) -> None:
         for name in _REASONS:
@@ -253,7 +244,7 @@ class Kit:
                 made.MergeFrom(pb.Receipt.FromString(b"\x10\x4d\x18\x4d"))
             return made
 
-        refused = await self._actor.refuse_next(receipt)
+        refused = await self._actor.refuse(receipt)
         number = refused.message.sequence
         if name in _TO_JOIN:
             await self._actor.joins_again(refused.joins)
@@ -312,22 +303,23 @@ class Kit:
             await self._actor.ends(0)
 
     async def _another_major_version(self) -> None:
-        def refuse(request: pb.JoinRequest) -> None:
-            raise Refusal(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                "The kit speaks protocol 99.0 now: run the same major version on both sides.",
+        def refuse(request: pb.JoinRequest) -> pb.JoinReply:
+            raise IncompatibleProtocol(
+                "The kit speaks protocol 99.0 now: run the same major version on both sides."
             )
 
-        self._learner.on_join = refuse
+        self._learner.join = refuse
         await self._gives_up()
 
     async def _setting_of_a_later_version(self) -> None:
-        def change(reply: pb.JoinReply) -> None:
+        def join(request: pb.JoinRequest) -> pb.JoinReply:
+            reply = self._learner.service.join(request)
             sent = json.loads(reply.settings)
             sent["needs"].append("environment.of_a_later_version")
             reply.settings = json.dumps(sent)
+            return reply
 
-        self._learner.on_reply = change
+        self._learner.join = join
         await self._gives_up()
 
     async def _gives_up(self) -> None:

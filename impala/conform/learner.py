@@ -7,10 +7,9 @@ one event loop.
 
 import asyncio
 import contextlib
-import functools
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, NamedTuple
 
 import grpc
@@ -20,29 +19,25 @@ from google.protobuf.message import DecodeError
 
 from impala.config import values
 from impala.config.schema import Config, QuarantineConfig
-from impala.runtime import listen as addresses
+from impala.runtime.security import ServerSecurity
 from impala.schedule.tasks import Schedule
 from impala.types import Parameters, StepType, Unroll
 from learner.data.ingest import Ingest
 from learner.evaluation.snapshots import Snapshots
-from learner.fleet.accounts import Accounts, Superseded
+from learner.fleet.accounts import Accounts
 from learner.fleet.info_names import InfoNames
 from learner.fleet.quarantine import Quarantine
 from learner.fleet.receipts import ReceiptProofs
 from learner.fleet.records import Records
-from learner.fleet.refusals import (
-    IncompatibleProtocol,
-    InvalidRequest,
-    NotOffered,
-    Unavailable,
-    UnknownActor,
-)
+from learner.fleet.refusals import InvalidRequest, NotOffered
 from learner.fleet.refused_outputs import RefusedOutputs
 from learner.fleet.roster import Roster
 from learner.fleet.violations import Violations
 from learner.plan import acting_step, make_plan
+from learner.service import calls
 from learner.service.executable import ExecutablePolicy
 from learner.service.inference import Inference
+from learner.service.server import bind
 from learner.service.service import LearnerService, Lineage
 from learner.service.terms import terms
 from protos.impala.v1 import learner_pb2 as pb
@@ -52,28 +47,6 @@ _SCALE = 3.0  # of the parameters: how decided the policy is
 _ROUNDING = 0.03  # of what agents compute, relative
 _RECOMPUTED = 20  # messages
 _MESSAGE_SECONDS = 0.004  # for each of them: a fast actor need not keep a core busy
-
-Judged = Callable[[], Awaitable[pb.Receipt]]
-"""Returns the service's receipt for a message."""
-Answer = Callable[[pb.Unrolls, Judged], Awaitable[pb.Receipt]]
-
-
-class Refusal(Exception):
-    """A call is to end with this status."""
-
-    def __init__(self, status: grpc.StatusCode, detail: str) -> None:
-        super().__init__(detail)
-        self.status = status
-
-
-_STATUSES: Mapping[type[Exception], grpc.StatusCode] = {
-    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    IncompatibleProtocol: grpc.StatusCode.FAILED_PRECONDITION,
-    NotOffered: grpc.StatusCode.FAILED_PRECONDITION,
-    Superseded: grpc.StatusCode.FAILED_PRECONDITION,
-    UnknownActor: grpc.StatusCode.NOT_FOUND,
-    Unavailable: grpc.StatusCode.UNAVAILABLE,
-}
 
 
 class Heard(NamedTuple):
@@ -140,7 +113,7 @@ class Run:
 
 
 class Learner(pb_grpc.LearnerServicer):
-    """Serves one actor. A case sets `answer`, `on_join` and `receipts`, and looks at what is heard.
+    """Serves one actor. A case sets `join`, `refuse` and `receipts`, and looks at what is heard.
 
     Args:
       run: that the actor joins first.
@@ -161,6 +134,7 @@ class Learner(pb_grpc.LearnerServicer):
         self._kept: dict[tuple[int, int], bytes] = {}  # messages by incarnation and number
         self._broken = asyncio.Event()
         self._open = 0  # streams
+        self._refused = calls.Refused()
         self.usual()
         self.begin(run)
 
@@ -170,9 +144,8 @@ class Learner(pb_grpc.LearnerServicer):
         """Answers as a learner does."""
         self.room.set()
         self.receipts.set()
-        self.on_join: Callable[[pb.JoinRequest], None] = lambda request: None
-        self.on_reply: Callable[[pb.JoinReply], None] = lambda reply: None
-        self.answer: Answer = lambda message, judged: judged()
+        self.join: Callable[[pb.JoinRequest], pb.JoinReply] = lambda it: self.service.join(it)
+        self.refuse: Callable[[pb.Unrolls], pb.Receipt | None] = lambda message: None
 
     def begin(self, run: Run) -> None:
         """Begins a run: nobody has joined it, and there are no parameters."""
@@ -251,18 +224,12 @@ class Learner(pb_grpc.LearnerServicer):
 
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:
         self.joins.append((time.monotonic(), request))
-        async with _statuses(context):
+        async with calls.statuses(context, self._refused):
             if self.actor and request.actor != self.actor:
-                raise Refusal(
-                    grpc.StatusCode.FAILED_PRECONDITION,
-                    f"The kit takes one actor at a time, and has {self.actor!r}.",
-                )
+                raise NotOffered(f"The kit takes one actor at a time, and has {self.actor!r}.")
             self.actor = request.actor
-            self.on_join(request)
-            reply = self.service.join(request)
-            self.on_reply(reply)
-            self.reply = reply
-            return reply
+            self.reply = self.join(request)
+            return self.reply
         raise AssertionError
 
     async def GetParameters(
@@ -277,7 +244,7 @@ class Learner(pb_grpc.LearnerServicer):
     async def GetExecutablePolicy(
         self, request: pb.GetExecutablePolicyRequest, context: Any
     ) -> pb.GetExecutablePolicyReply:
-        async with _statuses(context):
+        async with calls.statuses(context, self._refused):
             return await self.service.get_executable_policy(request)
         raise AssertionError
 
@@ -310,7 +277,7 @@ class Learner(pb_grpc.LearnerServicer):
                     arrived.put_nowait(message)
             except DecodeError as error:
                 self.wrong.append(f"its bytes are no Unrolls ({error})")
-                raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, self.wrong[-1]) from error
+                raise InvalidRequest(self.wrong[-1]) from error
             finally:
                 arrived.put_nowait(None)
 
@@ -318,7 +285,7 @@ class Learner(pb_grpc.LearnerServicer):
             while (message := await arrived.get()) is not None:
                 await asyncio.sleep(_MESSAGE_SECONDS)
                 await self.room.wait()
-                receipt = await self.answer(message, functools.partial(self._judged, message))
+                receipt = self.refuse(message) or await self._judged(message)
                 await self.receipts.wait()
                 is_known = receipt.reason != pb.REASON_UNKNOWN_ACTOR
                 if is_known:
@@ -351,7 +318,7 @@ class Learner(pb_grpc.LearnerServicer):
                 self._open -= 1
         if broken.is_set():
             await context.abort(grpc.StatusCode.UNAVAILABLE, "The connection was lost.")
-        async with _statuses(context):
+        async with calls.statuses(context, self._refused):
             for task in tasks:
                 if not task.cancelled():
                     task.result()
@@ -396,25 +363,12 @@ class Learner(pb_grpc.LearnerServicer):
 
 
 @contextlib.asynccontextmanager
-async def _statuses(context: Any) -> AsyncIterator[None]:
-    """Ends a call with the status that an exception of the service stands for."""
-    try:
-        yield
-    except Refusal as refusal:
-        await context.abort(refusal.status, str(refusal))
-    except tuple(_STATUSES) as error:
-        await context.abort(_STATUSES[type(error)], str(error))
-
-
-@contextlib.asynccontextmanager
 async def serving(learner: Learner, listen: str) -> AsyncIterator[str]:
     """Serves on an address while the context lasts; gives the address that was bound.
 
     Raises:
       OSError: it cannot be bound.
     """
-    if addresses.socket_path(listen) is None:
-        addresses.parse("The kit", listen)
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", -1),
@@ -424,13 +378,9 @@ async def serving(learner: Learner, listen: str) -> AsyncIterator[str]:
         ]
     )
     pb_grpc.add_LearnerServicer_to_server(learner, server)
-    try:
-        port = server.add_insecure_port(listen)
-    except RuntimeError as error:
-        raise OSError(f"Cannot listen on {listen!r}: {error}") from error
+    address = bind(server, listen, ServerSecurity())
     await server.start()
     try:
-        is_path = addresses.socket_path(listen) is not None
-        yield listen if is_path else f"{listen.rpartition(':')[0]}:{port}"
+        yield address
     finally:
         await server.stop(0.0)

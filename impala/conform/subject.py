@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from impala.conform.learner import Judged, Learner
+from impala.conform.learner import Learner
 from impala.runtime.tether import tethered
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -112,14 +112,14 @@ class Subject:
         what = "play on after a case that failed"
         await self.until(what, lambda: len(learner.messages) > heard, 2 * self._seconds, True)
 
-    async def playing(self, seconds: float = _SESSION_SECONDS) -> None:
+    async def playing(self) -> None:
         """Waits until the actor is in its loop, in a session so long that backoff begins anew."""
         learner = self._learner
         heard = len(learner.messages)
         await self.until("send messages", lambda: len(learner.messages) >= heard + 2)
         await self.until(
-            f"go on for {seconds:g} s without joining again",
-            lambda: time.monotonic() >= learner.joins[-1][0] + seconds,
+            f"go on for {_SESSION_SECONDS:g} s without joining again",
+            lambda: time.monotonic() >= learner.joins[-1][0] + _SESSION_SECONDS,
         )
 
     async def sends(self) -> None:
@@ -189,18 +189,21 @@ class Subject:
         what = f"go on to message {number}"
         await self.until(what, lambda: self._learner.messages[-1].message.sequence >= number)
 
-    async def refuse_next(self, receipt: Callable[[pb.Unrolls], pb.Receipt]) -> Before:
-        """Refuses the next message, and returns what was before it."""
+    async def refuse(
+        self, receipt: Callable[[pb.Unrolls], pb.Receipt], until_joined: bool = False
+    ) -> Before:
+        """Refuses the next message, or all until the next Join. Returns what was before that."""
         learner = self._learner
         await self.playing()
         refused: list[Before] = []
 
-        async def answer(message: pb.Unrolls, judged: Judged) -> pb.Receipt:
-            learner.answer = lambda message, judged: judged()
+        def refuse(message: pb.Unrolls) -> pb.Receipt | None:
+            if refused and (not until_joined or len(learner.joins) > refused[0].joins):
+                return None
             refused.append(Before(learner, message))
             return receipt(message)
 
-        learner.answer = answer
+        learner.refuse = refuse
         await self.until("send a message", lambda: refused)
         return refused[0]
 

@@ -173,14 +173,14 @@ class Server:
         for_probes = health_address = None
         grace = 0.0
         try:
-            address = _bind(server, self._listen, self._security)
+            address = bind(server, self._listen, self._security)
             await server.start()
             if self._health_listen is not None:
                 for_probes = grpc.aio.server(
                     maximum_concurrent_rpcs=_MAX_PROBES, options=_HEALTH_OPTIONS
                 )
                 for_probes.add_generic_rpc_handlers((probes.handlers(), unknown))
-                health_address = _bind(for_probes, self._health_listen, _NO_SECURITY)
+                health_address = bind(for_probes, self._health_listen, _NO_SECURITY)
                 await for_probes.start()
             for name in ("", SERVICE_NAME, LIVENESS):
                 probes.set(name, serving=True)
@@ -522,7 +522,7 @@ def _credentials(security: ServerSecurity) -> grpc.ServerCredentials:
     return credentials
 
 
-def _bind(server: grpc.aio.Server, listen: str, security: ServerSecurity) -> str:
+def bind(server: grpc.aio.Server, listen: str, security: ServerSecurity) -> str:
     """Binds `listen`. Returns the address for clients."""
     path = addresses.socket_path(listen)
     if path is None:
