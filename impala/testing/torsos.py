@@ -7,6 +7,7 @@ import tree
 
 from impala.agents.observation import Features
 from impala.agents.torsos import Torso
+from impala.parts import checks
 from impala.testing.precision import plain_float32
 from impala.types import Nest
 
@@ -23,26 +24,17 @@ class TorsoConformance:
         """Returns a new torso, as a module of this name."""
         raise NotImplementedError(f"{type(self).__name__} has to define make(name).")
 
-    def test_features_are_finite_vectors(self) -> None:
-        """[N, F] float32, with the same F for every N."""
+    def test_it_is_one_that_an_agent_takes(self) -> None:
+        """Features are vectors [N, F], and each depends on its own observation alone."""
+        checks.check_torso("the torso", self.make("torso"), self.observation_space)
+
+    def test_features_are_finite(self) -> None:
+        """Those of one observation and of several."""
         features = self._features()
-        sizes = set()
         for rows in (1, _ROWS):
             output = features(self._observations(rows))
             assert output.dtype == tf.float32, f"features are {output.dtype.name}, not float32"
-            assert output.shape.rank == 2, f"features have the shape {output.shape}, not [N, F]"
-            assert output.shape[0] == rows, f"{rows} observations give {output.shape[0]} rows"
             assert np.isfinite(output.numpy()).all(), "features are not finite"
-            sizes.add(output.shape[1])
-        assert len(sizes) == 1, f"features have the sizes {sorted(sizes)}"
-
-    def test_each_row_depends_on_its_own_observation_alone(self) -> None:
-        """Rows are from different environments and times and must not be mixed."""
-        features, observations = self._features(), self._observations(_ROWS)
-        together = features(observations).numpy()
-        for row in range(_ROWS):
-            one = tree.map_structure(lambda leaf, row=row: leaf[row : row + 1], observations)
-            np.testing.assert_allclose(features(one)[0], together[row], rtol=1e-3, atol=1e-4)
 
     def test_observations_that_differ_give_features_that_differ(self) -> None:
         """The torso uses its input."""
