@@ -146,7 +146,8 @@ class Client:
                 "The learner's environment.repeat holds actions for several frames, and these are "
                 "played elsewhere: leave it out there, and repeat them in your loop."
             )
-        self._own = _spaces(setup)
+        self.observation_space, self.action_space = _spaces(setup)
+        """What `Session.act` takes, and what it returns."""
         self._lock = threading.Lock()
         self._free: list[_Row] = []  # between sessions
         self._open = 0
@@ -157,16 +158,6 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def observation_space(self) -> gym.Space:
-        """What `Session.act` takes."""
-        return self._own[0]
-
-    @property
-    def action_space(self) -> gym.Space:
-        """What `Session.act` returns."""
-        return self._own[1]
 
     def session(self) -> "Session":
         """Begins a session: one game, robot, user or other sequence of episodes.
@@ -205,7 +196,8 @@ class Client:
             if number:  # each row keeps its parameters to the end of its unroll
                 agent = build.agent(setup.config, *setup.spaces, own=setup.own)
             chosen = policy.make_policy(agent, setup.config, setup.spaces)
-        external, environment = _environment(setup, self._own, number)
+        own = self.observation_space, self.action_space
+        external, environment = _environment(setup, own, number)
         self._made += 1
         return _Row(self._wire, setup, chosen, external, environment, number)
 
@@ -368,8 +360,8 @@ class _Row:
         if self._seen is not None:  # a session was closed in it
             detail = "a session was closed before the end of its episode"
             fault = EnvironmentFault(self._number, "crashed", detail)
-            self.go_on(self._seen, self.reward, StepType.LAST, discount=1.0, faults=[fault])
-        return self._stepped(observation, 0.0, StepType.FIRST, 1.0, {}, ())
+            self.go_on(self._seen, self.reward, StepType.LAST, faults=[fault])
+        return self.go_on(observation, 0.0, StepType.FIRST)
 
     def go_on(
         self,
@@ -385,22 +377,11 @@ class _Row:
         Args:
           observation: [1, ...].
           reward: of the last action.
-          step_type: MID or LAST; the action after LAST is for nobody.
+          step_type: FIRST where `begin` calls it; the action after LAST is for nobody.
           discount: 0 where the episode has terminated.
           info: numbers to be recorded with the episode.
           faults: that have ended it.
         """
-        return self._stepped(observation, reward, step_type, discount, info or {}, faults)
-
-    def _stepped(
-        self,
-        observation: Nest,
-        reward: float,
-        step_type: StepType,
-        discount: float,
-        info: Mapping[str, np.ndarray],
-        faults: Sequence[EnvironmentFault],
-    ) -> Nest:
         if self.error is not None:
             raise RuntimeError(
                 f"The session cannot go on after {type(self.error).__name__}: close it, and ask "
@@ -414,7 +395,7 @@ class _Row:
         )
         frames = np.array([step_type != StepType.FIRST], np.int32)
         try:
-            self._external.hand(EnvironmentStep(timestep, frames, info, faults))
+            self._external.hand(EnvironmentStep(timestep, frames, info or {}, faults))
             with _closed():
                 self._unroll()
         except BaseException as error:
