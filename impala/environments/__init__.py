@@ -9,6 +9,9 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import gymnasium as gym
+from gymnasium.vector import VectorEnv
+
 from impala.config.schema import (
     ActorConfig,
     EnvironmentConfig,
@@ -170,7 +173,7 @@ def _make(
     is_plain = render_mode is None and config.repeat == RepeatConfig()
     takes_vector = config.vectorization == "own" and is_plain
     source = sources.find(config.id, kwargs, component, settings, takes_vector=takes_vector)
-    if source.kind == "single":
+    if source.kind is gym.Env:
         return _make_single(source, config, num_envs, actor, first, render_mode)
     if config.repeat != RepeatConfig() or config.vectorization == "async":
         reason = "be repeated" if config.repeat != RepeatConfig() else "have a process each"
@@ -178,10 +181,11 @@ def _make(
             f"The environments of {config.id} step together, so they cannot {reason}: leave out "
             "environment.repeat, and set environment.vectorization to sync or own."
         )
-    if source.kind == "environment":
-        return source.environment(num_envs, render_mode)
-    make_vector = functools.partial(source.vector, render_mode=render_mode)
-    return gymnasium.vector(make_vector, num_envs, config.id)
+    make_several = functools.partial(source.made, render_mode)
+    if source.kind is VectorEnv:
+        return gymnasium.vector(make_several, num_envs, config.id)
+    environment: Environment = make_several(num_envs)
+    return environment
 
 
 def _make_single(

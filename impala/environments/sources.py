@@ -13,7 +13,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
@@ -30,8 +30,8 @@ class Source:
     """Makes environments of one kind; it can be pickled."""
 
     id: str
-    kind: Literal["single", "vector", "environment"]
-    """A gymnasium.Env, a gymnasium.vector.VectorEnv, or an `impala.environments.Environment`."""
+    kind: type[gym.Env] | type[VectorEnv] | type[base.Environment]
+    """What it makes."""
     call: Callable[..., Any]
     kwargs: dict[str, Any]
 
@@ -41,28 +41,15 @@ class Source:
         Raises:
           ValueError: it cannot be made so.
         """
-        made = interface.conforming(self._made(gym.Env, render_mode), self.id)
+        made = interface.conforming(self.made(render_mode), self.id)
         return made if repeat == RepeatConfig() else ActionRepeat(made, repeat)
 
-    def vector(self, num_envs: int, render_mode: str | None = None) -> VectorEnv:
-        """Makes a vector environment.
+    def made(self, render_mode: str | None, num_envs: int | None = None) -> Any:
+        """Makes what is of its kind; `num_envs` is for those that hold several environments.
 
         Raises:
           ValueError: it cannot be made so.
         """
-        made: VectorEnv = self._made(VectorEnv, render_mode, num_envs)
-        return made
-
-    def environment(self, num_envs: int, render_mode: str | None = None) -> base.Environment:
-        """Makes an `Environment`.
-
-        Raises:
-          ValueError: it cannot be made so.
-        """
-        made: base.Environment = self._made(base.Environment, render_mode, num_envs)
-        return made
-
-    def _made(self, kind: type[Any], render_mode: str | None, num_envs: int | None = None) -> Any:
         kwargs = dict(self.kwargs)
         if num_envs is not None:
             kwargs["num_envs"] = num_envs
@@ -74,10 +61,10 @@ class Source:
             if isinstance(self.call, functools.partial) and isinstance(error, ValueError):
                 raise  # it is explained already
             raise ValueError(f"Making {self.id} raises {described(error)}.") from error
-        if not isinstance(made, kind):
+        if not isinstance(made, self.kind):
             raise ValueError(
                 f"{self.id} gives a {type(made).__name__}; it must be a class or a function that "
-                f"gives a {kind.__module__.split('.')[0]} {kind.__name__}."
+                f"gives a {self.kind.__module__.split('.')[0]} {self.kind.__name__}."
             )
         try:
             self._check(made, num_envs)
@@ -106,7 +93,7 @@ class Source:
 
     def _check(self, made: Any, num_envs: int | None) -> None:
         """Checks what a custom environment says of itself."""
-        prefix = "single_" if self.kind == "vector" else ""
+        prefix = "single_" if self.kind is VectorEnv else ""
         for what in ("observation", "action"):
             space = getattr(made, f"{prefix}{what}_space", None)
             if not isinstance(space, gym.Space):
@@ -155,12 +142,8 @@ def find(
             "gymnasium.vector.VectorEnv or impala.environments.Environment, or a function that "
             "gives a gymnasium.Env."
         )
-    kind: Literal["single", "vector", "environment"] = "single"
-    if inspect.isclass(attribute):
-        if issubclass(attribute, base.Environment):
-            kind = "environment"
-        elif issubclass(attribute, VectorEnv):
-            kind = "vector"
+    bases = attribute.__mro__ if inspect.isclass(attribute) else ()
+    kind = next((each for each in (base.Environment, VectorEnv) if each in bases), gym.Env)
     return Source(id, kind, attribute, kwargs)
 
 
@@ -180,8 +163,8 @@ def _registered(id: str, kwargs: dict[str, Any], takes_vector: bool) -> Source:
     name = id.rpartition(":")[2]
     spec = gym.spec(name)
     if spec.entry_point is None or (takes_vector and spec.vector_entry_point is not None):
-        return Source(id, "vector", functools.partial(_make_vector, id), kwargs)
-    return Source(id, "single", functools.partial(_make_single, id), kwargs)
+        return Source(id, VectorEnv, functools.partial(_make_vector, id), kwargs)
+    return Source(id, gym.Env, functools.partial(_make_single, id), kwargs)
 
 
 def _make_single(id: str, **kwargs: Any) -> gym.Env:
