@@ -3,8 +3,7 @@
 What was pulled is a file for each learner, in a directory of this user alone and in memory if the
 host has such a file system. It is replaced atomically, so that a reader sees one version, whoever
 dies. Who pulls holds a lock that the kernel releases when it dies; who waits for it does so for a
-little longer than the last pull took, and then pulls by itself. Nothing that goes wrong here keeps
-an actor from pulling.
+few seconds, and then pulls by itself. Nothing that goes wrong here keeps an actor from pulling.
 """
 
 import contextlib
@@ -19,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -30,13 +29,12 @@ _log = logging.getLogger(__name__)
 Call = Callable[[pb.GetParametersRequest], pb.GetParametersReply]
 
 _MEMORY = pathlib.Path("/dev/shm")  # where Linux has a file system in memory
-_HEADER, _ASKED = struct.Struct("<QddQ"), 8  # of `_Header`, and the place of its second field
+_HEADER, _ASKED = struct.Struct("<Qd"), 8  # of `_Header`, and the place of its second field
 # An actor asks when three quarters of an unroll are done, and takes what there is at its boundary.
 # It need not ask if another one has, within a quarter of its own interval: then what there is at
 # the boundary is on average not older than what it would have pulled.
 _QUARTER, _MOST_SECONDS = 0.25, 0.25
-_FIRST_WAIT_SECONDS, _LEAST_WAIT_SECONDS, _MOST_WAIT_SECONDS = 1.0, 0.1, 60.0  # for one that pulls
-_WAIT_RATIO = 2.0  # of that wait to the time of the last pull
+_WAIT_SECONDS = 10.0  # for one that pulls, which may be frozen
 _LOOK_SECONDS = 0.005
 _FORGET_SECONDS = 3600.0  # after which a file that nobody replaces is deleted
 
@@ -44,8 +42,6 @@ _FORGET_SECONDS = 3600.0  # after which a file that nobody replaces is deleted
 class _Header(NamedTuple):
     version: int
     asked: float  # when, on the monotonic clock, which a host's processes share
-    seconds: float  # that the pull took
-    size: int  # of the reply that follows
 
 
 class SharedPulls:
@@ -79,7 +75,9 @@ class SharedPulls:
           The answer; None if another actor has got newer ones, which `newer` returns.
         """
         now = time.monotonic()
-        since, self._asked = fresh_since(now, self._asked), now
+        # Since when another actor must have asked, so that this one need not.
+        since = now - min(_MOST_SECONDS, _QUARTER * (now - self._asked))
+        self._asked = now
         if not self._is_usable:
             return call(request)
         held = request.newer_than if request.learner_incarnation == incarnation else -1
@@ -88,13 +86,17 @@ class SharedPulls:
             found = self._header(incarnation)
             return found is not None and found.version > held and found.asked >= since
 
-        deadline = now + self._patience(incarnation)
+        path = self._path(incarnation).with_suffix(".lock")
         with contextlib.ExitStack() as stack:
+            try:
+                lock = stack.enter_context(open(path, "ab"))
+            except OSError:
+                return call(request)
             while not has_newer():
-                is_puller = self._locked(stack, incarnation)
+                is_puller = _locks(lock)
                 if is_puller and has_newer():  # the one before has just finished
                     break
-                if is_puller or time.monotonic() > deadline:
+                if is_puller or time.monotonic() > now + _WAIT_SECONDS:
                     return self._call(incarnation, request, held, call)
                 time.sleep(_LOOK_SECONDS)
         return None
@@ -104,15 +106,12 @@ class SharedPulls:
         found = self._header(incarnation) if self._is_usable else None
         if found is None or found.version <= held:
             return None
+        path = self._path(incarnation)
         try:
-            content = self._path(incarnation).read_bytes()
-            version, _, _, size = _HEADER.unpack_from(content)
-            if len(content) == _HEADER.size + size and version > held:
-                return pb.GetParametersReply.FromString(content[_HEADER.size :])
-        except (OSError, struct.error, DecodeError):
-            pass
-        with contextlib.suppress(OSError):  # the host has crashed while it was written
-            self._path(incarnation).unlink()
+            return pb.GetParametersReply.FromString(path.read_bytes()[_HEADER.size :])
+        except (OSError, DecodeError):
+            with contextlib.suppress(OSError):  # the host has crashed while it was written
+                path.unlink()
         return None
 
     def _header(self, incarnation: int) -> "_Header | None":
@@ -122,29 +121,6 @@ class SharedPulls:
         except (OSError, struct.error):
             return None
         return found if found.asked <= time.monotonic() else None  # of before the host's last start
-
-    def _patience(self, incarnation: int) -> float:
-        """Returns how long to wait for one that pulls."""
-        found = self._header(incarnation)
-        seconds = _FIRST_WAIT_SECONDS if found is None else _WAIT_RATIO * found.seconds
-        return (
-            seconds if _LEAST_WAIT_SECONDS < seconds < _MOST_WAIT_SECONDS else _LEAST_WAIT_SECONDS
-        )
-
-    def _locked(self, stack: contextlib.ExitStack, incarnation: int) -> bool:
-        """Returns whether this process is the one that pulls, until the stack is closed."""
-        try:
-            path = self._path(incarnation).with_suffix(".lock")
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError:
-            return True  # it pulls, as nobody can share
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            return False
-        stack.callback(os.close, descriptor)
-        return True
 
     def _call(
         self, incarnation: int, request: pb.GetParametersRequest, held: int, call: Call
@@ -178,19 +154,14 @@ class SharedPulls:
     def _put(self, incarnation: int, asked: float, reply: pb.GetParametersReply) -> None:
         path = self._path(incarnation)
         partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
-        content = reply.SerializeToString()
-        seconds = time.monotonic() - asked
         found = self._header(incarnation)
         if found is not None and found.version > reply.parameters.version:
             return  # one that did not wait for this pull has got newer ones
         try:
-            is_first = not path.exists()
-            with open(partial, "xb") as file:
-                file.write(_HEADER.pack(reply.parameters.version, asked, seconds, len(content)))
-                file.write(content)
+            header = _HEADER.pack(reply.parameters.version, asked)
+            partial.write_bytes(header + reply.SerializeToString())
             os.replace(partial, path)
-            if is_first:
-                self._forget(path.stat().st_mtime)
+            self._forget(path.stat().st_mtime)
         except OSError as error:
             with contextlib.suppress(OSError):
                 partial.unlink()
@@ -210,14 +181,13 @@ class SharedPulls:
         return self._directory / f"{incarnation:016x}-{self._learner}"
 
 
-def fresh_since(now: float, asked: float) -> float:
-    """Returns since when another actor must have asked, so that one that asks now need not.
-
-    Args:
-      now: on the monotonic clock.
-      asked: when it has asked last.
-    """
-    return now - min(_MOST_SECONDS, _QUARTER * (now - asked))
+def _locks(file: BinaryIO) -> bool:
+    """Returns whether this process is the one that pulls, until the file is closed."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _is_private(directory: pathlib.Path) -> bool:

@@ -79,8 +79,7 @@ def impatient(
     directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[SharedPulls, SharedPulls]:
     """Two actors that wait for a moment only for one that pulls."""
-    monkeypatch.setattr(shared, "_FIRST_WAIT_SECONDS", 0.05)
-    monkeypatch.setattr(shared, "_LEAST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(shared, "_WAIT_SECONDS", 0.05)
     return SharedPulls(ADDRESS, directory), SharedPulls(ADDRESS, directory)
 
 
@@ -169,7 +168,7 @@ def puller(directory: pathlib.Path) -> Iterator["subprocess.Popen[str]"]:
 def test_one_that_is_killed_while_it_pulls_leaves_it_to_the_next(
     directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared, "_FIRST_WAIT_SECONDS", 50.0)
+    monkeypatch.setattr(shared, "_WAIT_SECONDS", 50.0)
     learner, actor = Learner(), SharedPulls(ADDRESS, directory)
     with puller(directory) as process:
         pulling = threading.Thread(target=actor.pull, args=(LEARNER, NONE, learner.call))
@@ -220,9 +219,7 @@ def test_what_learners_that_are_gone_have_left_is_deleted(directory: pathlib.Pat
     assert not (directory / "old").exists()
 
 
-def test_clients_of_a_host_share_parameters(
-    directory: pathlib.Path,
-) -> None:
+def test_clients_of_a_host_share_parameters(directory: pathlib.Path) -> None:
     with FakeLearner() as learner, contextlib.ExitStack() as stack:
         clients = [
             stack.enter_context(
