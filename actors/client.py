@@ -69,12 +69,12 @@ class LearnerClient(Connection):
     """
 
     def __init__(self, learner: str, *, shared: SharedPulls | None = None, **others: Any):
-        super().__init__(learner, **others)
         self._shared = shared
         self._waited = 0.0  # seconds, since the last message
         self._permit = 0  # number of that of the round that is being made
         self._round_unrolls = 0  # of a round
         self._unrolls_left = 0  # of this round, still to be sent
+        super().__init__(learner, **others)  # which starts the session's thread
         self._start(self._keep_pulling)
 
     # What the caller's thread uses.
