@@ -141,7 +141,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: environment(observation=np.zeros((2, 10, 5), np.int64)).recv(),
         "observation is int64, expected uint8",
     ),
-    "a step before reset": (lambda: single().step(0), "step comes after reset"),
     "a step after the end": (lambda: played_to_its_end().step(0), "episode has ended: call reset"),
     "a seed for each": (
         lambda: to_gymnasium.SeveralEnvs(lambda: Catch(2)).reset(seed=[1, 2]),
