@@ -65,7 +65,7 @@ class Options:
     threads: int = 1
     """Number of threads for TensorFlow's operations."""
     bfloat16: bool = False
-    """Compute an actor's convolutions and products in bfloat16 if the CPU can."""
+    """Compute the torso of an actor in bfloat16 if that is faster on this CPU."""
     share_pulls: bool = False
     """Share pulls of parameters with the other actors of this user on this host."""
 

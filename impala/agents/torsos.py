@@ -28,7 +28,7 @@ class Torso(snt.Module, abc.ABC):
     """Smallest height and width of an image, in pixels."""
     takes_bfloat16: ClassVar[bool] = False
     """Whether images, and then the features, may be in bfloat16 once its variables are made. They
-    are where the process computes in it, which saves a conversion of every pixel."""
+    are where the process computes torsos in it."""
 
     def __init__(self, settings: Any = None, name: str | None = None) -> None:
         """Initialises the torso; variables are made in the first call.

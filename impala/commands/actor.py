@@ -44,9 +44,9 @@ class Actor:
     role: Literal["actor", "evaluator"] = "actor"
     """actor, or evaluator: play episodes with snapshots of the agent and report their returns."""
     bfloat16: bool = True
-    """Compute convolutions and matrix products in bfloat16 if the CPU has instructions for it
-    (AVX-512 BF16 or AMX), whatever learner.bfloat16 says: faster. The learner is sent the policy
-    that acted, rounding included. Evaluators always compute in float32."""
+    """Compute the torso in bfloat16 if that is faster on this CPU (AMX, or AVX-512 BF16 of AMD),
+    whatever learner.bfloat16 says. The learner is sent the policy that acted, rounding included.
+    Evaluators always compute in float32."""
     share_pulls: bool = True
     """Pull parameters once for all actors of this user on this host. --no-share-pulls: each pulls
     its own."""

@@ -501,8 +501,8 @@ class LearnerConfig:
     """Compile the update with XLA: 1.2 to 1.9 times as fast on a GPU (an H200) once it is compiled,
     which takes half a minute or more; slower on a CPU."""
     bfloat16: bool = False
-    """Compute the update's convolutions and matrix products in bfloat16 if the CPU has instructions
-    for it (AVX-512 BF16 or AMX): faster, with less precision. On a GPU it has no effect."""
+    """Compute convolutions and products of the torso in bfloat16 where that is faster: on a GPU,
+    with AMX, or with AVX-512 BF16 of AMD. Everything else is computed in float32."""
     threads: Annotated[Count, OPERATIONAL] = 0
     """TensorFlow threads of the update; 0 means all cores this process may use."""
     devices: Annotated[Positive | Literal["all"], OPERATIONAL] = 1

@@ -28,9 +28,10 @@ def set_up(config: Config) -> None:
     process.set_threads(config.learner.threads or most)
     if config.learner.jit_compile:
         _log.info("XLA compiles the update when the first batch has come: half a minute or more.")
-    if config.learner.bfloat16 and not gpus:
-        kind = "bfloat16" if process.use_bfloat16() else "float32: this CPU has no bfloat16"
-        _log.info("Convolutions and products are computed in %s.", kind)
+    if config.learner.bfloat16:
+        is_used = process.use_bfloat16(on_gpu=bool(gpus))
+        kind = "bfloat16" if is_used else "float32, which is faster on this CPU"
+        _log.info("The torso computes in %s.", kind)
 
 
 def place(batch: Batch, device: str) -> Batch:
