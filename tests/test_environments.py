@@ -119,6 +119,13 @@ CONTRACT = {
         id="ALE/Pong-v5", atari=AtariConfig(max_frames_per_episode=150, sticky_actions=0.25)
     ),
     "breakout": EnvironmentConfig(id="ALE/Breakout-v5"),
+    "pong of gym": EnvironmentConfig(
+        id="ALE/Pong-v5",
+        atari=AtariConfig(
+            *(2, 4, False, 0.25),  # frames of an action, no maximum over frames, sticky actions
+            max_frames_per_episode=150,
+        ),
+    ),
     "bandit": EnvironmentConfig(
         id="Bandit/Independent-v0", kwargs='{"pulls": 9}', vectorization="own"
     ),
@@ -507,7 +514,33 @@ class TestAtari:
                 one, other = few.recv().timestep, by_index.recv().timestep
                 assert (one.observation == other.observation).all()
         with closing(atari(game="Breakout", action_table=True)) as environment:
-            assert environment.action_space == gym.spaces.Discrete(4)
+            assert environment.action_space == gym.spaces.Discrete(3)
+
+    def test_an_action_may_last_for_a_random_number_of_frames(self) -> None:
+        """Given the same game, of which each frame is a step."""
+        usual = {"max_pool": False, "noop_max": 0}
+        with (
+            closing(atari(1, "Breakout", frame_skip=2, frame_skip_most=4, **usual)) as held,
+            closing(atari(1, "Breakout", frame_skip=1, **usual)) as single,
+        ):
+            held.reset(5)
+            single.reset(int(base.seeds(5, 1)[0]))
+            lengths = []
+            for action in [1, 2, 3, 0] * 60:
+                held.send(np.array([action]))
+                step = held.recv()
+                lengths.append(int(step.frames[0]))
+                frames = []
+                for _ in range(lengths[-1]):
+                    single.send(np.array([action]))
+                    frames.append(single.recv().timestep)
+                seen = step.timestep
+                assert (seen.observation == frames[-1].observation).all()
+                assert seen.reward[0] == sum(frame.reward[0] for frame in frames)
+                assert seen.discount[0] == min(frame.discount[0] for frame in frames)
+            assert set(lengths) == {2, 3, 4} and abs(np.mean(lengths) - 3.0) < 0.2
+        with pytest.raises(ValueError, match=r"frame_skip_most is 3, frame_skip 4.*no-max-pool"):
+            atari(frame_skip_most=3)
 
     @pytest.mark.parametrize(("game", "actions"), [("Breakout", (0, 2, 3)), ("Tennis", (0, 2))])
     def test_a_restriction_without_needed_fire_is_refused(

@@ -215,11 +215,12 @@ _ATARI_A3C_SMALL = dataclasses.replace(
 )
 
 
-# Asynchronous one-step Q-learning: no replay, unrolls of five steps, single frames. The interval of
+# Asynchronous one-step Q-learning as published: no replay, unrolls of five steps. The interval of
 # target copies is the paper's: the code's 2,000 episodes would be a handful of copies in this run.
 _ATARI_Q = Config(
     environment=EnvironmentConfig(
-        id="ALE/Breakout-v5", atari=AtariConfig(frame_skip=1, max_pool=False)
+        id="ALE/Breakout-v5",
+        atari=AtariConfig(frame_skip=2, frame_skip_most=4, max_pool=False),  # as Gym's Breakout-v0
     ),
     agent=AgentConfig(
         torso="shallow",
@@ -232,7 +233,12 @@ _ATARI_Q = Config(
     algorithm="q_learning",
     q_learning=QLearningConfig(target_frames=40_000),
     optimiser=OptimiserConfig(
-        learning_rate=2.5e-4, decay=0.95, centred=True, decay_to_zero=False, epsilon=0.01
+        *("rmsprop", 2.5e-4),
+        decay=0.95,
+        centred=True,
+        decay_to_zero=False,
+        epsilon=0.01,
+        clip_global_norm=1.0,
     ),
     mix=MixConfig(fresh=8),
     learner=LearnerConfig(unroll_length=5, queue_unrolls=16, max_in_flight=1, bfloat16=True),

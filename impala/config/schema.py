@@ -70,6 +70,9 @@ class AtariConfig:
 
     frame_skip: Positive = 4
     """Frames that an action is repeated for."""
+    frame_skip_most: Count = 0
+    """If it is not 0, an action lasts for a random number of frames, from frame_skip to this one:
+    2 to 4 in Gym's v0 games, whose later versions also had sticky_actions 0.25."""
     max_pool: bool = True
     """The observation is the maximum over the last two frames; otherwise it is the last one."""
     sticky_actions: Share = 0.0
@@ -81,8 +84,8 @@ class AtariConfig:
     """Restrict the action set to these indices into it; empty means all of them. What leaves out
     FIRE is refused in games in which nothing happens without it, such as Breakout."""
     action_table: bool = False
-    """Restrict the action set by game, as A3C's code does: Pong to NOOP, RIGHT and LEFT. Other
-    games have all of their actions."""
+    """Restrict the action set by game, as A3C's code does: Pong to NOOP, RIGHT and LEFT,
+    Breakout to FIRE, RIGHT and LEFT. Other games have all of their actions."""
     height: Annotated[int, Range(16, 210)] = 84
     """Observation height in pixels (47 for the small A3C torso)."""
     width: Annotated[int, Range(16, 160)] = 84

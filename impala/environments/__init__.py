@@ -161,12 +161,14 @@ def _make(
             raise ValueError("Catch has no window; use render_mode rgb_array.")
         return catch.make(kwargs, num_envs)
     if config.id.startswith("ALE/"):
-        from impala.environments.atari import Atari  # Here, so that others load no emulator.
+        from impala.environments.atari import Atari, RandomSkip  # Others load no emulator.
 
         if kwargs:
             raise ValueError(
                 f"environment.kwargs is {kwargs}; ALE games are set with environment.atari instead."
             )
+        if config.atari.frame_skip_most:
+            return RandomSkip(config.id, config.atari, num_envs, render_mode=render_mode)
         threads = actor.env_threads
         return Atari(config.id, config.atari, num_envs, threads=threads, render_mode=render_mode)
     # What is shown or repeated is an environment by itself.

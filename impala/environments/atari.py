@@ -4,12 +4,14 @@ Preprocessing of Mnih et al. 2015: grey frames, each action repeated, the maximu
 frames, up to 30 no-ops at the start. Frames come singly (the agent stacks them) and rewards raw.
 """
 
+import dataclasses
 import difflib
 from collections.abc import Sequence
 
 import ale_py
 import gymnasium as gym
 import numpy as np
+import tree
 from ale_py import roms
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
@@ -20,8 +22,11 @@ from impala.types import EnvironmentStep, Nest, StepType, TimeStep
 
 gym.register_envs(ale_py)
 
-# By game, as in the code of A3C that this follows; the four actions of Breakout are its own ones.
-_ACTION_TABLE = {"ALE/Pong-v5": ("NOOP", "RIGHT", "LEFT")}
+# By game, as in the code of A3C that this follows.
+_ACTION_TABLE = {
+    "ALE/Pong-v5": ("NOOP", "RIGHT", "LEFT"),
+    "ALE/Breakout-v5": ("FIRE", "RIGHT", "LEFT"),
+}
 
 # In three times 18,000 frames of random play without FIRE these games gave no reward, took no life
 # and did not end; with FIRE they did.
@@ -144,6 +149,78 @@ class Atari(base.Environment):
     def _channels_last(self, observation: np.ndarray) -> np.ndarray:
         """[E, 1, H, W] as [E, H, W, 1], without a copy."""
         return observation.reshape(self.num_envs, *self._shape)
+
+
+class RandomSkip(base.Environment):
+    """E copies of one game whose actions last for a random number of frames, as in Gym's v0 games.
+
+    Args:
+      id: as for `Atari`.
+      config: as for `Atari`; an action lasts from `frame_skip` to `frame_skip_most` frames.
+      num_envs: E.
+      render_mode: as for `Atari`.
+
+    Raises:
+      ValueError: as `Atari`, or the settings do not fit.
+    """
+
+    def __init__(
+        self, id: str, config: AtariConfig, num_envs: int, *, render_mode: str | None = None
+    ) -> None:
+        self._least, self._most = config.frame_skip, config.frame_skip_most
+        if self._most < self._least or config.max_pool:
+            raise ValueError(
+                f"environment.atari.frame_skip_most is {self._most}, frame_skip {self._least} and "
+                f"max_pool {config.max_pool}: give the larger number of frames first, and set "
+                "environment.atari.no-max-pool, as these games show their last frame."
+            )
+        single = dataclasses.replace(config, frame_skip=1, frame_skip_most=0)
+        modes = [render_mode, *[None] * (num_envs - 1)]
+        self._games = [Atari(id, single, 1, render_mode=mode) for mode in modes]
+        self.num_envs = num_envs
+        self.observation_space = self._games[0].observation_space
+        self.action_space = self._games[0].action_space
+
+    def reset(self, seed: int) -> TimeStep:
+        self._random = np.random.default_rng(seed)
+        self._ended = np.zeros(self.num_envs, np.bool_)
+        seeds = base.seeds(seed, self.num_envs)
+        each = [game.reset(int(own)) for game, own in zip(self._games, seeds, strict=True)]
+        joined: TimeStep = tree.map_structure(lambda *leaves: np.concatenate(leaves), *each)
+        return joined
+
+    def send(self, action: Nest) -> None:
+        self._action = action
+
+    def recv(self) -> EnvironmentStep:
+        lengths = self._random.integers(self._least, self._most + 1, self.num_envs)
+        lengths[self._ended] = 1  # the action is ignored: an episode begins
+        each = [self._play(i, int(length)) for i, length in enumerate(lengths)]
+        joined: EnvironmentStep = tree.map_structure(lambda *leaves: np.concatenate(leaves), *each)
+        self._ended = joined.timestep.step_type == StepType.LAST
+        return joined
+
+    def render(self) -> np.ndarray:
+        return self._games[0].render()
+
+    def close(self) -> None:
+        for game in self._games:
+            game.close()
+
+    def _play(self, i: int, length: int) -> EnvironmentStep:
+        """Plays one game for so many frames, or to the end of its episode."""
+        reward, discount = np.zeros(1, np.float32), np.ones(1, np.float32)
+        frames = np.zeros(1, np.int32)
+        for _ in range(length):
+            self._games[i].send(self._action[i : i + 1])
+            step = self._games[i].recv()
+            reward = reward + step.timestep.reward
+            discount = discount * step.timestep.discount
+            frames = frames + step.frames
+            if step.timestep.step_type[0] == StepType.LAST:
+                break
+        timestep = step.timestep._replace(reward=reward, discount=discount)
+        return step._replace(timestep=timestep, frames=frames)
 
 
 class _Screen:

@@ -71,7 +71,7 @@ def frames_per_step(task: Task, limits: LimitsConfig) -> int:
     """Returns the largest number of environment frames in one agent step of a task."""
     environment = task.environment
     if environment.id.startswith("ALE/"):
-        return environment.atari.frame_skip
+        return max(environment.atari.frame_skip, environment.atari.frame_skip_most)
     return limits.frames_per_step * environment.repeat.most
 
 
