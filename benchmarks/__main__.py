@@ -20,7 +20,7 @@ from impala.config import presets, values
 from impala.runtime import process, tether
 
 _BY_DEFAULT = ("training", "ingest", "replay")
-_PARTS = (*_BY_DEFAULT, "actor", "gpu", "profile", "peers")  # modules of this package
+_PARTS = (*_BY_DEFAULT, "actor", "gpu", "pipe", "profile", "peers")  # modules of this package
 
 
 def main() -> int:
@@ -39,6 +39,9 @@ def main() -> int:
     parser.add_argument(
         "--trial", action="store_true", help="gpu: a tiny batch, on a CPU if there is no GPU"
     )
+    parser.add_argument(
+        "--against", type=pathlib.Path, help="pipe: another checkout, measured in turn"
+    )
     arguments = parser.parse_args()
     parts = arguments.parts or _BY_DEFAULT
     if unknown := set(parts) - set(_PARTS):
@@ -46,7 +49,7 @@ def main() -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     process.prefer_onednn()
 
-    options = Options(arguments.seconds, arguments.preset, arguments.trial)
+    options = Options(arguments.seconds, arguments.preset, arguments.trial, arguments.against)
     console = rich.console.Console()
     named = f"{machine()}, {time.strftime('%Y-%m-%d')}"
     results: dict[str, Any] = {"machine": named, "config": values.to_dict(CONFIG)}

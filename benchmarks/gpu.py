@@ -8,7 +8,7 @@ each. It takes less than ten minutes.
 import dataclasses
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -20,8 +20,7 @@ from impala.config import schema as configs
 from impala.parts import build
 from impala.runtime import process
 from impala.schedule import phases, tasks
-from impala.types import Batch
-from learner.update import devices
+from learner.data.rows import Layout, Placed
 from learner.update.learner import Learner
 
 _AGENTS = {
@@ -104,13 +103,14 @@ def update(
     algorithm = build.algorithm(config.algorithm, config, agent)
     learner = Learner(algorithm, config, phases.make(config)[0])
     batch = random_batch(config, agent, spaces)
-    size = sum(leaf.nbytes for leaf in tf.nest.flatten(batch))
 
     start = time.perf_counter()
     learner.update(batch)
     compiled = time.perf_counter() - start
     done = -1
-    for placed in _placed_ahead(batch, learner.device):
+    layout = Layout.of(batch.unroll)
+    rows = layout.rows(batch.unroll)
+    for placed in _placed_ahead(lambda: learner.place_rows(layout, rows)):
         learner.update(batch, None, placed)
         learner.agent_values()
         done += 1
@@ -122,7 +122,7 @@ def update(
     rate = done / elapsed
     steps = rate * batch_size * config.learner.unroll_length
     model = _model(learner.device)
-    return Measured(model, name, batch_size, xla, compiled, rate, steps, rate * size / 1e6)
+    return Measured(model, name, batch_size, xla, compiled, rate, steps, rate * rows.nbytes / 1e6)
 
 
 def table(measured: Sequence[Measured]) -> str:
@@ -145,12 +145,12 @@ def _name(agent: str, batch_size: int, xla: bool) -> str:
     return f"{agent}, batch {batch_size}{', XLA' if xla else ''}"
 
 
-def _placed_ahead(batch: Batch, device: str) -> Iterator[Batch]:
+def _placed_ahead(place: Callable[[], Placed]) -> Iterator[Placed]:
     """Yields the batch on the device again and again; while it is used, the next one is copied."""
     with ThreadPoolExecutor(1) as thread:
-        ahead = thread.submit(devices.place, batch, device)
+        ahead = thread.submit(place)
         while True:
-            placed, ahead = ahead.result(), thread.submit(devices.place, batch, device)
+            placed, ahead = ahead.result(), thread.submit(place)
             yield placed
 
 

@@ -30,6 +30,7 @@ from impala.schedule import tasks
 from impala.types import Parameters, StepType
 from learner.data.ingest import Ingest
 from learner.data.mix import Mix
+from learner.data.rows import Layout
 from learner.evaluation.snapshots import Snapshots
 from learner.fleet.receipts import ReceiptProofs
 from learner.fleet.records import Records
@@ -74,7 +75,7 @@ def _mean(rates: Sequence[_Rate]) -> _Rate:
     return _Rate(*(sum(values) / len(values) for values in zip(*rates, strict=True)))
 
 
-def _service(config: configs.Config) -> tuple[LearnerService, Records, Ingest]:
+def _service(config: configs.Config) -> tuple[LearnerService, Records, Ingest, Layout]:
     """Returns a learner's service that has published version 0, with its parts."""
     played = tasks.make(config.environment, config.tasks)
     spaces = build.spaces(played)
@@ -90,13 +91,13 @@ def _service(config: configs.Config) -> tuple[LearnerService, Records, Ingest]:
         *(of_run, lineage, records, ingest, tasks.Schedule(config)), Snapshots(1, "never")
     )
     service.publish(Parameters(_INCARNATION, 0, 0.0, 0, [v.numpy() for v in agent.variables]))
-    return service, records, ingest
+    return service, records, ingest, Layout(unroll_spec)
 
 
 def _with_learner(config: configs.Config, seconds: float) -> _Rate:
     process.tune_malloc()
-    service, records, ingest = _service(config)
-    mix = Mix(ingest, config.mix)
+    service, records, ingest, layout = _service(config)
+    mix = Mix(ingest, config.mix, layout)
     server = Server(service, "127.0.0.1:0")
     address = server.start()
     stop = threading.Event()

@@ -6,7 +6,6 @@ run. CPU time is of all threads: on a machine with other work, its ratio is the 
 """
 
 import contextlib
-import functools
 import itertools
 import pathlib
 import tempfile
@@ -30,6 +29,7 @@ from impala.types import Parameters, Unroll
 from learner.data.ingest import Arrival, Ingest
 from learner.data.mix import Mix
 from learner.data.replay import Replay
+from learner.data.rows import Layout
 from learner.data.storage import Disk
 from learner.update import devices
 from learner.update.learner import Learner
@@ -65,6 +65,7 @@ def measure(config: configs.Config, options: Options) -> dict[str, float]:
     spaces = build.spaces(tasks.make(config.environment, config.tasks))
     agent = build.agent(config.agent, *spaces)
     spec = build.unroll_spec(agent, *spaces, config.learner.unroll_length)
+    layout = Layout(spec)
     unrolls = list(_recorded(config, agent, spaces))
     arrivals = [
         Arrival(unroll, "recorded", 1, number, 0, 0, [], 0.0, 0.0, 0.0)
@@ -75,19 +76,23 @@ def measure(config: configs.Config, options: Options) -> dict[str, float]:
     )
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         replay = Replay(
-            spec, Disk(pathlib.Path(directory), "benchmark"), "reservoir", capacity_frames=10**9
+            layout,
+            Disk(pathlib.Path(directory), "benchmark"),
+            "reservoir",
+            capacity_frames=10**9,
+            memory=2**30,
         )
         stack.callback(replay.close)
         start = time.perf_counter()
-        for unroll in itertools.cycle(unrolls):
-            replay.add(unroll, slice(None), "actor-0")
+        for rows in itertools.cycle([layout.rows(unroll) for unroll in unrolls]):
+            replay.add(rows, "actor-0")
             if len(replay) >= _UNROLLS:
                 break
         add_seconds = (time.perf_counter() - start) / len(replay)
-        target = tree.map_structure(np.copy, unrolls[0])
+        target = layout.empty(8)
         start = time.perf_counter()
         for _ in range(200):
-            replay.sample(target, 0, 8)
+            replay.sample(target)
         sample_seconds = (time.perf_counter() - start) / 1600
 
         halves = configs.MixConfig(fresh=size - size // 2, replayed=size // 2)
@@ -97,14 +102,12 @@ def measure(config: configs.Config, options: Options) -> dict[str, float]:
                 mix = Mix(
                     _Endless(arrivals),
                     halves if has_replay else configs.MixConfig(fresh=size),
+                    layout,
                     replay if has_replay else None,
-                    place=functools.partial(devices.place, device=learner.device),
+                    place=learner.place_rows,
                 )
                 measured[has_replay].append(_updates(learner, mix, options.seconds / _ROUNDS / 2))
                 mix.close()
-        contents = replay.contents()
-    rows = config.learner.unroll_length + 1
-    raw = sum(np.asarray(leaf).nbytes for leaf in tree.flatten(unrolls[0]))
     fresh, replaying = (_Updates(*np.mean(measured[kind], axis=0)) for kind in (False, True))
     return {
         "updates/s, all fresh": fresh.per_second,
@@ -113,8 +116,6 @@ def measure(config: configs.Config, options: Options) -> dict[str, float]:
         "CPU of an update, all fresh, ms": 1e3 * fresh.cpu_seconds,
         "CPU of an update, half replayed, ms": 1e3 * replaying.cpu_seconds,
         "share of all fresh, by CPU": fresh.cpu_seconds / replaying.cpu_seconds,
-        "stored bytes per agent frame": contents.bytes / contents.unrolls / rows,
-        "the same, not compressed": raw / unrolls[0].frames.shape[0] / rows,
         "add an unroll, µs": add_seconds * 1e6,
         "sample an unroll, µs": sample_seconds * 1e6,
     }

@@ -28,6 +28,7 @@ class Options(NamedTuple):
     seconds: float  # of each measurement
     preset: str = "catch"  # that the actor plays
     is_trial: bool = False  # only to try the measurement of a GPU
+    against: pathlib.Path | None = None  # another checkout, to measure in turn
 
 
 def machine() -> str:

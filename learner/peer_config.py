@@ -118,7 +118,6 @@ def of_peer(config: Config, own: int, count: int) -> Config:
         replay=dataclasses.replace(
             replay,
             capacity_frames=-(-replay.capacity_frames // count),
-            capacity_bytes=-(-replay.capacity_bytes // count),
         ),
         learner=learner,
     )

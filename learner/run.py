@@ -27,6 +27,7 @@ from learner.data.mix import Mix
 from learner.data.opening import open_replay
 from learner.data.pacing import Pacing, make_pacing
 from learner.data.replay import Replay
+from learner.data.rows import Layout
 from learner.evaluation.best_and_milestones import BestAndMilestones
 from learner.evaluation.evaluations import Evaluations
 from learner.evaluation.snapshot_maker import SnapshotMaker
@@ -163,6 +164,7 @@ class State(NamedTuple):
     directory: LogDirectory
     records: Records
     resumed: Resumed
+    layout: Layout  # of a row, which is an unroll
     replay: Replay | None
     replay_added: int  # unrolls that were ever added to it, by the checkpoint
     incarnations: Incarnations
@@ -223,14 +225,14 @@ def build_state(
     resumed = resume(logdir, plan.phases, records.accounts, initial, group)
     if options.empty_replay:
         directory.move_replay_aside()
-    added = resumed.replay_added
-    replay = open_replay(share, plan.unroll_spec, directory, added, options.empty_replay)
+    added, layout = resumed.replay_added, Layout(plan.unroll_spec)
+    replay = open_replay(*(share, plan.unroll_spec, layout, directory, added, options.empty_replay))
     if replay is not None:
         closing.callback(replay.close)
     directory.write("config.yaml", values.to_yaml(config))
     incarnation = group.of_first(secrets.randbits(62) + 1)
     return State(
-        *(config, share, options, plan, group, directory, records, resumed, replay, added),
+        *(config, share, options, plan, group, directory, records, resumed, layout, replay, added),
         incarnations=Incarnations(logdir / "incarnations.json", incarnation),
     )
 
@@ -260,10 +262,10 @@ def build_service(state: State, closing: contextlib.ExitStack) -> Run:
     writer = _writer(state, evaluations, service)
     closing.callback(writer.close)
     mix = Mix(
-        *(ingest, share.mix, replay),
+        *(ingest, share.mix, state.layout, replay),
         version=resumed.learner.counters.updates,
         pacing=pacing,
-        place=resumed.learner.place,
+        place=resumed.learner.place_rows,
     )
     closing.callback(mix.close)
     closing.callback(ingest.close)

@@ -193,4 +193,4 @@ def join_request(actor: str = "a", incarnation: int = 1, **kw: Any) -> pb.JoinRe
 def held(replay: Replay) -> np.ndarray:
     """Which unrolls a replay holds: how many had been added before each, ascending."""
     with replay._lock:
-        return np.sort(np.array(replay._held, np.int64))
+        return np.sort(np.array(replay._numbers, np.int64))

@@ -23,7 +23,7 @@ from impala.types import Parameters
 from learner.data.ingest import Ingest
 from learner.data.mix import Mix
 from learner.data.replay import Replay
-from learner.data.storage import Memory
+from learner.data.rows import Layout
 from learner.fleet.accounts import LEARNER_CRASH, Accounts
 from learner.fleet.incarnations import Incarnations
 from learner.fleet.receipts import ReceiptProofs, load_key
@@ -47,10 +47,9 @@ def test_impossible_frames_end_no_run_and_shrink_no_reservoir() -> None:
     ingest = Ingest(capacity=10**6)
     service = messages.service(ingest=ingest)
     fingerprint = service.join(messages.join_request()).fingerprint
-    replay = Replay(
-        messages.spec(), Memory(), "reservoir", capacity_frames=UNROLLS * FRAMES, seed=1
-    )
-    mix = Mix(ingest, MixConfig(fresh=2, replayed=2, warm_up_unrolls=1), replay)
+    layout, frames = Layout(messages.spec()), UNROLLS * FRAMES
+    replay = Replay(layout, None, "reservoir", capacity_frames=frames, memory=2**20, seed=1)
+    mix = Mix(ingest, MixConfig(fresh=2, replayed=2, warm_up_unrolls=1), layout, replay)
 
     def send(sequence: int, frames: int) -> tuple[int, int]:
         """Sends a message and has it learned from; its status, and the frames learned from."""

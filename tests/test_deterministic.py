@@ -23,7 +23,7 @@ from learner.data.ingest import Ingest
 from learner.data.mix import Mix
 from learner.data.pacing import make_pacing
 from learner.data.replay import Replay
-from learner.data.storage import Memory
+from learner.data.rows import Layout
 from learner.evaluation.snapshots import Snapshots
 from learner.fleet.receipts import ReceiptProofs
 from learner.fleet.records import Records
@@ -106,10 +106,11 @@ def _play(incarnation: int, updates: int) -> tuple[list[np.ndarray], list[np.nda
         *(lineage, Records.begin(config), ingest, plan.schedule, Snapshots(1, "never")),
         pacing=pacing,
     )
+    layout = Layout(plan.unroll_spec)
     replay = Replay(
-        plan.unroll_spec, Memory(), "reservoir", capacity_frames=10_000, seed=config.seed
+        layout, None, "reservoir", capacity_frames=10_000, memory=2**20, seed=config.seed
     )
-    mix = Mix(ingest, config.mix, replay, pacing=pacing)
+    mix = Mix(ingest, config.mix, layout, replay, pacing=pacing)
     drawn: list[np.ndarray] = []
 
     def publish() -> None:

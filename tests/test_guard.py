@@ -27,7 +27,7 @@ from impala.schedule import phases, tasks
 from impala.types import Batch, StepType, Unroll
 from learner.data.mix import Origin, Prepared, Provenance
 from learner.data.replay import Replay
-from learner.data.storage import Memory
+from learner.data.rows import Layout
 from learner.fleet.accounts import Accounts
 from learner.fleet.refused_outputs import RefusedOutput, RefusedOutputs
 from learner.update import output_judge
@@ -229,7 +229,8 @@ class Scene:
         self.learner, self.logdir = learner, logdir
         self.mix = Versions()
         self.blamed: list[str] = []
-        self.replay = Replay(spec_of(learner), Memory(), "fifo", capacity_frames=1000)
+        self.layout = Layout(spec_of(learner))
+        self.replay = Replay(self.layout, None, "fifo", capacity_frames=1000, memory=2**20)
         self.accounts = Accounts()
         self.sequence = 0
         self.refused_outputs = RefusedOutputs()
@@ -248,8 +249,9 @@ class Scene:
     def prepare(self, batch: Batch, fresh: int = B, weights: np.ndarray | None = None) -> Prepared:
         """Unrolls of which the first half are the bad actor's; those not fresh lie in replay."""
         unroll, half = batch.unroll, B // 2
-        self.replay.add(unroll, slice(0, half), "bad")
-        first = self.replay.add(unroll, slice(half, B), "good") - half
+        rows = self.layout.rows(unroll)
+        self.replay.add(rows[:half], "bad")
+        first = self.replay.add(rows[half:], "good") - half
         actors = ["bad"] * half + ["good"] * (B - half)
         self.sequence += 1
         parts = []

@@ -14,7 +14,7 @@ from impala.types import AgentOutput, ArraySpec, Batch, StepType, TimeStep, Unro
 from learner.data.ingest import Arrival, Ingest
 from learner.data.mix import Mix, Prepared
 from learner.data.replay import Replay
-from learner.data.storage import Memory, Record
+from learner.data.rows import Layout
 
 T = 3
 
@@ -55,6 +55,18 @@ def _arrival(sequence: int, num_envs: int, first_id: int, offset: int = 0) -> Ar
     )
 
 
+def _layout() -> Layout:
+    like = _arrival(0, 1, 0).unroll
+    timed = tree.map_structure(
+        lambda x: ArraySpec((x.shape[0], *x.shape[2:]), x.dtype), (like.timestep, like.output)
+    )
+    state = tree.map_structure(lambda x: ArraySpec(x.shape[1:], x.dtype), like.core_state)
+    return Layout(Unroll(timed[0], timed[1], core_state=state, frames=(), parameter_version=()))
+
+
+LAYOUT = _layout()
+
+
 def _put(ingest: Ingest, arrivals: list[Arrival]) -> None:
     async def put_all() -> None:
         for arrival in arrivals:
@@ -86,7 +98,7 @@ def test_every_unroll_is_in_one_batch_in_order_and_whole(num_envs: int, batch_si
     _put(ingest, [_arrival(i + 1, num_envs, i * num_envs) for i in range(messages)])
     count = messages * num_envs // batch_size
     # ... when the mix makes batches of them ...
-    mix = Mix(ingest, MixConfig(fresh=batch_size))
+    mix = Mix(ingest, MixConfig(fresh=batch_size), LAYOUT)
     try:
         batches = _take(mix, count)
         assert mix.get(timeout=0.05) is None  # what is left does not fill a batch
@@ -118,34 +130,12 @@ def test_every_unroll_is_in_one_batch_in_order_and_whole(num_envs: int, batch_si
     assert arrivals == sorted(set(arrivals))
 
 
-def test_a_message_that_is_a_whole_batch_is_not_copied() -> None:
-    ingest = Ingest(capacity=100)
-    arrivals = [_arrival(1, 2, 0), _arrival(2, 4, 2), _arrival(3, 4, 6, offset=2)]
-    _put(ingest, arrivals)
-    mix = Mix(ingest, MixConfig(fresh=2))
-    try:
-        batches = [_batch(prepared).unroll for prepared in _take(mix, 4)]
-    finally:
-        mix.close()
-    assert [unroll.frames.tolist() for unroll in batches] == [[0, 1], [2, 3], [4, 5], [8, 9]]
-    sources = [arrivals[0], arrivals[1], arrivals[1], arrivals[2]]
-    shared = [
-        [
-            np.shares_memory(x, y)
-            for x, y in zip(tree.flatten(a), tree.flatten(b.unroll), strict=True)
-        ]
-        for a, b in zip(batches, sources, strict=True)
-    ]
-    assert all(shared[0])
-    assert not any(map(any, shared[1:]))
-
-
 def test_a_dead_batch_thread_is_reported() -> None:
     class Broken(Ingest):
         def get(self, timeout: float) -> Arrival | None:
             raise OSError("no more")
 
-    mix = Mix(Broken(capacity=1), MixConfig(fresh=1))
+    mix = Mix(Broken(capacity=1), MixConfig(fresh=1), LAYOUT)
     with pytest.raises(RuntimeError, match="batch thread has died") as caught:
         for _ in range(100):
             mix.get(timeout=0.1)
@@ -155,13 +145,7 @@ def test_a_dead_batch_thread_is_reported() -> None:
 
 def _replay(capacity: int = 1000) -> Replay:
     """A replay of unrolls like those of `_arrival`, each of which says it has a frame."""
-    like = _arrival(0, 1, 0).unroll
-    timed = tree.map_structure(
-        lambda x: ArraySpec((x.shape[0], *x.shape[2:]), x.dtype), (like.timestep, like.output)
-    )
-    state = tree.map_structure(lambda x: ArraySpec(x.shape[1:], x.dtype), like.core_state)
-    spec = Unroll(timed[0], timed[1], core_state=state, frames=(), parameter_version=())
-    return Replay(spec, Memory(), "fifo", capacity_frames=capacity)
+    return Replay(LAYOUT, None, "fifo", capacity_frames=capacity, memory=2**20)
 
 
 def _framed(sequence: int, num_envs: int, first_id: int) -> Arrival:
@@ -179,7 +163,7 @@ def test_half_fresh_half_replayed() -> None:
     # Given a replay that may begin with four unrolls, and twelve fresh ones ...
     ingest, replay = Ingest(capacity=100), _replay()
     _put(ingest, [_framed(i + 1, 4, 4 * i) for i in range(3)])
-    mix = Mix(ingest, MixConfig(fresh=2, replayed=2, warm_up_unrolls=4), replay)
+    mix = Mix(ingest, MixConfig(fresh=2, replayed=2, warm_up_unrolls=4), LAYOUT, replay)
     try:
         first, second, *batches = _take(mix, 6)
     finally:
@@ -210,7 +194,7 @@ def test_replay_only_counts_fresh_unrolls_unlearned() -> None:
     ingest, replay = Ingest(capacity=100), _replay()
     _put(ingest, [_framed(i + 1, 4, 4 * i) for i in range(3)])
     config = MixConfig(fresh=4, replayed=6, learn_from_fresh=False, warm_up_unrolls=2)
-    mix = Mix(ingest, config, replay)
+    mix = Mix(ingest, config, LAYOUT, replay)
     try:
         first, second, third = _take(mix, 3)
     finally:
@@ -227,7 +211,7 @@ def test_several_updates_follow_each_taking_of_fresh_unrolls() -> None:
     ingest, replay = Ingest(capacity=100), _replay()
     _put(ingest, [_framed(i + 1, 4, 4 * i) for i in range(3)])
     config = MixConfig(fresh=4, replayed=6, learn_from_fresh=False, warm_up_unrolls=2, updates=3)
-    mix = Mix(ingest, config, replay)
+    mix = Mix(ingest, config, LAYOUT, replay)
     try:
         warm_up, *batches = _take(mix, 7)
         assert mix.get(timeout=0.05) is None  # nothing more until more is played
@@ -246,18 +230,17 @@ def test_several_updates_follow_each_taking_of_fresh_unrolls() -> None:
 
 def test_replayed_unrolls_need_a_replay() -> None:
     with pytest.raises(ValueError, match=r"mix\.replayed is 3"):
-        Mix(Ingest(capacity=1), MixConfig(replayed=3))
+        Mix(Ingest(capacity=1), MixConfig(replayed=3), LAYOUT)
 
 
 def test_a_replay_that_cannot_be_written_is_reported_as_such() -> None:
-    class Full(Memory):
-        def put(self, number: int, record: Record) -> None:
+    class Full(Replay):
+        def add(self, rows: np.ndarray, actor: str) -> int:
             raise StorageError("No space left.")
 
-    ingest, replay = Ingest(capacity=100), _replay()
-    replay._store = Full()
+    ingest, replay = Ingest(capacity=100), Full(LAYOUT, None, "fifo", capacity_frames=9, memory=0)
     _put(ingest, [_framed(1, 4, 0)])
-    mix = Mix(ingest, MixConfig(fresh=4, replayed=1), replay)
+    mix = Mix(ingest, MixConfig(fresh=4, replayed=1), LAYOUT, replay)
     with pytest.raises(StorageError, match="No space left"):
         for _ in range(100):
             mix.get(timeout=0.1)
@@ -278,7 +261,7 @@ def test_unrolls_beyond_the_lag_limit_are_dropped() -> None:
         _put(ingest, [_made_with(version, _arrival(sequence, 2, 2 * sequence))])
 
     # ... when at most two updates may lie between ...
-    mix = Mix(ingest, MixConfig(fresh=2, max_policy_lag=2), version=10)
+    mix = Mix(ingest, MixConfig(fresh=2, max_policy_lag=2), LAYOUT, version=10)
     try:
         prepared = _take(mix, 5)
     finally:
@@ -306,7 +289,7 @@ def test_batches_fill_on_behind_what_is_too_old() -> None:
     ingest = Ingest(capacity=100)
     for sequence, version in enumerate([10, 3, 99, 10], start=1):
         _put(ingest, [_made_with(version, _arrival(sequence, 1, sequence))])
-    mix = Mix(ingest, MixConfig(fresh=2, max_policy_lag=2), version=10)
+    mix = Mix(ingest, MixConfig(fresh=2, max_policy_lag=2), LAYOUT, version=10)
     try:
         (prepared,) = _take(mix, 1)
     finally:
@@ -319,7 +302,7 @@ def test_batches_fill_on_behind_what_is_too_old() -> None:
 def test_a_replay_of_which_everything_was_removed_warms_up_again() -> None:
     ingest, replay = Ingest(capacity=100), _replay(capacity=4)
     _put(ingest, [_framed(i + 1, 4, 4 * i) for i in range(2)])
-    mix = Mix(ingest, MixConfig(fresh=4, replayed=1, warm_up_unrolls=4), replay)
+    mix = Mix(ingest, MixConfig(fresh=4, replayed=1, warm_up_unrolls=4), LAYOUT, replay)
     try:
         assert [prepared.batch is None for prepared in _take(mix, 2)] == [True, False]
         assert replay.remove(range(100)) == 4
@@ -333,7 +316,7 @@ def test_what_an_earlier_phase_stored_is_not_learned_from_again() -> None:
     # Given a batch of fresh and replayed unrolls that was made before a phase began ...
     ingest, replay = Ingest(capacity=100), _replay()
     _put(ingest, [_framed(i + 1, 4, 4 * i) for i in range(2)])
-    mix = Mix(ingest, MixConfig(fresh=4, replayed=2, warm_up_unrolls=4), replay)
+    mix = Mix(ingest, MixConfig(fresh=4, replayed=2, warm_up_unrolls=4), LAYOUT, replay)
     try:
         (warm_up,) = _take(mix, 1)
         services.wait_for("the batch", lambda: len(replay) == 8)

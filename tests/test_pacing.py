@@ -34,6 +34,7 @@ from learner.data.pacing import (
     Permit,
     make_pacing,
 )
+from learner.data.rows import Layout
 from learner.fleet.accounts import Accounts
 from learner.fleet.refusals import InvalidRequest
 from learner.service.service import LearnerService
@@ -366,7 +367,9 @@ class Learner:
         self.service = messages.service(
             accounts=self.accounts, ingest=self.ingest, pacing=self.pacing
         )
-        self.mix = Mix(self.ingest, MixConfig(fresh=FRESH), pacing=self.pacing)
+        self.mix = Mix(
+            self.ingest, MixConfig(fresh=FRESH), Layout(messages.spec()), pacing=self.pacing
+        )
         self.version = 0
         self.publish()
 

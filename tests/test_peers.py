@@ -43,7 +43,7 @@ def test_the_shares_of_all_peers_are_the_whole() -> None:
         CATCH,
         seed=7,
         mix=MixConfig(fresh=16, replayed=32, warm_up_unrolls=101),
-        replay=ReplayConfig(capacity_frames=1000, capacity_bytes=0),
+        replay=ReplayConfig(capacity_frames=1000),
     )
     peer_config.check(config, 4)
     parts = [peer_config.of_peer(config, i, 4) for i in range(4)]
@@ -51,7 +51,6 @@ def test_the_shares_of_all_peers_are_the_whole() -> None:
     assert sum(part.mix.batch_size for part in parts) == config.mix.batch_size
     assert [part.mix.warm_up_unrolls for part in parts] == [26] * 4
     assert [part.replay.capacity_frames for part in parts] == [250] * 4
-    assert [part.replay.capacity_bytes for part in parts] == [0] * 4  # no limit is none
     assert [part.seed for part in parts] == [7, 8, 9, 10]
     assert [part.learner.snapshots for part in parts] == ["auto", "never", "never", "never"]
     assert peer_config.of_peer(config, 0, 1) == config

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import hypothesis.stateful
 import messages
@@ -23,14 +22,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from impala.logdir import checkpoint
-from impala.logdir.directory import StorageError
 from impala.types import Unroll
 from learner.data.replay import Replay, Rule
-from learner.data.storage import Disk, Memory, Store
+from learner.data.rows import Layout
+from learner.data.storage import Disk
 
 ACTOR = "actor-0"
 FRAMES = 4 * messages.UNROLL_LENGTH  # in each unroll
 RULES: tuple[Rule, ...] = ("reservoir", "fifo")
+LAYOUT = Layout(messages.spec())
 
 
 def unrolls(first: int, count: int) -> Unroll:
@@ -49,18 +49,25 @@ def unrolls(first: int, count: int) -> Unroll:
     )
 
 
+def rows(first: int, count: int) -> np.ndarray:
+    return LAYOUT.rows(unrolls(first, count))
+
+
 def make(
-    store: Store | None = None, rule: Rule = "reservoir", capacity: int = 10, **kwargs: Any
+    disk: Disk | None = None,
+    rule: Rule = "reservoir",
+    capacity: int = 10,
+    memory: int = 2**20,
+    seed: int = 0,
 ) -> Replay:
-    return Replay(
-        messages.spec(), store or Memory(), rule, capacity_frames=capacity * FRAMES, **kwargs
-    )
+    frames = capacity * FRAMES
+    return Replay(LAYOUT, disk, rule, capacity_frames=frames, memory=memory, seed=seed)
 
 
 def drawn(replay: Replay, count: int) -> Unroll:
-    batch = tree.map_structure(np.zeros_like, unrolls(0, count))
-    replay.sample(batch, 0, count)
-    return batch
+    batch = LAYOUT.empty(count)
+    replay.sample(batch)
+    return LAYOUT.unroll(batch)
 
 
 def assert_whole(batch: Unroll) -> None:
@@ -80,7 +87,7 @@ def assert_whole(batch: Unroll) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_what_is_drawn_is_what_was_added(rule: Rule) -> None:
     replay = make(rule=rule)
-    replay.add(unrolls(0, 7), slice(2, 6), ACTOR)
+    replay.add(rows(2, 4), ACTOR)
 
     batch = drawn(replay, 4)
 
@@ -95,9 +102,9 @@ def test_removed_records_are_never_drawn_even_after_a_crash(
     # Given a full replay, and an unroll of it that was drawn ...
     store = Disk(tmp_path, "test")
     replay = make(store, rule, capacity=10)
-    replay.add(unrolls(0, 30), slice(None), ACTOR)
+    replay.add(rows(0, 30), ACTOR)
     before = messages.held(replay).tolist()
-    (poison,) = replay.sample(unrolls(0, 1), 0, 1)
+    (poison,) = replay.sample(LAYOUT.empty(1))
     # ... when it is removed, which some that are long gone do not prevent ...
     assert replay.remove([poison.number, poison.number, 10_000]) == 1
     assert replay.remove([poison.number]) == 0
@@ -110,7 +117,7 @@ def test_removed_records_are_never_drawn_even_after_a_crash(
     assert messages.held(replay).tolist() == left
     assert sorted(drawn(replay, 9).parameter_version) == left
     # Its place is taken by what comes after, and its turn to be evicted passes unnoticed.
-    replay.add(unrolls(30, 270), slice(None), ACTOR)
+    replay.add(rows(30, 270), ACTOR)
     assert len(replay) == 10
     assert_whole(drawn(replay, 10))
     if rule == "fifo":
@@ -123,7 +130,7 @@ def test_a_cleared_replay_is_a_new_one_that_goes_on_counting(
     tmp_path: pathlib.Path, rule: Rule
 ) -> None:
     replay = make(Disk(tmp_path, "a run"), rule, capacity=4)
-    replay.add(unrolls(0, 9), slice(None), ACTOR)
+    replay.add(rows(0, 9), ACTOR)
     assert len(replay) == 4
 
     assert replay.clear() == 9
@@ -131,7 +138,7 @@ def test_a_cleared_replay_is_a_new_one_that_goes_on_counting(
     assert len(replay) == 0 and not replay.is_full
     with pytest.raises(LookupError):
         drawn(replay, 1)
-    assert replay.add(unrolls(9, 4), slice(None), ACTOR) == 9
+    assert replay.add(rows(9, 4), ACTOR) == 9
     replay.commit()
     replay.close()
     again = make(Disk(tmp_path, "a run"), rule, capacity=4)
@@ -161,12 +168,12 @@ def naive_reservoir(capacity: int, added: int, seed: int) -> np.ndarray:
 
 def test_a_reservoir_is_uniform_over_everything_ever_added() -> None:
     added = TIMES * CAPACITY
-    block = unrolls(0, 100)
+    block = rows(0, 100)
     held, naive = [], []
     for seed in range(3):
         replay = make(capacity=CAPACITY, seed=seed)
         for _ in range(added // 100):
-            replay.add(block, slice(None), ACTOR)
+            replay.add(block, ACTOR)
         assert len(replay) == CAPACITY
         held.append(messages.held(replay))
         naive.append(naive_reservoir(CAPACITY, added, seed))
@@ -177,7 +184,7 @@ def test_a_reservoir_is_uniform_over_everything_ever_added() -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_a_smaller_capacity_evicts_at_the_next_start(tmp_path: pathlib.Path, rule: Rule) -> None:
     replay = make(Disk(tmp_path, "test"), rule, capacity=10)
-    replay.add(unrolls(0, 30), slice(None), ACTOR)
+    replay.add(rows(0, 30), ACTOR)
     before = messages.held(replay)
     replay.commit()
     replay.close()
@@ -189,21 +196,8 @@ def test_a_smaller_capacity_evicts_at_the_next_start(tmp_path: pathlib.Path, rul
 
 
 def test_an_unroll_that_is_larger_than_the_replay_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"16 frames .* does not fit .*replay.capacity_frames"):
-        make(capacity=0).add(unrolls(0, 1), slice(None), ACTOR)
-
-
-def test_a_replay_too_small_for_an_unroll_is_an_error() -> None:
-    with pytest.raises(
-        StorageError, match=r"capacity_bytes is 10, but an unroll .* up to 758: raise"
-    ):
-        make(capacity=9, capacity_bytes=10)
-    noise = unrolls(0, 1)
-    image = noise.timestep.observation["image"]
-    image[:] = np.random.default_rng(0).integers(0, 255, image.shape)
-    replay = make(capacity=9, capacity_bytes=758)
-    replay.add(noise, slice(None), ACTOR)
-    assert len(replay) == 1
+    with pytest.raises(ValueError, match=r"16 frames .* not fit .*replay.capacity_frames"):
+        make(capacity=0).add(rows(0, 1), ACTOR)
 
 
 def test_nothing_can_be_drawn_from_an_empty_replay() -> None:
@@ -216,6 +210,7 @@ class Story(hypothesis.stateful.RuleBasedStateMachine):
 
     rule: Rule
     capacity = 6
+    memory = 2**20
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,14 +220,14 @@ class Story(hypothesis.stateful.RuleBasedStateMachine):
 
     def open(self) -> None:
         self.store = Disk(pathlib.Path(self.directory.name), "test")
-        self.replay = make(self.store, self.rule, self.capacity)
+        self.replay = make(self.store, self.rule, self.capacity, self.memory)
 
     def seen(self) -> tuple[list[int], int]:
         return messages.held(self.replay).tolist(), self.replay.contents().added
 
     @hypothesis.stateful.rule(count=st.integers(1, 9))
     def add(self, count: int) -> None:
-        self.replay.add(unrolls(self.replay.contents().added, count), slice(None), ACTOR)
+        self.replay.add(rows(self.replay.contents().added, count), ACTOR)
 
     @hypothesis.stateful.rule(count=st.integers(1, 9))
     def sample(self, count: int) -> None:
@@ -276,9 +271,11 @@ class Story(hypothesis.stateful.RuleBasedStateMachine):
         self.directory.cleanup()
 
 
+@pytest.mark.parametrize("held_in_memory", [0, 2, 100])
 @pytest.mark.parametrize("rule", RULES)
-def test_any_story_keeps_the_rules(rule: Rule) -> None:
-    machine = type("Story", (Story,), {"rule": rule})
+def test_any_story_keeps_the_rules(rule: Rule, held_in_memory: int) -> None:
+    memory = held_in_memory * LAYOUT.row_bytes
+    machine = type("Story", (Story,), {"rule": rule, "memory": memory})
     hypothesis.stateful.run_state_machine_as_test(
         machine, settings=settings(max_examples=25, stateful_step_count=25, deadline=None)
     )
@@ -332,7 +329,7 @@ def add_for_ever(logdir: pathlib.Path, rule: Rule) -> None:
     replay = make(Disk(logdir / "replay", "test"), rule, capacity=50)
     print(os.getpid(), flush=True)
     for updates in itertools.count(replay.contents().added):
-        replay.add(unrolls(replay.contents().added, 3), slice(None), ACTOR)
+        replay.add(rows(replay.contents().added, 3), ACTOR)
         if updates % 5 == 0:
             replay.commit()
             added = replay.contents().added

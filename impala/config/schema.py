@@ -459,8 +459,9 @@ class ReplayConfig:
     """reservoir: a uniform sample of everything ever added; fifo: the newest unrolls."""
     capacity_frames: Positive = 10_000_000
     """Environment frames it may hold."""
-    capacity_bytes: Count = 0
-    """Compressed bytes it may hold; 0 is no limit."""
+    memory: Annotated[Count, OPERATIONAL] = 0
+    """Bytes of memory for unrolls; those that do not fit are compressed, and kept in the log
+    directory or, with storage memory, beside them. 0: a quarter of the host's."""
     burn_in: Count = 0
     """Burn-in of recurrent agents, in steps: the first rows of a replayed unroll are not learned
     from, they only bring the core state up to date with the present parameters: Kapturowski et al.

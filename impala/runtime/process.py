@@ -258,6 +258,15 @@ def available_cores() -> int:
     return max(1, min(cores or 1, math.ceil(_cgroup_cores())))
 
 
+def memory() -> int:
+    """Returns the bytes of memory that this process may use: the host's, or its cgroup's."""
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # cgroup v2, v1
+        with contextlib.suppress(OSError, ValueError):
+            return min(host, int((pathlib.Path("/sys/fs/cgroup") / name).read_text()))
+    return host
+
+
 def _cgroup_cores() -> float:
     """Returns a container's CPU quota (cgroup v2, then v1) in cores; 2^31 if there is none."""
     unlimited = float(2**31)

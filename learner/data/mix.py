@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import tree
 
 from impala.config.schema import MixConfig
 from impala.logdir.directory import StorageError
-from impala.types import Batch, Nest, StepType, Unroll
+from impala.types import Batch, StepType
 from learner.data.ingest import Arrival, Ingest
 from learner.data.pacing import LAPSED, Pacing
 from learner.data.replay import Drawn, Replay
+from learner.data.rows import Layout, Placed
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Prepared(NamedTuple):
     That includes every fresh unroll taken for it, also those that were only added to replay.
     """
 
-    batch: Batch | None  # NumPy, [T + 1, B, ...]; None during warm-up, or if all was too old
+    batch: Batch | None  # views of rows, [T + 1, B, ...]; None in warm-up, or if all was too old
     origins: Sequence[Origin]  # of its B unrolls
     provenance: Sequence[Provenance]  # in the order of the queue
     unrolls: int  # fresh, and not dropped
@@ -68,7 +68,8 @@ class Prepared(NamedTuple):
     arrivals: Sequence[Arrival]  # first used in this batch: their statistics count once
     is_whole: bool  # a batch's number of fresh unrolls was taken, dropped ones not counted
     episodes: int = 0  # that ended in the fresh unrolls
-    placed: Batch | None = None  # `batch` as tensors on the learner's device; None: not there yet
+    rows: np.ndarray | None = None  # of `batch`: uint8 [B, row_bytes]
+    placed: Placed | None = None  # those rows on the learner's devices; None: not there yet
     weights: np.ndarray | None = None  # [B] of the unrolls' losses; None: all 1
 
 
@@ -130,19 +131,20 @@ class _Chunk(NamedTuple):
 class Mix:
     """Fills batches from the ingest and from replay in a thread of its own.
 
-    TensorFlow may keep using an array's memory after it was handed over, so every batch gets new
-    arrays, or those of a message, which never change, if it makes up the whole batch.
+    Fresh unrolls are copied from their message into rows of the batch, replayed ones from the rows
+    of replay. TensorFlow may keep using the memory that it is given, so every batch has new rows.
     """
 
     def __init__(
         self,
         ingest: Ingest,
         config: MixConfig,
+        layout: Layout,
         replay: Replay | None = None,
         version: int = 0,
         depth: int = 1,
         pacing: Pacing | None = None,
-        place: Callable[[Batch], Batch] | None = None,
+        place: Callable[[Layout, np.ndarray], Placed] | None = None,
     ):
         """Starts the thread.
 
@@ -150,11 +152,12 @@ class Mix:
           ingest: source of fresh unrolls.
           config: how many unrolls of each kind make a batch. Until replay holds `warm_up_unrolls`
             or is full, fresh unrolls are only added to replay and there is no batch.
+          layout: of rows.
           replay: receives fresh unrolls and provides replayed ones.
           version: of the parameters that the first batch updates.
           depth: batches to prepare ahead of the update.
           pacing: tells which unrolls are due when. Without it they are taken in order.
-          place: copies a batch to the learner's device, while the previous update runs.
+          place: copies rows to the learner's device, while the previous update runs.
 
         Raises:
           ValueError: the configuration asks for replayed unrolls, but there is no replay.
@@ -163,11 +166,12 @@ class Mix:
             raise ValueError(f"mix.replayed is {config.replayed}, but there is no replay.")
         self._ingest = ingest
         self._config = config
+        self._layout = layout
         self._replay = replay
         self._version = version  # that the batch being made will update
         self._version_lock = threading.Lock()
         self._has_dropped = False
-        self._more: tuple[Unroll, int] | None = None  # template of batches; how many are due
+        self._more = 0  # batches that are due from replay alone
         self._pacing = pacing
         self._place = place
         # What was taken out of the ingest: when it is due, how many had come before, what it is.
@@ -196,6 +200,11 @@ class Mix:
             if self._error is not None:
                 raise RuntimeError(f"The batch thread has died: {self._error}") from self._error
             return None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a batch is ready."""
+        return not self._ready.empty()
 
     def begin_phase(self) -> None:
         """Empties replay. What batches already hold of it gets a weight of 0."""
@@ -229,8 +238,9 @@ class Mix:
     def _run(self) -> None:
         try:
             while (prepared := self._prepare()) is not None:
-                if self._place is not None and prepared.batch is not None:
-                    prepared = prepared._replace(placed=self._place(prepared.batch))
+                if self._place is not None and prepared.rows is not None:
+                    placed = self._place(self._layout, prepared.rows)
+                    prepared = prepared._replace(placed=placed)
                 while not self._stop.is_set():
                     try:
                         self._ready.put(prepared, timeout=0.2)
@@ -246,8 +256,8 @@ class Mix:
         config, replay = self._config, self._replay
         if self._stop.is_set():
             return None
-        if self._more is not None:
-            return self._again(*self._more)
+        if self._more:
+            return self._again()
         if (taken := self._take(config.fresh)) is None:
             return None
         fresh = [chunk for chunk in taken if not chunk.dropped]
@@ -260,42 +270,40 @@ class Mix:
                 self._remember(fresh)
                 return _prepared(None, taken)
 
-        learned = fresh if config.learn_from_fresh else []
-        filled = sum(chunk.size for chunk in learned)
-        unroll = fresh[0].arrival.unroll
-        if not filled == fresh[0].size == len(unroll.frames) == config.batch_size:
-            unroll = _empty_like(unroll, config.batch_size)
-            _copy_columns(unroll, learned)
-        is_replay = np.arange(config.batch_size) >= filled
+        rows = self._layout.empty(config.batch_size)
+        filled = config.batch_size - config.replayed
         replayed: list[Origin] = []
         if config.replayed:
             assert replay is not None
             try:
-                replayed = _origins(replay.sample(unroll, filled, config.replayed))
+                replayed = _origins(replay.sample(rows[filled:]))
             except LookupError:  # Replay was damaged, is empty now, and warms up again.
                 self._remember(fresh)
                 return _prepared(None, taken)
         # After the draw, so that no unroll is both fresh and replayed in one batch.
-        origins = self._remember(fresh)[:filled] + replayed
-        if config.updates > 1:
-            self._more = unroll, config.updates - 1
+        origins = self._remember(fresh, rows if config.learn_from_fresh else None)
+        self._more = config.updates - 1
+        return self._batch(rows, filled, taken, [*origins[:filled], *replayed])
 
-        self.shift_version(1)
-        return _prepared(Batch(unroll, is_replay), taken, origins)
-
-    def _again(self, like: Unroll, count: int) -> Prepared:
-        """Returns another batch from replay alone, of which `count` are due."""
+    def _again(self) -> Prepared:
+        """Returns another batch from replay alone."""
         assert self._replay is not None
-        size = self._config.batch_size
-        unroll = _empty_like(like, size)
+        rows = self._layout.empty(self._config.batch_size)
         try:
-            origins = _origins(self._replay.sample(unroll, 0, size))
+            origins = _origins(self._replay.sample(rows))
         except LookupError:  # Replay was damaged, is empty now, and warms up again.
-            self._more = None
+            self._more = 0
             return _prepared(None, [])
-        self._more = (like, count - 1) if count > 1 else None
+        self._more -= 1
+        return self._batch(rows, 0, [], origins)
+
+    def _batch(
+        self, rows: np.ndarray, fresh: int, taken: Sequence[_Chunk], origins: Sequence[Origin]
+    ) -> Prepared:
+        """Returns a batch whose first rows are fresh."""
         self.shift_version(1)
-        return _prepared(Batch(unroll, np.ones(size, np.bool_)), [], origins)
+        batch = Batch(self._layout.unroll(rows), np.arange(len(rows)) >= fresh)
+        return _prepared(batch, taken, origins)._replace(rows=rows)
 
     def _take(self, count: int) -> list[_Chunk] | None:
         """Takes `count` unrolls out of the ingest, in order; None when the mix is closed.
@@ -376,16 +384,25 @@ class Mix:
             )
         return chunk.drop(chunk.dropped or POLICY_LAG)
 
-    def _remember(self, chunks: Sequence[_Chunk]) -> list[Origin]:
-        """Adds fresh unrolls to replay, if there is one. Returns their origins."""
+    def _remember(self, chunks: Sequence[_Chunk], rows: np.ndarray | None = None) -> list[Origin]:
+        """Copies fresh unrolls into rows, and adds them to replay, if there is one.
+
+        Args:
+          chunks: the unrolls.
+          rows: the first of which are theirs; None: they are only added to replay.
+
+        Returns:
+          Their origins.
+        """
         origins: list[Origin] = []
+        if rows is None:
+            rows = self._layout.empty(sum(chunk.size for chunk in chunks))
         for chunk in chunks:
-            arrival = chunk.arrival
+            arrival, own = chunk.arrival, rows[len(origins) : len(origins) + chunk.size]
+            self._layout.write(arrival.unroll, chunk.columns, own)
             numbers: Iterator[int | None] = itertools.repeat(None)
             if self._replay is not None:
-                numbers = itertools.count(
-                    self._replay.add(arrival.unroll, chunk.columns, arrival.actor)
-                )
+                numbers = itertools.count(self._replay.add(own, arrival.actor))
             origins += (Origin(arrival.actor, next(numbers)) for _ in range(chunk.size))
         return origins
 
@@ -409,34 +426,3 @@ def _prepared(
         is_whole=bool(fresh),
         episodes=sum(chunk.episodes() for chunk in fresh),
     )
-
-
-def _time_major(unroll: Unroll) -> tuple[Nest, Nest]:
-    """Splits an unroll into its time-major leaves and those without a time axis."""
-    return (
-        (unroll.timestep, unroll.output),
-        (unroll.core_state, unroll.frames, unroll.parameter_version),
-    )
-
-
-def _empty_like(unroll: Unroll, batch_size: int) -> Unroll:
-    """Returns uninitialised arrays like `unroll`'s with `batch_size` in place of E."""
-    timed, untimed = _time_major(unroll)
-    timed = tree.map_structure(
-        lambda x: np.empty((x.shape[0], batch_size, *x.shape[2:]), x.dtype), timed
-    )
-    untimed = tree.map_structure(lambda x: np.empty((batch_size, *x.shape[1:]), x.dtype), untimed)
-    return Unroll(*timed, *untimed)
-
-
-def _copy_columns(target: Unroll, chunks: Sequence[_Chunk]) -> None:
-    """Copies the columns of chunks to the first columns of `target`."""
-    at = 0
-    for chunk in chunks:
-        into_columns = slice(at, at + chunk.size)
-        targets, sources = _time_major(target), _time_major(chunk.arrival.unroll)
-        for into, out_of in zip(tree.flatten(targets[0]), tree.flatten(sources[0]), strict=True):
-            into[:, into_columns] = out_of[:, chunk.columns]
-        for into, out_of in zip(tree.flatten(targets[1]), tree.flatten(sources[1]), strict=True):
-            into[into_columns] = out_of[chunk.columns]
-        at += chunk.size

@@ -5,23 +5,31 @@ import logging
 
 from impala.config.schema import Config
 from impala.logdir.directory import LogDirectory, StorageError
+from impala.runtime import process
 from impala.types import Unroll
 from learner.data.ingest import wire_specs
 from learner.data.replay import Replay
-from learner.data.storage import Disk, Memory, Store
+from learner.data.rows import Layout
+from learner.data.storage import Disk
 from protos import codec
 
 _log = logging.getLogger(__name__)
 
 
 def open_replay(
-    config: Config, unroll_spec: Unroll, directory: LogDirectory, counted: int, may_be_lost: bool
+    config: Config,
+    unroll_spec: Unroll,
+    layout: Layout,
+    directory: LogDirectory,
+    counted: int,
+    may_be_lost: bool,
 ) -> Replay | None:
     """Opens the replay, if the mix uses it.
 
     Args:
       config: the run's configuration.
       unroll_spec: a nest of ArraySpec of one environment.
+      layout: of its row.
       directory: holds the replay, if it is on disk.
       counted: unrolls added to it according to the checkpoint. After a crash it may hold more.
       may_be_lost: whether fewer are accepted: the user has asked for an empty replay.
@@ -32,11 +40,11 @@ def open_replay(
     if not config.mix.replayed:
         return None
     replay = Replay(
-        unroll_spec,
-        _store(config, unroll_spec, directory, counted),
+        layout,
+        _disk(config, unroll_spec, directory, counted),
         config.replay.rule,
         capacity_frames=config.replay.capacity_frames,
-        capacity_bytes=config.replay.capacity_bytes or None,
+        memory=config.replay.memory or process.memory() // 4,
         seed=config.seed,
     )
     added = replay.contents().added
@@ -53,10 +61,12 @@ def open_replay(
     return replay
 
 
-def _store(config: Config, unroll_spec: Unroll, directory: LogDirectory, counted: int) -> Store:
+def _disk(
+    config: Config, unroll_spec: Unroll, directory: LogDirectory, counted: int
+) -> Disk | None:
     if config.replay.storage != "disk":
-        return Memory()
+        return None
     specs, _ = wire_specs(unroll_spec)
-    identity = f"rule {config.replay.rule}, unrolls {codec.fingerprint(specs, (), '')}"
+    identity = f"rule {config.replay.rule}, rows of unrolls {codec.fingerprint(specs, (), '')}"
     move_aside = functools.partial(directory.move_replay_aside, "damaged")
     return Disk(directory.replay, identity, move_aside, counted)

@@ -4,27 +4,34 @@ Both rules keep the unrolls with the smallest keys. The key of an unroll is rand
 contents are a uniform sample of everything ever added, Vitter 1985) or counts down (fifo: the
 contents are the newest). No key is drawn twice, so a replay that was closed or killed resumes
 exactly, as long as its records and its `State` were written together.
+
+Unrolls are rows of one array in memory, and a draw copies rows. What has no room there is
+compressed. A thread compresses what goes to the disk, and writes it.
 """
 
+import dataclasses
 import heapq
 import math
 import threading
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Literal, NamedTuple
 
 import numpy as np
-import tree
 import zstandard
 
-from impala.logdir.directory import StorageError
-from impala.types import Unroll
-from learner.data.storage import DamagedError, Head, Record, Store
+from learner.data.rows import Layout
+from learner.data.storage import DamagedError, Disk, Record, State
 
 Rule = Literal["reservoir", "fifo"]
 
 _LEVEL = 1  # of zstd: pixel frames shrink to a hundredth, in microseconds each
 
-_COMMIT_EVERY = 1000  # unrolls added; a crash loses at most so many
+# A commit follows so many unrolls, if so much time has passed; a crash loses those since the last.
+_COMMIT_UNROLLS, _COMMIT_SECONDS = 1000, 10.0
+
+_NOWHERE = -1  # the slot of what is not in memory
 
 
 class Contents(NamedTuple):
@@ -32,7 +39,7 @@ class Contents(NamedTuple):
 
     unrolls: int
     frames: int  # environment frames in them
-    bytes: int  # compressed
+    bytes: int  # of memory
     added: int  # unrolls ever added
     share_of_history: float  # held / added; 0 if nothing was added
 
@@ -44,62 +51,69 @@ class Drawn(NamedTuple):
     actor: str  # its sender
 
 
+@dataclasses.dataclass(slots=True)
+class _Held:
+    """An unroll that is held."""
+
+    key: float  # decides when it is evicted
+    frames: int
+    actor: str
+    slot: int  # its row in memory, or _NOWHERE
+    packed: bytes | None = None  # compressed, if it is neither in memory nor on the disk
+
+
 class Replay:
     """A bounded store of unrolls. Every method is thread-safe."""
 
     def __init__(
         self,
-        unroll_spec: Unroll,
-        store: Store,
+        layout: Layout,
+        disk: Disk | None,
         rule: Rule,
         *,
         capacity_frames: int,
-        capacity_bytes: int | None = None,
+        memory: int,
         seed: int = 0,
     ):
-        """Opens a replay on the contents of a store.
+        """Opens a replay on the contents of a disk.
 
         Args:
-          unroll_spec: a nest of ArraySpec of one environment, from `build.unroll_spec`.
-          store: keeps the records. If they are found damaged, now or later, the replay continues
-            empty if the store allows it.
+          layout: of the unrolls' rows.
+          disk: keeps them; None: they are lost with the process. If its records are found damaged,
+            now or later, the replay continues empty if the disk allows it.
           rule: which unrolls are evicted when there is no room.
           capacity_frames: largest number of environment frames held.
-          capacity_bytes: largest number of compressed bytes held; None: no limit. A reservoir that
-            is bounded by bytes favours unrolls that compress well.
+          memory: bytes for rows; what does not fit is compressed.
           seed: of keys and draws; combined with the number of unrolls ever added, so that a resumed
             replay does not draw the same keys again.
 
         Raises:
-          StorageError: the records are damaged, or the capacity is too small for a single one.
+          StorageError: the records are damaged.
         """
         self._rule = rule
-        self._store = store
+        self._disk = disk
         self._capacity_frames = capacity_frames
-        self._capacity_bytes = math.inf if capacity_bytes is None else capacity_bytes
-        self._layout = _Layout(unroll_spec)
-        largest = self._layout.size + self._layout.size // 128 + 512  # zstd's worst case
-        if largest > self._capacity_bytes:
-            raise StorageError(
-                f"replay.capacity_bytes is {capacity_bytes}, but an unroll that does not compress "
-                f"takes up to {largest}: raise it."
-            )
+        self._layout = layout
+        # An unroll has one frame at least. The system gives memory when it is first written to.
+        self._rows = layout.empty(min(memory // layout.row_bytes, capacity_frames))
         self._compressor = zstandard.ZstdCompressor(level=_LEVEL)
         self._decompressor = zstandard.ZstdDecompressor()
         self._lock = threading.Lock()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="replay")
+        self._writing: Future[None] | None = None
 
         self._seed = seed
+        self._state = State()
         try:
             self._load()
         except DamagedError as damage:
             self._start_over(damage)
 
-    def add(self, unroll: Unroll, columns: slice, actor: str) -> int:
+    def add(self, rows: np.ndarray, actor: str) -> int:
         """Adds unrolls.
 
         Args:
-          unroll: arrays [T + 1, E, ...]; core_state, frames and parameter_version [E, ...].
-          columns: which of the E environments.
+          rows: uint8 [N, row_bytes].
           actor: their sender.
 
         Returns:
@@ -108,50 +122,67 @@ class Replay:
 
         Raises:
           ValueError: a single unroll is larger than the capacity.
-          StorageError: the store cannot be written.
+          StorageError: the disk cannot be written.
         """
-        leaves = self._layout.leaves(unroll)
+        # An unroll of seams alone has no frames, but must count towards the capacity.
+        frames = np.maximum(1, self._layout.frames(rows)).tolist()
+        if (most := max(frames)) > self._capacity_frames:
+            raise ValueError(
+                f"An unroll of {most} frames does not fit into a replay of "
+                f"{self._capacity_frames}: raise replay.capacity_frames."
+            )
         with self._lock:
-            before = self._state.added
-            for column in range(*columns.indices(unroll.frames.shape[0])):
-                # An unroll of seams alone has no frames, but must count towards the capacity.
-                frames = max(1, int(unroll.frames[column]))
-                self._add(self._layout.pack(leaves, column), frames, actor)
-            if before // _COMMIT_EVERY != self._state.added // _COMMIT_EVERY:
-                self._commit()
-            return before
+            self._settle()
+            first = self._state.added
+            kept = [(i, held) for i, n in enumerate(frames) if (held := self._hold_new(n, actor))]
+            # Rows of what was evicted at once are free again, and may be another's.
+            kept = [(i, held) for i, held in kept if self._held.get(first + i) is held]
+            in_memory = [(held.slot, i) for i, held in kept if held.slot != _NOWHERE]
+            if in_memory:
+                slots, places = zip(*in_memory, strict=True)
+                whole = len(places) == len(rows)
+                self._rows[list(slots)] = rows if whole else rows[list(places)]
+            for i, held in kept:
+                if held.slot == _NOWHERE:
+                    held.packed = self._compressor.compress(rows[i])
+            if self._is_commit_due():
+                self._begin_commit()
+            return first
 
-    def sample(self, unroll: Unroll, start: int, count: int) -> Sequence[Drawn]:
-        """Writes `count` unrolls into columns `start` to `start + count` of `unroll`.
+    def sample(self, rows: np.ndarray) -> Sequence[Drawn]:
+        """Writes unrolls into rows, uint8 [N, row_bytes].
 
         They are drawn uniformly, without replacement if there are enough.
 
         Returns:
-          The drawn unrolls, in the order of the columns.
+          The drawn unrolls, in the order of the rows.
 
         Raises:
           LookupError: the replay is empty, possibly because it was found damaged and has started
             over.
           StorageError: a drawn unroll is damaged, or cannot be read.
         """
-        leaves = self._layout.leaves(unroll)
         with self._lock:
-            if not self._held:
+            if not self._numbers:
                 raise LookupError("The replay is empty: add unrolls before sampling.")
-            size = len(self._held)
+            size, count = len(self._numbers), len(rows)
             places = self._rng.choice(size, count, replace=size < count, shuffle=False)
-            drawn = []
-            try:
-                for column, place in enumerate(places, start):
-                    number = self._held[place]
-                    record = self._store.get(number)
-                    packed = self._decompressor.decompress(record.data)
-                    self._layout.unpack(packed, leaves, column)
-                    drawn.append(Drawn(number, record.actor))
-            except DamagedError as damage:
-                self._start_over(damage)
-                raise LookupError("The replay was damaged and is empty now.") from damage
-            return drawn
+            numbers = [self._numbers[place] for place in places.tolist()]
+            drawn = [self._held[number] for number in numbers]
+            slots = np.array([held.slot for held in drawn])
+            if (missing := np.flatnonzero(slots == _NOWHERE)).size:
+                there = np.flatnonzero(slots != _NOWHERE)
+                rows[there] = self._rows[slots[there]]
+                try:
+                    for i in missing.tolist():
+                        self._read(numbers[i], rows[i])
+                except DamagedError as damage:
+                    self._start_over(damage)
+                    raise LookupError("The replay was damaged and is empty now.") from damage
+            else:
+                # "clip": "raise" would copy everything twice.
+                np.take(self._rows, slots, axis=0, out=rows, mode="clip")
+            return [Drawn(n, held.actor) for n, held in zip(numbers, drawn, strict=True)]
 
     def remove(self, numbers: Iterable[int]) -> int:
         """Removes unrolls permanently, and commits.
@@ -163,29 +194,46 @@ class Replay:
           How many were removed.
 
         Raises:
-          StorageError: the store cannot be written.
+          StorageError: the disk cannot be written.
         """
         with self._lock:
-            held = {number for number in numbers if number in self._places}
+            held = {number for number in numbers if number in self._held}
             for number in held:
                 self._release(number)
-            if held:  # Their keys stay in the heap until their turn to be evicted.
-                self._commit()
-            return len(held)
+        if held:  # Their keys stay in the heap until their turn to be evicted.
+            self.commit()
+        return len(held)
 
     def commit(self) -> int:
-        """Commits everything added. Returns how many unrolls were ever added."""
+        """Commits everything added, and waits for it. Returns how many unrolls were ever added.
+
+        Raises:
+          StorageError: the disk cannot be written.
+        """
+        own = None
+        while own is None:
+            with self._lock:
+                self._settle()
+                if (other := self._writing) is None:
+                    own = self._begin_commit()
+            if other is not None:
+                wait([other])
+        error = own.exception()
         with self._lock:
-            self._commit()
+            self._settle()
+            if error is not None and not isinstance(error, DamagedError):
+                raise error  # even if another thread has settled it
             return self._state.added
 
     def close(self) -> None:
-        """Closes the store. Uncommitted unrolls are lost."""
+        """Closes the disk. Uncommitted unrolls are lost."""
+        self._writer.shutdown()
         with self._lock:
-            self._store.close()
+            if self._disk is not None:
+                self._disk.close()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._numbers)
 
     @property
     def is_full(self) -> bool:
@@ -197,11 +245,11 @@ class Replay:
         with self._lock:
             added = self._state.added
             return Contents(
-                unrolls=len(self._held),
+                unrolls=len(self._numbers),
                 frames=self._frames,
-                bytes=self._bytes,
+                bytes=(self._used - len(self._free)) * self._layout.row_bytes,
                 added=added,
-                share_of_history=len(self._held) / added if added else 0.0,
+                share_of_history=len(self._numbers) / added if added else 0.0,
             )
 
     def clear(self) -> int:
@@ -211,112 +259,163 @@ class Replay:
           How many unrolls were ever added, which is the number of the next one.
         """
         with self._lock:
-            self._empty()
+            for number in list(self._numbers):
+                self._release(number)
+            self._evicted_next.clear()
+            self._state = self._state._replace(threshold=math.inf)
             return self._state.added
 
     def _load(self) -> None:
-        """Reads the heads of the store's records."""
-        self._state = self._store.state()
+        """Reads the heads of the disk's records."""
+        self._state = State() if self._disk is None else self._disk.state()
+        self._committed, self._committed_at = self._state.added, time.monotonic()
         self._rng = np.random.default_rng([self._seed, self._state.added])
-        self._held: list[int] = []  # numbers of the unrolls held, unordered
-        self._places: dict[int, int] = {}  # number -> its place in _held
-        self._sizes: dict[int, tuple[int, int]] = {}  # number -> frames, bytes
+        self._held: dict[int, _Held] = {}  # by number
+        self._numbers: list[int] = []  # of the unrolls held, unordered
+        self._places: dict[int, int] = {}  # number -> its place in _numbers
         self._evicted_next: list[tuple[float, int]] = []  # heap of (-key, number)
-        self._frames = self._bytes = 0
-        for number, head in self._store.heads():
-            self._hold(number, head)
+        self._frames = 0
+        self._used = 0  # rows from here on were never used
+        self._free: list[int] = []  # rows before
+        self._pinned: set[int] = set()  # rows that are being written
+        self._unpinned: list[int] = []  # those of them that will be free
+        self._new: set[int] = set()  # held, but not on the disk
+        self._gone: set[int] = set()  # on the disk, but not held
+        self._new_written: dict[int, _Held] = {}  # by the commit under way
+        self._gone_written: set[int] = set()  # by the commit under way
+        for number, head in () if self._disk is None else self._disk.heads():
+            self._hold(number, _Held(head.key, head.frames, head.actor, _NOWHERE))
         self._make_room()
 
-    def _empty(self) -> None:
-        for number in list(self._held):
-            self._release(number)
-        self._evicted_next.clear()
-        self._state = self._state._replace(threshold=math.inf)
-
     def _start_over(self, damage: DamagedError) -> None:
-        self._store.start_over(damage)
+        assert self._disk is not None
+        if self._writing is not None:
+            wait([self._writing])
+            self._writing = None
+        self._disk.start_over(damage)
         self._load()
 
-    def _commit(self) -> None:
-        try:
-            self._store.commit(self._state)
-        except DamagedError as damage:
-            self._start_over(damage)
-
-    def _add(self, packed: bytes, frames: int, actor: str) -> None:
+    def _hold_new(self, frames: int, actor: str) -> _Held | None:
+        """Counts an unroll. Returns it if it is held, with its contents still to come."""
         number = self._state.added
         key = self._rng.random() if self._rule == "reservoir" else float(-number)
         self._state = self._state._replace(added=number + 1)
         if key >= self._state.threshold:  # It would have been evicted by now.
-            return
-        record = Record(key, frames, actor, self._compressor.compress(packed))
-        if frames > self._capacity_frames or len(record.data) > self._capacity_bytes:
-            raise ValueError(
-                f"An unroll of {frames} frames and {len(record.data)} bytes does not fit into a "
-                f"replay of {self._capacity_frames} frames and {self._capacity_bytes} bytes: raise "
-                "replay.capacity_frames or replay.capacity_bytes."
-            )
-        self._store.put(number, record)
-        self._hold(number, Head(key, frames, actor, len(record.data)))
+            return None
+        held = _Held(key, frames, actor, _NOWHERE)
+        self._hold(number, held)
+        if self._disk is not None:
+            self._new.add(number)
         self._make_room()
+        if number not in self._held:
+            return None
+        held.slot = self._free_slot()
+        return held
 
-    def _hold(self, number: int, head: Head) -> None:
-        self._places[number] = len(self._held)
-        self._held.append(number)
-        heapq.heappush(self._evicted_next, (-head.key, number))
-        self._sizes[number] = head.frames, head.size
-        self._frames += head.frames
-        self._bytes += head.size
+    def _free_slot(self) -> int:
+        """Takes a row; _NOWHERE if there is none."""
+        if self._free:
+            return self._free.pop()
+        if self._used == len(self._rows):
+            return _NOWHERE
+        self._used += 1
+        return self._used - 1
+
+    def _hold(self, number: int, held: _Held) -> None:
+        self._held[number] = held
+        self._places[number] = len(self._numbers)
+        self._numbers.append(number)
+        heapq.heappush(self._evicted_next, (-held.key, number))
+        self._frames += held.frames
 
     def _make_room(self) -> None:
-        while self._frames > self._capacity_frames or self._bytes > self._capacity_bytes:
+        while self._frames > self._capacity_frames:
             negative_key, number = heapq.heappop(self._evicted_next)
-            if number in self._places:  # and was not removed
+            if number in self._held:  # and was not removed
                 self._state = self._state._replace(threshold=-negative_key)
                 self._release(number)
 
     def _release(self, number: int) -> None:
-        self._store.delete(number)
-        frames, size = self._sizes.pop(number)
-        self._frames -= frames
-        self._bytes -= size
-        place, last = self._places.pop(number), self._held.pop()
+        held = self._held.pop(number)
+        self._frames -= held.frames
+        if held.slot in self._pinned:
+            self._unpinned.append(held.slot)
+        elif held.slot != _NOWHERE:
+            self._free.append(held.slot)
+        if number in self._new:
+            self._new.remove(number)
+        elif self._disk is not None:
+            self._gone.add(number)
+        place, last = self._places.pop(number), self._numbers.pop()
         if last != number:  # The last one fills the gap.
-            self._held[place] = last
+            self._numbers[place] = last
             self._places[last] = place
 
+    def _read(self, number: int, row: np.ndarray) -> None:
+        """Writes an unroll that is not in memory into a row, and keeps it if there is room."""
+        held = self._held[number]
+        packed = held.packed
+        if packed is None:
+            assert self._disk is not None
+            packed = self._disk.get(number).data
+        row[:] = np.frombuffer(self._decompressor.decompress(packed), np.uint8)
+        held.slot = self._free_slot()
+        if held.slot != _NOWHERE:
+            self._rows[held.slot] = row
+            if self._disk is None:
+                held.packed = None
 
-class _Layout:
-    """The layout of an unroll's arrays in a record."""
+    def _is_commit_due(self) -> bool:
+        return (
+            self._disk is not None
+            and self._writing is None
+            and self._state.added - self._committed >= _COMMIT_UNROLLS
+            and time.monotonic() - self._committed_at >= _COMMIT_SECONDS
+        )
 
-    def __init__(self, unroll_spec: Unroll):
-        timed = tree.flatten((unroll_spec.timestep, unroll_spec.output))
-        self._num_timed = len(timed)
-        self._specs = [
-            *((spec.shape, spec.dtype) for spec in timed),
-            *((spec.shape, spec.dtype) for spec in tree.flatten(unroll_spec.core_state)),
-            ((), np.dtype(np.int32)),  # frames
-            ((), np.dtype(np.int64)),  # parameter_version
-        ]
-        self._sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in self._specs]
-        self.size = sum(self._sizes)  # bytes of an unroll
+    def _begin_commit(self) -> "Future[None]":
+        self._committed, self._committed_at = self._state.added, time.monotonic()
+        self._new_written = {n: dataclasses.replace(self._held[n]) for n in self._new}
+        self._gone_written, self._new, self._gone = self._gone, set(), set()
+        self._pinned = {held.slot for held in self._new_written.values()} - {_NOWHERE}
+        self._writing = self._writer.submit(
+            self._write, self._state, self._new_written, self._gone_written
+        )
+        return self._writing
 
-    def leaves(self, unroll: Unroll) -> Sequence[np.ndarray]:
-        """Returns the arrays of E unrolls, in the order of a record, with E as the first axis."""
-        leaves = tree.flatten(unroll)
-        return [
-            leaf.swapaxes(0, 1) if place < self._num_timed else leaf
-            for place, leaf in enumerate(leaves)
-        ]
+    def _write(self, state: State, new: Mapping[int, _Held], gone: Iterable[int]) -> None:
+        """Writes a commit, in the thread of its own. The lock is not held."""
+        if self._disk is None:
+            return
+        compressor = zstandard.ZstdCompressor(level=_LEVEL)
+        records = {
+            number: Record(
+                *(held.key, held.frames, held.actor),
+                held.packed or compressor.compress(self._rows[held.slot]),
+            )
+            for number, held in new.items()
+        }
+        self._disk.commit(state, records, gone)
 
-    def pack(self, leaves: Sequence[np.ndarray], column: int) -> bytes:
-        """Returns one environment's values as bytes."""
-        return b"".join(leaf[column].tobytes() for leaf in leaves)
+    def _settle(self) -> None:
+        """Accounts for a commit that has ended.
 
-    def unpack(self, packed: bytes, leaves: Sequence[np.ndarray], column: int) -> None:
-        """Writes packed values into column `column`."""
-        offset = 0
-        for (shape, dtype), size, leaf in zip(self._specs, self._sizes, leaves, strict=True):
-            values: Any = np.frombuffer(packed, dtype, math.prod(shape), offset)
-            leaf[column] = values.reshape(shape)
-            offset += size
+        Raises:
+          StorageError: it has failed.
+        """
+        if self._writing is None or not self._writing.done():
+            return
+        error, self._writing = self._writing.exception(), None
+        self._free += self._unpinned
+        self._pinned, self._unpinned = set(), []
+        still = {number for number in self._new_written if number in self._held}
+        if error is None:
+            for number in still if self._disk is not None else ():
+                self._held[number].packed = None
+            return
+        self._new |= still
+        self._gone = (self._gone | self._gone_written) - self._new_written.keys()
+        if isinstance(error, DamagedError):
+            self._start_over(error)
+        else:
+            raise error

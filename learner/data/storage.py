@@ -1,11 +1,10 @@
-"""Storage of a replay's records: in memory, or on disk, safe against crashes.
+"""Storage of a replay's records on disk, safe against crashes.
 
-On disk they are in an SQLite database, which holds the last commit after the process is killed or
+They are in an SQLite database, which holds the last commit after the process is killed or
 the host loses power. Nothing of the file is mapped into memory, so a damaged file causes errors and
 not signals. A record has a checksum, which is verified when it is read.
 """
 
-import abc
 import contextlib
 import hashlib
 import json
@@ -14,7 +13,8 @@ import math
 import os
 import pathlib
 import sqlite3
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from impala.logdir import atomic
@@ -52,89 +52,6 @@ class State(NamedTuple):
     threshold: float = math.inf  # smallest key that was ever evicted
 
 
-class Store(abc.ABC):
-    """Records by number."""
-
-    @abc.abstractmethod
-    def state(self) -> State:
-        """Returns the state of the last commit."""
-
-    @abc.abstractmethod
-    def heads(self) -> Iterator[tuple[int, Head]]:
-        """Yields number and head of all records of the last commit, in ascending order.
-
-        Raises:
-          DamagedError: they are not what was written; possibly raised only at the end.
-        """
-
-    @abc.abstractmethod
-    def get(self, number: int) -> Record:
-        """Returns an existing record.
-
-        Raises:
-          DamagedError: it is not what was written.
-        """
-
-    @abc.abstractmethod
-    def put(self, number: int, record: Record) -> None:
-        """Adds a record."""
-
-    @abc.abstractmethod
-    def delete(self, number: int) -> None:
-        """Removes an existing record."""
-
-    @abc.abstractmethod
-    def commit(self, state: State) -> None:
-        """Makes all changes since the last commit durable, atomically.
-
-        Raises:
-          StorageError: the store cannot be written; DamagedError if damage is the cause.
-        """
-
-    @abc.abstractmethod
-    def start_over(self, damage: DamagedError) -> None:
-        """Empties the store; its numbers continue from `state()`.
-
-        Raises:
-          DamagedError: `damage`, if starting over is not allowed.
-        """
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Closes the store. Uncommitted changes are lost."""
-
-
-class Memory(Store):
-    """Keeps records in memory; they are lost with the process."""
-
-    def __init__(self) -> None:
-        self._records: dict[int, Record] = {}
-
-    def state(self) -> State:
-        return State()
-
-    def heads(self) -> Iterator[tuple[int, Head]]:
-        return iter(())
-
-    def get(self, number: int) -> Record:
-        return self._records[number]
-
-    def put(self, number: int, record: Record) -> None:
-        self._records[number] = record
-
-    def delete(self, number: int) -> None:
-        del self._records[number]
-
-    def commit(self, state: State) -> None:
-        pass
-
-    def start_over(self, damage: DamagedError) -> None:
-        raise damage
-
-    def close(self) -> None:
-        self._records.clear()
-
-
 _PAGE_BYTES = 16384
 _TABLES = (  # heads have their own table, so that all of them can be read quickly
     "CREATE TABLE heads (number INTEGER PRIMARY KEY, key REAL, frames INTEGER, actor TEXT, "
@@ -151,8 +68,11 @@ _NO_DAMAGE = (
 _UNREADABLE = (sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ)
 
 
-class Disk(Store):
-    """Keeps records in an SQLite database in a directory; uncommitted ones are in memory."""
+class Disk:
+    """Records by number, in an SQLite database in a directory.
+
+    One thread may write while others read, which wait for it.
+    """
 
     def __init__(
         self,
@@ -178,75 +98,92 @@ class Disk(Store):
         self._file = path / "replay.sqlite"
         self._identity = identity
         self._move_aside = move_aside
-        self._uncommitted: dict[int, Record | None] = {}  # None: deleted
         self._counted = counted
         self._state = State()
         self._sqlite: sqlite3.Connection | None = None
+        self._lock = threading.Lock()  # held by who uses it
         try:
             self._open(State())
         except DamagedError as damage:
             self.start_over(damage)
 
     def state(self) -> State:
+        """Returns the state of the last commit."""
         return self._state
 
     def heads(self) -> Iterator[tuple[int, Head]]:
-        with self._examining():
+        """Yields number and head of all records of the last commit, in ascending order.
+
+        Raises:
+          DamagedError: they are not what was written; possibly raised only at the end.
+        """
+        with self._lock, self._examining():
             columns = "number, key, frames, actor, size"
             for number, *values in self._sql(f"SELECT {columns} FROM heads ORDER BY number"):
                 yield number, _head(number, *values)
 
     def get(self, number: int) -> Record:
-        record = self._uncommitted.get(number)
-        if record is None:
-            with self._examining():
-                row = self._sql(
-                    "SELECT key, frames, actor, content, digest FROM heads JOIN data "
-                    "USING (number) WHERE number = ?",
-                    number,
-                ).fetchone()
-                if row is None:
-                    raise ValueError(f"unroll {number} is missing")
-                record = Record(*row[:-1])
-                if _digest(number, *record) != row[-1]:
-                    raise ValueError(f"unroll {number} differs from its checksum")
-        return record
+        """Returns an existing record.
 
-    def put(self, number: int, record: Record) -> None:
-        self._uncommitted[number] = record
+        Raises:
+          DamagedError: it is not what was written.
+        """
+        with self._lock, self._examining():
+            row = self._sql(
+                "SELECT key, frames, actor, content, digest FROM heads JOIN data "
+                "USING (number) WHERE number = ?",
+                number,
+            ).fetchone()
+            if row is None:
+                raise ValueError(f"unroll {number} is missing")
+            record = Record(*row[:-1])
+            if _digest(number, *record) != row[-1]:
+                raise ValueError(f"unroll {number} differs from its checksum")
+            return record
 
-    def delete(self, number: int) -> None:
-        self._uncommitted[number] = None
+    def commit(
+        self, state: State, added: Mapping[int, Record], removed: Iterable[int] = ()
+    ) -> None:
+        """Makes changes since the last commit durable, atomically.
 
-    def commit(self, state: State) -> None:
-        with self._examining(), self._transaction():
-            for number, record in self._uncommitted.items():
-                if record is None:
-                    self._sql("DELETE FROM data WHERE number = ?", number)
-                    self._sql("DELETE FROM heads WHERE number = ?", number)
-                else:
-                    key, frames, actor, data = record
-                    digest = _digest(number, *record)
-                    self._sql(
-                        "INSERT INTO heads VALUES (?, ?, ?, ?, ?, ?)",
-                        *(number, key, frames, actor, len(data), digest),
-                    )
-                    self._sql("INSERT INTO data VALUES (?, ?)", number, data)
+        Args:
+          state: after them.
+          added: the new records.
+          removed: numbers of earlier ones; some may be unknown.
+
+        Raises:
+          StorageError: the disk cannot be written; DamagedError if damage is the cause.
+        """
+        digests = {number: _digest(number, *record) for number, record in added.items()}
+        with self._lock, self._examining(), self._transaction():
+            for number in removed:
+                self._sql("DELETE FROM data WHERE number = ?", number)
+                self._sql("DELETE FROM heads WHERE number = ?", number)
+            for number, (key, frames, actor, data) in added.items():
+                self._sql(
+                    "INSERT INTO heads VALUES (?, ?, ?, ?, ?, ?)",
+                    *(number, key, frames, actor, len(data), digests[number]),
+                )
+                self._sql("INSERT INTO data VALUES (?, ?)", number, data)
             self._put_meta("state", json.dumps(state._asdict()))
         self._state = state
-        self._uncommitted.clear()
 
     def start_over(self, damage: DamagedError) -> None:
+        """Empties the disk; its numbers continue from `state()`.
+
+        Raises:
+          DamagedError: `damage`, if starting over is not allowed.
+        """
         if self._move_aside is None:
             raise damage
         _log.error("%s Going on with an empty one.", damage)
         self.close()
-        self._uncommitted.clear()
         with self._examining():
             self._move_aside()
         self._open(State(added=max(self._counted, self._state.added)))
 
     def close(self) -> None:
+        """Closes the database. Uncommitted changes are lost."""
         if self._sqlite is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._sqlite.close()
@@ -305,7 +242,7 @@ class Disk(Store):
             uri=True,
             isolation_level=None,  # transactions are explicit
             timeout=0.0,
-            check_same_thread=False,  # the replay holds a lock
+            check_same_thread=False,  # there is a lock
         )
         for pragma in (
             f"page_size = {_PAGE_BYTES}",  # of a new file

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -9,7 +10,10 @@ import tree
 
 from impala.config.schema import Config
 from impala.runtime import process
-from impala.types import Batch
+from impala.types import Batch, Unroll
+from learner.data.rows import Layout
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -34,11 +38,11 @@ def set_up(config: Config) -> None:
         _log.info("The torso computes in %s.", kind)
 
 
-def place(batch: Batch, device: str) -> Batch:
+def place(batch: T, device: str) -> T:
     """Copies a batch to a device, and returns when it is there.
 
     Args:
-      batch: NumPy arrays, or tensors of any device.
+      batch: a nest of NumPy arrays, or tensors of any device.
       device: TensorFlow's name of it.
 
     Returns:
@@ -46,8 +50,27 @@ def place(batch: Batch, device: str) -> Batch:
     """
     with tf.device(device):
         # An operation of the device: a mere conversion would copy when the tensor is first used.
-        placed: Batch = tree.map_structure(lambda leaf: tf.raw_ops.Identity(input=leaf), batch)
+        placed: T = tree.map_structure(lambda leaf: tf.raw_ops.Identity(input=leaf), batch)
     return placed
+
+
+def unpack(layout: Layout, rows: tf.Tensor) -> Unroll:
+    """Returns the tensors of rows, uint8 [B, row_bytes]: [T + 1, B, ...], or [B, ...] untimed."""
+    tensors = []
+    for leaf in layout.leaves:
+        # TensorFlow has no kernel on GPUs that splits bytes, but one that takes slices.
+        part = rows[:, leaf.offset : leaf.offset + leaf.size]
+        shape = [rows.shape[0], *leaf.shape]
+        if leaf.dtype == np.bool_:
+            tensor = tf.cast(tf.reshape(part, shape), tf.bool)
+        elif leaf.dtype.itemsize == 1:
+            tensor = tf.bitcast(tf.reshape(part, shape), leaf.dtype)
+        else:
+            tensor = tf.bitcast(tf.reshape(part, [*shape, leaf.dtype.itemsize]), leaf.dtype)
+        if leaf.is_timed:
+            tensor = tf.transpose(tensor, [1, 0, *range(2, len(shape))])
+        tensors.append(tensor)
+    return layout.nest(tensors)
 
 
 def columns(batch: Batch, which: Sequence[int] | np.ndarray | slice) -> Batch:

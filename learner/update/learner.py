@@ -1,8 +1,8 @@
 """The learner: one compiled update, which checks its results before it changes anything."""
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +18,7 @@ from impala.schedule import tasks
 from impala.schedule.phases import Phase
 from impala.types import Array, Batch
 from learner.data.bounds import limit_of
+from learner.data.rows import Layout, Placed
 from learner.update import devices, named_variables, optimisers
 from learner.update.replicas import Replicas
 
@@ -80,10 +81,7 @@ class Learner:
         )
         jit_compile = config.learner.jit_compile
         compiled = functools.partial(tf.function, jit_compile=jit_compile, autograph=False)
-        self._update, self._update_by_large = (
-            replicas.compiled(functools.partial(self._update_once, clip), jit_compile=jit_compile)
-            for clip in (optimisers.clip_by_global_norm, optimisers.clip_large_by_global_norm)
-        )
+        self._updates: dict[Layout, Sequence[Callable[..., Any]]] = {}  # compiled, to be tried
         self._of_part = replicas.compiled_part(self._loss_and_gradients, jit_compile=jit_compile)
         self._differentiate = compiled(self._gradients)
         self._judge = compiled(self._is_good)
@@ -98,7 +96,7 @@ class Learner:
         return self.phase.progress(self.counters.frames)
 
     def update(
-        self, batch: Batch, weights: np.ndarray | None = None, placed: Batch | None = None
+        self, batch: Batch, weights: np.ndarray | None = None, placed: Placed | None = None
     ) -> Update | Refusal:
         """Learns from a batch, or refuses it as a whole.
 
@@ -117,15 +115,16 @@ class Learner:
             weights = np.ones(batch.is_replay.shape, np.float32)
         if placed is None:
             placed = self.place(batch)
-        # TensorFlow caches a constant for every Python float that it is given, hence NumPy's.
         arguments = (
-            placed,
+            placed.rows,
+            self._replicas.divide(batch.is_replay),
             self._replicas.divide(weights),
-            tf.constant(np.float32(learning_rate)),
-            tf.constant(np.float32(self.phase_progress)),
+            np.array([learning_rate, self.phase_progress], np.float32),
         )
+        if (updates := self._updates.get(placed.layout)) is None:
+            updates = self._updates[placed.layout] = self._compiled(placed.layout)
         invalid: list[str] = []
-        for update in (self._update, self._update_by_large):
+        for update in updates:
             report, histograms, before = update(*arguments)
             is_good, *values = self._replicas.first(report).numpy().tolist()  # waits for the update
             metrics = dict(zip(self._metrics, values, strict=True))
@@ -143,9 +142,14 @@ class Learner:
         histograms = {name: self._replicas.of_host(x, axis=1) for name, x in histograms.items()}
         return Update(self._scoped(metrics), self._scoped(histograms))
 
-    def place(self, batch: Batch) -> Batch:
+    def place(self, batch: Batch) -> Placed:
         """Copies a batch to where updates are computed, and returns when it is there."""
-        return self._replicas.place(batch, self.device)
+        layout = Layout.of(batch.unroll)
+        return self.place_rows(layout, layout.rows(batch.unroll))
+
+    def place_rows(self, layout: Layout, rows: np.ndarray) -> Placed:
+        """Does the same with a batch whose unrolls are rows, uint8 [B, row_bytes]."""
+        return self._replicas.place(layout, rows, self.device)
 
     def norms(self) -> dict[str, float]:
         """Returns the global norm of the learned variables, as a metric."""
@@ -256,14 +260,27 @@ class Learner:
             **named_variables.named("optimiser", self._optimiser.variables),
         }
 
+    def _compiled(self, layout: Layout) -> Sequence[Callable[..., Any]]:
+        """Returns the update by batches of a layout, and the one to try if gradients are large."""
+        return [
+            self._replicas.compiled(
+                functools.partial(self._update_once, layout, clip),
+                jit_compile=self.config.learner.jit_compile,
+            )
+            for clip in (optimisers.clip_by_global_norm, optimisers.clip_large_by_global_norm)
+        ]
+
     def _update_once(
         self,
+        layout: Layout,
         clip: optimisers.Clip,
-        batch: Batch,
+        rows: tf.Tensor,
+        is_replay: tf.Tensor,
         weights: tf.Tensor,
-        learning_rate: tf.Tensor,
-        progress: tf.Tensor,
+        rate_and_progress: tf.Tensor,
     ) -> tuple[tf.Tensor, Mapping[str, tf.Tensor], Sequence[tf.Tensor]]:
+        batch = Batch(devices.unpack(layout, rows), is_replay)
+        learning_rate, progress = tf.unstack(rate_and_progress)
         output, loss, gradients = self._of_part(batch, weights, progress)
         sums = {f"loss/{name}": tf.reduce_sum(weights * x) for name, x in output.terms.items()}
         loss, sums, gradients = self._replicas.total((loss, sums, gradients))

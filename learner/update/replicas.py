@@ -17,7 +17,7 @@ import tree
 from impala.agents.compiled import Flat
 from impala.config.schema import Config
 from impala.config.values import OptionError
-from impala.types import Batch
+from learner.data.rows import Layout, Placed
 from learner.update import devices
 
 T = TypeVar("T")
@@ -65,28 +65,25 @@ class Replicas:
             return function
         return _compiled(function, jit_compile)
 
-    def place(self, batch: Batch, device: str) -> Batch:
+    def place(self, layout: Layout, rows: np.ndarray, device: str) -> Placed:
         """Copies a batch to the devices of this host, and returns when it is there.
 
         Args:
-          batch: arrays [T + 1, B, ...]; each device gets an equal share of the unrolls.
+          layout: of the rows.
+          rows: uint8 [B, row_bytes]; each device gets an equal share.
           device: of a host that has a single one.
         """
         if len(self._local) < 2:
-            return devices.place(batch, device)
-        shares = np.split(np.arange(len(batch.is_replay)), len(self._local))
-        return self._distributed(
-            [
-                devices.place(devices.columns(batch, slice(share[0], share[-1] + 1)), local)
-                for share, local in zip(shares, self._local, strict=True)
-            ]
-        )
+            return Placed(layout, devices.place(rows, device))
+        parts = np.split(rows, len(self._local))
+        placed = [devices.place(part, at) for part, at in zip(parts, self._local, strict=True)]
+        return Placed(layout, self._distributed(placed))
 
-    def divide(self, weights: np.ndarray) -> Any:
-        """Returns weights [B] of the unrolls of a batch, divided as `place` divides the batch."""
+    def divide(self, values: np.ndarray) -> Any:
+        """Returns values [B] of the unrolls of a batch, divided as `place` divides the batch."""
         if len(self._local) < 2:
-            return weights
-        return self._distributed([tf.constant(w) for w in np.split(weights, len(self._local))])
+            return values
+        return self._distributed([tf.constant(part) for part in np.split(values, len(self._local))])
 
     def first(self, value: T) -> T:
         """Returns what the first device of this host has of a value."""
