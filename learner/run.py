@@ -51,6 +51,7 @@ from learner.telemetry.telemetry import Telemetry
 from learner.telemetry.writer import Writer
 from learner.update import devices, output_judge
 from learner.update.checkpoints import Checkpoints, Resumed, resume
+from learner.update.demand import Demand
 from learner.update.guard import Guard
 from learner.update.peers import Peers
 from learner.update.publisher import Publisher
@@ -176,6 +177,7 @@ class Run(NamedTuple):
     state: State
     pacing: Pacing | None
     ingest: Ingest
+    mix: Mix
     snapshots: Snapshots
     snapshot_maker: SnapshotMaker
     service: LearnerService
@@ -253,7 +255,7 @@ def build_service(state: State, closing: contextlib.ExitStack) -> Run:
         Lineage(own, state.incarnations.earlier, _proofs(state)),
         *(records, ingest, plan.schedule, snapshots, pacing),
         ExecutablePolicy(config, plan.spaces),
-        inference,
+        *(inference, demand := Demand()),
     )
     closing.callback(service.close)
     evaluations = Evaluations(
@@ -271,7 +273,10 @@ def build_service(state: State, closing: contextlib.ExitStack) -> Run:
     closing.callback(ingest.close)
     guard = _guard(state, mix)
     training = Training(plan.phases, resumed.learner, mix, guard, group)
-    publisher = Publisher(service.publish, state.incarnations, plan.phases, guard)
+    publisher = Publisher(
+        *(service.publish, state.incarnations, plan.phases, guard, demand),
+        each_version=pacing is not None,
+    )
     closing.callback(publisher.close)
     checkpoints = Checkpoints(
         *(logdir, resumed, plan.spaces, records.accounts, replay), peers=group
@@ -300,6 +305,7 @@ def build_service(state: State, closing: contextlib.ExitStack) -> Run:
         state=state,
         pacing=pacing,
         ingest=ingest,
+        mix=mix,
         snapshots=snapshots,
         snapshot_maker=maker,
         service=service,
@@ -338,7 +344,7 @@ def train(run: Run, stop: EndRequest, closing: contextlib.ExitStack) -> str:
         run.server.check()
         for part in iteration.provenance:
             records.accounts.settle(*part.account)
-        publisher.take(iteration)
+        publisher.take(iteration, has_time=not (run.mix.is_ready or run.ingest.depth))
         run.reporter.take(iteration)
         run.snapshot_maker.take(iteration)  # before the checkpoint, which counts these frames
         run.best_and_milestones.take(iteration)  # likewise
@@ -381,7 +387,12 @@ def finish(run: Run, stop: EndRequest, ends_run: str) -> int:
     if finished:
         _log.info("Finished: %s.", training.learner.counters)
         run.evaluations.log()
-        shutdown.serve_on(state.options.when_finished, run.check, stop)
+        # Actors of its own are all here; others may be starting.
+        own, roster = state.options.own_actors, state.records.roster
+        shutdown.serve_on(
+            state.options.when_finished,
+            *(lambda: own and not roster.actors()[0], run.check, stop),
+        )
         return 0
     if ends_run:
         return 1

@@ -37,15 +37,21 @@ def await_evaluations(snapshots: Snapshots, check: Callable[[], None], stop: End
         )
 
 
-def serve_on(when_finished: str, check: Callable[[], None], stop: EndRequest) -> None:
+def serve_on(
+    when_finished: str,
+    are_told: Callable[[], bool],
+    check: Callable[[], None],
+    stop: EndRequest,
+) -> None:
     """Continues to serve a finished run, so that actors learn that it has finished.
 
     Args:
-      when_finished: "exit": for a few seconds; "idle": until `stop`.
+      when_finished: "exit": until they are told, but a few seconds at most; "idle": until `stop`.
+      are_told: whether all actors have been told.
       check: called often; raises an error that ends the run.
       stop: ends the wait.
     """
     idle = when_finished == "idle"
     end = math.inf if idle else time.monotonic() + _FAREWELL_SECONDS
-    while time.monotonic() < end and not stop.wait(0.5):
+    while time.monotonic() < end and (idle or not are_told()) and not stop.wait(0.1):
         check()

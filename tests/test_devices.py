@@ -4,6 +4,7 @@ What runs in what order is the same there; how long it takes is not.
 """
 
 import _ctypes
+import asyncio
 import dataclasses
 import os
 import pathlib
@@ -28,6 +29,7 @@ from impala.schedule import phases, tasks
 from impala.types import Batch, Parameters, StepType, Unroll
 from learner.data.mix import Mix
 from learner.fleet.incarnations import Incarnations
+from learner.update.demand import Demand
 from learner.update.learner import Learner, Update
 from learner.update.phases import Phases
 from learner.update.publisher import Publisher
@@ -119,12 +121,18 @@ def gate() -> Gate:
 
 
 @pytest.fixture
-def publisher(gate: Gate, tmp_path: pathlib.Path) -> Iterator[Publisher]:
+def demand() -> Demand:
+    return Demand()
+
+
+@pytest.fixture
+def publisher(gate: Gate, demand: Demand, tmp_path: pathlib.Path) -> Iterator[Publisher]:
     made = Publisher(
         gate.publish,
         Incarnations(tmp_path / "incarnations.json", own=7),
         Phases(CONFIG, make_learner()._algorithm.agent),
         Counts(),  # type: ignore[arg-type]
+        demand,
     )
     yield made
     gate.open.set()
@@ -151,6 +159,39 @@ def test_a_version_is_published_while_the_next_update_runs(
     publisher.wait()
     assert [each.version for each in gate.published] == [1, 2, 3, 4]
     assert_same([each.values for each in gate.published], expected)
+
+
+def test_a_busy_learner_publishes_when_it_is_asked(
+    gate: Gate, demand: Demand, publisher: Publisher
+) -> None:
+    learner = make_learner()
+    gate.open.set()
+    publisher.publish(learner)
+
+    async def ask() -> None:
+        await asyncio.wait_for(demand.wait(), 0.1)  # nothing is newer: nobody waits
+        learner.update(make_batch(learner, 0))
+        publisher.take(iteration_of(learner), has_time=False)
+        assert len(gate.published) == 1  # nobody has asked
+
+        asked = asyncio.create_task(demand.wait())
+        await asyncio.sleep(0)
+        assert not asked.done() and demand.is_asked
+        learner.update(make_batch(learner, 1))
+        publisher.take(iteration_of(learner), has_time=False)
+        await asyncio.wait_for(asked, WAIT)
+        assert [each.version for each in gate.published] == [0, 2]
+        publisher.take(iteration_of(learner)._replace(is_new=False), has_time=False)
+        publisher.wait()
+        assert len(gate.published) == 2  # nothing is new
+
+    asyncio.run(ask())
+
+
+def test_who_asks_a_learner_that_hangs_gets_what_there_is() -> None:
+    demand = Demand()
+    demand.fall_behind()
+    asyncio.run(asyncio.wait_for(demand.wait(), WAIT))
 
 
 def test_a_version_that_is_not_finite_ends_the_run(gate: Gate, publisher: Publisher) -> None:

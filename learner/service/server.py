@@ -239,6 +239,7 @@ class _Calls:
             if request.actor:
                 self._admit(context, "actor", actor=request.actor)
             permit = await self._unless_stopping(self._service.permit(request))
+            await self._unless_stopping(self._service.newest_parameters())
             with self._timed("GetParameters"):
                 return self._service.get_parameters(request, permit)
         raise AssertionError

@@ -50,6 +50,7 @@ from learner.service.executable import ExecutablePolicy, NotMade
 from learner.service.inference import Caller, Inference, InvalidRow, NotActing
 from learner.service.parameters import PublishedParameters
 from learner.service.terms import Terms, described
+from learner.update.demand import Demand
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -103,6 +104,7 @@ class LearnerService:
         pacing: Pacing | None = None,
         executable: ExecutablePolicy | None = None,
         inference: Inference | None = None,
+        demand: Demand | None = None,
     ):
         """Makes a service without parameters, which `publish` provides.
 
@@ -116,6 +118,7 @@ class LearnerService:
           pacing: gives permits to begin unrolls. Without it none is needed.
           executable: the executable policy. Without it there is none.
           inference: acts for callers. Without it they have to act themselves.
+          demand: told when callers ask for parameters. Without it each version is published.
 
         Raises:
           OptionError: the largest message would exceed gRPC's limit.
@@ -127,6 +130,7 @@ class LearnerService:
         self._pacing = pacing
         self._executable = executable
         self._inference = inference
+        self._demand = demand or Demand()
         self._is_deterministic = terms.is_deterministic
         self._parameters = PublishedParameters(schedule, pacing)
         unroll_specs, num_core_state_specs = wire_specs(terms.unroll_spec)
@@ -405,6 +409,10 @@ class LearnerService:
                 permit = ask()
         return permit
 
+    async def newest_parameters(self) -> None:
+        """Waits until what was learned is published, for as long as an update takes."""
+        await self._demand.wait()
+
     def get_parameters(
         self, request: pb.GetParametersRequest, permit: Permit | None = None
     ) -> bytes:
@@ -478,6 +486,7 @@ class LearnerService:
             return pb.ActReply(finished=True)
         if self._parameters.newest is None:
             raise Unavailable("The learner has no parameters yet: ask again.")
+        self._demand.ask()
         try:
             acted = await caller.act(request)
         except InvalidRow as error:

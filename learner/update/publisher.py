@@ -1,4 +1,4 @@
-"""Publishes parameters to actors and evaluators after each iteration that has changed them.
+"""Publishes parameters to actors and evaluators: when they ask, or when the learner has time.
 
 They are copied from the device, checked and published in a thread, while the next update runs.
 """
@@ -10,6 +10,7 @@ import numpy as np
 
 from impala.types import Array, Parameters
 from learner.fleet.incarnations import Incarnations
+from learner.update.demand import Demand
 from learner.update.guard import Guard
 from learner.update.learner import Learner
 from learner.update.phases import Phases
@@ -25,6 +26,8 @@ class Publisher:
         incarnations: Incarnations,
         phases: Phases,
         guard: Guard,
+        demand: Demand,
+        each_version: bool = False,
     ):
         """Publishes nothing yet.
 
@@ -33,23 +36,37 @@ class Publisher:
           incarnations: records each version first, for later learners.
           phases: compute the run's progress.
           guard: counts what the status reports beside the parameters.
+          demand: tells whether somebody asks for what was learned.
+          each_version: whether to publish after each iteration that has changed something.
         """
         self._publish_to_actors = publish
         self._incarnations = incarnations
         self._phases = phases
         self._guard = guard
+        self._demand = demand
+        self._each_version = each_version
+        self._is_behind = False  # something was learned and is not published
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="publisher")
         self._under_way: Future[None] | None = None
 
-    def take(self, iteration: Iteration) -> None:
-        """Begins to publish if anything has changed, when the version before is published.
+    def take(self, iteration: Iteration, has_time: bool = True) -> None:
+        """Begins to publish what is new, if it is asked for or there is time.
+
+        Args:
+          iteration: has ended.
+          has_time: whether the learner has to wait for unrolls.
 
         Raises:
           NotFiniteError: a parameter of the version before is not finite.
         """
         self.wait()
-        if iteration.is_new:
+        self._is_behind |= iteration.is_new
+        if not self._is_behind:
+            return
+        if has_time or self._each_version or self._demand.is_asked:
             self._begin(iteration.learner)
+        else:
+            self._demand.fall_behind()
 
     def publish(self, learner: Learner) -> None:
         """Publishes the agent's variables.
@@ -76,7 +93,7 @@ class Publisher:
         self._thread.shutdown()
 
     def _begin(self, learner: Learner) -> None:
-        counters = learner.counters
+        counters, self._is_behind = learner.counters, False
         self._incarnations.reserve(counters.updates)
         parameters = Parameters(
             incarnation=self._incarnations.own,
@@ -98,3 +115,4 @@ class Publisher:
             skipped_updates=skipped_updates,
             rollbacks=rollbacks,
         )
+        self._demand.meet()
