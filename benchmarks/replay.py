@@ -104,7 +104,7 @@ def measure(config: configs.Config, options: Options) -> dict[str, float]:
                     halves if has_replay else configs.MixConfig(fresh=size),
                     layout,
                     replay if has_replay else None,
-                    place=learner.place_rows,
+                    place=None if learner.reads_rows else learner.place_rows,
                 )
                 measured[has_replay].append(_updates(learner, mix, options.seconds / _ROUNDS / 2))
                 mix.close()

@@ -267,7 +267,7 @@ def build_service(state: State, closing: contextlib.ExitStack) -> Run:
         *(ingest, share.mix, state.layout, replay),
         version=resumed.learner.counters.updates,
         pacing=pacing,
-        place=resumed.learner.place_rows,
+        place=None if resumed.learner.reads_rows else resumed.learner.place_rows,
     )
     closing.callback(mix.close)
     closing.callback(ingest.close)

@@ -570,20 +570,23 @@ def test_a_run_that_says_how_often_to_evaluate_has_an_evaluator(
 
 
 @pytest.mark.parametrize(
-    ("words", "cores", "expected"),
+    ("words", "has_gpu", "cores", "expected"),
     [
-        ("catch --num-actors auto", 8, 7),
-        ("catch --num-actors auto", 1, 1),
-        ("catch --num-actors auto --deterministic", 8, 1),
-        ("catch --num-actors 3", 8, 3),
-        ("catch", 8, 1),
+        ("atari", True, 16, "A GPU, 16 cores: 13 actors of 32 environments, batches of 4 fresh"),
+        ("atari-gpu", True, 2, "A GPU, 2 cores: 1 actor of 64"),
+        ("atari", False, 16, "No GPU, 16 cores: 1 actor of 32"),
+        ("atari --mix.fresh 32 --deterministic", True, 16, "A GPU, 16 cores: 1 actor of 32"),
+        ("atari --num-actors 3", True, 1, "A GPU, 1 core: 3 actors of 32"),
+        ("catch", True, 16, "A GPU, 16 cores: 1 actor of 32"),
+        ("pendulum", False, 2, "4 environments, batches of 64 replayed unrolls of 4 steps."),
     ],
 )
-def test_the_number_of_actors_may_follow_from_the_cores(
-    words: str, cores: int, expected: int, monkeypatch: pytest.MonkeyPatch
+def test_a_run_is_planned_for_the_machine(
+    words: str, has_gpu: bool, cores: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("impala.runtime.process.available_cores", lambda: cores)
-    assert train.num_actors(parse("train", train.Train, words.split())) == expected
+    monkeypatch.setattr("impala.runtime.process.has_gpu", lambda: has_gpu)
+    assert expected in train._plan(parse("train", train.Train, words.split()))
 
 
 def test_without_tensorboard_its_flag_is_refused(

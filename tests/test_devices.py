@@ -29,6 +29,7 @@ from impala.schedule import phases, tasks
 from impala.types import Batch, Parameters, StepType, Unroll
 from learner.data.mix import Mix
 from learner.fleet.incarnations import Incarnations
+from learner.update import devices
 from learner.update.demand import Demand
 from learner.update.learner import Learner, Update
 from learner.update.phases import Phases
@@ -42,7 +43,7 @@ CONFIG = dataclasses.replace(
     mix=MixConfig(fresh=B),
     total_frames=1000,
 )
-XLA = dataclasses.replace(CONFIG, learner=LearnerConfig(unroll_length=T, jit_compile=True))
+XLA = dataclasses.replace(CONFIG, learner=LearnerConfig(unroll_length=T, jit_compile="always"))
 SPACES = build.spaces(tasks.make(CONFIG.environment, CONFIG.tasks))
 
 
@@ -216,6 +217,35 @@ def test_the_benchmark_of_a_gpu_measures_an_update_on_any_device() -> None:
     assert measured.updates_per_second > 0.0
     assert measured.megabytes_per_second > 0.0
     assert gpu.table([measured]).splitlines()[2].startswith("| mlp | 2 | no |")
+
+
+@pytest.mark.parametrize(
+    ("setting", "on_gpu", "on_cpu"),
+    [("auto", True, False), ("always", True, True), ("never", False, False)],
+)
+def test_xla_compiles_on_gpus_by_itself(setting: Any, on_gpu: bool, on_cpu: bool) -> None:
+    config = dataclasses.replace(CONFIG, learner=LearnerConfig(jit_compile=setting))
+    name = "/job:localhost/replica:0/task:0/device:"
+    assert devices.uses_xla(config, name + "GPU:0") == on_gpu
+    assert devices.uses_xla(config, name + "CPU:0") == on_cpu
+
+
+_IMPORTS = """
+import sys
+from impala.runtime import process
+process.load_tensorflow(use_gpus=False)
+import sonnet, tensorflow as tf
+print("keras" in sys.modules)
+print(tf.keras.layers.Dense(3)(tf.ones([1, 2])).shape)
+"""
+
+
+def test_keras_is_imported_by_who_uses_it() -> None:
+    environ = {name: value for name, value in os.environ.items() if "KERAS" not in name}
+    child = subprocess.run(
+        [sys.executable, "-c", _IMPORTS], env=environ, capture_output=True, text=True, check=True
+    )
+    assert child.stdout.split("\n")[:2] == ["False", "(1, 3)"]
 
 
 _SAYS_WHAT_IS_LOADED = """

@@ -157,7 +157,7 @@ def test_gradients_with_a_norm_beyond_float32_are_clipped() -> None:
     assert any((a != b).any() for a, b in zip(before, learner.agent_values(), strict=True))
 
 
-XLA = LearnerConfig(unroll_length=T, jit_compile=True)
+XLA = LearnerConfig(unroll_length=T, jit_compile="always")
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
 """Batches hold every unroll once, in order, whatever the sizes of messages and batches."""
 
 import asyncio
+import threading
+import time
 from collections import Counter
 
 import numpy as np
 import pytest
 import services
 import tree
+from services import WAIT
 
 from impala.config.schema import MixConfig
 from impala.logdir.directory import StorageError
@@ -14,7 +17,7 @@ from impala.types import AgentOutput, ArraySpec, Batch, StepType, TimeStep, Unro
 from learner.data.ingest import Arrival, Ingest
 from learner.data.mix import Mix, Prepared
 from learner.data.replay import Replay
-from learner.data.rows import Layout
+from learner.data.rows import Layout, Placed
 
 T = 3
 
@@ -157,6 +160,41 @@ def _numbers(prepared: Prepared) -> list[int]:
     """Which unrolls are in a batch."""
     assert prepared.batch is not None
     return (_batch(prepared).unroll.parameter_version - 7).tolist()
+
+
+def test_a_batch_is_placed_while_the_next_is_made() -> None:
+    ingest, placing, may_end = Ingest(100), threading.Event(), threading.Event()
+
+    def place(layout: Layout, rows: np.ndarray) -> Placed:
+        placing.set()
+        assert may_end.wait(WAIT)
+        return Placed(layout, rows.copy())
+
+    mix = Mix(ingest, MixConfig(fresh=4), LAYOUT, place=place)
+    _put(ingest, [_arrival(sequence, 4, 4 * sequence) for sequence in range(2)])
+    assert placing.wait(WAIT)
+    deadline = time.monotonic() + WAIT
+    while ingest.depth:  # the second was taken although the first is not placed
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    may_end.set()
+    for _ in range(2):
+        prepared = mix.get(timeout=WAIT)
+        assert prepared is not None and prepared.placed is not None
+        np.testing.assert_array_equal(prepared.placed.rows, prepared.rows)
+    mix.close()
+
+
+def test_rows_that_cannot_be_placed_end_the_run() -> None:
+    def place(layout: Layout, rows: np.ndarray) -> Placed:
+        raise MemoryError("the device is full")
+
+    ingest = Ingest(100)
+    mix = Mix(ingest, MixConfig(fresh=4), LAYOUT, place=place)
+    _put(ingest, [_arrival(0, 4, 0)])
+    with pytest.raises(MemoryError, match="the device is full"):
+        mix.get(timeout=WAIT)
+    mix.close()
 
 
 def test_half_fresh_half_replayed() -> None:

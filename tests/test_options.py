@@ -73,7 +73,7 @@ def test_environment_variables_hold_every_kind_of_value() -> None:
         "IMPALA_AGENT__HIDDEN_SIZES": "32,16",
         "IMPALA_ENVIRONMENT__ATARI__ACTIONS": "[0, 2]",
         "IMPALA_ENVIRONMENT__KWARGS": '{"continuous": true}',
-        "IMPALA_LEARNER__JIT_COMPILE": "True",
+        "IMPALA_LEARNER__BFLOAT16": "True",
         "IMPALA_TOTAL_FRAMES": "25e6",
         "IMPALA_SEED": "9007199254740993",  # no float holds it
     }
@@ -83,7 +83,7 @@ def test_environment_variables_hold_every_kind_of_value() -> None:
     assert config.agent.hidden_sizes == (32, 16)
     assert config.environment.atari.actions == (0, 2)
     assert config.environment.kwargs == '{"continuous": true}'
-    assert config.learner.jit_compile is True
+    assert config.learner.bfloat16 is True
     assert config.total_frames == 25_000_000
     assert config.seed == 9007199254740993
 
@@ -169,7 +169,7 @@ def test_a_misspelt_variable_is_told_the_nearest(name: str, right: str) -> None:
         ({"optimiser": {"beta2": 1}}, "optimiser.beta2 is 1.0; it must be from 0 to 0.999999"),
         ({"seed": True}, "seed is True; it must be a whole number"),
         ({"seed": 0.5}, "seed is 0.5; it must be a whole number"),
-        ({"learner": {"jit_compile": "maybe"}}, "is 'maybe'; it must be true or false"),
+        ({"learner": {"bfloat16": "maybe"}}, "is 'maybe'; it must be true or false"),
         ({"agent": {"hidden_sizes": 64}}, "agent.hidden_sizes is 64; it must be a list"),
         ({"agent": {"hidden_sizes": [64, 0]}}, "hidden_sizes[1] is 0; it must be at least 1"),
         ({"agent": 3}, "agent holds settings by name, not 3"),

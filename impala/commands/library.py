@@ -58,7 +58,7 @@ def train(
     config: str | Config,
     logdir: str | pathlib.Path | None = None,
     *,
-    num_actors: int | Literal["auto"] = 1,
+    num_actors: int | Literal["auto"] = "auto",
     evaluate: Literal["auto", "yes", "no"] = "auto",
     fresh: bool = False,
     change_settings: bool = False,
@@ -78,7 +78,8 @@ def train(
       config: the name of a preset, or a configuration.
       logdir: directory of checkpoints and telemetry; None: the default of `impala train` for a
         preset.
-      num_actors: number of actor processes; auto: one for each core but the learner's.
+      num_actors: number of actor processes; auto: 1, but for Atari games on a host with a GPU one
+        for each core that the learner leaves.
       evaluate: whether to run an evaluator; auto: if there are several tasks, or
         evaluator.every_frames or every_seconds is set.
       fresh: start over; an earlier run in `logdir` is moved aside.

@@ -28,6 +28,7 @@ GRACE_SECONDS = 60.0  # the learner's last checkpoint may take a while
 _AGAIN_SECONDS = 30.0  # before restarting actors that ended by themselves
 _TENSORBOARD = "TensorBoard"
 _MOST_ACTORS = 256  # as in `NumActors`
+_LEARNER_CORES = 3  # that a learner with a GPU uses: the update, batches, messages
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,9 +40,9 @@ class Train(RunFlags):
     Ctrl-C has killed it.
     """
 
-    num_actors: NumActors | Literal["auto"] = 1
-    """Actor processes, each with actor.num_envs environments; auto: as many as the cores that the
-    learner leaves, at least 1."""
+    num_actors: NumActors | Literal["auto"] = "auto"
+    """Actor processes, each with actor.num_envs environments; auto: 1, but for Atari games on a
+    host with a GPU one for each core that the learner leaves."""
     evaluate: Literal["auto", "yes", "no"] = "auto"
     """Whether to run an evaluator; auto: if there are several tasks, or evaluator.every_frames or
     every_seconds is set."""
@@ -101,8 +102,7 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
             supervisor.start(program)
         if command.tensorboard:
             supervisor.start(_tensorboard_program(logdir, socket if command.fresh else None))
-        if command.num_actors == "auto":
-            _log.info("Actors: %d on %d cores.", num_actors(command), process.available_cores())
+        _log.info("%s", _plan(command))
         _log.info(
             "Training %s for %s frames in %s; the actors write to %s.",
             *(_what(command.settings), f"{tasks.total_frames(command.settings):,}"),
@@ -259,12 +259,31 @@ def _learner_program(
 
 
 def num_actors(command: Train) -> int:
-    """Returns how many actors are started: one of the cores is the learner's."""
+    """Returns how many actors are started.
+
+    On a CPU the learner is the limit, and small environments fill it from one core.
+    """
     if command.num_actors != "auto":
         return command.num_actors
-    if command.settings.deterministic:
+    settings = command.settings
+    played = settings.tasks.environments or (settings.environment.id,)
+    is_atari = all(name.startswith("ALE/") for name in played)
+    if settings.deterministic or not is_atari or not process.has_gpu():
         return 1
-    return min(_MOST_ACTORS, max(1, process.available_cores() - 1))
+    return min(_MOST_ACTORS, max(1, process.available_cores() - _LEARNER_CORES))
+
+
+def _plan(command: Train) -> str:
+    """Returns what of this host is used, and how, as a sentence."""
+    settings, actors, cores = command.settings, num_actors(command), process.available_cores()
+    mix = settings.mix
+    batch = [f"{mix.fresh} fresh"] if mix.learn_from_fresh else []
+    batch += [f"{mix.replayed} replayed"] if mix.replayed else []
+    return (
+        f"{'A GPU' if process.has_gpu() else 'No GPU'}, {cores} core{'s'[: cores != 1]}: {actors} "
+        f"actor{'s'[: actors != 1]} of {settings.actor.num_envs} environments, batches of "
+        f"{' and '.join(batch)} unrolls of {settings.learner.unroll_length} steps."
+    )
 
 
 def _tensorboard_program(logdir: pathlib.Path, after: pathlib.Path | None) -> Program:

@@ -185,6 +185,18 @@ _ATARI_CPU = dataclasses.replace(
 )
 
 
+# As atari, for a GPU and many cores: four times the batch, for a policy lag of some 50 updates. One
+# group of environments, as there is an actor for each core.
+_ATARI_GPU = dataclasses.replace(
+    _ATARI_CPU,
+    optimiser=dataclasses.replace(_ATARI_CPU.optimiser, learning_rate=8e-4),
+    mix=MixConfig(fresh=16, replayed=48),
+    replay=ReplayConfig(rule="fifo", capacity_frames=128_000),
+    learner=LearnerConfig(queue_unrolls=64, max_in_flight=1, bfloat16=True),
+    actor=ActorConfig(num_envs=64, num_groups=1),
+)
+
+
 # Nearly on-policy: one group of few environments, with a policy lag of about six updates. RMSProp
 # as in A3C, with epsilon scaled for gradients that are summed over the batch. total_frames is
 # larger than the game needs, so that the learning rate has not decayed before the score rises. The
@@ -359,6 +371,10 @@ PRESETS: dict[str, tuple[str, Config]] = {
     "atari": (
         "Pong on two cores, shallow network; other games by --environment.id.",
         _ATARI_CPU,
+    ),
+    "atari-gpu": (
+        "Pong on a GPU and many cores, shallow network; also other games.",
+        _ATARI_GPU,
     ),
     "atari-paper": (
         "IMPALA's published settings, 200M frames; --agent.torso deep for its deep network.",

@@ -163,14 +163,14 @@ def load_tensorflow(use_gpus: bool, *, is_guest: bool = False) -> None:
 
 
 def _load_tensorflow(use_gpus: bool, is_guest: bool) -> None:
-    expected = use_gpus and pathlib.Path("/dev/nvidiactl").exists()
+    expected = use_gpus and has_gpu()
     sys.stderr.flush()
     stderr = os.dup(2)
     well = False
     with tempfile.TemporaryFile() as said:
         os.dup2(said.fileno(), 2)
         try:
-            with _without_garbage_collection():
+            with _without_garbage_collection(), _without_keras(is_guest):
                 if not use_gpus and not is_guest:
                     hide_gpus()
                 import tensorflow as tf
@@ -203,6 +203,22 @@ def _without_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextlib.contextmanager
+def _without_keras(is_guest: bool) -> Iterator[None]:
+    """Spares the import of Keras, a third of TensorFlow's; it is imported when it is used.
+
+    TensorFlow tries to import it at its end, and goes on without it. A guest may need it.
+    """
+    if is_guest or "keras" in sys.modules or "tensorflow" in sys.modules:
+        yield
+        return
+    sys.modules["keras.src"] = None  # type: ignore[assignment]  # an ImportError
+    try:
+        yield
+    finally:
+        del sys.modules["keras.src"]
 
 
 def hide_gpus() -> None:
@@ -250,6 +266,12 @@ def _cpu_flags() -> set[str]:
         return set(pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
     except OSError:
         return set()
+
+
+def has_gpu() -> bool:
+    """Returns whether the host has an NVIDIA GPU that this process may see."""
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1")
+    return not is_hidden and pathlib.Path("/dev/nvidiactl").exists()
 
 
 def available_cores() -> int:

@@ -6,6 +6,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -69,7 +70,7 @@ class Prepared(NamedTuple):
     is_whole: bool  # a batch's number of fresh unrolls was taken, dropped ones not counted
     episodes: int = 0  # that ended in the fresh unrolls
     rows: np.ndarray | None = None  # of `batch`: uint8 [B, row_bytes]
-    placed: Placed | None = None  # those rows on the learner's devices; None: not there yet
+    placed: Placed | None = None  # those rows where the learner's devices read them
     weights: np.ndarray | None = None  # [B] of the unrolls' losses; None: all 1
 
 
@@ -133,6 +134,7 @@ class Mix:
 
     Fresh unrolls are copied from their message into rows of the batch, replayed ones from the rows
     of replay. TensorFlow may keep using the memory that it is given, so every batch has new rows.
+    Another thread copies them to a device while the next batch is made.
     """
 
     def __init__(
@@ -157,7 +159,7 @@ class Mix:
           version: of the parameters that the first batch updates.
           depth: batches to prepare ahead of the update.
           pacing: tells which unrolls are due when. Without it they are taken in order.
-          place: copies rows to the learner's device, while the previous update runs.
+          place: copies rows to the learner's devices; None: these read them where they are.
 
         Raises:
           ValueError: the configuration asks for replayed unrolls, but there is no replay.
@@ -174,12 +176,13 @@ class Mix:
         self._more = 0  # batches that are due from replay alone
         self._pacing = pacing
         self._place = place
+        self._placing = ThreadPoolExecutor(1, "place")
         # What was taken out of the ingest: when it is due, how many had come before, what it is.
         # Without pacing, that is what is left of one message.
         self._waiting: list[tuple[int, int, _Chunk]] = []
         self._numbers = itertools.count()
         self._oldest = 0  # number in replay of the first unroll that may be learned from
-        self._ready: queue.Queue[Prepared] = queue.Queue(maxsize=depth)
+        self._ready: queue.Queue[tuple[Prepared, Future[Placed] | None]] = queue.Queue(depth)
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="mix", daemon=True)
@@ -193,13 +196,16 @@ class Mix:
           RuntimeError: the thread that makes batches has died of another error.
         """
         try:
-            return self._weighted(self._ready.get(timeout=timeout))
+            prepared, placing = self._ready.get(timeout=timeout)
         except queue.Empty:
             if isinstance(self._error, StorageError):
                 raise self._error from None
             if self._error is not None:
                 raise RuntimeError(f"The batch thread has died: {self._error}") from self._error
             return None
+        if placing is not None:
+            prepared = prepared._replace(placed=placing.result())
+        return self._weighted(prepared)
 
     @property
     def is_ready(self) -> bool:
@@ -234,16 +240,17 @@ class Mix:
         """Stops the thread; prepared batches are discarded."""
         self._stop.set()
         self._thread.join(timeout=10.0)
+        self._placing.shutdown()
 
     def _run(self) -> None:
         try:
             while (prepared := self._prepare()) is not None:
+                placing = None
                 if self._place is not None and prepared.rows is not None:
-                    placed = self._place(self._layout, prepared.rows)
-                    prepared = prepared._replace(placed=placed)
+                    placing = self._placing.submit(self._place, self._layout, prepared.rows)
                 while not self._stop.is_set():
                     try:
-                        self._ready.put(prepared, timeout=0.2)
+                        self._ready.put((prepared, placing), timeout=0.2)
                         break
                     except queue.Full:
                         continue
@@ -303,7 +310,8 @@ class Mix:
         """Returns a batch whose first rows are fresh."""
         self.shift_version(1)
         batch = Batch(self._layout.unroll(rows), np.arange(len(rows)) >= fresh)
-        return _prepared(batch, taken, origins)._replace(rows=rows)
+        placed = Placed(self._layout, rows) if self._place is None else None
+        return _prepared(batch, taken, origins)._replace(rows=rows, placed=placed)
 
     def _take(self, count: int) -> list[_Chunk] | None:
         """Takes `count` unrolls out of the ingest, in order; None when the mix is closed.

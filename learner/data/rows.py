@@ -147,7 +147,7 @@ class Layout:
 
 
 class Placed(NamedTuple):
-    """A batch on the learner's devices."""
+    """A batch where the learner's devices read it: on a CPU, the rows themselves."""
 
     layout: Layout
     rows: Any  # uint8 [B, row_bytes]

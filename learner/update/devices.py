@@ -30,12 +30,23 @@ def set_up(config: Config) -> None:
         _log.info("Learning on %s.", gpu.name)
     most = 1 if config.deterministic else process.available_cores()
     process.set_threads(config.learner.threads or most)
-    if config.learner.jit_compile:
+    if uses_xla(config, "GPU" if gpus else "CPU"):
         _log.info("XLA compiles the update when the first batch has come: half a minute or more.")
     if config.learner.bfloat16:
         is_used = process.use_bfloat16(on_gpu=bool(gpus))
         kind = "bfloat16" if is_used else "float32, which is faster on this CPU"
         _log.info("The torso computes in %s.", kind)
+
+
+def is_cpu(device: str) -> bool:
+    """Returns whether a device, by TensorFlow's name of it, is a CPU."""
+    return "GPU" not in device
+
+
+def uses_xla(config: Config, device: str) -> bool:
+    """Returns whether XLA compiles updates on a device, by TensorFlow's name of it."""
+    wanted = config.learner.jit_compile
+    return wanted == "always" or (wanted == "auto" and not is_cpu(device))
 
 
 def place(batch: T, device: str) -> T:

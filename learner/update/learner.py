@@ -79,7 +79,7 @@ class Learner:
         self._optimiser = optimisers.make(
             config.optimiser, algorithm.learned_variables, sections.found(config)
         )
-        jit_compile = config.learner.jit_compile
+        jit_compile = self._jit_compile = devices.uses_xla(config, self.device)
         compiled = functools.partial(tf.function, jit_compile=jit_compile, autograph=False)
         self._updates: dict[Layout, Sequence[Callable[..., Any]]] = {}  # compiled, to be tried
         self._of_part = replicas.compiled_part(self._loss_and_gradients, jit_compile=jit_compile)
@@ -150,6 +150,11 @@ class Learner:
     def place_rows(self, layout: Layout, rows: np.ndarray) -> Placed:
         """Does the same with a batch whose unrolls are rows, uint8 [B, row_bytes]."""
         return self._replicas.place(layout, rows, self.device)
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether updates read rows in the memory of the host, so that none need be placed."""
+        return self._replicas.has_one_device and devices.is_cpu(self.device)
 
     def norms(self) -> dict[str, float]:
         """Returns the global norm of the learned variables, as a metric."""
@@ -265,7 +270,7 @@ class Learner:
         return [
             self._replicas.compiled(
                 functools.partial(self._update_once, layout, clip),
-                jit_compile=self.config.learner.jit_compile,
+                jit_compile=self._jit_compile,
             )
             for clip in (optimisers.clip_by_global_norm, optimisers.clip_large_by_global_norm)
         ]

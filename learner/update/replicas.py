@@ -39,6 +39,8 @@ class Replicas:
         self.count: int = 1 if strategy is None else strategy.num_replicas_in_sync
         """Number of replicas on all hosts."""
         self._local = () if strategy is None else strategy.extended.worker_devices
+        self.has_one_device: bool = len(self._local) < 2
+        """Whether this host learns on one."""
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """Returns a context in which variables are made on each device."""
@@ -73,7 +75,7 @@ class Replicas:
           rows: uint8 [B, row_bytes]; each device gets an equal share.
           device: of a host that has a single one.
         """
-        if len(self._local) < 2:
+        if self.has_one_device:
             return Placed(layout, devices.place(rows, device))
         parts = np.split(rows, len(self._local))
         placed = [devices.place(part, at) for part, at in zip(parts, self._local, strict=True)]
@@ -81,7 +83,7 @@ class Replicas:
 
     def divide(self, values: np.ndarray) -> Any:
         """Returns values [B] of the unrolls of a batch, divided as `place` divides the batch."""
-        if len(self._local) < 2:
+        if self.has_one_device:
             return values
         return self._distributed([tf.constant(part) for part in np.split(values, len(self._local))])
 
