@@ -113,11 +113,12 @@ def test_rows_reach_json_lines_tensorboard_and_console(tmp_path: pathlib.Path) -
     board.close()
     (events,) = (tmp_path / "tensorboard").iterdir()
     in_file = {
-        value.tag: (event.step, tf.make_ndarray(value.tensor))
+        value.tag: (event.step, tf.make_ndarray(value.tensor) if value.tensor.dtype else value)
         for event in tf.compat.v1.train.summary_iterator(str(events))
         for value in event.summary.value
     }
-    assert in_file["loss/total"] == (123, 0.25)
+    step, scalar = in_file["loss/total"]
+    assert (step, scalar.simple_value) == (123, 0.25)
     step, buckets = in_file["histogram/action/move"]  # of each bucket: left, right, count
     assert (step, buckets[:, 2].sum()) == (123, 4)
     step, (width, height, *pictures) = in_file["image/observation"]
