@@ -96,7 +96,7 @@ def update(
     config = dataclasses.replace(
         config,
         mix=configs.MixConfig(fresh=batch_size),
-        learner=dataclasses.replace(config.learner, jit_compile="always" if xla else "never"),
+        learner=dataclasses.replace(config.learner, jit_compile=xla),
     )
     spaces = build.spaces(tasks.make(config.environment, config.tasks))
     agent = build.agent(config.agent, *spaces)

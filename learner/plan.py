@@ -1,13 +1,15 @@
 """Builds a run's plan from its configuration: tasks, spaces, phases and the spec of an unroll."""
 
+import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from impala.acting import CompiledStep
 from impala.agents.agent import Agent
+from impala.agents.observation import has_channels_first
 from impala.config import values
 from impala.config.schema import Config
-from impala.environments.spaces import Spaces
+from impala.environments.spaces import Spaces, main_space
 from impala.parts import build, checks, sections
 from impala.parts.components import ALGORITHM, OPTIMISER
 from impala.schedule import tasks
@@ -19,6 +21,8 @@ from learner.update.phases import Phases
 from learner.update.replicas import Replicas
 
 _ALONE = Replicas()
+
+_log = logging.getLogger(__name__)
 
 
 class Plan(NamedTuple):
@@ -70,6 +74,8 @@ def make_plan(config: Config, replicas: Replicas = _ALONE) -> Plan:
             _check_own(config, agent, unroll_spec)
     except ValueError as error:
         raise values.OptionError(str(error)) from error
+    if has_channels_first(seen := main_space(spaces[0])):
+        _log.info("Images of %s are taken to have their channels first.", list(seen.shape))
     return Plan(played, schedule, spaces, phases, unroll_spec)
 
 

@@ -341,6 +341,26 @@ class TestFrameStack:
         assert spec.core_state[0].shape == (3, 20, 20, 1)
 
 
+@pytest.mark.parametrize("frame_stack", [1, 4])
+@pytest.mark.parametrize("shape", [(24, 20, 3), (20, 24, 1)])
+def test_images_with_channels_first_are_seen_as_with_channels_last(
+    shape: tuple[int, ...], frame_stack: int
+) -> None:
+    last = spaces.Box(0, 255, shape, np.uint8)
+    first = spaces.Box(0, 255, (shape[-1], *shape[:-1]), np.uint8)
+    config = AgentConfig("shallow", frame_stack=frame_stack)
+    timestep = experience(last, rows=6)
+    moved = timestep._replace(observation=np.moveaxis(timestep.observation, -1, -3).copy())
+    found = []
+    for space, rows in ((last, timestep), (first, moved)):
+        agent = build.agent(config, space, CHOICE, seed=1)
+        output, state = agent.unroll(rows, agent.initial_state(B))
+        row = tree.map_structure(lambda x: x[0], rows)
+        acted, after = agent.step(row, state, tf.constant([1, 2]))
+        found.append(tree.map_structure(np.asarray, (output, state, acted, after)))
+    tree.map_structure(np.testing.assert_array_equal, *found)
+
+
 def test_lstm_is_the_textbook_one() -> None:
     lstm = cores.LSTM(AgentConfig(lstm_size=5))
     rng = np.random.default_rng(0)

@@ -30,7 +30,7 @@ from impala.config.schema import Config
 from impala.logdir import checkpoint
 from impala.play import video
 from impala.play.player import Player
-from impala.runtime import installation, listen
+from impala.runtime import installation, listen, process
 from impala.runtime.failures import Failure, note
 from protos import codec
 
@@ -587,6 +587,19 @@ def test_a_run_is_planned_for_the_machine(
     monkeypatch.setattr("impala.runtime.process.available_cores", lambda: cores)
     monkeypatch.setattr("impala.runtime.process.has_gpu", lambda: has_gpu)
     assert expected in train._plan(parse("train", train.Train, words.split()))
+
+
+def test_help_may_be_cut_off() -> None:
+    """As by `impala train cartpole --help | head -1`."""
+    with subprocess.Popen(
+        [*process.IMPALA, "train", "cartpole", "--help"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as child:
+        assert child.stdout is not None and child.stderr is not None
+        child.stdout.close()
+        assert child.stderr.read() == b""
+    assert child.returncode == 0
 
 
 def test_without_tensorboard_its_flag_is_refused(

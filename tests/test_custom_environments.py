@@ -96,6 +96,7 @@ def test_an_environment_that_shows_itself_can_be_looked_at() -> None:
         ("own:dataclasses", {}, "own:dataclasses is a module"),
         ("own:WithoutSeed", {}, r"has a reset that takes no seed .*: define it as reset\(self, \*"),
         ("own:play-v0", {}, "'own:play-v0', which is not registered"),
+        ("MiniGrid-Empty-5x5-v0", {}, "PACKAGE:MiniGrid-Empty-5x5-v0. Use module:attribute"),
     ],
 )
 def test_what_cannot_be_played_is_refused_in_a_line(

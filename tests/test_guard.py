@@ -30,7 +30,7 @@ from learner.data.replay import Replay
 from learner.data.rows import Layout
 from learner.fleet.accounts import Accounts
 from learner.fleet.refused_outputs import RefusedOutput, RefusedOutputs
-from learner.update import output_judge
+from learner.update import devices, output_judge
 from learner.update.devices import columns
 from learner.update.guard import Guard
 from learner.update.learner import Learner, Refusal, Update
@@ -157,9 +157,6 @@ def test_gradients_with_a_norm_beyond_float32_are_clipped() -> None:
     assert any((a != b).any() for a, b in zip(before, learner.agent_values(), strict=True))
 
 
-XLA = LearnerConfig(unroll_length=T, jit_compile="always")
-
-
 @pytest.mark.parametrize(
     ("algorithm", "optimiser"),
     [
@@ -179,7 +176,9 @@ def test_an_update_that_xla_compiles_is_the_same(
         return tf.sin(tf.cast(tf.reshape(tf.range(tf.reduce_prod(shape)), shape), tf.float32))
 
     monkeypatch.setattr(tf.random, "stateless_normal", noise)
-    learners = make(algorithm, optimiser), make(algorithm, optimiser, learner=XLA)
+    learners = [make(algorithm, optimiser)]
+    monkeypatch.setattr(devices, "uses_xla", lambda config, device: True)
+    learners.append(make(algorithm, optimiser))
     batch = batch_for(learners[0])._replace(is_replay=np.arange(B) % 2 == 1)
     one, other = (learner.update(batch) for learner in learners)
     assert isinstance(one, Update) and isinstance(other, Update)

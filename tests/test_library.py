@@ -272,6 +272,8 @@ def test_training_that_fails_says_why(
     assert capsys.readouterr().out == ""
     with pytest.raises(ValueError, match=r"There is no setting 'optimiser\.lr'"):
         impala.train("catch", tmp_path / "run", optimiser={"lr": 1.0})
+    with pytest.raises(ValueError, match=r"no setting 'lr'; ours is optimiser\.learning_rate\."):
+        impala.train("catch", tmp_path / "run", lr=1.0)
     wrong: list[dict[str, Any]] = [
         *({"num_actors": number} for number in (0, 1.5, "all", True)),
         *({"evaluate": True}, {"evaluate": "Yes"}, {"fresh": "no"}, {"change_settings": 1}),

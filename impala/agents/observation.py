@@ -17,6 +17,8 @@ from impala.environments.spaces import is_wrapped, main_space
 from impala.runtime.process import uses_bfloat16
 from impala.types import Nest
 
+_CHANNELS = (1, 3, 4)  # grey, colours, colours and opacity
+
 
 class Features(snt.Module):
     """Maps nested observations to features [N, F] float32 with a torso.
@@ -45,6 +47,7 @@ class Features(snt.Module):
         self._space = observation_space
         self._standardise_images = standardise_images
         self._main_space = main_space(observation_space)
+        self._moves_channels = torso.sees == "image" and has_channels_first(self._main_space)
         self._has_variables = False
         if torso.sees == "image":
             _check_image(self._main_space, torso)
@@ -89,6 +92,8 @@ class Features(snt.Module):
             return pixels
         if self._torso.sees == "vector":
             return as_vector(self._main_space, pixels)
+        if self._moves_channels:
+            observation = pixels = _moved(pixels)
         if not (self._standardise_images and _is_unsigned(self._main_space)):
             return _with_channel(_as_float(self._main_space, pixels))
         if not isinstance(observation, Frames):
@@ -104,8 +109,8 @@ class FrameStack(snt.Module):
     """Stacks the last `size` frames along the last axis, oldest first.
 
     The state is the size - 1 previous frames. An episode starts with its first frame repeated.
-    Pixels [H, W] become [H, W, size]; [..., C] becomes [..., size * C]. What wrappers added to the
-    observation is not stacked.
+    Pixels [H, W] become [H, W, size]; [..., C] becomes [..., size * C], and images with channels
+    first have them last. What wrappers added to the observation is not stacked.
 
     Raises:
       ValueError: the observation is not one array.
@@ -119,6 +124,9 @@ class FrameStack(snt.Module):
                 f"frame_stack is {size}, but only a Box with 1 or more dimensions can be stacked, "
                 f"not {space}. Set frame_stack to 1."
             )
+        self._moves_channels = has_channels_first(space)
+        if self._moves_channels:
+            space = _channels_last(space)
         self._size = size
         self._is_wrapped = is_wrapped(observation_space)
         # Frames [H, W] get a channel axis to be stacked on.
@@ -229,10 +237,31 @@ class FrameStack(snt.Module):
         return tf.stack(tf.split(stacked, self._size, axis=-1)[1:], axis=1)
 
     def _frames(self, observation: Nest) -> tf.Tensor:
-        return observation["observation"] if self._is_wrapped else observation
+        frames = observation["observation"] if self._is_wrapped else observation
+        return _moved(frames) if self._moves_channels else frames
 
     def _with_frames(self, observation: Nest, stacked: tf.Tensor | Frames) -> Nest:
         return {**observation, "observation": stacked} if self._is_wrapped else stacked
+
+
+def has_channels_first(space: gym.Space) -> TypeGuard[gym.spaces.Box]:
+    """Returns whether a space looks like images [C, H, W]: bytes of 1, 3 or 4 channels."""
+    if not isinstance(space, gym.spaces.Box) or not _is_unsigned(space) or len(space.shape) != 3:
+        return False
+    channels, _, width = space.shape
+    return channels in _CHANNELS and width not in _CHANNELS
+
+
+def _channels_last(space: gym.spaces.Box) -> gym.spaces.Box:
+    """Returns the space of the same images as [H, W, C]."""
+    low, high = (np.moveaxis(bound, 0, -1) for bound in (space.low, space.high))
+    return gym.spaces.Box(low, high, dtype=space.dtype.type)
+
+
+def _moved(pixels: tf.Tensor) -> tf.Tensor:
+    """[..., C, H, W] as [..., H, W, C]."""
+    # No transpose: oneDNN would log that it does not support it for bytes.
+    return tf.stack(tf.unstack(pixels, axis=-3), axis=-1)
 
 
 def _with_channel(pixels: tf.Tensor) -> tf.Tensor:
@@ -304,6 +333,8 @@ def _check_image(space: gym.Space, torso: Torso) -> None:
             f"The {name} torso sees images [height, width] or [height, width, channels], not "
             f"{space}. Set torso to mlp."
         )
+    if has_channels_first(space):
+        space = _channels_last(space)
     height, width = space.shape[:2]
     if min(height, width) < smallest:
         raise ValueError(

@@ -82,7 +82,6 @@ def actor(command: Actor) -> int:
             "(evaluator.episodes, at most actor.num_envs): leave it out. impala record shows an "
             "agent."
         )
-    process.outlive_readers()
     log_to_stderr(command.log_format)
     if command.num_actors > 1:
         from actors.fleet import run_fleet

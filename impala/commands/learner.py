@@ -74,7 +74,6 @@ def _run(command: Learner) -> int:
         listen.check_free("The learner", command.listen)
         listen.check_free("Health", command.health_listen)
         listen.check_free("Metrics", command.metrics_listen)
-    process.outlive_readers()
     log_to_stderr(command.log_format)
     logdir = preflight.log_directory(command)
     process.load_tensorflow(use_gpus=True)

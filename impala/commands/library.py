@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from impala.commands import foreign
 from impala.commands.flags import STOPPED
 from impala.commands.train import GRACE_SECONDS, Train, run
 from impala.config import layers, rules, values
@@ -104,6 +105,7 @@ def train(
     # Custom parts may import TensorFlow, whose messages are not wanted.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     base = preset(config) if isinstance(config, str) else config
+    _check_names(settings)
     command = Train(
         preset=config if isinstance(config, str) else _ANY_PRESET,
         logdir=None if logdir is None else pathlib.Path(logdir),
@@ -192,6 +194,16 @@ def _put_over(config: Config, data: Mapping[str, Any]) -> Config:
     named = values.overlay(config, sections.naming(data))
     composed = values.overlay(sections.class_of(config, named)(), values.to_dict(config))
     return sections.compose(layers.put_over(composed, data))
+
+
+def _check_names(settings: Mapping[str, Any]) -> None:
+    """Refuses names that other libraries have for a setting, with ours."""
+    known = foreign.known("train")
+    for name in settings:
+        ours = known.get(name.replace("_", "-"), "")
+        if ours.startswith("--") and not hasattr(Config, name.split(".")[0]):
+            ours = ours.removeprefix("--").replace("-", "_")
+            raise values.OptionError(f"There is no setting {name!r}; ours is {ours}.")
 
 
 def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:

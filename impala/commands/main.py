@@ -23,11 +23,12 @@ from impala.commands.status import Status, status
 from impala.commands.sweep import Sweep, sweep
 from impala.commands.train import Train, train
 from impala.config import values
-from impala.runtime import installation
+from impala.runtime import installation, process
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line. Returns its exit status; 2: the command line is wrong."""
+    process.outlive_readers()  # of help, for instance: `impala train --help | head`
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] in ("-h", "--help"):
         print(_help())

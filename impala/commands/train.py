@@ -65,7 +65,6 @@ def train(command: Train) -> int:
     """Trains until the run ends. Returns the exit status."""
     if command.print_config:
         return print_config(command)
-    process.outlive_readers()
     log_to_stderr(command.log_format)
     return run(command, Supervisor(grace_seconds=GRACE_SECONDS)).status
 

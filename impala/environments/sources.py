@@ -24,6 +24,11 @@ from impala.environments.repeat import ActionRepeat
 from impala.parts import components
 from impala.parts.components import Allowed, described
 
+_UNKNOWN = (
+    "If a package registers it, name that first, as in minigrid:MiniGrid-Empty-5x5-v0: "
+    "PACKAGE:{name}. Use module:attribute for yours."
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Source:
@@ -190,7 +195,7 @@ def _explained(id: str, kwargs: dict[str, Any] | None = None) -> Iterator[None]:
         is_unknown = isinstance(error, gym.error.Error) and kwargs is None
         if is_unknown or isinstance(error, gym.error.UnregisteredEnv):
             near = _nearest(id.rpartition(":")[2])
-            advice = f"Nearest: {', '.join(near)}." if near else "Use module:attribute for yours."
+            advice = f"Nearest: {', '.join(near)}." if near else _UNKNOWN.format(name=id)
             raise ValueError(
                 f"environment.id is {id!r}, which is not registered with Gymnasium. {advice}"
             ) from error

@@ -45,8 +45,7 @@ def is_cpu(device: str) -> bool:
 
 def uses_xla(config: Config, device: str) -> bool:
     """Returns whether XLA compiles updates on a device, by TensorFlow's name of it."""
-    wanted = config.learner.jit_compile
-    return wanted == "always" or (wanted == "auto" and not is_cpu(device))
+    return config.learner.jit_compile and not is_cpu(device)
 
 
 def place(batch: T, device: str) -> T:
