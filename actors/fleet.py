@@ -72,7 +72,7 @@ def run_fleet(
                     status = ended.status
                     supervisor.stop("the command line is wrong")
                 elif give_up_after and supervisor.all_keep_failing(give_up_after):
-                    _log.error("Each actor has failed %d times in a row.", give_up_after)
+                    _log.error("All actors keep failing.")
                     status = ended.status
                     supervisor.stop("all actors keep failing")
             elif ended.status != 0:

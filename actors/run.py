@@ -3,11 +3,14 @@
 Composition root of the actor: only here does configuration become objects.
 """
 
+import builtins
 import contextlib
 import dataclasses
 import functools
 import logging
 import pathlib
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -19,6 +22,7 @@ from impala.runtime.exporter import Exporter
 from impala.runtime.failures import Failure, note
 from impala.runtime.security import ClientSecurity
 from impala.runtime.signals import EndRequest
+from impala.runtime.supervisor import REPEATS
 from impala.types import Unroll
 
 if TYPE_CHECKING:  # heavy modules are imported only when the process needs them
@@ -73,6 +77,20 @@ class Options:
 _Outcome = Literal["finished", "stopped"]
 
 
+class _Notes:
+    """Records failures in a file, if there is one."""
+
+    def __init__(self, path: pathlib.Path | None) -> None:
+        self._path = path
+        self.has_acted = False
+        """Whether an unroll is complete."""
+
+    def add(self, failure: Failure) -> None:
+        """Records a failure."""
+        if self._path is not None:
+            note(self._path, failure)
+
+
 def run_actor(learner: str, options: Options | None = None) -> int:
     """Acts for the learner until training has finished, or SIGTERM, SIGINT or SIGHUP.
 
@@ -85,6 +103,8 @@ def run_actor(learner: str, options: Options | None = None) -> int:
 
     Raises:
       actors.client.LearnerError: the actor cannot go on.
+      EnvironmentFailed: an environment has failed.
+      SystemExit: with `supervisor.REPEATS`, if that was before the first unroll was complete.
       OptionError: the learner's groups cannot share `num_envs`.
       OSError: `metrics_listen` cannot be bound.
       SecurityError: the files of `security` cannot be used, or `metrics_listen` is open to others.
@@ -92,11 +112,11 @@ def run_actor(learner: str, options: Options | None = None) -> int:
     options = options or Options()
     role = options.role
     options.security.check(metrics=options.metrics_listen)
-    with _Signals(at_once=role == "evaluator") as signals, _noted(options.failures, role) as noting:
+    with _Signals(at_once=role == "evaluator") as signals, _noted(options.failures, role) as notes:
         make_client = _set_up(learner, options)
         waiting = False
         while True:
-            outcome = _session(make_client, options, signals, noting)
+            outcome = _session(make_client, options, signals, notes)
             if outcome != "finished" or options.when_finished == "exit":
                 return 0
             if not waiting:
@@ -141,7 +161,7 @@ def _session(
     make_client: "Callable[..., LearnerClient | EvaluatorClient]",
     options: Options,
     signals: "_Signals",
-    noting: Callable[[Failure], None],
+    notes: _Notes,
 ) -> _Outcome:
     """Acts in one run of the learner, as a new incarnation."""
     from actors import client as wire
@@ -151,7 +171,7 @@ def _session(
             signals.stops(client.stop)
             setup = ActorSetup(client.join(), options.role, options.allow)
             if isinstance(client, wire.LearnerClient):
-                _act(client, setup, options, noting)
+                _act(client, setup, options, notes)
             else:
                 _evaluate(client, setup, options.allow)
         except wire.RunFinished:
@@ -255,30 +275,35 @@ def _check_specs(
 
 
 @contextlib.contextmanager
-def _noted(path: pathlib.Path | None, role: Role) -> Iterator[Callable[[Failure], None]]:
-    """Yields a function that records a failure, and records the one that ends the body."""
-
-    def noting(failure: Failure) -> None:
-        if path is not None:
-            note(path, failure)
-
+def _noted(path: pathlib.Path | None, role: Role) -> Iterator[_Notes]:
+    """Yields what records failures, and records the one that ends the body."""
+    notes = _Notes(path)
     try:
-        yield noting
+        yield notes
     except Exception as error:
         from impala.environments.failure import EnvironmentFailed
 
-        if isinstance(error, EnvironmentFailed):
-            noting(Failure(error.error, error.where))
-        else:
-            noting(Failure(f"{type(error).__name__}: {error}", where_raised(error), role))
-        raise
+        if not isinstance(error, EnvironmentFailed):
+            notes.add(Failure(f"{type(error).__name__}: {error}", where_raised(error), role))
+            raise
+        notes.add(Failure(error.error, error.where))
+        if role != "actor" or notes.has_acted or not _is_mistake(error.error):
+            raise
+        traceback.print_exc()
+        sys.exit(REPEATS)
+
+
+def _is_mistake(failure: str) -> bool:
+    """Returns whether what an environment raised is a fault of its code, not of what it needs."""
+    kind = getattr(builtins, failure.partition(":")[0], OSError)
+    return issubclass(kind, Exception) and not issubclass(kind, OSError | MemoryError)
 
 
 def _act(
     client: "LearnerClient",
     setup: "ActorSetup",
     options: Options,
-    noting: Callable[[Failure], None],
+    notes: _Notes,
 ) -> None:
     from actors import policy
     from actors.actor import Actor
@@ -325,7 +350,8 @@ def _act(
             with hang.watched():
                 of_one_group = next(unrolls)
             for fault in of_one_group.faults:
-                noting(Failure(fault.detail.partition(", ")[2], fault.where))
+                notes.add(Failure(fault.detail.partition(", ")[2], fault.where))
+            notes.has_acted = True
             client.send(of_one_group)  # waits for the learner for as long as it has to
 
 

@@ -193,6 +193,7 @@ def _accept(config: Config, ready: Connection) -> None:
         parameter_specs=codec.specs(agent.variables),
         max_unrolls_in_flight=config.learner.max_in_flight,
         max_message_bytes=1 << 30,
+        limits=pb.Limits(num_envs=config.learner.max_envs_per_message),
     )
     tensors = codec.encode([variable.numpy() for variable in agent.variables])
 

@@ -106,6 +106,43 @@ gym.register("Game-v0", Game, max_episode_steps=100)
 """
 
 
+_MISTAKEN = """
+import gymnasium as gym
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Mistaken(CartPoleEnv):
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, None, *rest
+
+gym.register("Mistaken-v0", Mistaken, max_episode_steps=100)
+"""
+
+
+@pytest.mark.parametrize("actors", [1, 2])
+def test_a_mistake_that_each_start_repeats_ends_the_run_after_the_second(
+    tmp_path: pathlib.Path, actors: int
+) -> None:
+    (tmp_path / "mistaken.py").write_text(_MISTAKEN)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-P", "-m", "impala", "train", "cartpole"),
+            *("--environment.id", "mistaken:Mistaken-v0", "--environment.vectorization", "sync"),
+            *("--num-actors", str(actors), "--logdir", tmp_path / "run"),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1, done.stderr
+    assert re.search("The actors keep failing: ValueError: .* the reward is None", done.stderr)
+    log = done.stderr + (tmp_path / "run" / "actors.log").read_text()
+    again = log.count("ended with status 65")  # a fleet says so of each last end, too
+    assert 1 <= again <= 2 * actors + 1  # one may have started a third time meanwhile
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("vectorization", "actors", "status"), [("sync", 1, 1), ("sync", 2, 1), ("async", 1, 0)]

@@ -17,7 +17,12 @@ from impala.runtime.security import ClientSecurity
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Actor:
-    """Acts for a learner, which provides all settings of the run."""
+    """Acts for a learner, which provides all settings of the run.
+
+    Exit status: 0 once the run has finished or the actor was stopped, 1 after a failure, 2 if the
+    command line is wrong, 65 if the environment has failed before the first unroll was complete, as
+    it would after another start.
+    """
 
     learner: str = ADDRESS
     """HOST:PORT of the learner, or unix:PATH. HOST:PORT,HOST:PORT,... of learners that are peers:

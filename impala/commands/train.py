@@ -146,7 +146,7 @@ class _Watch:
         elif end.name == _TENSORBOARD:
             if not self._supervisor.stopping:
                 _log.warning("TensorBoard ended with status %d; the run goes on.", end.status)
-        elif end.restart_seconds is not None:
+        elif end.restart_seconds is not None and not end.is_hopeless:
             _log.warning(
                 "The %s ended with status %d (see %s); starting again in %.0f s.",
                 *(end.name, end.status, self._actors_log, end.restart_seconds),

@@ -24,6 +24,10 @@ from impala.runtime.tether import tethered
 _log = logging.getLogger(__name__)
 
 MOST_FAILURES = 5  # in a row, after which a program is not started again
+REPEATS = os.EX_DATAERR
+"""Exit status of a program that would fail alike however often it is started, such as an actor
+whose environment fails before an unroll is complete. A second start makes sure."""
+_SURE_FAILURES = 2
 _POLL_SECONDS = 0.05
 _BACKOFF = Backoff(1.0, 30.0)
 _READ_SECONDS = 5.0
@@ -58,6 +62,7 @@ class Exit(NamedTuple):
     name: str
     status: int  # as in a shell: 128 + the signal's number for a killed process
     restart_seconds: float | None  # until it is restarted; None: it is not
+    is_hopeless: bool = False  # whether it has made sure that it fails alike each time
 
 
 class Supervisor:
@@ -187,9 +192,13 @@ class Supervisor:
         return self._kill_at is not None
 
     def all_keep_failing(self, times: int) -> bool:
-        """Returns whether each child has failed so many times in a row, and none has recovered."""
+        """Returns whether each child has failed so many times in a row, and none has recovered.
+
+        Two times are enough where it says that it would fail alike each time.
+        """
         return all(
-            child.failures >= times and (child.process is None or not self._has_run_long(child))
+            (child.failures >= times or child.is_hopeless)
+            and (child.process is None or not self._has_run_long(child))
             for child in self._children.values()
         )
 
@@ -235,13 +244,14 @@ class Supervisor:
         if self._has_run_long(child):
             child.failures = 0
         child.failures += 1
+        child.status = status
         again = child.program.restart and status != 0 and child.failures < self._max_failures
         if self.stopping or not again:
             del self._children[name]
-            return Exit(name, status, None)
+            return Exit(name, status, None, child.is_hopeless)
         pause = self._backoff.pause(child.failures)
         child.start_at = time.monotonic() + pause
-        return Exit(name, status, pause)
+        return Exit(name, status, pause, child.is_hopeless)
 
 
 class _Child:
@@ -252,9 +262,15 @@ class _Child:
         self.process: subprocess.Popen[bytes] | None = None
         self.killed = False  # after the grace period
         self.failures = 0  # consecutive
+        self.status = 0  # of the last end
         self.start_at = 0.0
         self.started_at = 0.0
         self.reader: threading.Thread | None = None
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether it has failed twice in a row in a way that it says to repeat."""
+        return self.status == REPEATS and self.failures >= _SURE_FAILURES
 
     def start_if_due(self) -> None:
         after = self.program.after
