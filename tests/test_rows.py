@@ -87,9 +87,12 @@ def test_xla_unpacks_rows() -> None:
 
 def test_placed_rows_are_the_batch() -> None:
     layout = Layout(messages.spec())
-    placed = Replicas().place(layout, layout.rows(numbered()), "CPU:0")
+    rows = layout.rows(numbered())
+    placed = Replicas().place(layout, rows, "CPU:0")
     unroll = devices.unpack(placed.layout, placed.rows)
     tree.map_structure(np.testing.assert_array_equal, unroll, numbered())
+    rows[:] = 7
+    np.testing.assert_array_equal(placed.rows, rows)  # nothing was copied, on a CPU
     assert Layout.of(numbered()) == layout and hash(Layout.of(numbered())) == hash(layout)
 
 

@@ -64,6 +64,15 @@ def place(batch: T, device: str) -> T:
     return placed
 
 
+def shared(rows: np.ndarray) -> tf.Tensor:
+    """Returns a tensor of the same memory, which must not change any more.
+
+    A conversion would copy it.
+    """
+    tensor: tf.Tensor = tf.experimental.dlpack.from_dlpack(rows.__dlpack__())
+    return tensor
+
+
 def unpack(layout: Layout, rows: tf.Tensor) -> Unroll:
     """Returns the tensors of rows, uint8 [B, row_bytes]: [T + 1, B, ...], or [B, ...] untimed."""
     tensors = []

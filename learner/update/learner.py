@@ -115,6 +115,8 @@ class Learner:
             weights = np.ones(batch.is_replay.shape, np.float32)
         if placed is None:
             placed = self.place(batch)
+        elif isinstance(placed.rows, np.ndarray):
+            placed = self.place_rows(*placed)
         arguments = (
             placed.rows,
             self._replicas.divide(batch.is_replay),

@@ -76,7 +76,9 @@ class Replicas:
           device: of a host that has a single one.
         """
         if self.has_one_device:
-            return Placed(layout, devices.place(rows, device))
+            tensor = devices.shared(rows)
+            is_there = devices.is_cpu(device)
+            return Placed(layout, tensor if is_there else devices.place(tensor, device))
         parts = np.split(rows, len(self._local))
         placed = [devices.place(part, at) for part, at in zip(parts, self._local, strict=True)]
         return Placed(layout, self._distributed(placed))
