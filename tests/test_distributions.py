@@ -113,7 +113,7 @@ class TestTanhNormal:
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (spaces.Box(-np.inf, np.inf, (2,), np.float32), "bounds must be finite.*RescaleAction"),
+        (spaces.Box(-np.inf, np.inf, (2,), np.float32), "bounds must be finite.*TransformAction"),
         (spaces.Box(0, 255, (2,), np.uint8), "dtype uint8 is not a float"),
         (spaces.Box(np.array([0.0, 1.0]), np.ones(2), dtype=np.float64), "low must be less than"),
         (spaces.Text(5), "No action distribution for Text.*Supported: Discrete"),

@@ -472,8 +472,9 @@ def _box(space: gym.spaces.Box) -> TanhNormal:
         )
     if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
         raise ValueError(
-            f"No action distribution for {space}: its bounds must be finite. Wrap the environment "
-            "in gymnasium.wrappers.RescaleAction, or give the space finite low and high."
+            f"No action distribution for {space}: its bounds must be finite. Give it those between "
+            "which actions are useful, for instance by gymnasium.wrappers.TransformAction(env, "
+            f"lambda action: action, gymnasium.spaces.Box(0.0, 1.0, {space.shape}))."
         )
     if not (space.low < space.high).all():
         raise ValueError(
