@@ -218,7 +218,7 @@ def test_an_onnx_model_acts_as_the_agent_does(name: str, tmp_path: pathlib.Path)
 
     # Its inputs and outputs have the names that are written beside it.
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
-    described = json.loads((tmp_path / "model.json").read_text())["signatures"]["act_greedy"]
+    described = json.loads((tmp_path / "model.onnx.json").read_text())["signatures"]["act_greedy"]
     assert [value.name for value in session.get_inputs()] == list(described["inputs"])
     assert [value.name for value in session.get_outputs()] == list(described["outputs"])
     next_core_state = [f"next_{key}" for key in described["inputs"] if key.startswith("core")]

@@ -24,7 +24,8 @@ class Export(PlayerFlags):
 def export(command: Export) -> int:
     """Writes a model, compares it with the agent on played episodes, and prints the result."""
     output = command.output or command.logdir / "export"
-    player = open_player(command, output / "model.json")
+    description = {"savedmodel": "model.json", "onnx": "model.onnx.json"}[command.format]
+    player = open_player(command, output / description)
     from impala.play import export as models
 
     logging.getLogger("tensorflow").setLevel(logging.WARNING)  # it logs what it has written
@@ -40,6 +41,6 @@ def export(command: Export) -> int:
     print(
         f"{output}: {player.task} after {player.counters.frames:,} frames. Beside the agent, in "
         f"{tried.calls} calls: the same actions, and at most {tried.difference:.2g} between other "
-        "outputs. model.json describes inputs and outputs."
+        f"outputs. {description} describes inputs and outputs."
     )
     return 0

@@ -161,7 +161,7 @@ def saved_model(player: Player, directory: pathlib.Path, timesteps: Iterable[Tim
 
 
 def onnx(player: Player, directory: pathlib.Path, timesteps: Iterable[TimeStep]) -> Trial:
-    """Writes `act_greedy` as `model.onnx`, describes it in `model.json`, and tests it.
+    """Writes `act_greedy` as `model.onnx`, describes it in `model.onnx.json`, and tests it.
 
     Args:
       player: as for `saved_model`.
@@ -199,7 +199,8 @@ def onnx(player: Player, directory: pathlib.Path, timesteps: Iterable[TimeStep])
             return dict(zip(names, session.run(list(names.values()), feeds), strict=True))
 
         tried = trial(*(player.agent, functions, timesteps), run=run, names=["act_greedy"])
-        _describe(partial / "model.json", player, functions, ["act_greedy"], tried, renamed=names)
+        described = partial / "model.onnx.json"  # beside that of a SavedModel
+        _describe(described, player, functions, ["act_greedy"], tried, renamed=names)
     return tried
 
 
