@@ -185,7 +185,7 @@ _ATARI_CPU = dataclasses.replace(
 )
 
 
-# As atari, for a GPU and many cores: four times the batch, for a policy lag of some 50 updates. One
+# As atari, for a GPU and many cores: four times the batch, for a policy lag of some 60 updates. One
 # group of environments, as there is an actor for each core.
 _ATARI_GPU = dataclasses.replace(
     _ATARI_CPU,
