@@ -119,22 +119,30 @@ gym.register("Mistaken-v0", Mistaken, max_episode_steps=100)
 """
 
 
+def _trained(folder: pathlib.Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Trains on an environment of a module in a folder, where the run is kept."""
+    return subprocess.run(
+        [
+            *(sys.executable, "-P", "-m", "impala", "train", "cartpole", *flags),
+            *("--logdir", folder / "run"),
+        ],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
 @pytest.mark.parametrize("actors", [1, 2])
 def test_a_mistake_that_each_start_repeats_ends_the_run_after_the_second(
     tmp_path: pathlib.Path, actors: int
 ) -> None:
     (tmp_path / "mistaken.py").write_text(_MISTAKEN)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-P", "-m", "impala", "train", "cartpole"),
-            *("--environment.id", "mistaken:Mistaken-v0", "--environment.vectorization", "sync"),
-            *("--num-actors", str(actors), "--logdir", tmp_path / "run"),
-        ],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
+    done = _trained(
+        tmp_path,
+        *("--environment.id", "mistaken:Mistaken-v0", "--environment.vectorization", "sync"),
+        *("--num-actors", str(actors)),
     )
     assert done.returncode == 1, done.stderr
     assert re.search("The actors keep failing: ValueError: .* the reward is None", done.stderr)
@@ -152,18 +160,10 @@ def test_training_shows_it_once(
 ) -> None:
     # Given an environment that raises at every hundredth step ...
     (tmp_path / "game.py").write_text(_GAME)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-P", "-m", "impala", "train", "cartpole"),
-            *("--environment.id", "game:Game-v0", "--environment.vectorization", vectorization),
-            *("--total-frames", "5000", "--actor.num-envs", "2", "--logdir", tmp_path / "run"),
-            *("--num-actors", str(actors)),
-        ],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
+    done = _trained(
+        tmp_path,
+        *("--environment.id", "game:Game-v0", "--environment.vectorization", vectorization),
+        *("--total-frames", "5000", "--actor.num-envs", "2", "--num-actors", str(actors)),
     )
     # ... then the screen has it once, and says that it goes on.
     place = re.escape(f"KeyError: 'gear' ({tmp_path / 'game.py'}:13, in shift)")

@@ -169,7 +169,7 @@ def test_a_misspelt_variable_is_told_the_nearest(name: str, right: str) -> None:
         ({"optimiser": {"beta2": 1}}, "optimiser.beta2 is 1.0; it must be from 0 to 0.999999"),
         ({"seed": True}, "seed is True; it must be a whole number"),
         ({"seed": 0.5}, "seed is 0.5; it must be a whole number"),
-        ({"learner": {"bfloat16": "maybe"}}, "is 'maybe'; it must be true or false"),
+        ({"learner": {"jit_compile": "maybe"}}, "is 'maybe'; it must be true or false"),
         ({"agent": {"hidden_sizes": 64}}, "agent.hidden_sizes is 64; it must be a list"),
         ({"agent": {"hidden_sizes": [64, 0]}}, "hidden_sizes[1] is 0; it must be at least 1"),
         ({"agent": 3}, "agent holds settings by name, not 3"),
