@@ -95,6 +95,7 @@ def update(
     """Measures one kind of update, on whatever device TensorFlow uses."""
     config = dataclasses.replace(
         config,
+        deterministic=True,  # the first update waits for XLA
         mix=configs.MixConfig(fresh=batch_size),
         learner=dataclasses.replace(config.learner, jit_compile=xla),
     )

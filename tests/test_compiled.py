@@ -1,5 +1,7 @@
 """Compiled functions called with flat lists: the same results, traced once for each shape."""
 
+import threading
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -39,6 +41,35 @@ def test_it_is_traced_once_for_each_shape_and_type() -> None:
         assert flat(np.array(x, np.float32)).numpy().tolist() == x[::-1]
     assert flat(np.array([8, 9])).numpy().tolist() == [9, 8]
     assert traced == [([2], tf.float32), ([1], tf.float32), ([2], tf.int64)]
+
+
+def test_calls_go_on_while_xla_compiles() -> None:
+    variable = tf.Variable(0.0)
+
+    def function(seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        variable.assign_add(1.0)
+        return variable + 0.0, tf.random.stateless_normal([4], seed)  # XLA has another generator
+
+    seed = np.array([1, 2], np.int32)
+    flat = Flat(function, jit_compile=True, waits=False)
+    first = flat(seed)
+    for thread in threading.enumerate():
+        if thread.name == "xla":
+            thread.join()
+    second, waited = flat(seed), Flat(function, jit_compile=True)(seed)
+    assert [float(count) for count, _ in (first, second, waited)] == [1.0, 2.0, 3.0]
+    assert first[1].numpy().tolist() != waited[1].numpy().tolist()
+    assert second[1].numpy().tolist() == waited[1].numpy().tolist()
+
+
+def test_what_xla_cannot_compile_goes_on_without(caplog: pytest.LogCaptureFixture) -> None:
+    flat = Flat(lambda x: tf.strings.length(tf.strings.as_string(x)), jit_compile=True, waits=False)
+    for _ in range(2):
+        assert flat(np.array([12.0], np.float32)).numpy().tolist() == [9]
+        for thread in threading.enumerate():
+            if thread.name == "xla":
+                thread.join()
+    assert "XLA cannot compile" in caplog.text
 
 
 def test_this_tensorflow_has_the_private_names_that_are_used() -> None:

@@ -88,7 +88,7 @@ def test_published_parameters_are_read_only_and_stay(
     xla: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "uses_xla", lambda config, device: xla)
-    learner = make_learner()
+    learner = make_learner(dataclasses.replace(CONFIG, deterministic=True))  # which waits for XLA
     learner.update(make_batch(learner, 0))
     published, saved = learner.agent_values(), learner.variables()
     copies = tree.map_structure(np.copy, (published, saved))

@@ -178,7 +178,7 @@ def test_an_update_that_xla_compiles_is_the_same(
     monkeypatch.setattr(tf.random, "stateless_normal", noise)
     learners = [make(algorithm, optimiser)]
     monkeypatch.setattr(devices, "uses_xla", lambda config, device: True)
-    learners.append(make(algorithm, optimiser))
+    learners.append(make(algorithm, optimiser, deterministic=True))  # which waits for XLA
     batch = batch_for(learners[0])._replace(is_replay=np.arange(B) % 2 == 1)
     one, other = (learner.update(batch) for learner in learners)
     assert isinstance(one, Update) and isinstance(other, Update)

@@ -9,6 +9,9 @@ avoids it is not part of TensorFlow's public interface: it stands here and nowhe
 import contextlib
 import functools
 import importlib
+import logging
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +22,8 @@ import tree
 from impala.types import Nest
 
 Call = Callable[..., list[tf.Tensor]]
+
+_log = logging.getLogger(__name__)
 
 _PRIVATE_FUNCTIONS = (
     ("tensorflow.python.eager.context", "context"),
@@ -58,6 +63,17 @@ def call_of(traced: tf.types.experimental.ConcreteFunction) -> Call:
     return lambda *leaves: call(*leaves, *captured)
 
 
+def call_on_copies(traced: tf.types.experimental.ConcreteFunction) -> Call:
+    """Returns the same, but of zeros in the place of the function's variables, which it leaves."""
+    copies = {}
+    for variable in traced.variables:
+        with tf.device(variable.device):
+            copies[id(variable.handle)] = tf.Variable(tf.zeros_like(variable))
+    call = traced.inference_fn.call_flat
+    captured = [copies[id(x)].handle if id(x) in copies else x for x in traced.captured_inputs]
+    return lambda *leaves: (copies, call(*leaves, *captured))[1]
+
+
 def eager_converter() -> Callable[[np.ndarray], tf.Tensor]:
     """Returns what makes a tensor of an array, without the checks of `tf.convert_to_tensor`."""
     from tensorflow.python.eager import context
@@ -88,17 +104,20 @@ def _instead(tensor: tf.Tensor, no_copy: bool = False) -> tf.Tensor:
 class Flat:
     """A compiled function of nests, traced once for all arguments of the same shapes and dtypes."""
 
-    def __init__(self, function: Callable[..., Nest], *, jit_compile: bool = False) -> None:
+    def __init__(
+        self, function: Callable[..., Nest], *, jit_compile: bool = False, waits: bool = True
+    ) -> None:
         """Traces nothing yet.
 
         Args:
           function: of nests of tensors, which are structured alike in all calls; returns one.
           jit_compile: whether XLA compiles it.
+          waits: whether the first call waits for XLA, half a minute or more on a GPU. Otherwise
+            calls use TensorFlow's own kernels until a thread has compiled it.
         """
         self._function = function
-        self._compiled = tf.function(self._trace, jit_compile=jit_compile, autograph=False)
-        self._arguments_like: Nest = None  # of what is traced at the moment
-        self._results_like: Nest = None
+        self._jit_compile = jit_compile
+        self._waits = waits
         self._calls: dict[tuple[Any, ...], tuple[Call, Nest]] = {}
         self._converted = eager_converter()
 
@@ -115,17 +134,48 @@ class Flat:
         )
         leaves = [self._converted(x) if isinstance(x, np.ndarray) else x for x in leaves]
         if kind not in self._calls:
-            self._arguments_like = _structure(arguments)
-            specs = (tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves)
-            call = call_of(self._compiled.get_concrete_function(*specs))
-            self._calls[kind] = call, self._results_like
+            like, by_thread = _structure(arguments), self._jit_compile and not self._waits
+            traced, results_like = self._traced(like, leaves, self._jit_compile and not by_thread)
+            self._calls[kind] = call_of(traced), results_like
+            first = self._called(kind, leaves)
+            if by_thread:
+                threading.Thread(
+                    target=self._compile, args=(kind, like, leaves), name="xla"
+                ).start()
+            return first
+        return self._called(kind, leaves)
+
+    def _called(self, kind: tuple[Any, ...], leaves: Sequence[tf.Tensor]) -> Nest:
         call, results_like = self._calls[kind]
         return _unflattened(results_like, iter(call(*leaves)))
 
-    def _trace(self, *leaves: tf.Tensor) -> list[tf.Tensor]:
-        results = self._function(*tree.unflatten_as(self._arguments_like, leaves))
-        self._results_like = _structure(results)
-        return tree.flatten(results)
+    def _traced(
+        self, like: Nest, leaves: Sequence[tf.Tensor], jit_compile: bool
+    ) -> tuple[tf.types.experimental.ConcreteFunction, Nest]:
+        """Returns the function of leaves of arguments like these, and what its results are like."""
+        results_like: Nest = None
+
+        def of_leaves(*leaves: tf.Tensor) -> list[tf.Tensor]:
+            nonlocal results_like
+            results = self._function(*tree.unflatten_as(like, leaves))
+            results_like = _structure(results)
+            return tree.flatten(results)
+
+        compiled = tf.function(of_leaves, jit_compile=jit_compile, autograph=False)
+        specs = (tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves)
+        return compiled.get_concrete_function(*specs), results_like
+
+    def _compile(self, kind: tuple[Any, ...], like: Nest, leaves: Sequence[tf.Tensor]) -> None:
+        """Has XLA compile the function for arguments like these, and calls that from then on."""
+        started = time.monotonic()
+        try:
+            traced, results_like = self._traced(like, leaves, jit_compile=True)
+            call_on_copies(traced)(*leaves)  # variables are locked while XLA compiles for them
+        except Exception:
+            _log.exception("XLA cannot compile this; TensorFlow's own kernels go on.")
+            return
+        self._calls[kind] = call_of(traced), results_like
+        _log.info("XLA has compiled the update in %.0f s.", time.monotonic() - started)
 
 
 def _unflattened(like: Nest, leaves: Iterator[tf.Tensor]) -> Nest:

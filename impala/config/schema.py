@@ -503,7 +503,7 @@ class LearnerConfig:
     """Seconds between rows of telemetry."""
     jit_compile: Annotated[bool, OPERATIONAL] = True
     """Compile the update with XLA where it is computed on a GPU: there it is 1.2 to 1.9 times as
-    fast (an H200) once it is compiled, which takes half a minute."""
+    fast (an H200) once it is compiled, which takes half a minute beside the first updates."""
     bfloat16: bool = False
     """Compute convolutions and products of the torso in bfloat16 where that is faster: on a GPU,
     with AMX, or with AVX-512 BF16 of AMD. Everything else is computed in float32."""

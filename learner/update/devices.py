@@ -31,7 +31,9 @@ def set_up(config: Config) -> None:
     most = 1 if config.deterministic else process.available_cores()
     process.set_threads(config.learner.threads or most)
     if uses_xla(config, "GPU" if gpus else "CPU"):
-        _log.info("XLA compiles the update when the first batch has come: half a minute or more.")
+        _log.info(
+            "XLA compiles the update when the first batch has come, beside the first updates."
+        )
     if config.learner.bfloat16:
         is_used = process.use_bfloat16(on_gpu=bool(gpus))
         kind = "bfloat16" if is_used else "float32, which is faster on this CPU"

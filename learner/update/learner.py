@@ -273,6 +273,7 @@ class Learner:
             self._replicas.compiled(
                 functools.partial(self._update_once, layout, clip),
                 jit_compile=self._jit_compile,
+                waits=self.config.deterministic,
             )
             for clip in (optimisers.clip_by_global_norm, optimisers.clip_large_by_global_norm)
         ]

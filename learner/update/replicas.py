@@ -46,14 +46,16 @@ class Replicas:
         """Returns a context in which variables are made on each device."""
         return contextlib.nullcontext() if self._strategy is None else self._strategy.scope()
 
-    def compiled(self, function: Callable[..., Any], *, jit_compile: bool) -> Callable[..., Any]:
+    def compiled(
+        self, function: Callable[..., Any], *, jit_compile: bool, waits: bool = True
+    ) -> Callable[..., Any]:
         """Returns a compiled function that runs on each device of this host.
 
         Its arguments are tensors, or what `place` and `divide` return. Of its results, `first` and
-        `of_host` return tensors.
+        `of_host` return tensors. Unless it `waits`, a single device does not wait for XLA.
         """
         if (strategy := self._strategy) is None:
-            return Flat(function, jit_compile=jit_compile)
+            return Flat(function, jit_compile=jit_compile, waits=waits)
         return _compiled(lambda *arguments: strategy.run(function, arguments), jit_compile=False)
 
     def compiled_part(
