@@ -573,7 +573,7 @@ def test_a_run_that_says_how_often_to_evaluate_has_an_evaluator(
     ("words", "has_gpu", "cores", "expected"),
     [
         ("atari", True, 16, "A GPU, 16 cores: 13 actors of 32 environments, batches of 4 fresh"),
-        ("atari-gpu", True, 2, "A GPU, 2 cores: 1 actor of 64"),
+        ("atari-gpu", True, 2, "A GPU, 2 cores: 1 actor of 16"),
         ("atari", False, 16, "No GPU, 16 cores: 1 actor of 32"),
         ("atari --mix.fresh 32 --deterministic", True, 16, "A GPU, 16 cores: 1 actor of 32"),
         ("atari --num-actors 3", True, 1, "A GPU, 1 core: 3 actors of 32"),
