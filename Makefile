@@ -34,7 +34,7 @@ TEST := $(BIN)/python -m pytest -m "not slow" --numprocesses 3 --dist worksteal 
 
 .DEFAULT_GOAL := help
 .PHONY: help setup clients protos train test test-slow soak image-test manifests check dist bench results \
-	lock clean
+	docs docs-serve lock clean
 
 ## setup: make .venv with everything that the lock files pin, and the impala command
 setup: $(STAMP) protos
@@ -126,9 +126,16 @@ bench: setup
 results: setup
 	$(BIN)/python -m ledger $(or $(ARGS),render)
 
+## docs: build the documentation as a site in build/site; docs-serve shows it at http://127.0.0.1:8000
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --config-file site/mkdocs.yml
+
+docs-serve: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --config-file site/mkdocs.yml
+
 ## lock: pin the newest versions that pyproject.toml allows
 lock: $(STAMP)
-	$(call lock,requirements-dev.lock,--extra dev --extra minatar --extra box2d --extra onnx --extra tune --extra mlflow --extra wandb --upgrade)
+	$(call lock,requirements-dev.lock,--extra dev --extra docs --extra minatar --extra box2d --extra onnx --extra tune --extra mlflow --extra wandb --upgrade)
 	$(call lock,requirements.lock,--constraint requirements-dev.lock)
 	$(call lock,requirements-gpu.lock,--extra gpu --constraint requirements-dev.lock)
 

@@ -3,6 +3,8 @@
 import pathlib
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 
@@ -44,3 +46,16 @@ def test_commands_of_a_page_parse(page: str) -> None:
             words = shlex.split(line, comments=True)
             if words and words[0] in cli.COMMANDS and not {"|", ">", "&", "..."} & {*words}:
                 assert isinstance(parse(words[0], cli.COMMANDS[words[0]][0], words[1:]), object)
+
+
+def test_the_site_builds_without_dead_links(tmp_path: pathlib.Path) -> None:
+    """MkDocs is strict: a link or anchor that leads nowhere is an error."""
+    mkdocs = (sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path))
+    built = subprocess.run(
+        [*mkdocs, "--config-file", str(ROOT / "site/mkdocs.yml")], capture_output=True, text=True
+    )
+    assert built.returncode == 0, built.stderr
+    pages = {page.name: page.read_text() for page in tmp_path.rglob("*.html")}
+    assert "exact_lag" in pages["reference-settings.html"]
+    assert "from_importance_weights" in pages["reference-python.html"]
+    assert not re.findall(r'href="[^":]*\.(?:md|py)["#]', "".join(pages.values()))
