@@ -176,7 +176,11 @@ def test_seeds_are_drawn_as_their_mean_in_a_band(tmp_path: pathlib.Path) -> None
     )
     figure = plot.figure([one, two, fast, third])
 
-    assert _legends(figure) == ["one (3 runs: mean, smallest to largest)", "fast"]
+    rate = "optimiser.learning_rate"
+    assert _legends(figure) == [
+        f"{rate} 0.0006 (3 runs: mean, smallest to largest)",
+        f"{rate} 1",
+    ]
     over_frames, over_time = figure.axes
     for axes, end in ((over_frames, 200.0), (over_time, 2 / 60)):
         mean, alone = axes.get_lines()
