@@ -51,6 +51,13 @@ def ascending(x: np.ndarray, y: np.ndarray) -> Curve:
     return Curve(x[kept].astype(np.float64), y[kept].astype(np.float64))
 
 
+def unit(over_seconds: Mapping[str, Curves]) -> tuple[str, float]:
+    """Returns a unit of time that suits these curves, and its seconds."""
+    groups = [group for of_task in over_seconds.values() for group in of_task.values()]
+    longest = max((curve.x[-1] for group in groups for curve in group), default=0.0)
+    return ("hours", 3600.0) if longest > 10_800 else ("minutes", 60.0)
+
+
 def draw(panel: Axes, groups: Curves, styles: Styles, scale: float = 1.0) -> None:
     """Draws a curve of each group: that of its run, or the mean of several in a band.
 

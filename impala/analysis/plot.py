@@ -6,7 +6,6 @@ table below it.
 """
 
 import pathlib
-import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -79,8 +78,7 @@ def _training(groups: Groups) -> Figure:
         squeeze=False,
         layout="constrained",
     )
-    longest = max(curve.x[-1] for c in over_time.values() for g in c.values() for curve in g)
-    seconds, unit = (3600.0, "hours") if longest > 10_800 else (60.0, "minutes")
+    unit, seconds = curves.unit(over_time)
     for (left, right), task in zip(axes, over_frames, strict=True):
         curves.draw(left, over_frames[task], styles)
         curves.draw(right, over_time[task], styles, scale=1.0 / seconds)
@@ -89,7 +87,7 @@ def _training(groups: Groups) -> Figure:
         left.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes[-1, 0].set(xlabel="environment frames")
     axes[-1, 1].set(xlabel=f"{unit} of training")
-    _legend(figure, styles)
+    _legend(figure, groups, styles)
     return figure
 
 
@@ -126,7 +124,7 @@ def _evaluations(groups: Groups) -> Figure:
         panel.xaxis.set_major_formatter(EngFormatter(sep=""))
     shaded = "" if sequential is None else "; shaded: this task is trained"
     axes[-1].set(xlabel=f"environment frames of training{shaded}")
-    _legend(above, styles)
+    _legend(above, groups, styles)
     return figure
 
 
@@ -154,7 +152,7 @@ def _table(
         head,
         *(
             (
-                _shortened(name),
+                f"{_shortened(name)} ({len(group)} runs)" if len(group) > 1 else _shortened(name),
                 *(mean([area(run, task) for run in group]) for task in tasks),
                 *(mean([continual.forgetting(run).get(task) for run in group]) for task in tasks),
             )
@@ -185,17 +183,27 @@ def _show(axes: Axes, table: Sequence[tuple[str, ...]]) -> None:
             cell.set_text_props(ha="left")
 
 
-def _legend(figure: Any, styles: curves.Styles) -> None:
+def _legend(figure: Any, groups: Groups, styles: curves.Styles) -> None:
     """Draws the legend below the panels."""
     lines = [Line2D([], [], color=style.colour, linestyle=style.line) for style in styles.values()]
-    names = [_wrapped(name, _MOST_IN_A_LINE) for name in styles]
+    names = list(map("\n".join, _names(groups)))
     columns = max(1, int(100 / (8 + max(map(len, names)))))
     figure.legend(lines, names, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def _height(panels: int, groups: Groups) -> float:
-    lines = sum(len(textwrap.wrap(name, _MOST_IN_A_LINE)) for name in groups)
-    return panels * _PANEL_HEIGHT + 0.6 + _LINE_HEIGHT * lines
+    return panels * _PANEL_HEIGHT + 0.6 + _LINE_HEIGHT * sum(map(len, _names(groups)))
+
+
+def _names(groups: Groups) -> list[list[str]]:
+    """Returns the lines of each group's name in the legend."""
+    return [
+        textwrap.wrap(
+            name if len(group) == 1 else f"{name} ({len(group)} runs: mean, smallest to largest)",
+            _MOST_IN_A_LINE,
+        )
+        for name, group in groups.items()
+    ]
 
 
 def _letters(tasks: Sequence[str]) -> list[str]:
@@ -208,7 +216,6 @@ def _wrapped(text: str, width: int) -> str:
 
 
 def _shortened(name: str) -> str:
-    name = re.sub(r" \((\d+) runs: .*\)", r" (\1 runs)", name)
     if len(name) <= _MOST_CHARACTERS:
         return name
     half = _MOST_CHARACTERS // 2 - 1

@@ -87,7 +87,7 @@ def grouped(runs: Iterable[Run]) -> Groups:
         for group in groups
     ]
     return {
-        _counted(name if names.count(name) == 1 else str(group[0].logdir.resolve()), group): group
+        name if names.count(name) == 1 else str(group[0].logdir.resolve()): group
         for name, group in zip(names, groups, strict=True)
     }
 
@@ -172,7 +172,3 @@ def _directory(group: Sequence[Run]) -> str:
         return names[0]
     without_seed = {re.sub(r"[-_.]?seed[-_.=]?\d+", "", name) for name in names}
     return without_seed.pop() if len(without_seed) == 1 else f"{names[0]}, ..."
-
-
-def _counted(name: str, group: Sequence[Run]) -> str:
-    return name if len(group) == 1 else f"{name} ({len(group)} runs: mean, smallest to largest)"
