@@ -14,7 +14,7 @@ _LINES: tuple[Literal["-", "--", ":", "-."], ...] = (
     ":",
     "-.",
 )  # the next ones when all colours are used
-_GRID = 500  # points of a mean curve
+_GRID = 500  # points of a mean curve, or a long one
 
 
 class Curve(NamedTuple):
@@ -74,8 +74,8 @@ def draw(panel: Axes, groups: Curves, styles: Styles, scale: float = 1.0) -> Non
             "linestyle": style.line,
             "linewidth": style.width,
         }
-        if len(curves) == 1:
-            x, y = curves[0]
+        x, y = curves[0]
+        if len(curves) == 1 and len(x) <= _GRID:
             panel.plot(x * scale, y, marker="." if len(x) == 1 else "", **drawn)
             continue
         # Only over the frames of all seeds: otherwise the mean would jump where one ends.
@@ -83,5 +83,6 @@ def draw(panel: Axes, groups: Curves, styles: Styles, scale: float = 1.0) -> Non
         grid = np.linspace(start, max(start, end), _GRID)
         all_seeds = np.array([np.interp(grid, curve.x, curve.y) for curve in curves])
         panel.plot(grid * scale, all_seeds.mean(axis=0), **drawn)
-        low, high = all_seeds.min(axis=0), all_seeds.max(axis=0)
-        panel.fill_between(grid * scale, low, high, color=style.colour, alpha=0.2, linewidth=0)
+        if len(curves) > 1:
+            low, high = all_seeds.min(axis=0), all_seeds.max(axis=0)
+            panel.fill_between(grid * scale, low, high, color=style.colour, alpha=0.2, linewidth=0)

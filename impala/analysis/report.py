@@ -28,9 +28,11 @@ from impala.runtime.installation import VERSION
 
 _PANEL = (4.6, 2.7)  # inches
 _FAULTS = re.compile(
-    r"actor/(environment_faults/.+|quarantined)|guard/.+|unrolls/dropped/(?!run_finished).+|refused/.+"
+    r"actor/environment_faults/.+|guard/.+|unrolls/dropped/(?!run_finished).+|refused/.+"
     r"|messages/(duplicates|rejected/.+|violations/.+)|(telemetry|evaluations|info_names)/.*dropped"
 )
+# Counters that a checkpoint holds; others begin at 0 when a learner starts.
+_OF_RUN = ("unrolls/", "messages/duplicates", "messages/rejected/")
 _DASHES = {"-": "", "--": "6 3", ":": "2 3", "-.": "6 3 2 3"}
 _FRAMES = "environment frames"
 _SEEDS = "Several seeds: their mean (smallest to largest); in pictures, a line in a band."
@@ -146,7 +148,7 @@ def _results(found: Groups, styles: curves.Styles) -> str:
         )
         for name, group in found.items()
     ]
-    what = {rows.standings(run.rows)[0].replace("\n", " ") for run in _all(found) if run.rows}
+    what = {run.standings[0].replace("\n", " ") for run in _all(found) if run.rows}
     notes = [f"In training: {each}." for each in sorted(what)]
     notes += [_SEEDS] if any(len(group) > 1 for group in found.values()) else []
     return _table(head, lines) + f"<p>{' '.join(notes)}</p>"
@@ -231,7 +233,7 @@ def _faults(found: Groups) -> str:
     """Shows what went wrong in each run, as far as rows of telemetry show it."""
     lines = []
     for run in _all(found):
-        counts = {name: _increase(run, name) for name in sorted({n for r in run.rows for n in r})}
+        counts = {name: _count(run, name) for name in sorted({n for r in run.rows for n in r})}
         faults = [f"{n} {count:,.0f}" for n, count in counts.items() if count and _FAULTS.match(n)]
         lines.append(
             (
@@ -272,7 +274,7 @@ def _tasks(found: Groups) -> list[str]:
 def _trained(run: Run) -> rows.Row:
     """Returns each task's newest return or reward in training."""
     newest: rows.Row = {}
-    for standing in rows.standings(run.rows)[1]:
+    for standing in run.standings[1]:
         newest |= standing
     return newest
 
@@ -323,10 +325,13 @@ def _mean(run: Run, metric: str) -> float:
     return float(np.average(numbers, weights=weights))
 
 
-def _increase(run: Run, metric: str) -> float:
-    """Returns how much a counter has risen, over all starts of the learner."""
+def _count(run: Run, metric: str) -> float:
+    """Returns a counter's value over all starts of the learner."""
     values = [row[metric] for row in run.rows if metric in row]
-    return float(np.diff(values, prepend=0.0).clip(min=0.0).sum())
+    if not values or metric.startswith(_OF_RUN):
+        return values[-1] if values else 0.0
+    rises = np.diff(values, prepend=0.0)
+    return float(np.where(rises < 0, values, rises).sum())  # less than before: it began at 0
 
 
 def _starts(logdir: pathlib.Path) -> str:

@@ -4,6 +4,8 @@ Runs that differ only in the seed are one group. Several groups are named by the
 they differ, or by their directories where these are too many.
 """
 
+import dataclasses
+import functools
 import pathlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,20 +18,27 @@ from impala.analysis.curves import Curve, Curves, ascending
 from impala.config import layers, values
 from impala.config.schema import Config
 from impala.logdir import rows
+from impala.logdir.rows import Row
 
 _MOST_SETTINGS = 6  # in a name
 _DEFAULTS = values.flatten(Config())
 
 
-class Run(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
     """What a log directory holds of a run."""
 
     logdir: pathlib.Path
     settings: Mapping[str, Any]  # dotted path -> value, of all; empty: they cannot be read
-    rows: Sequence[rows.Row]  # of telemetry
+    rows: Sequence[Row]  # of telemetry
     evaluated: continual.Run | None  # None: it has no evaluations
 
-    @property
+    @functools.cached_property
+    def standings(self) -> tuple[str, Sequence[Row]]:
+        """What tells how well it does in training, and for each of its rows that by task."""
+        return rows.standings(self.rows)
+
+    @functools.cached_property
     def experiment(self) -> Mapping[str, Any]:
         """Settings that change what is played or learned, without the seed."""
         if not self.settings:
@@ -110,7 +119,7 @@ def training(groups: Groups) -> Training:
     what = ""
     over: dict[str, dict[str, dict[str, list[Curve]]]] = {"frames": {}, "seconds": {}}
     for name, run in [(name, run) for name, group in groups.items() for run in group]:
-        what, standings = rows.standings(run.rows)
+        what, standings = run.standings
         tasks = dict.fromkeys(task for standing in standings for task in standing)
         if not tasks:
             raise ValueError(
