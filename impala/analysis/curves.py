@@ -30,6 +30,7 @@ class Style(NamedTuple):
     colour: Any
     line: Literal["-", "--", ":", "-."] = "-"
     width: float = 1.5
+    band: float = 0.2  # opacity
 
 
 Curves = Mapping[str, Sequence[Curve]]  # name of a group -> a curve per seed
@@ -85,4 +86,6 @@ def draw(panel: Axes, groups: Curves, styles: Styles, scale: float = 1.0) -> Non
         panel.plot(grid * scale, all_seeds.mean(axis=0), **drawn)
         if len(curves) > 1:
             low, high = all_seeds.min(axis=0), all_seeds.max(axis=0)
-            panel.fill_between(grid * scale, low, high, color=style.colour, alpha=0.2, linewidth=0)
+            panel.fill_between(
+                *(grid * scale, low, high), color=style.colour, alpha=style.band, linewidth=0
+            )

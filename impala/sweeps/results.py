@@ -7,6 +7,7 @@ import csv
 import io
 import math
 import pathlib
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -29,8 +30,9 @@ from matplotlib.ticker import EngFormatter
 _WIDTH, _HEIGHT = 5.0, 3.4  # inches of a panel
 _LINE_HEIGHT = 0.24  # inches of a line of the legend
 _PANELS_IN_A_ROW = 2
-_MOST_NAMED = 10  # candidates with a colour and a name; the others are grey
-_OTHERS = curves.Style("0.7", width=0.8)
+_MOST_IN_A_LINE = 100  # characters of the legend
+_MOST_NAMED = 7  # candidates with a colour and a name; the others are grey
+_OTHERS = curves.Style("0.7", width=0.8, band=0.0)
 
 
 class Result(NamedTuple):
@@ -134,7 +136,11 @@ def _head(sweep: Sweep) -> list[str]:
 def _row(candidate: Candidate, sweep: Sweep) -> list[Any]:
     """Returns a line of the table, with the numbers as they are."""
     trials, best = candidate.trials, candidate.trials[0]
-    seeds = [trials[-1].score, best.score, " ".join(str(each.settings[SEED]) for each in trials)]
+    seeds = [
+        trials[-1].score,
+        best.score,
+        " ".join(str(each.settings.get(SEED)) for each in trials),
+    ]
     return [
         " ".join(each.trial for each in trials),
         candidate.score,
@@ -158,7 +164,11 @@ def figure(found: Sequence[Candidate], sweep: Sweep) -> Figure:
     """Returns a figure of the score of each candidate over frames, and of all over each setting."""
     styles = _styles(found)
     named = found[:_MOST_NAMED]
-    names = [runs.described(each.settings) or sweep.options.preset for each in named]
+    names = [
+        textwrap.fill(runs.described(each.settings) or sweep.options.preset, _MOST_IN_A_LINE)
+        for each in named
+    ]
+    names += [f"{len(found) - len(named)} more"] if len(found) > len(named) else []
     lines = [
         Line2D([], [], color=style.colour, linestyle=style.line, linewidth=style.width)
         for style in list(styles.values())[: _MOST_NAMED + 1]
@@ -169,7 +179,7 @@ def figure(found: Sequence[Candidate], sweep: Sweep) -> Figure:
     height = math.ceil(panels / columns)
     drawn, axes = plt.subplots(
         *(height, columns),
-        figsize=(2 * _WIDTH, height * _HEIGHT + _LINE_HEIGHT * len(lines)),
+        figsize=(2 * _WIDTH, height * _HEIGHT + _LINE_HEIGHT * ("\n".join(names).count("\n") + 1)),
         squeeze=False,
         sharey=True,
         layout="constrained",
@@ -188,8 +198,7 @@ def figure(found: Sequence[Candidate], sweep: Sweep) -> Figure:
         _draw_setting(panel, name, found, sweep)
     for panel in others[len(searched) :]:
         panel.set_axis_off()
-    more = [f"{len(found) - len(named)} more"] if len(found) > len(named) else []
-    drawn.legend(lines, names + more, loc="outside lower center", frameon=False)
+    drawn.legend(lines, names, loc="outside lower center", frameon=False)
     return drawn
 
 
@@ -201,8 +210,8 @@ def _draw_setting(panel: Axes, name: str, found: Sequence[Candidate], sweep: Swe
         place = value if space.is_range else list(space.values).index(value)
         ends = [candidate.trials[-1].score, candidate.trials[0].score]
         colour = styles[_key(candidate)].colour
-        panel.plot([place, place], ends, color=colour)
-        panel.plot(place, candidate.score, "o", color=colour, markersize=5)
+        panel.plot([place, place], ends, color=colour, clip_on=False)
+        panel.plot(place, candidate.score, "o", color=colour, markersize=5, clip_on=False)
     if space.is_range:
         panel.set_xscale("log" if space.kind == "log_uniform" else "linear")
         panel.set_xlim(*space.values)
