@@ -7,7 +7,7 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -154,7 +154,7 @@ def test_the_score_is_a_mean_over_all_tasks() -> None:
 SEEDS = {**RATES, "seed": {"grid": [1, 2]}}
 
 
-def ended(folder: pathlib.Path, trials: list[tuple[float, int | None, float]]) -> Any:
+def ended(folder: pathlib.Path, trials: Sequence[tuple[float, int | None, float]]) -> Any:
     """The candidates of trials with a learning rate, a seed and a score."""
     pytest.importorskip("ray")
     from impala.sweeps import results

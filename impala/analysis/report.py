@@ -5,7 +5,6 @@ the colour of the page, so that it is readable on light and dark screens.
 """
 
 import base64
-import datetime
 import html
 import io
 import json
@@ -85,7 +84,7 @@ def check(found: Groups) -> None:
       ValueError: a run has no returns and no rewards yet.
     """
     for run in _all(found):
-        if not _last(run):
+        if not _reached(run):
             raise ValueError(
                 f"{run.logdir} has no episode and no reward yet, in training or evaluation."
             )
@@ -94,8 +93,8 @@ def check(found: Groups) -> None:
 def best(found: Groups) -> Run:
     """Returns the run whose agent is the best of those that play the tasks of the first one."""
     every = _all(found)
-    tasks = _last(every[0]).keys()
-    return max((run for run in every if _last(run).keys() == tasks), key=_standing)
+    tasks = _reached(every[0]).keys()
+    return max((run for run in every if _reached(run).keys() == tasks), key=_standing)
 
 
 def page(found: Groups, video: Video | None) -> str:
@@ -108,7 +107,6 @@ def page(found: Groups, video: Video | None) -> str:
     styles = curves.styles(found)
     runs_of = sum(map(len, found.values()))
     title = f"{', '.join(_tasks(found))}: {runs_of} {'run' if runs_of == 1 else 'runs'}"
-    made = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
     sections = {
         "Results": _results(found, styles),
         "Learning curves": _learning(found, styles),
@@ -127,7 +125,7 @@ def page(found: Groups, video: Video | None) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body>"
-        f"<header><h1>{html.escape(title)}</h1><p>impala {VERSION}, {made}</p></header>"
+        f"<header><h1>{html.escape(title)}</h1><p>impala {VERSION}</p></header>"
         f"<main>{body}</main></body></html>\n"
     )
 
@@ -175,16 +173,20 @@ def _learning(found: Groups, styles: curves.Styles) -> str:
 
 def _settings(found: Groups, styles: curves.Styles) -> str:
     """Shows what differs between groups, and what each has changed from the defaults."""
-    firsts = [group[0] for group in found.values()]
-    paths = runs.differing(firsts)
+    paths = runs.differing([group[0] for group in found.values()])
     content = ""
-    if len(found) > 1:
+    if paths:
         lines = [
-            (_name(name, styles[name]), *(_setting(group[0], path) for path in paths))
-            for name, group in found.items()
+            ["", *map(html.escape, paths)],
+            *(
+                [_name(name, styles[name]), *(_setting(group[0], path) for path in paths)]
+                for name, group in found.items()
+            ),
         ]
-        content += "<h3>What differs</h3>" + _table(("", *paths), lines)
-    content += "<h3>Not at its default</h3>"
+        if len(paths) > len(found):  # long rather than wide
+            lines = list(map(list, zip(*lines, strict=True)))
+        content += f"<h3>What differs</h3>{_table(lines[0], lines[1:])}"
+    content += "<h3>What is not at its default</h3>"
     for name, group in found.items():
         changed = [(html.escape(p), html.escape(runs.text(v))) for p, v in group[0].changed.items()]
         directories = ", ".join(str(run.logdir) for run in group)
@@ -214,8 +216,8 @@ def _speed(found: Groups, styles: curves.Styles) -> str:
         for name, group in found.items()
     ]
     advice = (
-        "<p>If the learner waits, more actors or faster environments help. If the actors wait, "
-        "fewer suffice, or a faster learner helps. If both wait, look at the network.</p>"
+        "<p>If the learner waits, more actors help. If the actors wait, fewer suffice, or a faster "
+        "learner helps.</p>"
     )
     head = ("", "frames per second", "learner waits", "actors wait")
     return _table(head, lines) + advice + _panels(_over_frames(found, styles, metrics))
@@ -268,7 +270,7 @@ def _all(found: Groups) -> list[Run]:
 
 
 def _tasks(found: Groups) -> list[str]:
-    return list(dict.fromkeys(task for run in _all(found) for task in _last(run)))
+    return list(dict.fromkeys(task for run in _all(found) for task in _reached(run)))
 
 
 def _trained(run: Run) -> rows.Row:
@@ -291,12 +293,13 @@ def _best_evaluated(run: Run) -> rows.Row:
     return {task: float(curve.returns.max()) for task, curve in found.items()}
 
 
-def _last(run: Run) -> rows.Row:
+def _reached(run: Run) -> rows.Row:
+    """Returns what the best agent of a run has reached in each task, as far as is known."""
     return _best_evaluated(run) or _trained(run)
 
 
 def _standing(run: Run) -> float:
-    return float(np.mean(list(_last(run).values())))
+    return float(np.mean(list(_reached(run).values())))
 
 
 def _means(of_runs: Iterable[rows.Row]) -> list[float]:
@@ -361,8 +364,8 @@ def _spread(values: Sequence[float], form: str = "{:.4g}") -> str:
 
 
 def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Returns a table; the cells of `lines` are HTML, the first of each names its line."""
-    heads = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in head)
+    """Returns a table; all cells are HTML, the first of each line names it."""
+    heads = "".join(f'<th scope="col">{cell}</th>' for cell in head)
     body = "".join(
         f'<tr><th scope="row">{line[0]}</th>{"".join(f"<td>{cell}</td>" for cell in line[1:])}</tr>'
         for line in lines
@@ -410,7 +413,7 @@ def _panel(
     scale: float = 1.0,
 ) -> str:
     """Returns curves as a figure with a caption."""
-    with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 11, "text.parse_math": False}):
+    with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 11}):
         figure = Figure(figsize=_PANEL, layout="constrained")
         axes = figure.subplots()
         curves.draw(axes, groups, styles, scale)

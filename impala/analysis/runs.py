@@ -88,7 +88,8 @@ def grouped(runs: Iterable[Run]) -> Groups:
         found.setdefault(str(sorted(run.experiment.items(), key=str)), []).append(run)
     groups = list(found.values())
     paths = differing([group[0] for group in groups])
-    by_settings = len(groups) > 1 and 0 < len(paths) <= _MOST_SETTINGS and "" not in paths
+    known = all(group[0].settings for group in groups)
+    by_settings = known and 0 < len(paths) <= _MOST_SETTINGS
     names = [
         described({path: group[0].experiment.get(path, "none") for path in paths})
         if by_settings
@@ -146,8 +147,8 @@ def evaluations(groups: Groups) -> Mapping[str, Curves]:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """Returns the paths of the settings in which experiments differ, in the order of the schema."""
-    experiments = [run.experiment for run in runs]
+    """Returns the paths of the settings in which experiments differ, as far as they are known."""
+    experiments = [run.experiment for run in runs if run.settings]
     paths = dict.fromkeys(path for experiment in experiments for path in experiment)
     return [
         path

@@ -195,16 +195,18 @@ def figure(found: Sequence[Candidate], sweep: Sweep) -> Figure:
     )
     first.xaxis.set_major_formatter(EngFormatter(sep=""))
     for panel, name in zip(others, searched, strict=False):
-        _draw_setting(panel, name, found, sweep)
+        _draw_setting(panel, name, found, sweep, styles)
     for panel in others[len(searched) :]:
         panel.set_axis_off()
     drawn.legend(lines, names, loc="outside lower center", frameon=False)
     return drawn
 
 
-def _draw_setting(panel: Axes, name: str, found: Sequence[Candidate], sweep: Sweep) -> None:
+def _draw_setting(
+    panel: Axes, name: str, found: Sequence[Candidate], sweep: Sweep, styles: curves.Styles
+) -> None:
     """Draws the scores at the trials' end over a setting: mean, smallest and largest."""
-    space, styles = sweep.search[name], _styles(found)
+    space = sweep.search[name]
     for candidate in reversed(found):
         value = candidate.settings[name]
         place = value if space.is_range else list(space.values).index(value)
