@@ -1,19 +1,15 @@
 """Learning curves: seeds as their mean in a band, and lines that can be told apart."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 
 _COLOURS = matplotlib.colormaps["tab10"].colors  # type: ignore[attr-defined]
-_LINES: tuple[Literal["-", "--", ":", "-."], ...] = (
-    "-",
-    "--",
-    ":",
-    "-.",
-)  # the next ones when all colours are used
+_Line = Literal["-", "--", ":", "-."]
+_LINES: tuple[_Line, ...] = get_args(_Line)  # the next one when all colours are used
 _GRID = 500  # points of a mean curve, or a long one
 
 
@@ -28,7 +24,7 @@ class Style(NamedTuple):
     """How the curves of a group are drawn."""
 
     colour: Any
-    line: Literal["-", "--", ":", "-."] = "-"
+    line: _Line = "-"
     width: float = 1.5
     band: float = 0.2  # opacity
 

@@ -38,9 +38,10 @@ _SEEDS = "Several seeds: their mean (smallest to largest); in pictures, a line i
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; }
 body {
-  font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1360px; padding: 0 16px 48px;
+  font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1360px;
+  overflow-wrap: break-word; padding: 0 16px 48px;
 }
-h1 { font-size: 1.6rem; margin: 24px 0 0; overflow-wrap: anywhere; }
+h1 { font-size: 1.6rem; margin: 24px 0 0; }
 h2 {
   border-top: 1px solid var(--line); font-size: 1.25rem; margin: 32px 0 12px; padding-top: 16px;
 }
@@ -65,8 +66,7 @@ figure svg { display: block; height: auto; width: 100%; }
 figure svg text { fill: currentColor; }
 figcaption { font-size: 0.9rem; font-weight: 600; margin-bottom: 4px; }
 .video img { height: 320px; max-width: 100%; object-fit: contain; object-position: left; }
-summary { cursor: pointer; overflow-wrap: anywhere; }
-code { overflow-wrap: anywhere; }
+summary { cursor: pointer; }
 """
 
 
