@@ -1,5 +1,6 @@
 """The command line: what it understands, what it says of what it does not, and what it starts."""
 
+import base64
 import contextlib
 import importlib.metadata
 import json
@@ -59,7 +60,7 @@ def test_help_and_mistakes_load_no_tensorflow() -> None:
     script = """
 import sys
 from impala.commands import main as cli
-for command in ["train", "learner", "actor", "evaluate", "record", "presets"]:
+for command in ["train", "learner", "actor", "evaluate", "record", "report", "presets"]:
     try:
         cli.main([command, "--help"])
     except SystemExit as end:
@@ -81,7 +82,7 @@ assert not heavy, heavy
 
 
 def test_every_setting_has_a_help_line(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("train", "learner", "actor", "evaluate", "record"):
+    for command in ("train", "learner", "actor", "evaluate", "record", "report"):
         assert _run(command, "--help") == 0
         text = " ".join(capsys.readouterr().out.replace("│", " ").split())
         bare = re.findall(r"(--\S+) (?:\S+ |\[INT \[INT \S+ )?\(default", text)
@@ -516,6 +517,20 @@ def test_record_writes_a_gif_that_plays(logdir: pathlib.Path, tmp_path: pathlib.
     images = _images(file)
     assert len(images) > 1
     assert (images[0] != images[-1]).any()
+
+
+def test_a_report_shows_the_best_agent(logdir: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    row = {"frames": 100, "seconds": 1, "episode/Catch/return_recent": 1.0}
+    (logdir / "metrics.jsonl").write_text(json.dumps(row))
+    file = tmp_path / "report.html"
+    assert _impala("report", str(logdir), "--output", str(file)) == f"{file}\n"
+
+    page = file.read_text()
+    assert "checkpoint newest, greedy: 10 images, return" in page
+    (gif,) = re.findall('src="data:image/gif;base64,([^"]+)"', page)
+    assert base64.b64decode(gif).startswith(b"GIF89a")
+    _impala("report", str(logdir), "--output", str(file), "--no-video")
+    assert "Best agent" not in file.read_text()
 
 
 def test_record_says_so_if_an_environment_has_no_render(

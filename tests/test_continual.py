@@ -176,7 +176,11 @@ def test_seeds_are_drawn_as_their_mean_in_a_band(tmp_path: pathlib.Path) -> None
     )
     figure = plot.figure([one, two, fast, third])
 
-    assert _legends(figure) == ["one (3 runs: mean, smallest to largest)", "fast"]
+    rate = "optimiser.learning_rate"
+    assert _legends(figure) == [
+        f"{rate} 0.0006 (3 runs: mean, smallest to largest)",
+        f"{rate} 1",
+    ]
     over_frames, over_time = figure.axes
     for axes, end in ((over_frames, 200.0), (over_time, 2 / 60)):
         mean, alone = axes.get_lines()
@@ -189,6 +193,26 @@ def test_seeds_are_drawn_as_their_mean_in_a_band(tmp_path: pathlib.Path) -> None
         assert band.get_datalim(axes.transData).y1 == pytest.approx(8.0)
     assert over_frames.get_xlabel() == "environment frames"
     assert over_time.get_xlabel() == "minutes of training"
+
+
+def test_runs_are_named_by_directories_if_too_much_differs(tmp_path: pathlib.Path) -> None:
+    few = {"learner": {"unroll_length": 9}, "optimiser": {"learning_rate": 1.0}}
+    many = few | {"impala": {"entropy_cost": 1.0, "entropy_anneal": 0.5}}
+    many |= {"agent": {"core": "lstm", "torso": "shallow", "frame_stack": 4}}
+    one = _trained(tmp_path / "one", "Catch", [1.0])
+    rate, length = "optimiser.learning_rate", "learner.unroll_length"
+    for changes, names in (
+        (few, [f"{rate} 0.0006, {length} 20", f"{rate} 1, {length} 9"]),
+        (many, ["one", "other"]),
+    ):
+        other = _trained(tmp_path / str(len(changes)) / "other", "Catch", [1.0], **changes)
+        assert _legends(plot.figure([one, other])) == names
+
+
+def test_curves_of_twenty_runs_can_be_told_apart(tmp_path: pathlib.Path) -> None:
+    runs = [_trained(tmp_path / str(n), "Catch", [float(n)], total_frames=n + 1) for n in range(20)]
+    lines = plot.figure(runs).legends[0].get_lines()
+    assert len({(str(line.get_color()), line.get_linestyle()) for line in lines}) == 20
 
 
 def test_a_run_that_went_back_is_drawn_with_what_came_last(tmp_path: pathlib.Path) -> None:

@@ -7,7 +7,7 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,6 +73,10 @@ def test_a_file_says_what_every_trial_has_and_what_is_searched(tmp_path: pathlib
         (made(settings={"sed": 1}), "settings: .*'sed'"),
         (made(search={"seed": {"grid": [1]}}, sampler="optuna"), "sampler: optuna does not do"),
         (made(search={"seed": {"grid": [1]}}, scheduler="pbt"), "scheduler: pbt does not do"),
+        *(
+            (made(search={**RATES, "seed": {"choice": [1, 2]}}, **{name: kind}), f"{kind} compares")
+            for name, kind in (("sampler", "optuna"), ("scheduler", "asha"), ("scheduler", "pbt"))
+        ),
         (made(scheduler="pbt", sampler="optuna"), "use sampler: random"),
         (made(scheduler="pbt", trials=1), "at least 2 members"),
         (
@@ -147,6 +151,70 @@ def test_the_score_is_a_mean_over_all_tasks() -> None:
     assert trial.scores(told, loss) == [9.0, None, None, 8.0, None]
 
 
+SEEDS = {**RATES, "seed": {"grid": [1, 2]}}
+
+
+def ended(folder: pathlib.Path, trials: Sequence[tuple[float, int | None, float]]) -> Any:
+    """The candidates of trials with a learning rate, a seed and a score."""
+    pytest.importorskip("ray")
+    from impala.sweeps import results
+
+    found = []
+    for number, (rate, seed, score) in enumerate(trials):
+        logdir = folder / str(number)
+        logdir.mkdir()
+        rows = [
+            {"frames": frames, "seconds": 1, "episode/Catch/return_recent": value}
+            for frames, value in ((0, 0.0), (100, score))
+        ]
+        (logdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        settings = {"optimiser.learning_rate": rate} | ({} if seed is None else {"seed": seed})
+        found.append(results.Result(f"t{number}", "finished", score, 100, settings, "", logdir))
+    return results.ranked(found)
+
+
+def test_settings_are_ranked_by_the_mean_of_their_seeds(tmp_path: pathlib.Path) -> None:
+    trials = [(1e-3, 1, 9.0), (1e-3, 2, 1.0), (1e-4, 1, 6.0), (1e-4, 2, 8.0)]
+    found, sweep = ended(tmp_path, trials), description.parse(made(search=SEEDS))
+    from impala.sweeps import results
+
+    results.write(found, sweep, tmp_path)
+    with open(tmp_path / "results.csv", newline="") as file:
+        first, second = csv.DictReader(file)
+    names = ("trial", "score", "lowest", "highest", "seeds", "optimiser.learning_rate")
+    assert [first[name] for name in names] == ["t3 t2", "7.0", "6.0", "8.0", "2 1", "0.0001"]
+    assert [second[name] for name in names] == ["t0 t1", "5.0", "1.0", "9.0", "1 2", "0.001"]
+    assert (tmp_path / "best").resolve() == tmp_path / "3"
+
+
+def test_without_seeds_each_trial_is_by_itself(tmp_path: pathlib.Path) -> None:
+    found = ended(tmp_path, [(1e-3, None, 1.0), (1e-3, None, 2.0)])
+    from impala.sweeps import results
+
+    lines = results.table(found, description.parse(made())).splitlines()
+    assert [line.split() for line in lines] == [
+        ["trial", "score", "frames", "status", "optimiser.learning_rate"],
+        ["t1", "2", "100", "finished", "0.001"],
+        ["t0", "1", "100", "finished", "0.001"],
+    ]
+
+
+def test_the_picture_tells_settings_apart_by_name_and_line(tmp_path: pathlib.Path) -> None:
+    trials = [(1e-5 * n, seed, float(n + seed)) for n in range(1, 13) for seed in (1, 2)]
+    found, sweep = ended(tmp_path, trials), description.parse(made(search=SEEDS))
+    from impala.sweeps import results
+
+    figure = results.figure(found, sweep)
+    (legend,) = figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    best = [f"optimiser.learning_rate {rate:.4g}" for rate in (12e-5, 11e-5, 10e-5)]
+    assert (names[:3], len(names), names[-1]) == (best, 8, "5 more")
+    assert len({(str(x.get_color()), x.get_linestyle()) for x in legend.get_lines()}) == 8
+    over_frames, over_rates = figure.axes  # there is none for the seed
+    assert len(over_frames.get_lines()) == len(over_frames.collections) == 12
+    assert over_rates.get_xlabel() == "optimiser.learning_rate"
+
+
 # Whole sweeps.
 
 
@@ -174,7 +242,7 @@ def results(folder: pathlib.Path, data: Mapping[str, Any]) -> list[dict[str, str
     with open(folder / "output/results.csv", newline="") as file:
         found = list(csv.DictReader(file))
     assert (folder / "output/results.png").stat().st_size > 10_000
-    assert (folder / "output/best").resolve().name == found[0]["trial"]
+    assert (folder / "output/best").resolve().name == found[0]["trial"].split()[0]
     return found
 
 
@@ -247,6 +315,14 @@ def test_trials_find_what_is_in_the_working_directory(tmp_path: pathlib.Path) ->
     settings = {"environment": {"id": "mine:Mine"}, "total_frames": 4_000}
     found = results(tmp_path, made(preset="cartpole", trials=1, settings=settings, cpus=1))
     assert [row["status"] for row in found] == ["finished"]
+
+
+@pytest.mark.slow
+def test_each_sample_is_tried_with_every_seed(tmp_path: pathlib.Path) -> None:
+    data = made(trials=2, search=SEEDS, settings={"total_frames": 4_000}, cpus=1)
+    found = results(tmp_path, data | {"score": "loss/total"})
+    assert [sorted(row["seeds"].split()) for row in found] == [["1", "2"]] * 2
+    assert len({row["optimiser.learning_rate"] for row in found}) == 2
 
 
 @pytest.mark.slow

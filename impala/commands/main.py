@@ -19,6 +19,7 @@ from impala.commands.parsing import parse
 from impala.commands.plot import Plot, plot
 from impala.commands.presets import Presets, presets
 from impala.commands.record import Record, record
+from impala.commands.report import Report, report
 from impala.commands.status import Status, status
 from impala.commands.sweep import Sweep, sweep
 from impala.commands.train import Train, train
@@ -54,6 +55,7 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], int]]] = {
     "record": (Record, record),
     "export": (Export, export),
     "plot": (Plot, plot),
+    "report": (Report, report),
     "sweep": (Sweep, sweep),
     "presets": (Presets, presets),
     "conform": (Conform, conform),

@@ -28,7 +28,8 @@ def plot(command: Plot) -> int:
     """Draws a figure."""
     if not command.logdirs:
         raise values.OptionError(
-            f"plot needs the log directories of runs: impala plot LOGDIR [LOGDIR ...]. {_runs()}"
+            "plot needs the log directories of runs: impala plot LOGDIR [LOGDIR ...]. "
+            f"{runs_there()}"
         )
     from impala.analysis import plot
 
@@ -42,7 +43,7 @@ def plot(command: Plot) -> int:
     return 0
 
 
-def _runs() -> str:
+def runs_there() -> str:
     """Returns the log directories that the user may have meant, as text."""
     there = sorted(str(file.parent) for file in pathlib.Path("runs").glob("*/config.yaml"))
     more = f", and {len(there) - _MOST_NAMED} more" if len(there) > _MOST_NAMED else ""

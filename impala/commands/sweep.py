@@ -65,6 +65,7 @@ def _run(described: "description.Sweep", output: pathlib.Path, address: str | No
     if found:
         print(f"\n{results.table(found, described)}\n")
         print(f"Best: impala evaluate {output}/best; all: {output}/results.csv, results.png")
+        print(f"On a page: impala report {output}/trials/*")
     if not is_whole:
         print("Stopped before its end. The same command goes on with the sweep.")
         return STOPPED

@@ -17,6 +17,9 @@ from impala.schedule import tasks
 Kind = Literal["choice", "grid", "uniform", "log_uniform"]
 KINDS: tuple[Kind, ...] = ("choice", "grid", "uniform", "log_uniform")
 
+SEED = "seed"
+"""The setting over whose values scores are averaged, instead of compared."""
+
 RAY = "ray"
 """Ray's own folder in a sweep's output, which is there once the sweep has begun."""
 
@@ -59,8 +62,8 @@ class Options:
     preset: str = ""
     """Preset, or MODULE:ATTRIBUTE, that every trial starts from."""
     trials: Positive = 1
-    """Samples of what is searched; of a population, its members. A grid is tried as a whole in
-    each."""
+    """Samples of what is searched; of a population, its members. Each is tried with the whole
+    grid."""
     sampler: Literal["random", "optuna"] = "random"
     scheduler: Literal["none", "asha", "pbt"] = "none"
     asha: AshaConfig = AshaConfig()
@@ -75,7 +78,7 @@ class Options:
     gpus: Annotated[float, Range(0.0)] = 0.0
     """GPUs, or a share of one, for each trial's learner."""
     seed: int = 1
-    """Seed of what is drawn. The seed of the trials is a setting like others."""
+    """Seed of what is drawn. The seed of the trials is a setting."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,6 +235,14 @@ def _check_combination(sweep: Sweep) -> None:
     if has_grid and (options.sampler == "optuna" or options.scheduler == "pbt"):
         other = "sampler: optuna" if options.sampler == "optuna" else "scheduler: pbt"
         raise OptionError(f"A grid is tried as a whole, which {other} does not do: use choice.")
+    if SEED in sweep.search and (options.sampler == "optuna" or options.scheduler != "none"):
+        other = (
+            "sampler: optuna" if options.sampler == "optuna" else f"scheduler: {options.scheduler}"
+        )
+        raise OptionError(
+            f"search.seed: {other} compares single trials, so it would look for lucky seeds; set "
+            "settings.seed, or average over seeds with sampler: random and scheduler: none."
+        )
     for name in sweep.search:
         if options.scheduler != "none" and name.startswith(_LENGTHS):
             raise OptionError(

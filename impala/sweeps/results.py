@@ -1,9 +1,13 @@
-"""What came out of a sweep: a table, a picture, and which run is the best."""
+"""What came out of a sweep: a table, a picture, and which settings are the best.
+
+Trials that differ only in the seed are one candidate, ranked by the mean of their scores.
+"""
 
 import csv
 import io
 import math
 import pathlib
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,17 +15,24 @@ import matplotlib
 import numpy as np
 from ray import tune
 
+from impala.analysis import curves, runs
 from impala.logdir import atomic, rows
-from impala.sweeps.description import Sweep
+from impala.sweeps.description import SEED, Sweep
 from impala.sweeps.trial import scores, trial_directory
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter
 
 _WIDTH, _HEIGHT = 5.0, 3.4  # inches of a panel
+_LINE_HEIGHT = 0.24  # inches of a line of the legend
 _PANELS_IN_A_ROW = 2
+_MOST_IN_A_LINE = 100  # characters of the legend
+_MOST_NAMED = 7  # candidates with a colour and a name; the others are grey
+_OTHERS = curves.Style("0.7", width=0.8, band=0.0)
 
 
 class Result(NamedTuple):
@@ -36,7 +47,19 @@ class Result(NamedTuple):
     logdir: pathlib.Path
 
 
-def of(grid: tune.ResultGrid, sweep: Sweep, output: pathlib.Path) -> list[Result]:
+class Candidate(NamedTuple):
+    """Settings that were tried."""
+
+    settings: Mapping[str, Any]  # those that were searched, without the seed
+    trials: Sequence[Result]  # at least one, the best first: a seed each
+
+    @property
+    def score(self) -> float:
+        """Mean over the seeds."""
+        return sum(trial.score for trial in self.trials) / len(self.trials)
+
+
+def of(grid: tune.ResultGrid, sweep: Sweep, output: pathlib.Path) -> list[Candidate]:
     """Returns the results of a sweep's trials, the best first."""
     found = []
     for each in map(grid.__getitem__, range(len(grid))):
@@ -57,26 +80,46 @@ def of(grid: tune.ResultGrid, sweep: Sweep, output: pathlib.Path) -> list[Result
                 *(metrics["copied"], trial_directory(output, trial)),
             )
         )
-    return sorted(found, key=lambda result: result.score, reverse=True)
+    return ranked(found)
 
 
-def write(found: Sequence[Result], sweep: Sweep, output: pathlib.Path) -> None:
-    """Writes results.csv, results.png and the link `best` to the best trial's log directory."""
+def ranked(results: Sequence[Result]) -> list[Candidate]:
+    """Returns candidates, those with the largest mean score first."""
+    found: dict[str, list[Result]] = {}
+    for result in results:
+        alone = "" if SEED in result.settings else result.trial
+        found.setdefault(f"{alone}{_without_seed(result.settings)}", []).append(result)
+    candidates = [
+        Candidate(
+            _without_seed(trials[0].settings),
+            sorted(trials, key=lambda trial: trial.score, reverse=True),
+        )
+        for trials in found.values()
+    ]
+    return sorted(candidates, key=lambda candidate: candidate.score, reverse=True)
+
+
+def write(found: Sequence[Candidate], sweep: Sweep, output: pathlib.Path) -> None:
+    """Writes results.csv, results.png and the link `best` to the log directory of the best
+    candidate's best trial.
+    """
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerows([_head(sweep), *(_row(result, sweep) for result in found)])
+    writer.writerows([_head(sweep), *(_row(candidate, sweep) for candidate in found)])
     atomic.write(output / "results.csv", text.getvalue().encode())
     if not found:
         return
-    _draw(found, sweep, output / "results.png")
+    drawn = figure(found, sweep)
+    drawn.savefig(output / "results.png", dpi=100)
+    plt.close(drawn)
     link = output / "best"
     link.unlink(missing_ok=True)
-    link.symlink_to(found[0].logdir.relative_to(output))
+    link.symlink_to(found[0].trials[0].logdir.relative_to(output))
 
 
-def table(found: Sequence[Result], sweep: Sweep) -> str:
+def table(found: Sequence[Candidate], sweep: Sweep) -> str:
     """Returns the results as a table, the best first."""
-    lines = [_head(sweep), *(_shown(result, sweep) for result in found)]
+    lines = [_head(sweep), *(_shown(candidate, sweep) for candidate in found)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip()
@@ -84,78 +127,129 @@ def table(found: Sequence[Result], sweep: Sweep) -> str:
     )
 
 
-def text(value: Any) -> str:
-    """Returns a setting, a score, or several settings, as text."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {text(each)}" for name, each in value.items())
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def _head(sweep: Sweep) -> list[str]:
+    seeds = ["lowest", "highest", "seeds"] if SEED in sweep.search else []
     copied = ["copied"] if sweep.options.scheduler == "pbt" else []
-    return ["trial", "score", "frames", "status", *sweep.search, *copied]
+    return ["trial", "score", *seeds, "frames", "status", *_searched(sweep), *copied]
 
 
-def _row(result: Result, sweep: Sweep) -> list[Any]:
+def _row(candidate: Candidate, sweep: Sweep) -> list[Any]:
     """Returns a line of the table, with the numbers as they are."""
-    settings = [result.settings[name] for name in sweep.search]
-    copied = [result.copied or "none"] if sweep.options.scheduler == "pbt" else []
-    return [result.trial, result.score, result.frames, result.status, *settings, *copied]
+    trials, best = candidate.trials, candidate.trials[0]
+    seeds = [
+        trials[-1].score,
+        best.score,
+        " ".join(str(each.settings.get(SEED)) for each in trials),
+    ]
+    return [
+        " ".join(each.trial for each in trials),
+        candidate.score,
+        *(seeds if SEED in sweep.search else []),
+        min(each.frames for each in trials),
+        ", ".join(dict.fromkeys(each.status for each in trials)),
+        *(candidate.settings[name] for name in _searched(sweep)),
+        *([best.copied or "none"] if sweep.options.scheduler == "pbt" else []),
+    ]
 
 
-def _shown(result: Result, sweep: Sweep) -> list[str]:
+def _shown(candidate: Candidate, sweep: Sweep) -> list[str]:
     """Returns a line of the table as it is printed, with rounded numbers."""
-    trial, score, frames, *rest = _row(result, sweep)
-    return [trial, text(score), f"{frames:,}", *map(text, rest)]
+    return [
+        f"{value:,}" if name == "frames" else runs.text(value)
+        for name, value in zip(_head(sweep), _row(candidate, sweep), strict=True)
+    ]
 
 
-def _draw(found: Sequence[Result], sweep: Sweep, file: pathlib.Path) -> None:
-    """Draws the score of each trial over frames, and of all over each setting."""
-    panels = 1 + len(sweep.search)
+def figure(found: Sequence[Candidate], sweep: Sweep) -> Figure:
+    """Returns a figure of the score of each candidate over frames, and of all over each setting."""
+    styles = _styles(found)
+    named = found[:_MOST_NAMED]
+    names = [
+        textwrap.fill(runs.described(each.settings) or sweep.options.preset, _MOST_IN_A_LINE)
+        for each in named
+    ]
+    names += [f"{len(found) - len(named)} more"] if len(found) > len(named) else []
+    lines = [
+        Line2D([], [], color=style.colour, linestyle=style.line, linewidth=style.width)
+        for style in list(styles.values())[: _MOST_NAMED + 1]
+    ]
+    searched = _searched(sweep)
+    panels = 1 + len(searched)
     columns = min(panels, _PANELS_IN_A_ROW)
-    lines = math.ceil(panels / columns)
-    figure, axes = plt.subplots(
-        *(lines, columns),
-        figsize=(columns * _WIDTH, lines * _HEIGHT),
+    height = math.ceil(panels / columns)
+    drawn, axes = plt.subplots(
+        *(height, columns),
+        figsize=(2 * _WIDTH, height * _HEIGHT + _LINE_HEIGHT * ("\n".join(names).count("\n") + 1)),
         squeeze=False,
         sharey=True,
         layout="constrained",
     )
     first, *others = axes.flat
-    best = plt.get_cmap("tab10")(1)
-    for place, result in reversed(list(enumerate(found))):  # the best on top
-        told = rows.read(result.logdir)
-        scored = zip(told, scores(told, sweep.options.score), strict=True)
-        curve = [(row["frames"], value) for row, value in scored if value is not None]
-        if curve:
-            colour, width = (best, 2.0) if place == 0 else ("grey", 0.8)
-            first.plot(*np.array(curve).T, color=colour, linewidth=width)
+    for candidate in reversed(found):  # the best on top
+        if of_trials := list(filter(None, (_curve(each, sweep) for each in candidate.trials))):
+            curves.draw(first, {_key(candidate): of_trials}, styles)
     first.set(xlabel="environment frames", ylabel=sweep.options.score or "return in training")
-    first.set_title(f"trials; the best is {found[0].trial}", fontsize="medium")
+    first.set_title(
+        "mean of the seeds, smallest to largest" if SEED in sweep.search else "trials",
+        fontsize="medium",
+    )
     first.xaxis.set_major_formatter(EngFormatter(sep=""))
-    for panel, name in zip(others, sweep.search, strict=False):
-        _draw_setting(panel, name, found, sweep)
-        panel.plot(*_point(found[0], name, sweep), "o", color=best, markersize=8)
-    for panel in others[len(sweep.search) :]:
+    for panel, name in zip(others, searched, strict=False):
+        _draw_setting(panel, name, found, sweep, styles)
+    for panel in others[len(searched) :]:
         panel.set_axis_off()
-    figure.savefig(file, dpi=100)
-    plt.close(figure)
+    drawn.legend(lines, names, loc="outside lower center", frameon=False)
+    return drawn
 
 
-def _draw_setting(panel: Axes, name: str, found: Sequence[Result], sweep: Sweep) -> None:
+def _draw_setting(
+    panel: Axes, name: str, found: Sequence[Candidate], sweep: Sweep, styles: curves.Styles
+) -> None:
+    """Draws the scores at the trials' end over a setting: mean, smallest and largest."""
     space = sweep.search[name]
-    points = [_point(result, name, sweep) for result in found]
-    panel.plot(*zip(*points, strict=True), "o", color="grey", markersize=5)
-    if space.kind == "log_uniform":
-        panel.set_xscale("log")
-    elif not space.is_range:
-        panel.set_xticks(range(len(space.values)), [text(value) for value in space.values])
+    for candidate in reversed(found):
+        value = candidate.settings[name]
+        place = value if space.is_range else list(space.values).index(value)
+        ends = [candidate.trials[-1].score, candidate.trials[0].score]
+        colour = styles[_key(candidate)].colour
+        panel.plot([place, place], ends, color=colour, clip_on=False)
+        panel.plot(place, candidate.score, "o", color=colour, markersize=5, clip_on=False)
+    if space.is_range:
+        panel.set_xscale("log" if space.kind == "log_uniform" else "linear")
+        panel.set_xlim(*space.values)
+    else:
+        panel.set_xticks(range(len(space.values)), [runs.text(value) for value in space.values])
     panel.set(xlabel=name)
     panel.set_title("score at a trial's end", fontsize="medium")
 
 
-def _point(result: Result, name: str, sweep: Sweep) -> tuple[float, float]:
-    """Returns where a trial is in the panel of a setting."""
-    space, value = sweep.search[name], result.settings[name]
-    place = value if space.is_range else list(space.values).index(value)
-    return place, result.score
+def _curve(result: Result, sweep: Sweep) -> curves.Curve | None:
+    """Returns a trial's scores over frames; None: it has none yet."""
+    told = rows.read(result.logdir)
+    scored = zip(told, scores(told, sweep.options.score), strict=True)
+    points = [(row["frames"], value) for row, value in scored if value is not None]
+    return curves.ascending(*np.array(points).T) if points else None
+
+
+def _styles(found: Sequence[Candidate]) -> dict[str, curves.Style]:
+    """Returns the style of each candidate, by its key."""
+    own = curves.styles(map(_key, found[:_MOST_NAMED]))
+    best = own[_key(found[0])]
+    return {
+        **dict.fromkeys(map(_key, found), _OTHERS),
+        **own,
+        _key(found[0]): best._replace(width=2.5),
+    }
+
+
+def _key(candidate: Candidate) -> str:
+    return candidate.trials[0].trial
+
+
+def _searched(sweep: Sweep) -> list[str]:
+    """Returns the names of the settings that are compared: all but the seed."""
+    return [name for name in sweep.search if name != SEED]
+
+
+def _without_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name != SEED}

@@ -16,6 +16,7 @@ from ray.tune import schedulers
 from ray.tune.experiment import Trial as Scheduled
 from ray.tune.search.optuna import OptunaSearch
 
+from impala.analysis import runs
 from impala.config.values import OptionError
 from impala.runtime.signals import EndRequest
 from impala.sweeps import results
@@ -36,7 +37,7 @@ _ANSWER_SECONDS = 5.0  # of a cluster; Ray itself would wait for a quarter of an
 
 def run(
     sweep: Sweep, output: pathlib.Path, address: str | None, show: Callable[[str], None]
-) -> tuple[list[results.Result], bool]:
+) -> tuple[list[results.Candidate], bool]:
     """Runs all trials, or those that an earlier call has left.
 
     Args:
@@ -46,7 +47,7 @@ def run(
       show: called with each line of progress.
 
     Returns:
-      The results of the trials, the best first, and whether all have ended.
+      The candidates, the best first, and whether all trials have ended.
 
     Raises:
       OptionError: there is no such cluster, or no host of it can run a trial.
@@ -174,7 +175,10 @@ def _search_algorithm(sweep: Sweep) -> Any:
     options = sweep.options
     if options.sampler == "optuna":
         return OptunaSearch(metric="score", mode="max", seed=options.seed)
-    return tune.search.BasicVariantGenerator(random_state=options.seed)
+    return tune.search.BasicVariantGenerator(
+        random_state=options.seed,
+        constant_grid_search=True,  # a sample is tried with every seed of a grid
+    )
 
 
 def _scheduler(sweep: Sweep) -> Any:
@@ -234,7 +238,7 @@ class _Progress(tune.Callback):
     def on_trial_start(
         self, iteration: int, trials: list[Scheduled], trial: Scheduled, **info: Any
     ) -> None:
-        self._line(trial, f"trains with {results.text(trial.config)}")
+        self._line(trial, f"trains with {runs.described(trial.config)}")
 
     def on_trial_result(
         self,
@@ -248,7 +252,7 @@ class _Progress(tune.Callback):
         if now - self._shown.get(name, 0.0) < _SECONDS_BETWEEN_LINES:
             return
         self._shown[name] = now
-        self._line(trial, f"{result['frames']:,} frames, score {results.text(result['score'])}")
+        self._line(trial, f"{result['frames']:,} frames, score {runs.text(result['score'])}")
 
     def on_trial_complete(
         self, iteration: int, trials: list[Scheduled], trial: Scheduled, **info: Any
@@ -258,7 +262,7 @@ class _Progress(tune.Callback):
         self._line(
             trial,
             f"{'ended' if is_whole else 'was stopped early'} after {last.get('frames', 0):,} "
-            f"frames, score {results.text(last.get('score'))}",
+            f"frames, score {runs.text(last.get('score'))}",
         )
 
     def on_trial_recover(

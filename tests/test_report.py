@@ -1,0 +1,118 @@
+"""The page about runs: what it says, and that it needs nothing else."""
+
+import html.parser
+import json
+import pathlib
+import re
+from typing import Any
+
+import pytest
+
+from impala.commands import main as cli
+from impala.config import values
+from impala.config.schema import Config
+
+VOID = ("meta", "img", "br", "path", "use")
+
+
+class Page(html.parser.HTMLParser):
+    """The elements and texts of a page; all that is opened must be closed."""
+
+    def __init__(self, file: pathlib.Path) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.loads: list[str] = []
+        self.rows: list[list[str]] = []
+        self._open: list[str] = []
+        self.text = file.read_text(encoding="utf-8")
+        self.feed(self.text)
+        assert not self._open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in VOID:
+            self._open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if {"td", "th"} & {*self._open}:
+            self.rows[-1][-1] += data
+
+
+def run(logdir: pathlib.Path, returns: list[float], **changes: Any) -> pathlib.Path:
+    """A run with rows of telemetry, a minute and a hundred frames apart, and two starts."""
+    logdir.mkdir(parents=True)
+    config = values.overlay(Config(), {"environment": {"id": "Catch"}, **changes})
+    (logdir / "config.yaml").write_text(values.to_yaml(config))
+    (logdir / "incarnations.json").write_text("[[7, 1000], [8, 2000]]")
+    rows = [
+        {
+            **{"frames": 100 * i, "seconds": 60 * i, "episode/Catch/return_recent": value},
+            **{"speed/frames_per_second": 50.0, "learner/wait_share": 0.25, "policy_lag/mean": 3},
+            **{"guard/rollbacks": [0, 2, 1][i % 3], "unrolls/dropped/stale": [0, 5, 4][i % 3]},
+            "unrolls/dropped/run_finished": 9,
+        }
+        for i, value in enumerate(returns)
+    ]
+    (logdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    reports = [
+        {"task": "Catch", "frames": 100 * i, "returns": [value, value + 2.0], "learner": 7}
+        for i, value in enumerate(returns)
+    ]
+    (logdir / "evaluations.jsonl").write_text("".join(json.dumps(r) + "\n" for r in reports))
+    return logdir
+
+
+def test_a_report_says_how_runs_did_and_what_differs(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rate = {"optimiser": {"learning_rate": 0.5}}
+    for seed, best in ((1, 2.0), (2, 3.0)):
+        run(pathlib.Path(f"runs/slow-{seed}"), [0.0, best, best], seed=seed)
+        run(pathlib.Path(f"runs/<b>-{seed}"), [0.0, 9.0, 8.0], seed=seed, **rate)
+    directories = sorted(map(str, pathlib.Path("runs").iterdir()))
+    assert cli.main(["report", *directories]) == 0  # with no checkpoint to record
+    assert capsys.readouterr().out == "report.html\n"
+    page = Page(tmp_path / "report.html")
+
+    assert not page.loads and "script" not in page.tags and "b" not in page.tags
+    assert "http" not in page.text.replace("http://www.w3.org", "")
+    fast, slow = "optimiser.learning_rate 0.5", "optimiser.learning_rate 0.0006"
+    assert [fast, "1, 2", "200", "2.0", "8", "9", "10"] in page.rows
+    spread = ["2.5 (2 to 3)", "3.5 (3 to 4)", "3.5 (3 to 4)"]
+    assert [slow, "1, 2", "200", "2.0", *spread] in page.rows
+    assert [slow, "0.0006"] in page.rows
+    assert [slow, "50", "25%", "–"] in page.rows
+    assert ["environment.id", "Catch"] in page.rows
+    # Two rollbacks before the learner was started again, and one after it.
+    faults = "guard/rollbacks 3, unrolls/dropped/stale 4"
+    assert ["runs/<b>-1", "2", "0", faults] in page.rows
+    # Evaluations, training over frames and over time, speed, who waits, and lag.
+    assert page.tags.count("figure") == 6
+    assert re.search(r"No video: impala: \S+/&lt;b&gt;-1 has no checkpoint", page.text)
+
+
+def test_a_report_says_what_is_missing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["report"]) == 2
+    assert "report needs the log directories of runs" in capsys.readouterr().err
+    assert cli.main(["report", "absent"]) == 2
+    assert "There is no log directory absent." in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert cli.main(["report", "empty"]) == 2
+    assert "empty has no episode and no reward yet" in capsys.readouterr().err
+    assert not (tmp_path / "report.html").exists()
