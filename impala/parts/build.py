@@ -14,8 +14,9 @@ import tree
 from impala.agents import distributions
 from impala.agents.agent import Agent
 from impala.agents.cores import Core
-from impala.agents.observation import Features, FrameStack
+from impala.agents.observation import Combined, Features, FrameStack, fitting
 from impala.agents.popart import PopArt
+from impala.agents.torsos import Torso
 from impala.algorithms.base import Algorithm
 from impala.config.schema import ActorConfig, AgentConfig, Config, EnvironmentConfig
 from impala.environments.spaces import (
@@ -223,9 +224,19 @@ def _features(
     config: AgentConfig, observation_space: gym.Space, own: Own, prefix: str = ""
 ) -> Features:
     """Returns torso and features; the prefix makes names of variables unique in an agent."""
-    found = part(TORSO, config.torso, config, own)
-    torso = found.component(found.settings, name=f"{prefix}{_module_name(config.torso)}")
-    features = Features(torso, observation_space, config.standardise_images)
+
+    def make(name: str, suffix: str = "") -> Torso:
+        found = part(TORSO, name, config, own)
+        made: Torso = found.component(found.settings, name=f"{prefix}{_module_name(name)}{suffix}")
+        return made
+
+    space, standardise = main_space(observation_space), config.standardise_images
+    name = fitting(config.torso, space)
+    if name == "auto":
+        torso: Torso = Combined(space, make, standardise, name=f"{prefix}auto")
+    else:
+        torso = make(name)
+    features = Features(torso, observation_space, standardise)
     if config.torso not in TORSO.built_in:
         checks.check_torso(config.torso, torso, observation_space)
     return features
