@@ -605,6 +605,8 @@ class TestVariables:
         (AgentConfig("shallow"), spaces.Dict({"a": PIXELS}), "Shallow torso sees images"),
         (AgentConfig(frame_stack=4), CHOICE, "frame_stack is 4.*Set frame_stack to 1"),
         (AgentConfig(), spaces.Text(5), "Text"),
+        (AgentConfig(hidden_sizes=(2**58,)), VECTOR, r"too large .*\[4,288230376151711744\]"),
+        (AgentConfig(hidden_sizes=(2**62,)), VECTOR, r"too large .*\[4,4611686018427387904\]"),
         (AgentConfig(), spaces.Dict({"a": spaces.Sequence(CHOICE)}), "Sequence"),
     ],
 )
