@@ -26,6 +26,12 @@ PIXELS = spaces.Box(0, 255, (20, 20, 1), np.uint8)
 LARGER = spaces.Box(0, 255, (47, 47, 1), np.uint8)
 VECTOR = spaces.Box(-1.0, 1.0, (4,), np.float32)
 CHOICE = spaces.Discrete(3)
+NESTED = spaces.Dict(
+    {
+        "b": spaces.Tuple((VECTOR, LARGER, CHOICE)),
+        "a": spaces.Box(0, 255, (7, 7, 3), np.uint8),
+    }
+)
 SEED = tf.constant([3, 5], tf.int32)
 T, B = 8, 4
 
@@ -110,6 +116,7 @@ AGENTS = {
         AgentConfig("mlp", core="lstm", lstm_size=5, frame_stack=2, separate_baseline=True),
         VECTOR,
     ),
+    "auto": (AgentConfig("auto", (8,), "lstm", lstm_size=5), wrapped(NESTED)),
     "wrapped-stack": (
         AgentConfig("shallow", core="lstm", lstm_size=5, frame_stack=2),
         wrapped(PIXELS),
@@ -476,6 +483,57 @@ class TestTorso:
         np.testing.assert_allclose(grey, 0.0, atol=1e-4)
 
 
+class TestAuto:
+    """The torso that is chosen for an observation."""
+
+    @pytest.mark.parametrize(
+        ("space", "expected"),
+        [
+            (VECTOR, "mlp"),
+            (CHOICE, "mlp"),
+            (spaces.Box(-1.0, 1.0, (50, 40), np.float32), "mlp"),  # a table
+            (spaces.Box(0, 255, (2, 90), np.uint8), "mlp"),
+            (spaces.Box(0, 255, (10, 5), np.uint8), "small"),
+            (booleans(10, 10, 4), "small"),
+            (spaces.Box(0, 255, (84, 31, 3), np.uint8), "small"),
+            (LARGER, "shallow"),
+            (spaces.Box(0, 255, (3, 64, 64), np.uint8), "shallow"),
+            (spaces.Dict({"a": VECTOR, "b": spaces.Tuple([CHOICE])}), "mlp"),
+            (spaces.Dict({"a": VECTOR, "b": spaces.Tuple([PIXELS])}), "auto"),
+        ],
+    )
+    def test_is_the_one_that_fits(self, space: gym.Space, expected: str) -> None:
+        assert observation.fitting("auto", space) == expected
+        assert observation.fitting("deep", space) == "deep"
+
+    @pytest.mark.parametrize(("space", "torso"), [(VECTOR, "mlp"), (LARGER, "shallow")])
+    def test_of_one_array_it_is_as_if_named(self, space: gym.Space, torso: str) -> None:
+        chosen, named = (
+            build.agent(AgentConfig(name, separate_baseline=True), space, CHOICE, seed=3)
+            for name in ("auto", torso)
+        )
+        assert [v.name for v in chosen.variables] == [v.name for v in named.variables]
+        for one, other in zip(chosen.variables, named.variables, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+    def test_each_image_has_a_torso_and_an_mlp_joins_them(self) -> None:
+        agent = build.agent(AgentConfig("auto", (8,)), NESTED, CHOICE)
+        shapes = {variable.name: tuple(variable.shape) for variable in agent.variables}
+        assert shapes["auto/small_0/conv/w:0"] == (3, 3, 3, 16)
+        assert shapes["auto/shallow_2/conv_0/w:0"] == (8, 8, 1, 16)
+        assert shapes["auto/mlp/linear_0/w:0"] == (128 + 4 + 256 + 3, 8)
+        # Given an observation of which one leaf changes, then whichever that is, the policy does.
+        rows = experience(NESTED, rows=2)
+        leaves = tree.flatten(rows.observation)
+        policies = []
+        for changed in [None, *range(len(leaves))]:
+            shown = [x[:1] if i == changed else x[1:] for i, x in enumerate(leaves)]
+            seen = tree.unflatten_as(rows.observation, shown)
+            timestep = tree.map_structure(lambda x: x[1:], rows)._replace(observation=seen)
+            policies.append(agent.unroll(timestep, ())[0].policy.numpy()[0, 3])
+        assert len(np.unique(policies, axis=0)) == 1 + len(leaves)
+
+
 class _Contract(TorsoConformance):
     """What every torso promises."""
 
@@ -543,10 +601,12 @@ class TestVariables:
             booleans(2, 10, 4),
             "Small torso needs images of 3x3 pixels or more, not 2x10",
         ),
-        (AgentConfig("deep"), VECTOR, "DeepResidual torso sees images .*Set torso to mlp"),
+        (AgentConfig("deep"), VECTOR, "DeepResidual torso sees images .*Set torso to auto"),
         (AgentConfig("shallow"), spaces.Dict({"a": PIXELS}), "Shallow torso sees images"),
         (AgentConfig(frame_stack=4), CHOICE, "frame_stack is 4.*Set frame_stack to 1"),
         (AgentConfig(), spaces.Text(5), "Text"),
+        (AgentConfig(hidden_sizes=(2**58,)), VECTOR, r"too large .*\[4,288230376151711744\]"),
+        (AgentConfig(hidden_sizes=(2**62,)), VECTOR, r"too large .*\[4,4611686018427387904\]"),
         (AgentConfig(), spaces.Dict({"a": spaces.Sequence(CHOICE)}), "Sequence"),
     ],
 )

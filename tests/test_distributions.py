@@ -63,6 +63,76 @@ def test_a_forbidden_choice_is_never_made_and_costs_nothing() -> None:
     np.testing.assert_allclose(distribution.kl(logits, tf.zeros([1, 3])), [np.log(1.5)], rtol=1e-6)
 
 
+class TestManyChoices:
+    SIZES = np.array([[3, 2, 5], [2, 1, 3], [5, 2, 3]])  # those of a size are not side by side
+    SPACE = spaces.MultiDiscrete(SIZES, start=SIZES - 4)
+
+    def test_each_is_computed_as_if_it_were_alone(self) -> None:
+        """Given masks that differ between rows, against float64, part by part."""
+        sizes, random = self.SIZES.reshape(-1), np.random.default_rng(3)
+        shape = (4, 6, sizes.sum())
+        p, q = (tf.constant(3.0 * random.standard_normal(shape), tf.float32) for _ in range(2))
+        allowed = random.integers(0, 2, shape)
+        chosen = random.integers(0, sizes, (*shape[:2], 9))
+        distribution = distributions.for_space(self.SPACE)
+
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch([p, q])
+            masked, action = (
+                distribution.mask(p, allowed),
+                chosen.reshape(4, 6, 3, 3) + self.SIZES - 4,
+            )
+            log_prob = distribution.log_prob(masked, action)
+            entropy, kl = distribution.entropy(masked), distribution.kl(masked, q)
+
+        expected = [np.zeros(shape[:2]) for _ in range(3)]
+        gradients = [np.zeros(shape) for _ in range(3)]
+        modes = []
+        for i, end in enumerate(sizes.cumsum()):
+            part = np.s_[..., end - sizes[i] : end]
+            says_nothing = ~allowed[part].any(axis=-1, keepdims=True)
+            free = allowed[part].astype(bool) | says_nothing
+            logits = np.where(free, p.numpy()[part].astype(np.float64), -1e9)
+            log_p, log_q = _log_softmax(logits), _log_softmax(q.numpy()[part].astype(np.float64))
+            pi, one_hot = np.exp(log_p), np.eye(sizes[i])[chosen[..., i]]
+            of_entropy = -(pi * log_p).sum(axis=-1, keepdims=True)
+            expected[0] += (one_hot * log_p).sum(axis=-1)
+            expected[1] += of_entropy[..., 0]
+            expected[2] += (pi * (log_p - log_q)).sum(axis=-1)
+            gradients[0][part] = free * (one_hot - pi)
+            gradients[1][part] = -pi * (log_p + of_entropy)
+            gradients[2][part] = np.exp(log_q) - pi
+            modes.append(logits.argmax(axis=-1))
+        np.testing.assert_allclose(log_prob, expected[0], rtol=1e-6)
+        np.testing.assert_allclose(entropy, expected[1], rtol=1e-5)
+        np.testing.assert_allclose(kl, expected[2], rtol=1e-5)
+        found = [tape.gradient(*pair) for pair in ((log_prob, p), (entropy, p), (kl, q))]
+        for one, other in zip(found, gradients, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+        mode = np.stack(modes, axis=-1).reshape(action.shape) + self.SIZES - 4
+        np.testing.assert_array_equal(distribution.mode(masked), mode)
+
+    def test_more_of_a_size_are_no_more_operations(self) -> None:
+        def operations(count: int) -> int:
+            distribution = distributions.for_space(spaces.MultiDiscrete([3, 2] * count))
+
+            def everything(p: tf.Tensor) -> list[tf.Tensor]:
+                p = distribution.mask(p, tf.ones_like(p))
+                action, log_prob = distribution.sample_and_log_prob(p, SEED)
+                again = distribution.log_prob(p, distribution.mode(p))
+                return [action, log_prob, again, distribution.entropy(p), distribution.kl(p, p)]
+
+            traced = tf.function(everything).get_concrete_function(tf.zeros([7, 5 * count]))
+            return len(traced.graph.get_operations())
+
+        assert operations(100) == operations(50)
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
 class TestTanhNormal:
     def test_the_edge_of_the_box_is_finite_with_finite_gradients(self) -> None:
         for low, high in [(-1.0, 1.0), (0.0, 1000.0), (-0.1, 1e-6)]:

@@ -147,6 +147,10 @@ def test_what_cannot_be_acted_on_is_refused() -> None:
         policy(np.zeros(3, np.float32))
     with pytest.raises(ValueError, match=r"observation\[1, 2\] is nan; it must be a finite number"):
         policy([[0.0] * 4, [0.0, 0.0, float("nan"), 0.0]])
+    with pytest.raises(
+        ValueError, match=r"observation is a text, .*play in an environment made by"
+    ):
+        policy("left")
     with pytest.raises(ValueError, match=r"observation is complex128, expected float32"):
         policy(np.zeros(4, complex))
     assert policy(np.zeros((2, 4))).shape == (2,)

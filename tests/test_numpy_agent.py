@@ -72,6 +72,7 @@ AGENTS: dict[str, CASE] = {
         f"chooses {name}": (SMALL, masked(VECTOR, space) if choices(space) else VECTOR, space)
         for name, space in CASES.items()
     },
+    "auto": (AgentConfig("auto", hidden_sizes=(8, 7)), OBSERVATIONS["nested"], CHOICE),
     "no layer": (AgentConfig(hidden_sizes=()), VECTOR, CHOICE),
     "lstm": (LSTM, wrapped(VECTOR), CHOICE),
     "lstm, no layer": (AgentConfig(hidden_sizes=(), core="lstm", lstm_size=5), VECTOR, CHOICE),

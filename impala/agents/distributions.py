@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from impala.config.schema import EpsilonConfig
-from impala.environments.spaces import FORBIDDEN
+from impala.environments.spaces import FORBIDDEN, by_size
 from impala.types import Nest
 
 
@@ -82,9 +82,20 @@ class Distribution(abc.ABC):
 
 
 class Categorical(Distribution):
-    """One of n actions; the parameters are n logits."""
+    """One of n actions; the parameters are n logits.
 
-    def __init__(self, num_actions: int, start: int = 0, dtype: np.dtype | type = np.int64) -> None:
+    Args:
+      num_actions: n.
+      start: the number of the first action; or [K], where the last of the leading dimensions is K.
+      dtype: of an action.
+    """
+
+    def __init__(
+        self,
+        num_actions: int,
+        start: int | np.ndarray = 0,
+        dtype: np.dtype | type = np.int64,
+    ) -> None:
         self.num_outputs = self.num_parameters = self.num_choices = num_actions
         self._start = start
         self._dtype = tf.as_dtype(dtype)
@@ -101,7 +112,7 @@ class Categorical(Distribution):
 
     def log_prob(self, parameters: tf.Tensor, action: Nest) -> tf.Tensor:
         # One-hot instead of gather: an action outside the space adds 0 and raises no error.
-        index = tf.cast(action, tf.int32) - self._start
+        index = tf.cast(action, tf.int32) - tf.cast(self._start, tf.int32)
         chosen = tf.one_hot(index, self.num_parameters)
         return tf.reduce_sum(chosen * tf.nn.log_softmax(parameters), axis=-1)
 
@@ -117,7 +128,46 @@ class Categorical(Distribution):
 
     def _action(self, scores: tf.Tensor) -> tf.Tensor:
         index = tf.argmax(scores, axis=-1, output_type=tf.int64)
-        return tf.cast(index + self._start, self._dtype)
+        return tf.cast(index + tf.cast(self._start, tf.int64), self._dtype)
+
+
+class Choices(Distribution):
+    """K independent choices among n each, in an array [K]; the parameters are the logits of each.
+
+    Args:
+      num_actions: n.
+      starts: [K], the number of the first action of each.
+      dtype: of an action.
+    """
+
+    def __init__(self, num_actions: int, starts: np.ndarray, dtype: np.dtype) -> None:
+        self._each = Categorical(num_actions, starts, dtype)
+        self._shape = len(starts), num_actions
+        self.num_outputs = self.num_parameters = self.num_choices = len(starts) * num_actions
+
+    def sample_and_log_prob(self, parameters: tf.Tensor, seed: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+        action, log_prob = self._each.sample_and_log_prob(self._logits(parameters), seed)
+        return action, tf.reduce_sum(log_prob, axis=-1)
+
+    def mode(self, parameters: tf.Tensor) -> Nest:
+        return self._each.mode(self._logits(parameters))
+
+    def log_prob(self, parameters: tf.Tensor, action: Nest) -> tf.Tensor:
+        return tf.reduce_sum(self._each.log_prob(self._logits(parameters), action), axis=-1)
+
+    def entropy(self, parameters: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(self._each.entropy(self._logits(parameters)), axis=-1)
+
+    def kl(self, p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(self._each.kl(self._logits(p), self._logits(q)), axis=-1)
+
+    def mask(self, outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
+        masked = self._each.mask(self._logits(outputs), self._logits(allowed))
+        return tf.reshape(masked, tf.shape(outputs))
+
+    def _logits(self, values: tf.Tensor) -> tf.Tensor:
+        """Reshapes [..., K n] to [..., K, n]."""
+        return tf.reshape(values, tf.concat([tf.shape(values)[:-1], self._shape], axis=0))
 
 
 class EpsilonGreedy(Distribution, tf.Module):
@@ -323,6 +373,8 @@ class Joint(Distribution):
       components: the distributions of the parts.
       split: splits an action into its parts.
       join: joins the parts to an action.
+      order: [P], where the parameters of the parts are, part after part; only for parts whose
+        parameters are choices. None: in this order.
     """
 
     def __init__(
@@ -330,10 +382,12 @@ class Joint(Distribution):
         components: Sequence[Distribution],
         split: Callable[[Nest], Sequence[Nest]],
         join: Callable[[Sequence[Nest]], Nest],
+        order: np.ndarray | None = None,
     ) -> None:
         self._components = tuple(components)
         self._split = split
         self._join = join
+        self._order = order
         self._sizes = [component.num_parameters for component in components]
         self.num_outputs = self.num_parameters = sum(self._sizes)
         self._choices = [component.num_choices for component in components]
@@ -367,12 +421,16 @@ class Joint(Distribution):
         return tf.add_n([component.kl(part_p, part_q) for component, part_p, part_q in parts])
 
     def mask(self, outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
-        of_parts = tf.split(allowed, self._choices, axis=-1)
+        of_parts = tf.split(self._ordered(allowed), self._choices, axis=-1)
         parts = zip(self._components, self._parts(outputs), of_parts, strict=True)
-        return tf.concat([component.mask(*part) for component, *part in parts], axis=-1)
+        masked = tf.concat([component.mask(*part) for component, *part in parts], axis=-1)
+        return masked if self._order is None else tf.gather(masked, self._order.argsort(), axis=-1)
 
     def _parts(self, parameters: tf.Tensor) -> list[tf.Tensor]:
-        return tf.split(parameters, self._sizes, axis=-1)
+        return tf.split(self._ordered(parameters), self._sizes, axis=-1)
+
+    def _ordered(self, values: tf.Tensor) -> tf.Tensor:
+        return values if self._order is None else tf.gather(values, self._order, axis=-1)
 
 
 def _masked(outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
@@ -447,21 +505,25 @@ def for_space(action_space: gym.Space) -> Distribution:
 def _choices(
     sizes: np.ndarray, starts: np.ndarray, shape: tuple[int, ...], dtype: np.dtype
 ) -> Joint:
-    """Returns the distribution of several choices in one array."""
-    components = [
-        Categorical(int(size), int(start), dtype)
-        for size, start in zip(sizes.reshape(-1), starts.reshape(-1), strict=True)
-    ]
-    count, rank = len(components), len(shape)
+    """Returns the distribution of several choices in one array: one part for those of each size."""
+    starts = starts.reshape(-1)
+    groups = by_size(sizes.reshape(-1))
+    components = [Choices(each.shape[1], starts[parts], dtype) for parts, each in groups]
+    order, columns = (
+        np.concatenate([x.reshape(-1) for x in of]) for of in zip(*groups, strict=True)
+    )
+    count, rank, is_mixed = sizes.size, len(shape), len(groups) > 1
 
     def split(action: tf.Tensor) -> list[tf.Tensor]:
         leading = tf.shape(action)[: tf.convert_to_tensor(action).shape.rank - rank]
-        return tf.unstack(tf.reshape(action, tf.concat([leading, [count]], axis=0)), axis=-1)
+        flat = tf.reshape(action, tf.concat([leading, [count]], axis=0))
+        return [tf.gather(flat, parts, axis=-1) for parts, _ in groups] if is_mixed else [flat]
 
     def join(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        return tf.reshape(tf.stack(parts, -1), tf.concat([tf.shape(parts[0]), shape], axis=0))
+        flat = tf.gather(tf.concat(parts, -1), order.argsort(), axis=-1) if is_mixed else parts[0]
+        return tf.reshape(flat, tf.concat([tf.shape(flat)[:-1], shape], axis=0))
 
-    return Joint(components, split, join)
+    return Joint(components, split, join, columns if is_mixed else None)
 
 
 def _box(space: gym.spaces.Box) -> TanhNormal:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from impala.agents import numpy_distributions, popart
 from impala.agents.cores import LSTMState
 from impala.agents.numpy_distributions import NotServed, Random
+from impala.agents.observation import fitting
 from impala.config.schema import AgentConfig
 from impala.environments.spaces import (
     ACTION_MASK,
@@ -52,8 +53,9 @@ class NumPyAgent:
     def __init__(
         self, config: AgentConfig, spaces: Spaces, variables: Sequence[tf.Variable]
     ) -> None:
-        if config.torso != "mlp" or config.core not in ("feed_forward", "lstm"):
-            raise NotServed(f"the torso {config.torso} with the core {config.core}")
+        torso = fitting(config.torso, main_space(spaces[0]))
+        if torso != "mlp" or config.core not in ("feed_forward", "lstm"):
+            raise NotServed(f"the torso {torso} with the core {config.core}")
         if config.frame_stack > 1:
             raise NotServed("stacked frames")
         weights = sum(math.prod(v.shape) for v in variables if v.shape.rank == 2)

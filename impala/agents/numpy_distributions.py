@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from impala.config.schema import AgentConfig, EpsilonConfig
-from impala.environments.spaces import FORBIDDEN
+from impala.environments.spaces import FORBIDDEN, by_size
 from impala.types import Nest
 
 
@@ -113,21 +113,28 @@ class Choices(Sampler):
         self, sizes: Sequence[int], start: np.ndarray, shape: tuple[int, ...], dtype: np.dtype
     ) -> None:
         self.num_outputs = self.num_choices = sum(sizes)
-        self._parts = _slices(sizes)
+        self._sizes = np.array(sizes)
+        self._begins = self._sizes.cumsum() - self._sizes
+        self._groups = by_size(self._sizes)
         self._start = np.reshape(start, -1)
         self._is_shifted = bool(np.any(self._start))
         self._shape, self._dtype = shape, dtype
 
     def mask(self, outputs: np.ndarray, allowed: np.ndarray) -> np.ndarray:
-        return np.concatenate(
-            [_masked(outputs[:, part], allowed[:, part]) for part in self._parts], axis=-1
-        )
+        is_allowed = allowed > 0
+        says_something = np.logical_or.reduceat(is_allowed, self._begins, axis=-1)
+        says_nothing = ~says_something.repeat(self._sizes, axis=-1)
+        return np.where(is_allowed | says_nothing, outputs, np.float32(FORBIDDEN))
 
     def sample(self, parameters: np.ndarray, random: Random) -> np.ndarray:
         # The largest of logit + Gumbel noise, which is finite, is a sample of the softmax.
         scores = parameters + random.generator.gumbel(size=parameters.shape)
-        chosen = [scores[:, part].argmax(axis=-1) for part in self._parts]
-        action = chosen[0] if not self._shape else np.stack(chosen, axis=-1)
+        if len(self._groups) == 1:
+            action = scores.reshape(len(scores), len(self._sizes), -1).argmax(axis=-1)
+        else:
+            action = np.empty((len(scores), len(self._sizes)), np.int64)
+            for parts, columns in self._groups:
+                action[:, parts] = scores[:, columns].argmax(axis=-1)
         if self._is_shifted:
             action = action + self._start
         return action.reshape(-1, *self._shape).astype(self._dtype, copy=False)

@@ -8,16 +8,18 @@ import gymnasium as gym
 import numpy as np
 import sonnet as snt
 import tensorflow as tf
+import tree
 
 from impala.agents import images
 from impala.agents.images import Frames
-from impala.agents.torsos import Torso
+from impala.agents.torsos import Small, Torso
 from impala.environments import spaces
-from impala.environments.spaces import is_wrapped, main_space
+from impala.environments.spaces import is_wrapped, leaves, main_space
 from impala.runtime.process import uses_bfloat16
 from impala.types import Nest
 
 _CHANNELS = (1, 3, 4)  # grey, colours, colours and opacity
+_LARGE = 32  # pixels, from which on an image is seen by strided convolutions
 
 
 class Features(snt.Module):
@@ -103,6 +105,69 @@ class Features(snt.Module):
         in_bfloat16 = self._has_variables and self._torso.takes_bfloat16 and uses_bfloat16()
         dtype = tf.bfloat16 if in_bfloat16 else tf.float32
         return images.standardised(observation, float(self._main_space.high.max()), dtype)
+
+
+class Combined(Torso):
+    """A torso for each image of a nested observation; an MLP sees their features beside the rest.
+
+    The rest are vectors and choices, as `as_vector` makes them. [N, ...] to [N, hidden_sizes[-1]].
+
+    Args:
+      space: of one observation.
+      make: returns a torso, of the setting `agent.torso` and of what to append to its name.
+      standardise_images: as for `Features`.
+    """
+
+    sees = "observation"
+
+    def __init__(
+        self,
+        space: gym.Space,
+        make: Callable[[str, str], Torso],
+        standardise_images: bool,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name=name)
+        self._leaves = [leaf for _, leaf in leaves(space)]
+        names = [fitting("auto", leaf) for leaf in self._leaves]
+        self._images = {
+            number: Features(make(name, f"_{number}"), self._leaves[number], standardise_images)
+            for number, name in enumerate(names)
+            if name != "mlp"
+        }
+        self._mlp = make("mlp", "")
+
+    def __call__(self, inputs: Nest) -> tf.Tensor:
+        features = [
+            self._images[number](value) if number in self._images else as_vector(leaf, value)
+            for number, (leaf, value) in enumerate(
+                zip(self._leaves, tree.flatten(inputs), strict=True)
+            )
+        ]
+        return self._mlp(tf.concat(features, axis=-1))
+
+
+def fitting(name: str, space: gym.Space) -> str:
+    """Returns which torso a setting `agent.torso` means for the observations of a space.
+
+    Only `auto` depends on the space. An image is seen by `shallow`, or `small` if it is below 32
+    pixels; what contains no image by `mlp`. `auto` itself stands for `Combined`.
+
+    Args:
+      name: the setting.
+      space: of the environment's own observations.
+    """
+    if name != "auto":
+        return name
+    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        return "auto" if any(fitting(name, leaf) != "mlp" for _, leaf in leaves(space)) else "mlp"
+    if not isinstance(space, gym.spaces.Box):
+        return "mlp"
+    is_table = len(space.shape) == 2 and not _is_unsigned(space)
+    if len(space.shape) not in (2, 3) or is_table:
+        return "mlp"
+    size = min(space.shape[1:] if has_channels_first(space) else space.shape[:2])
+    return "shallow" if size >= _LARGE else "small" if size >= Small.smallest else "mlp"
 
 
 class FrameStack(snt.Module):
@@ -331,7 +396,7 @@ def _check_image(space: gym.Space, torso: Torso) -> None:
     if not isinstance(space, gym.spaces.Box) or len(space.shape) not in (2, 3):
         raise ValueError(
             f"The {name} torso sees images [height, width] or [height, width, channels], not "
-            f"{space}. Set torso to mlp."
+            f"{space}. Set torso to auto."
         )
     if has_channels_first(space):
         space = _channels_last(space)

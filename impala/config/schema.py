@@ -142,6 +142,9 @@ class EnvironmentConfig:
     none. ALE games and Catch cannot be async; ALE has its own threads."""
     repeat: RepeatConfig = RepeatConfig()
     normalise: NormaliseConfig = NormaliseConfig()
+    text_characters: Annotated[int, Range(0, 1000)] = 0
+    """How texts in observations are seen: 0, which words occur (256 numbers, by hashing); else so
+    many of their first characters, each as a choice."""
     last_action: bool = False
     """Add the last action to the observation."""
     last_reward: bool = False
@@ -237,7 +240,8 @@ class AgentConfig:
 
     torso: Annotated[str, TORSO] = "mlp"
     """mlp; small: one convolution, for images as small as MinAtar's; strided: four, for small ones;
-    strided_valid: four, without padding, for 47x47; shallow: two; deep: the residual network; or
+    strided_valid: four, without padding, for 47x47; shallow: two; deep: the residual network; auto:
+    what fits the observation, for images beside vectors one for each image and an mlp; or
     MODULE:CLASS. shallow and deep are those of Espeholt et al. 2018."""
     hidden_sizes: tuple[Positive, ...] = (64, 64)
     """Widths of the mlp torso's layers, in units. shallow and deep end in one layer of 256,

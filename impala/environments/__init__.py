@@ -198,7 +198,7 @@ def _make_single(
     first: int,
     render_mode: str | None,
 ) -> Environment:
-    make_one = functools.partial(source.single, config.repeat)
+    make_one = functools.partial(source.single, config.repeat, config.text_characters)
     if config.vectorization == "async" and render_mode is None:
         return Processes(
             make_one,

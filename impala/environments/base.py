@@ -214,6 +214,7 @@ def map_leaves(function: Callable[..., Any], name: str, space: gym.Space, *value
         names = ", ".join(leaf.__name__ for leaf in LEAF_SPACES)
         raise ValueError(
             f"{name} has the space {space}, which has no fixed size. Supported: {names}, and Dict "
-            "or Tuple of these. Wrap the environment so that it has one of them."
+            "or Tuple of these; for observations of single environments also Text. Wrap the "
+            "environment so that it has one of them: pad a Sequence or a Graph, for instance."
         )
     return function(name, space, *values)

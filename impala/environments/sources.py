@@ -19,7 +19,7 @@ import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
 from impala.config.schema import RepeatConfig
-from impala.environments import base, interface
+from impala.environments import base, interface, text
 from impala.environments.repeat import ActionRepeat
 from impala.parts import components
 from impala.parts.components import Allowed, described
@@ -40,13 +40,17 @@ class Source:
     call: Callable[..., Any]
     kwargs: dict[str, Any]
 
-    def single(self, repeat: RepeatConfig, render_mode: str | None = None) -> gym.Env:
-        """Makes one environment, whose actions are repeated.
+    def single(
+        self, repeat: RepeatConfig, text_characters: int, render_mode: str | None = None
+    ) -> gym.Env:
+        """Makes one environment, whose actions are repeated and whose texts are numbers.
 
         Raises:
           ValueError: it cannot be made so.
         """
         made = interface.conforming(self.made(render_mode), self.id)
+        if text.has_text(made.observation_space):
+            made = text.TextAsNumbers(made, text_characters)
         return made if repeat == RepeatConfig() else ActionRepeat(made, repeat)
 
     def made(self, render_mode: str | None, num_envs: int | None = None) -> Any:
@@ -106,6 +110,8 @@ class Source:
                     f"{self.id} has no {prefix}{what}_space: have its constructor set it, to a "
                     "space of Gymnasium."
                 )
+            if what == "observation" and self.kind is gym.Env:  # see `single`
+                space = text.as_numbers(space, 0)
             try:
                 base.map_leaves(lambda *_: None, what, space)
             except ValueError as error:

@@ -60,6 +60,20 @@ def choices(space: gym.Space) -> list[int]:
     return []
 
 
+def by_size(sizes: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns the parts of each size, so that one operation can compute them.
+
+    Args:
+      sizes: of parts whose entries stand in one row, part after part.
+
+    Returns:
+      For each size n: the numbers of the K parts that have it [K], and their columns [K, n].
+    """
+    begins = sizes.cumsum() - sizes
+    groups = [(np.flatnonzero(sizes == size), np.arange(size)) for size in np.unique(sizes)]
+    return [(parts, begins[parts, np.newaxis] + entries) for parts, entries in groups]
+
+
 def chosen(space: gym.Space, action: Nest) -> list[int]:
     """Which choice of each part one action is: 0 is the part's first."""
     match space:

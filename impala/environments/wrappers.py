@@ -161,13 +161,13 @@ class Checked(base.Environment):
                 f"the {ACTION_MASK} has {mask.shape[1:]} entries; the action has {self._choices} "
                 "choices"
             )
-        ends = np.cumsum(self._choices)
-        for i, part in enumerate(np.split(mask, ends[:-1], axis=1)):
-            if (stuck := acts & ~part.any(axis=1)).any():
-                env = int(np.flatnonzero(stuck)[0])
-                raise ValueError(
-                    f"the {ACTION_MASK} of environment {self._first + env} forbids all of part {i}"
-                )
+        begins = np.cumsum([0, *self._choices[:-1]])
+        stuck = acts[:, np.newaxis] & ~np.logical_or.reduceat(mask, begins, axis=1)  # [E, parts]
+        if stuck.any():
+            env, part = np.argwhere(stuck)[0]
+            raise ValueError(
+                f"the {ACTION_MASK} of environment {self._first + env} forbids all of part {part}"
+            )
 
     def _check_observation(self, name: str, space: gym.Space, value: np.ndarray) -> None:
         base.check_shape(name, space, value, (self.num_envs,))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -14,8 +15,9 @@ import tree
 from impala.agents import distributions
 from impala.agents.agent import Agent
 from impala.agents.cores import Core
-from impala.agents.observation import Features, FrameStack
+from impala.agents.observation import Combined, Features, FrameStack, fitting
 from impala.agents.popart import PopArt
+from impala.agents.torsos import Torso
 from impala.algorithms.base import Algorithm
 from impala.config.schema import ActorConfig, AgentConfig, Config, EnvironmentConfig
 from impala.environments.spaces import (
@@ -143,6 +145,24 @@ def _check_choices(task: Task, name: str, space: gym.Space, used: str) -> None:
     base.map_leaves(check, name, space)
 
 
+@contextlib.contextmanager
+def _allocated() -> Iterator[None]:
+    """Raises a ValueError instead of what TensorFlow raises where there is too little memory."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        is_too_many = "would have more than 2**63" in error.message
+        if not (is_too_many or isinstance(error, tf.errors.ResourceExhaustedError)):
+            raise
+        found = re.search(r"(?i)shape ?(\[[\d,]*\])", error.message)
+        raise ValueError(
+            "The network is too large to be allocated: there is no memory for a tensor of "
+            f"the shape {found[1] if found else error.message}. Reduce agent.hidden_sizes or "
+            "agent.lstm_size, or the size of the observation or the number of actions."
+        ) from error
+
+
+@_allocated()
 def agent(
     config: AgentConfig,
     observation_space: gym.Space,
@@ -160,7 +180,7 @@ def agent(
       own: the custom parts that the configuration names: `impala.parts.sections.found`.
 
     Raises:
-      ValueError: the configuration does not fit the spaces.
+      ValueError: the configuration does not fit the spaces, or the network does not fit in memory.
     """
     single_observation_space = observation_space
     frame_stack = None
@@ -223,9 +243,19 @@ def _features(
     config: AgentConfig, observation_space: gym.Space, own: Own, prefix: str = ""
 ) -> Features:
     """Returns torso and features; the prefix makes names of variables unique in an agent."""
-    found = part(TORSO, config.torso, config, own)
-    torso = found.component(found.settings, name=f"{prefix}{_module_name(config.torso)}")
-    features = Features(torso, observation_space, config.standardise_images)
+
+    def make(name: str, suffix: str = "") -> Torso:
+        found = part(TORSO, name, config, own)
+        made: Torso = found.component(found.settings, name=f"{prefix}{_module_name(name)}{suffix}")
+        return made
+
+    space, standardise = main_space(observation_space), config.standardise_images
+    name = fitting(config.torso, space)
+    if name == "auto":
+        torso: Torso = Combined(space, make, standardise, name=f"{prefix}auto")
+    else:
+        torso = make(name)
+    features = Features(torso, observation_space, standardise)
     if config.torso not in TORSO.built_in:
         checks.check_torso(config.torso, torso, observation_space)
     return features

@@ -62,6 +62,7 @@ TORSO = Kind(
     "torso",
     "impala.agents.torsos:Torso",
     {
+        "auto": "",  # chosen for the observation: `impala.agents.observation.fitting`
         "mlp": "impala.agents.torsos:MLP",
         "small": "impala.agents.torsos:Small",
         "strided": "impala.agents.torsos:Strided",

@@ -185,6 +185,11 @@ def _look(space: gym.Space, observation: Nest) -> tuple[_Shown, Nest]:
     counts: set[int | None] = set()
 
     def as_batch(name: str, space: gym.Space, value: Any) -> np.ndarray:
+        if isinstance(value, str):
+            raise ValueError(
+                f"{name} is a text, of which the agent sees {space}: play in an environment made "
+                "by policy.environment()."
+            )
         array, shape = np.asarray(value), tuple(space.shape or ())
         assert space.dtype is not None
         if array.shape != shape and array.shape[1:] != shape:

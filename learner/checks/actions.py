@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 
 from impala.config.schema import AgentConfig
-from impala.environments.spaces import FORBIDDEN, choices, leaves
+from impala.environments.spaces import FORBIDDEN, by_size, choices, leaves
 from learner.checks.violations import Kind, ProtocolViolation
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -64,11 +64,12 @@ class Actions:
     def __init__(self, agent: AgentConfig, action_space: gym.Space) -> None:
         self._is_greedy = agent.policy == "epsilon_greedy"
         self._warms_up = agent.random_warm_up
-        self._parts = []  # name of a leaf, its space, sizes of its choices, where they begin
+        self._parts = []  # name of a leaf, its space, its choices by size, where they begin
         at = 0
         for name, leaf in leaves(action_space, "output/action", is_sorted=False):
             sizes = choices(leaf)
-            self._parts.append((name, leaf, sizes, at))
+            groups = by_size(np.array(sizes, np.int64) + self._is_greedy)
+            self._parts.append((name, leaf, groups, at))
             at += sum(sizes) + self._is_greedy if sizes else 2 * math.prod(leaf.shape or ())
 
     def check(
@@ -91,13 +92,13 @@ class Actions:
         acts = step_type[1:, envs] != _FIRST  # elsewhere the action is ignored
         policy = arrays["output/policy"][1:, envs].astype(np.float64)
         impossible, ratios = 0, [np.zeros(0)]
-        for name, leaf, sizes, at in self._parts:
+        for name, leaf, groups, at in self._parts:
             chosen = arrays[name][1:, envs].reshape(length, count, -1)
             chosen = chosen - np.reshape(getattr(leaf, "start", 0), -1)
-            for i, size in enumerate(sizes):
-                log_probs = self._log_probs(policy[..., at : at + size + self._is_greedy])
-                at += size
-                found, its = _compared(log_probs, np.clip(chosen[..., i], 0, size - 1), acts)
+            for parts, columns in groups:
+                log_probs = self._log_probs(policy[..., at + columns])  # [T, count, K, n]
+                possible = np.clip(chosen[..., parts], 0, log_probs.shape[-1] - 1)
+                found, its = _compared(log_probs, possible, acts[..., np.newaxis])
                 impossible += found
                 ratios.append(its)
         violations = []
