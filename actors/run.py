@@ -3,7 +3,6 @@
 Composition root of the actor: only here does configuration become objects.
 """
 
-import builtins
 import contextlib
 import dataclasses
 import functools
@@ -287,16 +286,10 @@ def _noted(path: pathlib.Path | None, role: Role) -> Iterator[_Notes]:
             notes.add(Failure(f"{type(error).__name__}: {error}", where_raised(error), role))
             raise
         notes.add(Failure(error.error, error.where))
-        if role != "actor" or notes.has_acted or not _is_mistake(error.error):
+        if role != "actor" or notes.has_acted or not error.is_mistake:
             raise
         traceback.print_exc()
         sys.exit(REPEATS)
-
-
-def _is_mistake(failure: str) -> bool:
-    """Returns whether what an environment raised is a fault of its code, not of what it needs."""
-    kind = getattr(builtins, failure.partition(":")[0], OSError)
-    return issubclass(kind, Exception) and not issubclass(kind, OSError | MemoryError)
 
 
 def _act(
