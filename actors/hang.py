@@ -22,10 +22,11 @@ class HangWatch:
     Args:
       seconds: time limit of an operation.
       what: the operation yields, for the log: an unroll or a step.
+      limit: the name of the time limit, for the log.
     """
 
-    def __init__(self, seconds: float, what: str) -> None:
-        self._seconds, self._what = seconds, what
+    def __init__(self, seconds: float, what: str, limit: str = "actor.hang_seconds") -> None:
+        self._seconds, self._what, self._limit = seconds, what, limit
         self._since: float | None = None
         self._thread = threading.get_ident()
         self._over = threading.Event()
@@ -61,8 +62,8 @@ class HangWatch:
                 told = since
                 where = ", ".join(doing(self._thread)) or "it is not known where"
                 _log.error(
-                    "no %s for %.1f s, actor.hang_seconds is %g: %s",
-                    *(self._what, waited, self._seconds, where),
+                    "no %s for %.1f s, %s is %g: %s",
+                    *(self._what, waited, self._limit, self._seconds, where),
                 )
 
 
