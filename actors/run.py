@@ -84,10 +84,10 @@ class _Notes:
         self.has_acted = False
         """Whether an unroll is complete."""
 
-    def add(self, failure: Failure) -> None:
-        """Records a failure."""
+    def add(self, what: Failure | str) -> None:
+        """Records a failure, or a notice."""
         if self._path is not None:
-            note(self._path, failure)
+            note(self._path, what)
 
 
 def run_actor(learner: str, options: Options | None = None) -> int:
@@ -301,6 +301,7 @@ def _act(
     from actors import policy
     from actors.actor import Actor
     from actors.hang import HangWatch
+    from impala.environments import pace
 
     total, groups = options.num_envs or setup.actor.num_envs, setup.actor.num_groups
     if total == 1:
@@ -337,9 +338,22 @@ def _act(
             *(client.parameters, client.task, client.prefetch),
             whole_rounds=paced,
         )
-        hang = stack.enter_context(HangWatch(setup.actor.hang_seconds, "unroll"))
+
+        stopwatch, before = actor.stopwatch, (0.0, 0)
+
+        def slow(seconds: float) -> bool:
+            taken, steps = stopwatch.seconds - before[0], stopwatch.steps - before[1]
+            if clause := pace.slow(taken / seconds, taken / steps if steps else 0.0):
+                advice = pace.advice(setup.tasks[client.task()].environment, total)
+                notice = f"No unroll for {seconds:.0f} s, since {clause}: {advice}."
+                _log.warning("%s", notice)
+                notes.add(notice)
+            return bool(clause)
+
+        hang = stack.enter_context(HangWatch(setup.actor.hang_seconds, "unroll", slow=slow))
         while True:
             client.await_turn(total)  # the lack of parameters is no environment that hangs
+            before = stopwatch.seconds, stopwatch.steps
             with hang.watched():
                 of_one_group = next(unrolls)
             for fault in of_one_group.faults:

@@ -18,6 +18,7 @@ from impala.parts.components import ENVIRONMENT
 from impala.runtime import process
 from impala.runtime.failures import Failure, note
 from impala.runtime.logs import log_to_stderr
+from impala.runtime.printable import duration
 from impala.schedule import tasks
 from impala.schedule.tasks import Task
 
@@ -85,8 +86,9 @@ def check(command: Check) -> int:
         notes = [*seen.odd, *_odd(seen.look, seen.task, settings), *unfit]
         for line in (*_lines(seen, network, settings), *_fitted(notes)):
             print(line, flush=True)
-        for each in notes if command.failures is not None else ():
-            note(command.failures, f"{seen.task.name}: {each}.")
+        if command.failures is not None:
+            for each in notes:
+                note(command.failures, f"{seen.task.name}: {each}.")
     return 0
 
 
@@ -174,8 +176,6 @@ def _network(settings: Config) -> tuple[str, list[str]]:
 
 def _lines(played: _Seen, network: str, settings: Config) -> Iterator[str]:
     """Yields what was found, as lines."""
-    from impala.environments import pace
-
     seen = played.look
     (observation, action), lengths = seen.spaces, seen.lengths
     masked = f"; a mask forbids {seen.forbidden:.0%} of the choices" if seen.forbidden else ""
@@ -202,8 +202,7 @@ def _lines(played: _Seen, network: str, settings: Config) -> Iterator[str]:
     if played.repeats:
         yield "  seeds     two resets with the same seed give the same observation"
     yield (
-        f"  times     a step {pace.duration(seen.step_seconds)}, a reset "
-        f"{pace.duration(seen.reset_seconds)}"
+        f"  times     a step {duration(seen.step_seconds)}, a reset {duration(seen.reset_seconds)}"
     )
 
 
@@ -214,7 +213,7 @@ def _odd(seen: "Look", task: Task, settings: Config) -> Iterator[str]:
     if seen.seconds > _SLOW_SECONDS:
         yield (
             f"slow, {1 / seen.seconds:,.0f} steps/s in one process (a step takes "
-            f"{pace.duration(seen.step_seconds)}, a reset {pace.duration(seen.reset_seconds)}): "
+            f"{duration(seen.step_seconds)}, a reset {duration(seen.reset_seconds)}): "
             f"{pace.advice(task.environment, settings.actor.num_envs)}"
         )
     if seen.largest > _LARGE:

@@ -1,6 +1,9 @@
 """How fast environments step, and what helps where they are the limit."""
 
 from impala.config.schema import EnvironmentConfig
+from impala.runtime.printable import duration
+
+_MOST = 0.5  # share of the time
 
 
 def advice(environment: EnvironmentConfig, num_envs: int) -> str:
@@ -23,6 +26,14 @@ def advice(environment: EnvironmentConfig, num_envs: int) -> str:
     )
 
 
-def duration(seconds: float) -> str:
-    """Returns a time in the unit that suits it."""
-    return f"{seconds:.3g} s" if seconds >= 1.0 else f"{1e3 * seconds:.3g} ms"
+def slow(share: float, step_seconds: float) -> str:
+    """Returns how much of an actor's time its environments take, as a clause; empty if not most.
+
+    Args:
+      share: of the time.
+      step_seconds: mean time of a step, resets included; 0: there was none yet.
+    """
+    if share <= _MOST:
+        return ""
+    step = f"{duration(step_seconds)} a step" if step_seconds else "and no step has ended"
+    return f"environments take {share:.0%} of the actors' time, {step}"

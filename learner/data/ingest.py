@@ -52,6 +52,16 @@ class Arrival(NamedTuple):
     unpermitted: int = 0  # of its unrolls, from the end: those are dropped
     step_info: Mapping[str, np.ndarray] = {}  # name -> [N], numbers in the environments' info
     rewards: tuple[float, int] = (0.0, 0)  # the sum of the raw ones, and in how many steps
+    environment_seconds: float = 0.0  # part of elapsed_seconds spent in environments; 0: unknown
+
+    @property
+    def pace(self) -> tuple[float, int]:
+        """Seconds in environments, and the steps that took them, resets between episodes included.
+
+        Zeros if it is not known.
+        """
+        known = self.environment_seconds > 0.0
+        return self.environment_seconds, self.unroll.timestep.reward[1:].size if known else 0
 
 
 class Rejection(NamedTuple):
@@ -269,7 +279,7 @@ class Validator:
             self._check_numbers(arrays)
             unroll = self._unroll(message, arrays)
             self._check_values(unroll)
-            elapsed, waited = _times(message)
+            elapsed, waited, in_environments = _times(message)
             return Arrival(
                 unroll=unroll,
                 actor=message.actor,
@@ -282,6 +292,7 @@ class Validator:
                 ),
                 elapsed_seconds=elapsed,
                 waited_seconds=waited,
+                environment_seconds=in_environments,
                 received=time.monotonic(),
                 faults=_faults(message.environment_faults, message.num_envs),
                 step_info=_step_info(message.step_info, self._unroll_length * message.num_envs),
@@ -546,22 +557,28 @@ def _faults(messages: Sequence[pb.EnvironmentFault], num_envs: int) -> list[Envi
     ]
 
 
-def _times(message: pb.Unrolls) -> tuple[float, float]:
-    """Checks the seconds that passed since the message before, and how many of them were waited."""
+def _times(message: pb.Unrolls) -> tuple[float, float, float]:
+    """Checks the seconds that passed since the message before.
+
+    Returns:
+      All, and how many of them the actor waited for the learner, and was in its environments.
+    """
     elapsed, waited = message.elapsed_seconds, message.waited_seconds
-    for name, value in (("elapsed_seconds", elapsed), ("waited_seconds", waited)):
+    parts = {"waited_seconds": waited, "environment_seconds": message.environment_seconds}
+    for name, value in {"elapsed_seconds": elapsed, **parts}.items():
         if not 0.0 <= value <= _MAX_SECONDS:
             raise Rejected(
                 pb.REASON_RANGE,
                 f"{name} is {value}: it must be 0 to {_MAX_SECONDS:g}. Look at the actor's clock.",
             )
-    if waited > elapsed + _SLACK_SECONDS:
-        raise Rejected(
-            pb.REASON_RANGE,
-            f"waited_seconds is {waited:g} of elapsed_seconds {elapsed:g}: it may be "
-            f"{_SLACK_SECONDS:g} more at most. Count both since the message before.",
-        )
-    return elapsed, waited
+    for name, value in parts.items():
+        if value > elapsed + _SLACK_SECONDS:
+            raise Rejected(
+                pb.REASON_RANGE,
+                f"{name} is {value:g} of elapsed_seconds {elapsed:g}: it may be "
+                f"{_SLACK_SECONDS:g} more at most. Count both since the message before.",
+            )
+    return elapsed, waited, message.environment_seconds
 
 
 def _check_within(name: str, nest: Nest, bounds: Sequence[Bounds | None]) -> None:
