@@ -36,18 +36,6 @@ class Stopwatch:
         """Of all environments; a reset between episodes is one."""
         self._seconds = 0.0  # of finished calls
         self._since: float | None = None  # of the call under way
-        self._taken = 0.0
-
-    def start(self) -> None:
-        """Notes that a call of the environments begins."""
-        self._since = time.perf_counter()
-
-    def stop(self, steps: int = 0) -> None:
-        """Notes that it has ended, and how many steps it ended."""
-        assert self._since is not None
-        self._seconds += time.perf_counter() - self._since
-        self._since = None
-        self.steps += steps
 
     @property
     def seconds(self) -> float:
@@ -55,10 +43,18 @@ class Stopwatch:
         since = self._since
         return self._seconds + (0.0 if since is None else time.perf_counter() - since)
 
-    def take(self) -> float:
-        """Returns the time since the last call of this method."""
-        taken, self._taken = self._seconds - self._taken, self._seconds
-        return taken
+    def start(self) -> None:
+        """Notes that a call of the environments begins."""
+        self._since = time.perf_counter()
+
+    def stop(self, steps: int = 0) -> float:
+        """Notes that it has ended, and how many steps it ended. Returns its seconds."""
+        assert self._since is not None
+        took = time.perf_counter() - self._since
+        self._since = None
+        self._seconds += took
+        self.steps += steps
+        return took
 
 
 class Actor:
@@ -137,7 +133,7 @@ class Actor:
             next_groups: list[Group] = []
             for place, group in enumerate(groups):
                 group.observe(last)
-                yield group.finish()._replace(environment_seconds=self.stopwatch.take())
+                yield group.finish()
                 if whole_rounds and group is not groups[-1]:
                     continue
                 if not next_groups:  # the other groups' row T is under way already
@@ -200,7 +196,7 @@ class Group:
       seed: of environments and actions.
       random_warm_up: as for `Actor`.
       step_info: as for `Actor`.
-      stopwatch: of the actor; None: the environments are not its own.
+      stopwatch: of the actor.
     """
 
     def __init__(
@@ -213,7 +209,8 @@ class Group:
         seed: np.random.SeedSequence,
         random_warm_up: bool = False,
         step_info: Collection[str] = (),
-        stopwatch: Stopwatch | None = None,
+        *,
+        stopwatch: Stopwatch,
     ):
         self._task, self._place = task, place
         self._asked = step_info
@@ -222,10 +219,10 @@ class Group:
             self._uniform = Uniform(environment.action_space, environment.num_envs, seed)
         environment_seed, *action_seed = (int(s) for s in seed.generate_state(3) >> 1)
         num_envs = environment.num_envs
-        self._stopwatch = stopwatch or Stopwatch()
-        self._stopwatch.start()
+        self._stopwatch = stopwatch
+        stopwatch.start()
         first = environment.reset(environment_seed)
-        self._stopwatch.stop()
+        self._took = stopwatch.stop()  # seconds in the environments since the last unroll
         self._environment = environment
         self._acting = policy.begin(first, action_seed)
 
@@ -266,13 +263,13 @@ class Group:
         self._outputs.write(row + 1, leaves)
         self._stopwatch.start()
         self._environment.send(self._outputs[row + 1].action)
-        self._stopwatch.stop()
+        self._took += self._stopwatch.stop()
 
     def observe(self, row: int) -> None:
         """Waits for the step that `act` started and writes the result to `row`."""
         self._stopwatch.start()
         step = self._environment.recv()
-        self._stopwatch.stop(len(self._frames))
+        self._took += self._stopwatch.stop(len(self._frames))
         self._timesteps.write(row, tree.flatten(step.timestep))
         self._frames += step.frames
         self._episodes += [episode for _, episode in self._statistics.update(step)]
@@ -294,8 +291,10 @@ class Group:
             parameter_version=version,
         )
         step_info = {name: np.concatenate(rows) for name, rows in self._step_info.items()}
+        took, self._took = self._took, 0.0
         return ActorUnrolls(
-            unroll, self._task, incarnation, self._episodes, self._faults, step_info
+            *(unroll, self._task, incarnation, self._episodes, self._faults, step_info),
+            environment_seconds=took,
         )
 
 

@@ -341,8 +341,6 @@ class Session:
             return
         message.elapsed_seconds = now - self._last_message
         message.waited_seconds = min(waited, message.elapsed_seconds)
-        in_environments = min(message.environment_seconds, message.elapsed_seconds)
-        message.environment_seconds = in_environments
         self._last_message = now
         self.outbox.append(message, now)
 

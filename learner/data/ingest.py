@@ -52,7 +52,7 @@ class Arrival(NamedTuple):
     unpermitted: int = 0  # of its unrolls, from the end: those are dropped
     step_info: Mapping[str, np.ndarray] = {}  # name -> [N], numbers in the environments' info
     rewards: tuple[float, int] = (0.0, 0)  # the sum of the raw ones, and in how many steps
-    environment_seconds: float = 0.0  # part of elapsed_seconds spent in environments; 0: unknown
+    environment_seconds: float = 0.0  # that its environments took; 0: unknown
 
     @property
     def pace(self) -> tuple[float, int]:
@@ -558,27 +558,31 @@ def _faults(messages: Sequence[pb.EnvironmentFault], num_envs: int) -> list[Envi
 
 
 def _times(message: pb.Unrolls) -> tuple[float, float, float]:
-    """Checks the seconds that passed since the message before.
+    """Checks the times in a message, in seconds.
 
     Returns:
-      All, and how many of them the actor waited for the learner, and was in its environments.
+      How many passed since the message before, how many of them were waited, and how many the
+      environments took.
     """
     elapsed, waited = message.elapsed_seconds, message.waited_seconds
-    parts = {"waited_seconds": waited, "environment_seconds": message.environment_seconds}
-    for name, value in {"elapsed_seconds": elapsed, **parts}.items():
+    in_environments = message.environment_seconds
+    for name, value in (
+        ("elapsed_seconds", elapsed),
+        ("waited_seconds", waited),
+        ("environment_seconds", in_environments),
+    ):
         if not 0.0 <= value <= _MAX_SECONDS:
             raise Rejected(
                 pb.REASON_RANGE,
                 f"{name} is {value}: it must be 0 to {_MAX_SECONDS:g}. Look at the actor's clock.",
             )
-    for name, value in parts.items():
-        if value > elapsed + _SLACK_SECONDS:
-            raise Rejected(
-                pb.REASON_RANGE,
-                f"{name} is {value:g} of elapsed_seconds {elapsed:g}: it may be "
-                f"{_SLACK_SECONDS:g} more at most. Count both since the message before.",
-            )
-    return elapsed, waited, message.environment_seconds
+    if waited > elapsed + _SLACK_SECONDS:
+        raise Rejected(
+            pb.REASON_RANGE,
+            f"waited_seconds is {waited:g} of elapsed_seconds {elapsed:g}: it may be "
+            f"{_SLACK_SECONDS:g} more at most. Count both since the message before.",
+        )
+    return elapsed, waited, in_environments
 
 
 def _check_within(name: str, nest: Nest, bounds: Sequence[Bounds | None]) -> None:

@@ -230,9 +230,11 @@ class Interval:
         row = self._scalars()
         # A mean over actors, however many messages each sends: autoscaling depends on it.
         times = [times for times in self._actors.values() if times[0] > 0]
-        for part, name in enumerate(("actor/wait_share", "actor/environment_share"), 1):
-            shares = [min(1.0, each[part] / each[0]) for each in times]
-            if shares and (part == 1 or any(shares)):  # actors of others need not say the second
+        waits = [min(1.0, waited / elapsed) for elapsed, waited, _ in times]
+        # What environments take need not be said.
+        paces = [min(1.0, playing / elapsed) for elapsed, _, playing in times if playing > 0]
+        for name, shares in (("actor/wait_share", waits), ("actor/environment_share", paces)):
+            if shares:
                 row[name] = sum(shares) / len(shares)
         for name, spread in self._spreads.items():
             row |= spread.scalars(name)
