@@ -338,7 +338,6 @@ def _act(
             *(client.parameters, client.task, client.prefetch),
             whole_rounds=paced,
         )
-
         stopwatch, before = actor.stopwatch, (0.0, 0)
 
         def slow(seconds: float) -> bool:

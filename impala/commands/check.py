@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import pathlib
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _MOST_SECONDS = 5.0  # of play
 _HANG_SECONDS = 60.0  # until a look is given up
+_LONG_SECONDS = 10.0  # of making and playing one, after which no other one is made
 _SLOW_SECONDS = 2e-3  # of a step: more than an actor does besides
 _MANY_STEPS = 100  # from which on it says something that none was rewarded or the last
 _LARGE = 100.0  # numbers that a network learns badly from
@@ -114,14 +116,16 @@ def _seen(command: Check, task: Task) -> _Seen:
 
     environments.check(task.environment.id)
     make = functools.partial(_make, command.settings, task)
-    odd = []
-    repeats = False
+    odd: list[str] = []
+    repeats, began = False, time.monotonic()
     with HangWatch(_HANG_SECONDS, "end of play", "the limit") as hang, hang.watched():
         try:
             seen = look(make, command.steps, _MOST_SECONDS, seed := 0)
         except environments.EnvironmentFailed as error:
             odd.append(f"it failed in the first of two plays: {Failure(error.error, error.where)}")
             seen = look(make, command.steps, _MOST_SECONDS, seed := 1)
+        if time.monotonic() - began > _LONG_SECONDS:
+            return _Seen(task, seen, False, odd)
         try:
             if not (repeats := begins_alike(make, seen, seed)):
                 odd.append(
