@@ -7,6 +7,7 @@ versions. The task changes at the same boundary; each task has its own groups, w
 state while another task is played.
 """
 
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
@@ -25,6 +26,35 @@ from impala.types import (
     StepType,
     Unroll,
 )
+
+
+class Stopwatch:
+    """The time that an actor's environments take. Other threads may read it."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        """Of all environments; a reset between episodes is one."""
+        self._seconds = 0.0  # of finished calls
+        self._since: float | None = None  # of the call under way
+
+    @property
+    def seconds(self) -> float:
+        """The time so far, that of the call under way included."""
+        since = self._since
+        return self._seconds + (0.0 if since is None else time.perf_counter() - since)
+
+    def start(self) -> None:
+        """Notes that a call of the environments begins."""
+        self._since = time.perf_counter()
+
+    def stop(self, steps: int = 0) -> float:
+        """Notes that it has ended, and how many steps it ended. Returns its seconds."""
+        assert self._since is not None
+        took = time.perf_counter() - self._since
+        self._since = None
+        self._seconds += took
+        self.steps += steps
+        return took
 
 
 class Actor:
@@ -61,6 +91,7 @@ class Actor:
         self._step_info = step_info
         self._held = (0, 0)  # incarnation and version of what the policy acts with; none yet
         self._groups: dict[int, list[Group]] = {}  # of each task that was played
+        self.stopwatch = Stopwatch()
 
     def run(
         self,
@@ -115,7 +146,9 @@ class Actor:
 
     def _groups_of(self, task: int) -> list["Group"]:
         if task not in self._groups:
+            self.stopwatch.start()
             environments = self._environments(task)
+            self.stopwatch.stop()
             if not environments:
                 raise ValueError("an actor needs at least one group of environments, got none")
             seeds = np.random.SeedSequence([self._seed, task]).spawn(len(environments))
@@ -124,6 +157,7 @@ class Actor:
                     *(task, place, environment, self._policy, self._unroll_length, seed),
                     random_warm_up=self._random_warm_up,
                     step_info=self._step_info,
+                    stopwatch=self.stopwatch,
                 )
                 for place, (environment, seed) in enumerate(zip(environments, seeds, strict=True))
             ]
@@ -162,6 +196,7 @@ class Group:
       seed: of environments and actions.
       random_warm_up: as for `Actor`.
       step_info: as for `Actor`.
+      stopwatch: of the actor.
     """
 
     def __init__(
@@ -174,6 +209,8 @@ class Group:
         seed: np.random.SeedSequence,
         random_warm_up: bool = False,
         step_info: Collection[str] = (),
+        *,
+        stopwatch: Stopwatch,
     ):
         self._task, self._place = task, place
         self._asked = step_info
@@ -182,7 +219,10 @@ class Group:
             self._uniform = Uniform(environment.action_space, environment.num_envs, seed)
         environment_seed, *action_seed = (int(s) for s in seed.generate_state(3) >> 1)
         num_envs = environment.num_envs
+        self._stopwatch = stopwatch
+        stopwatch.start()
         first = environment.reset(environment_seed)
+        self._took = stopwatch.stop()  # seconds in the environments since the last unroll
         self._environment = environment
         self._acting = policy.begin(first, action_seed)
 
@@ -221,11 +261,15 @@ class Group:
         if self._uniform is not None and self._held[1] == 0:
             leaves = [self._uniform.draw(), *leaves[1:]]  # the rest is the network's
         self._outputs.write(row + 1, leaves)
+        self._stopwatch.start()
         self._environment.send(self._outputs[row + 1].action)
+        self._took += self._stopwatch.stop()
 
     def observe(self, row: int) -> None:
         """Waits for the step that `act` started and writes the result to `row`."""
+        self._stopwatch.start()
         step = self._environment.recv()
+        self._took += self._stopwatch.stop(len(self._frames))
         self._timesteps.write(row, tree.flatten(step.timestep))
         self._frames += step.frames
         self._episodes += [episode for _, episode in self._statistics.update(step)]
@@ -247,8 +291,10 @@ class Group:
             parameter_version=version,
         )
         step_info = {name: np.concatenate(rows) for name, rows in self._step_info.items()}
+        took, self._took = self._took, 0.0
         return ActorUnrolls(
-            unroll, self._task, incarnation, self._episodes, self._faults, step_info
+            *(unroll, self._task, incarnation, self._episodes, self._faults, step_info),
+            environment_seconds=took,
         )
 
 

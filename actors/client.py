@@ -156,6 +156,8 @@ class LearnerClient(Connection):
             self._metrics.environment_faults.labels(fault.kind).inc()
         self._metrics.sent_bytes.inc(size)
         self._metrics.wait_seconds.inc(message.waited_seconds)
+        self._metrics.environment_seconds.inc(message.environment_seconds)
+        self._metrics.steps.inc(message.num_envs * reply.unroll_length)
 
     # What the threads do.
 

@@ -415,6 +415,7 @@ class _Row:
                 *(0, self._number, self._environment, self._policy, self._last, seeds),
                 random_warm_up=self._built.config.random_warm_up,
                 step_info=frozenset(self._built.actor.step_info),
+                stopwatch=actor.Stopwatch(),
             )
             self._group.begin(self._held)
         else:
@@ -423,7 +424,8 @@ class _Row:
             if self._at == self._soon:
                 self._wire.prefetch()
             if self._at == self._last:
-                self._wire.send(self._group.finish())
+                # The time of the caller's environment is not known here.
+                self._wire.send(self._group.finish()._replace(environment_seconds=0.0))
                 self._take()
                 self._group.begin(self._held)
                 self._at = 0

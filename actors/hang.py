@@ -6,10 +6,12 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 _log = logging.getLogger(__name__)
+
+_SLOW_SECONDS = 10.0
 
 
 class HangWatch:
@@ -22,10 +24,19 @@ class HangWatch:
     Args:
       seconds: time limit of an operation.
       what: the operation yields, for the log: an unroll or a step.
+      limit: the name of the time limit, for the log.
+      slow: called in another thread about every second after the first ten of an operation, with
+        its time so far, until it returns true once.
     """
 
-    def __init__(self, seconds: float, what: str) -> None:
-        self._seconds, self._what = seconds, what
+    def __init__(
+        self,
+        seconds: float,
+        what: str,
+        limit: str = "actor.hang_seconds",
+        slow: Callable[[float], bool] = lambda seconds: True,
+    ) -> None:
+        self._seconds, self._what, self._limit, self._slow = seconds, what, limit, slow
         self._since: float | None = None
         self._thread = threading.get_ident()
         self._over = threading.Event()
@@ -52,17 +63,20 @@ class HangWatch:
         """Logs where it hangs, once. Not possible while the interpreter's lock is held."""
         pause = min(1.0, self._seconds / 10.0)
         told: float | None = None
+        is_slow = False
         while not self._over.wait(pause):
             since = self._since
             if since is None or since == told:
                 continue
             waited = time.monotonic() - since
+            if waited >= _SLOW_SECONDS and not is_slow:
+                is_slow = self._slow(waited)
             if waited >= self._seconds - 2.0 * pause:
                 told = since
                 where = ", ".join(doing(self._thread)) or "it is not known where"
                 _log.error(
-                    "no %s for %.1f s, actor.hang_seconds is %g: %s",
-                    *(self._what, waited, self._seconds, where),
+                    "no %s for %.1f s, %s is %g: %s",
+                    *(self._what, waited, self._limit, self._seconds, where),
                 )
 
 

@@ -40,6 +40,7 @@ def unrolls(name: str, incarnation: int, fingerprint: str, unrolls: ActorUnrolls
         # The learner accepts at most one per environment; the newest are the most useful.
         environment_faults=[_fault(fault) for fault in unrolls.faults[-len(unroll.frames) :]],
         step_info=[pb.StepInfo(name=name, values=x) for name, x in unrolls.step_info.items()],
+        environment_seconds=unrolls.environment_seconds,
     )
 
 

@@ -41,6 +41,16 @@ class ActorMetrics:
             "Time that the actor waited for the learner.",
             registry=registry,
         )
+        self.environment_seconds = prometheus.Counter(
+            "impala_actor_environment_seconds_total",
+            "Time that the environments took, resets included.",
+            registry=registry,
+        )
+        self.steps = prometheus.Counter(
+            "impala_actor_steps_total",
+            "Steps of environments; a reset between episodes is one.",
+            registry=registry,
+        )
         self.parameter_version = prometheus.Gauge(
             "impala_actor_parameter_version", "Of the newest parameters here.", registry=registry
         )

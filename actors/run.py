@@ -3,7 +3,6 @@
 Composition root of the actor: only here does configuration become objects.
 """
 
-import builtins
 import contextlib
 import dataclasses
 import functools
@@ -85,10 +84,10 @@ class _Notes:
         self.has_acted = False
         """Whether an unroll is complete."""
 
-    def add(self, failure: Failure) -> None:
-        """Records a failure."""
+    def add(self, what: Failure | str) -> None:
+        """Records a failure, or a notice."""
         if self._path is not None:
-            note(self._path, failure)
+            note(self._path, what)
 
 
 def run_actor(learner: str, options: Options | None = None) -> int:
@@ -287,16 +286,10 @@ def _noted(path: pathlib.Path | None, role: Role) -> Iterator[_Notes]:
             notes.add(Failure(f"{type(error).__name__}: {error}", where_raised(error), role))
             raise
         notes.add(Failure(error.error, error.where))
-        if role != "actor" or notes.has_acted or not _is_mistake(error.error):
+        if role != "actor" or notes.has_acted or not error.is_mistake:
             raise
         traceback.print_exc()
         sys.exit(REPEATS)
-
-
-def _is_mistake(failure: str) -> bool:
-    """Returns whether what an environment raised is a fault of its code, not of what it needs."""
-    kind = getattr(builtins, failure.partition(":")[0], OSError)
-    return issubclass(kind, Exception) and not issubclass(kind, OSError | MemoryError)
 
 
 def _act(
@@ -308,6 +301,7 @@ def _act(
     from actors import policy
     from actors.actor import Actor
     from actors.hang import HangWatch
+    from impala.environments import pace
 
     total, groups = options.num_envs or setup.actor.num_envs, setup.actor.num_groups
     if total == 1:
@@ -344,9 +338,21 @@ def _act(
             *(client.parameters, client.task, client.prefetch),
             whole_rounds=paced,
         )
-        hang = stack.enter_context(HangWatch(setup.actor.hang_seconds, "unroll"))
+        stopwatch, before = actor.stopwatch, (0.0, 0)
+
+        def slow(seconds: float) -> bool:
+            taken, steps = stopwatch.seconds - before[0], stopwatch.steps - before[1]
+            if clause := pace.slow(taken / seconds, taken / steps if steps else 0.0):
+                advice = pace.advice(setup.tasks[client.task()].environment, total)
+                notice = f"No unroll for {seconds:.0f} s, since {clause}: {advice}."
+                _log.warning("%s", notice)
+                notes.add(notice)
+            return bool(clause)
+
+        hang = stack.enter_context(HangWatch(setup.actor.hang_seconds, "unroll", slow=slow))
         while True:
             client.await_turn(total)  # the lack of parameters is no environment that hangs
+            before = stopwatch.seconds, stopwatch.steps
             with hang.watched():
                 of_one_group = next(unrolls)
             for fault in of_one_group.faults:

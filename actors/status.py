@@ -10,7 +10,7 @@ import rich.console
 import rich.table
 import rich.text
 
-from impala.runtime.printable import printable
+from impala.runtime.printable import duration, printable
 from protos.impala.v1 import learner_pb2 as pb
 
 _MAX_DETAIL = 500  # characters of a rejection or a fault
@@ -80,6 +80,9 @@ def _table(status: pb.RunStatus) -> rich.table.Table:
     ]
     if any(no_episodes):
         table.add_column("reward/step", justify="right")
+    has_pace = any(each.HasField("step_seconds") for each in status.members)
+    if has_pace:
+        table.add_column("step", justify="right")
     seldom = {name: counts for name, counts in only_if_any.items() if any(counts)}
     for name in seldom:
         table.add_column(name, justify="right")
@@ -94,6 +97,7 @@ def _table(status: pb.RunStatus) -> rich.table.Table:
             f"{member.frames:,}" if is_actor else "",
             "" if is_actor and not member.unrolls else f"{behind:,}",
             *([f"{member.reward_per_step:,.4f}" if no_episodes[number] else ""] * any(no_episodes)),
+            *([_step(member)] * has_pace),
             *[f"{counts[number]:,}" for counts in seldom.values()],
             style="" if member.active else "dim",
         )
@@ -126,6 +130,11 @@ def _notes(member: pb.Member, status: pb.RunStatus) -> list[str]:
 def _counts(what: str, counts: Mapping[str, int]) -> str:
     reasons = ", ".join(f"{n:,} {printable(reason)}" for reason, n in sorted(counts.items()))
     return f"{sum(counts.values()):,} {what}" + (f" ({reasons})" if reasons else "")
+
+
+def _step(member: pb.Member) -> str:
+    """Returns the time of a step of an environment."""
+    return duration(member.step_seconds) if member.HasField("step_seconds") else ""
 
 
 def _ago(seconds: float) -> str:

@@ -117,6 +117,7 @@ class ActorUnrolls(NamedTuple):
     episodes: list[Episode]  # that ended in rows 1..T
     faults: Sequence[EnvironmentFault] = ()  # of the group's environments, in rows 1..T
     step_info: Mapping[str, np.ndarray] = {}  # name -> [N], numbers in rows 1..T without seams
+    environment_seconds: float = 0.0  # that the group's environments took for them
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from impala.config import values
 from impala.config.schema import Config
+from impala.environments import pace
 from impala.finite import NotFiniteError
 from impala.logdir import checkpoint
 from impala.logdir import directory as log_directory
@@ -430,10 +431,11 @@ def _writer(state: State, evaluations: Evaluations, service: LearnerService) -> 
     """Returns the thread that writes telemetry."""
     config, options = state.config, state.options
     metrics = options.metrics_listen
+    advice = pace.advice(config.environment, config.actor.num_envs)
     return Writer(
         *(evaluations, service.evaluators.reports),
         Prometheus(metrics) if metrics is not None else None,
-        live=[Console(to_log=options.rows_to_log)],
+        live=[Console(to_log=options.rows_to_log, advice=advice)],
         files=[TensorBoard(options.logdir), JsonLines(options.logdir)],
         own=custom_sinks.make(config, options.logdir),
         seconds_per_update=_ROW_SECONDS / _ROW_UPDATES if config.deterministic else None,

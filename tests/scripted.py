@@ -178,7 +178,7 @@ def check_episodes(group: list[ActorUnrolls]) -> None:
     running = np.zeros(num_envs)
     steps = np.zeros(num_envs, int)
     total = 0
-    for unroll, _, _, episodes, faults, step_info in group:
+    for unroll, _, _, episodes, faults, step_info, _ in group:
         assert not faults and not step_info
         expected = []
         for row in range(1, len(unroll.timestep.reward)):

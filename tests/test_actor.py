@@ -1,6 +1,8 @@
 """A counting environment and a counting agent prove the unroll loop, row by row."""
 
+import itertools
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -9,6 +11,7 @@ import pytest
 import tree
 from scripted import Counter, Script, check_episodes, check_group
 
+from actors import actor as unrolling
 from actors import policy
 from actors.actor import Actor
 from actors.policy import Compiled
@@ -46,6 +49,20 @@ def collect(
 def copied(unrolls: ActorUnrolls) -> ActorUnrolls:
     """What the actor yields is overwritten by the next."""
     return unrolls._replace(unroll=tree.map_structure(np.copy, unrolls.unroll))
+
+
+def test_unrolls_say_what_their_environments_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a clock that goes on by a second whenever it is read."""
+    clock = itertools.count()
+    monkeypatch.setattr(unrolling, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    groups = [Script(3, first=0), Script(3, first=10)]
+    actor = Actor(lambda task: groups, Compiled(Counter()), 4, 1)
+    versions = growing_versions()
+    stream = actor.run(lambda: next(versions))
+    took = [next(stream).environment_seconds for _ in range(6)]
+    # Each step is sent and received, and the first unrolls have the reset, too.
+    assert took == [9, 9, 8, 8, 8, 8]
+    assert actor.stopwatch.steps == 6 * 3 * 4
 
 
 @pytest.mark.parametrize("unroll_length", [1, 4, 7])

@@ -111,7 +111,8 @@ def error_of(name: str, steps: int = 3, **settings: Any) -> str:
     """What the screen is told when this environment fails, within so many steps."""
     with closing(make(name, **settings)) as environment, pytest.raises(EnvironmentFailed) as failed:
         play(environment, steps)
-    assert "\n" not in failed.value.error and failed.value.where == ""
+    assert "\n" not in failed.value.error
+    assert re.fullmatch(r"/.*/own\.py:\d+, in step", failed.value.where)
     return failed.value.error
 
 

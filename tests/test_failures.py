@@ -127,22 +127,33 @@ def _trained(folder: pathlib.Path, *flags: str) -> subprocess.CompletedProcess[s
             *("--logdir", folder / "run"),
         ],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
         capture_output=True,
         text=True,
         timeout=240,
     )
 
 
-@pytest.mark.parametrize("actors", [1, 2])
-def test_a_mistake_that_each_start_repeats_ends_the_run_after_the_second(
-    tmp_path: pathlib.Path, actors: int
-) -> None:
+def test_a_mistake_ends_a_run_before_it_begins(tmp_path: pathlib.Path) -> None:
     (tmp_path / "mistaken.py").write_text(_MISTAKEN)
     done = _trained(
         tmp_path,
         *("--environment.id", "mistaken:Mistaken-v0", "--environment.vectorization", "sync"),
-        *("--num-actors", str(actors)),
+    )
+    assert done.returncode == 2, done.stderr
+    place = re.escape(f"({tmp_path / 'mistaken.py'}:6, in step)")
+    assert len(re.findall(f"the reward is None.*{place}", done.stderr)) == 1
+    assert "Training" not in done.stderr
+
+
+@pytest.mark.parametrize("actors", [1, 2])
+def test_a_mistake_that_each_start_repeats_ends_the_run_after_the_second(
+    tmp_path: pathlib.Path, actors: int
+) -> None:
+    """Given one that shows itself only where there are several environments in a process."""
+    done = _trained(
+        tmp_path,
+        *("--environment.id", "looked:Alone", "--num-actors", str(actors)),
     )
     assert done.returncode == 1, done.stderr
     assert re.search("The actors keep failing: ValueError: .* the reward is None", done.stderr)

@@ -60,6 +60,9 @@ def test_a_good_message_becomes_views_of_its_bytes() -> None:
     assert (arrival.actor, arrival.incarnation, arrival.sequence, arrival.offset) == ("a", 1, 9, 0)
     assert arrival.episodes == [Episode(1.5, 9, 36, {"lives": 3.0})]
     assert (arrival.elapsed_seconds, arrival.waited_seconds) == (0.5, 0.25)
+    assert arrival.pace == (0.0, 0)  # an actor need not say it
+    arrival = _check(_good(environment_seconds=0.5))
+    assert isinstance(arrival, Arrival) and arrival.pace == (0.5, 2 * T)
 
 
 def _with(path: str, value: float, at: tuple[int, ...] = (1, 1)) -> pb.Unrolls:
@@ -157,6 +160,11 @@ BAD = {
     "many episodes": (_good(episodes=[pb.Episode()] * 9), pb.REASON_RANGE, "9 episodes.* 8"),
     "nan seconds": (_good(elapsed_seconds=NAN), pb.REASON_RANGE, "elapsed_seconds is nan"),
     "negative seconds": (_good(waited_seconds=-1), pb.REASON_RANGE, "waited_seconds is -1"),
+    "nan seconds in environments": (
+        _good(environment_seconds=NAN),
+        pb.REASON_RANGE,
+        "environment_seconds is nan",
+    ),
     "waiting all the time and more": (
         _good(waited_seconds=1.75),
         pb.REASON_RANGE,

@@ -67,6 +67,30 @@ def test_the_share_that_actors_wait_is_a_mean_over_actors() -> None:
     assert "actor/wait_share" not in telemetry.end(Counters(), {}).row()[0]
 
 
+def test_rows_say_what_environments_take_where_that_is_known() -> None:
+    """Given an actor with slow environments, one with fast ones, and one that does not say it."""
+    telemetry = Telemetry()
+    telemetry.actor("slow", "Catch", 2.0, 0.0, pace=(2.0, 20))
+    telemetry.actor("fast", "Catch", 2.0, 0.0, pace=(1.0, 100))
+    telemetry.actor("unknown", "Catch", 2.0, 0.0)
+    row, _ = telemetry.end(Counters(), {}).row()
+    assert row["actor/environment_share"] == pytest.approx((1.0 + 0.5) / 2)
+    assert row["environment/step_seconds"] == pytest.approx(3.0 / 120)
+    telemetry.actor("unknown", "Catch", 2.0, 0.0)
+    row, _ = telemetry.end(Counters(), {}).row()
+    assert not {"actor/environment_share", "environment/step_seconds"} & row.keys()
+
+
+def test_the_console_says_when_environments_are_the_limit() -> None:
+    row = {"frames": 480.0, "progress": 0.8, "speed/frames_per_second": 1.0}
+    row |= {"actor/environment_share": 0.97, "environment/step_seconds": 0.00512}
+    said = "environments take 97% of the actors' time, 5.12 ms a step: less"
+    assert console_line(row | {"learner/wait_share": 0.9}, "less").endswith(said)
+    assert said not in console_line(row | {"learner/wait_share": 0.4}, "less")
+    row |= {"actor/environment_share": 0.4, "learner/wait_share": 0.9}
+    assert "environments" not in console_line(row, "less")
+
+
 def test_rows_say_by_task_what_was_learned_and_dropped() -> None:
     telemetry = Telemetry()
     telemetry.begin(Counters())

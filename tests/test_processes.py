@@ -138,7 +138,7 @@ def test_one_that_crashes_is_replaced_and_the_others_count_on(tmp_path: pathlib.
             (fault,) = step.faults
             expected = EnvironmentFault(10 + i, "crashed", f"fault 1, {detail}", fault.where)
             assert fault == expected
-            assert fault.where.endswith(", in step") == (crash == Do.RAISE)
+            assert fault.where.endswith(", in step") == (crash in (Do.RAISE, Do.NOT_FINITE))
             assert not witness.step(begins=[i]).faults
         for _ in range(20):
             assert not witness.step().faults

@@ -1,6 +1,7 @@
 """The roster: speeds, silence and departures by a clock of the test's."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -22,8 +23,10 @@ def _sent(
     frames: int = 400,
     version: int = 0,
     returns: Sequence[float] = (),
+    pace: tuple[float, int] = (0.0, 0),
 ) -> None:
-    roster.sent(name, unrolls=2, frames=frames, version=version, size=10, returns=returns)
+    told: dict[str, Any] = {"version": version, "returns": returns, "pace": pace}
+    roster.sent(name, unrolls=2, frames=frames, size=10, **told)
 
 
 def test_what_a_member_did_is_counted() -> None:
@@ -101,6 +104,14 @@ def test_an_actors_return_is_of_its_last_hundred_episodes() -> None:
     for _ in range(50):
         _sent(roster, "a", returns=[1.0, 3.0])
     assert [member.recent_return for member in roster.members()] == [2.0, None]
+
+
+def test_the_time_of_a_step_is_a_mean_of_all_steps() -> None:
+    roster = Roster(_Clock())
+    for name, paces in (("a", [(1.0, 10), (2.0, 30)]), ("unknown", [(0.0, 0)])):
+        for pace in paces:
+            _sent(roster, name, pace=pace)
+    assert [member.step_seconds for member in roster.members()] == [3.0 / 40, None]
 
 
 def test_environment_faults_are_counted() -> None:

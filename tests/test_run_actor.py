@@ -4,6 +4,7 @@ import contextlib
 import copy
 import json
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -132,6 +133,28 @@ def test_it_ends_and_says_where_when_an_environment_hangs(learner: FakeLearner) 
     assert "Timeout" in log and "in <lambda>" in log
     assert "actor.hang_seconds is 2: in group 1 of task 0" in log
     assert len(learner.messages) <= 1
+
+
+SLOW = """
+import time
+from actors import hang
+from impala.environments.catch import Catch
+
+hang._SLOW_SECONDS = 0.0
+step = Catch.recv
+Catch.recv = lambda self: time.sleep(5.0) or step(self)
+"""
+
+
+def test_it_says_when_environments_are_why_no_unroll_comes(
+    learner: FakeLearner, tmp_path: pathlib.Path
+) -> None:
+    shown = Shown(tmp_path / "failures")
+    start(learner, f"import pathlib; from pathlib import PosixPath; {SLOW}", failures=shown.path)
+    services.wait_for("a notice", shown.path.exists)
+    notice = json.loads(shown.path.read_text())
+    assert re.match("No unroll for .* s, since environments take .*% of the actors' time", notice)
+    assert notice.endswith("more actors help (--num-actors).")
 
 
 HANG_IN_THE_SECOND_EVALUATION = """

@@ -111,6 +111,14 @@ def test_the_command_prints_a_table_or_json(
     assert (told["parameter_version"], told["members"][0]["name"]) == ("3", "host-7")
 
 
+def test_the_table_says_how_long_a_step_takes_where_that_is_known() -> None:
+    known = pb.RunStatus()
+    known.CopyFrom(STATUS)
+    known.members[0].step_seconds = 0.00512
+    assert "5.12 ms" in next(line for line in _text(known).splitlines() if "host-1" in line)
+    assert " step " in _text(known) and " step " not in _text(STATUS)
+
+
 def _lines(table: rich.console.Group) -> list[str]:
     console = rich.console.Console(file=io.StringIO(), width=160)
     console.print(table)

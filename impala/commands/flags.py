@@ -24,8 +24,8 @@ Allow = UseAppendAction[tuple[str, ...]]  # one value, so that what follows it i
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunFlags:
-    """Flags of the commands that start a run."""
+class SettingsFlags:
+    """Flags of the commands that read the settings of a run."""
 
     uses_gpus: ClassVar[bool] = False  # of the process itself
 
@@ -34,6 +34,18 @@ class RunFlags:
     config: pathlib.Path | None = None
     """YAML file of settings, which override the preset. Environment variables such as
     IMPALA_OPTIMISER__LEARNING_RATE=3e-4 override these, and flags override all."""
+    settings: Annotated[Config, arg(name="")] = dataclasses.field(default_factory=Config)
+
+    @classmethod
+    def words(cls, argv: list[str]) -> list[str]:
+        """Returns a command line with its abbreviations written out."""
+        return argv
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunFlags(SettingsFlags):
+    """Flags of the commands that start a run."""
+
     print_config: bool = False
     """Print the resulting settings as YAML, for --config, and exit."""
     logdir: pathlib.Path | None = None
@@ -52,7 +64,6 @@ class RunFlags:
     run, or one of its checkpoints. Ignored when a run is resumed."""
     log_format: LogFormat = "text"
     """text, or json: one object per line."""
-    settings: Annotated[Config, arg(name="")] = dataclasses.field(default_factory=Config)
 
 
 @contextlib.contextmanager

@@ -96,6 +96,7 @@ _COMMANDS = {
         "--evaluate": "eval with-eval",
         "--num-actors": "num-workers workers n-workers num-rollout-workers num-env-runners",
     },
+    "check": _RUN,
     "learner": {
         **_RUN,
         "--listen": "host port address bind server-address",

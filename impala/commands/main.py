@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from impala.commands.actor import Actor, actor
+from impala.commands.check import Check, check
 from impala.commands.conform import Conform, conform
 from impala.commands.evaluate import Evaluate, evaluate
 from impala.commands.export import Export, export
@@ -50,6 +51,7 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], int]]] = {
     "train": (Train, train),
     "learner": (Learner, learner),
     "actor": (Actor, actor),
+    "check": (Check, check),
     "status": (Status, status),
     "evaluate": (Evaluate, evaluate),
     "record": (Record, record),

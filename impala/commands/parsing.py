@@ -13,7 +13,7 @@ import tyro
 from tyro.conf import Positional
 
 from impala.commands import foreign
-from impala.commands.flags import RunFlags
+from impala.commands.flags import SettingsFlags
 from impala.config import layers, rules, values
 from impala.config.presets import PRESETS
 from impala.config.schema import Config
@@ -35,7 +35,8 @@ def parse(name: str, command_type: type[T], argv: list[str]) -> T:
     """
     foreign.check(name, argv)
     command: Any
-    if issubclass(command_type, RunFlags):
+    if issubclass(command_type, SettingsFlags):
+        argv = command_type.words(argv)
         command, unknown = _parse_run(name, command_type, argv)
         settings = command.settings
     else:
@@ -44,14 +45,14 @@ def parse(name: str, command_type: type[T], argv: list[str]) -> T:
     if unknown:
         raise values.OptionError(_unknown(name, command_type, unknown[0], settings))
     values.check_ranges(command)
-    if isinstance(command, RunFlags):
+    if isinstance(command, SettingsFlags):
         rules.validate(command.settings)
     return typing.cast(T, command)
 
 
 def _parse_run(
-    name: str, command_type: type[RunFlags], argv: list[str]
-) -> tuple[RunFlags, list[str]]:
+    name: str, command_type: type[SettingsFlags], argv: list[str]
+) -> tuple[SettingsFlags, list[str]]:
     """Returns a command with its settings, and the arguments that nobody knows."""
     named = values.overlay(Config(), sections.naming(layers.from_flags(argv)[0]))
     if sections.needs_tensorflow(named):
@@ -79,7 +80,7 @@ def _parse_run(
     return dataclasses.replace(command, settings=settings), unknown
 
 
-def _settings(command: RunFlags, argv: list[str]) -> Config:
+def _settings(command: SettingsFlags, argv: list[str]) -> Config:
     """Returns the settings of all layers."""
     if components.is_own(command.preset):
         _load_tensorflow(type(command))
@@ -89,7 +90,7 @@ def _settings(command: RunFlags, argv: list[str]) -> Config:
     return layers.layered(*layers_of)
 
 
-def _load_tensorflow(command_type: type[RunFlags]) -> None:
+def _load_tensorflow(command_type: type[SettingsFlags]) -> None:
     """Imports TensorFlow quietly, as custom parts are about to import it."""
     uses_gpus = command_type.uses_gpus
     process.load_tensorflow(use_gpus=uses_gpus, is_guest=not uses_gpus)

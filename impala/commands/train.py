@@ -16,7 +16,7 @@ from impala.config import layers, values
 from impala.config.schema import Config
 from impala.config.values import OptionError
 from impala.parts import sections
-from impala.parts.components import is_own
+from impala.parts.components import ENVIRONMENT, is_own
 from impala.runtime import listen, process
 from impala.runtime.failures import Shown
 from impala.runtime.logs import log_to_stderr
@@ -25,8 +25,10 @@ from impala.runtime.supervisor import MOST_FAILURES, Exit, Program, Supervisor
 _log = logging.getLogger("impala.train")
 
 GRACE_SECONDS = 60.0  # the learner's last checkpoint may take a while
+_WRONG = 2  # exit status of wrong usage
 _AGAIN_SECONDS = 30.0  # before restarting actors that ended by themselves
 _TENSORBOARD = "TensorBoard"
+_LOOK = "look at the environment"
 _MOST_ACTORS = 256  # as in `NumActors`
 _LEARNER_CORES = 3  # that a learner with a GPU uses: the update, batches, messages
 
@@ -36,8 +38,8 @@ class Train(RunFlags):
     """Trains on this host: a learner and its actors, from one command.
 
     Exit status: 0 once the run has finished, 75 if it was stopped before its end (the same command
-    without --fresh resumes it), 1 after a failure, 2 if the command line is wrong, 130 if a second
-    Ctrl-C has killed it.
+    without --fresh resumes it), 1 after a failure, 2 if the command line or an environment of your
+    own is wrong, 130 if a second Ctrl-C has killed it.
     """
 
     num_actors: NumActors | Literal["auto"] = "auto"
@@ -95,21 +97,31 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
     ):
         directory = pathlib.Path(temporary)
         socket, failures = directory / "learner", Shown(directory / "failures")
-        supervisor.start(_learner_program(command, logdir, directory, socket, output))
         programs = _actor_programs(command, socket, actors_log, failures.path)
-        for program in programs.values():
-            supervisor.start(program)
-        if command.tensorboard:
-            supervisor.start(_tensorboard_program(logdir, socket if command.fresh else None))
-        _log.info("%s", _plan(command))
-        _log.info(
-            "Training %s for %s frames in %s; the actors write to %s.",
-            *(_what(command.settings), f"{tasks.total_frames(command.settings):,}"),
-            *(logdir, actors_log),
-        )
         watch = _Watch(supervisor, programs, failures, actors_log)
+
+        def begin() -> None:
+            supervisor.start(_learner_program(command, logdir, directory, socket, output))
+            for program in programs.values():
+                supervisor.start(program)
+            if command.tensorboard:
+                supervisor.start(_tensorboard_program(logdir, socket if command.fresh else None))
+            _log.info("%s", _plan(command))
+            _log.info(
+                "Training %s for %s frames in %s; the actors write to %s.",
+                *(_what(command.settings), f"{tasks.total_frames(command.settings):,}"),
+                *(logdir, actors_log),
+            )
+
+        if _has_own_environment(command.settings):
+            supervisor.start(_look_program(command, directory, actors_log, failures.path))
+        else:
+            begin()
         for end in supervisor.watch(failures.show):
-            watch.take(end)
+            if end.name != _LOOK:
+                watch.take(end)
+            elif watch.lets_begin(end):
+                begin()
     status, why = watch.result()
     once = {"--fresh": command.fresh, "--empty-replay": command.empty_replay}
     without = " and ".join(flag for flag, is_on in once.items() if is_on)
@@ -136,6 +148,20 @@ class _Watch:
         self._actors_log = actors_log
         self._learner_status = STOPPED
         self._cause = ""  # why the run has failed without the learner
+        self._status = 1  # of such a run
+
+    def lets_begin(self, look: Exit) -> bool:
+        """Returns whether training begins after a look at the environment, or stops the run."""
+        refused = "the environment fails before training"
+        if look.status == _WRONG and self._failures.last:
+            self._cause, self._status = f"{refused}: {self._failures.last}", _WRONG
+            self._supervisor.stop(refused)
+        elif look.status not in (0, _WRONG) and not self._supervisor.stopping:
+            _log.warning(
+                "The %s ended with status %d (see %s); training begins nevertheless.",
+                *(look.name, look.status, self._actors_log),
+            )
+        return not self._supervisor.stopping
 
     def take(self, end: Exit) -> None:
         """Logs an end; restarts the program, or stops the run."""
@@ -170,7 +196,7 @@ class _Watch:
         if supervisor.killed:
             status = 128 + signal.SIGINT
         elif self._cause:
-            status = 1
+            status = self._status
         return status, self._cause or supervisor.why
 
 
@@ -220,6 +246,40 @@ def _what(settings: Config) -> str:
     return f"{', '.join(algorithms)} on {', '.join(environments)}"
 
 
+def _has_own_environment(settings: Config) -> bool:
+    """Returns whether something is played that is not built in, and so may have mistakes."""
+    from impala.schedule import tasks
+
+    played = [task.environment.id for task in tasks.make(settings.environment, settings.tasks)]
+    return any(is_own(id) and id not in ENVIRONMENT.built_in for id in played)
+
+
+def _look_program(
+    command: Train, directory: pathlib.Path, log: pathlib.Path, failures: pathlib.Path
+) -> Program:
+    """Returns the program that plays the environment before anything else is started.
+
+    It plays as many steps as an unroll has: a mistake among them would end every actor.
+    """
+    settings = command.settings
+    file = directory / "look.yaml"
+    file.write_text(values.to_yaml(settings), encoding="utf-8")
+    return Program(
+        name=_LOOK,
+        command=[
+            *(*process.IMPALA, "check", "cartpole", "--config", str(file), "--no-network"),
+            *("--steps", str(settings.learner.unroll_length), "--failures", str(failures)),
+        ],
+        environ=_without_settings(),
+        log=log,
+    )
+
+
+def _without_settings() -> dict[str, str | None]:
+    """Returns no values for the variables of settings, which a file has already."""
+    return {name: None for name in os.environ if name.startswith(layers.ENVIRONMENT_PREFIX)}
+
+
 def _learner_program(
     command: Train,
     logdir: pathlib.Path,
@@ -251,8 +311,7 @@ def _learner_program(
             *["--log-format", command.log_format, "--stopped-status", str(STOPPED)],
             "--own-actors",
         ],
-        # Which are in the file already, under what the command line says.
-        environ={x: None for x in os.environ if x.startswith(layers.ENVIRONMENT_PREFIX)},
+        environ=_without_settings(),
         output=output,
     )
 

@@ -33,6 +33,7 @@ class Environment(abc.ABC):
     observation_space: gym.Space  # of one environment, as the agent sees it
     action_space: gym.Space  # of one environment
     num_envs: int  # E
+    code: Any = None  # what a user has written of it, for the place of an error
 
     @abc.abstractmethod
     def reset(self, seed: int) -> TimeStep:

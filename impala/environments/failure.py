@@ -1,6 +1,9 @@
 """How an environment failed: what it raised, and where in its own code."""
 
-from impala.parts.components import where_raised
+import builtins
+from typing import Any
+
+from impala.parts.components import where_defined, where_raised
 
 
 class EnvironmentFailed(RuntimeError):
@@ -16,19 +19,29 @@ class EnvironmentFailed(RuntimeError):
         super().__init__(message)
         self.error, self.where = error, where
 
+    @property
+    def is_mistake(self) -> bool:
+        """Whether it is a fault of the environment's code, not of what the code needs."""
+        kind = getattr(builtins, self.error.partition(":")[0], OSError)
+        return issubclass(kind, Exception) and not issubclass(kind, OSError | MemoryError)
 
-def failure_of(error: BaseException, name: str) -> tuple[str, str]:
+
+def failure_of(
+    error: BaseException, name: str, code: Any = None, method: str = "step"
+) -> tuple[str, str]:
     """Returns what an environment raised, as TYPE: TEXT, and where.
 
     If it was not raised in a user's file, because the environment has not raised it but returned
-    what cannot be used, the text begins with the name instead.
+    what cannot be used, the text begins with the name, and the place is that of the method.
 
     Args:
       error: what was raised.
       name: of the environment.
+      code: the user's environment; None if it is not known.
+      method: of the environment, which was called.
     """
     if isinstance(error, EnvironmentFailed):
         return error.error, error.where
     where = where_raised(error)
     text = f"{error}" if where else f"{name}: {error}"
-    return f"{type(error).__name__}: {text}", where
+    return f"{type(error).__name__}: {text}", where or where_defined(code, method)

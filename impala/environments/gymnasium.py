@@ -25,6 +25,7 @@ class NextStep(base.Environment):
 
     def __init__(self, vector: VectorEnv) -> None:
         self._vector = vector
+        self.code = vector.envs[0] if isinstance(vector, SyncVectorEnv) else vector
         self.num_envs = vector.num_envs
         self.observation_space = vector.single_observation_space
         self.action_space = vector.single_action_space
@@ -74,6 +75,7 @@ class OneByOne(base.Environment):
 
     def __init__(self, vectors: Sequence[VectorEnv]) -> None:
         self._vectors = vectors
+        self.code = vectors[0]
         self.num_envs = len(vectors)
         self.observation_space = vectors[0].single_observation_space
         self.action_space = vectors[0].single_action_space
@@ -237,7 +239,7 @@ class Numbered(gym.Wrapper):
             observation, info = self.env.reset(seed=seed, options=options)
             return self._converted(observation), numbers(info)
         except Exception as error:
-            raise self._failed(error) from error
+            raise self._failed(error, "reset") from error
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         try:
@@ -245,7 +247,7 @@ class Numbered(gym.Wrapper):
             observation = self._converted(observation)
             return observation, number(reward), terminated, truncated, numbers(info)
         except Exception as error:
-            raise self._failed(error) from error
+            raise self._failed(error, "step") from error
 
     def _converted(self, observation: Any) -> Nest:
         is_array = isinstance(observation, np.ndarray)
@@ -253,9 +255,9 @@ class Numbered(gym.Wrapper):
             return observation
         return base.map_leaves(converted, "observation", self.observation_space, observation)
 
-    def _failed(self, error: Exception) -> EnvironmentFailed:
+    def _failed(self, error: Exception, method: str) -> EnvironmentFailed:
         message = f"{self._name}: {type(error).__name__}: {error}"
-        return EnvironmentFailed(message, *failure_of(error, self._name))
+        return EnvironmentFailed(message, *failure_of(error, self._name, self.env, method))
 
 
 def converted(name: str, space: gym.Space, value: Any) -> np.ndarray:

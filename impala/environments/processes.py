@@ -488,16 +488,18 @@ def _serve(task: _Task, buffer: Any, channel: socket.socket) -> None:
     _die_with_parent()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
+    environment, method = None, "step"
     try:
         with contextlib.closing(task.make()) as environment:
             player = _Player(task, environment, buffer)
             while command := channel.recv(_COMMAND.size, socket.MSG_WAITALL):
                 what, half, seed = _COMMAND.unpack(command)
+                method = "reset" if what == b"r" else "step"
                 info = player.reset(half, seed) if what == b"r" else player.step(half)
                 said = json.dumps(info).encode() if info else b""
                 channel.sendall(_ANSWER.pack(b"k", len(said)) + said)
     except BaseException as error:
-        detail, where = failure_of(error, task.name)
+        detail, where = failure_of(error, task.name, environment, method)
         said = json.dumps(
             {
                 "detail": detail[:_MAX_DETAIL],

@@ -53,8 +53,8 @@ class Checked(base.Environment):
           EnvironmentFailed: if the environment fails or gives unusable values.
         """
         self._expect("new", "reset comes once, before the first send")
-        timestep = self._guarded(lambda: self._environment.reset(seed))
-        self._guarded(lambda: self._check_timestep(timestep))
+        timestep = self._guarded(lambda: self._environment.reset(seed), "reset")
+        self._guarded(lambda: self._check_timestep(timestep), "reset")
         self._state = "ready"
         return timestep
 
@@ -107,7 +107,7 @@ class Checked(base.Environment):
         if self._state != state:
             raise RuntimeError(f"{self._name} is {self._state}, not {state}: {rule}")
 
-    def _guarded(self, call: Any) -> Any:
+    def _guarded(self, call: Any, method: str = "step") -> Any:
         """What the call returns; its errors get the environment's name and the step."""
         try:
             return call()
@@ -115,7 +115,7 @@ class Checked(base.Environment):
             self._state = "broken"
             raise EnvironmentFailed(
                 f"{self._name} failed at step {self._steps}: {type(error).__name__}: {error}",
-                *failure_of(error, self._name),
+                *failure_of(error, self._name, self._environment.code, method),
             ) from error
 
     def _check_action(self, name: str, space: gym.Space, action: Any) -> np.ndarray:

@@ -357,11 +357,31 @@ def where_raised(error: BaseException) -> str:
     """
     while error.__cause__ is not None:
         error = error.__cause__
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [(frame.filename, frame.lineno or 0, frame.name) for frame in frames]
+    return _place(list(reversed(places)))
+
+
+def where_defined(environment: Any, method: str) -> str:
+    """Returns FILE:LINE, in METHOD, of the outermost layer of an environment with one of a user.
+
+    Files are those of `where_raised`; empty if there is none.
+    """
+    places = []
+    while environment is not None:
+        function = inspect.unwrap(getattr(type(environment), method, where_defined))
+        if (code := getattr(function, "__code__", None)) is not None:
+            places.append((code.co_filename, code.co_firstlineno, method))
+        environment = vars(environment).get("env")  # of a wrapper
+    return _place(places)
+
+
+def _place(places: Iterable[tuple[str, int, str]]) -> str:
+    """Returns the first place (file, line, function) in a user's file, as text."""
     loaded = [sys.modules[name] for name in _CALLED_FOR_US if name in sys.modules]
     ours = (*_OURS, "<", *(f"{path}/" for module in loaded for path in module.__path__))
-    frames = traceback.extract_tb(error.__traceback__)
-    outside = [frame for frame in frames if not frame.filename.startswith(ours)]
-    own = [frame for frame in outside if not frame.filename.startswith(_LIBRARIES)]
-    for frame in (own or outside)[-1:]:
-        return f"{frame.filename}:{frame.lineno}, in {frame.name}"
+    outside = [place for place in places if not place[0].startswith(ours)]
+    own = [place for place in outside if not place[0].startswith(_LIBRARIES)]
+    for file, line, name in (own or outside)[:1]:
+        return f"{file}:{line}, in {name}"
     return ""

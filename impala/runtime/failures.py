@@ -1,6 +1,7 @@
-"""Failures that actors' processes report to `impala train` through a file.
+"""What processes with environments report to `impala train` through a file.
 
-Actors append a line for each failure; `impala train` logs each kind of failure once.
+They append a line for each failure, of which `impala train` logs each kind once, and for each
+notice, such as of an environment that is slow.
 """
 
 import contextlib
@@ -19,17 +20,23 @@ class Failure(NamedTuple):
     where: str  # FILE:LINE, in FUNCTION; empty if it is not known
     of: str = "environment"  # or the role of the process: actor
 
+    def __str__(self) -> str:
+        return self.error + (f" ({self.where})" if self.where else "")
 
-def note(path: pathlib.Path, failure: Failure) -> None:
-    """Appends a failure to a file, if it can be written. Several processes may do so at once."""
+
+def note(path: pathlib.Path, what: Failure | str) -> None:
+    """Appends a failure, or a notice, to a file, if it can be written.
+
+    Several processes may do so at once.
+    """
     with contextlib.suppress(OSError), open(path, "ab", buffering=0) as file:
-        file.write(json.dumps(failure).encode() + b"\n")
+        file.write(json.dumps(what).encode() + b"\n")
 
 
 class Shown:
     """Logs the failures appended to a file: each once, and again the 10th, 100th, ... time.
 
-    Failures are the same if type and place are.
+    Failures are the same if type and place are. Each notice is logged once.
 
     Args:
       path: of the file, which need not exist yet.
@@ -39,6 +46,7 @@ class Shown:
         self.path = path
         self._read = 0  # bytes
         self._counts: dict[tuple[str, str], int] = {}
+        self._notices: set[str] = set()
         self.last = ""
         """The last failure, in words; empty if there was none."""
 
@@ -54,12 +62,18 @@ class Shown:
             if line.endswith(b"\n"):  # else it is still being written
                 self._read += len(line)
                 with contextlib.suppress(ValueError, TypeError):  # torn by a full disk
-                    self._show(Failure(*json.loads(line)))
+                    match json.loads(line):
+                        case str() as notice:
+                            if notice not in self._notices:
+                                _log.warning("%s", notice)
+                            self._notices.add(notice)
+                        case failure:
+                            self._show(Failure(*failure))
 
     def _show(self, failure: Failure) -> None:
         key = failure.error.partition(":")[0], failure.where
         count = self._counts[key] = self._counts.get(key, 0) + 1
-        self.last = failure.error + (f" ({failure.where})" if failure.where else "")
+        self.last = str(failure)
         if count == 1:
             _log.error("An %s has failed: %s.", failure.of, self.last)
         elif str(count).strip("0") == "1":

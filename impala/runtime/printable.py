@@ -16,3 +16,8 @@ def printable(text: str, most: int = 200) -> str:
         for character in text[:most]
     )
     return shown + ("…" if len(text) > most else "")
+
+
+def duration(seconds: float) -> str:
+    """Returns a time in the unit that suits it."""
+    return f"{seconds:.3g} s" if seconds >= 1.0 else f"{1e3 * seconds:.3g} ms"

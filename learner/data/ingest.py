@@ -52,6 +52,16 @@ class Arrival(NamedTuple):
     unpermitted: int = 0  # of its unrolls, from the end: those are dropped
     step_info: Mapping[str, np.ndarray] = {}  # name -> [N], numbers in the environments' info
     rewards: tuple[float, int] = (0.0, 0)  # the sum of the raw ones, and in how many steps
+    environment_seconds: float = 0.0  # that its environments took; 0: unknown
+
+    @property
+    def pace(self) -> tuple[float, int]:
+        """Seconds in environments, and the steps that took them, resets between episodes included.
+
+        Zeros if it is not known.
+        """
+        known = self.environment_seconds > 0.0
+        return self.environment_seconds, self.unroll.timestep.reward[1:].size if known else 0
 
 
 class Rejection(NamedTuple):
@@ -269,7 +279,7 @@ class Validator:
             self._check_numbers(arrays)
             unroll = self._unroll(message, arrays)
             self._check_values(unroll)
-            elapsed, waited = _times(message)
+            elapsed, waited, in_environments = _times(message)
             return Arrival(
                 unroll=unroll,
                 actor=message.actor,
@@ -282,6 +292,7 @@ class Validator:
                 ),
                 elapsed_seconds=elapsed,
                 waited_seconds=waited,
+                environment_seconds=in_environments,
                 received=time.monotonic(),
                 faults=_faults(message.environment_faults, message.num_envs),
                 step_info=_step_info(message.step_info, self._unroll_length * message.num_envs),
@@ -546,10 +557,20 @@ def _faults(messages: Sequence[pb.EnvironmentFault], num_envs: int) -> list[Envi
     ]
 
 
-def _times(message: pb.Unrolls) -> tuple[float, float]:
-    """Checks the seconds that passed since the message before, and how many of them were waited."""
+def _times(message: pb.Unrolls) -> tuple[float, float, float]:
+    """Checks the times in a message, in seconds.
+
+    Returns:
+      How many passed since the message before, how many of them were waited, and how many the
+      environments took.
+    """
     elapsed, waited = message.elapsed_seconds, message.waited_seconds
-    for name, value in (("elapsed_seconds", elapsed), ("waited_seconds", waited)):
+    in_environments = message.environment_seconds
+    for name, value in (
+        ("elapsed_seconds", elapsed),
+        ("waited_seconds", waited),
+        ("environment_seconds", in_environments),
+    ):
         if not 0.0 <= value <= _MAX_SECONDS:
             raise Rejected(
                 pb.REASON_RANGE,
@@ -561,7 +582,7 @@ def _times(message: pb.Unrolls) -> tuple[float, float]:
             f"waited_seconds is {waited:g} of elapsed_seconds {elapsed:g}: it may be "
             f"{_SLACK_SECONDS:g} more at most. Count both since the message before.",
         )
-    return elapsed, waited
+    return elapsed, waited, in_environments
 
 
 def _check_within(name: str, nest: Nest, bounds: Sequence[Bounds | None]) -> None:

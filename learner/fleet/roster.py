@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from impala.runtime.credentials import Role
@@ -37,6 +37,7 @@ class Member(NamedTuple):
     version: str  # of its program, from its last join
     recent_return: float | None  # of the last 100 episodes that an actor ended; None: there is none
     reward_per_step: float | None  # of the last 100 messages of an actor; None: there is none
+    step_seconds: float | None  # of its environments, in those messages; None: not known
 
 
 @dataclasses.dataclass
@@ -66,9 +67,9 @@ class _Entry:
         default_factory=lambda: collections.deque(maxlen=_MESSAGES)
     )  # their sum in a message, and in how many steps
 
-    def reward_per_step(self) -> float | None:
-        steps = sum(steps for _, steps in self.rewards)
-        return sum(reward for reward, _ in self.rewards) / steps if steps else None
+    paces: collections.deque[tuple[float, int]] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=_MESSAGES)
+    )  # seconds in environments in a message, and in how many steps
 
     def recent_return(self) -> float | None:
         return sum(self.returns) / len(self.returns) if self.returns else None
@@ -120,6 +121,7 @@ class Roster:
         size: int,
         returns: Sequence[float] = (),
         rewards: tuple[float, int] = (0.0, 0),
+        pace: tuple[float, int] = (0.0, 0),
     ) -> None:
         """Notes an accepted message of an actor.
 
@@ -131,6 +133,7 @@ class Roster:
           size: in bytes.
           returns: of the episodes that ended in them.
           rewards: the sum of all, and in how many steps.
+          pace: seconds in environments, and in how many steps; zeros: not known.
         """
         with self._lock:
             self.received_bytes += size
@@ -141,6 +144,7 @@ class Roster:
             entry.recent.append((entry.seen, frames))
             entry.returns.extend(returns)
             entry.rewards.append(rewards)
+            entry.paces.append(pace)
             entry.forget(entry.seen)
 
     def began(self, name: str) -> None:
@@ -205,7 +209,7 @@ class Roster:
                     entry.environment_faults,
                     *(entry.last_fault, entry.version),
                     entry.recent_return(),
-                    entry.reward_per_step(),
+                    *(_mean(entry.rewards), _mean(entry.paces)),
                 )
                 for name, entry in sorted(self._entries.items())
             ]
@@ -232,3 +236,9 @@ class Roster:
         gone = [name for name, entry in self._entries.items() if now - entry.seen >= _GONE_SECONDS]
         for name in gone:
             del self._entries[name]
+
+
+def _mean(messages: Iterable[tuple[float, int]]) -> float | None:
+    """Returns the mean in a step of what messages hold together; None if they have no steps."""
+    total, steps = map(sum, zip((0.0, 0), *messages, strict=True))
+    return total / steps if steps else None

@@ -589,6 +589,7 @@ class LearnerService:
             size=sum(leaf.nbytes for leaf in tree.flatten(arrival.unroll)),
             returns=[episode.episode_return for episode in arrival.episodes],
             rewards=arrival.rewards,
+            pace=arrival.pace,
         )
         self._records.roster.failed(message.actor, arrival.faults)
         self._records.violations.accepted(message.actor)

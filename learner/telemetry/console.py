@@ -7,23 +7,33 @@ import rich.live
 import rich.table
 import rich.text
 
+from impala.environments import pace
 from impala.logdir import rows
 from impala.logdir.rows import Row
 from learner.telemetry.sinks import Sink
 
 _log = logging.getLogger(__name__)
 
+_MOST = 0.5  # share of the time that a learner waits
+
 
 class Console(Sink):
     """Shows the newest row: live on a terminal, one line per row in a file or in the log."""
 
-    def __init__(self, console: rich.console.Console | None = None, to_log: bool = False):
+    def __init__(
+        self,
+        console: rich.console.Console | None = None,
+        to_log: bool = False,
+        advice: str = "",
+    ):
         """Begins the live view, if there is a terminal.
 
         Args:
           console: where to show rows; standard output by default.
           to_log: write rows to the log instead.
+          advice: what helps where environments are the limit.
         """
+        self._advice = advice
         self._console = console or rich.console.Console()
         self._to_log = to_log
         self._live = (
@@ -36,7 +46,7 @@ class Console(Sink):
 
     def write(self, row: Row) -> None:
         """Shows a row."""
-        line = _line(row)
+        line = _line(row, self._advice)
         if self._to_log:
             _log.info("%s", line)
         elif self._live:
@@ -51,7 +61,7 @@ class Console(Sink):
             self._live.stop()
 
 
-def _line(row: Row) -> str:
+def _line(row: Row, advice: str = "") -> str:
     """Returns a row as one line of text, as far as its numbers are known."""
     returns = rows.recent_returns(row).values()
     speed, progress = row["speed/frames_per_second"], row["progress"]
@@ -75,7 +85,11 @@ def _line(row: Row) -> str:
     waits = f"waits: learner {row['learner/wait_share']:.0%}"
     if "actor/wait_share" in row:
         waits += f" actors {row['actor/wait_share']:.0%}"
-    return "  ".join([*parts, waits])
+    parts.append(waits)
+    share, step = row.get("actor/environment_share", 0.0), row.get("environment/step_seconds", 0.0)
+    if row["learner/wait_share"] > _MOST and (clause := pace.slow(share, step)):
+        parts.append(f"{clause}: {advice}")
+    return "  ".join(parts)
 
 
 def _table(row: Row) -> rich.table.Table:

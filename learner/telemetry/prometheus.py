@@ -51,6 +51,14 @@ SCALARS = tuple(
             *("actor_wait_ratio", "actor/wait_share"),
             "Share of time that actors waited for the learner, their mean: fewer would suffice.",
         ),
+        (
+            *("actor_environment_ratio", "actor/environment_share"),
+            "Share of time that actors spent in their environments, their mean.",
+        ),
+        (
+            *("environment_step_seconds", "environment/step_seconds"),
+            "Mean time that a step of an environment took of an actor, resets included.",
+        ),
         ("unrolls_received_total", "unrolls/received", "Unrolls taken from actors."),
         ("unrolls_learned_total", "unrolls/learned", "Unrolls learned from."),
         (

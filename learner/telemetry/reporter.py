@@ -133,7 +133,10 @@ class Reporter:
         for name, values in arrival.step_info.items():
             telemetry.sample(f"step/{task}/info/{name}", values)
         telemetry.lengths(task, arrival.episodes, is_dropped)
-        telemetry.actor(arrival.actor, task, arrival.elapsed_seconds, arrival.waited_seconds)
+        telemetry.actor(
+            *(arrival.actor, task, arrival.elapsed_seconds, arrival.waited_seconds),
+            pace=arrival.pace,
+        )
         telemetry.sample("ingest/seconds", time.monotonic() - arrival.received)
 
 

@@ -152,7 +152,8 @@ class Interval:
         """Whether it is the last one of its run."""
         self.waited_seconds = 0.0
         """Time in which the learner had no data."""
-        self._actors: dict[str, tuple[float, float]] = {}  # name -> seconds, of them waited
+        # Name -> seconds, of them those waited, and in environments.
+        self._actors: dict[str, tuple[float, float, float]] = {}
         self._levels: Row = {}
 
     @property
@@ -170,10 +171,11 @@ class Interval:
         total, weights = self._means.get(name, (0.0, 0))
         self._means[name] = (total + value * weight, weights + weight)
 
-    def actor(self, name: str, elapsed: float, waited: float) -> None:
-        """Adds an actor's times in seconds: in total, and waiting for the learner."""
-        before, waited_before = self._actors.get(name, (0.0, 0.0))
-        self._actors[name] = before + elapsed, waited_before + waited
+    def actor(self, name: str, *seconds: float) -> None:
+        """Adds an actor's times: in total, waiting for the learner, and in environments."""
+        before = self._actors.get(name, (0.0, 0.0, 0.0))
+        total, waited, playing = (x + y for x, y in zip(before, seconds, strict=True))
+        self._actors[name] = total, waited, playing
 
     def sample(self, name: str, values: np.ndarray | float) -> None:
         """Adds numbers to a distribution."""
@@ -227,10 +229,13 @@ class Interval:
         """
         row = self._scalars()
         # A mean over actors, however many messages each sends: autoscaling depends on it.
-        times = [(elapsed, waited) for elapsed, waited in self._actors.values() if elapsed > 0]
-        if times:
-            shares = [min(1.0, waited / elapsed) for elapsed, waited in times]
-            row["actor/wait_share"] = sum(shares) / len(shares)
+        times = [times for times in self._actors.values() if times[0] > 0]
+        waits = [min(1.0, waited / elapsed) for elapsed, waited, _ in times]
+        # What environments take need not be said.
+        paces = [min(1.0, playing / elapsed) for elapsed, _, playing in times if playing > 0]
+        for name, shares in (("actor/wait_share", waits), ("actor/environment_share", paces)):
+            if shares:
+                row[name] = sum(shares) / len(shares)
         for name, spread in self._spreads.items():
             row |= spread.scalars(name)
         for name, sample in self._samples.items():
@@ -339,10 +344,28 @@ class Telemetry:
         if steps:
             self.interval.mean(f"task/{task}/reward_per_step", total / steps, steps)
 
-    def actor(self, name: str, task: str, elapsed: float, waited: float) -> None:
-        """Adds times of an actor that played a task: see `Interval.actor`."""
+    def actor(
+        self,
+        name: str,
+        task: str,
+        elapsed: float,
+        waited: float,
+        pace: tuple[float, int] = (0.0, 0),
+    ) -> None:
+        """Adds times of an actor that played a task.
+
+        Args:
+          name: of the actor.
+          task: that it played.
+          elapsed: seconds.
+          waited: of them, for the learner.
+          pace: of them, in environments, and how many steps took these; zeros: not known.
+        """
         self._totals[f"task/{task}/wait_seconds"] += waited
-        self.interval.actor(name, elapsed, waited)
+        seconds, steps = pace
+        self.interval.actor(name, elapsed, waited, seconds)
+        if steps:
+            self.interval.mean("environment/step_seconds", seconds / steps, steps)
 
     def episodes(self, task: str, episodes: Sequence[Episode]) -> None:
         """Adds finished episodes of a task."""

@@ -238,7 +238,7 @@ class Episode(_message.Message):
     def __init__(self, episode_return: _Optional[float] = ..., length: _Optional[int] = ..., frames: _Optional[int] = ..., info: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Unrolls(_message.Message):
-    __slots__ = ("actor", "incarnation", "sequence", "fingerprint", "learner_incarnation", "parameter_version", "num_envs", "frames", "tensors", "episodes", "elapsed_seconds", "waited_seconds", "task", "environment_faults", "permit", "step_info")
+    __slots__ = ("actor", "incarnation", "sequence", "fingerprint", "learner_incarnation", "parameter_version", "num_envs", "frames", "tensors", "episodes", "elapsed_seconds", "waited_seconds", "task", "environment_faults", "permit", "step_info", "environment_seconds")
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -255,6 +255,7 @@ class Unrolls(_message.Message):
     ENVIRONMENT_FAULTS_FIELD_NUMBER: _ClassVar[int]
     PERMIT_FIELD_NUMBER: _ClassVar[int]
     STEP_INFO_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     actor: str
     incarnation: int
     sequence: int
@@ -271,7 +272,8 @@ class Unrolls(_message.Message):
     environment_faults: _containers.RepeatedCompositeFieldContainer[EnvironmentFault]
     permit: int
     step_info: _containers.RepeatedCompositeFieldContainer[StepInfo]
-    def __init__(self, actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., fingerprint: _Optional[str] = ..., learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., num_envs: _Optional[int] = ..., frames: _Optional[_Iterable[int]] = ..., tensors: _Optional[_Iterable[bytes]] = ..., episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ..., elapsed_seconds: _Optional[float] = ..., waited_seconds: _Optional[float] = ..., task: _Optional[int] = ..., environment_faults: _Optional[_Iterable[_Union[EnvironmentFault, _Mapping]]] = ..., permit: _Optional[int] = ..., step_info: _Optional[_Iterable[_Union[StepInfo, _Mapping]]] = ...) -> None: ...
+    environment_seconds: float
+    def __init__(self, actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., fingerprint: _Optional[str] = ..., learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., num_envs: _Optional[int] = ..., frames: _Optional[_Iterable[int]] = ..., tensors: _Optional[_Iterable[bytes]] = ..., episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ..., elapsed_seconds: _Optional[float] = ..., waited_seconds: _Optional[float] = ..., task: _Optional[int] = ..., environment_faults: _Optional[_Iterable[_Union[EnvironmentFault, _Mapping]]] = ..., permit: _Optional[int] = ..., step_info: _Optional[_Iterable[_Union[StepInfo, _Mapping]]] = ..., environment_seconds: _Optional[float] = ...) -> None: ...
 
 class StepInfo(_message.Message):
     __slots__ = ("name", "values")
@@ -528,7 +530,7 @@ class RunStatus(_message.Message):
     def __init__(self, learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., frames: _Optional[int] = ..., progress: _Optional[float] = ..., finished: _Optional[bool] = ..., queued: _Optional[int] = ..., queue_capacity: _Optional[int] = ..., received: _Optional[int] = ..., learned: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., duplicates: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., skipped_updates: _Optional[int] = ..., rollbacks: _Optional[int] = ..., refused: _Optional[_Mapping[str, int]] = ..., dropped_info_names: _Optional[int] = ..., version: _Optional[str] = ..., waiting_snapshots: _Optional[int] = ..., violations: _Optional[_Mapping[str, int]] = ..., checked: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("name", "role", "joins", "unrolls", "frames", "frames_per_second", "parameter_version", "silent_seconds", "active", "rejected", "last_rejection", "blamed", "quarantined_seconds", "environment_faults", "last_fault", "version", "recent_return", "reward_per_step", "violations", "last_violation")
+    __slots__ = ("name", "role", "joins", "unrolls", "frames", "frames_per_second", "parameter_version", "silent_seconds", "active", "rejected", "last_rejection", "blamed", "quarantined_seconds", "environment_faults", "last_fault", "version", "recent_return", "reward_per_step", "violations", "last_violation", "step_seconds")
     class ViolationsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -556,6 +558,7 @@ class Member(_message.Message):
     REWARD_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
     LAST_VIOLATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     role: Role
     joins: int
@@ -576,4 +579,5 @@ class Member(_message.Message):
     reward_per_step: float
     violations: _containers.ScalarMap[str, int]
     last_violation: str
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., joins: _Optional[int] = ..., unrolls: _Optional[int] = ..., frames: _Optional[int] = ..., frames_per_second: _Optional[float] = ..., parameter_version: _Optional[int] = ..., silent_seconds: _Optional[float] = ..., active: _Optional[bool] = ..., rejected: _Optional[int] = ..., last_rejection: _Optional[str] = ..., blamed: _Optional[int] = ..., quarantined_seconds: _Optional[float] = ..., environment_faults: _Optional[int] = ..., last_fault: _Optional[str] = ..., version: _Optional[str] = ..., recent_return: _Optional[float] = ..., reward_per_step: _Optional[float] = ..., violations: _Optional[_Mapping[str, int]] = ..., last_violation: _Optional[str] = ...) -> None: ...
+    step_seconds: float
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., joins: _Optional[int] = ..., unrolls: _Optional[int] = ..., frames: _Optional[int] = ..., frames_per_second: _Optional[float] = ..., parameter_version: _Optional[int] = ..., silent_seconds: _Optional[float] = ..., active: _Optional[bool] = ..., rejected: _Optional[int] = ..., last_rejection: _Optional[str] = ..., blamed: _Optional[int] = ..., quarantined_seconds: _Optional[float] = ..., environment_faults: _Optional[int] = ..., last_fault: _Optional[str] = ..., version: _Optional[str] = ..., recent_return: _Optional[float] = ..., reward_per_step: _Optional[float] = ..., violations: _Optional[_Mapping[str, int]] = ..., last_violation: _Optional[str] = ..., step_seconds: _Optional[float] = ...) -> None: ...

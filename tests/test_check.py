@@ -1,0 +1,116 @@
+"""`impala check`: an environment is looked at before training, and what is wrong is refused."""
+
+import json
+import pathlib
+
+import gymnasium as gym
+import looked
+import numpy as np
+import own
+import pytest
+
+from impala.commands import check
+from impala.commands import main as cli
+from impala.commands.check import Check
+from impala.commands.parsing import parse
+from impala.config.presets import PRESETS
+from impala.config.schema import EnvironmentConfig
+from impala.environments.look import Look
+from impala.runtime.failures import Shown
+from impala.schedule.tasks import Task
+
+
+def checked(*words: str) -> int:
+    """The exit status of a look, without the network."""
+    return cli.main(["check", *words, "--no-network"])
+
+
+@pytest.mark.parametrize("how", ["four values", "no reward", "array", "shape", "low", "no info"])
+def test_what_is_wrong_is_refused_with_its_place(
+    how: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert checked("own:Odd", "--environment.kwargs", json.dumps({"how": how})) == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert f"({own.__file__}:" in said.err and ", in step)" in said.err
+
+
+def test_what_cannot_be_made_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    assert checked("CartPol-v1") == 2
+    assert "not registered with Gymnasium. Nearest: CartPole-v1" in capfd.readouterr().err
+
+
+def test_ten_lines_say_what_is_seen_done_and_learned(capfd: pytest.CaptureFixture[str]) -> None:
+    assert (
+        cli.main(["check", "cartpole", "--environment.id", "looked:Quiet", "--steps", "100"]) == 0
+    )
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[:-1] == [
+        "looked:Quiet: 100 random steps, 10 episodes of 10 to 10 steps ended, 10 by termination, "
+        "0 cut off",
+        "  observes  Box(-1.0, 1.0, (2,), float32)",
+        "  acts      Discrete(2)",
+        "  network   torso mlp (64, 64), core feed_forward, 4,547 weights",
+        "  rewards   1 to 10, mean 5.5, learned from times 0.1",
+        "  seeds     two resets with the same seed give the same observation",
+    ]
+    assert lines[-1].startswith("  times     a step ")
+
+
+def test_an_image_that_the_torso_flattens_is_odd(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", "minatar", "--agent.torso", "mlp"]) == 0
+    assert "torso mlp flattens images of [10, 10, 4]: --agent.torso small" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["looked:Seedless"], "two resets with the same seed differ"),
+        (["looked:FailsOnce"], "failed in the first of two plays: KeyError: 'gear' (/"),
+        (["looked:Quiet", "--environment.kwargs", '{"spread": 1e6}'], "observed numbers reach 9"),
+    ],
+)
+def test_what_is_odd_is_noted(
+    words: list[str], says: str, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shown = Shown(tmp_path / "failures")
+    looked.FailsOnce.made = 0
+    assert checked(*words, "--failures", str(shown.path)) == 0
+    shown.show()
+    (line,) = caplog.messages
+    assert line.startswith(f"{words[0]}: ") and says in line
+    assert shown.last == ""  # it is no failure
+
+
+def test_random_play_obeys_the_mask(capfd: pytest.CaptureFixture[str]) -> None:
+    assert checked("looked:Guarded") == 0
+    assert "a mask forbids 44% of the choices" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("vectorization", "helps"),
+    [
+        ("sync", "async gives each of an actor's 32 environments a process"),
+        ("async", "num-envs 64"),
+    ],
+)
+def test_what_is_slow_is_noted_with_what_helps(vectorization: str, helps: str) -> None:
+    spaces = gym.spaces.Discrete(2), gym.spaces.Discrete(2)
+    look = Look(
+        *(spaces, 20, [10, 10], 2, np.ones(20), 0.0, 0.0),
+        *(1e-4, 0.3, []),  # seconds of a step and of a reset
+    )
+    task = Task("Slow", EnvironmentConfig(id="own:Slow", vectorization=vectorization))  # type: ignore[arg-type]
+    (line,) = check._odd(look, task, PRESETS["cartpole"][1])
+    assert "slow, 33 steps/s in one process (a step takes 0.1 ms, a reset 300 ms)" in line
+    assert helps in line
+
+
+@pytest.mark.parametrize(
+    ("word", "preset"),
+    [("ALE/Breakout-v5", "atari"), ("MinAtar/Asterix-v1", "minatar"), ("own:Odd", "cartpole")],
+)
+def test_an_id_alone_has_the_settings_of_a_preset(word: str, preset: str) -> None:
+    command = parse("check", Check, [word, "--actor.num-envs", "8"])
+    assert (command.preset, command.settings.environment.id) == (preset, word)
+    assert command.settings.agent == PRESETS[preset][1].agent
