@@ -59,7 +59,7 @@ def test_ten_lines_say_what_is_seen_done_and_learned(capfd: pytest.CaptureFixtur
 
 def test_an_image_that_the_torso_flattens_is_odd(capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", "minatar", "--agent.torso", "mlp"]) == 0
-    assert "torso mlp flattens images of [10, 10, 4]: --agent.torso small" in capfd.readouterr().out
+    assert "torso mlp flattens images: --agent.torso auto" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -156,26 +156,23 @@ def _network(settings: Config) -> tuple[str, list[str]]:
       ValueError: it does not fit the environments.
     """
     process.load_tensorflow(use_gpus=False)
-    from impala.agents.observation import has_channels_first
+    from impala.agents.observation import fitting, has_channels_first
     from impala.environments.spaces import main_space
-    from impala.parts import build, components
+    from impala.parts import build
 
     own, config = sections.found(settings), settings.agent
     played = tasks.make(settings.environment, settings.tasks)
     spaces = build.spaces(played, own, numbered=config.popart)
     agent = build.agent(config, *spaces, own=own)
-    torso = build.part(components.TORSO, config.torso, config, own).component
     observation, odd = main_space(spaces[0]), []
-    if torso.sees == "image" and has_channels_first(observation):
+    torso, best = fitting(config.torso, observation), fitting("auto", observation)
+    if torso != "mlp" and has_channels_first(observation):
         odd.append(f"images of {list(observation.shape)} are taken to have their channels first")
-    if torso.sees == "vector" and (shape := observation.shape) and len(shape) == 3:
-        odd.append(
-            f"torso {config.torso} flattens images of {list(shape)}: --agent.torso small, strided, "
-            "shallow or deep has convolutions"
-        )
-    sizes = f" {config.hidden_sizes}" if config.torso == "mlp" else ""
+    if torso == "mlp" != best:
+        odd.append("torso mlp flattens images: --agent.torso auto has convolutions")
+    sizes = f" {config.hidden_sizes}" if torso == "mlp" else ""
     weights = sum(math.prod(variable.shape) for variable in agent.variables)
-    return f"torso {config.torso}{sizes}, core {config.core}, {weights:,} weights", odd
+    return f"torso {torso}{sizes}, core {config.core}, {weights:,} weights", odd
 
 
 def _lines(played: _Seen, network: str, settings: Config) -> Iterator[str]:
