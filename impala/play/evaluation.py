@@ -20,7 +20,7 @@ from impala.agents.agent import Agent
 from impala.agents.compiled import Flat
 from impala.environments.base import Environment
 from impala.environments.episodes import EpisodeStatistics
-from impala.types import EnvironmentStep, Episode, Nest, StepType, TimeStep
+from impala.types import AgentOutput, EnvironmentStep, Episode, Nest, StepType, TimeStep
 
 _log = logging.getLogger(__name__)
 
@@ -64,12 +64,19 @@ class Acting:
 
     def __call__(self, timestep: TimeStep) -> Nest:
         """Returns the actions [E, ...] at a time step [E, ...], which is copied."""
+        output, self._state = self._acted(timestep)
+        self.skip()
+        return tree.map_structure(lambda x: x.numpy(), output.action)
+
+    def output(self, timestep: TimeStep) -> AgentOutput:
+        """Returns what the next call would act by: tensors [E, ...]. Changes nothing."""
+        return self._acted(timestep)[0]
+
+    def _acted(self, timestep: TimeStep) -> tuple[AgentOutput, Nest]:
         # Copied, as TensorFlow may still use the memory when the environment overwrites it.
         copy = tree.map_structure(lambda x: tf.constant(np.array(x)), timestep)
         seed = tf.constant([self._seed, self._count], tf.int32)
-        action, self._state = self._act(copy, self._state, seed)
-        self.skip()
-        return tree.map_structure(lambda x: x.numpy(), action)
+        return self._act(copy, self._state, seed)
 
     def skip(self) -> None:
         """Skips one sample, as if it had acted."""
@@ -224,14 +231,13 @@ def summary(episodes: Sequence[Episode]) -> Summary:
     )
 
 
-# (time step, state for acting, seed) -> (actions, next state)
-_Act = Callable[[TimeStep, Nest, tf.Tensor], tuple[Nest, Nest]]
+# (time step, state for acting, seed) -> (output, next state)
+_Act = Callable[[TimeStep, Nest, tf.Tensor], tuple[AgentOutput, Nest]]
 
 
 @functools.lru_cache(maxsize=2)  # an evaluator uses the same agent repeatedly
 def _compiled(agent: Agent, greedy: bool) -> _Act:
-    def act(timestep: TimeStep, acting: Nest, seed: tf.Tensor) -> tuple[Nest, Nest]:
-        output, acting = agent.act(timestep, acting, None if greedy else seed)
-        return output.action, acting
+    def act(timestep: TimeStep, acting: Nest, seed: tf.Tensor) -> tuple[AgentOutput, Nest]:
+        return agent.act(timestep, acting, None if greedy else seed)
 
     return Flat(act)
