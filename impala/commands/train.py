@@ -8,6 +8,7 @@ import pathlib
 import signal
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
@@ -15,7 +16,7 @@ from impala.commands.flags import STOPPED, NumActors, RunFlags, print_config
 from impala.config import layers, values
 from impala.config.schema import Config
 from impala.config.values import OptionError
-from impala.parts import sections
+from impala.parts import components, sections
 from impala.parts.components import is_own
 from impala.runtime import listen, process
 from impala.runtime.failures import Shown
@@ -48,6 +49,9 @@ class Train(RunFlags):
     every_seconds is set."""
     render: bool = False
     """Show the first actor's first environment in a window."""
+    serial: bool = False
+    """Train in this process and thread, with one actor and without gRPC: for breakpoints, prints
+    and tracebacks in an environment, network or algorithm of one's own. Two such runs are equal."""
     tensorboard: bool = False
     """Start TensorBoard beside the run, at the first free port from 6006 on; it ends with the run.
     """
@@ -66,7 +70,24 @@ def train(command: Train) -> int:
     if command.print_config:
         return print_config(command)
     log_to_stderr(command.log_format)
+    if command.serial:
+        return _train_here(command)
     return run(command, Supervisor(grace_seconds=GRACE_SECONDS)).status
+
+
+def _train_here(command: Train) -> int:
+    from impala.commands import serial
+
+    try:
+        status = serial.run(command).status
+    except KeyboardInterrupt:
+        traceback.print_exc()  # where the run was
+        raise
+    from learner.telemetry import writer
+
+    if writer.is_writing():
+        process.leave(status)
+    return status
 
 
 def run(command: Train, context: Supervisor, output: Callable[[str], None] | None = None) -> Ended:
@@ -94,9 +115,10 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
         context as supervisor,
     ):
         directory = pathlib.Path(temporary)
+        environ = components.for_children(directory / "parts")
         socket, failures = directory / "learner", Shown(directory / "failures")
-        supervisor.start(_learner_program(command, logdir, directory, socket, output))
-        programs = _actor_programs(command, socket, actors_log, failures.path)
+        supervisor.start(_learner_program(command, logdir, directory, socket, output, environ))
+        programs = _actor_programs(command, socket, actors_log, failures.path, environ)
         for program in programs.values():
             supervisor.start(program)
         if command.tensorboard:
@@ -111,12 +133,27 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
         for end in supervisor.watch(failures.show):
             watch.take(end)
     status, why = watch.result()
+    return ended(command, status, why, logdir, supervisor.why)
+
+
+def ended(
+    command: Train, status: int, why: str, logdir: pathlib.Path, said: str | None = None
+) -> Ended:
+    """Logs how a run has ended, and how it goes on.
+
+    Args:
+      command: that has ended.
+      status: its exit status.
+      why: it has ended.
+      logdir: its log directory.
+      said: the reason for the log; None: `why`.
+    """
     once = {"--fresh": command.fresh, "--empty-replay": command.empty_replay}
     without = " and ".join(flag for flag, is_on in once.items() if is_on)
     same = f"The same command without {without}" if without else "The same command"
     hint = f" {same} goes on with the run." if status == STOPPED else ""
     level = logging.INFO if status in (0, STOPPED) else logging.ERROR
-    _log.log(level, "Ended with status %d: %s.%s", status, supervisor.why, hint)
+    _log.log(level, "Ended with status %d: %s.%s", status, said or why, hint)
     return Ended(status, why, logdir)
 
 
@@ -226,6 +263,7 @@ def _learner_program(
     directory: pathlib.Path,
     socket: pathlib.Path,
     output: Callable[[str], None] | None,
+    environ: Mapping[str, str],
 ) -> Program:
     """Returns the learner's program, with the settings in a file in `directory`."""
     switches = {
@@ -236,7 +274,7 @@ def _learner_program(
     words = [name for name, is_on in switches.items() if is_on]
     settings = command.settings
     if settings.learner.snapshots == "auto":  # here it is known from the start
-        keep: Literal["always", "never"] = "always" if _is_evaluated(command) else "never"
+        keep: Literal["always", "never"] = "always" if is_evaluated(command) else "never"
         learner = dataclasses.replace(settings.learner, snapshots=keep)
         settings = dataclasses.replace(settings, learner=learner)
     if command.init_from is not None:
@@ -252,7 +290,10 @@ def _learner_program(
             "--own-actors",
         ],
         # Which are in the file already, under what the command line says.
-        environ={x: None for x in os.environ if x.startswith(layers.ENVIRONMENT_PREFIX)},
+        environ={
+            **{x: None for x in os.environ if x.startswith(layers.ENVIRONMENT_PREFIX)},
+            **environ,
+        },
         output=output,
     )
 
@@ -301,7 +342,7 @@ def _tensorboard_program(logdir: pathlib.Path, after: pathlib.Path | None) -> Pr
     )
 
 
-def _is_evaluated(command: Train) -> bool:
+def is_evaluated(command: Train) -> bool:
     """Returns whether the run has an evaluator."""
     settings = command.settings
     several = len(settings.tasks.environments) > 1
@@ -311,7 +352,11 @@ def _is_evaluated(command: Train) -> bool:
 
 
 def _actor_programs(
-    command: Train, socket: pathlib.Path, log: pathlib.Path, failures: pathlib.Path
+    command: Train,
+    socket: pathlib.Path,
+    log: pathlib.Path,
+    failures: pathlib.Path,
+    environ: Mapping[str, str],
 ) -> dict[str, Program]:
     """Returns the other programs, by name."""
     several = num_actors(command) > 1
@@ -323,7 +368,7 @@ def _actor_programs(
         common.append("--no-bfloat16")
     if command.render:
         flags["actors"].append("--render")
-    if _is_evaluated(command):
+    if is_evaluated(command):
         flags["evaluator"] = ["--role", "evaluator", "--name", "evaluator"]
     if foreign := sections.allowed(command.settings, of_actors=True).names:
         common += [word for name in foreign for word in ("--allow", name)]
@@ -333,6 +378,7 @@ def _actor_programs(
             command=[*process.IMPALA, "actor", "--learner", f"unix:{socket}", *words, *common],
             restart=not (several and name == "actors"),
             log=log,
+            environ=environ,
             # A fresh start first moves the contents of the log directory aside.
             after=socket if command.fresh else None,
         )

@@ -17,18 +17,24 @@ _log = logging.getLogger(__name__)
 class Console(Sink):
     """Shows the newest row: live on a terminal, one line per row in a file or in the log."""
 
-    def __init__(self, console: rich.console.Console | None = None, to_log: bool = False):
+    def __init__(
+        self,
+        console: rich.console.Console | None = None,
+        to_log: bool = False,
+        is_live: bool = True,
+    ):
         """Begins the live view, if there is a terminal.
 
         Args:
           console: where to show rows; standard output by default.
           to_log: write rows to the log instead.
+          is_live: whether there may be a live view, which takes over standard output.
         """
         self._console = console or rich.console.Console()
         self._to_log = to_log
         self._live = (
             rich.live.Live(console=self._console, auto_refresh=False, transient=False)
-            if self._console.is_terminal and not to_log
+            if self._console.is_terminal and is_live and not to_log
             else None
         )
         if self._live:
