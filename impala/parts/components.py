@@ -186,12 +186,13 @@ def for_children(file: pathlib.Path) -> dict[str, str]:
     from gymnasium.vector.utils import CloudpickleWrapper
 
     try:  # cloudpickle, which Gymnasium needs, also takes what is defined in a notebook
-        file.write_bytes(pickle.dumps(CloudpickleWrapper(_given().copy)))
+        parts = pickle.dumps(CloudpickleWrapper(_given().copy))
     except Exception as error:
         raise ComponentError(
             f"{', '.join(_given())} cannot be sent to other processes ({described(error)}): put it "
             "into a module and name it, as MODULE:ATTRIBUTE, or train serially."
         ) from error
+    file.write_bytes(pickle.dumps((sys.path, parts)))
     return {_GIVEN: str(file)}
 
 
@@ -200,7 +201,10 @@ def _given() -> dict[str, Any]:
     """Returns what this process, or its parent, was given, by name."""
     if (file := os.environ.get(_GIVEN)) is None:
         return {}
-    found: dict[str, Any] = pickle.loads(pathlib.Path(file).read_bytes())()
+    path, parts = pickle.loads(pathlib.Path(file).read_bytes())
+    # Last, so that a user's modules hide none of ours.
+    sys.path += [each for each in path if each and each not in sys.path]
+    found: dict[str, Any] = pickle.loads(parts)()
     return found
 
 
