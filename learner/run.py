@@ -63,6 +63,9 @@ _log = logging.getLogger(__name__)
 _ROW_UPDATES, _ROW_SECONDS = 100, 5.0
 _GRACE_SECONDS = 2.0  # for calls in progress when the learner stops
 
+Play = Callable[[], None]
+"""Plays for a while, and submits what was played."""
+
 STOPPED = os.EX_TEMPFAIL
 """Exit status of a learner that ends because of another one: it has to be started again."""
 
@@ -100,13 +103,9 @@ class Options:
     """HOST:PORT of each learner that learns together with this one, itself included."""
     peer: int = 0
     """Which of them it is."""
-    play: "Callable[[LearnerService], contextlib.AbstractContextManager[Play]] | None" = None
+    play: Callable[[LearnerService], contextlib.AbstractContextManager[Play]] | None = None
     """Makes what plays in this process and thread, when the learner needs unrolls; there is no
     server then. None: actors connect."""
-
-
-Play = Callable[[], None]
-"""Plays for a while, and submits what was played."""
 
 
 def run_learner(config: Config, options: Options) -> int:

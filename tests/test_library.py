@@ -223,7 +223,7 @@ def test_a_distribution_is_that_of_the_sampled_actions() -> None:
 def test_evaluate_returns_what_the_command_plays(greedy: bool) -> None:
     returns = impala.evaluate(STORED / "catch", episodes=9, num_envs=4, greedy=greedy, seed=7)
     assert returns.tolist() == evaluated("catch", 4, 9, greedy, seed=7)
-    with pytest.raises(ValueError, match="num_episodes is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match="episodes is 0; it must be at least 1"):
         impala.evaluate(STORED / "catch", episodes=0)
 
 

@@ -48,7 +48,7 @@ def read(logdir: pathlib.Path, task: int = 0) -> Curve:
     except continual.NoEvaluations:
         of_task = None
     if of_task is not None:
-        frames, returns = ascending(of_task.frames, of_task.returns)
+        frames, returns = (x.astype(np.float64) for x in of_task)
         return Curve(frames, returns, "return, mean of an evaluation")
     measure, trained = training(logdir)
     if name not in trained:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from impala.commands import foreign
+from impala.commands.evaluate import Evaluate, play
 from impala.commands.flags import STOPPED
 from impala.commands.train import GRACE_SECONDS, Train, run
 from impala.config import layers, rules, values
@@ -205,7 +206,7 @@ def evaluate(
     num_envs: int = 32,
     checkpoint: str | int = "newest",
     task: int = 0,
-    max_steps: int | None = None,
+    max_steps: int = 0,
     seed: int = 0,
     gpu: bool = False,
     allow: str | Sequence[str] = (),
@@ -222,8 +223,8 @@ def evaluate(
       num_envs: environments that step together, at most `episodes`.
       checkpoint: see `greedy`.
       task: see `greedy`.
-      max_steps: agent steps after which an episode is cut off; None: as in the evaluations of the
-        run (`evaluator.max_steps`).
+      max_steps: agent steps after which an episode is cut off; 0: as in the evaluations of the run
+        (`evaluator.max_steps`).
       seed: of the environments and the sampled actions.
       gpu: see `greedy`.
       allow: see `greedy`.
@@ -235,17 +236,17 @@ def evaluate(
     Raises:
       ValueError: as `load`, the environment cannot be made, or a number is out of range.
     """
+    flags = {
+        "episodes": episodes,
+        "greedy": greedy,
+        "num_envs": num_envs,
+        "max_steps": max_steps,
+        "seed": seed,
+    }
+    command = values.overlay(Evaluate(logdir=pathlib.Path(logdir)), flags)
     with _device(gpu):
-        from impala.play import evaluation
-
-        player = _player(logdir, checkpoint, task, allow)
-        number = min(num_envs, max(1, episodes))
-        with contextlib.closing(player.environment(number)) as environment:
-            played = evaluation.play_episodes(
-                *(environment, player.agent, episodes, greedy, seed),
-                max_steps=player.config.evaluator.max_steps if max_steps is None else max_steps,
-            )
-        return np.array([episode.episode_return for episode in played])
+        episodes_played = play(command, _player(logdir, checkpoint, task, allow))
+    return np.array([episode.episode_return for episode in episodes_played])
 
 
 def curve(logdir: str | pathlib.Path, *, task: int = 0) -> "Curve":

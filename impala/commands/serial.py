@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from impala.commands import preflight
 from impala.commands.flags import STOPPED
-from impala.commands.train import Ended, Train, ended, is_evaluated
+from impala.commands.train import Ended, Train, check, ended, is_evaluated
 from impala.config import values
 from impala.config.schema import Config
 from impala.environments import EnvironmentFailed
@@ -51,7 +51,8 @@ def run(command: Train, *, is_guest: bool = False, asked: threading.Event | None
         processes.
       Exception: what an environment, a network or an algorithm has raised.
     """
-    _check(command)
+    _refuse(command)
+    check(command)
     logdir = preflight.log_directory(command)
     settings = _settings(command)
     process.load_tensorflow(use_gpus=True, is_guest=is_guest)
@@ -68,8 +69,7 @@ def run(command: Train, *, is_guest: bool = False, asked: threading.Event | None
 
     @contextlib.contextmanager
     def play(service: "LearnerService") -> Iterator[Callable[[], None]]:
-        with contextlib.ExitStack() as closing:
-            actor = closing.enter_context(_Actor(service, settings, command.render))
+        with _Actor(service, settings, command.render) as actor:
             yield lambda: None if stop.is_set() else actor.play()
 
     options = Options(
@@ -101,19 +101,18 @@ def run(command: Train, *, is_guest: bool = False, asked: threading.Event | None
     raise cause  # its traceback ends where it was raised, which is where a debugger looks
 
 
-def _check(command: Train) -> None:
-    """Raises OptionError if a run asks for what needs other processes."""
+def _refuse(command: Train) -> None:
+    """Raises OptionError if a run asks for other processes."""
     asks = {
-        "num_actors": command.num_actors if command.num_actors != "auto" else 1,
+        "num_actors": command.num_actors not in ("auto", 1),
         "evaluate": command.evaluate == "yes",
         "tensorboard": command.tensorboard,
     }
-    for name, value in asks.items():
-        if value > 1 or value is True:
-            said = "yes" if value is True else value
+    for name, is_asked in asks.items():
+        if is_asked:
             raise values.OptionError(
-                f"{name} is {said}, but a serial run is a learner and one actor in one process: "
-                f"leave out {name}, or serial."
+                f"{name} is {getattr(command, name)}, but a serial run is a learner and one actor "
+                f"in one process: leave out {name}, or serial."
             )
 
 
@@ -160,6 +159,12 @@ class _Actor:
 
     def play(self) -> None:
         """Plays and submits the unrolls of one group, unless they need a permit and get none."""
+        import tensorflow as tf
+
+        with tf.device("/CPU:0"):  # a GPU is the learner's
+            self._play()
+
+    def _play(self) -> None:
         if self._unrolls is None:
             self._join()
         assert self._unrolls is not None
@@ -172,8 +177,6 @@ class _Actor:
         self._send(next(self._unrolls))
 
     def _join(self) -> None:
-        import tensorflow as tf
-
         from actors import client
         from actors.run import ActorSetup, make_actor
         from actors.session import Session
@@ -185,13 +188,11 @@ class _Actor:
         reply = self._service.join(self._session.join_request())
         self._session.joined(reply, now)
         self._fingerprint = reply.fingerprint
-        with tf.device("/CPU:0"):
-            allow = sections.allowed(self._settings, of_actors=True)
-            setup = ActorSetup(reply, "actor", allow)
-            self._num_envs = setup.actor.num_envs
-            actor = make_actor(
-                *(setup, self._num_envs, reply.limits.num_envs, self._render, self._closing)
-            )
+        setup = ActorSetup(reply, "actor", sections.allowed(self._settings, of_actors=True))
+        self._num_envs = setup.actor.num_envs
+        actor = make_actor(
+            *(setup, self._num_envs, reply.limits.num_envs, self._render, self._closing)
+        )
         self._unrolls = actor.run(
             self._parameters,
             lambda: self._session.task,

@@ -105,7 +105,7 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
     from impala.commands import preflight
     from impala.schedule import tasks
 
-    _check(command)
+    check(command)
     logdir = preflight.log_directory(command)
     actors_log = logdir / "actors.log"
     with (
@@ -211,7 +211,7 @@ class _Watch:
         return status, self._cause or supervisor.why
 
 
-def _check(command: Train) -> None:
+def check(command: Train) -> None:
     """Raises OptionError if flags contradict each other, or cannot be fulfilled here."""
     settings, actors = command.settings, num_actors(command)
     if command.render:
