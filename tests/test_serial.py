@@ -118,25 +118,44 @@ for logdir in ("one", "other"):
     "settings",
     [
         {"total_frames": 60_000},
-        {"total_frames": 9_000, "deterministic": True, "mix": {"fresh": 32, "exact_lag": 1}},
-        {
-            "total_frames": 9_000,
-            "mix": {"fresh": 8, "replayed": 8, "lag_budget": 3},
-            "actor": {"num_envs": 24},
-        },
+        pytest.param(
+            {
+                "total_frames": 9_000,
+                "mix": {"fresh": 8, "replayed": 8, "lag_budget": 3},
+                "actor": {"num_envs": 24},
+            },
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_two_runs_are_equal_and_learn(settings: dict[str, object], tmp_path: pathlib.Path) -> None:
     script = f"SETTINGS = {settings!r}\n{_TWICE}"
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
-    one, other = (checkpoint.load(tmp_path / name) for name in ("one", "other"))
-    assert one.counters._replace(seconds=0.0) == other.counters._replace(seconds=0.0)
-    assert one.variables.keys() == other.variables.keys()
-    for name, value in one.variables.items():
-        np.testing.assert_array_equal(value, other.variables[name], err_msg=name)
+    one = _equal(tmp_path / "one", tmp_path / "other")
     assert one.counters.frames >= settings["total_frames"]  # type: ignore[operator]
     if one.counters.frames >= 60_000:  # at first it catches one ball in five
         assert services.rows(tmp_path / "one")[-1]["episode/Catch/return_recent"] > 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lag", [0, 1])
+def test_it_is_the_deterministic_run_of_processes(lag: int, tmp_path: pathlib.Path) -> None:
+    mix = ("--mix.replayed", 8, "--mix.warm-up-unrolls", 40, "--mix.exact-lag", lag)
+    words = ("train", "catch", "--deterministic", "--total-frames", 9_000, *mix)
+    for logdir, more in (("one", ()), ("other", ("--serial",))):
+        done = services.run(*words, *more, "--logdir", tmp_path / logdir)
+        assert done.returncode == 0, done.stdout + done.stderr
+    _equal(tmp_path / "one", tmp_path / "other")
+
+
+def _equal(one: pathlib.Path, other: pathlib.Path) -> checkpoint.Checkpoint:
+    """Checks that the last checkpoints of two runs are equal, and returns it."""
+    first, second = checkpoint.load(one), checkpoint.load(other)
+    assert first.counters._replace(seconds=0.0) == second.counters._replace(seconds=0.0)
+    assert first.variables.keys() == second.variables.keys()
+    for name, value in first.variables.items():
+        np.testing.assert_array_equal(value, second.variables[name], err_msg=name)
+    return first
 
 
 @pytest.mark.parametrize(
