@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from actors.external import Client as Client
     from actors.external import Session as Session
     from actors.external import connect as connect
-    from impala.analysis.curves import Curve as Curve
+    from impala.analysis.learning_curve import Curve as Curve
     from impala.commands.library import Trained as Trained
     from impala.commands.library import TrainingError as TrainingError
     from impala.commands.library import curve as curve
@@ -67,7 +67,7 @@ _PLACES = {
     **dict.fromkeys(("Client", "Session", "connect"), "actors.external"),
     **dict.fromkeys(("LearnerError", "RunFinished"), "actors.client"),
     "Environment": "impala.environments.base",
-    "Curve": "impala.analysis.curves",
+    "Curve": "impala.analysis.learning_curve",
     "PRESETS": "impala.config.presets",
     "Policy": "impala.play.policy",
 }

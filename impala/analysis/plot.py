@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 
-from impala.analysis import continual, curves
+from impala.analysis import continual
 from impala.config import layers, values
 from impala.config.schema import Config
+from impala.logdir import rows
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -138,11 +139,20 @@ def _training(groups: Mapping[str, Sequence[Run]]) -> Figure:
     over_time: dict[str, dict[str, list[Curve]]] = {}
     for name, group in groups.items():
         for run in group:
-            what, trained = curves.training(run.logdir)
-            for task, (frames, seconds, standings) in trained.items():
-                for over, x in ((over_frames, frames), (over_time, seconds)):
-                    curve = _ascending(x, standings)
-                    over.setdefault(task, {}).setdefault(name, []).append(curve)
+            of_run = rows.read(run.logdir)
+            what, standings = rows.standings(of_run)
+            tasks = dict.fromkeys(task for standing in standings for task in standing)
+            if not tasks:
+                raise ValueError(
+                    f"{run.logdir} has no episode and no reward yet, in training or evaluation."
+                )
+            for task in tasks:
+                pairs = zip(of_run, standings, strict=True)
+                of_task = [(row, standing[task]) for row, standing in pairs if task in standing]
+                values = np.array([value for _, value in of_task])
+                for curves, key in ((over_frames, "frames"), (over_time, "seconds")):
+                    curve = _ascending(np.array([row[key] for row, _ in of_task]), values)
+                    curves.setdefault(task, {}).setdefault(name, []).append(curve)
     colours = _colours(groups)
     figure, axes = plt.subplots(
         len(over_frames),
@@ -153,10 +163,10 @@ def _training(groups: Mapping[str, Sequence[Run]]) -> Figure:
         layout="constrained",
     )
     longest = max(curve.x[-1] for c in over_time.values() for g in c.values() for curve in g)
-    unit_seconds, unit = (3600.0, "hours") if longest > 10_800 else (60.0, "minutes")
+    seconds, unit = (3600.0, "hours") if longest > 10_800 else (60.0, "minutes")
     for (left, right), task in zip(axes, over_frames, strict=True):
         _draw(left, over_frames[task], colours)
-        _draw(right, over_time[task], colours, scale=1.0 / unit_seconds)
+        _draw(right, over_time[task], colours, scale=1.0 / seconds)
         left.set(ylabel=what)
         left.set_title(_wrapped(task, 50), fontsize="medium")
         left.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -192,7 +202,7 @@ def _evaluations(groups: Mapping[str, Sequence[Run]]) -> Figure:
     for letter, panel, task in zip(_letters(tasks), axes, tasks, strict=True):
         if sequential is not None:
             _shade(panel, sequential, task)
-        drawn = {
+        curves = {
             name: [
                 _ascending(run.curves[task].frames, run.curves[task].returns)
                 for run in group
@@ -200,7 +210,7 @@ def _evaluations(groups: Mapping[str, Sequence[Run]]) -> Figure:
             ]
             for name, group in evaluated.items()
         }
-        _draw(panel, {name: found for name, found in drawn.items() if found}, colours)
+        _draw(panel, {name: found for name, found in curves.items() if found}, colours)
         panel.set(ylabel="return, mean\nof an evaluation")
         panel.set_title(_wrapped(f"{letter}: {task}" if table else task, 90), fontsize="medium")
         panel.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -217,21 +227,24 @@ def _draw(
     scale: float = 1.0,
 ) -> None:
     """Draws a curve of each group: that of its run, or the mean of several in a band."""
-    for name, seeds in groups.items():
-        if len(seeds) == 1:
-            panel.plot(seeds[0].x * scale, seeds[0].y, color=colours[name])
+    for name, curves in groups.items():
+        if len(curves) == 1:
+            panel.plot(curves[0].x * scale, curves[0].y, color=colours[name])
             continue
         # Only over the frames of all seeds: otherwise the mean would jump where one ends.
-        start, end = max(c.x[0] for c in seeds), min(c.x[-1] for c in seeds)
+        start, end = max(c.x[0] for c in curves), min(c.x[-1] for c in curves)
         grid = np.linspace(start, max(start, end), _GRID)
-        all_seeds = np.array([np.interp(grid, curve.x, curve.y) for curve in seeds])
+        all_seeds = np.array([np.interp(grid, curve.x, curve.y) for curve in curves])
         panel.plot(grid * scale, all_seeds.mean(axis=0), color=colours[name])
         low, high = all_seeds.min(axis=0), all_seeds.max(axis=0)
         panel.fill_between(grid * scale, low, high, color=colours[name], alpha=0.2, linewidth=0)
 
 
 def _ascending(x: np.ndarray, y: np.ndarray) -> Curve:
-    return Curve(*curves.ascending(x, y))
+    """Returns a curve in which the last part counts where a run resumed from a checkpoint."""
+    later = np.minimum.accumulate(x[::-1])[::-1]  # the smallest of this and all later ones
+    kept = np.append(x[:-1] < later[1:], True)
+    return Curve(x[kept].astype(np.float64), y[kept].astype(np.float64))
 
 
 def _shade(panel: Axes, run: continual.Run, task: str) -> None:

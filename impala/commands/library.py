@@ -26,7 +26,7 @@ from impala.runtime.signals import EndRequest
 from impala.runtime.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from impala.analysis.curves import Curve
+    from impala.analysis.learning_curve import Curve
     from impala.play.player import Player
     from impala.play.policy import Policy
 
@@ -266,9 +266,9 @@ def curve(logdir: str | pathlib.Path, *, task: int = 0) -> "Curve":
     Raises:
       ValueError: there is no such run or task, or no episode has ended in it yet.
     """
-    from impala.analysis import curves
+    from impala.analysis import learning_curve
 
-    return curves.read(pathlib.Path(logdir), task)
+    return learning_curve.read(pathlib.Path(logdir), task)
 
 
 @contextlib.contextmanager
