@@ -44,7 +44,9 @@ def read(logdir: pathlib.Path, task: int = 0) -> Curve:
     of_run = rows.read(logdir)
     measure, standings = rows.standings(of_run)
     pairs = zip(of_run, standings, strict=True)
-    points = np.array([(row["frames"], each[name]) for row, each in pairs if name in each])
+    points = np.array(
+        [(row["frames"], each[name]) for row, each in pairs if name in each], np.float64
+    )
     if not len(points):
         raise ValueError(f"{logdir} has no episode and no reward of {name} yet.")
     frames, returns = points.T
