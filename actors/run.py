@@ -25,6 +25,7 @@ from impala.runtime.supervisor import REPEATS
 from impala.types import Unroll
 
 if TYPE_CHECKING:  # heavy modules are imported only when the process needs them
+    from actors.actor import Actor
     from actors.client import LearnerClient
     from actors.evaluator import EvaluatorClient
     from impala.environments.base import Environment
@@ -298,41 +299,12 @@ def _act(
     options: Options,
     notes: _Notes,
 ) -> None:
-    from actors import policy
-    from actors.actor import Actor
     from actors.hang import HangWatch
     from impala.environments import pace
 
-    total, groups = options.num_envs or setup.actor.num_envs, setup.actor.num_groups
-    if total == 1:
-        groups = 1
-    if total % groups:
-        raise OptionError(
-            f"--num-envs is {total}, but the learner's actor.num_groups is {groups}, and the "
-            f"groups have the same size: give a multiple of {groups}, such as "
-            f"{-(-total // groups) * groups}."
-        )
-    most = client.join().limits.num_envs
-    groups = next(n for n in range(groups, total + 1) if total % n == 0 and total // n <= most)
+    total = options.num_envs or setup.actor.num_envs
     with contextlib.ExitStack() as stack:
-
-        def environments(task: int) -> "list[Environment]":
-            each = total // groups
-            return [
-                stack.enter_context(
-                    contextlib.closing(
-                        setup.environment(task, each, group * each, options.render and group == 0)
-                    )
-                )
-                for group in range(groups)
-            ]
-
-        chosen = policy.make_policy(setup.agent, setup.config, setup.spaces)
-        actor = Actor(
-            *(environments, chosen, setup.unroll_length, setup.seed),
-            random_warm_up=setup.config.random_warm_up,
-            step_info=frozenset(setup.actor.step_info),
-        )
+        actor = make_actor(setup, total, client.join().limits.num_envs, options.render, stack)
         paced = client.join().needs_permits
         unrolls = actor.run(
             *(client.parameters, client.task, client.prefetch),
@@ -359,6 +331,53 @@ def _act(
                 notes.add(Failure(fault.detail.partition(", ")[2], fault.where))
             notes.has_acted = True
             client.send(of_one_group)  # waits for the learner for as long as it has to
+
+
+def make_actor(
+    setup: "ActorSetup", total: int, most: int, render: bool, closing: contextlib.ExitStack
+) -> "Actor":
+    """Returns what plays in all environments of an actor.
+
+    Args:
+      setup: of the learner that it plays for.
+      total: environments.
+      most: of them in a group.
+      render: whether environment 0 is shown.
+      closing: closes the environments.
+
+    Raises:
+      OptionError: the learner's groups cannot share so many environments.
+    """
+    from actors import policy
+    from actors.actor import Actor
+
+    groups = 1 if total == 1 else setup.actor.num_groups
+    if total % groups:
+        raise OptionError(
+            f"--num-envs is {total}, but the learner's actor.num_groups is {groups}, and the "
+            f"groups have the same size: give a multiple of {groups}, such as "
+            f"{-(-total // groups) * groups}."
+        )
+    groups = next(n for n in range(groups, total + 1) if total % n == 0 and total // n <= most)
+
+    def environments(task: int) -> "list[Environment]":
+        each = total // groups
+        return [
+            closing.enter_context(
+                contextlib.closing(
+                    setup.environment(task, each, group * each, render and group == 0)
+                )
+            )
+            for group in range(groups)
+        ]
+
+    return Actor(
+        environments,
+        policy.make_policy(setup.agent, setup.config, setup.spaces),
+        *(setup.unroll_length, setup.seed),
+        random_warm_up=setup.config.random_warm_up,
+        step_info=frozenset(setup.actor.step_info),
+    )
 
 
 def _evaluate(client: "EvaluatorClient", setup: ActorSetup, allow: Allowed) -> None:

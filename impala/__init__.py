@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from actors.external import Client as Client
     from actors.external import Session as Session
     from actors.external import connect as connect
+    from impala.analysis.learning_curve import Curve as Curve
     from impala.commands.library import Trained as Trained
     from impala.commands.library import TrainingError as TrainingError
+    from impala.commands.library import curve as curve
+    from impala.commands.library import evaluate as evaluate
     from impala.commands.library import load as load
     from impala.commands.library import preset as preset
     from impala.commands.library import train as train
@@ -58,11 +61,13 @@ if TYPE_CHECKING:
 _SCHEMA = "impala.config.schema"  # every class of it whose name ends in Config is exported
 _PLACES = {
     **dict.fromkeys(
-        ("Trained", "TrainingError", "load", "preset", "train"), "impala.commands.library"
+        ("Trained", "TrainingError", "curve", "evaluate", "load", "preset", "train"),
+        "impala.commands.library",
     ),
     **dict.fromkeys(("Client", "Session", "connect"), "actors.external"),
     **dict.fromkeys(("LearnerError", "RunFinished"), "actors.client"),
     "Environment": "impala.environments.base",
+    "Curve": "impala.analysis.learning_curve",
     "PRESETS": "impala.config.presets",
     "Policy": "impala.play.policy",
 }

@@ -7,7 +7,7 @@ import logging
 import os
 import pathlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from impala.config import values
@@ -64,6 +64,9 @@ _log = logging.getLogger(__name__)
 _ROW_UPDATES, _ROW_SECONDS = 100, 5.0
 _GRACE_SECONDS = 2.0  # for calls in progress when the learner stops
 
+Play = Callable[[], None]
+"""Plays for a while, and submits what was played."""
+
 STOPPED = os.EX_TEMPFAIL
 """Exit status of a learner that ends because of another one: it has to be started again."""
 
@@ -101,6 +104,9 @@ class Options:
     """HOST:PORT of each learner that learns together with this one, itself included."""
     peer: int = 0
     """Which of them it is."""
+    play: Callable[[LearnerService], contextlib.AbstractContextManager[Play]] | None = None
+    """Makes what plays in this process and thread, when the learner needs unrolls; there is no
+    server then. None: actors connect."""
 
 
 def run_learner(config: Config, options: Options) -> int:
@@ -130,9 +136,14 @@ def run_learner(config: Config, options: Options) -> int:
         metrics=options.metrics_listen,
         has_peers=len(options.peers) > 1,
     )
+    with EndRequest() as stop:
+        return learn(config, options, stop)
+
+
+def learn(config: Config, options: Options, stop: EndRequest) -> int:
+    """Learns as `run_learner`, in a process that is set up already, until `stop`."""
     initial = _initial(options)
     with (
-        EndRequest() as stop,
         LogDirectory(options.logdir) as directory,
         contextlib.ExitStack() as closing,
     ):
@@ -182,7 +193,7 @@ class Run(NamedTuple):
     snapshots: Snapshots
     snapshot_maker: SnapshotMaker
     service: LearnerService
-    server: Server
+    server: Server | None
     training: Training
     publisher: Publisher
     checkpoints: Checkpoints
@@ -194,7 +205,8 @@ class Run(NamedTuple):
 
     def check(self) -> None:
         """Raises an error if a thread has ended by itself; adds a row of telemetry if it is due."""
-        self.server.check()
+        if self.server is not None:
+            self.server.check()
         self.reporter.end_row_if_due(self.training.learner.counters)
 
 
@@ -251,8 +263,11 @@ def build_service(state: State, closing: contextlib.ExitStack) -> Run:
     ingest = Ingest(pacing.capacity if pacing else share.learner.queue_unrolls)
     snapshots = Snapshots(len(plan.played), share.learner.snapshots)
     inference = _inference(state, telemetry) if pacing is None else None
+    told = terms(share, plan.phases.agent.variables, plan.unroll_spec, plan.played, plan.spaces)
+    if options.play is not None:
+        told = told._replace(is_deterministic=True)
     service = LearnerService(
-        terms(share, plan.phases.agent.variables, plan.unroll_spec, plan.played, plan.spaces),
+        told,
         Lineage(own, state.incarnations.earlier, _proofs(state)),
         *(records, ingest, plan.schedule, snapshots, pacing),
         ExecutablePolicy(config, plan.spaces),
@@ -264,11 +279,13 @@ def build_service(state: State, closing: contextlib.ExitStack) -> Run:
     )
     writer = _writer(state, evaluations, service)
     closing.callback(writer.close)
+    play = None if options.play is None else closing.enter_context(options.play(service))
     mix = Mix(
         *(ingest, share.mix, state.layout, replay),
         version=resumed.learner.counters.updates,
         pacing=pacing,
         place=None if resumed.learner.reads_rows else resumed.learner.place_rows,
+        play=play,
     )
     closing.callback(mix.close)
     closing.callback(ingest.close)
@@ -276,16 +293,18 @@ def build_service(state: State, closing: contextlib.ExitStack) -> Run:
     training = Training(plan.phases, resumed.learner, mix, guard, group)
     publisher = Publisher(
         *(service.publish, state.incarnations, plan.phases, guard, demand),
-        each_version=pacing is not None,
+        each_version=pacing is not None or play is not None,
     )
     closing.callback(publisher.close)
     checkpoints = Checkpoints(
         *(logdir, resumed, plan.spaces, records.accounts, replay), peers=group
     )
-    server = Server(
-        *(service, options.listen, options.security, options.health_listen),
-        observe=lambda method, seconds: telemetry.sample(f"rpc_seconds/{method}", seconds),
-    )
+    server = None
+    if play is None:
+        server = Server(
+            *(service, options.listen, options.security, options.health_listen),
+            observe=lambda method, seconds: telemetry.sample(f"rpc_seconds/{method}", seconds),
+        )
     gauges = Gauges(
         *(plan.phases, records, server, ingest, pacing, replay, guard, checkpoints),
         *(snapshots, writer, inference),
@@ -330,19 +349,21 @@ def train(run: Run, stop: EndRequest, closing: contextlib.ExitStack) -> str:
         run.checkpoints.save(training.learner)  # no longer counts the replay moved aside
     publisher.publish(training.learner)
     run.snapshot_maker.make_if_due(training.learner)
-    address = run.server.start()
-    closing.callback(run.server.stop, _GRACE_SECONDS)
-    state.directory.write("address", f"{address}\n")
-    _log.info("Serving %s on %s.", options.logdir, address)
-    if not is_local(options.listen) and options.security.insecure:
-        _log.warning("Insecure: whoever reaches %s may take part in this run.", address)
+    if run.server is not None:
+        address = run.server.start()
+        closing.callback(run.server.stop, _GRACE_SECONDS)
+        state.directory.write("address", f"{address}\n")
+        _log.info("Serving %s on %s.", options.logdir, address)
+        if not is_local(options.listen) and options.security.insecure:
+            _log.warning("Insecure: whoever reaches %s may take part in this run.", address)
     run.telemetry.begin(training.learner.counters)
     for iteration in training.iterations(
         until=lambda: stop.is_set() or bool(records.quarantine.ends_run),
         may_learn=run.snapshot_maker.has_room,
         queued=lambda: run.ingest.depth,
     ):
-        run.server.check()
+        if run.server is not None:
+            run.server.check()
         for part in iteration.provenance:
             records.accounts.settle(*part.account)
         publisher.take(iteration, has_time=not (run.mix.is_ready or run.ingest.depth))
@@ -354,6 +375,8 @@ def train(run: Run, stop: EndRequest, closing: contextlib.ExitStack) -> str:
         if run.pacing is not None and iteration.is_whole and not training.is_finished:
             publisher.wait()
             run.service.learned()
+        if run.server is None:
+            publisher.wait()  # so that which parameters are played with next is no chance
     publisher.wait()
     ends_run = "" if training.is_finished or stop.is_set() else records.quarantine.ends_run
     if ends_run:
@@ -369,7 +392,7 @@ def finish(run: Run, stop: EndRequest, ends_run: str) -> int:
     finished = training.is_finished
     if finished:
         run.service.finish()
-    else:
+    elif run.server is not None:
         run.server.stop(_GRACE_SECONDS)
     state.records.accounts.drop_queued("run_finished" if finished else "learner_stop")
     if training.settle():
@@ -392,7 +415,7 @@ def finish(run: Run, stop: EndRequest, ends_run: str) -> int:
         own, roster = state.options.own_actors, state.records.roster
         shutdown.serve_on(
             state.options.when_finished,
-            *(lambda: own and not roster.actors()[0], run.check, stop),
+            *(lambda: run.server is None or (own and not roster.actors()[0]), run.check, stop),
         )
         return 0
     if ends_run:
@@ -435,7 +458,10 @@ def _writer(state: State, evaluations: Evaluations, service: LearnerService) -> 
     return Writer(
         *(evaluations, service.evaluators.reports),
         Prometheus(metrics) if metrics is not None else None,
-        live=[Console(to_log=options.rows_to_log, advice=advice)],
+        # A live view would take the terminal from a debugger.
+        live=[
+            Console(to_log=options.rows_to_log, advice=advice, is_live=options.play is None),
+        ],
         files=[TensorBoard(options.logdir), JsonLines(options.logdir)],
         own=custom_sinks.make(config, options.logdir),
         seconds_per_update=_ROW_SECONDS / _ROW_UPDATES if config.deterministic else None,

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tree
 from gymnasium import spaces
 
-from impala.agents.distributions import Distribution
+from impala.agents.distributions import Distribution, Normal
 from impala.environments.spaces import choices
 from impala.testing.precision import plain_float32
 from impala.types import Nest
@@ -97,6 +97,14 @@ class DistributionConformance:
         distribution = self.make()
         parameters = self.parameters(4)
         np.testing.assert_allclose(distribution.kl(parameters, parameters), [0.0] * 4, atol=1e-6)
+
+    def test_described_it_diverges_as_much(self) -> None:
+        """KL(p || q), of the probabilities and Gaussians that describe p and q."""
+        distribution = self.make()
+        p, q = self.parameters(3, seed=1), self.parameters(3, seed=2)
+        of_p, of_q = _parts(distribution.described(p)), _parts(distribution.described(q))
+        found = sum(_divergence(*pair) for pair in zip(of_p, of_q, strict=True))
+        np.testing.assert_allclose(found, distribution.kl(p, q), rtol=1e-3, atol=1e-5)
 
     def test_sampling_frequencies_are_the_probabilities(self) -> None:
         """Pearson's chi-square of 20,000 samples."""
@@ -231,6 +239,25 @@ class DistributionConformance:
         for expected, found in zip(tree.flatten(eager), tree.flatten(compiled), strict=True):
             np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-4)
         np.testing.assert_allclose(log_probs, eager[1], rtol=2e-3, atol=1e-3)
+
+
+def _parts(described: Nest) -> list[Any]:
+    """Returns what describes the parts of an action, in their order."""
+    if isinstance(described, Normal) or not isinstance(described, dict | tuple):
+        return [described]
+    parts = described.values() if isinstance(described, dict) else described
+    return [leaf for part in parts for leaf in _parts(part)]
+
+
+def _divergence(p: Any, q: Any) -> np.ndarray:
+    """Returns KL(p || q) of one part: [B]."""
+    if isinstance(p, Normal):
+        ratio = np.square(p.deviation / q.deviation)
+        distance = np.square((p.mean - q.mean) / q.deviation)
+        each = 0.5 * (ratio - 1.0 + distance - np.log(ratio))
+    else:
+        each = p * np.log(p / q)
+    return np.sum(np.reshape(each, (len(each), -1)), axis=-1)
 
 
 def whole_space(space: gym.Space) -> tuple[list[Any], np.ndarray]:

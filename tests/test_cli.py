@@ -579,7 +579,7 @@ def test_a_run_that_says_how_often_to_evaluate_has_an_evaluator(
 ) -> None:
     """The presets of SAC do: ten greedy episodes beside training."""
     command = parse("train", train.Train, words.split())
-    assert train._is_evaluated(command) == is_evaluated
+    assert train.is_evaluated(command) == is_evaluated
     if words == "pendulum":
         assert command.settings.evaluator.episodes == 10 and command.settings.evaluator.greedy
 

@@ -77,3 +77,22 @@ def test_this_tensorflow_has_the_private_names_that_are_used() -> None:
         f"TensorFlow {tf.__version__} has moved private names: "
         "change impala/agents/compiled.py, or lower the bound of tensorflow in pyproject.toml."
     )
+
+
+def test_run_eagerly_a_debugger_sees_numbers_in_it() -> None:
+    seen = []
+
+    def looked_at(pair: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        seen.append(hasattr(pair[0], "numpy"))
+        return pair[0] + pair[1]
+
+    flat = Flat(looked_at)
+    arrays = np.ones(2, np.float32), np.full(2, 2.0, np.float32)
+    tf.config.run_functions_eagerly(True)
+    try:
+        found = [flat(arrays), flat(arrays)]
+    finally:
+        tf.config.run_functions_eagerly(False)
+    found.append(flat(arrays))
+    assert seen == [True, True, False]
+    np.testing.assert_array_equal(found, [[3.0, 3.0]] * 3)

@@ -1,6 +1,7 @@
 """Parts by name: built in, installed, or `module:attribute` where this process is allowed to."""
 
 import pathlib
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -18,6 +19,7 @@ from impala.parts.components import (
     ComponentError,
     Kind,
     find,
+    give,
     load,
     load_environment,
 )
@@ -196,3 +198,39 @@ def test_built_in_parts_derive_from_the_named_base(kind: Kind) -> None:
 def test_demands_are_checked_before_tensorflow_loads() -> None:
     for name in ALGORITHM.built_in:
         assert find(name, ALGORITHM, Allowed()).demands is demands.BUILT_IN[name]
+
+
+def test_what_a_program_gives_is_found_here_and_in_children(tmp_path: pathlib.Path) -> None:
+    # Given a function that a function has made, and a class of a module that only we find ...
+    module = tmp_path / "modules" / "of_ours.py"
+    module.parent.mkdir()
+    module.write_text("class Ours:\n    number = 3\n")
+    script = f"""
+import os, subprocess, sys
+sys.path.append({str(module.parent)!r})
+from of_ours import Ours
+from impala.parts.components import Allowed, for_children, give, load
+import pathlib
+def maker(number):
+    return lambda: number
+names = [give(maker(4)), give(Ours)]
+print(*names, load(names[0], Allowed())(), load(names[1], Allowed()).number, flush=True)
+environ = for_children(pathlib.Path("parts"))
+code = "import sys; from impala.parts.components import Allowed, load;"
+code += "print(load(sys.argv[1], Allowed())(), load(sys.argv[2], Allowed()).number)"
+subprocess.run([sys.executable, "-c", code, *names], env={{**os.environ, **environ}}, check=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True
+    )
+    # ... then a child finds both by the names that they have got.
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "__main__:maker._locals_._lambda_ of_ours:Ours 4 3",
+        "4 3",
+    ]
+
+
+def test_what_is_no_part_cannot_be_given() -> None:
+    with pytest.raises(ComponentError, match="3 is no part: give a class or a function"):
+        give(3)

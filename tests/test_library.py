@@ -1,5 +1,7 @@
 """`import impala` is light; a loaded policy acts as `impala evaluate` does; runs are trained."""
 
+import functools
+import json
 import os
 import pathlib
 import signal
@@ -32,6 +34,7 @@ from impala.runtime.supervisor import Supervisor
 def test_importing_it_loads_nothing() -> None:
     code = (
         "import sys; import impala; impala.Config().seed; impala.preset('catch')\n"
+        "impala.curve\n"
         "assert not {'tensorflow', 'sonnet', 'gymnasium', 'grpc'} & set(sys.modules)\n"
         "impala.Environment\n"
         "assert not {'tensorflow', 'sonnet', 'grpc'} & set(sys.modules)\n"
@@ -183,6 +186,77 @@ def test_a_policy_needs_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         policy.environment()
 
 
+@pytest.mark.parametrize("name", ["catch", "cartpole", "bandit"])
+def test_value_and_distribution_change_nothing(name: str) -> None:
+    """Nor is what they say that of another observation, memory or reward."""
+    policy, asked = (impala.load(STORED / name, seed=7) for _ in range(2))
+    environment, probabilities, values = policy.environment(num_envs=5), [], []
+    observations, _ = environment.reset(seed=7)
+    rewards = np.zeros(5)
+    for _ in range(30):
+        of_others = asked.distribution(observations, rewards), asked.value(observations, rewards)
+        action = policy(observations, rewards)
+        np.testing.assert_array_equal(asked(observations, rewards), action)
+        probabilities.append(of_others[0])
+        values.append(of_others[1])
+        observations, rewards, *_ = environment.step(action)
+    environment.close()
+    assert np.shape(values) == (30, 5) and np.std(values, axis=0).min() > 0.0
+    np.testing.assert_allclose(np.sum(probabilities, axis=-1), 1.0, rtol=1e-5)
+    assert len(np.unique(np.round(probabilities, 5))) > 30
+
+
+def test_a_distribution_is_that_of_the_sampled_actions() -> None:
+    policy = impala.load(STORED / "catch", seed=7)
+    observation, _ = policy.environment().reset(seed=2)
+    board = np.repeat(np.asarray(observation)[np.newaxis], 4_000, axis=0)
+    probabilities = policy.distribution(board[:1])[0]
+    policy.reset()
+    shares = np.bincount(policy(board), minlength=3) / len(board)
+    np.testing.assert_allclose(shares, probabilities, atol=0.02)
+    assert np.ptp(probabilities) > 0.05
+    policy.reset()
+    assert policy.value(observation).shape == ()  # of one environment there is no axis
+    assert policy.distribution(observation).shape == (3,)
+    policy.algorithm = "sac"
+    with pytest.raises(ValueError, match="sac has trained no value"):
+        policy.value(observation)
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_evaluate_returns_what_the_command_plays(greedy: bool) -> None:
+    returns = impala.evaluate(STORED / "catch", episodes=9, num_envs=4, greedy=greedy, seed=7)
+    assert returns.tolist() == evaluated("catch", 4, 9, greedy, seed=7)
+    with pytest.raises(ValueError, match="episodes is 0; it must be at least 1"):
+        impala.evaluate(STORED / "catch", episodes=0)
+
+
+def test_a_curve_is_of_evaluations_or_else_of_training(tmp_path: pathlib.Path) -> None:
+    # Given a run that went back to a checkpoint after 200 frames ...
+    (tmp_path / "config.yaml").write_text("environment: {id: Catch}")
+    rows = [(0, -1.0), (100, 0.0), (200, 0.5), (100, 0.25), (300, 1.0)]
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(
+            json.dumps({"frames": frames, "seconds": 1.0, "episode/Catch/return_recent": recent})
+            + "\n"
+            for frames, recent in rows
+        )
+    )
+    # ... then its curve has the later part, and that of evaluations comes first.
+    frames, returns, measure = impala.curve(tmp_path)
+    assert (frames.tolist(), returns.tolist()) == ([0, 100, 300], [-1.0, 0.25, 1.0])
+    assert measure == "return, mean of the last 100 episodes"
+    line = {"task": "Catch", "learner": 1, "frames": 200, "returns": [1.0, 0.0]}
+    (tmp_path / "evaluations.jsonl").write_text(json.dumps(line))
+    found = impala.curve(str(tmp_path))
+    assert (found.frames.tolist(), found.returns.tolist()) == ([200], [0.5])
+    assert found.measure == "return, mean of an evaluation"
+    with pytest.raises(ValueError, match="no log directory"):
+        impala.curve(tmp_path / "none")
+    with pytest.raises(ValueError, match="task"):
+        impala.curve(tmp_path, task=1)
+
+
 def test_loading_leaves_the_gpus_to_others() -> None:
     code = (
         "import os, sys; import impala; impala.load(sys.argv[1])\n"
@@ -266,6 +340,51 @@ def test_training_takes_settings_and_tells_how_far_it_came(
     assert "learning\n" in capsys.readouterr().out
 
 
+_OBJECTS = """
+import sys
+import gymnasium as gym
+import impala
+from impala.agents.torsos import MLP
+
+class Slow(gym.Wrapper):  # which no other process can import
+    def __init__(self, length=9):
+        super().__init__(gym.wrappers.TimeLimit(gym.make("CartPole-v1"), length))
+
+class Own(MLP):
+    def __init__(self, settings, name=None):
+        super().__init__(impala.AgentConfig(hidden_sizes=(8,)), name=name)
+
+def train(logdir, environment, **settings):
+    trained = impala.train(
+        "catch", logdir, environment=environment, total_frames=2_000, progress=False,
+        agent={"torso": Own}, **settings
+    )
+    assert trained.status == "finished", trained
+    returns = impala.evaluate(logdir, episodes=2, num_envs=2)
+    print(*trained.returns, *returns)
+
+if __name__ == "__main__":
+    train("run-serial", lambda: Slow(4), serial=True)
+    own = {"id": Slow, "kwargs": {"length": 5}, "vectorization": "async"}
+    train("run-processes", own, num_actors=2, actor={"num_envs": 2})
+"""
+
+
+@pytest.mark.slow
+def test_classes_and_functions_of_a_program_are_trained_with(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "program").mkdir()
+    (tmp_path / "program" / "own.py").write_text(_OBJECTS)
+    command = [sys.executable, str(tmp_path / "program" / "own.py")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "__main__:_lambda_ 4.0 4.0",
+        "__main__:Slow 5.0 5.0",
+    ]
+    with pytest.raises(ValueError, match="has given it to its run"):
+        impala.load(tmp_path / "run-processes", allow="__main__")
+
+
 @pytest.mark.usefixtures("_pretenders")
 def test_training_that_fails_says_why(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -286,6 +405,8 @@ def test_training_that_fails_says_why(
         ((name, value),) = arguments.items()
         with pytest.raises(ValueError, match=f"{name} is {value!r}; it must be"):
             impala.train("catch", tmp_path / "run", **arguments)
+    with pytest.raises(ValueError, match="is no part: give a class or a function"):
+        impala.train("catch", tmp_path / "run", environment=functools.partial(gym.make, "Catch"))
     with pytest.raises(ValueError, match="Did you mean 'catch'"):
         impala.train("cacht")
     with pytest.raises(ValueError, match="give its run a logdir"):

@@ -93,6 +93,29 @@ def _take(mix: Mix, count: int) -> list[Prepared]:
     return batches
 
 
+def test_it_plays_in_its_callers_thread_until_a_batch_is_full() -> None:
+    # Given a player that gives nothing every second time ...
+    ingest, threads = Ingest(capacity=1000), []
+
+    def play() -> None:
+        threads.append(threading.get_ident())
+        if len(threads) % 2 == 0:
+            _put(ingest, [_arrival(len(threads), 3, 3 * len(threads))])
+
+    mix = Mix(ingest, MixConfig(fresh=4), LAYOUT, play=play)
+    try:
+        # ... when batches of 4 are made of messages of 3, then each call that plays for nothing
+        # returns, and the next one goes on with what there is.
+        found = [mix.get(timeout=60.0) for _ in range(5)]
+    finally:
+        mix.close()
+    made = [prepared for prepared in found if prepared is not None]
+    assert [prepared is not None for prepared in found] == [False, False, True, False, True]
+    frames = np.concatenate([_batch(prepared).unroll.frames for prepared in made])
+    assert frames.tolist() == [6, 7, 8, 12, 13, 14, 18, 19]
+    assert set(threads) == {threading.get_ident()} and len(threads) == 6
+
+
 @pytest.mark.parametrize(("num_envs", "batch_size"), [(4, 4), (3, 5), (7, 2), (1, 6), (6, 6)])
 def test_every_unroll_is_in_one_batch_in_order_and_whole(num_envs: int, batch_size: int) -> None:
     # Given twelve messages whose numbers tell where they come from ...

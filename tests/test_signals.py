@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -99,6 +100,25 @@ def test_only_sigint_insists_a_second_after_its_first(
             assert not request.insists
             signal.raise_signal(number)
         assert request.insists is insists
+
+
+def test_who_insists_interrupts_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = _Clock()
+    with EndRequest(interrupts=True) as request:
+        monkeypatch.setattr(time, "monotonic", clock.monotonic)
+        signal.raise_signal(signal.SIGINT)
+        clock.now += 1.0
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert request.cause == "SIGINT received"
+
+
+def test_a_program_may_ask_for_the_end() -> None:
+    asked = threading.Event()
+    request = EndRequest(asked=asked)
+    assert not request.is_set()
+    asked.set()
+    assert request.is_set() and request.cause == "asked to"
 
 
 def test_nohup_stays_in_force() -> None:

@@ -123,6 +123,8 @@ class Flat:
 
     def __call__(self, *arguments: Nest) -> Nest:
         """Returns the function's result for these nests of arrays and tensors."""
+        if tf.config.functions_run_eagerly():  # which a user's debugger needs, to see numbers
+            return self._function(*tree.map_structure(tf.convert_to_tensor, arguments))
         leaves = [
             leaf if isinstance(leaf, tf.Tensor) else np.asarray(leaf)
             for leaf in tree.flatten(arguments)

@@ -8,7 +8,7 @@ Sampling is stateless: the same seed draws the same action (XLA's generator is d
 import abc
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -16,7 +16,14 @@ import tensorflow as tf
 
 from impala.config.schema import EpsilonConfig
 from impala.environments.spaces import FORBIDDEN, by_size
-from impala.types import Nest
+from impala.types import Array, Nest
+
+
+class Normal(NamedTuple):
+    """The Gaussians whose samples tanh squashes into a box, one per dimension of that."""
+
+    mean: Array  # [..., *shape]; squashed, it is the greedy action
+    deviation: Array  # [..., *shape]
 
 
 class Distribution(abc.ABC):
@@ -57,6 +64,15 @@ class Distribution(abc.ABC):
     @abc.abstractmethod
     def mode(self, parameters: tf.Tensor) -> Nest:
         """Returns the greedy action. [..., *shape]."""
+
+    @abc.abstractmethod
+    def described(self, parameters: tf.Tensor) -> Nest:
+        """Returns a distribution in terms that do not depend on its parametrisation.
+
+        Returns:
+          Of a choice the probabilities [..., n]; of a box a `Normal`; of several parts a nest of
+          these that is structured like the action, but a tuple for the parts of one array.
+        """
 
     @abc.abstractmethod
     def log_prob(self, parameters: tf.Tensor, action: Nest) -> tf.Tensor:
@@ -110,6 +126,9 @@ class Categorical(Distribution):
     def mode(self, parameters: tf.Tensor) -> Nest:
         return self._action(parameters)
 
+    def described(self, parameters: tf.Tensor) -> Nest:
+        return tf.nn.softmax(parameters)
+
     def log_prob(self, parameters: tf.Tensor, action: Nest) -> tf.Tensor:
         # One-hot instead of gather: an action outside the space adds 0 and raises no error.
         index = tf.cast(action, tf.int32) - tf.cast(self._start, tf.int32)
@@ -151,6 +170,9 @@ class Choices(Distribution):
 
     def mode(self, parameters: tf.Tensor) -> Nest:
         return self._each.mode(self._logits(parameters))
+
+    def described(self, parameters: tf.Tensor) -> Nest:
+        return self._each.described(self._logits(parameters))
 
     def log_prob(self, parameters: tf.Tensor, action: Nest) -> tf.Tensor:
         return tf.reduce_sum(self._each.log_prob(self._logits(parameters), action), axis=-1)
@@ -233,6 +255,9 @@ class EpsilonGreedy(Distribution, tf.Module):
     def mode(self, parameters: tf.Tensor) -> Nest:
         return self._action(parameters[..., :-1])
 
+    def described(self, parameters: tf.Tensor) -> Nest:
+        return self._probabilities(parameters)
+
     def log_prob(self, parameters: tf.Tensor, action: Nest) -> tf.Tensor:
         chosen = tf.one_hot(self.index(action), self.num_choices)
         return tf.math.log(tf.reduce_sum(chosen * self._probabilities(parameters), axis=-1))
@@ -303,6 +328,10 @@ class TanhNormal(Distribution):
         """Returns the squashed mean of the Gaussian: the median, as the mode has no closed form."""
         return self._squash(self._gaussian(parameters)[0])
 
+    def described(self, parameters: tf.Tensor) -> Nest:
+        mean, log_std = map(self._shaped, self._gaussian(parameters))
+        return Normal(mean, tf.exp(log_std))
+
     def log_prob(self, parameters: tf.Tensor, action: Nest) -> tf.Tensor:
         """Returns the log-density in units of the box; an action at the edge is moved inside."""
         mean, log_std = self._gaussian(parameters)
@@ -356,9 +385,13 @@ class TanhNormal(Distribution):
 
     def _squash(self, point: tf.Tensor) -> tf.Tensor:
         action = _float32(self._centre) + _float32(self._half_width) * tf.tanh(point)
-        shape = tf.concat([tf.shape(action)[:-1], tf.constant(self._shape, tf.int32)], axis=0)
-        action = tf.cast(tf.reshape(action, shape), self._dtype)
+        action = tf.cast(self._shaped(action), self._dtype)
         return tf.clip_by_value(action, self._low, self._high)  # Rounding may leave the box.
+
+    def _shaped(self, flat: tf.Tensor) -> tf.Tensor:
+        """Reshapes [..., D] to [..., *shape]."""
+        shape = tf.concat([tf.shape(flat)[:-1], tf.constant(self._shape, tf.int32)], axis=0)
+        return tf.reshape(flat, shape)
 
     def _flat(self, action: tf.Tensor) -> tf.Tensor:
         """Reshapes [..., *shape] to [..., D]."""
@@ -375,6 +408,7 @@ class Joint(Distribution):
       join: joins the parts to an action.
       order: [P], where the parameters of the parts are, part after part; only for parts whose
         parameters are choices. None: in this order.
+      collect: joins what describes the parts; None: as `join`.
     """
 
     def __init__(
@@ -383,11 +417,13 @@ class Joint(Distribution):
         split: Callable[[Nest], Sequence[Nest]],
         join: Callable[[Sequence[Nest]], Nest],
         order: np.ndarray | None = None,
+        collect: Callable[[Sequence[Nest]], Nest] | None = None,
     ) -> None:
         self._components = tuple(components)
         self._split = split
         self._join = join
         self._order = order
+        self._collect = collect or join
         self._sizes = [component.num_parameters for component in components]
         self.num_outputs = self.num_parameters = sum(self._sizes)
         self._choices = [component.num_choices for component in components]
@@ -407,6 +443,10 @@ class Joint(Distribution):
     def mode(self, parameters: tf.Tensor) -> Nest:
         parts = zip(self._components, self._parts(parameters), strict=True)
         return self._join([component.mode(part) for component, part in parts])
+
+    def described(self, parameters: tf.Tensor) -> Nest:
+        parts = zip(self._components, self._parts(parameters), strict=True)
+        return self._collect([component.described(part) for component, part in parts])
 
     def log_prob(self, parameters: tf.Tensor, action: Nest) -> tf.Tensor:
         parts = zip(self._components, self._parts(parameters), self._split(action), strict=True)
@@ -523,7 +563,15 @@ def _choices(
         flat = tf.gather(tf.concat(parts, -1), order.argsort(), axis=-1) if is_mixed else parts[0]
         return tf.reshape(flat, tf.concat([tf.shape(flat)[:-1], shape], axis=0))
 
-    return Joint(components, split, join, columns if is_mixed else None)
+    def collect(parts: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
+        each = {
+            place: described[..., i, :]
+            for (places, _), described in zip(groups, parts, strict=True)
+            for i, place in enumerate(places)
+        }
+        return tuple(each[place] for place in range(count))
+
+    return Joint(components, split, join, columns if is_mixed else None, collect)
 
 
 def _box(space: gym.spaces.Box) -> TanhNormal:

@@ -4,13 +4,18 @@ import contextlib
 import dataclasses
 import json
 import pathlib
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from impala.commands import outputs
 from impala.commands.playing import PlayerFlags, environment_of, open_player
 from impala.config.schema import Range
 from impala.config.values import OptionError
 from impala.runtime.printable import printable
+
+if TYPE_CHECKING:
+    from impala.play.evaluation import FirstEpisodes
+    from impala.play.player import Player
+    from impala.types import Episode
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,6 +40,30 @@ class Evaluate(PlayerFlags):
     """Seed of environments and actions."""
 
 
+def play(
+    command: Evaluate, player: "Player", first: "FirstEpisodes | None" = None
+) -> "list[Episode]":
+    """Plays episodes.
+
+    Args:
+      command: how many, and how.
+      player: has the agent.
+      first: keeps the steps of first episodes; None: nothing is kept.
+
+    Raises:
+      OptionError: the environments cannot be made.
+    """
+    from impala.play import evaluation
+
+    num_envs = min(command.num_envs, command.episodes)
+    with contextlib.closing(environment_of(player, num_envs)) as environment:
+        return evaluation.play_episodes(
+            *(environment, player.agent, command.episodes, command.greedy, command.seed),
+            first=first,
+            max_steps=command.max_steps or player.config.evaluator.max_steps,
+        )
+
+
 def evaluate(command: Evaluate) -> int:
     """Plays episodes and prints a table."""
     import rich.console
@@ -50,12 +79,7 @@ def evaluate(command: Evaluate) -> int:
     player = open_player(command, command.json)
     from impala.play import evaluation
 
-    with contextlib.closing(environment_of(player, num_envs)) as environment:
-        episodes = evaluation.play_episodes(
-            *(environment, player.agent, command.episodes, command.greedy, command.seed),
-            first=(first := evaluation.FirstEpisodes(command.steps)),
-            max_steps=command.max_steps or player.config.evaluator.max_steps,
-        )
+    episodes = play(command, player, first := evaluation.FirstEpisodes(command.steps))
     summary = evaluation.summary(episodes)
     print(
         f"{player.task}: {summary.episodes} episodes, "

@@ -1,4 +1,4 @@
-"""Implements what `import impala` exports: training a run, and acting with its agent."""
+"""Implements what `import impala` exports: training a run, its curve, and acting with its agent."""
 
 import collections
 import contextlib
@@ -10,19 +10,24 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
+
 from impala.commands import foreign
+from impala.commands.evaluate import Evaluate, play
 from impala.commands.flags import STOPPED
 from impala.commands.train import GRACE_SECONDS, Train, run
 from impala.config import layers, rules, values
 from impala.config.schema import Config
 from impala.logdir import rows
-from impala.parts import sections
+from impala.parts import components, sections
 from impala.parts.components import Allowed
 from impala.runtime import process
 from impala.runtime.signals import EndRequest
 from impala.runtime.supervisor import Supervisor
 
 if TYPE_CHECKING:
+    from impala.analysis.learning_curve import Curve
+    from impala.play.player import Player
     from impala.play.policy import Policy
 
 Output = Callable[[str], None]
@@ -64,6 +69,7 @@ def train(
     fresh: bool = False,
     change_settings: bool = False,
     init_from: str | pathlib.Path | None = None,
+    serial: bool = False,
     progress: bool = True,
     stop: threading.Event | None = None,
     **settings: Any,
@@ -71,6 +77,7 @@ def train(
     """Trains on this host, as `impala train` does: a learner and actors in their own processes.
 
         impala.train("catch", "runs/catch", seed=1, optimiser={"learning_rate": 3e-4})
+        impala.train("cartpole", "runs/walk", environment=Walk)
 
     After a signal such as Ctrl-C the run stops with a checkpoint, and then KeyboardInterrupt is
     raised. The same call resumes a run that was stopped or killed.
@@ -86,11 +93,15 @@ def train(
       fresh: start over; an earlier run in `logdir` is moved aside.
       change_settings: resume the run in `logdir` although it was another experiment.
       init_from: log directory of another run, with whose agent a new run starts.
+      serial: train in this thread instead of other processes, with one actor and no evaluator, as
+        `impala train --serial` does. TensorFlow's operations are deterministic from then on.
       progress: print the learner's output line by line.
       stop: stops the run when set, for instance by another thread.
       **settings: override `config`: numbers and texts by name, sections as a dict or an object such
         as `impala.OptimiserConfig(...)`; dotted names work too, as in
-        `**{"optimiser.learning_rate": 3e-4}`.
+        `**{"optimiser.learning_rate": 3e-4}`. Where a setting names a custom part, such as
+        `environment={"id": Walk}` or `algorithm=Mine`, it may be the class itself, and an
+        environment a function that makes one. `environment=Walk` is short for the former.
 
     Returns:
       The status and counters of the run.
@@ -99,6 +110,7 @@ def train(
       ValueError: a setting has an unknown name, it or an argument an invalid value, or `logdir`
         cannot be used.
       TrainingError: the learner or the actors failed.
+      Exception: in a serial run, what an environment, network or algorithm has raised.
     """
     if logdir is None and not isinstance(config, str):
         raise ValueError("A configuration that is not a preset has no name: give its run a logdir.")
@@ -113,6 +125,7 @@ def train(
         init_from=None if init_from is None else pathlib.Path(init_from),
     )
     flags = {
+        "serial": serial,
         "num_actors": num_actors,
         "evaluate": evaluate,
         "fresh": fresh,
@@ -126,11 +139,15 @@ def train(
         if progress:
             print(line, flush=True)
 
-    supervisor = Supervisor(
-        grace_seconds=GRACE_SECONDS, request=EndRequest(passes_on=True), asked=stop
-    )
     with _logged(progress):
-        ended = run(command, supervisor, output)
+        if serial:
+            from impala.commands import serial as here
+
+            ended = here.run(command, is_guest=True, asked=stop)
+        else:
+            request = EndRequest(passes_on=True)
+            supervisor = Supervisor(grace_seconds=GRACE_SECONDS, request=request, asked=stop)
+            ended = run(command, supervisor, output)
     if ended.status not in (0, STOPPED):
         said = "".join(f"\n  {line}" for line in last) if "learner" in ended.why else ""
         raise TrainingError(f"Training in {ended.logdir} failed: {ended.why}.{said}")
@@ -175,18 +192,104 @@ def load(
       ValueError: there is no such checkpoint or task, the checkpoint is damaged or needs another
         version of impala, or it names a part that may not be imported.
     """
+    with _device(gpu) as device:
+        from impala.play.policy import Policy
+
+        return Policy(_player(logdir, checkpoint, task, allow), greedy, seed, device)
+
+
+def evaluate(
+    logdir: str | pathlib.Path,
+    *,
+    episodes: int = 100,
+    greedy: bool = False,
+    num_envs: int = 32,
+    checkpoint: str | int = "newest",
+    task: int = 0,
+    max_steps: int = 0,
+    seed: int = 0,
+    gpu: bool = False,
+    allow: str | Sequence[str] = (),
+) -> np.ndarray:
+    """Plays episodes with the agent of a run, as `impala evaluate` does.
+
+        returns = impala.evaluate("runs/catch", episodes=20, greedy=True)
+        returns.mean(), returns.std()
+
+    Args:
+      logdir: of a run that has written a checkpoint.
+      episodes: that are played, at least 1.
+      greedy: as for `load`, like `checkpoint`, `task`, `gpu` and `allow`.
+      num_envs: environments that step together, at most `episodes`.
+      checkpoint: see `greedy`.
+      task: see `greedy`.
+      max_steps: agent steps after which an episode is cut off; 0: as in the evaluations of the run
+        (`evaluator.max_steps`).
+      seed: of the environments and the sampled actions.
+      gpu: see `greedy`.
+      allow: see `greedy`.
+
+    Returns:
+      The return of each episode, float64 [episodes]: the sum of its rewards as the environment
+      gives them, ordered by environment.
+
+    Raises:
+      ValueError: as `load`, the environment cannot be made, or a number is out of range.
+    """
+    flags = {
+        "episodes": episodes,
+        "greedy": greedy,
+        "num_envs": num_envs,
+        "max_steps": max_steps,
+        "seed": seed,
+    }
+    command = values.overlay(Evaluate(logdir=pathlib.Path(logdir)), flags)
+    with _device(gpu):
+        episodes_played = play(command, _player(logdir, checkpoint, task, allow))
+    return np.array([episode.episode_return for episode in episodes_played])
+
+
+def curve(logdir: str | pathlib.Path, *, task: int = 0) -> "Curve":
+    """Returns the learning curve of a run, that `impala plot` draws.
+
+        frames, returns, measure = impala.curve("runs/catch")
+
+    If the run was evaluated in this task, a point is the mean return of an evaluation's episodes.
+    Otherwise it is the mean return of the last 100 training episodes, or, if no episode has ended
+    in the run, the mean reward of a step; `measure` says which. Where a run has resumed from a
+    checkpoint, what came after that before is left out.
+
+    Args:
+      logdir: of a run, which may still be going on.
+      task: counted from 0.
+
+    Raises:
+      ValueError: there is no such run or task, or no episode has ended in it yet.
+    """
+    from impala.analysis import learning_curve
+
+    return learning_curve.read(pathlib.Path(logdir), task)
+
+
+@contextlib.contextmanager
+def _device(gpu: bool) -> Iterator[str | None]:
+    """Loads TensorFlow, and places what the body computes; yields where."""
     process.load_tensorflow(use_gpus=gpu, is_guest=True)
     import tensorflow as tf
 
-    from impala.logdir import checkpoint as stored
-    from impala.play.player import Player
-    from impala.play.policy import Policy
-
     device = None if gpu else "/CPU:0"
     with tf.device(device):
-        saved = stored.choose(pathlib.Path(logdir), str(checkpoint))
-        player = Player(saved, task, Allowed.of(allow))
-        return Policy(player, greedy, seed, device)
+        yield device
+
+
+def _player(
+    logdir: str | pathlib.Path, checkpoint: str | int, task: int, allow: str | Sequence[str]
+) -> "Player":
+    from impala.logdir import checkpoint as stored
+    from impala.play.player import Player
+
+    saved = stored.choose(pathlib.Path(logdir), str(checkpoint))
+    return Player(saved, task, Allowed.of(allow))
 
 
 def _put_over(config: Config, data: Mapping[str, Any]) -> Config:
@@ -207,30 +310,48 @@ def _check_names(settings: Mapping[str, Any]) -> None:
 
 
 def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings as nested plain data; dotted names and dataclasses become dicts."""
+    """Returns settings as nested plain data.
+
+    Dotted names and dataclasses become dicts; classes and functions, which are parts, names.
+    """
     nested: dict[str, Any] = {}
     for name, value in settings.items():
         *outer, last = name.split(".")
         place = nested
         for section in outer:
             place = place.setdefault(section, {})
-        plain = values.plain(value)
+        plain = _plain(value)
+        if outer == [] and last == "environment" and isinstance(plain, str):
+            plain = {"id": plain}
         place[last] = place.get(last, {}) | plain if isinstance(plain, dict) else plain
     return nested
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    try:
+        return components.give(value) if callable(value) else values.plain(value)
+    except components.ComponentError as error:
+        raise values.OptionError(str(error)) from error
 
 
 @contextlib.contextmanager
 def _logged(shown: bool) -> Iterator[None]:
     """Prints what a run logs, unless the program has set up logging itself."""
-    log = logging.getLogger("impala")
-    if not shown or log.hasHandlers():
+    logs = [logging.getLogger(name) for name in ("impala", "actors", "learner")]
+    if not shown or logs[0].hasHandlers():
         yield
         return
-    handler, level = logging.StreamHandler(sys.stdout), log.level
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
+    handler, levels = logging.StreamHandler(sys.stdout), [log.level for log in logs]
+    for log in logs:
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
     try:
         yield
     finally:
-        log.removeHandler(handler)
-        log.setLevel(level)
+        for log, level in zip(logs, levels, strict=True):
+            log.removeHandler(handler)
+            log.setLevel(level)

@@ -8,6 +8,7 @@ import pathlib
 import signal
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
@@ -15,7 +16,7 @@ from impala.commands.flags import STOPPED, NumActors, RunFlags, print_config
 from impala.config import layers, values
 from impala.config.schema import Config
 from impala.config.values import OptionError
-from impala.parts import sections
+from impala.parts import components, sections
 from impala.parts.components import ENVIRONMENT, is_own
 from impala.runtime import listen, process
 from impala.runtime.failures import Shown
@@ -50,6 +51,9 @@ class Train(RunFlags):
     every_seconds is set."""
     render: bool = False
     """Show the first actor's first environment in a window."""
+    serial: bool = False
+    """Train in this process and thread, with one actor and without gRPC: for breakpoints, prints
+    and tracebacks in an environment, network or algorithm of one's own. Two such runs are equal."""
     tensorboard: bool = False
     """Start TensorBoard beside the run, at the first free port from 6006 on; it ends with the run.
     """
@@ -68,7 +72,24 @@ def train(command: Train) -> int:
     if command.print_config:
         return print_config(command)
     log_to_stderr(command.log_format)
+    if command.serial:
+        return _train_here(command)
     return run(command, Supervisor(grace_seconds=GRACE_SECONDS)).status
+
+
+def _train_here(command: Train) -> int:
+    from impala.commands import serial
+
+    try:
+        status = serial.run(command).status
+    except KeyboardInterrupt:
+        traceback.print_exc()  # where the run was
+        raise
+    from learner.telemetry import writer
+
+    if writer.is_writing():
+        process.leave(status)
+    return status
 
 
 def run(command: Train, context: Supervisor, output: Callable[[str], None] | None = None) -> Ended:
@@ -86,7 +107,7 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
     from impala.commands import preflight
     from impala.schedule import tasks
 
-    _check(command)
+    check(command)
     logdir = preflight.log_directory(command)
     actors_log = logdir / "actors.log"
     with (
@@ -96,12 +117,13 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
         context as supervisor,
     ):
         directory = pathlib.Path(temporary)
+        environ = components.for_children(directory / "parts")
         socket, failures = directory / "learner", Shown(directory / "failures")
-        programs = _actor_programs(command, socket, actors_log, failures.path)
+        programs = _actor_programs(command, socket, actors_log, failures.path, environ)
         watch = _Watch(supervisor, programs, failures, actors_log)
 
         def begin() -> None:
-            supervisor.start(_learner_program(command, logdir, directory, socket, output))
+            supervisor.start(_learner_program(command, logdir, directory, socket, output, environ))
             for program in programs.values():
                 supervisor.start(program)
             if command.tensorboard:
@@ -114,7 +136,7 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
             )
 
         if _has_own_environment(command.settings):
-            supervisor.start(_look_program(command, directory, actors_log, failures.path))
+            supervisor.start(_look_program(command, directory, actors_log, failures.path, environ))
         else:
             begin()
         for end in supervisor.watch(failures.show):
@@ -123,12 +145,27 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
             elif watch.lets_begin(end):
                 begin()
     status, why = watch.result()
+    return ended(command, status, why, logdir, supervisor.why)
+
+
+def ended(
+    command: Train, status: int, why: str, logdir: pathlib.Path, said: str | None = None
+) -> Ended:
+    """Logs how a run has ended, and how it goes on.
+
+    Args:
+      command: that has ended.
+      status: its exit status.
+      why: it has ended.
+      logdir: its log directory.
+      said: the reason for the log; None: `why`.
+    """
     once = {"--fresh": command.fresh, "--empty-replay": command.empty_replay}
     without = " and ".join(flag for flag, is_on in once.items() if is_on)
     same = f"The same command without {without}" if without else "The same command"
     hint = f" {same} goes on with the run." if status == STOPPED else ""
     level = logging.INFO if status in (0, STOPPED) else logging.ERROR
-    _log.log(level, "Ended with status %d: %s.%s", status, supervisor.why, hint)
+    _log.log(level, "Ended with status %d: %s.%s", status, said or why, hint)
     return Ended(status, why, logdir)
 
 
@@ -200,7 +237,7 @@ class _Watch:
         return status, self._cause or supervisor.why
 
 
-def _check(command: Train) -> None:
+def check(command: Train) -> None:
     """Raises OptionError if flags contradict each other, or cannot be fulfilled here."""
     settings, actors = command.settings, num_actors(command)
     if command.render:
@@ -255,7 +292,11 @@ def _has_own_environment(settings: Config) -> bool:
 
 
 def _look_program(
-    command: Train, directory: pathlib.Path, log: pathlib.Path, failures: pathlib.Path
+    command: Train,
+    directory: pathlib.Path,
+    log: pathlib.Path,
+    failures: pathlib.Path,
+    environ: Mapping[str, str],
 ) -> Program:
     """Returns the program that plays the environment before anything else is started.
 
@@ -270,7 +311,7 @@ def _look_program(
             *(*process.IMPALA, "check", "cartpole", "--config", str(file), "--no-network"),
             *("--steps", str(settings.learner.unroll_length), "--failures", str(failures)),
         ],
-        environ=_without_settings(),
+        environ={**_without_settings(), **environ},
         log=log,
     )
 
@@ -286,6 +327,7 @@ def _learner_program(
     directory: pathlib.Path,
     socket: pathlib.Path,
     output: Callable[[str], None] | None,
+    environ: Mapping[str, str],
 ) -> Program:
     """Returns the learner's program, with the settings in a file in `directory`."""
     switches = {
@@ -296,7 +338,7 @@ def _learner_program(
     words = [name for name, is_on in switches.items() if is_on]
     settings = command.settings
     if settings.learner.snapshots == "auto":  # here it is known from the start
-        keep: Literal["always", "never"] = "always" if _is_evaluated(command) else "never"
+        keep: Literal["always", "never"] = "always" if is_evaluated(command) else "never"
         learner = dataclasses.replace(settings.learner, snapshots=keep)
         settings = dataclasses.replace(settings, learner=learner)
     if command.init_from is not None:
@@ -311,7 +353,7 @@ def _learner_program(
             *["--log-format", command.log_format, "--stopped-status", str(STOPPED)],
             "--own-actors",
         ],
-        environ=_without_settings(),
+        environ={**_without_settings(), **environ},
         output=output,
     )
 
@@ -360,7 +402,7 @@ def _tensorboard_program(logdir: pathlib.Path, after: pathlib.Path | None) -> Pr
     )
 
 
-def _is_evaluated(command: Train) -> bool:
+def is_evaluated(command: Train) -> bool:
     """Returns whether the run has an evaluator."""
     settings = command.settings
     several = len(settings.tasks.environments) > 1
@@ -370,7 +412,11 @@ def _is_evaluated(command: Train) -> bool:
 
 
 def _actor_programs(
-    command: Train, socket: pathlib.Path, log: pathlib.Path, failures: pathlib.Path
+    command: Train,
+    socket: pathlib.Path,
+    log: pathlib.Path,
+    failures: pathlib.Path,
+    environ: Mapping[str, str],
 ) -> dict[str, Program]:
     """Returns the other programs, by name."""
     several = num_actors(command) > 1
@@ -382,7 +428,7 @@ def _actor_programs(
         common.append("--no-bfloat16")
     if command.render:
         flags["actors"].append("--render")
-    if _is_evaluated(command):
+    if is_evaluated(command):
         flags["evaluator"] = ["--role", "evaluator", "--name", "evaluator"]
     if foreign := sections.allowed(command.settings, of_actors=True).names:
         common += [word for name in foreign for word in ("--allow", name)]
@@ -392,6 +438,7 @@ def _actor_programs(
             command=[*process.IMPALA, "actor", "--learner", f"unix:{socket}", *words, *common],
             restart=not (several and name == "actors"),
             log=log,
+            environ=environ,
             # A fresh start first moves the contents of the log directory aside.
             after=socket if command.fresh else None,
         )

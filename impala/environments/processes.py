@@ -28,6 +28,7 @@ from typing import Any, Literal, NamedTuple
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector.utils import CloudpickleWrapper
 
 from impala.environments import base
 from impala.environments.failure import EnvironmentFailed, failure_of
@@ -67,7 +68,7 @@ class Processes(base.Environment):
     meanwhile, and are not touched.
 
     Args:
-      make: makes one environment; it is pickled.
+      make: makes one environment; it is pickled, also if it was defined in a notebook.
       num_envs: E.
       name: of the environment, for messages.
       seconds: that a step may take, resets at the end of an episode included; the start of a
@@ -102,7 +103,7 @@ class Processes(base.Environment):
         self._half = 0  # of the memory, that the step under way is written to
         self._faults: list[EnvironmentFault] = []
         self._workers = [
-            _Worker(_Task(make, name, i, *spaces, max_bytes), buffer, seconds)
+            _Worker(_Task(CloudpickleWrapper(make), name, i, *spaces, max_bytes), buffer, seconds)
             for i in range(num_envs)
         ]
 

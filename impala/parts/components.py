@@ -3,7 +3,8 @@
 Wherever a configuration names a part, the name is one of three: that of a built-in part; that of an
 entry point of the group `impala.components`, which an installed package declares; or
 `module:attribute`. The last two import code that is not of this package, so `Allowed` says what a
-process may import. `described` words what such code raises.
+process may import. `described` words what such code raises. A program may also `give` a class or
+function that it has made itself, in a notebook for instance.
 """
 
 import dataclasses
@@ -12,7 +13,9 @@ import functools
 import importlib
 import importlib.metadata
 import inspect
+import os
 import pathlib
+import pickle
 import pkgutil
 import re
 import sys
@@ -30,6 +33,8 @@ _OURS = tuple(
     f"{pathlib.Path(__file__).parents[2] / name}/" for name in ("actors", "impala", "learner")
 )
 _CALLED_FOR_US = ("gymnasium", "numpy")  # what calls an environment, or stumbles over its values
+
+_GIVEN = "_IMPALA_PARTS"  # environment variable: a file of what the parent process was given
 
 _ATTRIBUTE = re.compile(r"[^\W\d][\w.]*")  # an id that is registered has a - or a /
 
@@ -149,6 +154,61 @@ class Allowed:
         return any(f"{module}.".startswith(f"{allowed}.") for allowed in self.names)
 
 
+def give(part: Any) -> str:
+    """Takes a class or function of this program, and returns its name, MODULE:ATTRIBUTE.
+
+    In this process and its children (`for_children`) the name stands for it from now on, and may
+    be used like that of a part that is built in.
+
+    Raises:
+      ComponentError: it is something else.
+    """
+    if not (inspect.isclass(part) or inspect.isfunction(part)):
+        raise ComponentError(f"{part!r} is no part: give a class or a function that makes it.")
+    # A lambda, or what a function has made, has a name that cannot be written.
+    attribute = re.sub(r"[^\w.]", "_", part.__qualname__)
+    name = f"{part.__module__}:{attribute}"
+    _given()[name] = part
+    return name
+
+
+def for_children(file: pathlib.Path) -> dict[str, str]:
+    """Writes what this process was given to a file, for its children.
+
+    Returns:
+      The environment variables that they need. They load the file as a pickle, so only the user
+      may be able to write it.
+
+    Raises:
+      ComponentError: something cannot be pickled.
+    """
+    if not _given():
+        return {}
+    from gymnasium.vector.utils import CloudpickleWrapper
+
+    try:  # cloudpickle, which Gymnasium needs, also takes what is defined in a notebook
+        parts = pickle.dumps(CloudpickleWrapper(_given().copy))
+    except Exception as error:
+        raise ComponentError(
+            f"{', '.join(_given())} cannot be sent to other processes ({described(error)}): put it "
+            "into a module and name it, as MODULE:ATTRIBUTE, or train serially."
+        ) from error
+    file.write_bytes(pickle.dumps((sys.path, parts)))
+    return {_GIVEN: str(file)}
+
+
+@functools.cache
+def _given() -> dict[str, Any]:
+    """Returns what this process, or its parent, was given, by name."""
+    if (file := os.environ.get(_GIVEN)) is None:
+        return {}
+    path, parts = pickle.loads(pathlib.Path(file).read_bytes())
+    # Last, so that a user's modules hide none of ours.
+    sys.path += [each for each in path if each and each not in sys.path]
+    found: dict[str, Any] = pickle.loads(parts)()
+    return found
+
+
 def check_name(setting: str, name: str, kind: Kind) -> str:
     """Returns `name` if it can be a part's name; imports nothing.
 
@@ -229,6 +289,8 @@ def load(name: str, allowed: Allowed) -> Any:
     Raises:
       ComponentError: it may not be imported, is not there, or its module raises an error.
     """
+    if name in _given():
+        return _given()[name]
     place = next((entry.value for entry in _entry_points() if entry.name == name), name)
     allowed.check(place)
     module, _, attribute = place.partition(":")
@@ -251,6 +313,8 @@ def load(name: str, allowed: Allowed) -> Any:
             raise _broken(module, error) from error
         near = difflib.get_close_matches(attribute, dir(error.obj), n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
+        if module == "__main__":
+            hint = " A program has given it to its run: load it there, or train with a module's."
         raise ComponentError(f"{name}: {module} has no attribute {attribute!r}.{hint}") from None
     except Exception as error:
         raise _broken(module, error) from error

@@ -20,7 +20,7 @@ from impala.agents.agent import Agent
 from impala.agents.compiled import Flat
 from impala.environments.base import Environment
 from impala.environments.episodes import EpisodeStatistics
-from impala.types import EnvironmentStep, Episode, Nest, StepType, TimeStep
+from impala.types import AgentOutput, EnvironmentStep, Episode, Nest, StepType, TimeStep
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ class Acting:
     """
 
     def __init__(self, agent: Agent, greedy: bool, seed: int, num_envs: int) -> None:
+        self._agent, self._greedy = agent, greedy
         self._act = _compiled(agent, greedy)
         self._state = agent.acting(agent.initial_state(num_envs))
         self._seed = seed % 2**31
@@ -64,12 +65,20 @@ class Acting:
 
     def __call__(self, timestep: TimeStep) -> Nest:
         """Returns the actions [E, ...] at a time step [E, ...], which is copied."""
+        action, self._state = self._act(*self._copied(timestep))
+        self.skip()
+        return tree.map_structure(lambda x: x.numpy(), action)
+
+    def output(self, timestep: TimeStep) -> AgentOutput:
+        """Returns what the next call would act by: tensors [E, ...]. Changes nothing."""
+        output, _ = _compiled(self._agent, self._greedy, whole=True)(*self._copied(timestep))
+        return output
+
+    def _copied(self, timestep: TimeStep) -> tuple[TimeStep, Nest, tf.Tensor]:
         # Copied, as TensorFlow may still use the memory when the environment overwrites it.
         copy = tree.map_structure(lambda x: tf.constant(np.array(x)), timestep)
         seed = tf.constant([self._seed, self._count], tf.int32)
-        action, self._state = self._act(copy, self._state, seed)
-        self.skip()
-        return tree.map_structure(lambda x: x.numpy(), action)
+        return copy, self._state, seed
 
     def skip(self) -> None:
         """Skips one sample, as if it had acted."""
@@ -224,14 +233,14 @@ def summary(episodes: Sequence[Episode]) -> Summary:
     )
 
 
-# (time step, state for acting, seed) -> (actions, next state)
+# (time step, state for acting, seed) -> (actions or the whole output, next state)
 _Act = Callable[[TimeStep, Nest, tf.Tensor], tuple[Nest, Nest]]
 
 
-@functools.lru_cache(maxsize=2)  # an evaluator uses the same agent repeatedly
-def _compiled(agent: Agent, greedy: bool) -> _Act:
+@functools.lru_cache(maxsize=4)  # an evaluator uses the same agent repeatedly
+def _compiled(agent: Agent, greedy: bool, whole: bool = False) -> _Act:
     def act(timestep: TimeStep, acting: Nest, seed: tf.Tensor) -> tuple[Nest, Nest]:
         output, acting = agent.act(timestep, acting, None if greedy else seed)
-        return output.action, acting
+        return output if whole else output.action, acting
 
     return Flat(act)

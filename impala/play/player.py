@@ -25,7 +25,7 @@ class Player:
     def __init__(self, saved: Checkpoint, task: int = 0, allow: Allowed = _NOTHING) -> None:
         self.config = sections.restore(saved.config, saved.own, saved.needs, allow)
         self._own = sections.found(self.config)
-        self.counters = saved.counters
+        self.counters, self.algorithm = saved.counters, saved.algorithm
         self.number = task
         self._task = tasks.choose(saved.config, task)
         self.task = self._task.name

@@ -1,5 +1,6 @@
 """A trained agent as a function from observations to actions, for a custom loop."""
 
+import copy
 from collections.abc import Mapping
 from typing import Any, NamedTuple, overload
 
@@ -8,12 +9,15 @@ import numpy as np
 import tensorflow as tf
 import tree
 
+from impala.agents.distributions import EpsilonGreedy
 from impala.environments import base, to_gymnasium
 from impala.environments.spaces import SEEN, TASK, is_wrapped
 from impala.environments.wrappers import History
 from impala.play.evaluation import Acting
 from impala.play.player import Player
-from impala.types import Nest, StepType, TimeStep
+from impala.types import AgentOutput, Nest, StepType, TimeStep
+
+_WITHOUT_VALUE = {"sac"}  # algorithms that train neither a baseline nor Q-values of the agent
 
 
 class _Shown(NamedTuple):
@@ -55,6 +59,8 @@ class Policy:
     ) -> None:
         self._player = player
         self._agent = player.agent
+        self.algorithm = player.algorithm
+        """Which trained it last."""
         self._greedy, self._seed, self._device = greedy, seed, device
         self.observation_space, self.action_space = player.spaces
         """What the agent sees, with what wrappers add to it, and the actions that it returns."""
@@ -81,6 +87,71 @@ class Policy:
           ValueError: the observation is not in the space, the number of environments has changed,
             or the agent sees the last reward and it was not passed.
         """
+        shown, timestep, self._history = self._timestep(observation, reward)
+        with tf.device(self._device):
+            self._action = self._acting(timestep)
+        self._first = np.zeros(shown.num_envs, np.bool_)
+        return _like(shown, self._action)
+
+    def value(self, observation: Nest, reward: Any = None) -> Any:
+        """Returns the agent's estimate of the discounted return from an observation on.
+
+        The policy then goes on as if it had not been asked. The unit is that of the rewards that
+        were learned from, scaled and clipped by the settings of `objective`.
+
+        Args:
+          observation: that the policy would act on next, as for a call.
+          reward: as for a call.
+
+        Returns:
+          A number, or float32 [E]: the baseline, or of an agent with Q-values the largest of these.
+
+        Raises:
+          ValueError: as a call, or the algorithm has trained neither.
+        """
+        if self.algorithm in _WITHOUT_VALUE:
+            raise ValueError(
+                f"{self.algorithm} has trained no value of observations: its critics, which value "
+                "actions too, are not part of the agent."
+            )
+        shown, output = self._output(observation, reward)
+        distribution = self._agent.distribution
+        if isinstance(distribution, EpsilonGreedy):
+            return _like(
+                shown, tf.reduce_max(output.policy[:, : distribution.num_outputs], axis=-1)
+            )
+        return _like(shown, output.baseline)
+
+    def distribution(self, observation: Nest, reward: Any = None) -> Nest:
+        """Returns the distribution from which the agent would sample its action.
+
+        The policy then goes on as if it had not been asked.
+
+        Args:
+          observation: that the policy would act on next, as for a call.
+          reward: as for a call.
+
+        Returns:
+          For Discrete actions their probabilities, float32 [n]; for a Box a
+          `impala.agents.distributions.Normal` of the Gaussians that tanh squashes into it; for Dict
+          and Tuple such a nest; for MultiDiscrete and MultiBinary a tuple with the probabilities of
+          each part. All are [E, ...] of E environments. With Q-values, the best action has a
+          probability of 1, less the exploration if actions are sampled.
+
+        Raises:
+          ValueError: as a call.
+        """
+        shown, output = self._output(observation, reward)
+        return _like(shown, self._agent.distribution.described(output.policy))
+
+    def _output(self, observation: Nest, reward: Any) -> tuple[_Shown, AgentOutput]:
+        """Returns what the next call would act by: tensors [E, ...]."""
+        shown, timestep, _ = self._timestep(observation, reward)
+        with tf.device(self._device):
+            return shown, self._acting.output(timestep)
+
+    def _timestep(self, observation: Nest, reward: Any) -> tuple[_Shown, TimeStep, History]:
+        """Returns the form of an observation, what the agent sees, and the history from then on."""
         shown, values = _look(self.observation_space, observation)
         if self._first is None and shown != self._shown:
             self._shown = shown
@@ -92,6 +163,7 @@ class Policy:
                 "before other environments are shown."
             )
         first = np.ones(shown.num_envs, np.bool_) if self._first is None else self._first
+        history = copy.copy(self._history)
         if shown.missing:
             if "last_reward" in shown.missing and reward is None and not first.all():
                 raise ValueError(
@@ -99,7 +171,7 @@ class Policy:
                     "step returned."
                 )
             rewards = np.reshape(0.0 if reward is None else reward, (-1,))
-            values = {**values, **self._history.before(first, self._action, rewards)}
+            values = {**values, **history.before(first, self._action, rewards)}
             if TASK in shown.missing:  # no action depends on it
                 values[TASK] = np.full(shown.num_envs, self._player.number)
         timestep = TimeStep(
@@ -108,12 +180,7 @@ class Policy:
             discount=np.ones(shown.num_envs, np.float32),
             step_type=np.where(first, StepType.FIRST, StepType.MID).astype(np.int8),
         )
-        with tf.device(self._device):
-            self._action = self._acting(timestep)
-        self._first = np.zeros(shown.num_envs, np.bool_)
-        if shown.is_batch:
-            return self._action
-        return tree.map_structure(lambda leaf: leaf[0], self._action)
+        return shown, timestep, history
 
     def reset(self, where: Any = None) -> None:
         """Marks the next observation as the first of an episode.
@@ -161,6 +228,12 @@ class Policy:
         return to_gymnasium.SeveralEnvs(
             lambda: self._player.environment(num_envs, render_mode), render_mode
         )
+
+
+def _like(shown: _Shown, nest: Nest) -> Nest:
+    """Returns arrays or tensors [E, ...] as arrays; without E if the observation has none."""
+    arrays = tree.map_structure(np.asarray, nest)
+    return arrays if shown.is_batch else tree.map_structure(lambda leaf: leaf[0], arrays)
 
 
 def _look(space: gym.Space, observation: Nest) -> tuple[_Shown, Nest]:

@@ -33,7 +33,12 @@ class EndRequest:
     """
 
     def __init__(
-        self, on_first: Callable[[], None] | None = None, *, passes_on: bool = False
+        self,
+        on_first: Callable[[], None] | None = None,
+        *,
+        passes_on: bool = False,
+        interrupts: bool = False,
+        asked: threading.Event | None = None,
     ) -> None:
         """Installs nothing yet.
 
@@ -41,9 +46,13 @@ class EndRequest:
           on_first: called in the signal handler, by the first signal only.
           passes_on: for a process that goes on afterwards: on leaving the context, the earlier
             handlers are restored, and the first signal received is raised again.
+          interrupts: raise KeyboardInterrupt where the process is, when the user insists.
+          asked: counts as a signal when it is set.
         """
         self._on_first = on_first
         self._passes_on = passes_on
+        self._interrupts = interrupts
+        self._asked = asked or threading.Event()
         self._handlers: dict[signal.Signals, Any] = {}
         self._count = itertools.count()
         self._interrupted_at: float | None = None
@@ -54,7 +63,7 @@ class EndRequest:
 
     def is_set(self) -> bool:
         """Returns whether a signal was received."""
-        return self.received is not None
+        return self.received is not None or self._asked.is_set()
 
     def wait(self, seconds: float) -> bool:
         """Waits for a signal. Returns whether one was received in time."""
@@ -85,7 +94,9 @@ class EndRequest:
     @property
     def cause(self) -> str:
         """Returns what was received, in words for the log."""
-        return "no signal received" if self.received is None else f"{self.received.name} received"
+        if self.received is None:
+            return "asked to" if self._asked.is_set() else "no signal received"
+        return f"{self.received.name} received"
 
     def __enter__(self) -> Self:
         if threading.current_thread() is not threading.main_thread():
@@ -110,6 +121,8 @@ class EndRequest:
                 self._interrupted_at = now
             elif now - self._interrupted_at >= INSIST_SECONDS:
                 self.insists = True
+                if self._interrupts:
+                    raise KeyboardInterrupt
         if next(self._count) == 0:  # atomic: no other signal can come in between
             self.received = signal.Signals(number)
             if self._on_first is not None:

@@ -1,4 +1,4 @@
-"""The mix: makes batches of fresh and replayed unrolls while the previous update runs."""
+"""The mix: makes batches of fresh and replayed unrolls, usually while the previous update runs."""
 
 import heapq
 import itertools
@@ -130,8 +130,9 @@ class _Chunk(NamedTuple):
 
 
 class Mix:
-    """Fills batches from the ingest and from replay in a thread of its own.
+    """Fills batches from the ingest and from replay.
 
+    It has a thread of its own, unless it has fresh unrolls played in the thread that gets batches.
     Fresh unrolls are copied from their message into rows of the batch, replayed ones from the rows
     of replay. TensorFlow may keep using the memory that it is given, so every batch has new rows.
     Another thread copies them to a device while the next batch is made.
@@ -147,6 +148,7 @@ class Mix:
         depth: int = 1,
         pacing: Pacing | None = None,
         place: Callable[[Layout, np.ndarray], Placed] | None = None,
+        play: Callable[[], None] | None = None,
     ):
         """Starts the thread.
 
@@ -160,6 +162,8 @@ class Mix:
           depth: batches to prepare ahead of the update.
           pacing: tells which unrolls are due when. Without it they are taken in order.
           place: copies rows to the learner's devices; None: these read them where they are.
+          play: plays, and puts what was played into the ingest, if it can. It is called in `get`,
+            which then makes the batch, too. None: others put unrolls into the ingest.
 
         Raises:
           ValueError: the configuration asks for replayed unrolls, but there is no replay.
@@ -176,7 +180,9 @@ class Mix:
         self._more = 0  # batches that are due from replay alone
         self._pacing = pacing
         self._place = place
+        self._play = play
         self._placing = ThreadPoolExecutor(1, "place")
+        self._taken: list[_Chunk] = []  # for the batch being made
         # What was taken out of the ingest: when it is due, how many had come before, what it is.
         # Without pacing, that is what is left of one message.
         self._waiting: list[tuple[int, int, _Chunk]] = []
@@ -186,23 +192,32 @@ class Mix:
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="mix", daemon=True)
-        self._thread.start()
+        if play is None:
+            self._thread.start()
 
     def get(self, timeout: float) -> Prepared | None:
         """Returns the next batch, or None after `timeout` seconds without one.
+
+        If this mix has unrolls played, it returns None where that gave none.
 
         Raises:
           StorageError: replay cannot be written or read.
           RuntimeError: the thread that makes batches has died of another error.
         """
-        try:
-            prepared, placing = self._ready.get(timeout=timeout)
-        except queue.Empty:
+        if self._play is not None:
+            made = self._make()
+        else:
+            try:
+                made = self._ready.get(timeout=timeout)
+            except queue.Empty:
+                made = None
+        if made is None:
             if isinstance(self._error, StorageError):
                 raise self._error from None
             if self._error is not None:
                 raise RuntimeError(f"The batch thread has died: {self._error}") from self._error
             return None
+        prepared, placing = made
         if placing is not None:
             prepared = prepared._replace(placed=placing.result())
         return self._weighted(prepared)
@@ -239,18 +254,17 @@ class Mix:
     def close(self) -> None:
         """Stops the thread; prepared batches are discarded."""
         self._stop.set()
-        self._thread.join(timeout=10.0)
+        if self._play is None:
+            self._thread.join(timeout=10.0)
         self._placing.shutdown()
 
     def _run(self) -> None:
         try:
-            while (prepared := self._prepare()) is not None:
-                placing = None
-                if self._place is not None and prepared.rows is not None:
-                    placing = self._placing.submit(self._place, self._layout, prepared.rows)
-                while not self._stop.is_set():
+            while not self._stop.is_set():
+                made = self._make()
+                while made is not None and not self._stop.is_set():
                     try:
-                        self._ready.put((prepared, placing), timeout=0.2)
+                        self._ready.put(made, timeout=0.2)
                         break
                     except queue.Full:
                         continue
@@ -258,14 +272,21 @@ class Mix:
             _log.exception("The batch thread has died.")
             self._error = error
 
-    def _prepare(self) -> Prepared | None:
-        """Returns one batch, or None if the mix was closed first."""
-        config, replay = self._config, self._replay
-        if self._stop.is_set():
+    def _make(self) -> tuple[Prepared, Future[Placed] | None] | None:
+        """Returns one batch, and its way to a device; None if unrolls for it are missing."""
+        if (prepared := self._prepare()) is None:
             return None
+        placing = None
+        if self._place is not None and prepared.rows is not None:
+            placing = self._placing.submit(self._place, self._layout, prepared.rows)
+        return prepared, placing
+
+    def _prepare(self) -> Prepared | None:
+        """Returns one batch, or None if unrolls for it are missing."""
+        config, replay = self._config, self._replay
         if self._more:
             return self._again()
-        if (taken := self._take(config.fresh)) is None:
+        if (taken := self._take()) is None:
             return None
         fresh = [chunk for chunk in taken if not chunk.dropped]
         if not fresh:
@@ -313,24 +334,19 @@ class Mix:
         placed = Placed(self._layout, rows) if self._place is None else None
         return _prepared(batch, taken, origins)._replace(rows=rows, placed=placed)
 
-    def _take(self, count: int) -> list[_Chunk] | None:
-        """Takes `count` unrolls out of the ingest, in order; None when the mix is closed.
+    def _take(self) -> list[_Chunk] | None:
+        """Takes the fresh unrolls of a batch out of the ingest, in order; None if some are missing.
 
         The result also has the chunks that are too old to be learned from, which do not count.
         """
-        chunks: list[_Chunk] = []
-        while count > 0:
-            if self._stop.is_set():
+        while missing := self._config.fresh - sum(c.size for c in self._taken if not c.dropped):
+            if (chunk := self._next(missing)) is None:
                 return None
-            chunk = self._next(count)
-            if chunk is None:
-                continue
-            chunks.append(chunk)
-            if not chunk.dropped:
-                count -= chunk.size
-            elif count == self._config.fresh:
-                return chunks  # nothing but that: to be accounted for at once
-        return chunks
+            self._taken.append(chunk)
+            if chunk.dropped and missing == self._config.fresh:
+                break  # nothing but that: to be accounted for at once
+        taken, self._taken = self._taken, []
+        return taken
 
     def _next(self, count: int) -> _Chunk | None:
         """The first unrolls that wait, at most `count`, or some to be dropped; None: look again."""
@@ -364,7 +380,9 @@ class Mix:
             can_take = self._most() > 0
             if self._pacing is not None and not can_take:
                 self._pacing.expire()
-            arrival = self._ingest.get(timeout=0.0 if can_take else 0.2)
+            if self._play is not None and not can_take and not self._ingest.depth:
+                self._play()
+            arrival = self._ingest.get(timeout=0.2 if not can_take and self._play is None else 0.0)
             if arrival is None:
                 return
             middle = arrival.unroll.frames.shape[0] - arrival.unpermitted

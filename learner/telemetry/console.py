@@ -25,6 +25,7 @@ class Console(Sink):
         console: rich.console.Console | None = None,
         to_log: bool = False,
         advice: str = "",
+        is_live: bool = True,
     ):
         """Begins the live view, if there is a terminal.
 
@@ -32,13 +33,14 @@ class Console(Sink):
           console: where to show rows; standard output by default.
           to_log: write rows to the log instead.
           advice: what helps where environments are the limit.
+          is_live: whether there may be a live view, which takes over standard output.
         """
         self._advice = advice
         self._console = console or rich.console.Console()
         self._to_log = to_log
         self._live = (
             rich.live.Live(console=self._console, auto_refresh=False, transient=False)
-            if self._console.is_terminal and not to_log
+            if self._console.is_terminal and is_live and not to_log
             else None
         )
         if self._live:

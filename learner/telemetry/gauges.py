@@ -25,7 +25,7 @@ class Gauges:
 
     phases: Phases
     records: Records
-    server: Server
+    server: Server | None
     ingest: Ingest
     pacing: Pacing | None
     replay: Replay | None
@@ -40,6 +40,7 @@ class Gauges:
         records = self.records
         totals = records.accounts.totals()
         active, silent = records.roster.actors()
+        refusals = self.server.refusals() if self.server is not None else {}
         found: Row = {
             "progress": self.phases.progress(counters),
             "phase/number": self.phases.number(counters),
@@ -64,7 +65,7 @@ class Gauges:
             "telemetry/dropped": self.writer.dropped,
             "telemetry/sinks_dropped": self.writer.sinks_dropped,
             **{f"unrolls/dropped/{reason}": n for reason, n in totals.dropped.items()},
-            **{f"refused/{reason}": n for reason, n in self.server.refusals().items()},
+            **{f"refused/{reason}": n for reason, n in refusals.items()},
             **{f"messages/rejected/{reason}": n for reason, n in totals.rejected.items()},
             **{f"messages/violations/{kind}": n for kind, n in records.violations.totals().items()},
         }
