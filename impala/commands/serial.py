@@ -125,7 +125,12 @@ def _settings(command: Train) -> Config:
         _log.info("A serial run steps its environments here: environment.vectorization is sync.")
         environment = dataclasses.replace(settings.environment, vectorization="sync")
         settings = dataclasses.replace(settings, environment=environment)
-    learner = dataclasses.replace(settings.learner, snapshots="never", inference="never")
+    learner = dataclasses.replace(
+        settings.learner,
+        snapshots="never",
+        inference="never",
+        jit_compile=False,  # which takes half a minute, and a thread
+    )
     return dataclasses.replace(settings, learner=learner)
 
 
