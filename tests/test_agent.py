@@ -506,10 +506,16 @@ class TestAuto:
         assert observation.fitting("auto", space) == expected
         assert observation.fitting("deep", space) == "deep"
 
-    @pytest.mark.parametrize(("space", "torso"), [(VECTOR, "mlp"), (LARGER, "shallow")])
-    def test_of_one_array_it_is_as_if_named(self, space: gym.Space, torso: str) -> None:
+    @pytest.mark.parametrize("frame_stack", [1, 4])
+    @pytest.mark.parametrize(
+        ("space", "torso"),
+        [(VECTOR, "mlp"), (spaces.Box(-1.0, 1.0, (5, 4)), "mlp"), (LARGER, "shallow")],
+    )
+    def test_of_one_array_it_is_as_if_named(
+        self, space: gym.Space, torso: str, frame_stack: int
+    ) -> None:
         chosen, named = (
-            build.agent(AgentConfig(name, separate_baseline=True), space, CHOICE, seed=3)
+            build.agent(AgentConfig(name, frame_stack=frame_stack), space, CHOICE, seed=3)
             for name in ("auto", torso)
         )
         assert [v.name for v in chosen.variables] == [v.name for v in named.variables]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -183,6 +184,9 @@ def agent(
       ValueError: the configuration does not fit the spaces, or the network does not fit in memory.
     """
     single_observation_space = observation_space
+    # Chosen before frames are stacked, which makes tables look like images.
+    torso = fitting(config.torso, main_space(observation_space))
+    config = dataclasses.replace(config, torso=torso)
     frame_stack = None
     if config.frame_stack > 1:
         frame_stack = FrameStack(config.frame_stack, observation_space)
@@ -199,12 +203,12 @@ def agent(
     if masks_actions:
         _check_action_mask(observation_space, distribution.num_choices)
     separate = config.separate_baseline
-    torso, core = _features(config, observation_space, own), _core(config, own)
+    features, core = _features(config, observation_space, own), _core(config, own)
     if core is not None and config.core not in CORE.built_in:
-        features = torso(_zeros(observation_space).observation)
-        checks.check_core(config.core, core, int(features.shape[1]))
+        seen = features(_zeros(observation_space).observation)
+        checks.check_core(config.core, core, int(seen.shape[1]))
     built = Agent(
-        torso=torso,
+        torso=features,
         core=core,
         distribution=distribution,
         frame_stack=frame_stack,
@@ -249,12 +253,12 @@ def _features(
         made: Torso = found.component(found.settings, name=f"{prefix}{_module_name(name)}{suffix}")
         return made
 
-    space, standardise = main_space(observation_space), config.standardise_images
-    name = fitting(config.torso, space)
-    if name == "auto":
+    standardise = config.standardise_images
+    if config.torso == "auto":
+        space = main_space(observation_space)
         torso: Torso = Combined(space, make, standardise, name=f"{prefix}auto")
     else:
-        torso = make(name)
+        torso = make(config.torso)
     features = Features(torso, observation_space, standardise)
     if config.torso not in TORSO.built_in:
         checks.check_torso(config.torso, torso, observation_space)
