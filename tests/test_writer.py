@@ -307,7 +307,7 @@ def test_intervals_merged_are_as_if_gathered_at_once() -> None:
             each.sample("lag", np.random.default_rng(number).normal(size=50))
             each.newest("action", np.array([number]))
             each.waited_seconds += 0.1 * number
-            each.actor(f"actor {number % 2}", 1.0, 0.2 * number)
+            each.actor(f"actor {number % 2}", 1.0, 0.2 * number, 0.1 * number)
             each.levels({"level": number})
             each.episodes("episode/Catch", [Episode(float(number), 9, 9, {"lives": 1.0})])
             each.end(Counters(frames=100 * (number + 1)), number + 1.0)

@@ -171,11 +171,10 @@ class Interval:
         total, weights = self._means.get(name, (0.0, 0))
         self._means[name] = (total + value * weight, weights + weight)
 
-    def actor(self, name: str, *seconds: float) -> None:
+    def actor(self, name: str, seconds: float, waited: float, playing: float) -> None:
         """Adds an actor's times: in total, waiting for the learner, and in environments."""
         before = self._actors.get(name, (0.0, 0.0, 0.0))
-        total, waited, playing = (x + y for x, y in zip(before, seconds, strict=True))
-        self._actors[name] = total, waited, playing
+        self._actors[name] = before[0] + seconds, before[1] + waited, before[2] + playing
 
     def sample(self, name: str, values: np.ndarray | float) -> None:
         """Adds numbers to a distribution."""
