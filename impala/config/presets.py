@@ -108,6 +108,15 @@ _MINATAR_Q = Config(
 )
 
 
+_MINIGRID = Config(
+    environment=EnvironmentConfig(id="minigrid:MiniGrid-DoorKey-5x5-v0"),
+    agent=AgentConfig(torso="auto", hidden_sizes=(128,), core="lstm", lstm_size=128),
+    optimiser=OptimiserConfig(name="adam", learning_rate=1e-3, epsilon=1e-5),
+    mix=MixConfig(fresh=16),
+    total_frames=1_000_000,
+)
+
+
 # One update of 256 replayed steps for each step played. Ten greedy episodes test the agent at
 # intervals, beside training.
 _PENDULUM = Config(
@@ -359,6 +368,10 @@ PRESETS: dict[str, tuple[str, Config]] = {
     "minatar-q": (
         "MinAtar Breakout with Q-learning from replay (extra: minatar).",
         _MINATAR_Q,
+    ),
+    "minigrid": (
+        "MiniGrid's DoorKey-5x5 with V-trace; other ids by --environment.id (extra: minigrid).",
+        _MINIGRID,
     ),
     "pendulum": ("Pendulum-v1 with soft actor-critic.", _PENDULUM),
     "lunar-lander": (
