@@ -109,11 +109,11 @@ _MINATAR_Q = Config(
 
 
 _MINIGRID = Config(
-    environment=EnvironmentConfig(id="minigrid:MiniGrid-DoorKey-5x5-v0"),
+    environment=EnvironmentConfig(id="MiniGrid-DoorKey-5x5-v0"),
     agent=AgentConfig(torso="auto", hidden_sizes=(128,), core="lstm", lstm_size=128),
     optimiser=OptimiserConfig(name="adam", learning_rate=1e-3, epsilon=1e-5),
     mix=MixConfig(fresh=16),
-    total_frames=1_000_000,
+    total_frames=500_000,
 )
 
 
