@@ -21,7 +21,7 @@ import tree
 
 from actors.channel import NO_SECURITY
 from actors.client import LearnerClient, Stopped, actor_name, new_incarnation
-from impala.config.schema import NormaliseConfig, RepeatConfig
+from impala.config.schema import RepeatConfig
 from impala.environments import base
 from impala.environments.external import External
 from impala.environments.spaces import Spaces, limits
@@ -452,7 +452,6 @@ def _spaces(setup: "ActorSetup") -> Spaces:
 
     config = dataclasses.replace(
         setup.tasks[0].environment,
-        normalise=NormaliseConfig(),
         last_action=False,
         last_reward=False,
         time_in_episode=False,

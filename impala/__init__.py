@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from impala.config.schema import LearnerConfig as LearnerConfig
     from impala.config.schema import LimitsConfig as LimitsConfig
     from impala.config.schema import MixConfig as MixConfig
-    from impala.config.schema import NormaliseConfig as NormaliseConfig
     from impala.config.schema import ObjectiveConfig as ObjectiveConfig
     from impala.config.schema import OptimiserConfig as OptimiserConfig
     from impala.config.schema import PolicyGradientConfig as PolicyGradientConfig

@@ -39,7 +39,10 @@ EVERYTHING = gym.spaces.Dict(
 MASKED = gym.spaces.Dict({"observation": VECTOR, ACTION_MASK: gym.spaces.Box(0, 1, (3,), np.int8)})
 EVERY_ACTION, GREEDY = "MLP, every action", "MLP, epsilon-greedy, mask"
 CASES: dict[str, tuple[AgentConfig, Spaces]] = {
-    EVERY_ACTION: (AgentConfig(hidden_sizes=(8,), popart=True), (VECTOR, EVERYTHING)),
+    EVERY_ACTION: (
+        AgentConfig(hidden_sizes=(8,), popart=True, normalise_observations=True),
+        (VECTOR, EVERYTHING),
+    ),
     GREEDY: (
         AgentConfig(hidden_sizes=(8,), policy="epsilon_greedy"),
         (MASKED, gym.spaces.Discrete(3)),

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import own
 import pytest
-import tree
 
 from impala import environments
-from impala.config.schema import EnvironmentConfig, NormaliseConfig, RepeatConfig
+from impala.config.schema import EnvironmentConfig, RepeatConfig
 from impala.environments.base import Environment
 from impala.environments.failure import EnvironmentFailed
 from impala.testing.environments import column, play, same
@@ -96,7 +95,7 @@ def test_an_environment_that_shows_itself_can_be_looked_at() -> None:
         ("own:dataclasses", {}, "own:dataclasses is a module"),
         ("own:WithoutSeed", {}, r"has a reset that takes no seed .*: define it as reset\(self, \*"),
         ("own:play-v0", {}, "'own:play-v0', which is not registered"),
-        ("MiniGrid-Empty-5x5-v0", {}, "PACKAGE:MiniGrid-Empty-5x5-v0. Use module:attribute"),
+        ("roundabout-v0", {}, "PACKAGE:roundabout-v0. Use module:attribute"),
     ],
 )
 def test_what_cannot_be_played_is_refused_in_a_line(
@@ -203,49 +202,3 @@ def test_shapes_are_checked_always_and_limits_a_hundred_times() -> None:
 def test_what_cannot_be_looked_at_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="cannot be shown, since it cannot be made with render_"):
         environments.make(EnvironmentConfig(id=f"own:{name}"), 1, render_mode="rgb_array")
-
-
-class TestNormalised:
-    def test_measured_numbers_give_mean_0_and_variance_1(self) -> None:
-        # Given the statistics of random play ...
-        config = EnvironmentConfig(id="Pendulum-v1")
-        normalise = environments.measure(config, 3000, seed=3)
-        assert normalise == environments.measure(config, 3000, seed=3)
-        assert normalise.mean != environments.measure(config, 3000, seed=4).mean
-        # ... then observations of other games have about mean 0 and variance 1,
-        config = EnvironmentConfig(id="Pendulum-v1", normalise=normalise)
-        with closing(environments.make(config, 4)) as environment:
-            steps = play(environment, 800)
-            space = environment.observation_space
-        seen = column(steps, "observation").reshape(-1, 3)
-        np.testing.assert_allclose(seen.mean(axis=0), 0.0, atol=0.4)
-        np.testing.assert_allclose(seen.std(axis=0), 1.0, atol=0.2)
-        assert all(space.contains(row) for row in seen)
-
-    def test_it_is_the_formula_and_leaves_everything_else_alone(self) -> None:
-        plain = EnvironmentConfig(id="CartPole-v1", last_reward=True)
-        normalise = NormaliseConfig(mean=(1.0, 2.0, 3.0, 4.0), deviation=(0.5,), clip=8.0)
-        normal = EnvironmentConfig(id="CartPole-v1", last_reward=True, normalise=normalise)
-        with (
-            closing(environments.make(plain, 2)) as one,
-            closing(environments.make(normal, 2)) as two,
-        ):
-            for before, after in zip(play(one, 40), play(two, 40), strict=True):
-                raw = before.timestep.observation["observation"].astype(np.float64)
-                expected = np.clip((raw - [1, 2, 3, 4]) / 0.5, -8, 8).astype(np.float32)
-                np.testing.assert_array_equal(after.timestep.observation["observation"], expected)
-                rest = tree.flatten(after.timestep._replace(observation=()))
-                for a, b in zip(
-                    tree.flatten(before.timestep._replace(observation=())), rest, strict=True
-                ):
-                    np.testing.assert_array_equal(a, b)
-
-    @pytest.mark.parametrize(
-        ("id", "mean", "numbers"), [("CartPole-v1", (1.0, 2.0), 4), ("Catch", (0.0,), 0)]
-    )
-    def test_statistics_that_do_not_fit_are_refused(
-        self, id: str, mean: tuple[float, ...], numbers: int
-    ) -> None:
-        normalise = NormaliseConfig(mean=mean, deviation=(1.0,))
-        with pytest.raises(ValueError, match=f"has {len(mean)} means .* {numbers} floating"):
-            environments.make(EnvironmentConfig(id=id, normalise=normalise), 1)

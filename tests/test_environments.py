@@ -132,6 +132,7 @@ CONTRACT = {
     ),
     "cartpole_own": EnvironmentConfig(id="CartPole-v1", vectorization="own"),
     "minatar": EnvironmentConfig(id="MinAtar/Breakout-v1"),
+    "minigrid": EnvironmentConfig(id="MiniGrid-Empty-Random-5x5-v0"),
     "nested_held": EnvironmentConfig(id="Nested-v0", repeat=RepeatConfig(most=3, learned=True)),
 }
 CONTRACT |= {

@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 import tensorflow as tf
 import tree
-from half_trained import STORED, evaluated, normalised
+from half_trained import STORED, evaluated
 
 import impala
 from impala.commands import main as cli
@@ -136,7 +136,6 @@ def test_the_command_says_how_far_the_model_is_from_the_agent(
 
     described = json.loads((tmp_path / "model" / "model.json").read_text())
     assert described["updates"] == 372
-    assert described["normalise"] is None
     assert described["signatures"]["act"]["inputs"] == {
         "observation": "float32 [B, 4]",
         "is_first": "bool [B]",
@@ -146,13 +145,6 @@ def test_the_command_says_how_far_the_model_is_from_the_agent(
     assert described["trial"]["difference"] < 1e-5
     assert cli.main(["export", str(tmp_path)]) == 2
     assert "has no checkpoint" in capsys.readouterr().err
-
-
-def test_a_model_is_described_with_its_input_statistics(tmp_path: pathlib.Path) -> None:
-    player = Player(normalised("cartpole"))
-    export.saved_model(player, tmp_path, export.recorded(player, steps=1))
-    described = json.loads((tmp_path / "model.json").read_text())
-    assert described["normalise"] == {"mean": [0.25], "deviation": [0.5], "clip": 4.0}
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,12 @@ import numpy as np
 import pytest
 import yaml
 from gymnasium.utils.env_checker import check_env
-from half_trained import STORED, evaluated, normalised
+from half_trained import STORED, evaluated
 
 import impala
 from impala.commands import library
 from impala.commands import train as commands_train
 from impala.environments import base
-from impala.environments.normalise import Normaliser
-from impala.play.player import Player
-from impala.play.policy import Policy
 from impala.runtime import process
 from impala.runtime.supervisor import Supervisor
 
@@ -129,19 +126,6 @@ def test_environments_that_gymnasium_makes_will_do() -> None:
         *("Bandit/DependentUniform-v0", 5), vectorization_mode="vector_entry_point", pulls=20
     )
     assert _together(bandit, bandits, several, 3) == evaluated("bandit", 5, 15, False, 7)
-
-
-def test_raw_observations_are_normalised_as_in_training() -> None:
-    # Given a policy whose own environment normalises, and raw observations ...
-    player = Player(normalised("cartpole"))
-    own = _one_by_one(Policy(player, seed=7), Policy(player).environment(), seed=7)
-    policy, raw = Policy(player, seed=7), gym.make("CartPole-v1")
-    normal = Normaliser(policy.config.environment.normalise, raw.observation_space)
-    outside = gym.wrappers.TransformObservation(raw, normal, normal.space)
-
-    # ... then both play the same once the raw ones went through the normaliser.
-    returns = _one_by_one(policy, outside, int(base.seeds(7, 1)[0]))
-    assert [next(returns) for _ in range(3)] == [next(own) for _ in range(3)]
 
 
 def test_what_cannot_be_acted_on_is_refused() -> None:

@@ -280,6 +280,7 @@ def test_several_updates_follow_each_taking_of_fresh_unrolls() -> None:
         mix.close()
     assert warm_up.batch is None
     assert [prepared.unrolls for prepared in batches] == [4, 0, 0, 4, 0, 0]
+    assert [len(each.fresh) for each in (warm_up, *batches)] == [1, 1, 0, 0, 1, 0, 0]
     assert [len(prepared.provenance) for prepared in batches] == [1, 0, 0, 1, 0, 0]
     for prepared in batches:
         assert prepared.batch is not None

@@ -85,6 +85,16 @@ AGENTS: dict[str, CASE] = {
         VECTOR,
         CHOICE,
     ),
+    "normalised": (
+        dataclasses.replace(SEPARATE, normalise_observations=True),
+        wrapped(OBSERVATIONS["nested"]),
+        CHOICE,
+    ),
+    "normalised doubles": (
+        dataclasses.replace(SMALL, normalise_observations=True),
+        OBSERVATIONS["double"],
+        CHOICE,
+    ),
     "popart": (dataclasses.replace(SMALL, popart=True), VECTOR, CHOICE),
     "popart of three tasks": (dataclasses.replace(SMALL, popart=True), numbered(VECTOR, 3), CHOICE),
     "popart of two, separate": (

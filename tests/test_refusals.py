@@ -11,14 +11,14 @@ import tensorflow as tf
 import vtrace
 from actors.actor import Actor
 from impala.agents.cores import Core
+from impala.agents.normaliser import Normaliser
 from impala.agents.torsos import Torso
 from impala.config import rules, values
 from impala.config.presets import PRESETS
-from impala.config.schema import Config, NormaliseConfig
+from impala.config.schema import Config
 from impala.environments import joint, to_gymnasium, wrappers
 from impala.environments.catch import Catch
 from impala.environments.external import External
-from impala.environments.normalise import Normaliser
 from impala.parts import checks
 from impala.play.evaluation import play_episodes
 from impala.runtime.supervisor import Program, Supervisor
@@ -124,8 +124,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "a has an action_mask of its own",
     ),
     "no numbers to normalise": (
-        lambda: Normaliser(NormaliseConfig(mean=(0.0,), deviation=(1.0,)), BITS),
-        "has 0 floating-point numbers",
+        lambda: Normaliser(BITS),
+        "has no floating-point numbers",
     ),
     "a core that looks ahead": (lambda: checks.check_core("p", Peeks(), 2), "three rows at once"),
     "a core whose state grows": (lambda: checks.check_core("p", Grows(), 2), "the same structure"),
@@ -209,14 +209,3 @@ def test_descriptions_of_spaces_may_be_nested() -> None:
     assert made.observation_space == gym.spaces.Tuple(
         [gym.spaces.MultiDiscrete([2, 3]), gym.spaces.Box(-np.inf, np.inf, (2,))]
     )
-
-
-def test_normalising_leaves_what_is_no_number() -> None:
-    nest = gym.spaces.Dict(a=BOX, b=gym.spaces.Tuple([BITS, BOX]))
-    wrapped = gym.spaces.Dict(observation=nest, last_reward=gym.spaces.Box(-1.0, 1.0, ()))
-    normalise = Normaliser(NormaliseConfig(mean=(1.0,), deviation=(0.5,)), wrapped)
-    ones = {"a": np.ones(2), "b": (np.ones(3, np.int8), np.zeros(2))}
-    seen = normalise({"observation": ones, "last_reward": np.float32(1.0)})
-    assert seen["last_reward"] == 1.0 and (seen["observation"]["b"][0] == 1).all()
-    assert (seen["observation"]["a"] == 0.0).all() and (seen["observation"]["b"][1] == -2.0).all()
-    assert normalise.space.contains({**seen, "last_reward": np.zeros((), np.float32)})

@@ -8,6 +8,7 @@ import tree
 
 from impala.agents.cores import Core
 from impala.agents.distributions import Distribution
+from impala.agents.normaliser import Normaliser
 from impala.agents.observation import Features, FrameStack
 from impala.agents.popart import PopArt
 from impala.environments.spaces import ACTION_MASK
@@ -31,6 +32,7 @@ class Agent(snt.Module):
       masks_actions: whether observations have an `action_mask` [..., num_choices], obeyed by
         the policy.
       popart: normalises the baseline; None not to.
+      normaliser: by which the torsos normalise observations; None: they do not.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Agent(snt.Module):
         baseline_core: Core | None = None,
         masks_actions: bool = False,
         popart: PopArt | None = None,
+        normaliser: Normaliser | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__(name=name)
@@ -55,6 +58,8 @@ class Agent(snt.Module):
         self._baseline_core = baseline_core
         self.popart = popart
         """Statistics by which the baseline is normalised; None: it is not."""
+        self.normaliser = normaliser
+        """Statistics by which observations are normalised; None: they are not."""
         # Small initial weights: an almost uniform policy, values near 0.
         small = snt.initializers.VarianceScaling(scale=0.01)
         self._policy_head = snt.Linear(distribution.num_outputs, w_init=small, name="policy")

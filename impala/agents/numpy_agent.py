@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from impala.agents import numpy_distributions, popart
 from impala.agents.cores import LSTMState
+from impala.agents.normaliser import CLIP, LEAST, Numbers
 from impala.agents.numpy_distributions import NotServed, Random
 from impala.agents.observation import fitting
 from impala.config.schema import AgentConfig
@@ -63,6 +64,7 @@ class NumPyAgent:
             raise NotServed(f"{weights:,} weights, more than {MOST_WEIGHTS:,}")
         observation_space, action_space = spaces
         self._is_wrapped = is_wrapped(observation_space)
+        self._numbers = Numbers(observation_space) if config.normalise_observations else None
         self._vector = _vector(main_space(observation_space))
         self._added = _added(observation_space)
         self._network = _Network(config, "")
@@ -76,6 +78,9 @@ class NumPyAgent:
     def assign(self, values: Sequence[np.ndarray]) -> None:
         """Takes the values of the agent's variables, in order, without a copy."""
         weights = dict(zip(self._names, values, strict=True))
+        if self._numbers is not None:
+            self._mean = weights["normaliser/mean"]
+            self._deviation = np.sqrt(weights["normaliser/variance"] + np.float32(LEAST))
         policy, baseline = (_layer(weights, f"agent/{head}") for head in ("policy", "baseline"))
         if self._popart:  # the head's outputs are values then
             means, variances = weights["popart/mean"], weights["popart/variance"]
@@ -123,6 +128,8 @@ class NumPyAgent:
         before: list[Any] = list(core_state)
         after: list[Any] = []
         is_first = timestep.step_type == _FIRST
+        if self._numbers is not None:
+            main = self._numbers.replaced(main, self._normal)
         seen = self._vector(main)
         added = [vector(observation[name]) for name, vector in self._added]
 
@@ -148,6 +155,11 @@ class NumPyAgent:
         policy = self._sampler.behaviour(policy, random)
         action = self._sampler.sample(policy, random)
         return AgentOutput(action, policy, baseline), tuple(after)
+
+    def _normal(self, value: np.ndarray, where: slice, shape: tuple[int, ...]) -> np.ndarray:
+        """As `normaliser.Normaliser`, for the values of a leaf."""
+        mean, deviation = self._mean[where].reshape(shape), self._deviation[where].reshape(shape)
+        return np.clip((value - mean) / deviation, -CLIP, CLIP).astype(np.float32)
 
 
 class _Layer(NamedTuple):

@@ -12,6 +12,7 @@ import tree
 
 from impala.agents import images
 from impala.agents.images import Frames
+from impala.agents.normaliser import Normaliser
 from impala.agents.torsos import Small, Torso
 from impala.environments import spaces
 from impala.environments.spaces import is_wrapped, leaves, main_space
@@ -32,6 +33,7 @@ class Features(snt.Module):
       torso: sees the rest, as its `sees` says.
       observation_space: of one environment, after the frame stack.
       standardise_images: shift and scale each image of unsigned integers to mean 0 and variance 1.
+      normaliser: of floating-point numbers; None: they are seen as they are.
 
     Raises:
       ValueError: if the torso cannot see such observations.
@@ -42,10 +44,12 @@ class Features(snt.Module):
         torso: Torso,
         observation_space: gym.Space,
         standardise_images: bool = True,
+        normaliser: Normaliser | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__(name=name)
         self._torso = torso
+        self._normaliser = normaliser
         self._space = observation_space
         self._standardise_images = standardise_images
         self._main_space = main_space(observation_space)
@@ -55,16 +59,16 @@ class Features(snt.Module):
             _check_image(self._main_space, torso)
 
     def __call__(self, observation: Nest) -> tf.Tensor:
+        features = self._seen(self._own(observation))
         if not is_wrapped(self._space):
-            return self._seen(observation)
-        features = self._seen(observation["observation"])
+            return features
         return tf.concat([features, *self._added(observation)], axis=-1)
 
     def vector(self, observation: Nest) -> tf.Tensor:
         """Returns observations flattened: [N, F]."""
+        own = as_vector(self._main_space, self._own(observation))
         if not is_wrapped(self._space):
-            return as_vector(self._space, observation)
-        own = as_vector(self._main_space, observation["observation"])
+            return own
         return tf.concat([own, *self._added(observation)], axis=-1)
 
     @property
@@ -72,6 +76,11 @@ class Features(snt.Module):
         """F of `vector`."""
         any_one = tf.nest.map_structure(lambda x: np.asarray(x)[np.newaxis], self._space.sample())
         return int(self.vector(any_one).shape[-1])
+
+    def _own(self, observation: Nest) -> Nest:
+        """Returns the environment's own part of an observation, normalised."""
+        own = observation["observation"] if is_wrapped(self._space) else observation
+        return own if self._normaliser is None else self._normaliser(own)
 
     def _added(self, observation: Nest) -> list[tf.Tensor]:
         """Returns what wrappers added, as vectors."""

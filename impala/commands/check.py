@@ -217,10 +217,10 @@ def _odd(seen: "Look", task: Task, settings: Config) -> Iterator[str]:
             f"{duration(seen.step_seconds)}, a reset {duration(seen.reset_seconds)}): "
             f"{pace.advice(task.environment, settings.actor.num_envs)}"
         )
-    if seen.largest > _LARGE:
+    if seen.largest > _LARGE and not settings.agent.normalise_observations:
         yield (
             f"observed numbers reach {seen.largest:.3g}, and networks learn best from numbers "
-            "around 1: scale them, or see environment.normalise"
+            "around 1: --agent.normalise-observations"
         )
     if seen.steps >= _MANY_STEPS and not seen.rewards.any():
         yield "all rewards were 0: random play finds none, so learning may not begin"

@@ -108,6 +108,15 @@ _MINATAR_Q = Config(
 )
 
 
+_MINIGRID = Config(
+    environment=EnvironmentConfig(id="MiniGrid-DoorKey-5x5-v0"),
+    agent=AgentConfig(torso="auto", hidden_sizes=(128,)),
+    optimiser=OptimiserConfig(name="adam", learning_rate=2e-3, epsilon=1e-5),
+    mix=MixConfig(fresh=16),
+    total_frames=500_000,
+)
+
+
 # One update of 256 replayed steps for each step played. Ten greedy episodes test the agent at
 # intervals, beside training.
 _PENDULUM = Config(
@@ -144,6 +153,17 @@ _BIPEDAL_WALKER = dataclasses.replace(
     agent=AgentConfig(hidden_sizes=(400, 300), random_warm_up=True),
     objective=ObjectiveConfig(discount=0.98),
     sac=SacConfig(critic_hidden_sizes=(400, 300), target_step=0.02),
+)
+
+
+# As pendulum, with running normalisation, and the learning rate and warm-up of rl-baselines3-zoo.
+_MUJOCO = dataclasses.replace(
+    _PENDULUM,
+    environment=EnvironmentConfig(id="HalfCheetah-v5"),
+    agent=dataclasses.replace(_PENDULUM.agent, normalise_observations=True),
+    optimiser=dataclasses.replace(_PENDULUM.optimiser, learning_rate=3e-4),
+    mix=dataclasses.replace(_PENDULUM.mix, warm_up_unrolls=2_500),
+    total_frames=300_000,
 )
 
 
@@ -361,6 +381,10 @@ PRESETS: dict[str, tuple[str, Config]] = {
         "MinAtar Breakout with Q-learning from replay (extra: minatar).",
         _MINATAR_Q,
     ),
+    "minigrid": (
+        "MiniGrid's DoorKey-5x5 with V-trace; other ids by --environment.id (extra: minigrid).",
+        _MINIGRID,
+    ),
     "pendulum": ("Pendulum-v1 with soft actor-critic.", _PENDULUM),
     "lunar-lander": (
         "LunarLanderContinuous-v3 with soft actor-critic (extra: box2d).",
@@ -369,6 +393,10 @@ PRESETS: dict[str, tuple[str, Config]] = {
     "bipedal-walker": (
         "BipedalWalker-v3 with soft actor-critic (extra: box2d).",
         _BIPEDAL_WALKER,
+    ),
+    "mujoco": (
+        "HalfCheetah-v5 with soft actor-critic; other ids by --environment.id (extra: mujoco).",
+        _MUJOCO,
     ),
     "atari": (
         "Pong on two cores, shallow network; other games by --environment.id.",

@@ -112,22 +112,6 @@ class RepeatConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class NormaliseConfig:
-    """Shift and scale of the floating-point numbers in an observation. Empty: none.
-
-    They are fixed, as all processes and the exported policy must see the same observations;
-    impala.environments.measure determines them by random play.
-    """
-
-    mean: tuple[float, ...] = ()
-    """Numbers to subtract: one for each number of the observation, in order, or one for all."""
-    deviation: tuple[Scale, ...] = ()
-    """Standard deviations to divide by, as many as means."""
-    clip: Scale = 10.0
-    """Largest absolute value of the result."""
-
-
-@dataclasses.dataclass(frozen=True)
 class EnvironmentConfig:
     """The environment."""
 
@@ -141,7 +125,6 @@ class EnvironmentConfig:
     vector environment registered under the id (CartPole and bandits have one), or sync if there is
     none. ALE games and Catch cannot be async; ALE has its own threads."""
     repeat: RepeatConfig = RepeatConfig()
-    normalise: NormaliseConfig = NormaliseConfig()
     text_characters: Annotated[int, Range(0, 1000)] = 0
     """How texts in observations are seen: 0, which words occur (256 numbers, by hashing); else so
     many of their first characters, each as a choice."""
@@ -252,6 +235,9 @@ class AgentConfig:
     """Units of the LSTM core."""
     frame_stack: Positive = 1
     """Frames that the torso sees at once. They are kept in the core state, so each is sent once."""
+    normalise_observations: bool = False
+    """Shift and scale the floating-point numbers of observations to mean 0 and variance 1, clipped
+    at 10, by running statistics of all that the learner takes in. They are parameters."""
     standardise_images: bool = True
     """Standardise each image of unsigned integers to mean 0 and variance 1; otherwise divide by the
     largest value, as in the papers. Inputs with a mean far from 0 slow down learning: LeCun et al.

@@ -3,8 +3,6 @@
 No TensorFlow in here.
 """
 
-import contextlib
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -12,13 +10,8 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
-from impala.config.schema import (
-    ActorConfig,
-    EnvironmentConfig,
-    NormaliseConfig,
-    RepeatConfig,
-)
-from impala.environments import bandit, catch, gymnasium, minatar, normalise, sources
+from impala.config.schema import ActorConfig, EnvironmentConfig, RepeatConfig
+from impala.environments import bandit, catch, gymnasium, minatar, sources
 from impala.environments.base import Environment
 from impala.environments.failure import EnvironmentFailed
 from impala.environments.joint import Joint, join
@@ -40,7 +33,6 @@ __all__ = [
     "check_joint",
     "join",
     "make",
-    "measure",
 ]
 
 
@@ -110,35 +102,8 @@ def make(
     environment: Environment = Checked(
         _make(config, num_envs, component, settings, actor, first, render_mode), config.id, first
     )
-    try:
-        if config.normalise != NormaliseConfig():
-            environment = normalise.Normalised(environment, config.normalise)
-    except ValueError:
-        environment.close()
-        raise
     parts = [name for name in SEEN if getattr(config, name)]
     return WithHistory(environment, parts) if parts else environment
-
-
-def measure(
-    config: EnvironmentConfig, steps: int, seed: int = 0, settings: Any = None
-) -> NormaliseConfig:
-    """Returns settings with which an environment's observations have mean 0 and variance 1.
-
-    Mean and deviation are those of random play; put them into `environment.normalise`.
-
-    Args:
-      config: what is played; its `normalise` is left out.
-      steps: of random play.
-      seed: of the environment and the actions.
-      settings: as for `make`.
-
-    Raises:
-      ValueError: as `make`, or if its observations have no floating-point numbers.
-    """
-    plain = dataclasses.replace(config, normalise=NormaliseConfig())
-    with contextlib.closing(make(plain, 1, settings=settings)) as environment:
-        return normalise.measure(environment, steps, seed)
 
 
 def _make(

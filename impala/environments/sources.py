@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import difflib
 import functools
+import importlib
 import inspect
 import json
 import re
@@ -25,9 +26,11 @@ from impala.parts import components
 from impala.parts.components import Allowed, described
 
 _UNKNOWN = (
-    "If a package registers it, name that first, as in minigrid:MiniGrid-Empty-5x5-v0: "
+    "If a package registers it, name that first, as in highway_env:highway-v0: "
     "PACKAGE:{name}. Use module:attribute for yours."
 )
+
+_EXTRAS = {"MiniGrid": "minigrid", "BabyAI": "minigrid"}  # what registers ids that begin so
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,14 +168,20 @@ def check_registered(id: str) -> None:
       ValueError: it does not; names the nearest.
     """
     with _explained(id):
-        spec = gym.spec(id)
+        spec = _spec(id)
         if str(spec.entry_point).startswith("ale_py."):  # once ALE is loaded, which it need not be
             raise gym.error.NameNotFound(f"{id} is a game of ALE, without our preprocessing.")
 
 
+def _spec(name: str) -> gym.envs.registration.EnvSpec:
+    """Returns what Gymnasium knows of a name, once the extra that registers it was imported."""
+    if package := _EXTRAS.get(name.partition("-")[0]):
+        importlib.import_module(package)
+    return gym.spec(name)
+
+
 def _registered(id: str, kwargs: dict[str, Any], takes_vector: bool) -> Source:
-    name = id.rpartition(":")[2]
-    spec = gym.spec(name)
+    spec = _spec(id.rpartition(":")[2])
     if spec.entry_point is None or (takes_vector and spec.vector_entry_point is not None):
         return Source(id, VectorEnv, functools.partial(_make_vector, id), kwargs)
     return Source(id, gym.Env, functools.partial(_make_single, id), kwargs)
@@ -181,7 +190,8 @@ def _registered(id: str, kwargs: dict[str, Any], takes_vector: bool) -> Source:
 def _make_single(id: str, **kwargs: Any) -> gym.Env:
     with _explained(id, kwargs):
         components.load_environment(id, Allowed((id,)))  # a process of its own has not done it yet
-        return gym.make(id.rpartition(":")[2], **kwargs)
+        _spec(name := id.rpartition(":")[2])
+        return gym.make(name, **kwargs)
 
 
 def _make_vector(id: str, num_envs: int, **kwargs: Any) -> VectorEnv:

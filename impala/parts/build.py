@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ import tree
 from impala.agents import distributions
 from impala.agents.agent import Agent
 from impala.agents.cores import Core
+from impala.agents.normaliser import Normaliser
 from impala.agents.observation import Combined, Features, FrameStack, fitting
 from impala.agents.popart import PopArt
 from impala.agents.torsos import Torso
@@ -187,7 +189,9 @@ def agent(
     # Chosen before frames are stacked, which makes tables look like images.
     torso = fitting(config.torso, main_space(observation_space))
     config = dataclasses.replace(config, torso=torso)
-    frame_stack = None
+    frame_stack = normaliser = None
+    if config.normalise_observations:
+        normaliser = Normaliser(observation_space, config.frame_stack)
     if config.frame_stack > 1:
         frame_stack = FrameStack(config.frame_stack, observation_space)
         observation_space = frame_stack.observation_space
@@ -203,7 +207,8 @@ def agent(
     if masks_actions:
         _check_action_mask(observation_space, distribution.num_choices)
     separate = config.separate_baseline
-    features, core = _features(config, observation_space, own), _core(config, own)
+    features_of = functools.partial(_features, config, observation_space, normaliser, own)
+    features, core = features_of(), _core(config, own)
     if core is not None and config.core not in CORE.built_in:
         seen = features(_zeros(observation_space).observation)
         checks.check_core(config.core, core, int(seen.shape[1]))
@@ -212,10 +217,11 @@ def agent(
         core=core,
         distribution=distribution,
         frame_stack=frame_stack,
-        baseline_torso=_features(config, observation_space, own, "baseline_") if separate else None,
+        baseline_torso=features_of("baseline_") if separate else None,
         baseline_core=_core(config, own, "baseline_") if separate else None,
         masks_actions=masks_actions,
         popart=PopArt(num_tasks(observation_space)) if config.popart else None,
+        normaliser=normaliser,
     )
     built.greedy_step(_zeros(single_observation_space), built.initial_state(1))
     return built
@@ -244,7 +250,11 @@ def part(kind: Kind, name: str, settings: Any, own: Own) -> Found:
 
 
 def _features(
-    config: AgentConfig, observation_space: gym.Space, own: Own, prefix: str = ""
+    config: AgentConfig,
+    observation_space: gym.Space,
+    normaliser: Normaliser | None,
+    own: Own,
+    prefix: str = "",
 ) -> Features:
     """Returns torso and features; the prefix makes names of variables unique in an agent."""
 
@@ -259,7 +269,7 @@ def _features(
         torso: Torso = Combined(space, make, standardise, name=f"{prefix}auto")
     else:
         torso = make(config.torso)
-    features = Features(torso, observation_space, standardise)
+    features = Features(torso, observation_space, standardise, normaliser)
     if config.torso not in TORSO.built_in:
         checks.check_torso(config.torso, torso, observation_space)
     return features

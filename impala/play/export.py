@@ -14,7 +14,6 @@ Parts of observations and actions that are dicts or tuples have names such as
 """
 
 import contextlib
-import dataclasses
 import json
 import os
 import pathlib
@@ -29,7 +28,6 @@ import tensorflow as tf
 import tree
 
 from impala.agents.agent import Agent
-from impala.config.schema import NormaliseConfig
 from impala.environments import base
 from impala.environments.spaces import Spaces
 from impala.play import onnx_model
@@ -347,12 +345,10 @@ def _describe(
             for key, spec in outputs.items()
         ]
         signatures[name] = {"inputs": shapes(functions.inputs[name]), "outputs": shapes(said)}
-    normalise = player.config.environment.normalise
     description = {
         "environment": player.task,
         "frames_trained": player.counters.frames,
         "updates": player.counters.updates,
-        "normalise": dataclasses.asdict(normalise) if normalise != NormaliseConfig() else None,
         "signatures": signatures,
         "trial": tried._asdict(),
     }

@@ -3,6 +3,7 @@
 import importlib.util
 import pathlib
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -59,7 +60,8 @@ def _write_gif(path: pathlib.Path, images: Iterable[np.ndarray]) -> None:
 def _write_mp4(path: pathlib.Path, images: Iterable[np.ndarray]) -> None:
     import imageio  # type: ignore[import-not-found, unused-ignore]
 
-    with imageio.get_writer(path, fps=_FRAMES_PER_SECOND, macro_block_size=1) as writer:
+    made: Any = imageio.get_writer(path, fps=_FRAMES_PER_SECOND, macro_block_size=1)
+    with made as writer:
         for image in images:
             height, width = (size - size % 2 for size in image.shape[:2])  # H.264 wants even sizes
             writer.append_data(image[:height, :width])

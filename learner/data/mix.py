@@ -13,7 +13,7 @@ import numpy as np
 
 from impala.config.schema import MixConfig
 from impala.logdir.directory import StorageError
-from impala.types import Batch, StepType
+from impala.types import Batch, StepType, Unroll
 from learner.data.ingest import Arrival, Ingest
 from learner.data.pacing import LAPSED, Pacing
 from learner.data.replay import Drawn, Replay
@@ -70,6 +70,7 @@ class Prepared(NamedTuple):
     is_whole: bool  # a batch's number of fresh unrolls was taken, dropped ones not counted
     episodes: int = 0  # that ended in the fresh unrolls
     rows: np.ndarray | None = None  # of `batch`: uint8 [B, row_bytes]
+    fresh: Sequence[tuple[Unroll, slice]] = ()  # these unrolls: columns of messages
     placed: Placed | None = None  # those rows where the learner's devices read them
     weights: np.ndarray | None = None  # [B] of the unrolls' losses; None: all 1
 
@@ -451,4 +452,5 @@ def _prepared(
         arrivals=[chunk.arrival for chunk in taken if chunk.is_first()],
         is_whole=bool(fresh),
         episodes=sum(chunk.episodes() for chunk in fresh),
+        fresh=[(chunk.arrival.unroll, chunk.columns) for chunk in fresh],
     )

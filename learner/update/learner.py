@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from impala.agents.normaliser import Normaliser
 from impala.algorithms import burn_in
 from impala.algorithms.base import Algorithm, LossOutput, Played
 from impala.config.schema import Config
@@ -94,6 +95,11 @@ class Learner:
     def phase_progress(self) -> float:
         """Share of the phase done, 0 to 1."""
         return self.phase.progress(self.counters.frames)
+
+    @property
+    def normaliser(self) -> Normaliser | None:
+        """The agent's statistics of observations, if it has any."""
+        return self._algorithm.agent.normaliser
 
     def update(
         self, batch: Batch, weights: np.ndarray | None = None, placed: Placed | None = None

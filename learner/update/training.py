@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import tree
 
+from impala.agents.normaliser import Moments
+from impala.types import Nest, Unroll
 from learner.data.mix import Mix, Prepared, Provenance
 from learner.update.guard import Guard
 from learner.update.learner import Learner, Update
@@ -141,6 +144,7 @@ class Training:
             if counts:
                 now = self._peers.clock()
                 self._count(prepared, now - last)
+                self._observe(prepared)
                 last = now
                 begins_phase = self._begin_next_phase()
             yield Iteration(
@@ -173,6 +177,16 @@ class Training:
             unrolls=unrolls, frames=frames, steps=steps, episodes=episodes, seconds=seconds
         )
 
+    def _observe(self, prepared: Prepared | None) -> None:
+        """Updates statistics of observations by the fresh unrolls of all peers."""
+        if (normaliser := self.learner.normaliser) is None:
+            return
+        fresh = () if prepared is None else prepared.fresh
+        own = [normaliser.moments(_observed(*each)) for each in fresh]
+        every = [Moments(*each) for peer in self._peers.meet(own) for each in peer]
+        if every:
+            normaliser.update(every)
+
     def _begin_next_phase(self) -> bool:
         """Starts the next phase if it is due: the agent stays, all else is new."""
         before = self.learner
@@ -190,6 +204,11 @@ class Training:
 
 def _has_batch(prepared: Prepared | None) -> bool:
     return prepared is not None and prepared.batch is not None
+
+
+def _observed(unroll: Unroll, columns: slice) -> Nest:
+    """Returns what some of E unrolls add to the ones before them: row 0 repeats the last one."""
+    return tree.map_structure(lambda x: x[1:, columns], unroll.timestep.observation)
 
 
 def _mean_lag(prepared: Prepared | None, learner: Learner) -> float | None:
