@@ -56,6 +56,7 @@ CASES = {
     ),
     "sac": _config(
         "pendulum",
+        agent=AgentConfig(hidden_sizes=(8,), normalise_observations=True),
         optimiser=OptimiserConfig(
             name="adam", learning_rate=0.01, epsilon=1e-3, clip_global_norm=3000.0
         ),
@@ -94,12 +95,15 @@ def learn(config: Config, replicas: Replicas, part: slice) -> Iterator[Learner]:
         )
     recorded = Recorded(plan.phases.agent, plan.spaces)
     for seed in range(UPDATES):
-        batch = devices.columns(recorded.batch_of(seed), part)
+        whole = recorded.batch_of(seed)
+        batch = devices.columns(whole, part)
         update = learner.update(batch)
         assert isinstance(update, Update), update
         for histogram in update.histograms.values():
             assert np.shape(histogram)[:2] == (T, len(batch.is_replay))
         learner.count(unrolls=B, frames=20, steps=20, seconds=0.0)
+        if (normaliser := learner.normaliser) is not None:
+            normaliser.update([normaliser.moments(whole.unroll.timestep.observation)])
         yield learner
 
 
