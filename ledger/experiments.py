@@ -308,6 +308,7 @@ _ALL = (
     _preset("atari", milestones=_PONG),
     _preset("atari-a3c", seeds=(101,), milestones=_PONG),
     _preset("minatar"),
+    _preset("minigrid"),
     _preset("minatar-q", seeds=(101,)),
     _preset("lunar-lander", seeds=(101,)),
 )
