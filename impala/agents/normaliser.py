@@ -28,7 +28,7 @@ class Moments(NamedTuple):
 
     rows: float  # their number
     mean: Sequence[float]  # [N]
-    variance: Sequence[float]  # [N], of these rows: divided by their count
+    variance: Sequence[float]  # [N], of these rows: divided by their number
 
 
 def merged(one: Moments, other: Moments) -> Moments:

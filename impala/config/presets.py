@@ -156,13 +156,12 @@ _BIPEDAL_WALKER = dataclasses.replace(
 )
 
 
-# As pendulum, with running normalisation, and the learning rate and warm-up of rl-baselines3-zoo.
+# As pendulum, with running normalisation and the papers' learning rate.
 _MUJOCO = dataclasses.replace(
     _PENDULUM,
     environment=EnvironmentConfig(id="HalfCheetah-v5"),
     agent=dataclasses.replace(_PENDULUM.agent, normalise_observations=True),
     optimiser=dataclasses.replace(_PENDULUM.optimiser, learning_rate=3e-4),
-    mix=dataclasses.replace(_PENDULUM.mix, warm_up_unrolls=2_500),
     total_frames=300_000,
 )
 
