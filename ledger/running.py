@@ -108,7 +108,7 @@ def commit(root: pathlib.Path) -> str:
     Raises:
       RunError: files differ from it, other than documentation and records.
     """
-    changed = _git(root, "status", "--porcelain", "--", ".", ":!docs", ":!*.md")
+    changed = _git(root, "status", "--porcelain", "--", ".", ":!docs", ":!*.md", ":!ledger/records")
     if changed:
         raise RunError(
             "The source differs from its commit, so a record could not say what was run:\n"
