@@ -50,7 +50,7 @@ def test_ten_lines_say_what_is_seen_done_and_learned(capfd: pytest.CaptureFixtur
         "0 cut off",
         "  observes  Box(-1.0, 1.0, (2,), float32)",
         "  acts      Discrete(2)",
-        "  network   torso mlp (64, 64), core feed_forward, 4,547 weights",
+        "  network   torso mlp (64, 64), core feed_forward, 4,547 weights, by the preset cartpole",
         "  rewards   1 to 10, mean 5.5, learned from times 0.1",
         "  seeds     two resets with the same seed give the same observation",
     ]
@@ -114,3 +114,13 @@ def test_an_id_alone_has_the_settings_of_a_preset(word: str, preset: str) -> Non
     command = parse("check", Check, [word, "--actor.num-envs", "8"])
     assert (command.preset, command.settings.environment.id) == (preset, word)
     assert command.settings.agent == PRESETS[preset][1].agent
+
+
+def test_ids_of_known_packages_get_the_settings_of_their_presets() -> None:
+    for id, preset in (
+        ("ALE/Pong-v5", "atari"),
+        ("MinAtar/Breakout-v1", "minatar"),
+        ("MiniGrid-Empty-5x5-v0", "minigrid"),
+        ("my_module:MyEnv", "cartpole"),
+    ):
+        assert Check.words([id]) == [preset, "--environment.id", id]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from impala.analysis import runs
 from impala.commands import main as cli
 from impala.config import values
 from impala.config.schema import Config
@@ -116,3 +117,10 @@ def test_a_report_says_what_is_missing(
     assert cli.main(["report", "empty"]) == 2
     assert "empty has no episode and no reward yet" in capsys.readouterr().err
     assert not (tmp_path / "report.html").exists()
+
+
+def test_two_runs_of_a_seed_are_not_averaged(tmp_path: pathlib.Path) -> None:
+    made = [run(tmp_path / name, [1.0, 2.0]) for name in ("one", "two")]
+    other = run(tmp_path / "three", [3.0, 4.0], seed=1)
+    groups = runs.grouped(map(runs.read, [*made, other]))
+    assert [len(group) for group in groups.values()] == [2, 1]

@@ -169,3 +169,16 @@ def _equal(one: pathlib.Path, other: pathlib.Path) -> checkpoint.Checkpoint:
 def test_what_needs_other_processes_is_refused(words: tuple[str, ...], error: str) -> None:
     with pytest.raises(OptionError, match=error):
         serial.run(parse("train", Train, ["catch", "--serial", *words]))
+
+
+def test_a_finished_run_is_not_given_other_settings(tmp_path: pathlib.Path) -> None:
+    """Nothing would be learned with them, and the log directory would say that it was."""
+    said = []
+    for rate in ("1e-3", "1e-3", "1e-4"):
+        words = ("--total-frames", "600", "--optimiser.learning-rate", rate)
+        done = subprocess.run(
+            [*_COMMAND, *words], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        said.append((done.returncode, "optimiser.learning_rate: 0.001 -> 0.0001" in done.stderr))
+    assert said == [(0, False), (0, False), (2, True)]
+    assert "learning_rate: 0.001\n" in (tmp_path / "run/config.yaml").read_text()

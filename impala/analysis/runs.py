@@ -85,7 +85,10 @@ def grouped(runs: Iterable[Run]) -> Groups:
     """Groups runs that differ only in the seed, under names of their own."""
     found: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(str(sorted(run.experiment.items(), key=str)), []).append(run)
+        key = str(sorted(run.experiment.items(), key=str))
+        while run.settings.get("seed") in [each.settings["seed"] for each in found.get(key, ())]:
+            key += " once more"  # no other seed, so not to be averaged
+        found.setdefault(key, []).append(run)
     groups = list(found.values())
     paths = differing([group[0] for group in groups])
     known = all(group[0].settings for group in groups)

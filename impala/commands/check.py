@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import pathlib
+import re
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -33,6 +34,8 @@ _MOST_SECONDS = 5.0  # of play
 _HANG_SECONDS = 60.0  # until a look is given up
 _LONG_SECONDS = 10.0  # of making and playing one, after which no other one is made
 _SLOW_SECONDS = 2e-3  # of a step: more than an actor does besides
+# What ids begin with, and the preset for such environments; for others it is cartpole.
+_PRESETS = {"ALE": "atari", "MinAtar": "minatar", "MiniGrid": "minigrid", "BabyAI": "minigrid"}
 _MANY_STEPS = 100  # from which on it says something that none was rewarded or the last
 _LARGE = 100.0  # numbers that a network learns badly from
 _MOST_NOTES = 3  # lines
@@ -48,8 +51,8 @@ class Check(SettingsFlags):
     """
 
     preset: Positional[Annotated[str, arg(metavar="ENVIRONMENT|PRESET")]]
-    """An environment's id, with the settings of the preset cartpole (minatar, atari for theirs); or
-    a preset, whose environment is as --environment.id says."""
+    """An environment's id, with the settings of the preset cartpole (atari, minatar, minigrid for
+    theirs); or a preset, whose environment is as --environment.id says."""
     steps: Annotated[int, Range(1, 100_000)] = 200
     """Random steps to play, for 5 seconds at most."""
     network: bool = True
@@ -62,9 +65,8 @@ class Check(SettingsFlags):
         """Returns a command line that begins with a preset, also where an environment's id was."""
         if not argv or argv[0].startswith("-") or argv[0] in PRESETS:
             return argv
-        kind = argv[0].partition("/")[0]
-        preset = {"ALE": "atari", "MinAtar": "minatar"}.get(kind, "cartpole")
-        return [preset, "--environment.id", *argv]
+        kind = re.split("[/-]", argv[0])[0]
+        return [_PRESETS.get(kind, "cartpole"), "--environment.id", *argv]
 
 
 def check(command: Check) -> int:
@@ -75,7 +77,7 @@ def check(command: Check) -> int:
     settings = command.settings
     try:
         looks = [_seen(command, task) for task in tasks.make(settings.environment, settings.tasks)]
-        network, unfit = _network(settings) if command.network else ("", [])
+        network, unfit = _network(command) if command.network else ("", [])
     except EnvironmentFailed as error:
         failure = Failure(error.error, error.where)
         if command.failures is not None:
@@ -149,7 +151,7 @@ def _make(settings: Config, task: Task) -> "Environment":
     return environments.make(config, 1, component=component, settings=part, actor=settings.actor)
 
 
-def _network(settings: Config) -> tuple[str, list[str]]:
+def _network(command: Check) -> tuple[str, list[str]]:
     """Makes the network. Returns what it is, and what is odd about it.
 
     Raises:
@@ -160,6 +162,7 @@ def _network(settings: Config) -> tuple[str, list[str]]:
     from impala.environments.spaces import main_space
     from impala.parts import build
 
+    settings = command.settings
     own, config = sections.found(settings), settings.agent
     played = tasks.make(settings.environment, settings.tasks)
     spaces = build.spaces(played, own, numbered=config.popart)
@@ -172,7 +175,8 @@ def _network(settings: Config) -> tuple[str, list[str]]:
         odd.append("torso mlp flattens images: --agent.torso auto has convolutions")
     sizes = f" {config.hidden_sizes}" if torso == "mlp" else ""
     weights = sum(math.prod(variable.shape) for variable in agent.variables)
-    return f"torso {torso}{sizes}, core {config.core}, {weights:,} weights", odd
+    core = f"core {config.core}, {weights:,} weights, by the preset {command.preset}"
+    return f"torso {torso}{sizes}, {core}", odd
 
 
 def _lines(played: _Seen, network: str, settings: Config) -> Iterator[str]:
@@ -222,7 +226,7 @@ def _odd(seen: "Look", task: Task, settings: Config) -> Iterator[str]:
             f"observed numbers reach {seen.largest:.3g}, and networks learn best from numbers "
             "around 1: --agent.normalise-observations"
         )
-    if seen.steps >= _MANY_STEPS and not seen.rewards.any():
+    if seen.lengths and seen.steps >= _MANY_STEPS and not seen.rewards.any():
         yield "all rewards were 0: random play finds none, so learning may not begin"
     if seen.steps >= _MANY_STEPS and max(seen.lengths, default=0) == 1:
         yield "all episodes ended after one step"

@@ -50,7 +50,8 @@ def resume(
       peers: those that learn together.
 
     Raises:
-      CheckpointError: no checkpoint can be read or fits the run, or nothing of `initial` fits.
+      CheckpointError: no checkpoint can be read or fits the run, or nothing of `initial` fits; or
+        the run has finished and other settings would learn nothing.
     """
     checkpoint.remove_leftovers(logdir)
     saved = None
@@ -79,7 +80,13 @@ def resume(
             "Another version of impala may have written it; start over with --fresh."
         ) from error
     _log.info("Resumed %s at %s.", logdir, counters)
+    kind = type(phases.config)
     for change in values.differences(saved.config, phases.config):
+        if phases.are_over(counters) and not values.is_operational(kind, change.partition(":")[0]):
+            raise CheckpointError(
+                f"{logdir} holds a finished run, which would learn nothing with the changed "
+                f"{change}. Raise --total-frames, start over with --fresh, or name a new --logdir."
+            )
         _log.info("Changed since that checkpoint: %s.", change)
     return Resumed(learner, saved.replay_added)
 
