@@ -3,6 +3,7 @@
 MkDocs calls these functions by their names.
 """
 
+import json
 import pathlib
 import posixpath
 import re
@@ -25,21 +26,23 @@ OUTSIDE = {
 SECTIONS = re.findall(r"^class (\w*Config)\b", (ROOT / "impala/config/schema.py").read_text(), re.M)
 
 # Pages made of docstrings: title, options of mkdocstrings, modules.
-REFERENCE = {
+REFERENCE: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "reference-python.md": (
         "Python interface",
-        "show_bases: true",
-        "impala.commands.library",
-        "impala.play.policy",
-        "actors.external",
-        "vtrace.vtrace",
-        "impala.environments.base",
-        "impala.algorithms.base",
+        {},
+        (
+            "impala.commands.library",
+            "impala.play.policy",
+            "actors.external",
+            "vtrace.vtrace",
+            "impala.environments.base",
+            "impala.algorithms.base",
+        ),
     ),
     "reference-settings.md": (
         "Settings",
-        "merge_init_into_class: false, members: [CLASSES]".replace("CLASSES", ", ".join(SECTIONS)),
-        "impala.config.schema",
+        {"merge_init_into_class": False, "members": SECTIONS},
+        ("impala.config.schema",),
     ),
 }
 
@@ -66,8 +69,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.remove(listed)
     for page, source in OUTSIDE.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text()))
-    for page, (title, options, *modules) in REFERENCE.items():
-        parts = (f"::: {each}\n    options: {{toc_label: {each}, {options}}}" for each in modules)
+    for page, (title, options, modules) in REFERENCE.items():
+        parts = (  # JSON is YAML
+            f"::: {each}\n    options: {json.dumps({'toc_label': each, **options})}"
+            for each in modules
+        )
         files.append(File.generated(config, page, content="\n\n".join([f"# {title}", *parts])))
     return files
 
@@ -76,15 +82,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Leads links between files to the pages of the site; what is no page loses its link."""
     here = page.file.src_uri
     source = OUTSIDE.get(here, f"docs/{here}")
+    pages = {of: page for page, of in OUTSIDE.items()} | {"docs/README.md": "index.md"}
 
     def led(link: re.Match[str]) -> str:
         text, path, anchor = link[1], link[2], link[3] or ""
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
-        pages = {of: page for page, of in OUTSIDE.items()} | {"docs/README.md": "index.md"}
-        page = pages.get(target, target.removeprefix("docs/"))
-        if not files.get_file_from_path(page):
+        there = pages.get(target, target.removeprefix("docs/"))
+        if not files.get_file_from_path(there):
             return text if text[0] != "!" else link[0]
-        return f"{text}({posixpath.relpath(page, posixpath.dirname(here) or '.')}{anchor})"
+        return f"{text}({posixpath.relpath(there, posixpath.dirname(here) or '.')}{anchor})"
 
     code = r"^```.*?^```"
     parts = re.split(f"({code})", markdown, flags=re.M | re.S)

@@ -43,6 +43,12 @@ def test_it_is_traced_once_for_each_shape_and_type() -> None:
     assert traced == [([2], tf.float32), ([1], tf.float32), ([2], tf.int64)]
 
 
+def _wait_for_xla() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "xla":
+            thread.join()
+
+
 def test_calls_go_on_while_xla_compiles() -> None:
     variable = tf.Variable(0.0)
 
@@ -53,9 +59,7 @@ def test_calls_go_on_while_xla_compiles() -> None:
     seed = np.array([1, 2], np.int32)
     flat = Flat(function, jit_compile=True, waits=False)
     first = flat(seed)
-    for thread in threading.enumerate():
-        if thread.name == "xla":
-            thread.join()
+    _wait_for_xla()
     second, waited = flat(seed), Flat(function, jit_compile=True)(seed)
     assert [float(count) for count, _ in (first, second, waited)] == [1.0, 2.0, 3.0]
     assert first[1].numpy().tolist() != waited[1].numpy().tolist()
@@ -66,9 +70,7 @@ def test_what_xla_cannot_compile_goes_on_without(caplog: pytest.LogCaptureFixtur
     flat = Flat(lambda x: tf.strings.length(tf.strings.as_string(x)), jit_compile=True, waits=False)
     for _ in range(2):
         assert flat(np.array([12.0], np.float32)).numpy().tolist() == [9]
-        for thread in threading.enumerate():
-            if thread.name == "xla":
-                thread.join()
+        _wait_for_xla()
     assert "XLA cannot compile" in caplog.text
 
 

@@ -63,15 +63,16 @@ def call_of(traced: tf.types.experimental.ConcreteFunction) -> Call:
     return lambda *leaves: call(*leaves, *captured)
 
 
-def call_on_copies(traced: tf.types.experimental.ConcreteFunction) -> Call:
-    """Returns the same, but of zeros in the place of the function's variables, which it leaves."""
-    copies = {}
+def try_on_zeros(
+    traced: tf.types.experimental.ConcreteFunction, leaves: Sequence[tf.Tensor]
+) -> None:
+    """Calls a traced function once, with variables of zeros in the place of its own, which stay."""
+    zeros = {}
     for variable in traced.variables:
         with tf.device(variable.device):
-            copies[id(variable.handle)] = tf.Variable(tf.zeros_like(variable))
-    call = traced.inference_fn.call_flat
-    captured = [copies[id(x)].handle if id(x) in copies else x for x in traced.captured_inputs]
-    return lambda *leaves: (copies, call(*leaves, *captured))[1]
+            zeros[id(variable.handle)] = tf.Variable(tf.zeros_like(variable))
+    captured = [zeros[id(x)].handle if id(x) in zeros else x for x in traced.captured_inputs]
+    traced.inference_fn.call_flat(*leaves, *captured)
 
 
 def eager_converter() -> Callable[[np.ndarray], tf.Tensor]:
@@ -172,7 +173,7 @@ class Flat:
         started = time.monotonic()
         try:
             traced, results_like = self._traced(like, leaves, jit_compile=True)
-            call_on_copies(traced)(*leaves)  # variables are locked while XLA compiles for them
+            try_on_zeros(traced, leaves)  # XLA locks the variables for which it compiles
         except Exception:
             _log.exception("XLA cannot compile this; TensorFlow's own kernels go on.")
             return

@@ -13,24 +13,34 @@ _MOST_NAMED = 10  # log directories in a message
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plot:
-    """Draws learning curves of runs, and forgetting between tasks."""
+class RunsFlags:
+    """The flag of the commands that compare runs."""
 
     logdirs: Positional[
         Annotated[tuple[pathlib.Path, ...], arg(metavar="LOGDIR [LOGDIR ...]")]
     ] = ()
     """Log directories of runs. Runs that differ only in the seed are one curve."""
+
+    def check(self, command: str) -> None:
+        """Raises OptionError, which names runs that are there, if no log directory was given."""
+        if not self.logdirs:
+            raise values.OptionError(
+                f"{command} needs the log directories of runs: impala {command} LOGDIR "
+                f"[LOGDIR ...]. {_runs_there()}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plot(RunsFlags):
+    """Draws learning curves of runs, and forgetting between tasks."""
+
     output: pathlib.Path = pathlib.Path("plot.png")
     """Output file, in the format of its suffix: .png, .svg, .pdf."""
 
 
 def plot(command: Plot) -> int:
     """Draws a figure."""
-    if not command.logdirs:
-        raise values.OptionError(
-            "plot needs the log directories of runs: impala plot LOGDIR [LOGDIR ...]. "
-            f"{runs_there()}"
-        )
+    command.check("plot")
     from impala.analysis import plot
 
     outputs.check(command.output)
@@ -43,7 +53,7 @@ def plot(command: Plot) -> int:
     return 0
 
 
-def runs_there() -> str:
+def _runs_there() -> str:
     """Returns the log directories that the user may have meant, as text."""
     there = sorted(str(file.parent) for file in pathlib.Path("runs").glob("*/config.yaml"))
     more = f", and {len(there) - _MOST_NAMED} more" if len(there) > _MOST_NAMED else ""

@@ -4,13 +4,11 @@ import dataclasses
 import pathlib
 import subprocess
 import tempfile
-from typing import TYPE_CHECKING, Annotated
-
-from tyro.conf import Positional, arg
+from typing import TYPE_CHECKING
 
 from impala.commands import outputs
 from impala.commands.flags import Allow
-from impala.commands.plot import runs_there
+from impala.commands.plot import RunsFlags
 from impala.config import values
 from impala.runtime.process import IMPALA
 
@@ -24,13 +22,9 @@ _VIDEO_BYTES = 8 * 2**20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(RunsFlags):
     """Writes a page about runs: curves, settings, speed, faults, and a video of the best agent."""
 
-    logdirs: Positional[
-        Annotated[tuple[pathlib.Path, ...], arg(metavar="LOGDIR [LOGDIR ...]")]
-    ] = ()
-    """Log directories of runs. Runs that differ only in the seed are one curve."""
     output: pathlib.Path = pathlib.Path("report.html")
     """Output file: HTML that needs no other file and no network."""
     video: bool = True
@@ -42,11 +36,7 @@ class Report:
 
 def report(command: Report) -> int:
     """Writes the page."""
-    if not command.logdirs:
-        raise values.OptionError(
-            "report needs the log directories of runs: impala report LOGDIR [LOGDIR ...]. "
-            f"{runs_there()}"
-        )
+    command.check("report")
     outputs.check(command.output)
     from impala.analysis import report, runs
 
