@@ -70,7 +70,7 @@ _CARTPOLE_Q = Config(
     optimiser=OptimiserConfig(name="adam", learning_rate=1e-3, epsilon=1e-5),
     mix=MixConfig(fresh=8, replayed=32, learn_from_fresh=False, updates=8),
     replay=ReplayConfig(rule="fifo", capacity_frames=200_000),
-    learner=LearnerConfig(unroll_length=8, queue_unrolls=8, max_in_flight=1),
+    learner=LearnerConfig(unroll_length=8, queue_unrolls=8, max_in_flight=1, threads=1),
     actor=ActorConfig(num_envs=16),
     total_frames=200_000,
 )
@@ -102,7 +102,7 @@ _MINATAR_Q = Config(
     optimiser=OptimiserConfig(name="adam", learning_rate=5e-4, epsilon=1e-5),
     mix=MixConfig(fresh=16, replayed=32, learn_from_fresh=False, updates=4, warm_up_unrolls=625),
     replay=ReplayConfig(rule="fifo", capacity_frames=100_000),
-    learner=LearnerConfig(unroll_length=8, queue_unrolls=16, max_in_flight=1),
+    learner=LearnerConfig(unroll_length=8, queue_unrolls=16, max_in_flight=1, threads=1),
     actor=ActorConfig(num_envs=32),
     total_frames=5_000_000,
 )
@@ -129,7 +129,7 @@ _PENDULUM = Config(
     ),
     mix=MixConfig(fresh=2, replayed=64, learn_from_fresh=False, updates=8, warm_up_unrolls=250),
     replay=ReplayConfig(rule="fifo", capacity_frames=1_000_000),
-    learner=LearnerConfig(unroll_length=4, queue_unrolls=2, max_in_flight=1),
+    learner=LearnerConfig(unroll_length=4, queue_unrolls=2, max_in_flight=1, threads=1),
     actor=ActorConfig(num_envs=4),
     total_frames=30_000,
 )

@@ -498,7 +498,8 @@ class LearnerConfig:
     """Compute convolutions and products of the torso in bfloat16 where that is faster: on a GPU,
     with AMX, or with AVX-512 BF16 of AMD. Everything else is computed in float32."""
     threads: Annotated[Count, OPERATIONAL] = 0
-    """TensorFlow threads of the update; 0 means all cores this process may use."""
+    """TensorFlow threads of one operation of the update; 0 means all cores this process may use.
+    Operations that do not wait for each other run at the same time, whatever this is."""
     devices: Annotated[Positive | Literal["all"], OPERATIONAL] = 1
     """GPUs of this host that compute each update together, every one of them a part of the batch;
     all: as many as there are. Their number must divide the batch."""
@@ -611,9 +612,9 @@ class Config:
     """Seed of the network's first weights and, with index and incarnation, of every actor."""
     deterministic: bool = False
     """Makes two runs with one actor equal bit for bit: the lag is exact (mix.exact_lag; 0 if that
-    is not set), TensorFlow uses deterministic operations and one thread unless learner.threads says
-    more, actors are not seeded by their incarnation, and rows of telemetry come by updates. Slower:
-    with a lag of 0, the actor and the learner take turns."""
+    is not set), TensorFlow runs one deterministic operation at a time, on one thread unless
+    learner.threads says more, actors are not seeded by their incarnation, and rows of telemetry
+    come by updates. Slower: with a lag of 0, the actor and the learner take turns."""
 
     @property
     def exact_lag(self) -> int | None:

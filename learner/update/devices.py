@@ -28,8 +28,8 @@ def set_up(config: Config) -> None:
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
         _log.info("Learning on %s.", gpu.name)
-    most = 1 if config.deterministic else process.available_cores()
-    process.set_threads(config.learner.threads or most)
+    cores = 1 if config.deterministic else process.available_cores()
+    process.set_threads(config.learner.threads or cores, inter_op=cores)
     if uses_xla(config, "GPU" if gpus else "CPU"):
         _log.info(
             "XLA compiles the update when the first batch has come, beside the first updates."
