@@ -201,6 +201,7 @@ class Scripted(Peers):
 
     def __init__(self, said: list[Any]) -> None:
         super().__init__()
+        self.count = 2
         self.said = said
 
     def meet(self, own: Any) -> list[Any]:

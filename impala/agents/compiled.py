@@ -106,7 +106,12 @@ class Flat:
     """A compiled function of nests, traced once for all arguments of the same shapes and dtypes."""
 
     def __init__(
-        self, function: Callable[..., Nest], *, jit_compile: bool = False, waits: bool = True
+        self,
+        function: Callable[..., Nest],
+        *,
+        jit_compile: bool = False,
+        waits: bool = True,
+        always_alike: bool = False,
     ) -> None:
         """Traces nothing yet.
 
@@ -115,10 +120,13 @@ class Flat:
           jit_compile: whether XLA compiles it.
           waits: whether the first call waits for XLA, half a minute or more on a GPU. Otherwise
             calls use TensorFlow's own kernels until a thread has compiled it.
+          always_alike: whether all calls have arguments of the same shapes and dtypes, which is
+            then not checked: a tensor gives the GIL away to tell its shape.
         """
         self._function = function
         self._jit_compile = jit_compile
         self._waits = waits
+        self._always_alike = always_alike
         self._calls: dict[tuple[Any, ...], tuple[Call, Nest]] = {}
         self._converted = eager_converter()
 
@@ -130,11 +138,8 @@ class Flat:
             leaf if isinstance(leaf, tf.Tensor) else np.asarray(leaf)
             for leaf in tree.flatten(arguments)
         ]
-        # Of arrays before they are tensors: a tensor gives the GIL away to tell its shape.
-        kind = tuple(
-            (leaf.shape if isinstance(leaf, np.ndarray) else leaf._shape_tuple(), leaf.dtype)
-            for leaf in leaves
-        )
+        # Of arrays before they are tensors, which give the GIL away to tell their shapes.
+        kind = () if self._always_alike else tuple(map(_kind, leaves))
         leaves = [self._converted(x) if isinstance(x, np.ndarray) else x for x in leaves]
         if kind not in self._calls:
             like, by_thread = _structure(arguments), self._jit_compile and not self._waits
@@ -179,6 +184,11 @@ class Flat:
             return
         self._calls[kind] = call_of(traced), results_like
         _log.info("XLA has compiled the update in %.0f s.", time.monotonic() - started)
+
+
+def _kind(leaf: np.ndarray | tf.Tensor) -> tuple[Any, ...]:
+    shape = leaf.shape if isinstance(leaf, np.ndarray) else leaf._shape_tuple()
+    return shape, leaf.dtype
 
 
 def _unflattened(like: Nest, leaves: Iterator[tf.Tensor]) -> Nest:

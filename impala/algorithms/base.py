@@ -152,6 +152,7 @@ class Algorithm(snt.Module, abc.ABC):
           progress: as for `loss`.
         """
 
+    @snt.no_name_scope
     def after_count(self, before: Played, after: Played) -> None:
         """Updates what depends on frames or episodes. Called between updates, outside the graph.
 

@@ -82,7 +82,7 @@ class Learner:
         )
         jit_compile = self._jit_compile = devices.uses_xla(config, self.device)
         compiled = functools.partial(tf.function, jit_compile=jit_compile, autograph=False)
-        self._updates: dict[Layout, Sequence[Callable[..., Any]]] = {}  # compiled, to be tried
+        self._updates: dict[tuple[Layout, int], Sequence[Callable[..., Any]]] = {}  # to be tried
         self._of_part = replicas.compiled_part(self._loss_and_gradients, jit_compile=jit_compile)
         self._differentiate = compiled(self._gradients)
         self._judge = compiled(self._is_good)
@@ -123,14 +123,14 @@ class Learner:
             placed = self.place(batch)
         elif isinstance(placed.rows, np.ndarray):
             placed = self.place_rows(*placed)
-        arguments = (
-            placed.rows,
-            self._replicas.divide(batch.is_replay),
-            self._replicas.divide(weights),
-            np.array([learning_rate, self.phase_progress], np.float32),
-        )
-        if (updates := self._updates.get(placed.layout)) is None:
-            updates = self._updates[placed.layout] = self._compiled(placed.layout)
+        # As one array, because each that is copied to a device takes as long as a large one.
+        numbers = np.empty([len(weights), 4], np.float32)
+        numbers[:, 0], numbers[:, 1] = batch.is_replay, weights
+        numbers[:, 2:] = learning_rate, self.phase_progress
+        arguments = placed.rows, self._replicas.divide(numbers)
+        kind = placed.layout, len(weights)
+        if (updates := self._updates.get(kind)) is None:
+            updates = self._updates[kind] = self._compiled(placed.layout)
         invalid: list[str] = []
         for update in updates:
             report, histograms, before = update(*arguments)
@@ -274,7 +274,7 @@ class Learner:
         }
 
     def _compiled(self, layout: Layout) -> Sequence[Callable[..., Any]]:
-        """Returns the update by batches of a layout, and the one to try if gradients are large."""
+        """Returns the update by batches of a kind, and the one to try if gradients are large."""
         return [
             self._replicas.compiled(
                 functools.partial(self._update_once, layout, clip),
@@ -289,12 +289,11 @@ class Learner:
         layout: Layout,
         clip: optimisers.Clip,
         rows: tf.Tensor,
-        is_replay: tf.Tensor,
-        weights: tf.Tensor,
-        rate_and_progress: tf.Tensor,
+        numbers: tf.Tensor,
     ) -> tuple[tf.Tensor, Mapping[str, tf.Tensor], Sequence[tf.Tensor]]:
+        is_replay, weights = tf.cast(numbers[:, 0], tf.bool), numbers[:, 1]
+        learning_rate, progress = numbers[0, 2], numbers[0, 3]
         batch = Batch(devices.unpack(layout, rows), is_replay)
-        learning_rate, progress = tf.unstack(rate_and_progress)
         output, loss, gradients = self._of_part(batch, weights, progress)
         sums = {f"loss/{name}": tf.reduce_sum(weights * x) for name, x in output.terms.items()}
         loss, sums, gradients = self._replicas.total((loss, sums, gradients))

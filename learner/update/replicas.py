@@ -51,11 +51,12 @@ class Replicas:
     ) -> Callable[..., Any]:
         """Returns a compiled function that runs on each device of this host.
 
-        Its arguments are tensors, or what `place` and `divide` return. Of its results, `first` and
-        `of_host` return tensors. Unless it `waits`, a single device does not wait for XLA.
+        Its arguments are tensors, or what `place` and `divide` return, and have the same shapes in
+        all calls. Of its results, `first` and `of_host` return tensors. Unless it `waits`, a single
+        device does not wait for XLA.
         """
         if (strategy := self._strategy) is None:
-            return Flat(function, jit_compile=jit_compile, waits=waits)
+            return Flat(function, jit_compile=jit_compile, waits=waits, always_alike=True)
         return _compiled(lambda *arguments: strategy.run(function, arguments), jit_compile=False)
 
     def compiled_part(
@@ -86,7 +87,7 @@ class Replicas:
         return Placed(layout, self._distributed(placed))
 
     def divide(self, values: np.ndarray) -> Any:
-        """Returns values [B] of the unrolls of a batch, divided as `place` divides the batch."""
+        """Returns values [B, ...] of the unrolls of a batch, divided as `place` divides it."""
         if self.has_one_device:
             return values
         return self._distributed([tf.constant(part) for part in np.split(values, len(self._local))])

@@ -121,7 +121,7 @@ class Training:
                         has_news=self._ready is not None and not _has_batch(self._ready),
                         finding=finding,
                         queued=queued(),
-                        lag=_mean_lag(self._ready, self.learner),
+                        lag=_mean_lag(self._ready, self.learner) if self._peers.count > 1 else None,
                         waited_seconds=waited,
                     )
                 )
