@@ -309,6 +309,7 @@ _ALL = (
     _preset("atari-a3c", seeds=(101,), milestones=_PONG),
     _preset("minatar"),
     _preset("minigrid"),
+    _preset("mujoco"),
     _preset("minatar-q", seeds=(101,)),
     _preset("lunar-lander", seeds=(101,)),
 )
