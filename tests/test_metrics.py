@@ -1,5 +1,6 @@
 """Rows of telemetry: means since the last row, speeds, and the three places they are written to."""
 
+import io
 import json
 import pathlib
 
@@ -167,6 +168,19 @@ def test_the_console_says_how_many_episodes_are_left() -> None:
     row = {"frames": 480.0, "progress": 0.8, "speed/frames_per_second": 1.0}
     line = console_line(row | {"learner/wait_share": 0.5})
     assert line.startswith("frames 480 (80.0%)  1 frames/s  left 2 min  ")
+
+
+def test_the_console_gives_advice_once() -> None:
+    row = {
+        **{"frames": 1.0, "progress": 0.1, "speed/frames_per_second": 1.0},
+        **{"learner/wait_share": 0.9, "actor/environment_share": 0.8},
+        "environment/step_seconds": 0.3,
+    }
+    console = Console(rich.console.Console(file=(file := io.StringIO())), advice="run faster")
+    console.write(row)
+    console.write(row)
+    first, second = file.getvalue().splitlines()
+    assert first == f"{second}: run faster" and "environments take 80%" in second
 
 
 def test_the_console_writes_lines_or_a_view_on_a_terminal(

@@ -96,7 +96,10 @@ def test_a_report_says_how_runs_did_and_what_differs(
     assert [slow, "1, 2", "200", "2.0", *spread] in page.rows
     assert [slow, "0.0006"] in page.rows
     assert [slow, "50", "25%", "–"] in page.rows
-    assert ["environment.id", "Catch"] in page.rows
+    # The nearest preset, and what differs from it.
+    assert ["setting", "here", "in catch"] in page.rows
+    assert ["optimiser.learning_rate", "0.5", "0.002"] in page.rows
+    assert not any(row[:1] == ["environment.id"] for row in page.rows)
     # Two rollbacks before the learner was started again, and one after it.
     faults = "guard/rollbacks 3, unrolls/dropped/stale 4"
     assert ["runs/<b>-1", "2", "0", faults] in page.rows

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import logging
 import pathlib
 import queue
 import threading
@@ -100,7 +101,10 @@ def snapshots(*frames: int, num_tasks: int = 1) -> Snapshots:
     return made
 
 
-def test_a_report_settles_a_snapshot_once_and_for_ever(tmp_path: pathlib.Path) -> None:
+def test_a_report_settles_a_snapshot_once_and_for_ever(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     waiting = snapshots(100, 200, num_tasks=2)
     evaluations = Evaluations(tmp_path, CONFIG, ["Catch", "other"], waiting, 0)
     for task, frames, value in [(0, 100, 1.0), (0, 100, 9.0), (1, 100, 4.0), (0, 200, 2.0)]:
@@ -109,6 +113,8 @@ def test_a_report_settles_a_snapshot_once_and_for_ever(tmp_path: pathlib.Path) -
     assert evaluations.dropped == 1
     (whole,) = waiting.take_evaluated()
     assert (whole.frames, whole.mean) == (100, 2.5)
+    assert "Evaluation of other at 100 frames: return 4.00, mean of 1 episode(s)." in caplog.text
+    assert "return 9.00" not in caplog.text
 
     again = snapshots(100, 200, num_tasks=2)  # after a restart
     Evaluations(tmp_path, CONFIG, ["Catch", "other"], again, 0).close()

@@ -172,7 +172,7 @@ def _learning(found: Groups, styles: curves.Styles) -> str:
 
 
 def _settings(found: Groups, styles: curves.Styles) -> str:
-    """Shows what differs between groups, and what each has changed from the defaults."""
+    """Shows what differs between groups, and from the preset that is nearest to each."""
     paths = runs.differing([group[0] for group in found.values()])
     content = ""
     if paths:
@@ -186,14 +186,19 @@ def _settings(found: Groups, styles: curves.Styles) -> str:
         if len(paths) > len(found):  # long rather than wide
             lines = list(map(list, zip(*lines, strict=True)))
         content += f"<h3>What differs</h3>{_table(lines[0], lines[1:])}"
-    content += "<h3>What is not at its default</h3>"
+    content += "<h3>Nearest presets</h3>"
     for name, group in found.items():
-        changed = [(html.escape(p), html.escape(runs.text(v))) for p, v in group[0].changed.items()]
+        preset, of_preset = group[0].nearest
+        changed = [
+            tuple(html.escape(runs.text(x)) for x in (path, group[0].settings[path], value))
+            for path, value in of_preset.items()
+        ]
+        table = _table(("setting", "here", f"in {preset}"), changed) if changed else ""
         directories = ", ".join(str(run.logdir) for run in group)
         content += (
             f"<details{' open' if len(found) == 1 else ''}><summary>{html.escape(name)}</summary>"
-            f"<p><code>{html.escape(directories)}</code></p>"
-            f"{_table(('setting', 'value'), changed)}</details>"
+            f"<p><code>{html.escape(directories)}</code>: <code>{preset}</code>"
+            f"{' with these settings:' if changed else ', unchanged.'}</p>{table}</details>"
         )
     return content
 

@@ -16,12 +16,19 @@ import numpy as np
 from impala.analysis import continual
 from impala.analysis.curves import Curve, Curves, ascending
 from impala.config import layers, values
+from impala.config.presets import PRESETS
 from impala.config.schema import Config
 from impala.logdir import rows
 from impala.logdir.rows import Row
 
 _MOST_SETTINGS = 6  # in a name
 _DEFAULTS = values.flatten(Config())
+
+
+@functools.cache
+def _presets() -> Mapping[str, Mapping[str, Any]]:
+    """Name -> all settings of a built-in preset, by their dotted paths."""
+    return {name: values.flatten(config) for name, (_, config) in PRESETS.items()}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,14 +52,18 @@ class Run:
             return {"": str(self.logdir.resolve())}  # not grouped with others
         return {path: value for path, value in self.settings.items() if _matters(path)}
 
-    @property
-    def changed(self) -> Mapping[str, Any]:
-        """Settings that are not at their defaults, without the seed."""
-        return {
-            path: value
-            for path, value in self.settings.items()
-            if path != "seed" and not (path in _DEFAULTS and _DEFAULTS[path] == value)
+    @functools.cached_property
+    def nearest(self) -> tuple[str, Mapping[str, Any]]:
+        """The preset with the fewest other settings, and these as it has them, without the seed."""
+        others = {
+            name: {
+                path: of_preset.get(path, "none")
+                for path, value in self.settings.items()
+                if path != "seed" and not (path in of_preset and of_preset[path] == value)
+            }
+            for name, of_preset in _presets().items()
         }
+        return min(others.items(), key=lambda pair: len(pair[1]))
 
 
 Groups = Mapping[str, Sequence[Run]]

@@ -89,9 +89,14 @@ class Evaluations:
         except OSError:
             self._snapshots.report(*place, is_lost=True)
             raise
+        filed = continual.Report.parse(line)
+        _log.info(
+            "Evaluation of %s at %s frames: return %.2f, mean of %d episode(s).",
+            *(filed.task, f"{filed.frames:,}", filed.mean, len(report.episodes)),
+        )
         with self._lock:
             self._new.append(report)
-            self._add(continual.Report.parse(line))
+            self._add(filed)
 
     def _add(self, line: continual.Report | continual.Resumed) -> None:
         self._history.add(line)

@@ -35,7 +35,7 @@ class Console(Sink):
           advice: what helps where environments are the limit.
           is_live: whether there may be a live view, which takes over standard output.
         """
-        self._advice = advice
+        self._advice = advice  # "" once a line has it
         self._console = console or rich.console.Console()
         self._to_log = to_log
         self._live = (
@@ -49,11 +49,14 @@ class Console(Sink):
     def write(self, row: Row) -> None:
         """Shows a row."""
         line = _line(row, self._advice)
-        if self._to_log:
-            _log.info("%s", line)
-        elif self._live:
+        if self._live:
             view = rich.console.Group(rich.text.Text(line, "bold"), _table(row))
             self._live.update(view, refresh=True)
+            return
+        if self._advice and line.endswith(self._advice):
+            self._advice = ""
+        if self._to_log:
+            _log.info("%s", line)
         else:
             print(line, file=self._console.file, flush=True)
 
@@ -90,7 +93,7 @@ def _line(row: Row, advice: str = "") -> str:
     parts.append(waits)
     share, step = row.get("actor/environment_share", 0.0), row.get("environment/step_seconds", 0.0)
     if row["learner/wait_share"] > _MOST and (clause := pace.slow(share, step)):
-        parts.append(f"{clause}: {advice}")
+        parts.append(f"{clause}: {advice}" if advice else clause)
     return "  ".join(parts)
 
 
