@@ -16,7 +16,8 @@ STEPS = 5
 RMSPROP = OptimiserConfig(name="rmsprop", decay=0.9, momentum=0.5, epsilon=0.01)
 ADAM = OptimiserConfig(name="adam", beta1=0.8, beta2=0.95, epsilon=1e-3)
 CENTRED = dataclasses.replace(RMSPROP, centred=True)
-CONFIGS = [RMSPROP, CENTRED, ADAM]
+ADAMW = dataclasses.replace(ADAM, name="adamw", weight_decay=0.5)
+CONFIGS = [RMSPROP, CENTRED, ADAM, ADAMW]
 
 Arrays = Sequence[np.ndarray]
 Update = Callable[[Sequence[tf.Tensor], tf.Tensor], None]  # gradients and the rate
@@ -53,8 +54,9 @@ def adam(
     beta1: float,
     beta2: float,
     epsilon: float,
+    weight_decay: float,
 ) -> Arrays:
-    """Algorithm 1 of Kingma and Ba, line by line."""
+    """Algorithm 1 of Kingma and Ba, line by line, and what algorithm 2 of AdamW's paper adds."""
     values = [*values]
     ms = [np.zeros_like(value) for value in values]
     vs = [np.zeros_like(value) for value in values]
@@ -63,7 +65,8 @@ def adam(
             ms[i] = beta1 * ms[i] + (1 - beta1) * g
             vs[i] = beta2 * vs[i] + (1 - beta2) * g**2
             m_hat, v_hat = ms[i] / (1 - beta1**t), vs[i] / (1 - beta2**t)
-            values[i] = values[i] - rate * m_hat / (np.sqrt(v_hat) + epsilon)
+            decay = weight_decay * values[i] if values[i].ndim > 1 else 0.0
+            values[i] = values[i] - rate * (m_hat / (np.sqrt(v_hat) + epsilon) + decay)
     return values
 
 
@@ -73,7 +76,9 @@ def reference(
     if config.name == "rmsprop":
         settings = config.decay, config.momentum, config.epsilon, config.centred
         return rmsprop(values, gradients, rates, *settings)
-    return adam(values, gradients, rates, config.beta1, config.beta2, config.epsilon)
+    weight_decay = config.weight_decay if config.name == "adamw" else 0.0
+    settings_of_adam = config.beta1, config.beta2, config.epsilon, weight_decay
+    return adam(values, gradients, rates, *settings_of_adam)
 
 
 def draw(seed: int = 0) -> tuple[Arrays, Sequence[Arrays], Sequence[float]]:
@@ -108,7 +113,7 @@ def eager(function: Update) -> Update:
 
 
 @pytest.mark.parametrize("compiled", [eager, graph, xla])
-@pytest.mark.parametrize("config", CONFIGS, ids=["rmsprop", "centred", "adam"])
+@pytest.mark.parametrize("config", CONFIGS, ids=["rmsprop", "centred", "adam", "adamw"])
 def test_several_steps_are_those_of_the_paper(
     config: OptimiserConfig, compiled: Callable[[Update], Update]
 ) -> None:
@@ -145,7 +150,7 @@ def test_rmsprop_keeps_epsilon_inside_the_root_and_adam_outside() -> None:
     assert b.numpy() == pytest.approx(-g / (g + 1.0), rel=1e-4)
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["rmsprop", "centred", "adam"])
+@pytest.mark.parametrize("config", CONFIGS, ids=["rmsprop", "centred", "adam", "adamw"])
 def test_an_optimiser_goes_on_where_its_variables_were_saved(config: OptimiserConfig) -> None:
     """Given three steps and a copy of slots and values, two more steps are the same in the copy."""
     values, gradients, rates = draw()
@@ -167,7 +172,7 @@ def test_an_optimiser_goes_on_where_its_variables_were_saved(config: OptimiserCo
         np.testing.assert_array_equal(variable.numpy(), copy.numpy())
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["rmsprop", "centred", "adam"])
+@pytest.mark.parametrize("config", CONFIGS, ids=["rmsprop", "centred", "adam", "adamw"])
 def test_the_optimisers_variables_are_its_slots_alone(config: OptimiserConfig) -> None:
     variables = make_variables(draw()[0])
     optimiser = optimisers.make(config, variables)
@@ -175,7 +180,9 @@ def test_the_optimisers_variables_are_its_slots_alone(config: OptimiserConfig) -
     own = {id(slot) for slot in optimiser.variables}
 
     assert not own & {id(variable) for variable in variables}
-    assert len(own) == (3 if config.centred else 2) * len(variables) + (config.name == "adam")
+    assert len(own) == (3 if config.centred else 2) * len(variables) + config.name.startswith(
+        "adam"
+    )
     assert not any(slot.trainable for slot in optimiser.variables)
 
 

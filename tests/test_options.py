@@ -154,7 +154,7 @@ def test_a_misspelt_variable_is_told_the_nearest(name: str, right: str) -> None:
             "actor.num_envs, actor.num_groups, actor.env_threads, "
             "actor.hang_seconds, actor.max_environment_bytes",
         ),
-        ({"optimiser": {"name": "adm"}}, "one of rmsprop, adam. Did you mean 'adam'?"),
+        ({"optimiser": {"name": "adm"}}, "one of rmsprop, adam, adamw. Did you mean 'adam'?"),
         ({"optimiser": {"learning_rate": "fast"}}, "is 'fast'; it must be a finite number"),
         ({"optimiser": {"learning_rate": -1}}, "is -1.0; it must be at least 1e-12"),
         ({"optimiser": {"learning_rate": float("nan")}}, "it must be a finite number"),

@@ -17,6 +17,7 @@ _RUN = {
     "--optimiser.learning-rate": "lr learning-rate",
     "--optimiser.decay-to-zero": "anneal-lr lr-schedule",
     "--optimiser.name": "optim optimizer",
+    "--optimiser.weight-decay": "weight-decay",
     "--optimiser.epsilon": "eps adam-eps rmsprop-eps adam-epsilon",
     "--optimiser.clip-global-norm": (
         "max-grad-norm grad-norm-clipping grad-clip clip-grad clip-grad-norm gradient-clip"

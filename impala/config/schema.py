@@ -387,7 +387,7 @@ class OptimiserConfig:
     """The optimiser."""
 
     name: Annotated[str, OPTIMISER] = "rmsprop"
-    """rmsprop, adam, or MODULE:CLASS."""
+    """rmsprop, adam, adamw, or MODULE:CLASS."""
     learning_rate: Scale = 6e-4
     """Step size at the start of the run, or of a phase."""
     decay_to_zero: bool = True
@@ -400,12 +400,14 @@ class OptimiserConfig:
     """rmsprop: divide by the root of the variance instead of the mean square: Graves 2013, arXiv
     1308.0850."""
     beta1: Decay = 0.9
-    """adam: decay of the first moment."""
+    """adam, adamw: decay of the first moment."""
     beta2: Decay = 0.999
-    """adam: decay of the second moment."""
+    """adam, adamw: decay of the second moment."""
+    weight_decay: Cost = 0.01
+    """adamw: share of weights, not of biases, that a step of learning rate 1 takes off."""
     epsilon: Annotated[float, Range(0.0)] = 0.0
-    """rmsprop: added inside the square root; adam: added outside it. 0: the optimiser's default,
-    0.01 for rmsprop and 1e-8 for adam."""
+    """rmsprop: added inside the square root; adam, adamw: added outside it. 0: the optimiser's
+    default, 0.01 for rmsprop and 1e-8 for the others."""
     clip_global_norm: Cost = 40.0
     """Gradients are scaled down to this global norm; 0: they are not clipped."""
 

@@ -100,6 +100,7 @@ OPTIMISER = Kind(
     {
         "rmsprop": "learner.update.optimisers:RMSProp",
         "adam": "learner.update.optimisers:Adam",
+        "adamw": "learner.update.optimisers:AdamW",
     },
     section="optimiser",
 )

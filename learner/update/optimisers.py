@@ -1,4 +1,4 @@
-"""Optimisers: RMSProp and Adam, gradient clipping, and the schedule of the learning rate.
+"""Optimisers: RMSProp, Adam and AdamW, gradient clipping, and the schedule of the learning rate.
 
 Each rule is one fused, in-place kernel per variable (TensorFlow 1's, which has XLA and GPU forms):
 a chain of separate operations would pass over the parameters' memory a dozen times per update.
@@ -212,6 +212,37 @@ class Adam(Optimiser):
                 epsilon=self._epsilon * tf.sqrt(1.0 - power2),
                 grad=gradient,
             )
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay: Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2.
+
+    variable <- variable - learning_rate (m / (sqrt(v) + epsilon) + weight_decay variable)
+
+    Only matrices and convolutions decay: no biases, gains or temperatures.
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[tf.Variable],
+        settings: OptimiserConfig,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(variables, settings, name=name)
+        self._weight_decay = settings.weight_decay
+
+    def apply(
+        self,
+        gradients: Sequence[tf.Tensor],
+        variables: Sequence[tf.Variable],
+        learning_rate: tf.Tensor,
+    ) -> None:
+        factor = learning_rate * self._weight_decay
+        shares = [factor * v if len(v.shape) > 1 else None for v in variables]
+        super().apply(gradients, variables, learning_rate)
+        for variable, share in zip(variables, shares, strict=True):
+            if share is not None:
+                variable.assign_sub(share)
 
 
 def make(config: OptimiserConfig, variables: Sequence[tf.Variable], own: Own = _NONE) -> Optimiser:
