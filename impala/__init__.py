@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from impala.config.schema import EnvironmentConfig as EnvironmentConfig
     from impala.config.schema import EpsilonConfig as EpsilonConfig
     from impala.config.schema import EvaluatorConfig as EvaluatorConfig
+    from impala.config.schema import ImpactConfig as ImpactConfig
     from impala.config.schema import ImpalaConfig as ImpalaConfig
     from impala.config.schema import LearnerConfig as LearnerConfig
     from impala.config.schema import LimitsConfig as LimitsConfig

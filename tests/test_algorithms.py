@@ -44,7 +44,7 @@ from impala.testing.algorithms import (
 from impala.types import Batch, Nest, NetworkOutput, StepType, TimeStep
 
 NUM_ACTIONS = 3
-OF_POLICIES = ("impala", "actor_critic", "critic")  # test_values.py has the others
+OF_POLICIES = ("impala", "actor_critic", "impact", "critic")  # test_values.py has the others
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 
 

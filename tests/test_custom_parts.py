@@ -16,7 +16,7 @@ from impala.parts import sections
 from impala.parts.components import Allowed
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
-TORSO, ALGORITHM = "custom_torso:Gated", "custom_algorithm:Impact"
+TORSO, ALGORITHM = "custom_torso:Gated", "custom_algorithm:Slow"
 
 
 @pytest.fixture(autouse=True)
@@ -45,13 +45,13 @@ def test_settings_of_a_part_are_a_section_in_every_layer(
     file = tmp_path / "mine.yaml"
     file.write_text(f"agent: {{torso: '{TORSO}'}}\ngated: {{width: 24}}\n")
     monkeypatch.setenv("IMPALA_ALGORITHM", ALGORITHM)
-    monkeypatch.setenv("IMPALA_IMPACT__CLIP", "0.3")
-    line = ["train", "--impact.rho", "3", "catch", "--config", str(file)]
+    monkeypatch.setenv("IMPALA_SLOW__STEP", "0.3")
+    line = ["train", "--slow.baseline-cost", "3", "catch", "--config", str(file)]
 
     printed = _printed(capsys, *line)
 
     assert printed["gated"] == {"width": 24}
-    assert (printed["impact"]["clip"], printed["impact"]["rho"]) == (0.3, 3.0)
+    assert (printed["slow"]["step"], printed["slow"]["baseline_cost"]) == (0.3, 3.0)
     # What is printed, as what a learner is given, is the same configuration again.
     file.write_text(yaml.safe_dump(printed))
     again = layers.layered("cartpole", file, {})
@@ -81,11 +81,11 @@ catch = dataclasses.replace(
 )
 MINE = ("Catch with parts.", compose(catch, gated=Gated.Settings(width=32)))
 """)
-    printed = _printed(capsys, "train", "custom_presets:MINE", "--impact.clip", "0.1")
-    assert printed["gated"] == {"width": 32} and printed["impact"]["clip"] == 0.1
+    printed = _printed(capsys, "train", "custom_presets:MINE", "--slow.step", "0.1")
+    assert printed["gated"] == {"width": 32} and printed["slow"]["step"] == 0.1
     # A part that a flag replaces takes its section with it.
     printed = _printed(capsys, "train", "custom_presets:MINE", "--agent.torso", "mlp")
-    assert "gated" not in printed and "impact" in printed
+    assert "gated" not in printed and "slow" in printed
 
 
 @pytest.mark.parametrize(
@@ -111,11 +111,12 @@ def test_mistakes_with_parts_are_told_in_a_line(
 
 
 def test_demands_of_a_custom_algorithm_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    from custom_algorithm import Impact
+    from custom_algorithm import Slow
 
     config = sections.compose(Config(algorithm=ALGORITHM, mix=MixConfig(replayed=4)))
+    monkeypatch.setattr(Slow, "demands", Demands())
     rules.validate(config)
-    monkeypatch.setattr(Impact, "demands", Demands(on_policy=True))
+    monkeypatch.setattr(Slow, "demands", Demands(on_policy=True))
     with pytest.raises(values.OptionError, match=r"mix\.replayed is 4, but custom_algorithm"):
         rules.validate(config)
 

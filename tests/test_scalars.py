@@ -22,7 +22,7 @@ from learner.update.learner import Learner, Update
 from learner.update.peers import Peers
 from learner.update.training import Iteration, Training
 
-ALGORITHMS = ("impala", "actor_critic", "critic", "q_learning", "sac")
+ALGORITHMS = ("impala", "actor_critic", "impact", "critic", "q_learning", "sac")
 _TRUSTING = ImpalaConfig(trust_region=0.5, policy_cloning_cost=0.3, value_cloning_cost=0.2)
 
 

@@ -38,6 +38,7 @@ class Demands:
 
 IMPALA = Demands(burns_in=True, normalises_values=True)
 ACTOR_CRITIC = Demands(on_policy=True, normalises_values=True)
+IMPACT = Demands(burns_in=True)
 CRITIC = Demands(
     policies=("stochastic", "epsilon_greedy"),
     on_policy=True,
@@ -51,6 +52,7 @@ SAC = Demands(feed_forward=True, warms_up_randomly=True)
 BUILT_IN = {
     "impala": IMPALA,
     "actor_critic": ACTOR_CRITIC,
+    "impact": IMPACT,
     "critic": CRITIC,
     "q_learning": Q_LEARNING,
     "sac": SAC,
@@ -83,7 +85,7 @@ def check(config: Config) -> None:
         if config.mix.replayed and demands.on_policy and changed:
             raise OptionError(
                 f"mix.replayed is {config.mix.replayed}, but {name} does not correct for what an "
-                "older policy did. Set mix.replayed to 0, or learn with impala."
+                "older policy did. Set mix.replayed to 0, or learn with impala or impact."
             )
         if config.agent.random_warm_up and not demands.warms_up_randomly:
             raise OptionError(
@@ -93,7 +95,7 @@ def check(config: Config) -> None:
         if config.replay.burn_in and not demands.burns_in:
             raise OptionError(
                 f"replay.burn_in is {config.replay.burn_in}, but {name} does not leave these steps "
-                "out of its loss. Set it to 0, or learn with impala or q_learning."
+                "out of its loss. Set it to 0, or learn with impala, impact or q_learning."
             )
 
 

@@ -326,6 +326,22 @@ class ActorCriticConfig(PolicyGradientConfig):
 
 
 @dataclasses.dataclass(frozen=True)
+class ImpactConfig(PolicyGradientConfig):
+    """IMPACT, for data that are old or used several times: Luo et al. 2020, arXiv 1912.00167.
+    Losses are summed over T and B.
+    """
+
+    clip: Share = 0.3
+    """epsilon: the surrogate is constant where a ratio is beyond 1 - epsilon or 1 + epsilon."""
+    rho: Annotated[float, Range(1.0)] = 2.0
+    """Largest ratio of the behaviour policy to the target network's that counts."""
+    gae_lambda: Share = 0.995
+    """Decay of the trace."""
+    target_updates: Positive = 16
+    """Updates after which the target network becomes a copy of the agent."""
+
+
+@dataclasses.dataclass(frozen=True)
 class CriticConfig:
     """Critic pre-training: fits the baseline to discounted returns, bootstrapped from the last
     value. Losses are summed over T and B.
@@ -586,13 +602,14 @@ class Config:
     agent: AgentConfig = AgentConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     algorithm: Annotated[str, ALGORITHM] = "impala"
-    """impala, actor_critic, critic, q_learning, sac, or MODULE:CLASS. Its settings are in the
-    section of the same name, in snake case."""
+    """impala, actor_critic, impact, critic, q_learning, sac, or MODULE:CLASS. Its settings are in
+    the section of the same name, in snake case."""
     phases: tuple[str, ...] = ()
     """Algorithms one after another, each but the last with its number of environment frames, as in
     critic:500000 impala. Empty: algorithm, for the whole run."""
     impala: ImpalaConfig = ImpalaConfig()
     actor_critic: ActorCriticConfig = ActorCriticConfig()
+    impact: ImpactConfig = ImpactConfig()
     critic: CriticConfig = CriticConfig()
     q_learning: QLearningConfig = QLearningConfig()
     sac: SacConfig = SacConfig()

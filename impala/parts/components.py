@@ -89,6 +89,7 @@ ALGORITHM = Kind(
     {
         "impala": "impala.algorithms.impala:Impala",
         "actor_critic": "impala.algorithms.actor_critic:ActorCritic",
+        "impact": "impala.algorithms.impact:Impact",
         "critic": "impala.algorithms.critic:Critic",
         "q_learning": "impala.algorithms.q_learning:QLearning",
         "sac": "impala.algorithms.sac:Sac",
