@@ -55,23 +55,27 @@ _AS_IN_THE_PAPER: dict[str, Any] = {
 _PAPER_EPISODES = 20_000
 
 
-def _at_lag(correction: str, lag: int) -> Sequence[str]:
+def _at_lag(lag: int, *learner: str) -> Sequence[str]:
     """Returns arguments for CartPole without replay: each row is as old as the exact lag."""
     flags = {
         "--mix.fresh": "32",
         "--mix.replayed": "0",
         "--mix.exact-lag": str(lag),
-        "--impala.correction": correction,
     }
-    return ("cartpole", *_EACH_SECOND, *(word for flag in flags.items() for word in flag))
+    return ("cartpole", *_EACH_SECOND, *(word for flag in flags.items() for word in flag), *learner)
 
 
 _VTRACE_AT_LAG = Experiment(
     name="vtrace-at-lag",
-    question="What do V-trace and one-step importance sampling correct at an exact policy lag?",
+    question="What do V-trace, one-step importance sampling and IMPACT correct at an exact lag?",
     arms={
-        f"{correction.replace('_', '-')}-lag-{lag}": _at_lag(correction, lag)
-        for correction in ("vtrace", "one_step", "none")
+        f"{name}-lag-{lag}": _at_lag(lag, *learner)
+        for name, learner in {
+            "vtrace": ("--impala.correction", "vtrace"),
+            "one-step": ("--impala.correction", "one_step"),
+            "none": ("--impala.correction", "none"),
+            "impact": ("--algorithm", "impact"),
+        }.items()
         for lag in (0, 50, 200)
     },
 )
