@@ -404,7 +404,8 @@ def values_learned(
 ) -> np.ndarray:
     """The targets of the baseline, read off its gradient: V - vs. [T]; 0 on seams."""
     config = Config(objective=ObjectiveConfig(**{"discount": 0.9, **objective}))
-    one = dataclasses.replace(getattr(config, name), baseline_cost=1.0)
+    undecayed = {"gae_lambda": 1.0} if name == "impact" else {}  # as by default in the others
+    one = dataclasses.replace(getattr(config, name), baseline_cost=1.0, **undecayed)
     config = dataclasses.replace(config, **{name: one})
     _, gradients = loss_and_gradients(build.algorithm(name, config, agent), batch)
     learned = build.algorithm(name, config, agent).learned_variables
