@@ -33,9 +33,7 @@ class ActorCritic(Algorithm):
         values, targets = (losses.normalised(x, scales) for x in (steps.values, returns))
         policy_gradient = losses.policy_gradient(log_probs, targets - values)
         baseline = losses.baseline(values, targets)
-        entropy_cost = losses.annealed(
-            config.entropy_cost, config.entropy_cost_end, progress, config.entropy_anneal
-        )
+        entropy_cost = losses.entropy_cost(config, progress)
         terms = {
             "policy_gradient": Term(policy_gradient, steps.mask),
             "baseline": Term(baseline, steps.mask, config.baseline_cost),

@@ -162,6 +162,12 @@ class Algorithm(snt.Module, abc.ABC):
         """
 
 
+def copy_if(is_due: tf.Tensor, source: snt.Module, target: snt.Module) -> None:
+    """Copies all variables of a module into those of its copy where `is_due`, [], is true."""
+    for old, new in zip(target.variables, source.variables, strict=True):
+        old.assign(tf.where(is_due, new, old))
+
+
 def _observation(batch: Batch) -> Nest:
     """Returns what was observed in T steps: [T, B, ...]."""
     return tf.nest.map_structure(lambda leaf: leaf[:-1], batch.unroll.timestep.observation)

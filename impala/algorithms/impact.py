@@ -12,7 +12,7 @@ import tensorflow as tf
 import vtrace
 from impala.agents.agent import Agent
 from impala.algorithms import losses
-from impala.algorithms.base import Algorithm, LossOutput, Term
+from impala.algorithms.base import Algorithm, LossOutput, Term, copy_if
 from impala.config import demands
 from impala.config.schema import ImpactConfig, ObjectiveConfig
 from impala.types import Batch
@@ -48,32 +48,29 @@ class Impact(Algorithm):
         """Returns the negative surrogate, the baseline's loss and the negative entropy."""
         config, distribution = self._config, self.agent.distribution
         steps = losses.align(batch, self.unroll(batch), self._objective, self.burn_in)
-        target = losses.align(
-            batch, self.unroll(batch, self._target), self._objective, self.burn_in
-        )
+        target = self.unroll(batch, self._target)  # of all T + 1 rows
+        target_values = target.baseline[:-1]
 
         log_probs = distribution.log_prob(steps.target_policy, steps.actions)  # [T, B], of pi
-        of_target = tf.stop_gradient(distribution.log_prob(target.target_policy, steps.actions))
+        of_target = tf.stop_gradient(distribution.log_prob(target.policy[:-1], steps.actions))
         of_mu = distribution.log_prob(steps.behaviour_policy, steps.actions)
 
         returns = vtrace.from_importance_weights(
             log_rhos=tf.where(steps.mask > 0.0, of_target - of_mu, -math.inf),
             discounts=steps.discounts,
             rewards=steps.rewards,
-            values=target.values,
-            bootstrap_value=target.bootstrap_value,
+            values=target_values,
+            bootstrap_value=target.baseline[-1],
             lambda_=config.gae_lambda,
         )
-        advantages = tf.stop_gradient(returns.vs - target.values)
+        advantages = tf.stop_gradient(returns.vs - target_values)
 
         ratios = tf.exp(log_probs - tf.maximum(of_target, of_mu - math.log(config.rho)))
         clipped = tf.clip_by_value(ratios, 1.0 - config.clip, 1.0 + config.clip)
         surrogate = tf.minimum(ratios * advantages, clipped * advantages)
 
         entropies = distribution.entropy(steps.target_policy)
-        entropy_cost = losses.annealed(
-            config.entropy_cost, config.entropy_cost_end, progress, config.entropy_anneal
-        )
+        entropy_cost = losses.entropy_cost(config, progress)
         baseline = losses.baseline(steps.values, returns.vs)
         terms = {
             "surrogate": Term(-surrogate, steps.mask),
@@ -97,5 +94,4 @@ class Impact(Algorithm):
     def after_update(self, progress: tf.Tensor | float) -> None:
         """Copies the agent into the target network every few updates."""
         is_due = self._updates.assign_add(1) % self._config.target_updates == 0
-        for target, variable in zip(self._target.variables, self.agent.variables, strict=True):
-            target.assign(tf.where(is_due, variable, target))
+        copy_if(is_due, self.agent, self._target)

@@ -74,9 +74,7 @@ class Impala(Algorithm):
             losses.normalised(x, scales) for x in (steps.values, returns.vs, steps.behaviour_values)
         )
         baseline = losses.baseline(values, targets)
-        entropy_cost = losses.annealed(
-            config.entropy_cost, config.entropy_cost_end, progress, config.entropy_anneal
-        )
+        entropy_cost = losses.entropy_cost(config, progress)
 
         # Cloning against forgetting (CLEAR, section 3): on replayed rows, keep policy and value
         # close to the recorded ones.

@@ -13,7 +13,7 @@ import tensorflow as tf
 from impala.agents.agent import Agent
 from impala.agents.distributions import EpsilonGreedy
 from impala.algorithms import losses
-from impala.algorithms.base import Algorithm, LossOutput, Played, Term
+from impala.algorithms.base import Algorithm, LossOutput, Played, Term, copy_if
 from impala.config import demands
 from impala.config.schema import ObjectiveConfig, QLearningConfig
 from impala.types import Batch
@@ -96,8 +96,7 @@ class QLearning(Algorithm):
         if self._config.target_frames or self._config.target_episodes:
             return
         is_due = updates % self._config.target_updates == 0
-        for target, variable in zip(self._target.variables, self.agent.variables, strict=True):
-            target.assign(tf.where(is_due, variable, target))
+        copy_if(is_due, self.agent, self._target)
 
     def after_count(self, before: Played, after: Played) -> None:
         """Copies the agent into the target network every few frames or episodes, if set so."""
