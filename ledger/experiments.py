@@ -296,8 +296,9 @@ _ALL = (
     _preset("atari-a3c-small", seeds=(101,), milestones=_PONG),
     Experiment(
         name="breakout",
-        question="What do A3C and Q-learning come to on Breakout after 10M frames?",
+        question="What do IMPALA, A3C and Q-learning come to on Breakout after 10M frames?",
         arms={
+            "atari": ("atari", "--environment.id", "ALE/Breakout-v5"),
             "atari-a3c": (
                 *("atari-a3c", "--environment.id", "ALE/Breakout-v5"),
                 *("--total-frames", "10_000_000"),
