@@ -14,7 +14,7 @@ import tensorflow as tf
 import impala
 from impala.agents.agent import Agent
 from impala.algorithms import losses
-from impala.algorithms.base import Algorithm, LossOutput, Term
+from impala.algorithms.base import Algorithm, LossOutput, Sums, Term
 from impala.config.demands import Demands
 from impala.config.schema import Cost, ObjectiveConfig, Share
 from impala.types import Batch
@@ -68,7 +68,7 @@ class Slow(Algorithm):
         }
         return LossOutput.of(terms, {"policy/entropy": losses.masked_mean(entropies, steps.mask)})
 
-    def after_update(self, progress: tf.Tensor | float) -> None:
+    def after_update(self, progress: tf.Tensor | float, sums: Sums) -> None:
         """Moves the copy towards the agent."""
         for slow, variable in zip(self._copy.variables, self.agent.variables, strict=True):
             slow.assign_add(self._config.step * (variable - slow))

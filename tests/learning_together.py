@@ -17,6 +17,7 @@ from impala.config.presets import PRESETS
 from impala.config.schema import (
     AgentConfig,
     Config,
+    ImpalaConfig,
     OptimiserConfig,
     QLearningConfig,
     ReplayConfig,
@@ -45,6 +46,7 @@ CASES = {
     "impala": _config(
         "catch",
         agent=AgentConfig(hidden_sizes=(8,), core="lstm", lstm_size=5),
+        impala=ImpalaConfig(entropy_target=0.5),
         replay=ReplayConfig(burn_in=2),
         optimiser=OptimiserConfig(learning_rate=0.01, clip_global_norm=20.0),
     ),

@@ -6,9 +6,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import tensorflow as tf
-from distribution_suite import DistributionConformance
+from distribution_suite import DistributionConformance, masks
 
 from impala.agents import distributions
+from impala.environments.spaces import choices, leaves
 
 spaces = gym.spaces
 
@@ -46,6 +47,24 @@ def _contract(name: str, space: gym.Space) -> type[DistributionConformance]:
 
 for _suite in itertools.starmap(_contract, CASES.items()):
     globals()[_suite.__name__] = _suite
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_share_of_the_entropy_means_the_same_for_every_part(name: str) -> None:
+    """Of a choice, of what is allowed; of a box, of uniform actions over a part of its width."""
+    space, share = CASES[name], 0.3
+    distribution = distributions.for_space(space)
+    boxes = [leaf for _, leaf in leaves(space) if isinstance(leaf, spaces.Box)]
+    widths = np.concatenate([np.ravel(box.high - box.low) for box in boxes] or [np.ones(0)])
+    assert distribution.num_parts == len(choices(space)) + len(widths)
+    for parts in masks(space):
+        allowed = np.concatenate([*parts, np.zeros(0, np.int8)])[np.newaxis]
+        drawn = np.random.default_rng(1).normal(size=(1, distribution.num_parameters))
+        parameters = distribution.mask(tf.constant(drawn, tf.float32), allowed)
+        expected = sum(share * np.log(part.sum()) for part in parts)
+        expected += np.sum(np.log(share * widths))
+        found = distribution.entropy_at(share, parameters)
+        np.testing.assert_allclose(found, [expected], rtol=1e-5, atol=1e-6)
 
 
 def test_the_most_likely_choice_is_the_mode() -> None:

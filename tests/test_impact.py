@@ -94,6 +94,6 @@ def test_the_target_network_is_a_copy_every_few_updates() -> None:
     first = agent.policy.numpy()
     for update in range(1, 7):
         agent.policy.assign_add(tf.ones_like(agent.policy))
-        algorithm.after_update(0.0)
+        algorithm.after_update(0.0, {})
         copied = first + update // 3 * 3
         np.testing.assert_allclose(algorithm._target.policy.numpy(), copied, rtol=1e-6)

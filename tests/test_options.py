@@ -231,6 +231,14 @@ def test_errors_name_the_layer(tmp_path: pathlib.Path) -> None:
             "impala.clip_c_threshold is 0 and impala.correction epsilon",
         ),
         (
+            {"impact": {"entropy_target": 0.2, "entropy_cost": 0}},
+            "impact.entropy_target is 0.2 and impact.entropy_cost 0, from which no weight can be",
+        ),
+        (
+            {"impala": {"entropy_target": 0.2, "entropy_anneal": 0.5}},
+            "impala.entropy_anneal 0.5: say to which impala.entropy_target_end it changes",
+        ),
+        (
             {"objective": {"reward_scale": 0}},
             "objective.reward_scale is 0; its absolute value must be from 1e-12 to 1e+30",
         ),

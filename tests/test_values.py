@@ -195,7 +195,7 @@ def test_the_target_network_follows_every_few_updates() -> None:
         variable.assign_add(tf.ones_like(variable))
     follows = []
     for _ in range(6):
-        algorithm.after_update(0.25)
+        algorithm.after_update(0.25, {})
         pairs = zip(algorithm._target.variables, algorithm.agent.variables, strict=True)
         follows.append(all(np.array_equal(a.numpy(), b.numpy()) for a, b in pairs))
         for variable in algorithm.learned_variables:
@@ -221,7 +221,7 @@ def test_the_target_network_follows_every_few_frames_or_episodes(
     for before, after in itertools.pairwise(counted):
         for variable in algorithm.learned_variables:
             variable.assign_add(tf.ones_like(variable))
-        algorithm.after_update(0.25)
+        algorithm.after_update(0.25, {})
         algorithm.after_count(before, after)
         pairs = zip(algorithm._target.variables, algorithm.agent.variables, strict=True)
         follows.append(all(np.array_equal(a.numpy(), b.numpy()) for a, b in pairs))
@@ -408,7 +408,7 @@ def test_a_target_value_network_follows_a_little_each_update() -> None:
     algorithm, _ = make_sac(target_step=0.25, value_network=True)
     assert algorithm._value is not None
     before = [variable.numpy() for variable in algorithm._target_value.variables]
-    algorithm.after_update(0.5)
+    algorithm.after_update(0.5, {})
     for target, old, now in zip(
         algorithm._target_value.variables, before, algorithm._value.variables, strict=True
     ):
@@ -432,7 +432,7 @@ def test_seams_are_silent_and_time_limits_are_bootstrapped() -> None:
 def test_target_critics_follow_a_little_each_update() -> None:
     algorithm, _ = make_sac(target_step=0.25)
     before = [variable.numpy() for variable in algorithm._target_critics.variables]
-    algorithm.after_update(0.5)
+    algorithm.after_update(0.5, {})
     for target, old, now in zip(
         algorithm._target_critics.variables, before, algorithm._critics.variables, strict=True
     ):

@@ -36,6 +36,7 @@ class Distribution(abc.ABC):
     num_parameters: int  # P
     num_outputs: int  # of the network
     num_choices: int = 0  # that can be masked, over all parts
+    num_parts: int = 1  # choices and dimensions of boxes
 
     def behaviour(self, outputs: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
         """Returns the parameters of the behaviour policy.
@@ -81,6 +82,19 @@ class Distribution(abc.ABC):
     @abc.abstractmethod
     def entropy(self, parameters: tf.Tensor) -> tf.Tensor:
         """Returns the entropy in nats. [...]."""
+
+    def entropy_at(self, share: tf.Tensor | float, parameters: tf.Tensor) -> tf.Tensor:
+        """Returns a target for the entropy, in nats, that means the same for any action space.
+
+        Args:
+          share: [] of a choice, the share of the largest entropy, that of all allowed choices being
+            equally likely; of a box, the share of each dimension over which actions are uniform.
+          parameters: [..., P], which tell what is allowed.
+
+        Returns:
+          [...].
+        """
+        raise NotImplementedError(f"{type(self).__name__} has an exploration of its own.")
 
     @abc.abstractmethod
     def kl(self, p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
@@ -138,6 +152,9 @@ class Categorical(Distribution):
     def entropy(self, parameters: tf.Tensor) -> tf.Tensor:
         return -tf.reduce_sum(tf.nn.softmax(parameters) * tf.nn.log_softmax(parameters), axis=-1)
 
+    def entropy_at(self, share: tf.Tensor | float, parameters: tf.Tensor) -> tf.Tensor:
+        return share * tf.math.log(tf.reduce_sum(_allowed(parameters), axis=-1))
+
     def kl(self, p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
         difference = tf.nn.log_softmax(p) - tf.nn.log_softmax(q)
         return tf.reduce_sum(tf.nn.softmax(p) * difference, axis=-1)
@@ -161,6 +178,7 @@ class Choices(Distribution):
 
     def __init__(self, num_actions: int, starts: np.ndarray, dtype: np.dtype) -> None:
         self._each = Categorical(num_actions, starts, dtype)
+        self.num_parts = len(starts)
         self._shape = len(starts), num_actions
         self.num_outputs = self.num_parameters = self.num_choices = len(starts) * num_actions
 
@@ -179,6 +197,9 @@ class Choices(Distribution):
 
     def entropy(self, parameters: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(self._each.entropy(self._logits(parameters)), axis=-1)
+
+    def entropy_at(self, share: tf.Tensor | float, parameters: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(self._each.entropy_at(share, self._logits(parameters)), axis=-1)
 
     def kl(self, p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(self._each.kl(self._logits(p), self._logits(q)), axis=-1)
@@ -280,7 +301,7 @@ class EpsilonGreedy(Distribution, tf.Module):
 
     def is_allowed(self, values: tf.Tensor) -> tf.Tensor:
         """Returns which of n masked Q-values [..., n] are of possible actions: bool [..., n]."""
-        return values > 0.5 * FORBIDDEN
+        return _allowed(values) > 0.0
 
     def _annealed(self, final: tf.Tensor) -> tf.Tensor:
         share = tf.minimum(1.0, self.progress / self._anneal) if self._anneal else 1.0
@@ -288,7 +309,7 @@ class EpsilonGreedy(Distribution, tf.Module):
 
     def _probabilities(self, parameters: tf.Tensor) -> tf.Tensor:
         values, epsilon = parameters[..., :-1], parameters[..., -1:]
-        allowed = tf.cast(self.is_allowed(values), tf.float32)
+        allowed = _allowed(values)
         anyone = allowed / tf.reduce_sum(allowed, axis=-1, keepdims=True)
         best = tf.one_hot(tf.argmax(values, axis=-1), self.num_choices)
         return (1.0 - epsilon) * best + epsilon * anyone
@@ -308,7 +329,7 @@ class TanhNormal(Distribution):
 
     def __init__(self, low: np.ndarray, high: np.ndarray, dtype: np.dtype | type) -> None:
         self._shape = low.shape
-        self.size = math.prod(low.shape)  # D
+        self.size = self.num_parts = math.prod(low.shape)  # D
         self._dtype = tf.as_dtype(dtype)
         self._low, self._high = low, high
         flat_low, flat_high = (bound.reshape(-1).astype(np.float64) for bound in (low, high))
@@ -358,6 +379,10 @@ class TanhNormal(Distribution):
         )  # [..., D]
         gaussian = log_std + 0.5 * math.log(2 * math.pi * math.e)
         return tf.reduce_sum(gaussian + expected + self._log_half_width(), axis=-1)
+
+    def entropy_at(self, share: tf.Tensor | float, parameters: tf.Tensor) -> tf.Tensor:
+        whole = self.log_volume + self.size * tf.math.log(2.0 * share)
+        return tf.fill(tf.shape(parameters)[:-1], whole)
 
     def kl(self, p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
         """Returns the KL of the Gaussians, which is invariant under the common squashing."""
@@ -428,6 +453,7 @@ class Joint(Distribution):
         self.num_outputs = self.num_parameters = sum(self._sizes)
         self._choices = [component.num_choices for component in components]
         self.num_choices = sum(self._choices)
+        self.num_parts = sum(component.num_parts for component in components)
 
     def sample_and_log_prob(self, parameters: tf.Tensor, seed: tf.Tensor) -> tuple[Nest, tf.Tensor]:
         seeds = tf.unstack(tf.random.split(seed, len(self._components)))
@@ -456,6 +482,10 @@ class Joint(Distribution):
         parts = zip(self._components, self._parts(parameters), strict=True)
         return tf.add_n([component.entropy(part) for component, part in parts])
 
+    def entropy_at(self, share: tf.Tensor | float, parameters: tf.Tensor) -> tf.Tensor:
+        parts = zip(self._components, self._parts(parameters), strict=True)
+        return tf.add_n([component.entropy_at(share, part) for component, part in parts])
+
     def kl(self, p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
         parts = zip(self._components, self._parts(p), self._parts(q), strict=True)
         return tf.add_n([component.kl(part_p, part_q) for component, part_p, part_q in parts])
@@ -479,6 +509,11 @@ def _masked(outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
     says_nothing = ~tf.reduce_any(is_allowed, axis=-1, keepdims=True)
     # Not -inf: 0 * -inf in an entropy is NaN. This value has a probability of exactly zero, too.
     return tf.where(is_allowed | says_nothing, outputs, FORBIDDEN)
+
+
+def _allowed(outputs: tf.Tensor) -> tf.Tensor:
+    """Returns 1 for the choices of one part that were not masked, else 0: [..., n]."""
+    return tf.cast(outputs > 0.5 * FORBIDDEN, tf.float32)
 
 
 def epsilon_greedy_for_space(action_space: gym.Space, config: EpsilonConfig) -> EpsilonGreedy:

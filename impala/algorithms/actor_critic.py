@@ -7,13 +7,14 @@ gradients; with lambda < 1, GAE: Schulman et al. 2016, arXiv 1506.02438.
 import tensorflow as tf
 
 from impala.algorithms import losses
-from impala.algorithms.base import Algorithm, LossOutput, Targets, Term
+from impala.algorithms.base import LossOutput, Targets, Term
+from impala.algorithms.policy_gradient import PolicyGradient
 from impala.config import demands
 from impala.config.schema import ActorCriticConfig
 from impala.types import Batch
 
 
-class ActorCritic(Algorithm):
+class ActorCritic(PolicyGradient):
     """Trains policy and baseline. There is no correction for policy lag, which must be small."""
 
     demands = demands.ACTOR_CRITIC
@@ -33,11 +34,11 @@ class ActorCritic(Algorithm):
         values, targets = (losses.normalised(x, scales) for x in (steps.values, returns))
         policy_gradient = losses.policy_gradient(log_probs, targets - values)
         baseline = losses.baseline(values, targets)
-        entropy_cost = losses.entropy_cost(config, progress)
+        entropy, sums = self.entropy_bonus(steps.target_policy, entropies, steps.mask, progress)
         terms = {
             "policy_gradient": Term(policy_gradient, steps.mask),
             "baseline": Term(baseline, steps.mask, config.baseline_cost),
-            "entropy": Term(losses.entropy(entropies), steps.mask, entropy_cost),
+            "entropy": entropy,
         }
 
         means = {
@@ -50,5 +51,5 @@ class ActorCritic(Algorithm):
             steps.values, returns, steps.mask
         )
         return LossOutput.of(
-            terms, metrics, {"baseline": steps.values}, Targets(returns, steps.mask)
+            terms, metrics, {"baseline": steps.values}, Targets(returns, steps.mask), sums
         )

@@ -13,6 +13,9 @@ from impala.config.demands import Demands
 from impala.config.schema import ObjectiveConfig
 from impala.types import Batch, Nest, NetworkOutput
 
+Sums = Mapping[str, tf.Tensor]
+"""Name -> [], over the batch of all devices."""
+
 
 class Targets(NamedTuple):
     """What a baseline is trained towards; not normalised."""
@@ -37,6 +40,7 @@ class LossOutput(NamedTuple):
     histograms: Mapping[str, tf.Tensor] = {}  # name -> [T, B, ...], including seams
     targets: Targets | None = None  # of the baseline; PopArt needs them
     terms: Mapping[str, tf.Tensor] = {}  # name -> [T, B] weighted; they add up to the loss
+    sums: Mapping[str, tf.Tensor] = {}  # name -> [T, B], 0 where masked; for `after_update`
 
     @classmethod
     def of(
@@ -45,6 +49,7 @@ class LossOutput(NamedTuple):
         metrics: Mapping[str, tf.Tensor],
         histograms: Mapping[str, tf.Tensor] = {},
         targets: Targets | None = None,
+        sums: Mapping[str, tf.Tensor] = {},
     ) -> "LossOutput":
         """Returns the loss that consists of these terms.
 
@@ -59,7 +64,8 @@ class LossOutput(NamedTuple):
             if cost is not None:
                 weighted[name] *= cost
                 found[f"{name}_cost"] = tf.convert_to_tensor(cost, tf.float32)
-        return cls(tf.add_n(list(weighted.values())), found, histograms, targets, weighted)
+        loss = tf.add_n(list(weighted.values()))
+        return cls(loss, found, histograms, targets, weighted, sums)
 
 
 class Played(NamedTuple):
@@ -145,11 +151,12 @@ class Algorithm(snt.Module, abc.ABC):
             values, mask = output.targets
             self.agent.renormalise(_observation(batch), values, weights * mask)
 
-    def after_update(self, progress: tf.Tensor | float) -> None:
+    def after_update(self, progress: tf.Tensor | float, sums: Sums) -> None:
         """Updates what is not trained by gradients, after each update of `learned_variables`.
 
         Args:
           progress: as for `loss`.
+          sums: of `LossOutput.sums`, with the weights of the unrolls.
         """
 
     @snt.no_name_scope

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from impala.agents.distributions import EpsilonGreedy
 from impala.algorithms import losses
-from impala.algorithms.base import Algorithm, LossOutput, Targets, Term
+from impala.algorithms.base import Algorithm, LossOutput, Sums, Targets, Term
 from impala.config import demands
 from impala.config.schema import CriticConfig
 from impala.types import Batch
@@ -52,7 +52,7 @@ class Critic(Algorithm):
             terms, metrics, {"baseline": steps.values}, Targets(returns, steps.mask)
         )
 
-    def after_update(self, progress: tf.Tensor | float) -> None:
+    def after_update(self, progress: tf.Tensor | float, sums: Sums) -> None:
         """Anneals the epsilon of an epsilon-greedy policy."""
         if isinstance(self.agent.distribution, EpsilonGreedy):
             self.agent.distribution.progress.assign(progress)

@@ -12,13 +12,14 @@ import tensorflow as tf
 import vtrace
 from impala.agents.agent import Agent
 from impala.algorithms import losses
-from impala.algorithms.base import Algorithm, LossOutput, Term, copy_if
+from impala.algorithms.base import LossOutput, Sums, Term, copy_if
+from impala.algorithms.policy_gradient import PolicyGradient
 from impala.config import demands
 from impala.config.schema import ImpactConfig, ObjectiveConfig
 from impala.types import Batch
 
 
-class Impact(Algorithm):
+class Impact(PolicyGradient):
     """Trains policy and baseline on unrolls that are old, or are used several times.
 
     With the policies pi (learned), pi_target and mu (that acted), an action's ratio is
@@ -70,12 +71,12 @@ class Impact(Algorithm):
         surrogate = tf.minimum(ratios * advantages, clipped * advantages)
 
         entropies = distribution.entropy(steps.target_policy)
-        entropy_cost = losses.entropy_cost(config, progress)
+        entropy, sums = self.entropy_bonus(steps.target_policy, entropies, steps.mask, progress)
         baseline = losses.baseline(steps.values, returns.vs)
         terms = {
             "surrogate": Term(-surrogate, steps.mask),
             "baseline": Term(baseline, steps.mask, config.baseline_cost),
-            "entropy": Term(losses.entropy(entropies), steps.mask, entropy_cost),
+            "entropy": entropy,
         }
 
         means = {
@@ -89,9 +90,10 @@ class Impact(Algorithm):
         metrics["baseline/explained_variance"] = losses.explained_variance(
             steps.values, returns.vs, steps.mask
         )
-        return LossOutput.of(terms, metrics, {"baseline": steps.values})
+        return LossOutput.of(terms, metrics, {"baseline": steps.values}, sums=sums)
 
-    def after_update(self, progress: tf.Tensor | float) -> None:
+    def after_update(self, progress: tf.Tensor | float, sums: Sums) -> None:
         """Copies the agent into the target network every few updates."""
+        super().after_update(progress, sums)
         is_due = self._updates.assign_add(1) % self._config.target_updates == 0
         copy_if(is_due, self.agent, self._target)

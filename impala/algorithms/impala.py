@@ -11,7 +11,8 @@ import tensorflow as tf
 
 import vtrace
 from impala.algorithms import losses
-from impala.algorithms.base import Algorithm, LossOutput, Targets, Term
+from impala.algorithms.base import LossOutput, Targets, Term
+from impala.algorithms.policy_gradient import PolicyGradient
 from impala.config import demands
 from impala.config.schema import ImpalaConfig
 from impala.types import Batch
@@ -19,7 +20,7 @@ from impala.types import Batch
 _EPSILON = 1e-6  # section 5.2.2
 
 
-class Impala(Algorithm):
+class Impala(PolicyGradient):
     """Trains policy and baseline on unrolls of a policy that may be some updates older."""
 
     demands = demands.IMPALA
@@ -74,7 +75,7 @@ class Impala(Algorithm):
             losses.normalised(x, scales) for x in (steps.values, returns.vs, steps.behaviour_values)
         )
         baseline = losses.baseline(values, targets)
-        entropy_cost = losses.entropy_cost(config, progress)
+        entropy, sums = self.entropy_bonus(steps.target_policy, entropies, trusted, progress)
 
         # Cloning against forgetting (CLEAR, section 3): on replayed rows, keep policy and value
         # close to the recorded ones.
@@ -86,7 +87,7 @@ class Impala(Algorithm):
         terms = {
             "policy_gradient": Term(policy_gradient, trusted),
             "baseline": Term(baseline, trusted, config.baseline_cost),
-            "entropy": Term(losses.entropy(entropies), trusted, entropy_cost),
+            "entropy": entropy,
             "policy_cloning": Term(policy_cloning, replayed, config.policy_cloning_cost),
             "value_cloning": Term(value_cloning, replayed, config.value_cloning_cost),
         }
@@ -115,5 +116,5 @@ class Impala(Algorithm):
             steps.values, returns.vs, trusted
         )
         return LossOutput.of(
-            terms, metrics, {"baseline": steps.values}, Targets(returns.vs, trusted)
+            terms, metrics, {"baseline": steps.values}, Targets(returns.vs, trusted), sums
         )

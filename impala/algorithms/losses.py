@@ -12,7 +12,7 @@ import tensorflow as tf
 import tree
 
 import vtrace
-from impala.config.schema import ObjectiveConfig, PolicyGradientConfig
+from impala.config.schema import ObjectiveConfig
 from impala.types import Batch, Nest, NetworkOutput, StepType
 
 
@@ -160,11 +160,6 @@ def annealed(
     if over == 0.0:
         return start
     return start + (end - start) * tf.minimum(progress / over, 1.0)
-
-
-def entropy_cost(config: PolicyGradientConfig, progress: tf.Tensor | float) -> tf.Tensor:
-    """Returns the weight of the entropy bonus after a share `progress` of the phase: []."""
-    return annealed(config.entropy_cost, config.entropy_cost_end, progress, config.entropy_anneal)
 
 
 def policy_cloning(kls: tf.Tensor, is_replay: tf.Tensor) -> tf.Tensor:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from impala.agents.agent import Agent
 from impala.agents.distributions import EpsilonGreedy
 from impala.algorithms import losses
-from impala.algorithms.base import Algorithm, LossOutput, Played, Term, copy_if
+from impala.algorithms.base import Algorithm, LossOutput, Played, Sums, Term, copy_if
 from impala.config import demands
 from impala.config.schema import ObjectiveConfig, QLearningConfig
 from impala.types import Batch
@@ -89,7 +89,7 @@ class QLearning(Algorithm):
         histograms = {"q/taken": q, "q/all": tf.where(possible, values[:-1], math.nan)}
         return LossOutput.of(terms, metrics, histograms)
 
-    def after_update(self, progress: tf.Tensor | float) -> None:
+    def after_update(self, progress: tf.Tensor | float, sums: Sums) -> None:
         """Anneals epsilon, and copies the agent into the target network every few updates."""
         self._policy.progress.assign(progress)
         updates = self._updates.assign_add(1)

@@ -15,7 +15,7 @@ from impala.agents import torsos
 from impala.agents.agent import Agent
 from impala.agents.distributions import TanhNormal
 from impala.algorithms import losses
-from impala.algorithms.base import Algorithm, LossOutput, Term
+from impala.algorithms.base import Algorithm, LossOutput, Sums, Term
 from impala.config import demands
 from impala.config.schema import AgentConfig, ObjectiveConfig, SacConfig
 from impala.types import Batch, Nest
@@ -193,9 +193,8 @@ class Sac(Algorithm):
             metrics |= losses.statistics(name, values, steps.mask)
         return LossOutput.of(terms, metrics, {"q/taken": means["q/taken"]})
 
-    def after_update(self, progress: tf.Tensor | float) -> None:
+    def after_update(self, progress: tf.Tensor | float, sums: Sums) -> None:
         """Moves the target network towards the network that it follows."""
-        del progress
         self._updates.assign_add(1)
         step = self._config.target_step
         if self._value is None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from impala.config import demands
-from impala.config.schema import Config
+from impala.config.schema import Config, PolicyGradientConfig
 from impala.config.values import OptionError, overlay, to_dict
 from impala.schedule import phases, tasks
 from impala.schedule.tasks import Task
@@ -51,6 +51,7 @@ def validate(config: Config) -> Config:
     _check_epsilon(config)
     _check_reward_scale(config)
     _check_correction(config)
+    _check_entropy_target(config)
     _check_burn_in(config)
     _check_lag(config)
     _check_frames(config, played)
@@ -102,6 +103,24 @@ def _check_correction(config: Config) -> None:
                 f"impala.{name} is {threshold:g} and impala.correction {impala.correction}, whose "
                 "returns have weights of 1, which a threshold below 1 would clip: leave it at 1 or "
                 "above, or set impala.correction to vtrace."
+            )
+
+
+def _check_entropy_target(config: Config) -> None:
+    """Refuses a target for the entropy whose weight cannot be learned, or that ends nowhere."""
+    for name in ("impala", "actor_critic", "impact"):
+        settings: PolicyGradientConfig = getattr(config, name)
+        if settings.entropy_target and not settings.entropy_cost:
+            raise OptionError(
+                f"{name}.entropy_target is {settings.entropy_target:g} and {name}.entropy_cost 0, "
+                "from which no weight can be learned: it starts there and changes by factors. "
+                "Leave it out, or set it to 0.01."
+            )
+        if settings.entropy_target and settings.entropy_anneal and not settings.entropy_target_end:
+            raise OptionError(
+                f"{name}.entropy_target is {settings.entropy_target:g} and {name}.entropy_anneal "
+                f"{settings.entropy_anneal:g}: say to which {name}.entropy_target_end it changes, "
+                "more than 0; or set entropy_anneal to 0."
             )
 
 

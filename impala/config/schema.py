@@ -278,11 +278,17 @@ class PolicyGradientConfig:
     baseline_cost: Cost = 0.5
     """Weight of 0.5 (target - V)^2."""
     entropy_cost: Cost = 0.01
-    """Weight of the entropy bonus."""
+    """Weight of the entropy bonus; with entropy_target, at the start."""
     entropy_anneal: Share = 0.0
-    """Share of the phase over which entropy_cost changes linearly to entropy_cost_end; 0: never."""
+    """Share of the phase over which entropy_cost changes linearly to entropy_cost_end, or
+    entropy_target to entropy_target_end; 0: never."""
     entropy_cost_end: Cost = 0.0
     """Value of entropy_cost for the rest of the phase."""
+    entropy_target: Share = 0.0
+    """Learn the weight of the entropy bonus so that the entropy comes to this share of the largest;
+    of a box, to that of actions uniform over this share of each dimension. 0: entropy_cost."""
+    entropy_target_end: Share = 0.0
+    """Value of entropy_target for the rest of the phase, more than 0."""
 
 
 @dataclasses.dataclass(frozen=True)

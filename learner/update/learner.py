@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from impala.agents.normaliser import Normaliser
 from impala.algorithms import burn_in
-from impala.algorithms.base import Algorithm, LossOutput, Played
+from impala.algorithms.base import Algorithm, LossOutput, Played, Sums
 from impala.config.schema import Config
 from impala.environments.spaces import TASK
 from impala.finite import is_finite
@@ -295,8 +295,9 @@ class Learner:
         learning_rate, progress = numbers[0, 2], numbers[0, 3]
         batch = Batch(devices.unpack(layout, rows), is_replay)
         output, loss, gradients = self._of_part(batch, weights, progress)
-        sums = {f"loss/{name}": tf.reduce_sum(weights * x) for name, x in output.terms.items()}
-        loss, sums, gradients = self._replicas.total((loss, sums, gradients))
+        terms = {f"loss/{name}": tf.reduce_sum(weights * x) for name, x in output.terms.items()}
+        sums = {name: tf.reduce_sum(weights * x) for name, x in output.sums.items()}
+        loss, terms, sums, gradients = self._replicas.total((loss, terms, sums, gradients))
         of_batch = self._of_batch(batch, output, weights)
         # Values from before, for `update` to restore. While these tensors exist, in-place kernels
         # copy a variable before they change it.
@@ -305,10 +306,10 @@ class Learner:
         # The norm is finite only if all gradients are.
         is_good = tf.cond(
             tf.math.is_finite(loss) & tf.math.is_finite(norm),
-            lambda: self._step(clipped, learning_rate, progress, *of_batch),
+            lambda: self._step(clipped, learning_rate, progress, sums, *of_batch),
             lambda: tf.constant(False),
         )
-        metrics = {**output.metrics, **sums, "loss/total": loss, "gradient_norm": norm}
+        metrics = {**output.metrics, **terms, "loss/total": loss, "gradient_norm": norm}
         if rows := self.config.replay.burn_in:
             metrics["replay/state_influence"] = burn_in.influence(
                 self._algorithm.agent, batch, rows
@@ -343,18 +344,19 @@ class Learner:
         gradients: Sequence[tf.Tensor],
         learning_rate: tf.Tensor,
         progress: tf.Tensor,
+        sums: Sums,
         batch: Batch,
         output: LossOutput,
         weights: tf.Tensor,
     ) -> tf.Tensor:
         """Applies the optimiser. Returns whether all new values and their sums are finite: []."""
         self._optimiser.apply(gradients, self._algorithm.learned_variables, learning_rate)
-        self._algorithm.after_update(progress)
+        self._algorithm.after_update(progress, sums)
         self._algorithm.renormalise(batch, output, weights)
         new = [variable.read_value() for variable in self._named_variables().values()]
         # A sum is one pass over the memory, and needs no array of booleans.
-        sums = [tf.reduce_sum(value) for value in new if value.dtype.is_floating]
-        return tf.math.is_finite(tf.add_n(sums))
+        sizes = [tf.reduce_sum(value) for value in new if value.dtype.is_floating]
+        return tf.math.is_finite(tf.add_n(sizes))
 
     def _loss_and_gradients(
         self, batch: Batch, weights: tf.Tensor, progress: tf.Tensor
