@@ -10,8 +10,10 @@ from impala.agents.observation import has_channels_first
 from impala.config import values
 from impala.config.schema import Config
 from impala.environments.spaces import Spaces, main_space
+from impala.logdir.checkpoint import Checkpoint
 from impala.parts import build, checks, sections
 from impala.parts.components import ALGORITHM, OPTIMISER
+from impala.play import teachers
 from impala.schedule import tasks
 from impala.schedule.phases import words
 from impala.schedule.tasks import Schedule, Task
@@ -51,12 +53,15 @@ def acting_step(config: Config, spaces: Spaces) -> CompiledStep:
     return CompiledStep(agent, spaces, config.agent)
 
 
-def make_plan(config: Config, replicas: Replicas = _ALONE) -> Plan:
+def make_plan(
+    config: Config, replicas: Replicas = _ALONE, found: Sequence[Checkpoint] | None = None
+) -> Plan:
     """Returns the plan of a run. Makes the agent, and every environment once.
 
     Args:
       config: the run's configuration.
       replicas: the devices that learn.
+      found: checkpoints of teachers; None: they are read.
 
     Raises:
       OptionError: there is no such environment, or the agent or an algorithm does not fit it.
@@ -68,7 +73,9 @@ def make_plan(config: Config, replicas: Replicas = _ALONE) -> Plan:
         spaces = build.spaces(played, own, numbered=config.agent.popart)
         with replicas.scope():
             agent = build.agent(config.agent, *spaces, seed=config.seed, own=own)
-        phases = Phases(config, agent, replicas)
+            found = teachers.read(config) if found is None else found
+            taught_by = teachers.make(config, found, played, spaces)
+        phases = Phases(config, agent, replicas, taught_by)
         unroll_spec = build.unroll_spec(agent, *spaces, config.learner.unroll_length)
         with replicas.scope():
             _check_own(config, agent, unroll_spec)

@@ -16,8 +16,9 @@ from impala.environments import pace
 from impala.finite import NotFiniteError
 from impala.logdir import checkpoint
 from impala.logdir import directory as log_directory
-from impala.logdir.checkpoint import Checkpoint
+from impala.logdir.checkpoint import Checkpoint, CheckpointError
 from impala.logdir.directory import LogDirectory, StorageError
+from impala.play import teachers
 from impala.runtime import process
 from impala.runtime.listen import is_local
 from impala.runtime.security import ServerSecurity
@@ -151,10 +152,12 @@ def learn(config: Config, options: Options, stop: EndRequest) -> int:
         if joined is None:
             return options.stopped_status
         group = closing.enter_context(joined)
+        taught = _teachers(config, options, group)
         # May raise an OSError that does not concern the log directory.
-        plan = make_plan(config, group.replicas)
+        plan = make_plan(config, group.replicas, taught)
         with log_directory.opening(options.logdir):
             state = build_state(config, options, plan, group, directory, initial, closing)
+            teachers.keep(config, options.logdir, taught)
             run = build_service(state, closing)
         try:
             ends_run = train(run, stop, closing)
@@ -466,6 +469,19 @@ def _writer(state: State, evaluations: Evaluations, service: LearnerService) -> 
         own=custom_sinks.make(config, options.logdir),
         seconds_per_update=_ROW_SECONDS / _ROW_UPDATES if config.deterministic else None,
     )
+
+
+def _teachers(config: Config, options: Options, group: Peers) -> list[Checkpoint]:
+    """Returns the checkpoints of the run's teachers, the same for all peers."""
+    resumes = not options.fresh and checkpoint.exists(options.logdir)
+    found = teachers.read(config, options.logdir if resumes else None)
+    if len(set(group.meet(teachers.digest(found)))) > 1:
+        raise CheckpointError(
+            f"The peers have read different teachers from {', '.join(config.teacher.logdirs)}: "
+            "name a checkpoint that stays as it is, such as LOGDIR/best/NAME, or wait until these "
+            "runs have ended."
+        )
+    return found
 
 
 def _initial(options: Options) -> Checkpoint | None:

@@ -22,14 +22,16 @@ from impala.config.schema import (
     QLearningConfig,
     ReplayConfig,
     TasksConfig,
+    TeacherConfig,
 )
 from impala.environments.spaces import Spaces
+from impala.logdir.checkpoint import Checkpoint, Counters
 from impala.parts import build
 from impala.schedule import phases
 from impala.testing.algorithms import IS_REPLAY, AlgorithmConformance, B, T, make_batch
 from impala.types import Batch
 from learner.plan import make_plan
-from learner.update import devices
+from learner.update import devices, named_variables
 from learner.update.learner import Learner, Update
 from learner.update.replicas import Replicas
 
@@ -48,6 +50,12 @@ CASES = {
         agent=AgentConfig(hidden_sizes=(8,), core="lstm", lstm_size=5),
         impala=ImpalaConfig(entropy_target=0.5),
         replay=ReplayConfig(burn_in=2),
+        optimiser=OptimiserConfig(learning_rate=0.01, clip_global_norm=20.0),
+    ),
+    "taught": _config(
+        "catch",
+        agent=AgentConfig(hidden_sizes=(8,)),
+        teacher=TeacherConfig(("teacher",), policy_cost=4.0, value_cost=2.0, kl_target=0.05),
         optimiser=OptimiserConfig(learning_rate=0.01, clip_global_norm=20.0),
     ),
     "popart": _config(
@@ -85,12 +93,20 @@ class Recorded(AlgorithmConformance):
         return tree.map_structure(lambda x: x.numpy(), made)
 
 
+def _teacher(config: Config) -> Checkpoint:
+    """Returns the checkpoint of an agent that knows nothing, as every process makes it."""
+    plan = make_plan(dataclasses.replace(config, seed=9, teacher=TeacherConfig()))
+    variables = named_variables.named("agent", plan.phases.agent.variables)
+    arrays = {name: variable.numpy() for name, variable in variables.items()}
+    return Checkpoint(config, Counters(), arrays, accounts={}, spaces=plan.spaces)
+
+
 def learn(config: Config, replicas: Replicas, part: slice) -> Iterator[Learner]:
     """Learns from this process's part of each batch."""
     with replicas.scope():
-        plan = make_plan(config)
+        plan = make_plan(config, replicas, [_teacher(config)] if config.teacher.logdirs else [])
         learner = Learner(
-            build.algorithm(config.algorithm, config, plan.phases.agent),
+            build.algorithm(config.algorithm, config, plan.phases.agent, plan.phases.teachers),
             config,
             phases.make(config)[0],
             replicas=replicas,

@@ -11,7 +11,13 @@ import test_algorithms
 from impala.agents.agent import Agent
 from impala.algorithms.impala import Impala
 from impala.algorithms.policy_gradient import PolicyGradient
-from impala.config.schema import ActorCriticConfig, ImpactConfig, ImpalaConfig, ObjectiveConfig
+from impala.config.schema import (
+    ActorCriticConfig,
+    Config,
+    ImpactConfig,
+    ImpalaConfig,
+    ObjectiveConfig,
+)
 from impala.parts import build
 from impala.testing.algorithms import AlgorithmConformance, loss_and_gradients
 from impala.types import Batch, Nest, NetworkOutput, TimeStep
@@ -24,8 +30,8 @@ def sums_of(algorithm: PolicyGradient, batch: Batch, progress: float = 0.0) -> d
 
 
 def make(name: str, agent: object, **settings: float) -> PolicyGradient:
-    config = test_algorithms.Config(**{name: SECTIONS[name](**settings)})
-    return build.algorithm(name, config, agent)  # type: ignore[arg-type, return-value]
+    config = Config(**{name: SECTIONS[name](**settings)})
+    return build.algorithm(name, config, agent)  # type: ignore[arg-type]
 
 
 class TestWithATarget(AlgorithmConformance):
@@ -92,7 +98,7 @@ def test_the_policy_comes_to_its_target_from_both_sides(start: float) -> None:
     arrays["reward"] = np.where(arrays["action"] == 0, 1.0, 0.0)
     agent = SamePolicy(arrays["policy"] + [start, 0.0, 0.0], arrays["baseline"] * 0.0)
     config = ImpalaConfig(entropy_cost=0.1, entropy_target=0.5, baseline_cost=0.0)
-    algorithm = Impala(agent, ObjectiveConfig(discount=0.0), config)  # type: ignore[arg-type]
+    algorithm = Impala(agent, ObjectiveConfig(discount=0.0), config)
     batch = test_algorithms.make_batch(arrays, agent)
 
     @tf.function(autograph=False)

@@ -34,11 +34,11 @@ class ActorCritic(PolicyGradient):
         values, targets = (losses.normalised(x, scales) for x in (steps.values, returns))
         policy_gradient = losses.policy_gradient(log_probs, targets - values)
         baseline = losses.baseline(values, targets)
-        entropy, sums = self.entropy_bonus(steps.target_policy, entropies, steps.mask, progress)
+        shared, sums = self.shared_terms(batch, steps, entropies, steps.mask, progress)
         terms = {
             "policy_gradient": Term(policy_gradient, steps.mask),
             "baseline": Term(baseline, steps.mask, config.baseline_cost),
-            "entropy": entropy,
+            **shared,
         }
 
         means = {

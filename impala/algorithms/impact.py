@@ -71,12 +71,12 @@ class Impact(PolicyGradient):
         surrogate = tf.minimum(ratios * advantages, clipped * advantages)
 
         entropies = distribution.entropy(steps.target_policy)
-        entropy, sums = self.entropy_bonus(steps.target_policy, entropies, steps.mask, progress)
+        shared, sums = self.shared_terms(batch, steps, entropies, steps.mask, progress)
         baseline = losses.baseline(steps.values, returns.vs)
         terms = {
             "surrogate": Term(-surrogate, steps.mask),
             "baseline": Term(baseline, steps.mask, config.baseline_cost),
-            "entropy": entropy,
+            **shared,
         }
 
         means = {

@@ -75,7 +75,7 @@ class Impala(PolicyGradient):
             losses.normalised(x, scales) for x in (steps.values, returns.vs, steps.behaviour_values)
         )
         baseline = losses.baseline(values, targets)
-        entropy, sums = self.entropy_bonus(steps.target_policy, entropies, trusted, progress)
+        shared, sums = self.shared_terms(batch, steps, entropies, trusted, progress)
 
         # Cloning against forgetting (CLEAR, section 3): on replayed rows, keep policy and value
         # close to the recorded ones.
@@ -87,7 +87,7 @@ class Impala(PolicyGradient):
         terms = {
             "policy_gradient": Term(policy_gradient, trusted),
             "baseline": Term(baseline, trusted, config.baseline_cost),
-            "entropy": entropy,
+            **shared,
             "policy_cloning": Term(policy_cloning, replayed, config.policy_cloning_cost),
             "value_cloning": Term(value_cloning, replayed, config.value_cloning_cost),
         }

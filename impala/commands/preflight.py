@@ -18,7 +18,8 @@ def log_directory(command: RunFlags) -> pathlib.Path:
 
     Raises:
       OptionError: there is no such environment; the log directory cannot be written, is used by
-        another learner, or holds another experiment; or there is nothing to initialise from.
+        another learner, or holds another experiment; or there is nothing to initialise from, or
+        no teacher.
     """
     settings = command.settings
     try:
@@ -28,8 +29,10 @@ def log_directory(command: RunFlags) -> pathlib.Path:
         with LogDirectory(logdir):
             if not (command.fresh or command.change_settings):
                 identity.check(logdir, settings)
-        if command.init_from is not None and (command.fresh or not checkpoint.exists(logdir)):
-            checkpoint.load(command.init_from)
+        if command.fresh or not checkpoint.exists(logdir):
+            for other in (command.init_from, *settings.teacher.logdirs):
+                if other is not None:
+                    checkpoint.load(pathlib.Path(other))
     except (LogDirectoryError, StorageError, ValueError) as error:
         raise values.OptionError(str(error)) from error
     return logdir

@@ -31,14 +31,16 @@ class Demands:
     update, actions may be uniformly random."""
     burns_in: bool = False
     """It leaves out the burn-in of replayed unrolls: `Algorithm.burn_in`."""
+    has_teachers: bool = False
+    """It is a `PolicyGradient`, whose policy imitates teachers: `teacher.logdirs`."""
     normalises_values: bool = False
     """It divides what it learns of values by `Algorithm.value_scales`, and returns their targets:
     `agent.popart`."""
 
 
-IMPALA = Demands(burns_in=True, normalises_values=True)
-ACTOR_CRITIC = Demands(on_policy=True, normalises_values=True)
-IMPACT = Demands(burns_in=True)
+IMPALA = Demands(burns_in=True, has_teachers=True, normalises_values=True)
+ACTOR_CRITIC = Demands(on_policy=True, has_teachers=True, normalises_values=True)
+IMPACT = Demands(burns_in=True, has_teachers=True)
 CRITIC = Demands(
     policies=("stochastic", "epsilon_greedy"),
     on_policy=True,
@@ -79,6 +81,11 @@ def check(config: Config) -> None:
             raise OptionError(
                 f"agent.popart is set, but {name} does not normalise a baseline: unset "
                 "it, or learn with impala or actor_critic."
+            )
+        if config.teacher.logdirs and not demands.has_teachers:
+            raise OptionError(
+                f"teacher.logdirs is {', '.join(config.teacher.logdirs)}, but {name} learns from "
+                "no teacher: leave it out, or learn with impala, actor_critic or impact."
             )
     for i, (name, demands) in enumerate(made):
         changed = any(earlier.changes_policy for _, earlier in made[: i + 1])

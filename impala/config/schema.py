@@ -348,6 +348,27 @@ class ImpactConfig(PolicyGradientConfig):
 
 
 @dataclasses.dataclass(frozen=True)
+class TeacherConfig:
+    """Teachers: trained agents that the policy imitates on its own data, for impala, actor_critic
+    and impact: Schmitt et al. 2018 (kickstarting), arXiv 1803.03835. Losses are summed over T and
+    B.
+    """
+
+    logdirs: tuple[str, ...] = ()
+    """Log directories whose newest agent teaches, or checkpoints: one, or one for each task (with
+    agent.popart). The run keeps a copy, from which it resumes."""
+    policy_cost: Cost = 1.0
+    """Weight of KL(teacher || pi); with kl_target, at the start."""
+    value_cost: Cost = 0.5
+    """Weight of 0.5 (V of the teacher - V)^2; 0 is off."""
+    anneal: Share = 0.5
+    """Share of the phase over which both weights fall linearly to 0; 0: they stay."""
+    kl_target: Cost = 0.0
+    """Learn the weight of KL(teacher || pi) so that this comes to so many nats for each part of the
+    action. 0: policy_cost."""
+
+
+@dataclasses.dataclass(frozen=True)
 class CriticConfig:
     """Critic pre-training: fits the baseline to discounted returns, bootstrapped from the last
     value. Losses are summed over T and B.
@@ -616,6 +637,7 @@ class Config:
     impala: ImpalaConfig = ImpalaConfig()
     actor_critic: ActorCriticConfig = ActorCriticConfig()
     impact: ImpactConfig = ImpactConfig()
+    teacher: TeacherConfig = TeacherConfig()
     critic: CriticConfig = CriticConfig()
     q_learning: QLearningConfig = QLearningConfig()
     sac: SacConfig = SacConfig()

@@ -22,7 +22,7 @@ _STAYS = re.compile(r"lock$|before-")  # in a log directory when a run is moved 
 # File of a run's key, by which its learners prove what they have acknowledged, and its size.
 RECEIPT_KEY, RECEIPT_KEY_BYTES = "receipt.key", 32
 # What a run has kept of its agents and data, which a new run in the same directory must not use.
-_KEPT = re.compile(r"(snapshots|best|milestones|replay)$|evaluations(\.\d+)?\.jsonl$")
+_KEPT = re.compile(r"(snapshots|best|milestones|replay|teachers)$|evaluations(\.\d+)?\.jsonl$")
 
 
 class LogDirectoryError(RuntimeError):

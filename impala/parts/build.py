@@ -22,6 +22,8 @@ from impala.agents.observation import Combined, Features, FrameStack, fitting
 from impala.agents.popart import PopArt
 from impala.agents.torsos import Torso
 from impala.algorithms.base import Algorithm
+from impala.algorithms.policy_gradient import PolicyGradient
+from impala.algorithms.teachers import Teacher, Teachers
 from impala.config.schema import ActorConfig, AgentConfig, Config, EnvironmentConfig
 from impala.environments.spaces import (
     ACTION_MASK,
@@ -298,11 +300,15 @@ def _check_action_mask(observation_space: gym.Space, num_choices: int) -> None:
         )
 
 
-def algorithm(name: str, config: Config, agent: Agent) -> Algorithm:
-    """Returns the algorithm of this name, with its settings."""
+def algorithm(
+    name: str, config: Config, agent: Agent, teachers: Sequence[Teacher] = ()
+) -> Algorithm:
+    """Returns the algorithm of this name, with its settings and with teachers if there are any."""
     found = part(ALGORITHM, name, getattr(config, name, None), sections.found(config))
     made: Algorithm = found.component(agent, config.objective, found.settings)
     made.burn_in = config.replay.burn_in
+    if teachers and isinstance(made, PolicyGradient):
+        made.teachers = Teachers(config.teacher, teachers, agent.distribution.num_parts)
     return made
 
 

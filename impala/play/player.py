@@ -7,6 +7,7 @@ from impala.parts.components import Allowed
 from impala.schedule import tasks
 
 _NOTHING = Allowed()
+_WITHOUT_VALUE = {"sac"}
 
 
 class Player:
@@ -34,6 +35,11 @@ class Player:
         self.agent = build.agent(saved.config.agent, *self.spaces, own=self._own)
         for variable, value in zip(self.agent.variables, saved.agent_values, strict=True):
             variable.assign(value)
+
+    @property
+    def has_value(self) -> bool:
+        """Whether the agent's baseline or Q-values were trained."""
+        return self.algorithm not in _WITHOUT_VALUE
 
     def environment(self, num_envs: int = 1, render_mode: str | None = None) -> Environment:
         """Returns environments of the task, with the agent's wrappers; the caller closes them.

@@ -17,8 +17,6 @@ from impala.play.evaluation import Acting
 from impala.play.player import Player
 from impala.types import AgentOutput, Nest, StepType, TimeStep
 
-_WITHOUT_VALUE = {"sac"}  # algorithms that train neither a baseline nor Q-values of the agent
-
 
 class _Shown(NamedTuple):
     """The form of an observation."""
@@ -109,7 +107,7 @@ class Policy:
         Raises:
           ValueError: as a call, or the algorithm has trained neither.
         """
-        if self.algorithm in _WITHOUT_VALUE:
+        if not self._player.has_value:
             raise ValueError(
                 f"{self.algorithm} has trained no value of observations: its critics, which value "
                 "actions too, are not part of the agent."

@@ -2,11 +2,12 @@
 
 import collections
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import tensorflow as tf
 
 from impala.agents.agent import Agent
+from impala.algorithms.teachers import Teacher
 from impala.config.schema import Config
 from impala.logdir.checkpoint import Counters
 from impala.parts import build
@@ -21,13 +22,20 @@ _ALONE = Replicas()
 class Phases:
     """The algorithms that learn one after another for the same agent. Only `agent` has state."""
 
-    def __init__(self, config: Config, agent: Agent, replicas: Replicas = _ALONE):
+    def __init__(
+        self,
+        config: Config,
+        agent: Agent,
+        replicas: Replicas = _ALONE,
+        teachers: Sequence[Teacher] = (),
+    ):
         """Makes every algorithm once, so that errors appear at the start.
 
         Args:
           config: the run's configuration.
           agent: shared by all phases.
           replicas: the devices that learn, which have the agent's variables.
+          teachers: of all phases.
 
         Raises:
           ValueError: an algorithm is unknown or does not fit the agent, or the frames of `phases`
@@ -36,10 +44,11 @@ class Phases:
         self.config = config
         self.agent = agent
         self._replicas = replicas
+        self.teachers = teachers
         self._phases = phases.make(config)
         with replicas.scope():
             for phase in self._phases:
-                build.algorithm(phase.algorithm, config, agent)
+                build.algorithm(phase.algorithm, config, agent, teachers)
 
     def algorithm_at(self, counters: Counters) -> str:
         """Returns the name of the algorithm of the phase at these counters."""
@@ -52,7 +61,7 @@ class Phases:
         """
         phase = phases.current(self._phases, counters.frames)
         with self._replicas.scope():
-            algorithm = build.algorithm(phase.algorithm, self.config, self.agent)
+            algorithm = build.algorithm(phase.algorithm, self.config, self.agent, self.teachers)
             learner = Learner(algorithm, self.config, phase, counters, self._replicas)
         learned = {id(variable) for variable in algorithm.learned_variables}
         left = [v for v in self.agent.trainable_variables if id(v) not in learned]
