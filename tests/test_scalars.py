@@ -14,7 +14,7 @@ from impala.config.schema import ActorCriticConfig, AgentConfig, ImpalaConfig
 from impala.logdir.checkpoint import Counters
 from impala.types import Batch, Episode
 from learner.data.ingest import Arrival
-from learner.data.mix import Prepared
+from learner.data.mix import Prepared, Provenance
 from learner.telemetry.reporter import Reporter
 from learner.telemetry.telemetry import Interval, Telemetry
 from learner.update import training
@@ -139,6 +139,21 @@ def test_a_row_has_what_is_read_once_also_if_all_is_replayed(
         "Episode of Catch by actor-7: episode_return 2, length 7, frames 28, info/lives 3.",
         "Episode of Catch by actor-7: episode_return 4, length 9, frames 36, info/lives 0.",
     ]
+
+
+def test_what_was_dropped_still_tells_how_it_was_played() -> None:
+    """Given a message of which no unroll is left, because they were all too old."""
+    learner, rows = make("impala"), list[Interval]()
+    arrival = _arrival(batch_for(learner), [Episode(2.0, 7, 28, {})])
+    arrival = arrival._replace(unroll=None, pace=(0.5, 10))  # type: ignore[arg-type]
+    parts = [Provenance("actor-7", 5, 1, 6, "policy_lag")]
+    prepared = Prepared(None, [], parts, 0, 0, 0, [arrival], False)
+    sink = SimpleNamespace(put=lambda interval, is_last: rows.append(interval))
+    reporter = Reporter(Telemetry(), _NoGauges(), sink, ["Catch"], 1e9)  # type: ignore[arg-type]
+    reporter.take(Iteration(learner, prepared, None, 0.0, 0.1, False, True, False))
+    reporter.end_row(learner.counters)
+    row, _ = rows[0].row()
+    assert row["episode/Catch/return"] == 2.0
 
 
 class _TwoPeers(Peers):

@@ -52,16 +52,7 @@ class Arrival(NamedTuple):
     unpermitted: int = 0  # of its unrolls, from the end: those are dropped
     step_info: Mapping[str, np.ndarray] = {}  # name -> [N], numbers in the environments' info
     rewards: tuple[float, int] = (0.0, 0)  # the sum of the raw ones, and in how many steps
-    environment_seconds: float = 0.0  # that its environments took; 0: unknown
-
-    @property
-    def pace(self) -> tuple[float, int]:
-        """Seconds in environments, and the steps that took them, resets between episodes included.
-
-        Zeros if it is not known.
-        """
-        known = self.environment_seconds > 0.0
-        return self.environment_seconds, self.unroll.timestep.reward[1:].size if known else 0
+    pace: tuple[float, int] = (0.0, 0)  # seconds in environments, and of how many steps and resets
 
 
 class Rejection(NamedTuple):
@@ -292,7 +283,7 @@ class Validator:
                 ),
                 elapsed_seconds=elapsed,
                 waited_seconds=waited,
-                environment_seconds=in_environments,
+                pace=(in_environments, unroll.timestep.reward[1:].size if in_environments else 0),
                 received=time.monotonic(),
                 faults=_faults(message.environment_faults, message.num_envs),
                 step_info=_step_info(message.step_info, self._unroll_length * message.num_envs),
