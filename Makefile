@@ -135,7 +135,7 @@ docs-serve: $(STAMP)
 
 ## lock: pin the newest versions that pyproject.toml allows
 lock: $(STAMP)
-	$(call lock,requirements-dev.lock,--extra dev --extra docs --extra minatar --extra box2d --extra mujoco --extra minigrid --extra onnx --extra tune --extra mlflow --extra wandb --upgrade)
+	$(call lock,requirements-dev.lock,--extra dev --extra docs --extra minatar --extra box2d --extra mujoco --extra minigrid --extra minari --extra onnx --extra tune --extra mlflow --extra wandb --upgrade)
 	$(call lock,requirements.lock,--constraint requirements-dev.lock)
 	$(call lock,requirements-gpu.lock,--extra gpu --constraint requirements-dev.lock)
 

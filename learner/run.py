@@ -24,6 +24,7 @@ from impala.runtime.listen import is_local
 from impala.runtime.security import ServerSecurity
 from impala.runtime.signals import EndRequest
 from learner import peer_config, shutdown
+from learner.data.demonstrations import Demonstrations, open_demonstrations
 from learner.data.ingest import Ingest
 from learner.data.mix import Mix
 from learner.data.opening import open_replay
@@ -289,6 +290,7 @@ def build_service(state: State, closing: contextlib.ExitStack) -> Run:
         pacing=pacing,
         place=None if resumed.learner.reads_rows else resumed.learner.place_rows,
         play=play,
+        demonstrations=_demonstrations(state),
     )
     closing.callback(mix.close)
     closing.callback(ingest.close)
@@ -469,6 +471,17 @@ def _writer(state: State, evaluations: Evaluations, service: LearnerService) -> 
         own=custom_sinks.make(config, options.logdir),
         seconds_per_update=_ROW_SECONDS / _ROW_UPDATES if config.deterministic else None,
     )
+
+
+def _demonstrations(state: State) -> Demonstrations | None:
+    """Returns what is learned from in the phase that begins or goes on; None: what actors play."""
+    if not state.resumed.learner.from_demonstrations:
+        return None
+    plan = state.plan
+    try:
+        return open_demonstrations(state.share, plan.phases.agent, plan.spaces, state.layout)
+    except ValueError as error:
+        raise values.OptionError(str(error)) from error
 
 
 def _teachers(config: Config, options: Options, group: Peers) -> list[Checkpoint]:

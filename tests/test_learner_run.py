@@ -50,8 +50,8 @@ class Batches:
     def shift_version(self, updates: int) -> None:
         pass
 
-    def begin_phase(self) -> None:
-        self.phases_begun += 1
+    def begin_phase(self, version: int, empties_replay: bool) -> None:
+        self.phases_begun += empties_replay
 
 
 class Scene:
@@ -125,7 +125,7 @@ def test_errors_of_own_parts_are_not_blamed_on_the_logdir(
 ) -> None:
     """Given an environment or a network whose constructor finds one of its files missing."""
 
-    def make_plan(config: Config, replicas: Replicas) -> Plan:
+    def make_plan(config: Config, replicas: Replicas, found: object) -> Plan:
         raise FileNotFoundError(2, "No such file or directory", "levels.txt")
 
     monkeypatch.setattr(run, "make_plan", make_plan)
@@ -139,7 +139,7 @@ def test_nothing_is_moved_for_a_run_that_cannot_be_made(
 ) -> None:
     """Given --fresh and an environment that no agent can play."""
 
-    def make_plan(config: Config, replicas: Replicas) -> Plan:
+    def make_plan(config: Config, replicas: Replicas, found: object) -> Plan:
         raise OptionError("no distribution is for such actions")
 
     monkeypatch.setattr(run, "make_plan", make_plan)

@@ -1,4 +1,4 @@
-"""`impala record`: records a video of an episode played by a checkpoint's agent."""
+"""`impala record`: records a video, or a dataset, of what a checkpoint's agent plays."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record(PlayerFlags):
-    """Records an episode played by a checkpoint's agent as a video file."""
+    """Records an episode played by a checkpoint's agent as a video file, or a dataset of them."""
 
     output: pathlib.Path | None = None
     """A .gif file; .mp4 needs imageio with its ffmpeg plugin. None: LOGDIR/episode.gif."""
@@ -30,10 +30,17 @@ class Record(PlayerFlags):
     """Seed of environment and actions."""
     max_frames: Annotated[int, Range(1)] = 5_000
     """Largest number of images, after which the recording ends."""
+    dataset: str = ""
+    """Record no video but a dataset of this name, such as catch/mine-v0, with Minari (extra:
+    minari), from which demonstrations.source learns."""
+    episodes: Annotated[int, Range(1)] = 100
+    """Episodes of the dataset."""
 
 
 def record(command: Record) -> int:
-    """Plays an episode and writes the video."""
+    """Plays an episode and writes the video, or episodes and writes a dataset."""
+    if command.dataset:
+        return _dataset(command)
     from impala.play import video
 
     output = command.output or command.logdir / "episode.gif"
@@ -50,6 +57,20 @@ def record(command: Record) -> int:
     ):
         video.write(file, _images(player, environment, command, rewards))
     print(f"{output}: {len(rewards)} images, return {sum(rewards):.2f}")
+    return 0
+
+
+def _dataset(command: Record) -> int:
+    player = open_player(command)
+    from impala.play import dataset
+
+    try:
+        returns = dataset.record(
+            player, command.dataset, command.episodes, command.greedy, command.seed
+        )
+    except ValueError as error:
+        raise values.OptionError(str(error)) from error
+    print(f"{command.dataset}: {len(returns)} episodes, mean return {np.mean(returns):.2f}")
     return 0
 
 

@@ -31,6 +31,8 @@ class Demands:
     update, actions may be uniformly random."""
     burns_in: bool = False
     """It leaves out the burn-in of replayed unrolls: `Algorithm.burn_in`."""
+    from_demonstrations: bool = False
+    """It learns from demonstrations, not from what actors play: `demonstrations.source`."""
     has_teachers: bool = False
     """It is a `PolicyGradient`, whose policy imitates teachers: `teacher.logdirs`."""
     normalises_values: bool = False
@@ -48,6 +50,7 @@ CRITIC = Demands(
     burns_in=True,
     normalises_values=True,
 )
+CLONE = Demands(from_demonstrations=True, has_teachers=True, normalises_values=True)
 Q_LEARNING = Demands(policies=("epsilon_greedy",), burns_in=True)
 SAC = Demands(feed_forward=True, warms_up_randomly=True)
 
@@ -56,6 +59,7 @@ BUILT_IN = {
     "actor_critic": ACTOR_CRITIC,
     "impact": IMPACT,
     "critic": CRITIC,
+    "clone": CLONE,
     "q_learning": Q_LEARNING,
     "sac": SAC,
 }
@@ -77,6 +81,8 @@ def check(config: Config) -> None:
             )
         if demands.feed_forward:
             _check_feed_forward(config, name)
+        if demands.from_demonstrations:
+            _check_demonstrations(config, name)
         if config.agent.popart and not demands.normalises_values:
             raise OptionError(
                 f"agent.popart is set, but {name} does not normalise a baseline: unset "
@@ -88,6 +94,11 @@ def check(config: Config) -> None:
                 "no teacher: leave it out, or learn with impala, actor_critic or impact."
             )
     for i, (name, demands) in enumerate(made):
+        if demands.from_demonstrations and i:
+            raise OptionError(
+                f"phases is {' '.join(names)}, but {name} learns from demonstrations before actors "
+                "play: let it be the first phase."
+            )
         changed = any(earlier.changes_policy for _, earlier in made[: i + 1])
         if config.mix.replayed and demands.on_policy and changed:
             raise OptionError(
@@ -113,6 +124,24 @@ def _of(config: Config, name: str) -> Demands:
         part.component.demands for part in config.own if (part.kind, part.name) == (ALGORITHM, name)
     ]
     return own[0] if own else Demands()
+
+
+def _check_demonstrations(config: Config, name: str) -> None:
+    if not config.demonstrations.source:
+        raise OptionError(
+            f"{name} learns from demonstrations, but demonstrations.source is not set: name them, "
+            "such as minari:DATASET."
+        )
+    if config.is_paced:
+        raise OptionError(
+            f"{name} learns from demonstrations while actors wait, which no bound of the policy "
+            "lag allows for: leave out deterministic, mix.exact_lag and mix.lag_budget."
+        )
+    if len(config.tasks.environments) > 1:
+        raise OptionError(
+            f"{name} learns from demonstrations of one task, but tasks.environments has "
+            f"{len(config.tasks.environments)}: train it on one."
+        )
 
 
 def _check_feed_forward(config: Config, name: str) -> None:

@@ -383,6 +383,27 @@ class CriticConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class DemonstrationsConfig:
+    """Episodes that others have played, for the algorithm clone."""
+
+    source: str = ""
+    """minari:DATASET; or MODULE:ATTRIBUTE, a function without arguments that returns an iterable of
+    episodes as Minari has them: docs/start-from.md."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CloneConfig:
+    """Cloning of demonstrations, as a phase before reinforcement learning: clone:200000 impala. The
+    phase's frames are those that are learned from, over and over. Losses are summed over T and B.
+    """
+
+    policy_cost: Cost = 1.0
+    """Weight of -log pi(a) of the demonstrated actions."""
+    baseline_cost: Cost = 0.5
+    """Weight of 0.5 (return - V)^2."""
+
+
+@dataclasses.dataclass(frozen=True)
 class QLearningConfig:
     """Q-learning with a target network: Mnih et al. 2016, arXiv 1602.01783, section 4, with one
     learner; double Q-learning: van Hasselt et al. 2016, arXiv 1509.06461. Summed over T and B.
@@ -629,16 +650,18 @@ class Config:
     agent: AgentConfig = AgentConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     algorithm: Annotated[str, ALGORITHM] = "impala"
-    """impala, actor_critic, impact, critic, q_learning, sac, or MODULE:CLASS. Its settings are in
-    the section of the same name, in snake case."""
+    """impala, actor_critic, impact, critic, clone, q_learning, sac, or MODULE:CLASS. Its settings
+    are in the section of the same name, in snake case."""
     phases: tuple[str, ...] = ()
     """Algorithms one after another, each but the last with its number of environment frames, as in
     critic:500000 impala. Empty: algorithm, for the whole run."""
     impala: ImpalaConfig = ImpalaConfig()
     actor_critic: ActorCriticConfig = ActorCriticConfig()
     impact: ImpactConfig = ImpactConfig()
+    demonstrations: DemonstrationsConfig = DemonstrationsConfig()
     teacher: TeacherConfig = TeacherConfig()
     critic: CriticConfig = CriticConfig()
+    clone: CloneConfig = CloneConfig()
     q_learning: QLearningConfig = QLearningConfig()
     sac: SacConfig = SacConfig()
     optimiser: OptimiserConfig = OptimiserConfig()

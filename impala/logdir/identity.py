@@ -18,7 +18,7 @@ from impala.schedule import tasks
 
 _EXPERIMENT = (
     *("environment", "tasks.environments", "tasks.order", "seed", "algorithm", "phases"),
-    *("agent", "objective", "optimiser.name", "teacher.logdirs"),
+    *("agent", "objective", "optimiser.name", "teacher.logdirs", "demonstrations"),
 )
 _MOST_NAMED = 4  # differences in a message
 _MOST_CHARACTERS = 40  # of each part of a name

@@ -91,6 +91,7 @@ ALGORITHM = Kind(
         "actor_critic": "impala.algorithms.actor_critic:ActorCritic",
         "impact": "impala.algorithms.impact:Impact",
         "critic": "impala.algorithms.critic:Critic",
+        "clone": "impala.algorithms.clone:Clone",
         "q_learning": "impala.algorithms.q_learning:QLearning",
         "sac": "impala.algorithms.sac:Sac",
     },

@@ -14,6 +14,7 @@ import numpy as np
 from impala.config.schema import MixConfig
 from impala.logdir.directory import StorageError
 from impala.types import Batch, StepType, Unroll
+from learner.data.demonstrations import Demonstrations
 from learner.data.ingest import Arrival, Ingest
 from learner.data.pacing import LAPSED, Pacing
 from learner.data.replay import Drawn, Replay
@@ -45,6 +46,7 @@ class Provenance(NamedTuple):
 
 
 POLICY_LAG = "policy_lag"
+DEMONSTRATED = "demonstrated"  # why unrolls that waited for the end of demonstrations are dropped
 
 
 class Origin(NamedTuple):
@@ -73,6 +75,7 @@ class Prepared(NamedTuple):
     fresh: Sequence[tuple[Unroll, slice]] = ()  # these unrolls: columns of messages
     placed: Placed | None = None  # those rows where the learner's devices read them
     weights: np.ndarray | None = None  # [B] of the unrolls' losses; None: all 1
+    is_demonstrated: bool = False  # all of them are demonstrations, and replayed
 
 
 class _Chunk(NamedTuple):
@@ -150,6 +153,7 @@ class Mix:
         pacing: Pacing | None = None,
         place: Callable[[Layout, np.ndarray], Placed] | None = None,
         play: Callable[[], None] | None = None,
+        demonstrations: Demonstrations | None = None,
     ):
         """Starts the thread.
 
@@ -165,6 +169,7 @@ class Mix:
           place: copies rows to the learner's devices; None: these read them where they are.
           play: plays, and puts what was played into the ingest, if it can. It is called in `get`,
             which then makes the batch, too. None: others put unrolls into the ingest.
+          demonstrations: all that batches are made of, until `begin_phase`; the ingest waits then.
 
         Raises:
           ValueError: the configuration asks for replayed unrolls, but there is no replay.
@@ -177,11 +182,13 @@ class Mix:
         self._replay = replay
         self._version = version  # that the batch being made will update
         self._version_lock = threading.Lock()
+        self._not_before = -1  # version that unrolls have to be made with
         self._has_dropped = False
         self._more = 0  # batches that are due from replay alone
         self._pacing = pacing
         self._place = place
         self._play = play
+        self._demonstrations = demonstrations
         self._placing = ThreadPoolExecutor(1, "place")
         self._taken: list[_Chunk] = []  # for the batch being made
         # What was taken out of the ingest: when it is due, how many had come before, what it is.
@@ -219,6 +226,9 @@ class Mix:
                 raise RuntimeError(f"The batch thread has died: {self._error}") from self._error
             return None
         prepared, placing = made
+        if prepared.is_demonstrated and self._demonstrations is None:
+            self.shift_version(-1)  # made before the phase began
+            return None
         if placing is not None:
             prepared = prepared._replace(placed=placing.result())
         return self._weighted(prepared)
@@ -228,9 +238,17 @@ class Mix:
         """Whether a batch is ready."""
         return not self._ready.empty()
 
-    def begin_phase(self) -> None:
-        """Empties replay. What batches already hold of it gets a weight of 0."""
-        if self._replay is not None:
+    def begin_phase(self, version: int, empties_replay: bool) -> None:
+        """Ends demonstrations, and empties replay. What batches hold of either does not count.
+
+        Args:
+          version: of the parameters. What was played with earlier ones during demonstrations is
+            dropped: the policy is another one now.
+          empties_replay: whether to empty it.
+        """
+        if self._demonstrations is not None:
+            self._demonstrations, self._not_before = None, version
+        if empties_replay and self._replay is not None:
             self._oldest = self._replay.clear()
 
     def _weighted(self, prepared: Prepared) -> Prepared:
@@ -285,6 +303,8 @@ class Mix:
     def _prepare(self) -> Prepared | None:
         """Returns one batch, or None if unrolls for it are missing."""
         config, replay = self._config, self._replay
+        if (demonstrations := self._demonstrations) is not None:
+            return self._demonstrated(demonstrations)
         if self._more:
             return self._again()
         if (taken := self._take()) is None:
@@ -313,6 +333,21 @@ class Mix:
         origins = self._remember(fresh, rows if config.learn_from_fresh else None)
         self._more = config.updates - 1
         return self._batch(rows, filled, taken, [*origins[:filled], *replayed])
+
+    def _demonstrated(self, demonstrations: Demonstrations) -> Prepared:
+        """Returns a batch of demonstrations: for no actor, but their frames and steps count."""
+        rows = self._layout.empty(self._config.batch_size)
+        demonstrations.draw(rows)
+        made = self._batch(rows, 0, [], [Origin("demonstrations", None)] * len(rows))
+        assert made.batch is not None
+        unroll = made.batch.unroll
+        return made._replace(
+            frames=int(unroll.frames.sum()),
+            steps=int((unroll.timestep.step_type[1:] != StepType.FIRST).sum()),
+            fresh=[(unroll, slice(None))],
+            is_whole=True,
+            is_demonstrated=True,
+        )
 
     def _again(self) -> Prepared:
         """Returns another batch from replay alone."""
@@ -357,6 +392,8 @@ class Mix:
         due, number, chunk = heapq.heappop(self._waiting)
         with self._version_lock:
             lag = self._version - chunk.version()
+        if not chunk.dropped and chunk.version() < self._not_before:
+            return chunk._replace(lag=lag).drop(DEMONSTRATED)
         if chunk.dropped or self._is_too_old(lag):
             return self._drop(chunk._replace(lag=lag))
         chunk, rest = chunk._replace(lag=lag).split(most)

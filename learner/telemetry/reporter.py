@@ -103,8 +103,9 @@ class Reporter:
             telemetry.interval.mean(name, value)
         # After a restart, actors may still act with a newer version than the checkpoint's.
         before = learner.counters.updates - 1  # the version before the update
-        lags = np.maximum(0, before - unroll.parameter_version)
-        telemetry.policy_lag(lags, batch.is_replay)
+        acted = unroll.parameter_version >= 0  # not demonstrated
+        lags = np.maximum(0, before - unroll.parameter_version[acted])
+        telemetry.policy_lag(lags, batch.is_replay[acted])
         self._newest = batch, update, learner
 
     def _add_newest(self, batch: Batch, update: Update, learner: Learner) -> None:

@@ -97,6 +97,11 @@ class Learner:
         return self.phase.progress(self.counters.frames)
 
     @property
+    def from_demonstrations(self) -> bool:
+        """Whether it learns from demonstrations, and not from what actors play."""
+        return self._algorithm.demands.from_demonstrations
+
+    @property
     def normaliser(self) -> Normaliser | None:
         """The agent's statistics of observations, if it has any."""
         return self._algorithm.agent.normaliser

@@ -194,8 +194,10 @@ class Training:
             return False
         self._guard.settle(before)
         self.learner = self._phases.learner_at(before.counters)
-        if not self._phases.config.replay.across_phases:
-            self._mix.begin_phase()
+        self._mix.begin_phase(
+            self.learner.counters.updates,
+            empties_replay=not self._phases.config.replay.across_phases,
+        )
         self.learner.last_good = before.last_good
         frames, algorithm = self.learner.counters.frames, self.learner.phase.algorithm
         _log.info("From %s frames on: %s.", f"{frames:,}", algorithm)

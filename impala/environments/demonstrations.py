@@ -1,0 +1,187 @@
+"""Demonstrations: episodes that others have played, checked and joined to one stream of rows.
+
+An episode is what Minari calls so: n `rewards`, `actions`, `terminations` and `truncations`, and
+n + 1 `observations`, of which Dicts and Tuples have arrays of so many rows.
+"""
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import tree
+
+from impala.environments import base
+from impala.environments.spaces import Spaces, is_wrapped, limits, main_space
+from impala.environments.wrappers import History
+from impala.parts import components
+from impala.parts.components import Allowed
+from impala.types import Nest, StepType, TimeStep
+
+MINARI = "minari:"
+
+
+class Stream(NamedTuple):
+    """Episodes one after another: row t has the time step that the action in row t led to."""
+
+    timestep: TimeStep  # [N, ...]
+    action: Nest  # [N, ...], zeros where an episode begins
+
+
+def load(name: str) -> tuple[Spaces | None, Iterator[Any]]:
+    """Opens a dataset, and imports what it names.
+
+    Args:
+      name: minari:DATASET; or MODULE:ATTRIBUTE, a function without arguments that returns an
+        iterable of episodes.
+
+    Returns:
+      Its spaces, None if it does not say, and its episodes.
+
+    Raises:
+      ValueError: it is not there, or a package for it is missing.
+    """
+    if not name.startswith(MINARI):
+        found = components.load(name, Allowed((name,)))
+        if not callable(found):
+            raise ValueError(f"{name} is {found!r}, not a function that returns episodes.")
+        return None, iter(found())
+    minari = minari_for(name)
+    try:
+        dataset = minari.load_dataset(name.removeprefix(MINARI))
+    except (FileNotFoundError, ValueError) as error:
+        local = ", ".join(sorted(minari.list_local_datasets())) or "none"
+        raise ValueError(
+            f"{name} cannot be opened: {error} Datasets on this host: {local}. Fetch others with "
+            "minari download."
+        ) from error
+    return (dataset.observation_space, dataset.action_space), dataset.iterate_episodes()
+
+
+def minari_for(what: str) -> Any:
+    """Returns the module minari.
+
+    Raises:
+      ValueError: it is not installed.
+    """
+    try:
+        return importlib.import_module("minari")
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{what} needs Minari: pip install 'impala-rl[minari]'.") from error
+
+
+def stream(name: str, of_dataset: Spaces | None, episodes: Iterable[Any], spaces: Spaces) -> Stream:
+    """Joins episodes to a stream of what an agent sees and does.
+
+    Args:
+      name: of the dataset, for messages.
+      of_dataset: its spaces, if it says.
+      episodes: in order.
+      spaces: of the agent.
+
+    Raises:
+      ValueError: they are of other spaces, hold what an environment could not give, or there are
+        none; names the dataset, the episode and the step.
+    """
+    observation_space, action_space = main_space(spaces[0]), spaces[1]
+    if of_dataset is not None and of_dataset != (observation_space, action_space):
+        raise ValueError(
+            f"The demonstrations of {name} see {of_dataset[0]} and do {of_dataset[1]}; this run "
+            f"sees {observation_space} and does {action_space}. Both must be the same."
+        )
+    parts = set(spaces[0].spaces) - {"observation"} if is_wrapped(spaces[0]) else set[str]()
+    history = History(action_space, 1, parts)
+    if lacking := sorted(parts - set(history.spaces)):
+        raise ValueError(
+            f"The demonstrations of {name} have no {', '.join(lacking)}, which this run's agent "
+            "needs."
+        )
+    streams = []
+    for number, episode in enumerate(episodes):
+        with _located(f"Episode {number} of {name}"):
+            one = _stream(episode, observation_space, action_space)
+            streams.append(_with_history(one, history) if parts else one)
+    if not streams:
+        raise ValueError(f"{name} has no episodes: nothing can be cloned.")
+    joined: Stream = tree.map_structure(lambda *each: np.concatenate(each), *streams)
+    return joined
+
+
+def _stream(episode: Any, observation_space: gym.Space, action_space: gym.Space) -> Stream:
+    """Returns the n + 1 rows of an episode."""
+    rewards = np.asarray(episode.rewards, np.float32)
+    n = len(rewards)
+    if not n:
+        raise ValueError("has no steps")
+    ends = np.asarray(episode.terminations, bool), np.asarray(episode.truncations, bool)
+    if [len(x) for x in ends] != [n, n]:
+        raise ValueError(
+            f"has {n} rewards, {len(ends[0])} terminations, {len(ends[1])} truncations"
+        )
+    if (early := np.flatnonzero((ends[0] | ends[1])[:-1])).size:
+        raise ValueError(f"ends at step {early[0]}, but has {n} steps")
+    if not np.isfinite(rewards).all():
+        step = int(np.flatnonzero(~np.isfinite(rewards))[0])
+        raise ValueError(f"has a reward of {rewards[step]} at step {step}")
+    observation = base.map_leaves(
+        functools.partial(_rows, n + 1), "observation", observation_space, episode.observations
+    )
+    action = base.map_leaves(functools.partial(_rows, n), "action", action_space, episode.actions)
+    step_type = np.full(n + 1, StepType.MID, np.int8)
+    step_type[0], step_type[-1] = StepType.FIRST, StepType.LAST
+    first = np.zeros(1, np.float32)
+    return Stream(
+        TimeStep(
+            observation,
+            reward=np.concatenate([first, rewards]),
+            discount=np.concatenate([first + 1, 1.0 - ends[0].astype(np.float32)]),
+            step_type=step_type,
+        ),
+        tree.map_structure(lambda x: np.concatenate([np.zeros_like(x[:1]), x]), action),
+    )
+
+
+def _rows(count: int, name: str, space: gym.Space, value: Any) -> np.ndarray:
+    """Returns `count` elements of a space, [count, ...], in its dtype."""
+    array = np.asarray(value)
+    if len(array) != count:
+        why = ": the last one, which the last step led to, is missing" if name[0] == "o" else ""
+        raise ValueError(f"has {len(array)} rows of {name} instead of {count}{why}")
+    base.check_shape(name, space, array, (count,))
+    given, array = array, array.astype(space.dtype)
+    if array.dtype.kind in "biu" and (array != given).any():
+        raise ValueError(f"has {name} of {given.dtype}, which {space} cannot hold")
+    low, high = (np.broadcast_to(limit, array.shape) for limit in limits(space))
+    with np.errstate(invalid="ignore"):
+        good = (array >= low) & (array <= high)
+    if not good.all():
+        place = tuple(map(int, np.argwhere(~good)[0]))
+        raise ValueError(
+            f"has {name} {array[place]} at step {place[0]}, outside of {low[place]} to "
+            f"{high[place]}"
+        )
+    return array
+
+
+def _with_history(stream: Stream, history: History) -> Stream:
+    """Adds what an agent sees of the past."""
+    rows = []
+    for t, kind in enumerate(stream.timestep.step_type):
+        action = tree.map_structure(lambda x, t=t: x[t : t + 1], stream.action)
+        is_first = np.array([kind == StepType.FIRST])
+        rows.append(history.before(is_first, action, stream.timestep.reward[t : t + 1]))
+    seen = tree.map_structure(lambda *each: np.concatenate(each), *rows)
+    observation = {"observation": stream.timestep.observation, **seen}
+    return stream._replace(timestep=stream.timestep._replace(observation=observation))
+
+
+@contextlib.contextmanager
+def _located(where: str) -> Iterator[None]:
+    """Names the episode in an error."""
+    try:
+        yield
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"{where} {error}.") from error

@@ -1,0 +1,72 @@
+"""Datasets: episodes of an agent, as demonstrations for others to learn from."""
+
+from typing import Any
+
+import numpy as np
+import tree
+
+from impala.environments.demonstrations import minari_for
+from impala.environments.spaces import is_wrapped, main_space
+from impala.play.player import Player
+from impala.play.policy import Policy
+from impala.types import Nest
+
+
+def record(player: Player, name: str, episodes: int, greedy: bool, seed: int) -> list[float]:
+    """Plays episodes and stores them as a dataset of Minari.
+
+    It has the environment's own observations, without what wrappers add to them.
+
+    Args:
+      player: who plays.
+      name: of the dataset, such as catch/mine-v0.
+      episodes: how many.
+      greedy: use the most likely actions instead of sampled ones.
+      seed: of environment and actions.
+
+    Returns:
+      The return of each.
+
+    Raises:
+      ValueError: Minari is not installed, or refuses the name.
+    """
+    minari = minari_for(f"The dataset {name}")
+    policy = Policy(player, greedy, seed)
+    environment = policy.environment()
+    space, returns, buffers = policy.observation_space, list[float](), list[Any]()
+
+    def own(observation: Nest) -> Nest:
+        return observation["observation"] if is_wrapped(space) else observation
+
+    for number in range(episodes):
+        observation, _ = environment.reset(seed=seed if number == 0 else None)
+        policy.reset()
+        seen, done = [own(observation)], list[Nest]()
+        rewards, ends = list[float](), list[list[bool]]()
+        while not (ends and any(ends[-1])):
+            action = policy(observation)
+            observation, reward, *end, _ = environment.step(action)
+            for rows, value in ((seen, own(observation)), (done, action)):
+                rows.append(tree.map_structure(np.array, value))
+            rewards.append(float(reward))
+            ends.append(end)
+        terminations, truncations = (list(each) for each in zip(*ends, strict=True))
+        buffers.append(
+            minari.data_collector.EpisodeBuffer(
+                id=number,
+                observations=_stacked(seen),
+                actions=_stacked(done),
+                rewards=rewards,
+                terminations=terminations,
+                truncations=truncations,
+            )
+        )
+        returns.append(sum(rewards))
+    minari.create_dataset_from_buffers(
+        name, buffers, observation_space=main_space(space), action_space=policy.action_space
+    )
+    return returns
+
+
+def _stacked(rows: list[Nest]) -> Any:
+    return tree.map_structure(lambda *leaves: np.stack(leaves), *rows)

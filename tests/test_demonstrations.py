@@ -1,0 +1,303 @@
+"""Demonstrations: how they are checked and become unrolls, what is learned from them, and when."""
+
+import dataclasses
+import math
+import pathlib
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import services
+import test_algorithms
+from half_trained import STORED
+
+from impala.agents.agent import Agent
+from impala.algorithms.clone import Clone
+from impala.config import rules
+from impala.config.schema import (
+    AgentConfig,
+    CloneConfig,
+    Config,
+    DemonstrationsConfig,
+    EnvironmentConfig,
+    MixConfig,
+    ObjectiveConfig,
+)
+from impala.config.values import OptionError
+from impala.environments import demonstrations
+from impala.environments.spaces import Spaces
+from impala.parts import build
+from impala.testing.algorithms import AlgorithmConformance, loss_and_gradients
+from impala.types import StepType
+from learner.data.demonstrations import Demonstrations, open_demonstrations
+from learner.data.rows import Layout
+
+Box, Discrete = gym.spaces.Box, gym.spaces.Discrete
+SPACES: Spaces = (Box(-5.0, 5.0, (2,), np.float32), Discrete(3))
+FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
+
+
+@dataclasses.dataclass
+class Episode:
+    """As Minari has them."""
+
+    observations: Any
+    actions: Any
+    rewards: Any
+    terminations: Any
+    truncations: Any
+
+
+def episode(n: int, seed: int = 0, terminated: bool = True) -> Episode:
+    rng = np.random.default_rng(seed)
+    ends = np.arange(n) == n - 1
+    return Episode(
+        rng.uniform(-5, 5, (n + 1, 2)).astype(np.float32),
+        rng.integers(0, 3, n),
+        rng.normal(size=n),
+        ends & terminated,
+        ends & (not terminated),
+    )
+
+
+class TestClone(AlgorithmConformance):
+    """What every algorithm promises."""
+
+    action_space = gym.spaces.Dict({"a": Discrete(3), "b": Box(-1.0, 1.0, (2,), np.float32)})
+
+    def make(self, agent: Agent) -> Clone:
+        return Clone(agent, ObjectiveConfig(), CloneConfig())
+
+
+def test_the_loss_is_the_surprise_at_the_demonstrated_action() -> None:
+    """-log pi(a), and half the squared error to the return; whatever policy was recorded."""
+    agent = test_algorithms.table_agent()
+    config = CloneConfig(policy_cost=2.0, baseline_cost=0.6)
+    algorithm = Clone(agent, ObjectiveConfig(discount=0.9), config)
+    arrays = test_algorithms.make_arrays()
+    batch = test_algorithms.make_batch(arrays, agent)
+    output, gradients = loss_and_gradients(algorithm, batch)
+
+    logits, values = agent.policy.numpy().astype(np.float64), agent.baseline.numpy()
+    steps, size = arrays["reward"].shape[0] - 1, arrays["reward"].shape[1]
+    expected, by_policy = np.zeros((steps, size)), np.zeros(logits.shape)
+    by_baseline = np.zeros(values.shape)
+    for b in range(size):
+        following = float(values[steps, b])
+        for t in reversed(range(steps)):
+            if arrays["step_type"][t + 1, b] == FIRST:
+                following = float(values[t, b])
+                continue
+            following = arrays["reward"][t + 1, b] + 0.9 * arrays["discount"][t + 1, b] * following
+            p = np.exp(logits[t, b]) / np.exp(logits[t, b]).sum()
+            action = int(arrays["action"][t + 1, b])
+            error = float(values[t, b]) - following
+            expected[t, b] = -2.0 * np.log(p[action]) + 0.6 * 0.5 * error**2
+            by_policy[t, b] = 2.0 * (p - np.eye(len(p))[action])
+            by_baseline[t, b] = 0.6 * error
+    np.testing.assert_allclose(output.loss, expected, rtol=1e-4, atol=1e-4)
+    by_name = {id(v): g for v, g in zip(algorithm.learned_variables, gradients, strict=True)}
+    np.testing.assert_allclose(by_name[id(agent.policy)], by_policy, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(by_name[id(agent.baseline)], by_baseline, rtol=1e-4, atol=1e-4)
+
+
+def test_episodes_become_a_stream() -> None:
+    """With what the agent sees of the past, and time limits told from terminations."""
+    seen = gym.spaces.Dict(
+        {
+            "observation": SPACES[0],
+            "last_action": Discrete(4, start=-1),
+            "last_reward": Box(-np.inf, np.inf, (), np.float32),
+        }
+    )
+    two = [episode(3, 1), episode(2, 2, terminated=False)]
+    found = demonstrations.stream("mine", SPACES, two, (seen, SPACES[1]))
+    timestep = found.timestep
+    assert timestep.step_type.tolist() == [FIRST, MID, MID, LAST, FIRST, MID, LAST]
+    assert timestep.discount.tolist() == [1, 1, 1, 0, 1, 1, 1]
+    rewards = [0, *two[0].rewards, 0, *two[1].rewards]
+    np.testing.assert_allclose(timestep.reward, rewards, rtol=1e-6)
+    actions = [0, *two[0].actions, 0, *two[1].actions]
+    assert found.action.tolist() == actions
+    observed = np.concatenate([two[0].observations, two[1].observations])
+    np.testing.assert_array_equal(timestep.observation["observation"], observed)
+    last = [-1, *two[0].actions, -1, *two[1].actions]
+    assert timestep.observation["last_action"].tolist() == last
+    np.testing.assert_allclose(timestep.observation["last_reward"], rewards, rtol=1e-6)
+
+
+def changed(n: int = 3, **leaves: Callable[[np.ndarray], np.ndarray]) -> Episode:
+    made = episode(n)
+    return dataclasses.replace(
+        made, **{name: change(np.array(getattr(made, name))) for name, change in leaves.items()}
+    )
+
+
+def put(value: float) -> Callable[[np.ndarray], np.ndarray]:
+    def at_one(array: np.ndarray) -> np.ndarray:
+        array[1] = value
+        return array
+
+    return at_one
+
+
+@pytest.mark.parametrize(
+    ("episodes", "message"),
+    [
+        ([], "mine has no episodes: nothing can be cloned"),
+        ([changed(0)], "Episode 0 of mine has no steps"),
+        (
+            [episode(2), changed(observations=lambda x: x[:-1])],
+            "Episode 1 of mine has 3 rows of observation instead of 4: the last one, which the "
+            "last step led to, is missing",
+        ),
+        ([changed(observations=put(np.nan))], r"observation nan at step 1, outside of -5.0 to 5"),
+        ([changed(observations=lambda x: x[:, :1])], r"observation has shape \(4, 1\), expected"),
+        ([changed(observations=put(7.0))], "observation 7.0 at step 1, outside of -5.0 to 5.0"),
+        ([changed(actions=put(3))], "has action 3 at step 1, outside of 0 to 2"),
+        ([changed(actions=lambda x: x + 0.5)], "has action of float64, which Discrete.3. cannot"),
+        ([changed(rewards=put(np.inf))], "has a reward of inf at step 1"),
+        ([changed(terminations=put(1))], "ends at step 1, but has 3 steps"),
+        ([changed(truncations=lambda x: x[:1])], "3 rewards, 3 terminations, 1 truncations"),
+        ([object()], "Episode 0 of mine 'object' object has no attribute 'rewards'"),
+    ],
+)
+def test_what_no_environment_could_give_is_refused(episodes: list[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        demonstrations.stream("mine", None, episodes, SPACES)
+
+
+def test_other_spaces_are_refused() -> None:
+    other = SPACES[0], Discrete(2)
+    with pytest.raises(ValueError, match=r"mine see Box.* do Discrete\(2\); this run sees Box"):
+        demonstrations.stream("mine", other, [episode(2)], SPACES)
+    masked = gym.spaces.Dict({"observation": SPACES[0], "action_mask": gym.spaces.MultiBinary(3)})
+    with pytest.raises(ValueError, match="mine have no action_mask, which this run's agent needs"):
+        demonstrations.stream("mine", None, [episode(2)], (masked, SPACES[1]))
+
+
+def module(monkeypatch: pytest.MonkeyPatch, episodes: list[Episode]) -> str:
+    made = types.ModuleType("demonstrated")
+    made.episodes = lambda: iter(episodes)  # type: ignore[attr-defined]
+    made.number = 5  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "demonstrated", made)
+    return "demonstrated:episodes"
+
+
+def test_unrolls_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each begins with the row that the one before ended with; the last one at the beginning."""
+    space = Box(0, 255, (6, 6, 1), np.uint8)
+    rng = np.random.default_rng(0)
+
+    def frames(n: int) -> Episode:
+        made = episode(n)
+        return dataclasses.replace(made, observations=rng.integers(0, 255, (n + 1, 6, 6, 1)))
+
+    name = module(monkeypatch, [frames(5), frames(4)])
+    config = Config(
+        environment=EnvironmentConfig(id="Catch"),
+        agent=AgentConfig(torso="mlp", frame_stack=3),
+        demonstrations=DemonstrationsConfig(source=name),
+    )
+    length = 4
+    learner = dataclasses.replace(config.learner, unroll_length=length)
+    config = dataclasses.replace(config, learner=learner)
+    spaces = space, Discrete(3)
+    agent = build.agent(config.agent, *spaces)
+    layout = Layout(build.unroll_spec(agent, *spaces, length))
+    made = open_demonstrations(config, agent, spaces, layout)
+    assert len(made) == 3
+    stream = demonstrations.stream(name, *demonstrations.load(name), spaces)
+    unroll = layout.unroll(made._rows)
+    for k in range(3):
+        rows = (4 * k + np.arange(5)) % 11
+        np.testing.assert_array_equal(
+            unroll.timestep.observation[:, k], stream.timestep.observation[rows]
+        )
+        np.testing.assert_array_equal(unroll.output.action[:, k], stream.action[rows])
+    assert unroll.frames.tolist() == [4, 3, 3]  # without the seams
+    assert (unroll.parameter_version == -1).all()
+    whole = stream.timestep._replace(
+        **{n: getattr(stream.timestep, n)[:, np.newaxis] for n in stream.timestep._fields}
+    )
+    state = agent.initial_state(1)
+    for k in (1, 2):  # the state before the first row of an unroll
+        before = whole._replace(**{n: getattr(whole, n)[: 4 * k] for n in whole._fields})
+        _, (expected,) = agent.unroll(before, state)
+        np.testing.assert_array_equal(unroll.core_state[0][k], expected[0])
+
+
+def test_each_unroll_is_drawn_once_in_a_pass() -> None:
+    rows = np.arange(5, dtype=np.uint8)[:, np.newaxis]
+    made, drawn = Demonstrations(rows, seed=3), np.zeros((4, 1), np.uint8)
+    seen = []
+    for _ in range(5):
+        made.draw(drawn)
+        seen += drawn[:, 0].tolist()
+    passes = [seen[i : i + 5] for i in range(0, 20, 5)]
+    assert all(sorted(one) == [0, 1, 2, 3, 4] for one in passes)
+    assert len(set(map(tuple, passes))) > 1
+
+
+def test_what_is_no_function_or_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    module(monkeypatch, [])
+    with pytest.raises(ValueError, match="demonstrated:number is 5, not a function that returns"):
+        demonstrations.load("demonstrated:number")
+    with pytest.raises(ValueError, match="minari:no/such-v0 cannot be opened: Dataset no/such-v0"):
+        demonstrations.load("minari:no/such-v0")
+    monkeypatch.setitem(sys.modules, "minari", None)
+    with pytest.raises(ValueError, match=r"needs Minari: pip install 'impala-rl\[minari\]'"):
+        demonstrations.load("minari:no/such-v0")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"demonstrations": DemonstrationsConfig()}, "demonstrations.source is not set: name them"),
+        ({"phases": ("critic:100", "clone")}, "let it be the first phase"),
+        ({"mix": MixConfig(exact_lag=0)}, "leave out deterministic, mix.exact_lag"),
+        ({"agent": AgentConfig(policy="epsilon_greedy")}, "which clone cannot learn: set it to"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
+    config = Config(
+        environment=EnvironmentConfig(id="Catch"),
+        phases=("clone:100", "impala"),
+        demonstrations=DemonstrationsConfig(source="minari:x"),
+    )
+    with pytest.raises(OptionError, match=message):
+        rules.validate(dataclasses.replace(config, **settings))
+
+
+def test_an_agent_is_recorded_and_cloned(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And then learns by itself; what actors played before that is not learned from."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    recorded = services.run("record", STORED / "catch", "--dataset", "catch/half-v0", "--greedy")
+    assert recorded.returncode == 0, recorded.stderr
+    assert "catch/half-v0: 100 episodes, mean return" in recorded.stdout
+    words = ["train", "catch", "--logdir", tmp_path / "run", "--learner.log-seconds", "0.5"]
+    words += [
+        "--demonstrations.source",
+        "minari:catch/half-v0",
+        "--phases",
+        "clone:60000",
+        "impala",
+    ]
+    done = services.run(*words, "--total-frames", "70_000")
+    assert done.returncode == 0, done.stderr
+    rows = services.rows(tmp_path / "run")
+    assert all(services.check_losses(row) for row in rows[1:-1] if "loss/total" in row)
+    cloning = [row["loss_mean/policy"] for row in rows if "loss_mean/policy" in row]
+    assert cloning[-1] < 0.2 < 0.9 < math.log(3)
+    assert rows[-1]["unrolls/dropped/demonstrated"] > 0
+    assert rows[-1]["loss_mean/policy_gradient"] != 0.0
+    again = services.run("record", STORED / "catch", "--dataset", "catch/half-v0")
+    assert again.returncode != 0
+    assert "catch/half-v0" in again.stderr
+    assert "Traceback" not in again.stderr
