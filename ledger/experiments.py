@@ -21,7 +21,10 @@ class Experiment:
     question: str
     """What the experiment answers, for `python -m ledger list`."""
     arms: Mapping[str, Sequence[str]]
-    """Name -> arguments of `impala train`, without seed and log directory."""
+    """Name -> arguments of `impala train`, without seed and log directory. {seed} is the seed, and
+    {ARM} the log directory of another arm, which comes before, with the same seed."""
+    before: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    """Name of an arm -> arguments of an `impala` command to run before it, likewise."""
     seeds: Sequence[int] = (101, 102, 103)
     score: str = "return"
     """The score in the table of results, one of `ledger.statistics.SCORES`."""
@@ -189,6 +192,17 @@ _REPLAYED_MEMORY = (
     *("--mix.fresh", "8", "--learner.unroll-length", "40", "--mix.replayed"),
 )
 
+# A teacher of about half the return that the preset comes to.
+_TEACHER = ("minatar", "--total-frames", "1_500_000")
+_TAUGHT = (
+    *("minatar", "--teacher.logdirs", "{teacher}"),
+    *("--teacher.policy-cost", "5", "--teacher.anneal", "0.15"),
+)
+_CLONED = (
+    *("minigrid", "--demonstrations.source", "minari:doorkey/seed{seed}-v0"),
+    *("--phases", "clone:100_000", "impala", "--total-frames", "600_000"),
+)
+
 _PRE_TRAINING = 100_000  # frames
 
 
@@ -292,6 +306,19 @@ _ALL = (
         question="What is paid by the eleven arms after the paper's 20,000 episodes?",
         arms={"eleven": ("bandit-eleven", "--total-frames", str(5 * _PAPER_EPISODES))},
         **_AS_IN_THE_PAPER,
+    ),
+    Experiment(
+        name="teachers",
+        question="How much sooner does an agent learn from another one, and does it go beyond it?",
+        arms={"alone": ("minatar",), "teacher": _TEACHER, "taught": _TAUGHT},
+        evaluation=_SAMPLED,
+    ),
+    Experiment(
+        name="demonstrations",
+        question="How much sooner does an agent learn that has cloned 100 episodes of another one?",
+        arms={"alone": ("minigrid",), "cloned": _CLONED},
+        before={"cloned": ("record", "{alone}", "--dataset", "doorkey/seed{seed}-v0")},
+        evaluation=_SAMPLED,
     ),
     _preset("atari-a3c-small", seeds=(101,), milestones=_PONG),
     Experiment(

@@ -178,6 +178,8 @@ class _Run:
         """Trains and evaluates, as far as that was not done before; returns the record."""
         begun = self._begun
         if not begun.is_trained:
+            if not begun.sessions and (before := self._experiment.before.get(self._arm)):
+                self._impala(*before)
             self._train()
         self._check()
         of_tasks = tasks.make(self._config.environment, self._config.tasks)
@@ -250,12 +252,18 @@ class _Run:
     def _impala(self, *words: str) -> None:
         """Runs the `impala` command of the source tree, with its output in console.log.
 
+        Args:
+          words: its arguments, in which {ARM} and {seed} are replaced.
+
         Raises:
           Stopped: it was stopped by a signal, which is passed on to it.
           RunError: it failed.
         """
         console = self._logdir / "console.log"
-        environ = _without_settings(os.environ) | {"PYTHONPATH": str(self._root)}
+        datasets = str(self._logdir.with_name("datasets"))
+        environ = _without_settings(os.environ)
+        environ |= {"PYTHONPATH": str(self._root), "MINARI_DATASETS_PATH": datasets}
+        words = tuple(self._resolved(word) for word in words)
         with open(console, "a", encoding="utf-8") as log:
             # In a session of its own: it gets a signal once, from here or when this process dies.
             child = subprocess.Popen(
@@ -275,6 +283,13 @@ class _Run:
             raise Stopped(f"Stopped in {self._logdir}; the same command resumes it.")
         if status:
             raise RunError(f"impala {words[0]} ended with status {status}: see {console}.")
+
+    def _resolved(self, word: str) -> str:
+        for arm in self._experiment.arms:
+            word = word.replace(
+                f"{{{arm}}}", str(self._logdir.with_name(f"{arm}-seed{self._seed}"))
+            )
+        return word.replace("{seed}", str(self._seed))
 
     def _save(self) -> None:
         atomic.write(self._file, json.dumps(dataclasses.asdict(self._begun), indent=1).encode())

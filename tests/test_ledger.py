@@ -18,8 +18,9 @@ import pytest
 import services
 
 from impala.config import values
+from impala.runtime import process
 from ledger import pictures, records, rendering, running, statistics
-from ledger.experiments import EXPERIMENTS
+from ledger.experiments import EXPERIMENTS, Experiment
 from ledger.records import Evaluation, Record, RecordError
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -301,6 +302,32 @@ def test_a_run_ends_with_who_has_started_it(
         process.send_signal(sent)
         assert process.wait() == status
     services.wait_for("its end", lambda: shows(f"got {received}"))
+
+
+def test_an_arm_may_start_from_another_one(
+    tree: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its commands name the other's log directory; its record does not."""
+    _commit(tree)
+    echo = "import os, sys; print(os.environ['MINARI_DATASETS_PATH'], *sys.argv[1:])"
+    monkeypatch.setattr(process, "IMPALA", (sys.executable, "-S", "-c", echo))
+    experiment = Experiment(
+        name="two",
+        question="?",
+        arms={"one": ("catch",), "next": ("catch", "--teacher.logdirs", "{one}")},
+        before={"next": ("record", "{one}", "--dataset", "x/seed{seed}-v0")},
+    )
+    with pytest.raises(FileNotFoundError, match=r"final-0\.json"):  # nothing was evaluated
+        running.run(experiment, tree, tmp_path, arms=["next"], seeds=[103])
+    console = (tmp_path / "two/next-seed103/console.log").read_text().splitlines()
+    folder = tmp_path / "two"
+    assert console[:2] == [
+        f"{folder}/datasets record {folder}/one-seed103 --dataset x/seed103-v0",
+        f"{folder}/datasets train catch --teacher.logdirs {folder}/one-seed103 --seed 103 "
+        f"--logdir {folder}/next-seed103",
+    ]
+    begun = json.loads((folder / "next-seed103.json").read_text())
+    assert begun["settings"]["teacher"]["logdirs"] == ["{one}"]
 
 
 def test_a_run_that_is_stopped_goes_on_and_is_not_repeated(
