@@ -198,6 +198,15 @@ _TAUGHT = (
     *("minatar", "--teacher.logdirs", "{teacher}"),
     *("--teacher.policy-cost", "5", "--teacher.anneal", "0.15"),
 )
+_SPECIALISTS = {
+    "asterix": ("minatar", "--environment.id", "MinAtar/Asterix-v1"),
+    "space-invaders": ("minatar", "--environment.id", "MinAtar/SpaceInvaders-v1"),
+}
+_BOTH = (
+    *("minatar", "--tasks.order", "simultaneous", "--agent.popart"),
+    *("--tasks.environments", "MinAtar/Asterix-v1", "MinAtar/SpaceInvaders-v1"),
+    *("--teacher.logdirs", "{asterix}", "{space-invaders}", "--total-frames", "10_000_000"),
+)
 _CLONED = (
     *("minigrid", "--demonstrations.source", "minari:doorkey/seed{seed}-v0"),
     *("--phases", "clone:100_000", "impala", "--total-frames", "600_000"),
@@ -311,6 +320,12 @@ _ALL = (
         name="teachers",
         question="How much sooner does an agent learn from another one, and does it go beyond it?",
         arms={"alone": ("minatar",), "teacher": _TEACHER, "taught": _TAUGHT},
+        evaluation=_SAMPLED,
+    ),
+    Experiment(
+        name="specialists",
+        question="Does one agent that two specialists teach play as well as each of them?",
+        arms={**_SPECIALISTS, "both": _BOTH},
         evaluation=_SAMPLED,
     ),
     Experiment(
