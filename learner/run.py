@@ -156,8 +156,10 @@ def learn(config: Config, options: Options, stop: EndRequest) -> int:
         taught = _teachers(config, options, group)
         # May raise an OSError that does not concern the log directory.
         plan = make_plan(config, group.replicas, taught)
+        demonstrations = _demonstrations(config, options, plan, group)
         with log_directory.opening(options.logdir):
             state = build_state(config, options, plan, group, directory, initial, closing)
+            state = state._replace(demonstrations=demonstrations)
             teachers.keep(config, options.logdir, taught)
             run = build_service(state, closing)
         try:
@@ -185,6 +187,7 @@ class State(NamedTuple):
     replay: Replay | None
     replay_added: int  # unrolls that were ever added to it, by the checkpoint
     incarnations: Incarnations
+    demonstrations: Demonstrations | None = None  # that its first phase learns from
 
 
 class Run(NamedTuple):
@@ -290,7 +293,7 @@ def build_service(state: State, closing: contextlib.ExitStack) -> Run:
         pacing=pacing,
         place=None if resumed.learner.reads_rows else resumed.learner.place_rows,
         play=play,
-        demonstrations=_demonstrations(state),
+        demonstrations=state.demonstrations if resumed.learner.from_demonstrations else None,
     )
     closing.callback(mix.close)
     closing.callback(ingest.close)
@@ -473,21 +476,27 @@ def _writer(state: State, evaluations: Evaluations, service: LearnerService) -> 
     )
 
 
-def _demonstrations(state: State) -> Demonstrations | None:
-    """Returns what is learned from in the phase that begins or goes on; None: what actors play."""
-    if not state.resumed.learner.from_demonstrations:
+def _demonstrations(
+    config: Config, options: Options, plan: Plan, group: Peers
+) -> Demonstrations | None:
+    """Returns what the run's first phase learns from; None if it does not, or has ended."""
+    if not plan.phases.begin_with_demonstrations:
         return None
-    plan = state.plan
+    phase = 1
+    if _resumes(options):
+        phase = plan.phases.number(checkpoint.load(options.logdir).counters)
+    if group.of_first(phase) > 1:
+        return None
+    share = peer_config.of_peer(config, group.index, group.count)
     try:
-        return open_demonstrations(state.share, plan.phases.agent, plan.spaces, state.layout)
+        return open_demonstrations(share, plan.phases.agent, plan.spaces, Layout(plan.unroll_spec))
     except ValueError as error:
         raise values.OptionError(str(error)) from error
 
 
 def _teachers(config: Config, options: Options, group: Peers) -> list[Checkpoint]:
     """Returns the checkpoints of the run's teachers, the same for all peers."""
-    resumes = not options.fresh and checkpoint.exists(options.logdir)
-    found = teachers.read(config, options.logdir if resumes else None)
+    found = teachers.read(config, options.logdir if _resumes(options) else None)
     if len(set(group.meet(teachers.digest(found)))) > 1:
         raise CheckpointError(
             f"The peers have read different teachers from {', '.join(config.teacher.logdirs)}: "
@@ -497,11 +506,15 @@ def _teachers(config: Config, options: Options, group: Peers) -> list[Checkpoint
     return found
 
 
+def _resumes(options: Options) -> bool:
+    return not options.fresh and checkpoint.exists(options.logdir)
+
+
 def _initial(options: Options) -> Checkpoint | None:
     """Returns what a new run starts from. `init_from` may be in a log directory to be moved."""
     if options.init_from is None:
         return None
-    if options.fresh or not checkpoint.exists(options.logdir):
+    if not _resumes(options):
         return checkpoint.load(options.init_from)
     _log.info("Going on with the run in %s: --init-from is for new ones.", options.logdir)
     return None

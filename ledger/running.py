@@ -142,6 +142,7 @@ class _Begun:
     other_cpu_seconds: float = 0.0
     sessions: int = 0
     is_trained: bool = False
+    is_prepared: bool = False
 
 
 class _Run:
@@ -178,8 +179,11 @@ class _Run:
         """Trains and evaluates, as far as that was not done before; returns the record."""
         begun = self._begun
         if not begun.is_trained:
-            if not begun.sessions and (before := self._experiment.before.get(self._arm)):
-                self._impala(*before)
+            if not begun.is_prepared:
+                if before := self._experiment.before.get(self._arm):
+                    self._impala(*before)
+                begun.is_prepared = True
+                self._save()
             self._train()
         self._check()
         of_tasks = tasks.make(self._config.environment, self._config.tasks)

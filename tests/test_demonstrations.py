@@ -5,7 +5,7 @@ import math
 import pathlib
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -210,7 +210,7 @@ def test_unrolls_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = build.agent(config.agent, *spaces)
     layout = Layout(build.unroll_spec(agent, *spaces, length))
     made = open_demonstrations(config, agent, spaces, layout)
-    assert len(made) == 3
+    assert len(made._rows) == 3
     stream = demonstrations.stream(name, *demonstrations.load(name), spaces)
     unroll = layout.unroll(made._rows)
     for k in range(3):
@@ -243,6 +243,41 @@ def test_each_unroll_is_drawn_once_in_a_pass() -> None:
     assert len(set(map(tuple, passes))) > 1
 
 
+def test_what_is_infinite_is_refused_without_bounds() -> None:
+    spaces = Box(-np.inf, np.inf, (2,), np.float32), Discrete(3)
+    for value in (np.inf, 1e300):
+        wrong = episode(3)
+        wrong.observations = wrong.observations.astype(np.float64)
+        wrong.observations[2, 0] = value
+        with pytest.raises(ValueError, match="has observation inf at step 2"):
+            demonstrations.stream("mine", None, [wrong], spaces)
+
+
+def test_too_many_are_refused_as_soon_as_that_is_seen() -> None:
+    def endless() -> Iterator[Episode]:
+        while True:
+            yield episode(10)
+
+    with pytest.raises(ValueError, match=r"more than 2,000 bytes .* after 8 episodes: raise it"):
+        demonstrations.stream("mine", None, endless(), SPACES, most_bytes=2000)
+
+
+def test_errors_of_a_function_say_where_they_were_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> Iterator[Episode]:
+        yield episode(2)
+        raise FileNotFoundError("levels.txt")
+
+    made = types.ModuleType("failing")
+    made.fails, made.nothing = fails, lambda: None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "failing", made)
+    for name, message in (
+        ("failing:fails", r"raised FileNotFoundError at .*test_demonstrations.py:\d+: levels.txt"),
+        ("failing:nothing", "failing:nothing raised TypeError at .*: 'NoneType' object is not"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            demonstrations.stream(name, *demonstrations.load(name), SPACES)
+
+
 def test_what_is_no_function_or_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     module(monkeypatch, [])
     with pytest.raises(ValueError, match="demonstrated:number is 5, not a function that returns"):
@@ -259,6 +294,7 @@ def test_what_is_no_function_or_not_there_is_refused(monkeypatch: pytest.MonkeyP
     [
         ({"demonstrations": DemonstrationsConfig()}, "demonstrations.source is not set: name them"),
         ({"phases": ("critic:100", "clone")}, "let it be the first phase"),
+        ({"phases": ("critic:100", "impala")}, "demonstrations.source is minari:x, but critic and"),
         ({"mix": MixConfig(exact_lag=0)}, "leave out deterministic, mix.exact_lag"),
         ({"agent": AgentConfig(policy="epsilon_greedy")}, "which clone cannot learn: set it to"),
     ],
@@ -295,7 +331,6 @@ def test_an_agent_is_recorded_and_cloned(
     assert all(services.check_losses(row) for row in rows[1:-1] if "loss/total" in row)
     cloning = [row["loss_mean/policy"] for row in rows if "loss_mean/policy" in row]
     assert cloning[-1] < 0.2 < 0.9 < math.log(3)
-    assert rows[-1]["unrolls/dropped/demonstrated"] > 0
     assert rows[-1]["loss_mean/policy_gradient"] != 0.0
     again = services.run("record", STORED / "catch", "--dataset", "catch/half-v0")
     assert again.returncode != 0

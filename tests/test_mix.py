@@ -14,6 +14,7 @@ from services import WAIT
 from impala.config.schema import MixConfig
 from impala.logdir.directory import StorageError
 from impala.types import AgentOutput, ArraySpec, Batch, StepType, TimeStep, Unroll
+from learner.data.demonstrations import Demonstrations
 from learner.data.ingest import Arrival, Ingest
 from learner.data.mix import Mix, Prepared
 from learner.data.replay import Replay
@@ -344,6 +345,39 @@ def test_unrolls_beyond_the_lag_limit_are_dropped() -> None:
     assert [each.unrolls for each in prepared] == [2, 0, 2, 0, 2]
     assert [each.frames for each in prepared] == [2 + 3, 0, 6 + 7, 0, 10 + 11]
     assert [a.sequence for each in prepared for a in each.arrivals] == [1, 2, 3, 4, 5]
+
+
+def test_demonstrations_come_first_and_what_was_played_meanwhile_is_dropped() -> None:
+    # Given demonstrations, and messages of two unrolls that wait, of several versions ...
+    unrolls = _made_with(-1, _arrival(1, 4, 100)).unroll
+    ingest = Ingest(capacity=100)
+    for sequence, version in enumerate([0, 7, 2, 8], start=1):
+        _put(ingest, [_made_with(version, _arrival(sequence, 2, 2 * sequence))])
+    demonstrations = Demonstrations(LAYOUT.rows(unrolls), seed=0)
+    mix = Mix(ingest, MixConfig(fresh=2), LAYOUT, demonstrations=demonstrations)
+    try:
+        # ... when batches of demonstrations are made until version 7, and then others ...
+        cloned = _take(mix, 3)
+        assert ingest.depth == 8
+        mix.begin_phase(7, empties_replay=True)
+        while (first := mix.get(timeout=10.0)) is None:  # what was made ahead
+            pass
+        prepared = [first, *_take(mix, 3)]
+    finally:
+        mix.close()
+    # ... then those count for no actor, but as frames; and batches of what is older are dropped.
+    for each in cloned:
+        assert each.is_demonstrated and each.is_whole and not each.provenance and not each.unrolls
+        batch = _batch(each)
+        assert batch.is_replay.all() and (batch.unroll.parameter_version == -1).all()
+        assert each.frames == batch.unroll.frames.sum() > 0
+    assert not any(each.is_demonstrated for each in prepared)
+    whole = [part for each in prepared for part in each.provenance]
+    assert [(p.sequence, p.unrolls, p.dropped) for p in whole] == [
+        *[(1, 2, "demonstrated"), (2, 2, None), (3, 2, "demonstrated"), (4, 2, None)]
+    ]
+    learned = [each for each in prepared if each.batch is not None]
+    assert [list(_batch(b).unroll.parameter_version) for b in learned] == [[7, 7], [8, 8]]
 
 
 def test_batches_fill_on_behind_what_is_too_old() -> None:

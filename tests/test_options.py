@@ -239,6 +239,10 @@ def test_errors_name_the_layer(tmp_path: pathlib.Path) -> None:
             "impala.entropy_anneal 0.5: say to which impala.entropy_target_end it changes",
         ),
         (
+            {"teacher": {"kl_target": 0.1, "policy_cost": 0}},
+            "teacher.kl_target is 0.1 and teacher.policy_cost 0, from which no weight can be",
+        ),
+        (
             {"objective": {"reward_scale": 0}},
             "objective.reward_scale is 0; its absolute value must be from 1e-12 to 1e+30",
         ),

@@ -22,6 +22,7 @@ from impala.config.schema import (
     AgentConfig,
     Config,
     EnvironmentConfig,
+    ObjectiveConfig,
     TasksConfig,
     TeacherConfig,
 )
@@ -250,7 +251,21 @@ def playing(id: str, **settings: object) -> Config:
         (
             playing("Catch", last_reward=True),
             {},
-            "also sees last_reward, .* set environment.last_reward",
+            "also sees last_reward, which this run does not observe",
+        ),
+        (
+            dataclasses.replace(CATCH, objective=ObjectiveConfig(discount=0.5)),
+            {},
+            "has values of another return: .*discount=0.5.* set teacher.value_cost to 0",
+        ),
+        (
+            dataclasses.replace(
+                CATCH,
+                tasks=TasksConfig(environments=("Catch", 'Catch{"shift": 1}')),
+                agent=AgentConfig(popart=True),
+            ),
+            {},
+            "with agent.popart on several tasks, each with values of its own: set teacher.value",
         ),
         (CATCH, {"teacher": TeacherConfig(("a", "a"))}, "has 2 teachers for 1 tasks: give one"),
         (

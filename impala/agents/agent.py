@@ -163,6 +163,18 @@ class Agent(snt.Module):
         kept = len(core_state) - len(self.recurrent_state(core_state))
         return (*core_state[:kept], *self.initial_state(size)[kept:])
 
+    def seen(self, timestep: TimeStep) -> Nest:
+        """Returns the core state [B, ...] after T rows of which only frames are remembered.
+
+        Args:
+          timestep: [T, B, ...], as many rows as are stacked or more.
+        """
+        state = self.initial_state(tf.shape(timestep.reward)[1])
+        if self._frame_stack is None:
+            return state
+        _, frames = self._frame_stack(timestep.observation, _is_first(timestep), state[0])
+        return (frames, *state[1:])
+
     def renormalise(self, observation: Nest, targets: tf.Tensor, weights: tf.Tensor) -> None:
         """Updates the statistics of PopArt; values stay what they are.
 

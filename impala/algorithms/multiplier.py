@@ -16,10 +16,12 @@ class Multiplier(snt.Module):
 
     Args:
       initial: its first value, more than 0.
+      num_parts: of an action, each of which has its share of the violation.
     """
 
-    def __init__(self, initial: float, name: str | None = None) -> None:
+    def __init__(self, initial: float, num_parts: int, name: str | None = None) -> None:
         super().__init__(name=name)
+        self._num_parts = num_parts
         self._initial = math.log(initial)
         self._log = tf.Variable(self._initial, trainable=False, name="log_multiplier")
 
@@ -28,11 +30,13 @@ class Multiplier(snt.Module):
         """Returns the multiplier: []."""
         return tf.exp(self._log)
 
-    def update(self, violation: tf.Tensor) -> None:
+    def update(self, violation: tf.Tensor, steps: tf.Tensor) -> None:
         """Ascends the gradient of the Lagrangian, within two orders of magnitude of the start.
 
         Args:
-          violation: [] in nats for each part of the action; negative where the constraint holds.
+          violation: [] the sum over steps, in nats; negative where the constraint holds.
+          steps: [] their number.
         """
+        violation = tf.math.divide_no_nan(violation, steps) / self._num_parts
         lowest, highest = self._initial - math.log(_RANGE), self._initial + math.log(_RANGE)
         self._log.assign(tf.clip_by_value(self._log + _STEP * violation, lowest, highest))

@@ -27,7 +27,9 @@ class PolicyGradient(Algorithm):
         super().__init__(agent, objective, config, name=name)
         self.teachers: Teachers | None = None
         """Whom the policy imitates; set by `impala.parts.build`."""
-        self._entropy_cost = Multiplier(config.entropy_cost) if config.entropy_target else None
+        self._entropy_cost: Multiplier | None = None
+        if config.entropy_target:
+            self._entropy_cost = Multiplier(config.entropy_cost, agent.distribution.num_parts)
 
     def shared_terms(
         self,
@@ -66,7 +68,6 @@ class PolicyGradient(Algorithm):
     def after_update(self, progress: tf.Tensor | float, sums: Sums) -> None:
         """Moves the weights that are learned towards what keeps to their targets."""
         if self._entropy_cost is not None:
-            lacking = tf.math.divide_no_nan(sums["lacking_entropy"], sums["steps"])
-            self._entropy_cost.update(lacking / self.agent.distribution.num_parts)
+            self._entropy_cost.update(sums["lacking_entropy"], sums["steps"])
         if self.teachers is not None:
             self.teachers.after_update(sums)

@@ -58,6 +58,8 @@ class Teacher:
             _, count, *shape = own.shape
             state = (_crop(batch.unroll.core_state[0][:, -count:], shape),)
         seen = timestep.observation
+        if is_wrapped(self._student_space):  # a policy does not depend on the task's number
+            seen = {**seen, TASK: tf.zeros(tf.shape(timestep.reward), tf.int64)}
         output, _ = self._agent.unroll(timestep._replace(observation=self._own(seen)), state)
         policy = output.policy
         if lacking := student.distribution.num_outputs - self._agent.distribution.num_outputs:
@@ -92,7 +94,9 @@ class Teachers(snt.Module):
         self._config = config
         self._teachers = teachers
         self._num_parts = num_parts
-        self._policy_cost = Multiplier(config.policy_cost) if config.kl_target else None
+        self._policy_cost: Multiplier | None = None
+        if config.kl_target:
+            self._policy_cost = Multiplier(config.policy_cost, num_parts)
 
     def terms(
         self,
@@ -131,8 +135,7 @@ class Teachers(snt.Module):
     def after_update(self, sums: Sums) -> None:
         """Moves the weight of the policies' distance, if that has a target."""
         if self._policy_cost is not None:
-            excess = tf.math.divide_no_nan(sums["teacher_excess"], sums["taught_steps"])
-            self._policy_cost.update(excess / self._num_parts)
+            self._policy_cost.update(sums["teacher_excess"], sums["taught_steps"])
 
     def _outputs(self, student: Agent, batch: Batch) -> NetworkOutput:
         """Returns what the teacher of each row would do and expect: [T + 1, B, ...]."""
@@ -160,10 +163,11 @@ def check(name: str, of_teacher: Spaces, *of_students: Spaces) -> None:
     (seen, actions), parts = of_teacher, _parts(of_teacher[0])
     for space, own_actions in of_students:
         if main_space(seen) == main_space(space) and actions == own_actions:
-            if lacking := sorted(parts - _parts(space) - {ACTION_MASK}):
+            if lacking := sorted(parts - _parts(space) - {TASK}):
                 raise ValueError(
                     f"The teacher {name} also sees {', '.join(lacking)}, which this run does not "
-                    f"observe: set environment.{lacking[0]}, or choose another teacher."
+                    "observe (environment.last_action and others): observe the same, or choose "
+                    "another teacher."
                 )
             return
     space, own_actions = of_students[0]
@@ -174,7 +178,8 @@ def check(name: str, of_teacher: Spaces, *of_students: Spaces) -> None:
 
 
 def _parts(space: gym.Space) -> set[str]:
-    return set(space.spaces) if is_wrapped(space) else set()
+    """Returns what wrappers have added to an observation."""
+    return set(space.spaces) - {"observation"} if is_wrapped(space) else set()
 
 
 def _crop(value: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:

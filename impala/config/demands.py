@@ -50,7 +50,7 @@ CRITIC = Demands(
     burns_in=True,
     normalises_values=True,
 )
-CLONE = Demands(from_demonstrations=True, has_teachers=True, normalises_values=True)
+CLONE = Demands(from_demonstrations=True, normalises_values=True)
 Q_LEARNING = Demands(policies=("epsilon_greedy",), burns_in=True)
 SAC = Demands(feed_forward=True, warms_up_randomly=True)
 
@@ -88,11 +88,17 @@ def check(config: Config) -> None:
                 f"agent.popart is set, but {name} does not normalise a baseline: unset "
                 "it, or learn with impala or actor_critic."
             )
-        if config.teacher.logdirs and not demands.has_teachers:
-            raise OptionError(
-                f"teacher.logdirs is {', '.join(config.teacher.logdirs)}, but {name} learns from "
-                "no teacher: leave it out, or learn with impala, actor_critic or impact."
-            )
+    if config.teacher.logdirs and not any(demands.has_teachers for _, demands in made):
+        raise OptionError(
+            f"teacher.logdirs is {', '.join(config.teacher.logdirs)}, but {' and '.join(names)} "
+            "learns from no teacher: leave it out, or learn with impala, actor_critic or impact."
+        )
+    if config.demonstrations.source and not any(d.from_demonstrations for _, d in made):
+        raise OptionError(
+            f"demonstrations.source is {config.demonstrations.source}, but {' and '.join(names)} "
+            "learns from none: begin with a phase that does, as in --phases clone:100000 "
+            f"{names[0]}."
+        )
     for i, (name, demands) in enumerate(made):
         if demands.from_demonstrations and i:
             raise OptionError(

@@ -52,6 +52,7 @@ def validate(config: Config) -> Config:
     _check_reward_scale(config)
     _check_correction(config)
     _check_entropy_target(config)
+    _check_teachers(config)
     _check_burn_in(config)
     _check_lag(config)
     _check_frames(config, played)
@@ -122,6 +123,16 @@ def _check_entropy_target(config: Config) -> None:
                 f"{settings.entropy_anneal:g}: say to which {name}.entropy_target_end it changes, "
                 "more than 0; or set entropy_anneal to 0."
             )
+
+
+def _check_teachers(config: Config) -> None:
+    """Refuses a target for the distance to teachers whose weight cannot be learned."""
+    teacher = config.teacher
+    if teacher.kl_target and not teacher.policy_cost:
+        raise OptionError(
+            f"teacher.kl_target is {teacher.kl_target:g} and teacher.policy_cost 0, from which no "
+            "weight can be learned: it starts there and changes by factors. Set it to 1."
+        )
 
 
 def _check_burn_in(config: Config) -> None:

@@ -7,7 +7,9 @@ n + 1 `observations`, of which Dicts and Tuples have arrays of so many rows.
 import contextlib
 import functools
 import importlib
-from collections.abc import Iterable, Iterator
+import sys
+import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -15,7 +17,7 @@ import numpy as np
 import tree
 
 from impala.environments import base
-from impala.environments.spaces import Spaces, is_wrapped, limits, main_space
+from impala.environments.spaces import SEEN, Spaces, is_wrapped, limits, main_space
 from impala.environments.wrappers import History
 from impala.parts import components
 from impala.parts.components import Allowed
@@ -48,7 +50,7 @@ def load(name: str) -> tuple[Spaces | None, Iterator[Any]]:
         found = components.load(name, Allowed((name,)))
         if not callable(found):
             raise ValueError(f"{name} is {found!r}, not a function that returns episodes.")
-        return None, iter(found())
+        return None, _episodes(name, found)
     minari = minari_for(name)
     try:
         dataset = minari.load_dataset(name.removeprefix(MINARI))
@@ -59,6 +61,17 @@ def load(name: str) -> tuple[Spaces | None, Iterator[Any]]:
             "minari download."
         ) from error
     return (dataset.observation_space, dataset.action_space), dataset.iterate_episodes()
+
+
+def _episodes(name: str, function: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+    """Yields what a user's function returns; its errors say where they were raised."""
+    try:
+        yield from function()
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise ValueError(
+            f"{name} raised {type(error).__name__} at {where.filename}:{where.lineno}: {error}"
+        ) from error
 
 
 def minari_for(what: str) -> Any:
@@ -73,7 +86,13 @@ def minari_for(what: str) -> Any:
         raise ValueError(f"{what} needs Minari: pip install 'impala-rl[minari]'.") from error
 
 
-def stream(name: str, of_dataset: Spaces | None, episodes: Iterable[Any], spaces: Spaces) -> Stream:
+def stream(
+    name: str,
+    of_dataset: Spaces | None,
+    episodes: Iterable[Any],
+    spaces: Spaces,
+    most_bytes: int = sys.maxsize,
+) -> Stream:
     """Joins episodes to a stream of what an agent sees and does.
 
     Args:
@@ -81,10 +100,11 @@ def stream(name: str, of_dataset: Spaces | None, episodes: Iterable[Any], spaces
       of_dataset: its spaces, if it says.
       episodes: in order.
       spaces: of the agent.
+      most_bytes: that they may take.
 
     Raises:
-      ValueError: they are of other spaces, hold what an environment could not give, or there are
-        none; names the dataset, the episode and the step.
+      ValueError: they are of other spaces, hold what an environment could not give, are too many,
+        or there are none; names the dataset, the episode and the step.
     """
     observation_space, action_space = main_space(spaces[0]), spaces[1]
     if of_dataset is not None and of_dataset != (observation_space, action_space):
@@ -93,17 +113,22 @@ def stream(name: str, of_dataset: Spaces | None, episodes: Iterable[Any], spaces
             f"sees {observation_space} and does {action_space}. Both must be the same."
         )
     parts = set(spaces[0].spaces) - {"observation"} if is_wrapped(spaces[0]) else set[str]()
-    history = History(action_space, 1, parts)
-    if lacking := sorted(parts - set(history.spaces)):
+    if lacking := sorted(parts - SEEN):
         raise ValueError(
             f"The demonstrations of {name} have no {', '.join(lacking)}, which this run's agent "
             "needs."
         )
-    streams = []
+    streams, size = [], 0
     for number, episode in enumerate(episodes):
         with _located(f"Episode {number} of {name}"):
             one = _stream(episode, observation_space, action_space)
-            streams.append(_with_history(one, history) if parts else one)
+            streams.append(_with_history(one, action_space, parts) if parts else one)
+        size += sum(leaf.nbytes for leaf in tree.flatten(streams[-1]))
+        if size > most_bytes:
+            raise ValueError(
+                f"The demonstrations of {name} take more than {most_bytes:,} bytes of memory, "
+                f"which replay.memory allows, after {number + 1} episodes: raise it, or give fewer."
+            )
     if not streams:
         raise ValueError(f"{name} has no episodes: nothing can be cloned.")
     joined: Stream = tree.map_structure(lambda *each: np.concatenate(each), *streams)
@@ -151,12 +176,16 @@ def _rows(count: int, name: str, space: gym.Space, value: Any) -> np.ndarray:
         why = ": the last one, which the last step led to, is missing" if name[0] == "o" else ""
         raise ValueError(f"has {len(array)} rows of {name} instead of {count}{why}")
     base.check_shape(name, space, array, (count,))
-    given, array = array, array.astype(space.dtype)
+    given = array
+    with np.errstate(over="ignore"):
+        array = given.astype(space.dtype)
     if array.dtype.kind in "biu" and (array != given).any():
         raise ValueError(f"has {name} of {given.dtype}, which {space} cannot hold")
     low, high = (np.broadcast_to(limit, array.shape) for limit in limits(space))
     with np.errstate(invalid="ignore"):
         good = (array >= low) & (array <= high)
+    if array.dtype.kind == "f":
+        good &= np.isfinite(array)
     if not good.all():
         place = tuple(map(int, np.argwhere(~good)[0]))
         raise ValueError(
@@ -166,16 +195,15 @@ def _rows(count: int, name: str, space: gym.Space, value: Any) -> np.ndarray:
     return array
 
 
-def _with_history(stream: Stream, history: History) -> Stream:
-    """Adds what an agent sees of the past."""
-    rows = []
-    for t, kind in enumerate(stream.timestep.step_type):
-        action = tree.map_structure(lambda x, t=t: x[t : t + 1], stream.action)
-        is_first = np.array([kind == StepType.FIRST])
-        rows.append(history.before(is_first, action, stream.timestep.reward[t : t + 1]))
-    seen = tree.map_structure(lambda *each: np.concatenate(each), *rows)
-    observation = {"observation": stream.timestep.observation, **seen}
-    return stream._replace(timestep=stream.timestep._replace(observation=observation))
+def _with_history(stream: Stream, action_space: gym.Space, parts: Collection[str]) -> Stream:
+    """Adds what an agent sees of the past to the rows of an episode."""
+    timestep, count = stream.timestep, len(stream.timestep.reward)
+    is_first = timestep.step_type == StepType.FIRST
+    seen = History(action_space, count, parts).before(is_first, stream.action, timestep.reward)
+    if "time_in_episode" in seen:
+        seen["time_in_episode"] = np.arange(count, dtype=np.int32)
+    observation = {"observation": timestep.observation, **seen}
+    return stream._replace(timestep=timestep._replace(observation=observation))
 
 
 @contextlib.contextmanager
@@ -183,5 +211,5 @@ def _located(where: str) -> Iterator[None]:
     """Names the episode in an error."""
     try:
         yield
-    except (AttributeError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"{where} {error}.") from error

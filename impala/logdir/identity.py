@@ -19,6 +19,9 @@ from impala.schedule import tasks
 _EXPERIMENT = (
     *("environment", "tasks.environments", "tasks.order", "seed", "algorithm", "phases"),
     *("agent", "objective", "optimiser.name", "teacher.logdirs", "demonstrations"),
+    # Those with variables of their own.
+    *("impala.entropy_target", "actor_critic.entropy_target", "impact.entropy_target"),
+    "teacher.kl_target",
 )
 _MOST_NAMED = 4  # differences in a message
 _MOST_CHARACTERS = 40  # of each part of a name

@@ -24,13 +24,19 @@ def record(player: Player, name: str, episodes: int, greedy: bool, seed: int) ->
       greedy: use the most likely actions instead of sampled ones.
       seed: of environment and actions.
 
+    An episode is truncated after `evaluator.max_steps` of the run.
+
     Returns:
       The return of each.
 
     Raises:
-      ValueError: Minari is not installed, or refuses the name.
+      ValueError: Minari is not installed, or the name is taken or invalid.
     """
     minari = minari_for(f"The dataset {name}")
+    minari.dataset.minari_dataset.parse_dataset_id(name)
+    if name in minari.list_local_datasets():
+        raise ValueError(f"There is a dataset {name} already: choose another name or version.")
+    most = player.config.evaluator.max_steps
     policy = Policy(player, greedy, seed)
     environment = policy.environment()
     space, returns, buffers = policy.observation_space, list[float](), list[Any]()
@@ -49,7 +55,7 @@ def record(player: Player, name: str, episodes: int, greedy: bool, seed: int) ->
             for rows, value in ((seen, own(observation)), (done, action)):
                 rows.append(tree.map_structure(np.array, value))
             rewards.append(float(reward))
-            ends.append(end)
+            ends.append([end[0], end[1] or len(rewards) == most])
         terminations, truncations = (list(each) for each in zip(*ends, strict=True))
         buffers.append(
             minari.data_collector.EpisodeBuffer(

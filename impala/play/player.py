@@ -10,6 +10,11 @@ _NOTHING = Allowed()
 _WITHOUT_VALUE = {"sac"}
 
 
+def has_value(algorithm: str) -> bool:
+    """Returns whether an algorithm trains the agent's baseline or its Q-values."""
+    return algorithm not in _WITHOUT_VALUE
+
+
 class Player:
     """An agent with frozen weights, which can make the environments that it was trained in.
 
@@ -35,11 +40,6 @@ class Player:
         self.agent = build.agent(saved.config.agent, *self.spaces, own=self._own)
         for variable, value in zip(self.agent.variables, saved.agent_values, strict=True):
             variable.assign(value)
-
-    @property
-    def has_value(self) -> bool:
-        """Whether the agent's baseline or Q-values were trained."""
-        return self.algorithm not in _WITHOUT_VALUE
 
     def environment(self, num_envs: int = 1, render_mode: str | None = None) -> Environment:
         """Returns environments of the task, with the agent's wrappers; the caller closes them.

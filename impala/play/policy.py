@@ -14,7 +14,7 @@ from impala.environments import base, to_gymnasium
 from impala.environments.spaces import SEEN, TASK, is_wrapped
 from impala.environments.wrappers import History
 from impala.play.evaluation import Acting
-from impala.play.player import Player
+from impala.play.player import Player, has_value
 from impala.types import AgentOutput, Nest, StepType, TimeStep
 
 
@@ -107,7 +107,7 @@ class Policy:
         Raises:
           ValueError: as a call, or the algorithm has trained neither.
         """
-        if not self._player.has_value:
+        if not has_value(self.algorithm):
             raise ValueError(
                 f"{self.algorithm} has trained no value of observations: its critics, which value "
                 "actions too, are not part of the agent."

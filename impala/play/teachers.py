@@ -1,5 +1,6 @@
 """A run's teachers: reads their agents, and keeps copies from which the run resumes."""
 
+import dataclasses
 import hashlib
 import pathlib
 from collections.abc import Sequence
@@ -7,11 +8,11 @@ from collections.abc import Sequence
 from impala.algorithms import teachers
 from impala.algorithms.teachers import Teacher
 from impala.config.schema import Config
-from impala.environments.spaces import Spaces
+from impala.environments.spaces import Spaces, num_tasks
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Checkpoint
 from impala.parts import build, sections
-from impala.play.player import Player
+from impala.play.player import has_value
 from impala.schedule.tasks import Task
 
 
@@ -23,23 +24,47 @@ def read(config: Config, resumes: pathlib.Path | None = None) -> list[Checkpoint
       resumes: log directory of a run that resumes, which has copies; None: it is new.
 
     Raises:
-      CheckpointError: a log directory has no checkpoint.
+      ValueError: a log directory has no checkpoint, or its network has parts of its own that the
+        run does not name.
     """
     found = []
     for name in config.teacher.logdirs:
         source = pathlib.Path(name)
         if resumes is not None and checkpoint.exists(copy := _copy(resumes, name)):
             source = copy
-        found.append(checkpoint.load(source))
+        found.append(_of_network(name, checkpoint.load(source), config))
     return found
+
+
+def _of_network(name: str, saved: Checkpoint, config: Config) -> Checkpoint:
+    """Returns a checkpoint of the agent alone, whose configuration names parts of no other kind."""
+    default = Config()
+    needed = dataclasses.replace(
+        saved.config,
+        algorithm=default.algorithm,
+        phases=(),
+        environment=default.environment,
+        tasks=default.tasks,
+        optimiser=default.optimiser,
+        telemetry=default.telemetry,
+    )
+    try:
+        whole = sections.restore(needed, saved.own, (), sections.allowed(config))
+    except ValueError as error:
+        raise ValueError(
+            f"The teacher {name} has a network with parts of its own, {needed.agent.torso} and "
+            f"{needed.agent.core}. Only those that this run's agent has, or that are installed as "
+            "entry points of the group impala.components, can be made."
+        ) from error
+    agent = {n: x for n, x in saved.variables.items() if n.startswith("agent/")}
+    return saved._replace(config=whole, variables=agent, accounts={})
 
 
 def keep(config: Config, logdir: pathlib.Path, found: Sequence[Checkpoint]) -> None:
     """Copies the agents of teachers into a run's log directory, which then needs no other."""
     for name, saved in zip(config.teacher.logdirs, found, strict=True):
         if not checkpoint.exists(copy := _copy(logdir, name)):
-            agent = {n: x for n, x in saved.variables.items() if n.startswith("agent/")}
-            checkpoint.save(copy, saved._replace(variables=agent, accounts={}), keep=1)
+            checkpoint.save(copy, saved, keep=1)
 
 
 def digest(found: Sequence[Checkpoint]) -> str:
@@ -81,14 +106,15 @@ def make(
 def _teacher(
     config: Config, number: int, saved: Checkpoint, played: Sequence[Task], spaces: Spaces
 ) -> Teacher:
-    name, settings = config.teacher.logdirs[number], saved.config.agent
-    player = Player(saved, allow=sections.allowed(config))
+    name, settings, own = config.teacher.logdirs[number], saved.config.agent, saved.spaces
+    assert own is not None
+    agent = build.agent(settings, *own, own=sections.found(saved.config))
     if settings.policy != "stochastic":
         raise ValueError(
             f"The teacher {name} has Q-values and no policy that can be imitated: choose one that "
             "was trained with impala, actor_critic, impact or sac."
         )
-    if player.agent.recurrent_state(player.agent.initial_state(1)):
+    if agent.recurrent_state(agent.initial_state(1)):
         raise ValueError(
             f"The teacher {name} has the core {settings.core}, whose state is not in this run's "
             "unrolls: choose a feed-forward one (frames may be stacked)."
@@ -98,16 +124,30 @@ def _teacher(
             f"The teacher {name} sees {settings.frame_stack} frames at once, this run's agent "
             f"{config.agent.frame_stack}: raise agent.frame_stack."
         )
-    if config.teacher.value_cost and not player.has_value:
-        raise ValueError(
-            f"The teacher {name} was trained with {saved.algorithm}, which has no baseline: set "
-            "teacher.value_cost to 0."
-        )
+    if config.teacher.value_cost and (why := _without_value(saved, config)):
+        raise ValueError(f"The teacher {name} {why}: set teacher.value_cost to 0.")
     possible = [spaces]
     if len(config.teacher.logdirs) > 1:
         possible.insert(0, build.spaces(played[number : number + 1], sections.found(config)))
-    teachers.check(name, player.spaces, *possible)
-    return Teacher(player.agent, player.spaces, spaces)
+    teachers.check(name, own, *possible)
+    for variable, value in zip(agent.variables, saved.agent_values, strict=True):
+        variable.assign(value)
+    return Teacher(agent, own, spaces)
+
+
+def _without_value(saved: Checkpoint, config: Config) -> str:
+    """Returns why the values of a teacher mean nothing to a run; "" if they do."""
+    assert saved.spaces is not None
+    if not has_value(saved.algorithm):
+        return f"was trained with {saved.algorithm}, which has no baseline"
+    if num_tasks(saved.spaces[0]) > 1:
+        return "was trained with agent.popart on several tasks, each with values of its own"
+    if saved.config.objective != config.objective:
+        return (
+            f"has values of another return: its objective is {saved.config.objective}, this run's "
+            f"{config.objective}"
+        )
+    return ""
 
 
 def _copy(logdir: pathlib.Path, name: str) -> pathlib.Path:

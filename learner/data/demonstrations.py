@@ -17,7 +17,7 @@ from learner.data.rows import Layout
 
 _log = logging.getLogger(__name__)
 
-_AT_ONCE = 256  # unrolls whose frames are stacked together
+_AT_ONCE = 256  # unrolls that are written together
 
 
 class Demonstrations:
@@ -32,9 +32,6 @@ class Demonstrations:
         self._rows = rows
         self._rng = np.random.default_rng(seed)
         self._order = np.zeros(0, np.int64)  # that is left of this pass
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
     def draw(self, rows: np.ndarray) -> None:
         """Fills rows, uint8 [B, row_bytes]."""
@@ -54,11 +51,11 @@ def open_demonstrations(
     """
     name = config.demonstrations.source
     of_dataset, episodes = demonstrations.load(name)
-    stream = demonstrations.stream(name, of_dataset, episodes, spaces)
+    memory = config.replay.memory or process.memory() // 4
+    stream = demonstrations.stream(name, of_dataset, episodes, spaces, memory)
     length = config.learner.unroll_length
     steps = len(stream.timestep.reward)
     count = -(-steps // length)
-    memory = config.replay.memory or process.memory() // 4
     if count * layout.row_bytes > memory:
         raise ValueError(
             f"The demonstrations of {name} take {count * layout.row_bytes:,} bytes of memory, but "
@@ -67,17 +64,16 @@ def open_demonstrations(
     rows = layout.empty(count)
     (task,) = tasks.make(config.environment, config.tasks)
     frames = tasks.frames_per_step(task, config.limits)
-    depth = max(length, config.agent.frame_stack)
     for start in range(0, count, _AT_ONCE):
         begins = length * np.arange(start, min(start + _AT_ONCE, count))
-        unroll = _unrolls(agent, stream, begins, length, depth, frames)
+        unroll = _unrolls(agent, config.agent.frame_stack, stream, begins, length, frames)
         layout.write(unroll, slice(None), rows[start : start + len(begins)])
     _log.info("%s: %s steps, %s unrolls.", name, f"{steps:,}", f"{count:,}")
     return Demonstrations(rows, config.seed)
 
 
 def _unrolls(
-    agent: Agent, stream: Stream, begins: np.ndarray, length: int, depth: int, frames: int
+    agent: Agent, stacked: int, stream: Stream, begins: np.ndarray, length: int, frames: int
 ) -> Unroll:
     """Returns the unrolls that begin at some rows; the stream begins anew at its end.
 
@@ -91,10 +87,8 @@ def _unrolls(
         return taken
 
     size, batch = len(stream.timestep.reward), len(begins)
-    state: Nest = agent.initial_state(batch)
-    if state:
-        _, state = agent.unroll(part(-depth, depth).timestep, state)
-        state = tree.map_structure(lambda x: x.numpy(), agent.forget(state))
+    state: Nest = agent.seen(part(-stacked, stacked).timestep)
+    state = tree.map_structure(lambda x: x.numpy(), state)
     timestep, action = part(0, length + 1)
     policy = np.zeros((length + 1, batch, agent.distribution.num_parameters), np.float32)
     is_step = timestep.step_type[1:] != StepType.FIRST

@@ -247,7 +247,8 @@ class Mix:
           empties_replay: whether to empty it.
         """
         if self._demonstrations is not None:
-            self._demonstrations, self._not_before = None, version
+            self._not_before = version  # before the mix's thread takes what waits
+            self._demonstrations = None
         if empties_replay and self._replay is not None:
             self._oldest = self._replay.clear()
 

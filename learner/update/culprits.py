@@ -58,7 +58,8 @@ class Culprits:
             self._replay.remove(numbers)
             self._removed.extend(numbers)
         what = ", ".join(refusal.not_finite[:2])
-        for actor, count in collections.Counter(each.actor for each in fresh).items():
+        actors = [] if prepared.is_demonstrated else [each.actor for each in fresh]
+        for actor, count in collections.Counter(actors).items():
             self._blame(
                 actor, f"{count} unrolls with which update {update} is not finite in {what}"
             )

@@ -47,8 +47,11 @@ class Phases:
         self.teachers = teachers
         self._phases = phases.make(config)
         with replicas.scope():
-            for phase in self._phases:
-                build.algorithm(phase.algorithm, config, agent, teachers)
+            first, *_ = [
+                build.algorithm(phase.algorithm, config, agent, teachers) for phase in self._phases
+            ]
+        self.begin_with_demonstrations: bool = first.demands.from_demonstrations
+        """Whether the first algorithm learns from demonstrations."""
 
     def algorithm_at(self, counters: Counters) -> str:
         """Returns the name of the algorithm of the phase at these counters."""
