@@ -17,7 +17,7 @@ from impala.agents.agent import Agent
 from impala.algorithms.impala import Impala
 from impala.algorithms.policy_gradient import PolicyGradient
 from impala.algorithms.teachers import Teacher, Teachers
-from impala.config import rules
+from impala.config import rules, values
 from impala.config.schema import (
     AgentConfig,
     Config,
@@ -30,7 +30,9 @@ from impala.config.values import OptionError
 from impala.environments.spaces import FORBIDDEN, Spaces
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Checkpoint, Counters
-from impala.parts import build
+from impala.parts import build, sections
+from impala.parts.components import Allowed
+from impala.play import teachers
 from impala.testing.algorithms import (
     AlgorithmConformance,
     make_batch,
@@ -302,6 +304,30 @@ def test_an_algorithm_without_teachers_is_refused() -> None:
     config = dataclasses.replace(CATCH, algorithm="critic", teacher=TeacherConfig(("a",)))
     with pytest.raises(OptionError, match="critic learns from no teacher: leave it out, or learn"):
         rules.validate(config)
+
+
+def test_copies_have_the_settings_of_own_parts(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run whose agent has the same part can make the teacher's; others say what is missing."""
+    monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parent.parent / "examples"))
+    own = dataclasses.replace(CATCH, agent=AgentConfig(torso="custom_torso:Gated"))
+    wide = sections.from_dict(
+        {**values.to_dict(own), "gated": {"width": 24}}, Allowed(("custom_torso:Gated",))
+    )
+    teacher = tmp_path / "teacher"
+    checkpoint.save(teacher, saved(wide), keep=1)
+    run = dataclasses.replace(own, teacher=TeacherConfig((str(teacher),)))
+    run = sections.compose(run)
+    found = teachers.read(run)
+    teachers.keep(run, tmp_path / "run", found)
+    shutil.rmtree(teacher)
+    again = teachers.read(run, tmp_path / "run")
+    assert teachers.digest(again) == teachers.digest(found)
+    make_plan(run, found=again)
+    run = dataclasses.replace(CATCH, teacher=run.teacher)
+    with pytest.raises(ValueError, match="parts of its own, custom_torso:Gated and feed_forward"):
+        teachers.read(run, tmp_path / "run")
 
 
 def test_a_run_keeps_its_teacher(tmp_path: pathlib.Path) -> None:
