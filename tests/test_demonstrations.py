@@ -155,7 +155,7 @@ def put(value: float) -> Callable[[np.ndarray], np.ndarray]:
             "Episode 1 of mine has 3 rows of observation instead of 4: the last one, which the "
             "last step led to, is missing",
         ),
-        ([changed(observations=put(np.nan))], r"observation nan at step 1, outside of -5.0 to 5"),
+        ([changed(observations=put(np.nan))], "observation nan at step 1: it must be finite"),
         ([changed(observations=lambda x: x[:, :1])], r"observation has shape \(4, 1\), expected"),
         ([changed(observations=put(7.0))], "observation 7.0 at step 1, outside of -5.0 to 5.0"),
         ([changed(actions=put(3))], "has action 3 at step 1, outside of 0 to 2"),
@@ -163,7 +163,10 @@ def put(value: float) -> Callable[[np.ndarray], np.ndarray]:
         ([changed(rewards=put(np.inf))], "has a reward of inf at step 1"),
         ([changed(terminations=put(1))], "ends at step 1, but has 3 steps"),
         ([changed(truncations=lambda x: x[:1])], "3 rewards, 3 terminations, 1 truncations"),
-        ([object()], "Episode 0 of mine 'object' object has no attribute 'rewards'"),
+        (
+            [object()],
+            "Episode 0 of mine is a object without observations, actions, rewards, .*Namespace",
+        ),
     ],
 )
 def test_what_no_environment_could_give_is_refused(episodes: list[Any], message: str) -> None:
@@ -249,7 +252,7 @@ def test_what_is_infinite_is_refused_without_bounds() -> None:
         wrong = episode(3)
         wrong.observations = wrong.observations.astype(np.float64)
         wrong.observations[2, 0] = value
-        with pytest.raises(ValueError, match="has observation inf at step 2"):
+        with pytest.raises(ValueError, match="has observation inf at step 2: it must be"):
             demonstrations.stream("mine", None, [wrong], spaces)
 
 
@@ -272,7 +275,7 @@ def test_errors_of_a_function_say_where_they_were_raised(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "failing", made)
     for name, message in (
         ("failing:fails", r"raised FileNotFoundError at .*test_demonstrations.py:\d+: levels.txt"),
-        ("failing:nothing", "failing:nothing raised TypeError at .*: 'NoneType' object is not"),
+        ("failing:nothing", "failing:nothing raised ValueError at .*: it returned None: return"),
     ):
         with pytest.raises(ValueError, match=message):
             demonstrations.stream(name, *demonstrations.load(name), SPACES)
@@ -282,7 +285,9 @@ def test_what_is_no_function_or_not_there_is_refused(monkeypatch: pytest.MonkeyP
     module(monkeypatch, [])
     with pytest.raises(ValueError, match="demonstrated:number is 5, not a function that returns"):
         demonstrations.load("demonstrated:number")
-    with pytest.raises(ValueError, match="minari:no/such-v0 cannot be opened: Dataset no/such-v0"):
+    with pytest.raises(ValueError, match="say minari:catch/mine-v0 if that is a dataset"):
+        demonstrations.load("catch/mine-v0")
+    with pytest.raises(ValueError, match=r"minari:no/such-v0 cannot be opened .*minari list local"):
         demonstrations.load("minari:no/such-v0")
     monkeypatch.setitem(sys.modules, "minari", None)
     with pytest.raises(ValueError, match=r"needs Minari: pip install 'impala-rl\[minari\]'"):

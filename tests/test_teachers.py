@@ -39,7 +39,7 @@ from impala.testing.algorithms import (
 )
 from impala.types import StepType
 from learner.plan import make_plan
-from learner.update import named_variables
+from learner.update import named_variables, output_judge
 
 Box, Discrete = gym.spaces.Box, gym.spaces.Discrete
 
@@ -258,7 +258,7 @@ def playing(id: str, **settings: object) -> Config:
         (
             dataclasses.replace(CATCH, objective=ObjectiveConfig(discount=0.5)),
             {},
-            "has values of another return: .*discount=0.5.* set teacher.value_cost to 0",
+            "of another return .objective: discount 0.5, here 0.99.: set teacher.value_cost to 0",
         ),
         (
             dataclasses.replace(
@@ -298,6 +298,19 @@ def test_sac_teaches_no_values() -> None:
         make_plan(config, found=[teacher])
     config = dataclasses.replace(config, teacher=TeacherConfig(("a",), value_cost=0.0))
     make_plan(config, found=[teacher])
+
+
+def test_an_agent_of_several_tasks_teaches_its_policy() -> None:
+    """To a run that knows no number of a task."""
+    several = TasksConfig(environments=("Catch", 'Catch{"shift": 1}'))
+    teacher = dataclasses.replace(CATCH, tasks=several, agent=AgentConfig(popart=True))
+    found = saved(teacher)
+    config = dataclasses.replace(CATCH, teacher=TeacherConfig(("a",), value_cost=0.0))
+    plan = make_plan(config, found=[found])
+    (made,) = plan.phases.teachers
+    batch = output_judge.blank(plan.unroll_spec)
+    batch = tf.nest.map_structure(tf.convert_to_tensor, batch)
+    assert np.isfinite(made.outputs(plan.phases.agent, batch).policy).all()
 
 
 def test_an_algorithm_without_teachers_is_refused() -> None:

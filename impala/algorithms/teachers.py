@@ -57,10 +57,14 @@ class Teacher:
             (own,) = state
             _, count, *shape = own.shape
             state = (_crop(batch.unroll.core_state[0][:, -count:], shape),)
-        seen = timestep.observation
-        if is_wrapped(self._student_space):  # a policy does not depend on the task's number
-            seen = {**seen, TASK: tf.zeros(tf.shape(timestep.reward), tf.int64)}
-        output, _ = self._agent.unroll(timestep._replace(observation=self._own(seen)), state)
+        seen = (
+            timestep.observation
+            if is_wrapped(self._student_space)
+            else {"observation": timestep.observation}
+        )
+        # No policy depends on the number of its task.
+        own = self._own({**seen, TASK: tf.zeros(tf.shape(timestep.reward), tf.int64)})
+        output, _ = self._agent.unroll(timestep._replace(observation=own), state)
         policy = output.policy
         if lacking := student.distribution.num_outputs - self._agent.distribution.num_outputs:
             policy = tf.pad(policy, [[0, 0], [0, 0], [0, lacking]], constant_values=FORBIDDEN)
@@ -68,13 +72,11 @@ class Teacher:
             policy = student.distribution.mask(policy, seen[ACTION_MASK])
         return NetworkOutput(tf.stop_gradient(policy), tf.stop_gradient(output.baseline))
 
-    def _own(self, observation: Nest) -> Nest:
-        """Returns of a student's observation what the teacher sees."""
-        space = self._space
+    def _own(self, parts: dict[str, Nest]) -> Nest:
+        """Returns of the parts of a student's observation what the teacher sees."""
+        space, observation = self._space, parts["observation"]
         if is_wrapped(space):
-            observation = {name: observation[name] for name in space.spaces}
-        elif is_wrapped(self._student_space):
-            observation = observation["observation"]
+            observation = {name: parts[name] for name in space.spaces}
         return base.map_leaves(
             lambda _, leaf, value: _crop(value, leaf.shape), "observation", space, observation
         )

@@ -50,7 +50,8 @@ CRITIC = Demands(
     burns_in=True,
     normalises_values=True,
 )
-CLONE = Demands(from_demonstrations=True, normalises_values=True)
+# It changes the policy, but nothing was played before that could be replayed.
+CLONE = Demands(changes_policy=False, from_demonstrations=True, normalises_values=True)
 Q_LEARNING = Demands(policies=("epsilon_greedy",), burns_in=True)
 SAC = Demands(feed_forward=True, warms_up_randomly=True)
 

@@ -24,6 +24,7 @@ from impala.parts.components import Allowed
 from impala.types import Nest, StepType, TimeStep
 
 MINARI = "minari:"
+_FIELDS = ("observations", "actions", "rewards", "terminations", "truncations")
 
 
 class Stream(NamedTuple):
@@ -46,6 +47,11 @@ def load(name: str) -> tuple[Spaces | None, Iterator[Any]]:
     Raises:
       ValueError: it is not there, or a package for it is missing.
     """
+    if ":" not in name:
+        raise ValueError(
+            f"demonstrations.source is {name}: say minari:{name} if that is a dataset of Minari, "
+            "or MODULE:FUNCTION."
+        )
     if not name.startswith(MINARI):
         found = components.load(name, Allowed((name,)))
         if not callable(found):
@@ -54,11 +60,10 @@ def load(name: str) -> tuple[Spaces | None, Iterator[Any]]:
     minari = minari_for(name)
     try:
         dataset = minari.load_dataset(name.removeprefix(MINARI))
-    except (FileNotFoundError, ValueError) as error:
-        local = ", ".join(sorted(minari.list_local_datasets())) or "none"
+    except Exception as error:  # of any kind: others' files stand beside it
         raise ValueError(
-            f"{name} cannot be opened: {error} Datasets on this host: {local}. Fetch others with "
-            "minari download."
+            f"{name} cannot be opened ({type(error).__name__}). minari list local shows the "
+            "datasets on this host, and minari download fetches others."
         ) from error
     return (dataset.observation_space, dataset.action_space), dataset.iterate_episodes()
 
@@ -66,7 +71,9 @@ def load(name: str) -> tuple[Spaces | None, Iterator[Any]]:
 def _episodes(name: str, function: Callable[[], Iterable[Any]]) -> Iterator[Any]:
     """Yields what a user's function returns; its errors say where they were raised."""
     try:
-        yield from function()
+        if (episodes := function()) is None:
+            raise ValueError("it returned None: return or yield episodes")
+        yield from episodes
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise ValueError(
@@ -137,6 +144,11 @@ def stream(
 
 def _stream(episode: Any, observation_space: gym.Space, action_space: gym.Space) -> Stream:
     """Returns the n + 1 rows of an episode."""
+    if lacking := [name for name in _FIELDS if not hasattr(episode, name)]:
+        raise ValueError(
+            f"is a {type(episode).__name__} without {', '.join(lacking)}: give it these "
+            "attributes, by types.SimpleNamespace(**fields) for instance"
+        )
     rewards = np.asarray(episode.rewards, np.float32)
     n = len(rewards)
     if not n:
@@ -188,6 +200,8 @@ def _rows(count: int, name: str, space: gym.Space, value: Any) -> np.ndarray:
         good &= np.isfinite(array)
     if not good.all():
         place = tuple(map(int, np.argwhere(~good)[0]))
+        if not np.isfinite(array[place]):
+            raise ValueError(f"has {name} {array[place]} at step {place[0]}: it must be finite")
         raise ValueError(
             f"has {name} {array[place]} at step {place[0]}, outside of {low[place]} to "
             f"{high[place]}"

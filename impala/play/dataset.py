@@ -1,5 +1,7 @@
 """Datasets: episodes of an agent, as demonstrations for others to learn from."""
 
+import re
+import warnings
 from typing import Any
 
 import numpy as np
@@ -33,8 +35,11 @@ def record(player: Player, name: str, episodes: int, greedy: bool, seed: int) ->
       ValueError: Minari is not installed, or the name is taken or invalid.
     """
     minari = minari_for(f"The dataset {name}")
-    minari.dataset.minari_dataset.parse_dataset_id(name)
-    if name in minari.list_local_datasets():
+    if not re.fullmatch(r"([\w-]+/)*[\w-]+-v\d+", name):
+        raise ValueError(
+            f"{name} is no name of a dataset: end it with a version, as in catch/mine-v0."
+        )
+    if minari.storage.get_dataset_path(name).exists():
         raise ValueError(f"There is a dataset {name} already: choose another name or version.")
     most = player.config.evaluator.max_steps
     policy = Policy(player, greedy, seed)
@@ -68,9 +73,11 @@ def record(player: Player, name: str, episodes: int, greedy: bool, seed: int) ->
             )
         )
         returns.append(sum(rewards))
-    minari.create_dataset_from_buffers(
-        name, buffers, observation_space=main_space(space), action_space=policy.action_space
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it knows no author, and no environment to evaluate in
+        minari.create_dataset_from_buffers(
+            name, buffers, observation_space=main_space(space), action_space=policy.action_space
+        )
     return returns
 
 

@@ -2,11 +2,13 @@
 
 import dataclasses
 import hashlib
+import logging
 import pathlib
 from collections.abc import Sequence
 
 from impala.algorithms import teachers
 from impala.algorithms.teachers import Teacher
+from impala.config import values
 from impala.config.schema import Config
 from impala.environments.spaces import Spaces, num_tasks
 from impala.logdir import checkpoint
@@ -14,6 +16,8 @@ from impala.logdir.checkpoint import Checkpoint
 from impala.parts import build, sections
 from impala.play.player import has_value
 from impala.schedule.tasks import Task
+
+_log = logging.getLogger(__name__)
 
 
 def read(config: Config, resumes: pathlib.Path | None = None) -> list[Checkpoint]:
@@ -124,12 +128,14 @@ def _teacher(
             f"The teacher {name} sees {settings.frame_stack} frames at once, this run's agent "
             f"{config.agent.frame_stack}: raise agent.frame_stack."
         )
-    if config.teacher.value_cost and (why := _without_value(saved, config)):
-        raise ValueError(f"The teacher {name} {why}: set teacher.value_cost to 0.")
     possible = [spaces]
     if len(config.teacher.logdirs) > 1:
         possible.insert(0, build.spaces(played[number : number + 1], sections.found(config)))
     teachers.check(name, own, *possible)
+    if config.teacher.value_cost and (why := _without_value(saved, config)):
+        raise ValueError(f"The teacher {name} {why}: set teacher.value_cost to 0.")
+    frames = saved.counters.frames
+    _log.info("%s teaches, after %s frames of %s.", name, f"{frames:,}", saved.algorithm)
     for variable, value in zip(agent.variables, saved.agent_values, strict=True):
         variable.assign(value)
     return Teacher(agent, own, spaces)
@@ -142,12 +148,11 @@ def _without_value(saved: Checkpoint, config: Config) -> str:
         return f"was trained with {saved.algorithm}, which has no baseline"
     if num_tasks(saved.spaces[0]) > 1:
         return "was trained with agent.popart on several tasks, each with values of its own"
-    if saved.config.objective != config.objective:
-        return (
-            f"has values of another return: its objective is {saved.config.objective}, this run's "
-            f"{config.objective}"
-        )
-    return ""
+    pairs = [values.to_dict(each.objective) for each in (saved.config, config)]
+    differ = [
+        f"{name} {x}, here {pairs[1][name]}" for name, x in pairs[0].items() if x != pairs[1][name]
+    ]
+    return f"has values of another return (objective: {'; '.join(differ)})" if differ else ""
 
 
 def _copy(logdir: pathlib.Path, name: str) -> pathlib.Path:

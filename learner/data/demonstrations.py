@@ -68,7 +68,8 @@ def open_demonstrations(
         begins = length * np.arange(start, min(start + _AT_ONCE, count))
         unroll = _unrolls(agent, config.agent.frame_stack, stream, begins, length, frames)
         layout.write(unroll, slice(None), rows[start : start + len(begins)])
-    _log.info("%s: %s steps, %s unrolls.", name, f"{steps:,}", f"{count:,}")
+    number = int((stream.timestep.step_type == StepType.FIRST).sum())
+    _log.info("%s: %s episodes, %s steps.", name, f"{number:,}", f"{steps - number:,}")
     return Demonstrations(rows, config.seed)
 
 
