@@ -334,7 +334,8 @@ def test_an_agent_is_recorded_and_cloned(
     assert done.returncode == 0, done.stderr
     rows = services.rows(tmp_path / "run")
     assert all(services.check_losses(row) for row in rows[1:-1] if "loss/total" in row)
-    cloning = [row["loss_mean/policy"] for row in rows if "loss_mean/policy" in row]
+    of_policy = "clone/loss_mean/policy"
+    cloning = [row[of_policy] for row in rows if of_policy in row]
     assert cloning[-1] < 0.2 < 0.9 < math.log(3)
     assert rows[-1]["loss_mean/policy_gradient"] != 0.0
     again = services.run("record", STORED / "catch", "--dataset", "catch/half-v0")

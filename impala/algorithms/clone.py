@@ -16,6 +16,7 @@ class Clone(Algorithm):
     """Trains policy and baseline on demonstrations, whose policy is unknown."""
 
     demands = demands.CLONE
+    scope = "clone/"
     _config: CloneConfig
 
     def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:
