@@ -163,7 +163,7 @@ class Agent(snt.Module):
         kept = len(core_state) - len(self.recurrent_state(core_state))
         return (*core_state[:kept], *self.initial_state(size)[kept:])
 
-    def seen(self, timestep: TimeStep) -> Nest:
+    def state_of_frames(self, timestep: TimeStep) -> Nest:
         """Returns the core state [B, ...] after T rows of which only frames are remembered.
 
         Args:

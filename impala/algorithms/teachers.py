@@ -5,7 +5,6 @@ Schmitt et al. 2018, "Kickstarting Deep Reinforcement Learning", arXiv 1803.0383
 
 from collections.abc import Sequence
 
-import gymnasium as gym
 import sonnet as snt
 import tensorflow as tf
 
@@ -21,6 +20,7 @@ from impala.environments.spaces import (
     FORBIDDEN,
     TASK,
     Spaces,
+    added,
     has_action_mask,
     is_wrapped,
     main_space,
@@ -54,8 +54,8 @@ class Teacher:
         timestep = batch.unroll.timestep
         state = self._agent.initial_state(1)
         if state:
-            (own,) = state
-            _, count, *shape = own.shape
+            (stacked,) = state
+            _, count, *shape = stacked.shape
             state = (_crop(batch.unroll.core_state[0][:, -count:], shape),)
         seen = (
             timestep.observation
@@ -162,10 +162,10 @@ def check(name: str, of_teacher: Spaces, *of_students: Spaces) -> None:
     Raises:
       ValueError: says what both see and do.
     """
-    (seen, actions), parts = of_teacher, _parts(of_teacher[0])
+    seen, actions = of_teacher
     for space, own_actions in of_students:
         if main_space(seen) == main_space(space) and actions == own_actions:
-            if lacking := sorted(parts - _parts(space) - {TASK}):
+            if lacking := sorted(added(seen) - added(space) - {TASK}):
                 raise ValueError(
                     f"The teacher {name} also sees {', '.join(lacking)}, which this run does not "
                     "observe (environment.last_action and others): observe the same, or choose "
@@ -177,11 +177,6 @@ def check(name: str, of_teacher: Spaces, *of_students: Spaces) -> None:
         f"The teacher {name} sees {main_space(seen)} and does {actions}; this run sees "
         f"{main_space(space)} and does {own_actions}. Both must be the same."
     )
-
-
-def _parts(space: gym.Space) -> set[str]:
-    """Returns what wrappers have added to an observation."""
-    return set(space.spaces) - {"observation"} if is_wrapped(space) else set()
 
 
 def _crop(value: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:

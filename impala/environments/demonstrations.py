@@ -17,7 +17,7 @@ import numpy as np
 import tree
 
 from impala.environments import base
-from impala.environments.spaces import SEEN, Spaces, is_wrapped, limits, main_space
+from impala.environments.spaces import SEEN, Spaces, added, limits, main_space
 from impala.environments.wrappers import History
 from impala.parts import components
 from impala.parts.components import Allowed
@@ -119,7 +119,7 @@ def stream(
             f"The demonstrations of {name} see {of_dataset[0]} and do {of_dataset[1]}; this run "
             f"sees {observation_space} and does {action_space}. Both must be the same."
         )
-    parts = set(spaces[0].spaces) - {"observation"} if is_wrapped(spaces[0]) else set[str]()
+    parts = added(spaces[0])
     if lacking := sorted(parts - SEEN):
         raise ValueError(
             f"The demonstrations of {name} have no {', '.join(lacking)}, which this run's agent "

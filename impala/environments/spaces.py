@@ -34,6 +34,11 @@ def is_wrapped(space: gym.Space) -> TypeGuard[gym.spaces.Dict]:
     return bool(others) and others <= SEEN | {ACTION_MASK, TASK}
 
 
+def added(space: gym.Space) -> set[str]:
+    """Names of what our wrappers have added to the environment's own observation."""
+    return set(space.spaces) - {"observation"} if is_wrapped(space) else set()
+
+
 def has_action_mask(space: gym.Space) -> bool:
     """Whether observations say which choices there are."""
     return is_wrapped(space) and ACTION_MASK in space.spaces

@@ -47,7 +47,8 @@ def record(player: Player, name: str, episodes: int, greedy: bool, seed: int) ->
     space, returns, buffers = policy.observation_space, list[float](), list[Any]()
 
     def own(observation: Nest) -> Nest:
-        return observation["observation"] if is_wrapped(space) else observation
+        observation = observation["observation"] if is_wrapped(space) else observation
+        return tree.map_structure(np.array, observation)  # valid for one step
 
     for number in range(episodes):
         observation, _ = environment.reset(seed=seed if number == 0 else None)
@@ -57,8 +58,8 @@ def record(player: Player, name: str, episodes: int, greedy: bool, seed: int) ->
         while not (ends and any(ends[-1])):
             action = policy(observation)
             observation, reward, *end, _ = environment.step(action)
-            for rows, value in ((seen, own(observation)), (done, action)):
-                rows.append(tree.map_structure(np.array, value))
+            seen.append(own(observation))
+            done.append(action)
             rewards.append(float(reward))
             ends.append([end[0], end[1] or len(rewards) == most])
         terminations, truncations = (list(each) for each in zip(*ends, strict=True))

@@ -54,8 +54,8 @@ def open_demonstrations(
     memory = config.replay.memory or process.memory() // 4
     stream = demonstrations.stream(name, of_dataset, episodes, spaces, memory)
     length = config.learner.unroll_length
-    steps = len(stream.timestep.reward)
-    count = -(-steps // length)
+    size = len(stream.timestep.reward)  # of steps, and of rows that begin episodes
+    count = -(-size // length)
     if count * layout.row_bytes > memory:
         raise ValueError(
             f"The demonstrations of {name} take {count * layout.row_bytes:,} bytes of memory, but "
@@ -69,7 +69,7 @@ def open_demonstrations(
         unroll = _unrolls(agent, config.agent.frame_stack, stream, begins, length, frames)
         layout.write(unroll, slice(None), rows[start : start + len(begins)])
     number = int((stream.timestep.step_type == StepType.FIRST).sum())
-    _log.info("%s: %s episodes, %s steps.", name, f"{number:,}", f"{steps - number:,}")
+    _log.info("%s: %s episodes, %s steps.", name, f"{number:,}", f"{size - number:,}")
     return Demonstrations(rows, config.seed)
 
 
@@ -88,7 +88,7 @@ def _unrolls(
         return taken
 
     size, batch = len(stream.timestep.reward), len(begins)
-    state: Nest = agent.seen(part(-stacked, stacked).timestep)
+    state: Nest = agent.state_of_frames(part(-stacked, stacked).timestep)
     state = tree.map_structure(lambda x: x.numpy(), state)
     timestep, action = part(0, length + 1)
     policy = np.zeros((length + 1, batch, agent.distribution.num_parameters), np.float32)
