@@ -37,8 +37,10 @@ def render(learner: str, status: pb.RunStatus) -> rich.console.Group:
 
 def _about_the_run(learner: str, status: pb.RunStatus) -> list[str]:
     state = "finished" if status.finished else f"{status.progress:.1%} done"
+    phase = f"phase {status.phase}, " if status.phase else ""
     lines = [
-        f"{learner}: {state}, {status.frames:,} frames, version {status.parameter_version:,}, "
+        f"{learner}: {state}, {phase}{status.frames:,} frames, version "
+        f"{status.parameter_version:,}, "
         f"queue {status.queued} of {status.queue_capacity} unrolls",
         f"unrolls: {status.received:,} received, {status.learned:,} learned from, "
         f"{_counts('dropped', status.dropped)}",

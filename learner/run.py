@@ -468,7 +468,12 @@ def _writer(state: State, evaluations: Evaluations, service: LearnerService) -> 
         Prometheus(metrics) if metrics is not None else None,
         # A live view would take the terminal from a debugger.
         live=[
-            Console(to_log=options.rows_to_log, advice=advice, is_live=options.play is None),
+            Console(
+                to_log=options.rows_to_log,
+                advice=advice,
+                phase=state.plan.phases.title,
+                is_live=options.play is None,
+            ),
         ],
         files=[TensorBoard(options.logdir), JsonLines(options.logdir)],
         own=custom_sinks.make(config, options.logdir),

@@ -332,6 +332,7 @@ def test_an_agent_is_recorded_and_cloned(
     ]
     done = services.run(*words, "--total-frames", "70_000")
     assert done.returncode == 0, done.stderr
+    assert "  phase 1 of 2, clone  " in done.stdout and "  phase 2 of 2, impala  " in done.stdout
     rows = services.rows(tmp_path / "run")
     assert all(services.check_losses(row) for row in rows[1:-1] if "loss/total" in row)
     of_policy = "clone/loss_mean/policy"
@@ -342,3 +343,7 @@ def test_an_agent_is_recorded_and_cloned(
     assert again.returncode != 0
     assert "catch/half-v0" in again.stderr
     assert "Traceback" not in again.stderr
+    source = "--demonstrations.source=minari:catch/half-v0"
+    other = services.run("check", "cartpole", "--phases", "clone:100", "impala", source)
+    assert other.returncode == 2
+    assert "and do Discrete(3); this run sees Box(" in other.stderr

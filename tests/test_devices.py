@@ -106,7 +106,7 @@ class Gate:
         self.open = threading.Event()
         self.published: list[Parameters] = []
 
-    def publish(self, parameters: Parameters, *, skipped_updates: int, rollbacks: int) -> None:
+    def publish(self, parameters: Parameters, **shown: Any) -> None:
         assert self.open.wait(WAIT)
         finite.check({"all": np.concatenate([v.ravel() for v in parameters.values])}, "No")
         self.published.append(parameters)

@@ -199,6 +199,7 @@ def test_what_went_wrong_is_said_and_nothing_else() -> None:
     text = _text(
         pb.RunStatus(
             members=[bad, *STATUS.members],
+            phase="1 of 2, clone",
             skipped_updates=12,
             rollbacks=1,
             refused={"streams": 3, "joins": 1},
@@ -208,6 +209,7 @@ def test_what_went_wrong_is_said_and_nothing_else() -> None:
         )
     )
     assert "updates: 12 skipped as not finite, 1 rolled back to a checkpoint" in text
+    assert "0.0% done, phase 1 of 2, clone, 0 frames" in text
     found = "violations: 9 found (8 row_0, 1 seam) in 1,200 messages"
     assert found in text
     assert "strangers: 4 refused (1 joins, 3 streams)" in text

@@ -319,6 +319,12 @@ def test_an_algorithm_without_teachers_is_refused() -> None:
         rules.validate(config)
 
 
+def test_settings_for_teachers_need_one() -> None:
+    config = dataclasses.replace(CATCH, teacher=TeacherConfig(policy_cost=5.0))
+    with pytest.raises(OptionError, match="policy_cost is set and "):
+        rules.validate(config)
+
+
 def test_copies_have_the_settings_of_own_parts(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

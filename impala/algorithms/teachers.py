@@ -24,6 +24,7 @@ from impala.environments.spaces import (
     has_action_mask,
     is_wrapped,
     main_space,
+    written,
 )
 from impala.types import Batch, Nest, NetworkOutput
 
@@ -174,8 +175,9 @@ def check(name: str, of_teacher: Spaces, *of_students: Spaces) -> None:
             return
     space, own_actions = of_students[0]
     raise ValueError(
-        f"The teacher {name} sees {main_space(seen)} and does {actions}; this run sees "
-        f"{main_space(space)} and does {own_actions}. Both must be the same."
+        f"The teacher {name} sees {written(main_space(seen))} and does {written(actions)}; this "
+        f"run sees {written(main_space(space))} and does {written(own_actions)}. Both must be the "
+        "same."
     )
 
 

@@ -155,18 +155,23 @@ def _network(command: Check) -> tuple[str, list[str]]:
     """Makes the network. Returns what it is, and what is odd about it.
 
     Raises:
-      ValueError: it does not fit the environments.
+      ValueError: it does not fit the environments, or teachers or demonstrations do not fit it.
     """
     process.load_tensorflow(use_gpus=False)
     from impala.agents.observation import fitting, has_channels_first
+    from impala.environments import demonstrations
     from impala.environments.spaces import main_space
     from impala.parts import build
+    from impala.play import teachers
 
     settings = command.settings
     own, config = sections.found(settings), settings.agent
     played = tasks.make(settings.environment, settings.tasks)
     spaces = build.spaces(played, own, numbered=config.popart)
     agent = build.agent(config, *spaces, own=own)
+    teachers.make(settings, teachers.read(settings), played, spaces)
+    if name := settings.demonstrations.source:
+        demonstrations.stream(name, *demonstrations.load(name), spaces)
     observation, odd = main_space(spaces[0]), []
     torso, best = fitting(config.torso, observation), fitting("auto", observation)
     if torso != "mlp" and has_channels_first(observation):
@@ -240,5 +245,7 @@ def _fitted(notes: list[str]) -> Iterator[str]:
 
 
 def _shortened(space: "gym.Space") -> str:
-    text = " ".join(str(space).split())
+    from impala.environments import spaces
+
+    text = spaces.written(space)
     return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}..."

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from impala.config import demands
-from impala.config.schema import Config, PolicyGradientConfig
-from impala.config.values import OptionError, overlay, to_dict
+from impala.config.schema import Config, PolicyGradientConfig, TeacherConfig
+from impala.config.values import OptionError, changed, overlay, to_dict
 from impala.schedule import phases, tasks
 from impala.schedule.tasks import Task
 
@@ -126,8 +126,11 @@ def _check_entropy_target(config: Config) -> None:
 
 
 def _check_teachers(config: Config) -> None:
-    """Refuses a target for the distance to teachers whose weight cannot be learned."""
+    """Refuses settings for teachers that nobody is, and a target whose weight cannot be learned."""
     teacher = config.teacher
+    if not teacher.logdirs and teacher != TeacherConfig():
+        given = ", ".join(f"teacher.{name}" for name in changed(teacher))
+        raise OptionError(f"{given} is set and teacher.logdirs is not: say who teaches.")
     if teacher.kl_target and not teacher.policy_cost:
         raise OptionError(
             f"teacher.kl_target is {teacher.kl_target:g} and teacher.policy_cost 0, from which no "

@@ -17,7 +17,7 @@ import numpy as np
 import tree
 
 from impala.environments import base
-from impala.environments.spaces import SEEN, Spaces, added, limits, main_space
+from impala.environments.spaces import SEEN, Spaces, added, limits, main_space, written
 from impala.environments.wrappers import History
 from impala.parts import components
 from impala.parts.components import Allowed
@@ -116,8 +116,9 @@ def stream(
     observation_space, action_space = main_space(spaces[0]), spaces[1]
     if of_dataset is not None and of_dataset != (observation_space, action_space):
         raise ValueError(
-            f"The demonstrations of {name} see {of_dataset[0]} and do {of_dataset[1]}; this run "
-            f"sees {observation_space} and does {action_space}. Both must be the same."
+            f"The demonstrations of {name} see {written(of_dataset[0])} and do "
+            f"{written(of_dataset[1])}; this run sees {written(observation_space)} and does "
+            f"{written(action_space)}. Both must be the same."
         )
     parts = added(spaces[0])
     if lacking := sorted(parts - SEEN):

@@ -49,6 +49,11 @@ def num_tasks(space: gym.Space) -> int:
     return int(space[TASK].n) if is_wrapped(space) and TASK in space.spaces else 1  # type: ignore[attr-defined]
 
 
+def written(space: gym.Space) -> str:
+    """Returns a space as one line of text."""
+    return " ".join(str(space).split())
+
+
 def choices(space: gym.Space) -> list[int]:
     """How many choices each part of an action has, if any: what an action mask goes through."""
     match space:

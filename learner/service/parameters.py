@@ -1,6 +1,8 @@
 """The published parameters as replies to actors, with the permits to begin unrolls with them."""
 
 import functools
+from collections.abc import Mapping
+from typing import Any
 
 from impala.schedule.tasks import Schedule
 from impala.types import Parameters
@@ -12,17 +14,14 @@ from protos.impala.v1 import learner_pb2 as pb
 class Published:
     """Parameters and their reply, which is serialised when first asked for."""
 
-    def __init__(
-        self, parameters: Parameters, finished: bool, skipped_updates: int, rollbacks: int
-    ):
+    def __init__(self, parameters: Parameters, finished: bool, shown: Mapping[str, Any]):
         self.parameters = parameters
         self._finished = finished
-        self.skipped_updates = skipped_updates
-        self.rollbacks = rollbacks
+        self.shown = shown  # fields of the status
 
     def finished(self) -> "Published":
         """Returns the same parameters, marked as final."""
-        return Published(self.parameters, True, self.skipped_updates, self.rollbacks)
+        return Published(self.parameters, True, self.shown)
 
     def is_held(self, request: pb.GetParametersRequest) -> bool:
         """Returns whether the caller holds these parameters; another learner's do not count."""
@@ -71,9 +70,9 @@ class PublishedParameters:
         """Environment frames that the newest were learned from."""
         return self.newest.parameters.frames if self.newest else 0
 
-    def publish(self, parameters: Parameters, skipped_updates: int, rollbacks: int) -> None:
+    def publish(self, parameters: Parameters, shown: Mapping[str, Any]) -> None:
         """Publishes parameters, as `LearnerService.publish` does."""
-        published = Published(parameters, self.are_final, skipped_updates, rollbacks)
+        published = Published(parameters, self.are_final, shown)
         if self.newest is None and self._pacing is not None and self._pacing.is_exact:
             self._of_batch[0] = published
         self.newest = published

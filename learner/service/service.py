@@ -7,7 +7,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tree
@@ -515,25 +515,21 @@ class LearnerService:
             dropped=totals.dropped,
             rejected=totals.rejected,
             duplicates=totals.duplicates,
-            skipped_updates=published.skipped_updates if published else 0,
-            rollbacks=published.rollbacks if published else 0,
             members=[self._member(member) for member in self._records.roster.members()],
             waiting_snapshots=len(self.evaluators),
             dropped_info_names=self._records.info_names.dropped,
             violations=self._records.violations.totals(),
             checked=self._checked,
             version=f"impala {VERSION}",
+            **(published.shown if published else {}),
         )
 
-    def publish(
-        self, parameters: Parameters, *, skipped_updates: int = 0, rollbacks: int = 0
-    ) -> None:
+    def publish(self, parameters: Parameters, **shown: Any) -> None:
         """Publishes parameters to actors.
 
         Args:
           parameters: their arrays must not change any more.
-          skipped_updates: number so far, for the status.
-          rollbacks: number so far, for the status.
+          **shown: fields of the status: phase, skipped_updates and rollbacks.
 
         Raises:
           NotFiniteError: a number in them is NaN or infinite.
@@ -542,7 +538,7 @@ class LearnerService:
             {f"tensor {i}": value for i, value in enumerate(parameters.values)},
             f"Parameters of version {parameters.version} are not published",
         )
-        self._parameters.publish(parameters, skipped_updates, rollbacks)
+        self._parameters.publish(parameters, shown)
         if self._inference is not None:
             self._inference.publish(parameters)
 

@@ -1,6 +1,7 @@
 """A sink that shows the state of a run: on a terminal, as lines of text, or in the log."""
 
 import logging
+from collections.abc import Callable
 
 import rich.console
 import rich.live
@@ -25,6 +26,7 @@ class Console(Sink):
         console: rich.console.Console | None = None,
         to_log: bool = False,
         advice: str = "",
+        phase: Callable[[int], str] = lambda _: "",
         is_live: bool = True,
     ):
         """Begins the live view, if there is a terminal.
@@ -33,9 +35,11 @@ class Console(Sink):
           console: where to show rows; standard output by default.
           to_log: write rows to the log instead.
           advice: what helps where environments are the limit.
+          phase: the title of the phase of this number, "" if the run has no other one.
           is_live: whether there may be a live view, which takes over standard output.
         """
         self._advice = advice  # "" once a line has it
+        self._phase = phase
         self._console = console or rich.console.Console()
         self._to_log = to_log
         self._live = (
@@ -48,7 +52,7 @@ class Console(Sink):
 
     def write(self, row: Row) -> None:
         """Shows a row."""
-        line = _line(row, self._advice)
+        line = _line(row, self._advice, self._phase(int(row.get("phase/number", 1))))
         if self._live:
             view = rich.console.Group(rich.text.Text(line, "bold"), _table(row))
             self._live.update(view, refresh=True)
@@ -66,11 +70,13 @@ class Console(Sink):
             self._live.stop()
 
 
-def _line(row: Row, advice: str = "") -> str:
+def _line(row: Row, advice: str = "", phase: str = "") -> str:
     """Returns a row as one line of text, as far as its numbers are known."""
     returns = rows.recent_returns(row).values()
     speed, progress = row["speed/frames_per_second"], row["progress"]
     parts = [f"frames {row['frames']:,.0f} ({progress:.1%})"]
+    if phase:
+        parts.append(f"phase {phase}")
     if returns:
         parts.append(f"return {'/'.join(f'{value:.2f}' for value in returns)}")
     elif rewards := rows.rewards_per_step(row).values():

@@ -80,6 +80,12 @@ class Phases:
         """Returns which phase it is, counted from 1."""
         return 1 + self._phases.index(phases.current(self._phases, counters.frames))
 
+    def title(self, number: int) -> str:
+        """Returns which phase this is and what learns in it; "" if there is no other one."""
+        if len(self._phases) == 1:
+            return ""
+        return f"{number} of {len(self._phases)}, {self._phases[number - 1].algorithm}"
+
     def progress(self, counters: Counters) -> float:
         """Returns the share of the run that is done, 0 to 1."""
         return tasks.progress(self.config, counters.frames, counters.episodes)

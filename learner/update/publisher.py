@@ -3,8 +3,9 @@
 They are copied from the device, checked and published in a thread, while the next update runs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
@@ -102,17 +103,18 @@ class Publisher:
             frames=counters.frames,
             values=(),
         )
-        counts = self._guard.skipped_updates, self._guard.rollbacks
+        shown = {
+            "phase": self._phases.title(self._phases.number(counters)),
+            "skipped_updates": self._guard.skipped_updates,
+            "rollbacks": self._guard.rollbacks,
+        }
         self._under_way = self._thread.submit(
-            self._publish, parameters, learner.agent_tensors(), *counts
+            self._publish, parameters, learner.agent_tensors(), shown
         )
 
     def _publish(
-        self, parameters: Parameters, values: Sequence[Array], skipped_updates: int, rollbacks: int
+        self, parameters: Parameters, values: Sequence[Array], shown: Mapping[str, Any]
     ) -> None:
-        self._publish_to_actors(
-            parameters._replace(values=[np.asarray(value) for value in values]),
-            skipped_updates=skipped_updates,
-            rollbacks=rollbacks,
-        )
+        parameters = parameters._replace(values=[np.asarray(value) for value in values])
+        self._publish_to_actors(parameters, **shown)
         self._demand.meet()

@@ -456,7 +456,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("learner_incarnation", "parameter_version", "frames", "progress", "finished", "queued", "queue_capacity", "received", "learned", "dropped", "rejected", "duplicates", "members", "skipped_updates", "rollbacks", "refused", "dropped_info_names", "version", "waiting_snapshots", "violations", "checked")
+    __slots__ = ("learner_incarnation", "parameter_version", "frames", "progress", "finished", "queued", "queue_capacity", "received", "learned", "dropped", "rejected", "duplicates", "members", "skipped_updates", "rollbacks", "refused", "dropped_info_names", "version", "waiting_snapshots", "violations", "checked", "phase")
     class DroppedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -506,6 +506,7 @@ class RunStatus(_message.Message):
     WAITING_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
     CHECKED_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
     learner_incarnation: int
     parameter_version: int
     frames: int
@@ -527,7 +528,8 @@ class RunStatus(_message.Message):
     waiting_snapshots: int
     violations: _containers.ScalarMap[str, int]
     checked: int
-    def __init__(self, learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., frames: _Optional[int] = ..., progress: _Optional[float] = ..., finished: _Optional[bool] = ..., queued: _Optional[int] = ..., queue_capacity: _Optional[int] = ..., received: _Optional[int] = ..., learned: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., duplicates: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., skipped_updates: _Optional[int] = ..., rollbacks: _Optional[int] = ..., refused: _Optional[_Mapping[str, int]] = ..., dropped_info_names: _Optional[int] = ..., version: _Optional[str] = ..., waiting_snapshots: _Optional[int] = ..., violations: _Optional[_Mapping[str, int]] = ..., checked: _Optional[int] = ...) -> None: ...
+    phase: str
+    def __init__(self, learner_incarnation: _Optional[int] = ..., parameter_version: _Optional[int] = ..., frames: _Optional[int] = ..., progress: _Optional[float] = ..., finished: _Optional[bool] = ..., queued: _Optional[int] = ..., queue_capacity: _Optional[int] = ..., received: _Optional[int] = ..., learned: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., duplicates: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., skipped_updates: _Optional[int] = ..., rollbacks: _Optional[int] = ..., refused: _Optional[_Mapping[str, int]] = ..., dropped_info_names: _Optional[int] = ..., version: _Optional[str] = ..., waiting_snapshots: _Optional[int] = ..., violations: _Optional[_Mapping[str, int]] = ..., checked: _Optional[int] = ..., phase: _Optional[str] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("name", "role", "joins", "unrolls", "frames", "frames_per_second", "parameter_version", "silent_seconds", "active", "rejected", "last_rejection", "blamed", "quarantined_seconds", "environment_faults", "last_fault", "version", "recent_return", "reward_per_step", "violations", "last_violation", "step_seconds")
