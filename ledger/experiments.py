@@ -358,7 +358,7 @@ _ALL = (
     _preset("minigrid"),
     _preset("mujoco"),
     _preset("minatar-q", seeds=(101,)),
-    _preset("lunar-lander", seeds=(101,)),
+    _preset("lunar-lander"),
 )
 
 EXPERIMENTS: Mapping[str, Experiment] = {experiment.name: experiment for experiment in _ALL}

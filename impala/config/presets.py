@@ -135,13 +135,15 @@ _PENDULUM = Config(
 )
 
 
-# As pendulum, with a decaying learning rate, a larger target step and a warm-up of 10,000 steps.
+# As pendulum, with a decaying learning rate, a larger target step and a warm-up of 10,000 steps;
+# one update for each second step. With a discount of 0.99 some runs only learn to hover.
 _LUNAR_LANDER = dataclasses.replace(
     _PENDULUM,
     environment=EnvironmentConfig(id="LunarLanderContinuous-v3"),
+    objective=ObjectiveConfig(discount=0.98),
     sac=SacConfig(target_step=0.01),
     optimiser=dataclasses.replace(_PENDULUM.optimiser, learning_rate=7.3e-4, decay_to_zero=True),
-    mix=dataclasses.replace(_PENDULUM.mix, warm_up_unrolls=2_500),
+    mix=dataclasses.replace(_PENDULUM.mix, updates=4, warm_up_unrolls=2_500),
     total_frames=300_000,
 )
 
@@ -151,7 +153,7 @@ _BIPEDAL_WALKER = dataclasses.replace(
     _LUNAR_LANDER,
     environment=EnvironmentConfig(id="BipedalWalker-v3"),
     agent=AgentConfig(hidden_sizes=(400, 300), random_warm_up=True),
-    objective=ObjectiveConfig(discount=0.98),
+    mix=dataclasses.replace(_LUNAR_LANDER.mix, updates=8),
     sac=SacConfig(critic_hidden_sizes=(400, 300), target_step=0.02),
 )
 
