@@ -222,6 +222,18 @@ def _with_critic(*flags: str, is_first: bool) -> Sequence[str]:
     return ("cartpole", *_EACH_SECOND, *flags, *phases, "--total-frames", str(frames + of_critic))
 
 
+# Each of 2,048 steps is used ten times; rewards are scaled so that returns are about 1.
+_IMPACT_PENDULUM = (
+    *("pendulum", "--algorithm", "impact", "--impact.gae-lambda", "0.95"),
+    *("--impact.entropy-cost", "0.001", "--objective.discount", "0.9"),
+    *("--objective.reward-scale", "0.1", "--agent.hidden-sizes", "64", "64"),
+    *("--agent.no-random-warm-up", "--actor.num-envs", "16", "--learner.unroll-length", "32"),
+    *("--learner.queue-unrolls", "32", "--mix.fresh", "16", "--mix.replayed", "16"),
+    *("--mix.updates", "10", "--mix.warm-up-unrolls", "16", "--replay.capacity-frames", "2048"),
+    *("--optimiser.clip-global-norm", "40", "--optimiser.decay-to-zero"),
+    *("--total-frames", "400_000", "--evaluate", "no", *_EACH_SECOND),
+)
+
 _GAMES = ("Pong", "Breakout", "SpaceInvaders", "Seaquest", "Qbert", "BeamRider")
 
 _ALL = (
@@ -274,6 +286,11 @@ _ALL = (
     _sequence("clear-catch", _CATCH_BOARDS, seeds=range(101, 111)),
     _sequence("clear-atari", _CORA_ATARI),
     _VTRACE_AT_LAG,
+    Experiment(
+        name="impact-pendulum",
+        question="Does IMPACT learn continuous actions?",
+        arms={"impact": _IMPACT_PENDULUM},
+    ),
     _preset("catch", arms={"catch": ("catch", *_EACH_SECOND)}),
     _preset("cartpole", arms={"cartpole": ("cartpole", *_EACH_SECOND)}),
     _preset("cartpole-a3c"),

@@ -190,6 +190,18 @@ class TestTanhNormal:
         entropy = distribution.entropy(tf.constant([[mean, unbounded]], tf.float32))
         np.testing.assert_allclose(entropy, [expected], atol=1e-2)
 
+    def test_a_network_cannot_move_means_far_beyond_the_edge(self) -> None:
+        """In a part of a joint action too; what determines the log-std is as the network says."""
+        box = spaces.Box(-1, 1, (1,), np.float32)
+        outputs = tf.constant([[1e4, 30.0], [-0.5, -30.0]])
+        expected = [[5.0, 30.0], [-5 * np.tanh(0.1), -30.0]]
+        bounded = distributions.for_space(box).bound(outputs)
+        np.testing.assert_allclose(bounded, expected, rtol=1e-6)
+        joint = distributions.for_space(spaces.Tuple((spaces.Discrete(2), box)))
+        logits = tf.constant([[1e4, 7.0], [-1e4, 7.0]])
+        found = joint.bound(tf.concat([logits, outputs], axis=-1))
+        np.testing.assert_allclose(found, np.concatenate([logits, expected], -1), rtol=1e-6)
+
     def test_a_sample_has_a_gradient_to_the_parameters(self) -> None:
         distribution = distributions.for_space(spaces.Box(-1, 1, (1,), np.float32))
         parameters = tf.zeros([8, 2])

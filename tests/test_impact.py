@@ -10,8 +10,10 @@ import test_algorithms
 
 from impala.agents.agent import Agent
 from impala.algorithms.impact import Impact
-from impala.config.schema import ImpactConfig, ObjectiveConfig
+from impala.config.schema import AgentConfig, ImpactConfig, ObjectiveConfig
+from impala.parts import build
 from impala.testing.algorithms import AlgorithmConformance, loss_and_gradients
+from learner.update import output_judge
 
 SETTINGS = ImpactConfig(clip=0.2, rho=1.5, gae_lambda=0.9, entropy_cost=0.0)
 
@@ -85,6 +87,28 @@ def test_it_is_the_surrogate_of_the_paper() -> None:
     by_name = {id(v): g for v, g in zip(algorithm.learned_variables, gradients, strict=True)}
     np.testing.assert_allclose(by_name[id(agent.policy)], by_policy, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(by_name[id(agent.baseline)], by_baseline, rtol=1e-4, atol=1e-4)
+
+
+def test_densities_that_differ_by_any_factor_leave_the_loss_finite() -> None:
+    """An action that was impossible and bad, and that the policy has become certain of."""
+    space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    spaces = gym.spaces.Box(-1.0, 1.0, (2,), np.float32), space
+    agent = build.agent(AgentConfig(hidden_sizes=(4,)), *spaces, own={})
+    bias = next(v for v in agent.policy_variables if v.name == "agent/policy/b:0")
+    bias.assign([-9.0, -3.0])
+    algorithm = Impact(agent, ObjectiveConfig(), ImpactConfig())
+    bias.assign([5 * math.atanh(0.8), -20.0])
+    before = output_judge.blank(build.unroll_spec(agent, *spaces, 3))
+    timestep = before.unroll.timestep._replace(reward=np.full([4, 2], -1.0, np.float32))
+    actions = np.full([4, 2, 1], math.tanh(4.0), np.float32)
+    policy = np.tile(np.array([-4.0, -3.0], np.float32), [4, 2, 1])
+    acted = before.unroll.output._replace(action=actions, policy=policy)
+    unroll = before.unroll._replace(timestep=timestep, output=acted)
+    batch = tf.nest.map_structure(tf.convert_to_tensor, before._replace(unroll=unroll))
+    output, gradients = loss_and_gradients(algorithm, batch)
+    assert np.isfinite(output.loss).all()
+    assert output.metrics["impact/ratio"] > 100.0
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
 
 
 def test_the_target_network_is_a_copy_every_few_updates() -> None:

@@ -237,7 +237,7 @@ class Agent(snt.Module):
             )
             after.append(state)
 
-        policy = snt.BatchApply(self._policy_head)(features)
+        policy = self.distribution.bound(snt.BatchApply(self._policy_head)(features))
         if self._masks_actions:
             policy = self.distribution.mask(policy, timestep.observation[ACTION_MASK])
         baseline = snt.BatchApply(self._baseline_head)(baseline_features)

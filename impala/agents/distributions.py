@@ -18,6 +18,9 @@ from impala.config.schema import EpsilonConfig
 from impala.environments.spaces import FORBIDDEN, by_size
 from impala.types import Array, Nest
 
+MOST_MEAN = 5.0
+"""Largest mean of a Gaussian that tanh squashes; its smallest is the negative."""
+
 
 class Normal(NamedTuple):
     """The Gaussians whose samples tanh squashes into a box, one per dimension of that."""
@@ -99,6 +102,10 @@ class Distribution(abc.ABC):
     @abc.abstractmethod
     def kl(self, p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
         """Returns KL(p || q) in nats, of parameters [..., P]. [...]."""
+
+    def bound(self, outputs: tf.Tensor) -> tf.Tensor:
+        """Returns a network's outputs [..., num_outputs] with limits, where there are any."""
+        return outputs
 
     def mask(self, outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
         """Returns outputs [..., num_outputs] that give masked choices a probability of 0.
@@ -324,7 +331,9 @@ class TanhNormal(Distribution):
 
     The parameters are D means and D numbers that determine the log-std, smoothly bounded to (-5, 1)
     and 0 at 0. Beyond a standard deviation of e, the squashed density only accumulates at the
-    edges.
+    edges. A network's means are smoothly bounded to (-5, 5), which come within 1e-4 of the edges: a
+    gradient that makes an action at the edge less probable would move a mean beyond it further
+    away, without end.
     """
 
     def __init__(self, low: np.ndarray, high: np.ndarray, dtype: np.dtype | type) -> None:
@@ -364,6 +373,10 @@ class TanhNormal(Distribution):
         """Returns actions [..., *shape] of the box as points [..., D] of (-1, 1)^D."""
         action = self._flat(tf.cast(action, tf.float32))
         return (action - _float32(self._centre)) / _float32(self._half_width)
+
+    def bound(self, outputs: tf.Tensor) -> tf.Tensor:
+        mean, unbounded = tf.split(outputs, 2, axis=-1)
+        return tf.concat([MOST_MEAN * tf.tanh(mean / MOST_MEAN), unbounded], axis=-1)
 
     def entropy(self, parameters: tf.Tensor) -> tf.Tensor:
         """Returns the Gaussian's entropy + E[log |d action / d point|], by Gauss-Hermite.
@@ -489,6 +502,12 @@ class Joint(Distribution):
     def kl(self, p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
         parts = zip(self._components, self._parts(p), self._parts(q), strict=True)
         return tf.add_n([component.kl(part_p, part_q) for component, part_p, part_q in parts])
+
+    def bound(self, outputs: tf.Tensor) -> tf.Tensor:
+        if self._order is not None:  # all parts are choices
+            return outputs
+        parts = zip(self._components, self._parts(outputs), strict=True)
+        return tf.concat([component.bound(part) for component, part in parts], axis=-1)
 
     def mask(self, outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
         of_parts = tf.split(self._ordered(allowed), self._choices, axis=-1)

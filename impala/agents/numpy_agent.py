@@ -150,6 +150,7 @@ class NumPyAgent:
         if self._num_tasks > 1:
             baseline = values[np.arange(len(values)), observation[TASK]]
 
+        policy = self._sampler.bound(policy)
         if self._masks_actions:
             policy = self._sampler.mask(policy, observation[ACTION_MASK])
         policy = self._sampler.behaviour(policy, random)

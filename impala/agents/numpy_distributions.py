@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
+from impala.agents.distributions import MOST_MEAN
 from impala.config.schema import AgentConfig, EpsilonConfig
 from impala.environments.spaces import FORBIDDEN, by_size
 from impala.types import Nest
@@ -44,6 +45,10 @@ class Sampler(abc.ABC):
 
     def behaviour(self, outputs: np.ndarray, random: Random) -> np.ndarray:
         """Parameters [B, P] that actions are drawn from, from outputs [B, num_outputs]."""
+        return outputs
+
+    def bound(self, outputs: np.ndarray) -> np.ndarray:
+        """Outputs [B, num_outputs] of a network with limits, where there are any."""
         return outputs
 
     def mask(self, outputs: np.ndarray, allowed: np.ndarray) -> np.ndarray:
@@ -185,6 +190,10 @@ class TanhNormal(Sampler):
         self._centre = (high / 2 + low / 2).astype(np.float32)
         self.num_outputs = 2 * math.prod(space.shape)
 
+    def bound(self, outputs: np.ndarray) -> np.ndarray:
+        mean, unbounded = np.split(outputs, 2, axis=-1)
+        return np.concatenate([MOST_MEAN * np.tanh(mean / MOST_MEAN), unbounded], axis=-1)
+
     def sample(self, parameters: np.ndarray, random: Random) -> np.ndarray:
         mean, unbounded = np.split(parameters, 2, axis=-1)  # [B, D] each
         # As `distributions.TanhNormal` bounds it: to (-5, 1), and 0 at 0.
@@ -207,6 +216,10 @@ class Joint(Sampler):
         self.num_outputs = sum(component.num_outputs for component in components)
         self.num_choices = sum(component.num_choices for component in components)
         self._join = join
+
+    def bound(self, outputs: np.ndarray) -> np.ndarray:
+        parts = zip(self._components, self._outputs, strict=True)
+        return np.concatenate([part.bound(outputs[:, of]) for part, of in parts], axis=-1)
 
     def mask(self, outputs: np.ndarray, allowed: np.ndarray) -> np.ndarray:
         parts = zip(self._components, self._outputs, self._choices, strict=True)

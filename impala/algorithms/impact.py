@@ -18,6 +18,8 @@ from impala.config import demands
 from impala.config.schema import ImpactConfig, ObjectiveConfig
 from impala.types import Batch
 
+_MOST_LOG_RATIO = 20.0  # densities differ by more, and the exponential would be infinite
+
 
 class Impact(PolicyGradient):
     """Trains policy and baseline on unrolls that are old, or are used several times.
@@ -66,7 +68,8 @@ class Impact(PolicyGradient):
         )
         advantages = tf.stop_gradient(returns.vs - target_values)
 
-        ratios = tf.exp(log_probs - tf.maximum(of_target, of_mu - math.log(config.rho)))
+        log_ratios = log_probs - tf.maximum(of_target, of_mu - math.log(config.rho))
+        ratios = tf.exp(tf.minimum(log_ratios, _MOST_LOG_RATIO))
         clipped = tf.clip_by_value(ratios, 1.0 - config.clip, 1.0 + config.clip)
         surrogate = tf.minimum(ratios * advantages, clipped * advantages)
 
