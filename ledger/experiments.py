@@ -236,6 +236,15 @@ _IMPACT_PENDULUM = (
 
 _GAMES = ("Pong", "Breakout", "SpaceInvaders", "Seaquest", "Qbert", "BeamRider")
 
+
+def _atari_game(game: str, *flags: str) -> Sequence[str]:
+    """Returns arguments for the preset atari on a game of the six."""
+    return (
+        *("atari", "--environment.id", f"ALE/{game}-v5"),
+        *("--environment.atari.sticky-actions", "0.25", "--total-frames", "5_000_000", *flags),
+    )
+
+
 _ALL = (
     Experiment(
         name="critic-first",
@@ -270,12 +279,20 @@ _ALL = (
     Experiment(
         name="atari-games",
         question="What does the preset atari come to on six games after 5M frames, tuned on none?",
+        arms={game.lower(): _atari_game(game) for game in _GAMES},
+        seeds=(101,),
+        evaluation=_SAMPLED,
+    ),
+    Experiment(
+        name="entropy-target",
+        question="Is one target for the entropy as good as the schedule that was tuned on Pong?",
         arms={
-            game.lower(): (
-                *("atari", "--environment.id", f"ALE/{game}-v5"),
-                *("--environment.atari.sticky-actions", "0.25", "--total-frames", "5_000_000"),
+            game.lower(): _atari_game(
+                game,
+                *("--impala.entropy-target", "0.8", "--impala.entropy-target-end", "0.25"),
+                *("--impala.entropy-anneal", "0.4"),
             )
-            for game in _GAMES
+            for game in _GAMES[:3]
         },
         seeds=(101,),
         evaluation=_SAMPLED,
