@@ -239,7 +239,7 @@ def test_errors_name_the_layer(tmp_path: pathlib.Path) -> None:
             "impala.entropy_anneal 0.5: say to which impala.entropy_target_end it changes",
         ),
         (
-            {"teacher": {"kl_target": 0.1, "policy_cost": 0}},
+            {"teacher": {"logdirs": ["a"], "kl_target": 0.1, "policy_cost": 0}},
             "teacher.kl_target is 0.1 and teacher.policy_cost 0, from which no weight can be",
         ),
         (
