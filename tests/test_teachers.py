@@ -321,7 +321,7 @@ def test_an_algorithm_without_teachers_is_refused() -> None:
 
 def test_settings_for_teachers_need_one() -> None:
     config = dataclasses.replace(CATCH, teacher=TeacherConfig(policy_cost=5.0))
-    with pytest.raises(OptionError, match="policy_cost is set and "):
+    with pytest.raises(OptionError, match=r"teacher\.policy_cost is set.*teacher\.logdirs"):
         rules.validate(config)
 
 

@@ -171,7 +171,8 @@ def _network(command: Check) -> tuple[str, list[str]]:
     agent = build.agent(config, *spaces, own=own)
     teachers.make(settings, teachers.read(settings), played, spaces)
     if name := settings.demonstrations.source:
-        demonstrations.stream(name, *demonstrations.load(name), spaces)
+        memory = process.replay_memory(settings.replay.memory)
+        demonstrations.stream(name, *demonstrations.load(name), spaces, memory)
     observation, odd = main_space(spaces[0]), []
     torso, best = fitting(config.torso, observation), fitting("auto", observation)
     if torso != "mlp" and has_channels_first(observation):

@@ -126,11 +126,14 @@ def _check_entropy_target(config: Config) -> None:
 
 
 def _check_teachers(config: Config) -> None:
-    """Refuses settings for teachers that nobody is, and a target whose weight cannot be learned."""
+    """Refuses settings for teachers without one, and a target whose weight cannot be learned."""
     teacher = config.teacher
     if not teacher.logdirs and teacher != TeacherConfig():
         given = ", ".join(f"teacher.{name}" for name in changed(teacher))
-        raise OptionError(f"{given} is set and teacher.logdirs is not: say who teaches.")
+        raise OptionError(
+            f"{given} is set, but teacher.logdirs names no teacher: name its log directory, or "
+            "leave these settings out."
+        )
     if teacher.kl_target and not teacher.policy_cost:
         raise OptionError(
             f"teacher.kl_target is {teacher.kl_target:g} and teacher.policy_cost 0, from which no "

@@ -289,6 +289,11 @@ def memory() -> int:
     return host
 
 
+def replay_memory(setting: int) -> int:
+    """Returns the bytes that replay may use: `replay.memory`, or a quarter of the memory if 0."""
+    return setting or memory() // 4
+
+
 def _cgroup_cores() -> float:
     """Returns a container's CPU quota (cgroup v2, then v1) in cores; 2^31 if there is none."""
     unlimited = float(2**31)

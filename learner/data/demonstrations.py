@@ -51,7 +51,7 @@ def open_demonstrations(
     """
     name = config.demonstrations.source
     of_dataset, episodes = demonstrations.load(name)
-    memory = config.replay.memory or process.memory() // 4
+    memory = process.replay_memory(config.replay.memory)
     stream = demonstrations.stream(name, of_dataset, episodes, spaces, memory)
     length = config.learner.unroll_length
     size = len(stream.timestep.reward)  # of steps, and of rows that begin episodes

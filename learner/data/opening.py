@@ -44,7 +44,7 @@ def open_replay(
         _disk(config, unroll_spec, directory, counted),
         config.replay.rule,
         capacity_frames=config.replay.capacity_frames,
-        memory=config.replay.memory or process.memory() // 4,
+        memory=process.replay_memory(config.replay.memory),
         seed=config.seed,
     )
     added = replay.contents().added
