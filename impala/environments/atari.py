@@ -195,10 +195,25 @@ class RandomSkip(base.Environment):
     def recv(self) -> EnvironmentStep:
         lengths = self._random.integers(self._least, self._most + 1, self.num_envs)
         lengths[self._ended] = 1  # the action is ignored: an episode begins
-        each = [self._play(i, int(length)) for i, length in enumerate(lengths)]
+        # Of each game, its rewards are summed, its discounts multiplied and its frames counted.
+        reward, discount = np.zeros(self.num_envs, np.float32), np.ones(self.num_envs, np.float32)
+        frames = np.zeros(self.num_envs, np.int32)
+        each: list[EnvironmentStep | None] = [None] * self.num_envs
+        for frame in range(self._most):  # all games at once, each in its thread
+            plays = np.flatnonzero(frame < lengths)
+            for i in plays:
+                self._games[i].send(self._action[i : i + 1])
+            for i in plays:
+                each[i] = step = self._games[i].recv()
+                reward[i] += step.timestep.reward[0]
+                discount[i] *= step.timestep.discount[0]
+                frames[i] += step.frames[0]
+                if step.timestep.step_type[0] == StepType.LAST:
+                    lengths[i] = 0
         joined: EnvironmentStep = tree.map_structure(lambda *leaves: np.concatenate(leaves), *each)
         self._ended = joined.timestep.step_type == StepType.LAST
-        return joined
+        timestep = joined.timestep._replace(reward=reward, discount=discount)
+        return joined._replace(timestep=timestep, frames=frames)
 
     def render(self) -> np.ndarray:
         return self._games[0].render()
@@ -206,21 +221,6 @@ class RandomSkip(base.Environment):
     def close(self) -> None:
         for game in self._games:
             game.close()
-
-    def _play(self, i: int, length: int) -> EnvironmentStep:
-        """Plays one game for so many frames, or to the end of its episode."""
-        reward, discount = np.zeros(1, np.float32), np.ones(1, np.float32)
-        frames = np.zeros(1, np.int32)
-        for _ in range(length):
-            self._games[i].send(self._action[i : i + 1])
-            step = self._games[i].recv()
-            reward = reward + step.timestep.reward
-            discount = discount * step.timestep.discount
-            frames = frames + step.frames
-            if step.timestep.step_type[0] == StepType.LAST:
-                break
-        timestep = step.timestep._replace(reward=reward, discount=discount)
-        return step._replace(timestep=timestep, frames=frames)
 
 
 class _Screen:
