@@ -344,6 +344,8 @@ def test_an_agent_is_recorded_and_cloned(
     assert "catch/half-v0" in again.stderr
     assert "Traceback" not in again.stderr
     source = "--demonstrations.source=minari:catch/half-v0"
+    fits = services.run("check", "catch", "--phases", "clone:100", "impala", source)
+    assert "  clones    100 episodes of minari:catch/half-v0, 900 steps, which fit" in fits.stdout
     other = services.run("check", "cartpole", "--phases", "clone:100", "impala", source)
     assert other.returncode == 2
     assert "and do Discrete(3); this run sees Box(" in other.stderr

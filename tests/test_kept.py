@@ -138,6 +138,15 @@ def test_a_hundred_training_episodes_count_without_evaluator(tmp_path: pathlib.P
     assert story.goes_on_to(500, [11.0] * 100).best == 35
 
 
+def test_rewards_count_until_a_hundred_episodes_have_ended(tmp_path: pathlib.Path) -> None:
+    story = Story(tmp_path)
+    assert story.goes_on_to(20, [], rewards=(0.0, 20)).best == 2
+    assert story.goes_on_to(40, [1.0] * 30, rewards=(4.0, 20)).best == 4  # else 2 for long
+    assert story.score == {**PLAYED, "return": 0.2, "by": "rewards", "frames": 40}
+    assert story.goes_on_to(60, [0.5] * 70, rewards=(0.0, 20)).best == 6
+    assert story.score["by"] == "training"
+
+
 def test_a_run_that_ends_keeps_its_best_and_milestones(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import pathlib
 from collections.abc import Iterator
 
 import grpc
@@ -167,6 +168,14 @@ def test_ctrl_c_ends_watching_with_status_0(address: str, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("impala.commands.status.time.sleep", interrupted)
     assert cli.main(["status", address, "--watch", "2"]) == 0
+
+
+def test_a_log_directory_names_its_learner(
+    address: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "address").write_text(f"{address}\n")
+    assert cli.main(["status", str(tmp_path)]) == 0
+    assert address in capsys.readouterr().out
 
 
 ODD = "[/x][bold]\x1b[2J\x1b]0;owned\x07\r\n\u202etxt.exe\u200b\ud7ff漢"

@@ -77,7 +77,7 @@ def check(command: Check) -> int:
     settings = command.settings
     try:
         looks = [_seen(command, task) for task in tasks.make(settings.environment, settings.tasks)]
-        network, unfit = _network(command) if command.network else ("", [])
+        network, unfit = _network(command) if command.network else ([], [])
     except EnvironmentFailed as error:
         failure = Failure(error.error, error.where)
         if command.failures is not None:
@@ -151,8 +151,8 @@ def _make(settings: Config, task: Task) -> "Environment":
     return environments.make(config, 1, component=component, settings=part, actor=settings.actor)
 
 
-def _network(command: Check) -> tuple[str, list[str]]:
-    """Makes the network. Returns what it is, and what is odd about it.
+def _network(command: Check) -> tuple[list[str], list[str]]:
+    """Makes the network. Returns what it is and learns from, and what is odd about it.
 
     Raises:
       ValueError: it does not fit the environments, or teachers or demonstrations do not fit it.
@@ -169,11 +169,14 @@ def _network(command: Check) -> tuple[str, list[str]]:
     played = tasks.make(settings.environment, settings.tasks)
     spaces = build.spaces(played, own, numbered=config.popart)
     agent = build.agent(config, *spaces, own=own)
-    teachers.make(settings, teachers.read(settings), played, spaces)
+    taught = teachers.make(settings, teachers.read(settings), played, spaces)
+    learned, odd = [f"  teachers  {len(taught)}, which fit"] if taught else [], []
     if name := settings.demonstrations.source:
         memory = process.replay_memory(settings.replay.memory)
-        demonstrations.stream(name, *demonstrations.load(name), spaces, memory)
-    observation, odd = main_space(spaces[0]), []
+        stream = demonstrations.stream(name, *demonstrations.load(name), spaces, memory)
+        what = f"{stream.num_episodes:,} episodes of {name}, {stream.num_steps:,} steps"
+        learned.append(f"  clones    {what}, which fit")
+    observation = main_space(spaces[0])
     torso, best = fitting(config.torso, observation), fitting("auto", observation)
     if torso != "mlp" and has_channels_first(observation):
         odd.append(f"images of {list(observation.shape)} are taken to have their channels first")
@@ -182,10 +185,10 @@ def _network(command: Check) -> tuple[str, list[str]]:
     sizes = f" {config.hidden_sizes}" if torso == "mlp" else ""
     weights = sum(math.prod(variable.shape) for variable in agent.variables)
     core = f"core {config.core}, {weights:,} weights, by the preset {command.preset}"
-    return f"torso {torso}{sizes}, {core}", odd
+    return [f"  network   torso {torso}{sizes}, {core}", *learned], odd
 
 
-def _lines(played: _Seen, network: str, settings: Config) -> Iterator[str]:
+def _lines(played: _Seen, network: list[str], settings: Config) -> Iterator[str]:
     """Yields what was found, as lines."""
     seen = played.look
     (observation, action), lengths = seen.spaces, seen.lengths
@@ -204,8 +207,7 @@ def _lines(played: _Seen, network: str, settings: Config) -> Iterator[str]:
     yield f"{played.task.name}: {seen.steps} random steps, {ends}"
     yield f"  observes  {_shortened(observation)}"
     yield f"  acts      {_shortened(action)}{masked}"
-    if network:
-        yield f"  network   {network}"
+    yield from network
     yield (
         f"  rewards   {rewards.min():.4g} to {rewards.max():.4g}, mean {rewards.mean():.4g}"
         f"{scaled}{clipped}"

@@ -1,6 +1,7 @@
 """`impala status`: shows the state of a learner's run and its fleet."""
 
 import dataclasses
+import pathlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 class Status:
     """Shows the state of a learner's run and its fleet."""
 
-    learner: Positional[Annotated[str, arg(metavar="HOST:PORT")]] = ADDRESS
-    """Learner's address, HOST:PORT or unix:PATH."""
+    learner: Positional[Annotated[str, arg(metavar="HOST:PORT|LOGDIR")]] = ADDRESS
+    """Learner's address, HOST:PORT or unix:PATH; or its log directory on this host."""
     watch: Annotated[float, Range(0.0)] = 0.0
     """Seconds between repetitions until Ctrl-C, also while the learner is away; 0: show it once."""
     json: bool = False
@@ -36,8 +37,11 @@ class Status:
 
 def status(command: Status) -> int:
     """Prints a table, once or repeatedly."""
+    learner = command.learner
     with plainly():
-        listen.check_dialled(command.learner)
+        if (written := pathlib.Path(learner) / "address").is_file():
+            learner = written.read_text().strip()
+        listen.check_dialled(learner)
     import rich.console
     import rich.live
     from google.protobuf import json_format
@@ -46,7 +50,7 @@ def status(command: Status) -> int:
     from actors.session import LearnerError
 
     try:
-        with StatusClient(command.learner, command.security) as client:
+        with StatusClient(learner, command.security) as client:
             if command.json:
                 print(
                     json_format.MessageToJson(
@@ -56,7 +60,7 @@ def status(command: Status) -> int:
                     )
                 )
                 return 0
-            tables = watch(command.learner, client.get)
+            tables = watch(learner, client.get)
             if not command.watch:
                 rich.console.Console().print(next(tables))
                 return 0

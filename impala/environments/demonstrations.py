@@ -33,6 +33,16 @@ class Stream(NamedTuple):
     timestep: TimeStep  # [N, ...]
     action: Nest  # [N, ...], zeros where an episode begins
 
+    @property
+    def num_episodes(self) -> int:
+        """How many it joins."""
+        return int((self.timestep.step_type == StepType.FIRST).sum())
+
+    @property
+    def num_steps(self) -> int:
+        """Those in which something was done."""
+        return len(self.timestep.reward) - self.num_episodes
+
 
 def load(name: str) -> tuple[Spaces | None, Iterator[Any]]:
     """Opens a dataset, and imports what it names.

@@ -68,8 +68,9 @@ def open_demonstrations(
         begins = length * np.arange(start, min(start + _AT_ONCE, count))
         unroll = _unrolls(agent, config.agent.frame_stack, stream, begins, length, frames)
         layout.write(unroll, slice(None), rows[start : start + len(begins)])
-    number = int((stream.timestep.step_type == StepType.FIRST).sum())
-    _log.info("%s: %s episodes, %s steps.", name, f"{number:,}", f"{size - number:,}")
+    _log.info(
+        "%s: %s episodes, %s steps.", name, f"{stream.num_episodes:,}", f"{stream.num_steps:,}"
+    )
     return Demonstrations(rows, config.seed)
 
 

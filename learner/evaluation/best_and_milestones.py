@@ -31,7 +31,7 @@ _LOOKS = 50  # checks of the training returns over a run: the default number of 
 class Score(NamedTuple):
     """The mean return for which an agent was kept as the best.
 
-    By rewards, it is the mean reward of a step in training, of runs in which no episode has ended.
+    By rewards, it is the mean reward of a step in training, until 100 episodes have ended.
     """
 
     mean: float
@@ -85,8 +85,8 @@ class BestAndMilestones:
 
     The best agent is the snapshot with the highest mean return over all tasks. Until one has been
     evaluated, it is the current agent when the mean return of the last 100 training episodes is the
-    highest, in runs of one task; or the mean reward of a step since the last look, if no episode
-    ends.
+    highest, in runs of one task; or, until so many have ended, the mean reward of a step since the
+    last look.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class BestAndMilestones:
         if len(self._returns) == _EPISODES:
             mean = float(np.mean(self._returns))
             return Score(mean, "training", counters.frames, self._tasks)
-        if steps and not self._returns:
+        if steps:
             return Score(rewards / steps, "rewards", counters.frames, self._tasks)
         return None
 
