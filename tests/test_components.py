@@ -231,6 +231,12 @@ subprocess.run([sys.executable, "-c", code, *names], env={{**os.environ, **envir
     ]
 
 
+def test_what_a_program_defines_is_not_to_be_allowed_elsewhere() -> None:
+    with pytest.raises(ComponentError, match="load it in one that defines it") as raised:
+        Allowed().check("__main__:Walk")
+    assert "--allow" not in str(raised.value)
+
+
 def test_what_is_no_part_cannot_be_given() -> None:
     with pytest.raises(ComponentError, match="3 is no part: give a class or a function"):
         give(3)

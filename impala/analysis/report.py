@@ -132,7 +132,7 @@ def page(found: Groups, video: Video | None) -> str:
 
 def _results(found: Groups, styles: curves.Styles) -> str:
     evaluated = any(run.evaluated for run in _all(found))
-    head = ["", "seeds", "frames", "minutes", "in training"]
+    head = ["", "seed", "frames", "minutes", "in training"]
     head += ["last evaluation", "best evaluation"] if evaluated else []
     lines = [
         (

@@ -36,6 +36,10 @@ _CALLED_FOR_US = ("gymnasium", "numpy")  # what calls an environment, or stumble
 
 _GIVEN = "_IMPALA_PARTS"  # environment variable: a file of what the parent process was given
 
+_OF_PROGRAM = (
+    "A program has given it to its run: load it in one that defines it, with allow='__main__', or "
+    "train with the class of a module."
+)
 _ATTRIBUTE = re.compile(r"[^\W\d][\w.]*")  # an id that is registered has a - or a /
 
 
@@ -146,6 +150,8 @@ class Allowed:
             return
         if self.covers(module):
             return
+        if module == "__main__":
+            raise ComponentError(f"{name}: {_OF_PROGRAM}")
         raise ComponentError(
             f"{name} is code from outside impala, which this process may not import. Start it with "
             f"--allow {name} (or --allow {module}; in Python, call with allow={[name]!r}), or "
@@ -317,7 +323,7 @@ def load(name: str, allowed: Allowed) -> Any:
         near = difflib.get_close_matches(attribute, dir(error.obj), n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         if module == "__main__":
-            hint = " A program has given it to its run: load it there, or train with a module's."
+            hint = f" {_OF_PROGRAM}"
         raise ComponentError(f"{name}: {module} has no attribute {attribute!r}.{hint}") from None
     except Exception as error:
         raise _broken(module, error) from error
