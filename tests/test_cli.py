@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import gymnasium as gym
 import numpy as np
@@ -533,15 +534,27 @@ def test_a_report_shows_the_best_agent(logdir: pathlib.Path, tmp_path: pathlib.P
     assert "Best agent" not in file.read_text()
 
 
-def test_record_says_so_if_an_environment_has_no_render(
-    logdir: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+def _without_opengl() -> np.ndarray:
+    raise RuntimeError("an OpenGL platform library has not been loaded")  # as MuJoCo says
+
+
+@pytest.mark.parametrize(
+    ("render", "says"),
+    [
+        (gym.Env().render, r": it has no render\. Define render\(self\), which returns uint8"),
+        (_without_opengl, r", as nothing draws here: an OpenGL .* loaded\. MuJoCo takes MUJOCO_GL"),
+    ],
+)
+def test_record_says_so_if_an_environment_draws_nothing(
+    logdir: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    render: Callable[[], np.ndarray],
+    says: str,
 ) -> None:
     player = Player(checkpoint.choose(logdir))
     environment = player.environment(1)
-    monkeypatch.setattr(environment, "render", gym.Env().render)
-    says = (
-        r"Catch cannot be recorded: it has no render\. Define render\(self\), which returns uint8"
-    )
+    monkeypatch.setattr(environment, "render", render)
+    says = f"Catch cannot be recorded{says}"
     with contextlib.closing(environment), pytest.raises(values.OptionError, match=says):
         next(record._images(player, environment, record.Record(logdir=logdir), []))
 

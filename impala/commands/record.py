@@ -92,6 +92,13 @@ def _images(
             ) from error
         except ValueError as error:
             raise values.OptionError(f"{player.task} cannot be recorded: {error}") from error
+        except Exception as error:
+            if "OpenGL" not in str(error):
+                raise
+            raise values.OptionError(
+                f"{player.task} cannot be recorded, as nothing draws here: {error}. MuJoCo takes "
+                "MUJOCO_GL=egl with a GPU's driver, and a display otherwise."
+            ) from error
         yield picture
         if step.timestep.step_type[0] == StepType.LAST or len(rewards) == command.max_frames:
             break
