@@ -367,6 +367,7 @@ _ALL = (
         question="How much sooner does an agent learn that has cloned 100 episodes of another one?",
         arms={"alone": ("minigrid",), "cloned": _CLONED},
         before={"cloned": ("record", "{alone}", "--dataset", "doorkey/seed{seed}-v0")},
+        milestones=(0.85,),
         evaluation=_SAMPLED,
     ),
     _preset("atari-a3c-small", seeds=(101,), milestones=_PONG),

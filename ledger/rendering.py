@@ -195,7 +195,7 @@ class _Page:
             rows.append((*([record.arm] if len(arms) > 1 else ()), str(record.seed), *cells))
         head = (
             *(["arm"] if len(arms) > 1 else ()),
-            *("seed", *(_number(threshold, digits=0) for threshold in thresholds)),
+            *("seed", *(_number(each, digits=2 * (each % 1 > 0)) for each in thresholds)),
         )
         return _table(head, rows) if rows else "Not measured in this way yet."
 
