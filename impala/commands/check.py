@@ -170,12 +170,13 @@ def _network(command: Check) -> tuple[list[str], list[str]]:
     spaces = build.spaces(played, own, numbered=config.popart)
     agent = build.agent(config, *spaces, own=own)
     taught = teachers.make(settings, teachers.read(settings), played, spaces)
-    learned, odd = [f"  teachers  {len(taught)}, which fit"] if taught else [], []
+    odd: list[str] = []
+    data = [f"  teachers  {len(taught)}, which fit"] if taught else []
     if name := settings.demonstrations.source:
         memory = process.replay_memory(settings.replay.memory)
         stream = demonstrations.stream(name, *demonstrations.load(name), spaces, memory)
         what = f"{stream.num_episodes:,} episodes of {name}, {stream.num_steps:,} steps"
-        learned.append(f"  clones    {what}, which fit")
+        data.append(f"  clones    {what}, which fit")
     observation = main_space(spaces[0])
     torso, best = fitting(config.torso, observation), fitting("auto", observation)
     if torso != "mlp" and has_channels_first(observation):
@@ -185,7 +186,7 @@ def _network(command: Check) -> tuple[list[str], list[str]]:
     sizes = f" {config.hidden_sizes}" if torso == "mlp" else ""
     weights = sum(math.prod(variable.shape) for variable in agent.variables)
     core = f"core {config.core}, {weights:,} weights, by the preset {command.preset}"
-    return [f"  network   torso {torso}{sizes}, {core}", *learned], odd
+    return [f"  network   torso {torso}{sizes}, {core}", *data], odd
 
 
 def _lines(played: _Seen, network: list[str], settings: Config) -> Iterator[str]:
