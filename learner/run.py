@@ -417,7 +417,9 @@ def finish(run: Run, stop: EndRequest, ends_run: str) -> int:
     run.reporter.end_row(training.learner.counters, is_last=True)
     run.writer.drain()
     if finished:
-        _log.info("Finished: %s.", training.learner.counters)
+        done = training.learner.counters
+        counts = f"{done.frames:,} frames, {done.updates:,} updates, {done.episodes:,} episodes"
+        _log.info("Finished: %s in %s s.", counts, f"{done.seconds:,.0f}")
         run.evaluations.log()
         # Actors of its own are all here; others may be starting.
         own, roster = state.options.own_actors, state.records.roster

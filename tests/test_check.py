@@ -40,6 +40,20 @@ def test_what_cannot_be_made_is_refused(capfd: pytest.CaptureFixture[str]) -> No
     assert "not registered with Gymnasium. Nearest: CartPole-v1" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("environment", "preset"),
+    [
+        ("ALE/Breakout-v5", "atari"),
+        ("MiniGrid-Empty-5x5-v0", "minigrid"),
+        ("Hopper-v5", "mujoco"),
+        ("Pendulum-v1", "pendulum"),
+        ("package:Own-v0", "cartpole"),
+    ],
+)
+def test_an_environment_is_checked_by_the_preset_for_it(environment: str, preset: str) -> None:
+    assert Check.words([environment]) == [preset, "--environment.id", environment]
+
+
 def test_ten_lines_say_what_is_seen_done_and_learned(capfd: pytest.CaptureFixture[str]) -> None:
     assert (
         cli.main(["check", "cartpole", "--environment.id", "looked:Quiet", "--steps", "100"]) == 0

@@ -237,7 +237,7 @@ def test_a_critic_learns_first_and_another_run_starts_from_it(
         *("--algorithm", "actor_critic", "--mix.max-policy-lag", 2, "--total-frames", 12_000),
     )
     assert other.returncode == 0, other.stdout + other.stderr
-    assert "Taken from 12," in other.stderr
+    assert "of this agent's weights from one of 12," in other.stderr
     assert "Not taken: baseline_mlp/linear_0/w:0" in other.stderr
     last = services.rows(second)[-1]
     assert max(row.get("policy_lag/max", 0) for row in services.rows(second)) <= 2

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from impala.commands.parsing import parse
+from impala.commands.train import Train
 from impala.config import layers, rules, values
 from impala.config.presets import PRESETS
 from impala.config.schema import Config, OptimiserConfig
@@ -109,6 +111,14 @@ def test_flags_hold_every_kind_of_value_between_other_words() -> None:
     )
     with pytest.raises(OptionError, match="--seed lacks its value"):
         layers.from_flags(["--seed", "--deterministic"])
+
+
+def test_settings_of_an_algorithm_that_does_not_learn_are_refused() -> None:
+    given = ["cartpole", "--impact.entropy-cost", "0.1"]
+    with pytest.raises(OptionError, match=r"--impact\.entropy-cost is given, but .* with impala,"):
+        parse("train", Train, given)
+    for others in (["--algorithm", "impact"], ["--phases", "impala:1000", "impact"]):
+        assert parse("train", Train, [*given, *others]).settings.impact.entropy_cost == 0.1
 
 
 def test_kubernetes_service_variables_are_left_alone() -> None:

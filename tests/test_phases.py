@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 import pathlib
 
 import numpy as np
@@ -156,13 +157,17 @@ def test_a_new_run_takes_what_fits_of_another_agent() -> None:
     for variable in small.variables:
         variable.assign(tf.fill(variable.shape, 3.0))
 
-    lines = named_variables.initialise(large.variables, _saved(small))
+    share, lines = named_variables.initialise(large.variables, _saved(small))
 
     taken = {v.name for v in large.variables if np.all(v.numpy() == 3.0)}
     assert taken == {*("mlp/linear_0/w:0", "mlp/linear_0/b:0", "agent/policy/b:0")} | {
         "agent/baseline/b:0"
     }
-    assert lines[0].startswith("Taken from 90 frames: ")
+    numbers = sum(math.prod(v.shape) for v in large.variables if v.name in taken)
+    assert share == numbers / sum(math.prod(v.shape) for v in large.variables) < 0.5
+    assert lines[0].startswith(
+        f"Taken: {share:.0%} of this agent's weights from one of 90 frames: "
+    )
     assert "New: agent/policy/w:0 (4, 3), which was (8, 3)." in lines
     assert "New: baseline_mlp/linear_0/b:0 (8,)." in lines
 
@@ -173,7 +178,7 @@ def test_heads_of_normalised_values_are_not_mixed_with_plain() -> None:
     for variable in normalised.variables:
         variable.assign(tf.fill(variable.shape, 3.0))
 
-    lines = named_variables.initialise(agent.variables, _saved(normalised))
+    _, lines = named_variables.initialise(agent.variables, _saved(normalised))
 
     others = {v.name for v in agent.variables if not np.all(v.numpy() == 3.0)}
     assert others == {"agent/baseline/w:0", "agent/baseline/b:0"}
@@ -182,7 +187,7 @@ def test_heads_of_normalised_values_are_not_mixed_with_plain() -> None:
 
 def test_what_did_not_fit_is_named_too() -> None:
     large, small = _agent(AgentConfig(hidden_sizes=(8, 8))), _agent(AgentConfig(hidden_sizes=(8,)))
-    lines = named_variables.initialise(small.variables, _saved(large))
+    _, lines = named_variables.initialise(small.variables, _saved(large))
     assert "Not taken: mlp/linear_1/w:0 (8, 8)." in lines
 
 

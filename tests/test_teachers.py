@@ -269,15 +269,6 @@ def playing(id: str, **settings: object) -> Config:
             {},
             "with agent.popart on several tasks, each with values of its own: set teacher.value",
         ),
-        (CATCH, {"teacher": TeacherConfig(("a", "a"))}, "has 2 teachers for 1 tasks: give one"),
-        (
-            CATCH,
-            {
-                "teacher": TeacherConfig(("a", "a")),
-                "tasks": TasksConfig(environments=("Catch", 'Catch{"shift": 1}')),
-            },
-            "2 teachers: set agent.popart, by which",
-        ),
     ],
 )
 def test_who_cannot_teach_is_refused_with_the_reason(
@@ -316,6 +307,25 @@ def test_an_agent_of_several_tasks_teaches_its_policy() -> None:
 def test_an_algorithm_without_teachers_is_refused() -> None:
     config = dataclasses.replace(CATCH, algorithm="critic", teacher=TeacherConfig(("a",)))
     with pytest.raises(OptionError, match="critic learns from no teacher: leave it out, or learn"):
+        rules.validate(config)
+
+
+@pytest.mark.parametrize(
+    ("environments", "message"),
+    [
+        ((), "has 2 teachers, and the number of tasks is 1: give one for each"),
+        (("Catch", 'Catch{"shift": 1}'), "2 teachers: set agent.popart, by which"),
+    ],
+)
+def test_several_teachers_need_as_many_tasks_to_tell_apart(
+    environments: tuple[str, ...], message: str
+) -> None:
+    config = dataclasses.replace(
+        CATCH,
+        teacher=TeacherConfig(("a", "a")),
+        tasks=dataclasses.replace(CATCH.tasks, environments=environments),
+    )
+    with pytest.raises(OptionError, match=message):
         rules.validate(config)
 
 

@@ -52,7 +52,8 @@ def unit(over_seconds: Mapping[str, Curves]) -> tuple[str, float]:
     """Returns a unit of time that suits these curves, and its seconds."""
     groups = [group for of_task in over_seconds.values() for group in of_task.values()]
     longest = max((curve.x[-1] for group in groups for curve in group), default=0.0)
-    return ("hours", 3600.0) if longest > 10_800 else ("minutes", 60.0)
+    units = {"hours": 3600.0, "minutes": 60.0}
+    return next(((n, s) for n, s in units.items() if longest > 3 * s), ("seconds", 1.0))
 
 
 def draw(panel: Axes, groups: Curves, styles: Styles, scale: float = 1.0) -> None:

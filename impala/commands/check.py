@@ -34,8 +34,11 @@ _MOST_SECONDS = 5.0  # of play
 _HANG_SECONDS = 60.0  # until a look is given up
 _LONG_SECONDS = 10.0  # of making and playing one, after which no other one is made
 _SLOW_SECONDS = 2e-3  # of a step: more than an actor does besides
-# What ids begin with, and the preset for such environments; for others it is cartpole.
-_PRESETS = {"ALE": "atari", "MinAtar": "minatar", "MiniGrid": "minigrid", "BabyAI": "minigrid"}
+# What ids begin with, and the preset for such environments.
+_PRESETS = {
+    **{"ALE": "atari", "MinAtar": "minatar", "MiniGrid": "minigrid", "BabyAI": "minigrid"},
+    **dict.fromkeys(("Ant", "HalfCheetah", "Hopper", "Humanoid", "Swimmer", "Walker2d"), "mujoco"),
+}
 _MANY_STEPS = 100  # from which on it says something that none was rewarded or the last
 _LARGE = 100.0  # numbers that a network learns badly from
 _MOST_NOTES = 3  # lines
@@ -51,8 +54,8 @@ class Check(SettingsFlags):
     """
 
     preset: Positional[Annotated[str, arg(metavar="ENVIRONMENT|PRESET")]]
-    """An environment's id, with the settings of the preset cartpole (atari, minatar, minigrid for
-    theirs); or a preset, whose environment is as --environment.id says."""
+    """An environment's id, with the settings of the preset that is for it, or of cartpole; or a
+    preset, whose environment is as --environment.id says."""
     steps: Annotated[int, Range(1, 100_000)] = 200
     """Random steps to play, for 5 seconds at most."""
     network: bool = True
@@ -65,8 +68,9 @@ class Check(SettingsFlags):
         """Returns a command line that begins with a preset, also where an environment's id was."""
         if not argv or argv[0].startswith("-") or argv[0] in PRESETS:
             return argv
-        kind = re.split("[/-]", argv[0])[0]
-        return [_PRESETS.get(kind, "cartpole"), "--environment.id", *argv]
+        own = (name for name, (_, made) in PRESETS.items() if made.environment.id == argv[0])
+        preset = _PRESETS.get(re.split("[/-]", argv[0])[0]) or next(own, "cartpole")
+        return [preset, "--environment.id", *argv]
 
 
 def check(command: Check) -> int:

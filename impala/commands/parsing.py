@@ -6,7 +6,7 @@ import functools
 import io
 import os
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import tyro
@@ -14,11 +14,12 @@ from tyro.conf import Positional
 
 from impala.commands import foreign
 from impala.commands.flags import SettingsFlags
-from impala.config import layers, rules, values
+from impala.config import demands, layers, rules, values
 from impala.config.presets import PRESETS
 from impala.config.schema import Config
 from impala.parts import components, sections
 from impala.runtime import process
+from impala.schedule import phases
 
 T = TypeVar("T")
 
@@ -47,7 +48,21 @@ def parse(name: str, command_type: type[T], argv: list[str]) -> T:
     values.check_ranges(command)
     if isinstance(command, SettingsFlags):
         rules.validate(command.settings)
+        _check_algorithms(layers.from_flags(argv, command.settings)[0], command.settings)
     return typing.cast(T, command)
+
+
+def _check_algorithms(flags: Mapping[str, Any], settings: Config) -> None:
+    """Refuses flags for a built-in algorithm with which the run does not learn."""
+    learns_with = [word.algorithm for word in phases.words(settings)]
+    for name in demands.BUILT_IN:
+        if name in flags and name not in learns_with:
+            path = f"{name}.{next(iter(values.flatten(flags[name])))}"
+            raise values.OptionError(
+                f"--{path.replace('_', '-')} is given, but the run learns with "
+                f"{' and '.join(learns_with)}, which does not read it: leave it out, or say "
+                f"--algorithm {name}."
+            )
 
 
 def _parse_run(

@@ -52,7 +52,7 @@ def validate(config: Config) -> Config:
     _check_reward_scale(config)
     _check_correction(config)
     _check_entropy_target(config)
-    _check_teachers(config)
+    _check_teachers(config, len(played))
     _check_burn_in(config)
     _check_lag(config)
     _check_frames(config, played)
@@ -125,8 +125,8 @@ def _check_entropy_target(config: Config) -> None:
             )
 
 
-def _check_teachers(config: Config) -> None:
-    """Refuses settings for teachers without one, and a target whose weight cannot be learned."""
+def _check_teachers(config: Config, num_tasks: int) -> None:
+    """Refuses teachers that nobody has or can tell apart, and weights that cannot be learned."""
     teacher = config.teacher
     if not teacher.logdirs and teacher != TeacherConfig():
         given = ", ".join(f"teacher.{name}" for name in changed(teacher))
@@ -134,6 +134,17 @@ def _check_teachers(config: Config) -> None:
             f"{given} is set, but teacher.logdirs names no teacher: name its log directory, or "
             "leave these settings out."
         )
+    if (count := len(teacher.logdirs)) > 1:
+        if count != num_tasks:
+            raise OptionError(
+                f"teacher.logdirs has {count} teachers, and the number of tasks is {num_tasks}: "
+                "give one for each, in the order of tasks.environments, or one for all."
+            )
+        if not config.agent.popart:
+            raise OptionError(
+                f"teacher.logdirs has {count} teachers: set agent.popart, by which the learner "
+                "knows the task of each step."
+            )
     if teacher.kl_target and not teacher.policy_cost:
         raise OptionError(
             f"teacher.kl_target is {teacher.kl_target:g} and teacher.policy_cost 0, from which no "

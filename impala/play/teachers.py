@@ -94,16 +94,6 @@ def make(
     Raises:
       ValueError: one of them cannot teach this run; says why.
     """
-    if len(found) > 1 and len(found) != len(played):
-        raise ValueError(
-            f"teacher.logdirs has {len(found)} teachers for {len(played)} tasks: give one for "
-            "each, in the order of tasks.environments, or one for all."
-        )
-    if len(found) > 1 and not config.agent.popart:
-        raise ValueError(
-            f"teacher.logdirs has {len(found)} teachers: set agent.popart, by which the learner "
-            "knows the task of each step."
-        )
     return [_teacher(config, number, saved, played, spaces) for number, saved in enumerate(found)]
 
 

@@ -21,6 +21,7 @@ _log = logging.getLogger(__name__)
 
 _ALONE = Peers()
 _FIRST_SECONDS = 30.0
+_FITS = 0.5  # share of an agent's weights from another one, below which that is a warning
 
 
 class Resumed(NamedTuple):
@@ -61,8 +62,9 @@ def resume(
     if not peers.is_first:
         saved = _at_most(counters, logdir)
     if saved is None and initial is not None:
-        for line in named_variables.initialise(phases.agent.variables, initial):
-            _log.info("%s", line)
+        share, lines = named_variables.initialise(phases.agent.variables, initial)
+        for line in lines:
+            _log.log(logging.INFO if share >= _FITS else logging.WARNING, "%s", line)
     if saved is not None and saved.algorithm != phases.algorithm_at(counters):
         # For what the algorithm copies of the agent.
         named_variables.initialise(phases.agent.variables, saved)

@@ -1,5 +1,6 @@
 """A learner's variables by name, as checkpoints hold them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -40,17 +41,19 @@ def assign(values: Mapping[str, np.ndarray], variables: Mapping[str, Any]) -> No
 _BASELINE_HEAD = "agent/baseline/"  # of names of variables
 
 
-def initialise(variables: Sequence[Any], saved: Checkpoint) -> list[str]:
+def initialise(variables: Sequence[Any], saved: Checkpoint) -> tuple[float, list[str]]:
     """Assigns the values of another run's agent to variables of the same name and shape.
 
     Returns:
-      Lines that list what was taken, and what was not and why.
+      Which share of the numbers in `variables` was taken, and lines that list what was, and what
+      was not and why.
 
     Raises:
       CheckpointError: nothing fits.
     """
     values = {_own_name(name): value for name, value in of_agent(saved.variables).items()}
-    taken, lines = [], []
+    taken: dict[str, int] = {}
+    lines: list[str] = []
     if "popart/mean:0" in values and "popart/mean:0" not in {each.name for each in variables}:
         lines.append("The baseline's head gave normalised values (agent.popart): it is not taken.")
         values = {n: value for n, value in values.items() if not n.startswith(_BASELINE_HEAD)}
@@ -62,11 +65,13 @@ def initialise(variables: Sequence[Any], saved: Checkpoint) -> list[str]:
             lines.append(f"New: {variable.name} {tuple(variable.shape)}, which was {value.shape}.")
         else:
             variable.assign(value)
-            taken.append(variable.name)
+            taken[variable.name] = value.size
     lines += [f"Not taken: {name} {value.shape}." for name, value in values.items()]
     if not taken:
         raise CheckpointError(f"Nothing of that agent fits this one. {' '.join(lines)}")
-    return [f"Taken from {saved.counters.frames:,} frames: {', '.join(taken)}.", *lines]
+    share = sum(taken.values()) / sum(math.prod(each.shape) for each in variables)
+    what = f"{share:.0%} of this agent's weights from one of {saved.counters.frames:,} frames"
+    return share, [f"Taken: {what}: {', '.join(taken)}.", *lines]
 
 
 def of_agent(named: Mapping[str, T]) -> dict[str, T]:
