@@ -354,6 +354,7 @@ _ALL = (
         name="teachers",
         question="How much sooner does an agent learn from another one, and does it go beyond it?",
         arms={"alone": ("minatar",), "teacher": _TEACHER, "taught": _TAUGHT},
+        milestones=(9.0,),
         evaluation=_SAMPLED,
     ),
     Experiment(
