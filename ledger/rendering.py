@@ -177,6 +177,22 @@ class _Page:
         head = ("arm", "seeds", *(f"{score} (95%)" for score in scores), "measured")
         return _table(head, rows) if rows else "Not measured yet."
 
+    def by_task(self, experiment: str) -> str:
+        """Returns a table with a row for each arm of an experiment, and the return of each task."""
+        arms = self._arms(experiment)
+        finals = {arm: [*map(statistics.by_task, of_seeds)] for arm, of_seeds in arms.items()}
+        tasks = list(
+            dict.fromkeys(task for runs in finals.values() for run in runs for task in run)
+        )
+        rows = []
+        for arm, runs in finals.items():
+            scores = [[run[task] for run in runs if task in run] for task in tasks]
+            cells = [_shown_interval(statistics.interval(s)) if s else _DASH for s in scores]
+            seeds = _range([record.seed for record in arms[arm]])
+            rows.append((arm, seeds, *cells, self._measured(experiment, arm)))
+        head = ("arm", "seeds", *(f"{task} (95%)" for task in tasks), "measured")
+        return _table(head, rows) if rows else "Not measured yet."
+
     def score(self, experiment: str, arm: str, score: str = "return") -> str:
         """Returns an arm's score with its interval, for a table of the template's own."""
         of_seeds = self._records(experiment, arm)

@@ -95,8 +95,13 @@ def _in_training(record: Record) -> float:
     return float(np.mean(of_tasks))
 
 
+def by_task(record: Record) -> dict[str, float]:
+    """Returns the mean return of each task at the end."""
+    return {each.task: float(np.mean(each.returns)) for each in record.final}
+
+
 SCORES: Mapping[str, Callable[[Record], float]] = {
-    "return": lambda record: float(np.mean([np.mean(each.returns) for each in record.final])),
+    "return": lambda record: _mean([*by_task(record).values()]),
     "return in training": _in_training,
     "regret": _of_info("regret"),
     "area": _area,
