@@ -36,7 +36,9 @@ _LONG_SECONDS = 10.0  # of making and playing one, after which no other one is m
 _SLOW_SECONDS = 2e-3  # of a step: more than an actor does besides
 # What ids begin with, and the preset for such environments.
 _PRESETS = {
-    **{"ALE": "atari", "MinAtar": "minatar", "MiniGrid": "minigrid", "BabyAI": "minigrid"},
+    "ALE": "atari",
+    "MinAtar": "minatar",
+    **dict.fromkeys(("MiniGrid", "BabyAI"), "minigrid"),
     **dict.fromkeys(("Ant", "HalfCheetah", "Hopper", "Humanoid", "Swimmer", "Walker2d"), "mujoco"),
 }
 _MANY_STEPS = 100  # from which on it says something that none was rewarded or the last

@@ -126,7 +126,7 @@ def _check_entropy_target(config: Config) -> None:
 
 
 def _check_teachers(config: Config, num_tasks: int) -> None:
-    """Refuses teachers that nobody has or can tell apart, and weights that cannot be learned."""
+    """Refuses settings without a teacher, a wrong number of teachers, and an unlearnable weight."""
     teacher = config.teacher
     if not teacher.logdirs and teacher != TeacherConfig():
         given = ", ".join(f"teacher.{name}" for name in changed(teacher))
