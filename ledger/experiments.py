@@ -192,11 +192,12 @@ _REPLAYED_MEMORY = (
     *("--mix.fresh", "8", "--learner.unroll-length", "40", "--mix.replayed"),
 )
 
-# A teacher of about half the return that the preset comes to.
-_TEACHER = ("minatar", "--total-frames", "1_500_000")
+# A teacher of about half the return that the preset comes to, as one that was stopped in training:
+# its learning rate has not fallen.
+_TEACHER = ("minatar", "--total-frames", "1_500_000", "--optimiser.no-decay-to-zero")
 _TAUGHT = (
     *("minatar", "--teacher.logdirs", "{teacher}"),
-    *("--teacher.policy-cost", "5", "--teacher.anneal", "0.15"),
+    *("--teacher.policy-cost", "5", "--teacher.anneal", "0.1"),
 )
 _SPECIALISTS = {
     "asterix": ("minatar", "--environment.id", "MinAtar/Asterix-v1"),
@@ -354,7 +355,7 @@ _ALL = (
         name="teachers",
         question="How much sooner does an agent learn from another one, and does it go beyond it?",
         arms={"alone": ("minatar",), "teacher": _TEACHER, "taught": _TAUGHT},
-        milestones=(9.0,),
+        milestones=(8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0),
         evaluation=_SAMPLED,
     ),
     Experiment(
