@@ -52,6 +52,7 @@ def _area(run: continual.Run, task: str) -> float:
 
 
 _SEEDS = 3  # from which on an interval says something
+_LEVEL = 0.05  # of all claims of an experiment together
 
 
 class Claim(NamedTuple):
@@ -66,14 +67,15 @@ class Claim(NamedTuple):
     limit: float
     is_above: bool
 
-    def verdict(self, found: Interval) -> str:
-        """Returns whether an interval lies on the claim's side of the limit."""
+    def verdict(self, found: Interval | None, p: float) -> str:
+        """Returns whether a number is on the claim's side of the limit, given its corrected p."""
+        if found is None:
+            return "not measured"
         if found.seeds < _SEEDS:
             return f"open: fewer than {_SEEDS} seeds"
-        above, below = found.low > self.limit, found.high < self.limit
-        if not (above or below):
-            return "open: the interval holds the limit"
-        return "holds" if above == self.is_above else "does not hold"
+        if p >= _LEVEL:
+            return "open"
+        return "holds" if (found.mean > self.limit) == self.is_above else "does not hold"
 
 
 def _ratio(
@@ -85,18 +87,18 @@ def _ratio(
 
 
 def _gap_closed(scores: Mapping[str, Any]) -> Any:
-    lost = scores["simultaneous"] - scores["sequential"]
-    return (scores["clear"] - scores["sequential"]) / lost
+    lost = scores["simultaneous-equal-compute"] - scores["sequential-equal-compute"]
+    return (scores["clear"] - scores["sequential-equal-compute"]) / lost
 
 
-_GAP = "what clear closes of the gap between them"
+_GAP = "what clear closes of the gap, at equal compute"
 
 CLAIMS = (
     _ratio("Tasks in turn are forgotten", "sequential", "simultaneous", "0.55", is_above=False),
     Claim(
         "CLEAR prevents most of it",
         _GAP,
-        ("simultaneous", "sequential", "clear"),
+        ("simultaneous-equal-compute", "sequential-equal-compute", "clear"),
         _gap_closed,
         "0.82",
         limit=0.5,
@@ -128,7 +130,17 @@ def claim(of: Claim, scores: Scores) -> Interval | None:
     """Returns a claim's number; None if one of its arms has no records."""
     if not all(scores.get(arm) for arm in of.arms):
         return None
-    return statistics.interval_of({arm: [*scores[arm].values()] for arm in of.arms}, of.of)
+    of_arms = {arm: [*scores[arm].values()] for arm in of.arms}
+    return statistics.interval_of(of_arms, of.of, of.limit)
+
+
+def judged(scores: Scores) -> list[tuple[Claim, Interval | None, str]]:
+    """Returns claims, their numbers, and verdicts that are corrected for their being several."""
+    found = [claim(each, scores) for each in CLAIMS]
+    corrected = statistics.holm([x.p if x else 1.0 for x in found])
+    return [
+        (each, x, each.verdict(x, p)) for each, x, p in zip(CLAIMS, found, corrected, strict=True)
+    ]
 
 
 class Effect(NamedTuple):

@@ -101,11 +101,12 @@ def _sequence(name: str, of: sequences.Tasks, **options: Any) -> Experiment:
 
 # Boards of different height put the paddle in different rows: they can be told apart, and no
 # action means the same in two of them.
+_BOARDS = ("Catch", 'Catch{"rows": 9, "shift": 1}', 'Catch{"rows": 8, "shift": 2}')
 _CATCH_BOARDS = sequences.Tasks(
     preset="catch",
     # A policy that is certain of one board's controls must still explore on the next.
     flags=(*_STEADY, *_EACH_SECOND, "--impala.entropy-cost", "0.05", "--evaluator.episodes", "32"),
-    tasks=("Catch", 'Catch{"rows": 9, "shift": 1}', 'Catch{"rows": 8, "shift": 2}'),
+    tasks=_BOARDS,
     frames=45_000,
     cycles=2,
     fresh=16,
@@ -300,8 +301,16 @@ _ALL = (
     ),
     *map(_corrections, _MINATAR_GAMES[:2]),
     _sequence("clear-minatar", _MINATAR_SEQUENCE),
-    # One arm's runs of one seed differ by as much as arms do.
-    _sequence("clear-catch", _CATCH_BOARDS, seeds=range(101, 111)),
+    # One arm's runs of one seed differ by as much as arms do, hence ten seeds; in three orders.
+    _sequence("clear-catch", _CATCH_BOARDS, seeds=range(101, 105)),
+    *(
+        _sequence(
+            f"clear-catch-from-{first + 1}",
+            dataclasses.replace(_CATCH_BOARDS, tasks=_BOARDS[first:] + _BOARDS[:first]),
+            seeds=seeds,
+        )
+        for first, seeds in {1: range(105, 108), 2: range(108, 111)}.items()
+    ),
     _sequence("clear-atari", _CORA_ATARI),
     _VTRACE_AT_LAG,
     Experiment(

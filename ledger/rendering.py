@@ -149,7 +149,7 @@ class _Page:
                 ", ".join(_number(statistics.SCORES[experiment.score](x)) for x in of_seeds),
                 _millions(max(record.frames for record in of_seeds)),
                 _durations(of_seeds),
-                self._measured(experiment.name, arm),
+                self._measured(arm, experiment.name),
             )
             for experiment, arm in found
             if (of_seeds := self._records(experiment.name, arm))
@@ -169,7 +169,7 @@ class _Page:
             (
                 *(arm, _range([record.seed for record in of_seeds])),
                 *(self._interval(of_seeds, score) for score in scores),
-                self._measured(experiment, arm),
+                self._measured(arm, experiment),
             )
             for arm in EXPERIMENTS[experiment].arms
             if (of_seeds := self._records(experiment, arm))
@@ -189,7 +189,7 @@ class _Page:
             scores = [[run[task] for run in runs if task in run] for task in tasks]
             cells = [_shown_interval(statistics.interval(s)) if s else _DASH for s in scores]
             seeds = _range([record.seed for record in arms[arm]])
-            rows.append((arm, seeds, *cells, self._measured(experiment, arm)))
+            rows.append((arm, seeds, *cells, self._measured(arm, experiment)))
         head = ("arm", "seeds", *(f"{task} (95%)" for task in tasks), "measured")
         return _table(head, rows) if rows else "Not measured yet."
 
@@ -270,20 +270,25 @@ class _Page:
 
     # Sequences of tasks.
 
-    def sequence(self, experiment: str) -> str:
-        """Returns a table of the arms of `ledger.sequences`: area, forgetting and transfer."""
-        arms = self._arms(experiment)
-        areas = continual.areas(arms)
+    def sequence(self, *experiments: str) -> str:
+        """Returns a table of the arms of `ledger.sequences`: area, forgetting and transfer.
+
+        Experiments with other seeds, and the same tasks in another order, count as one.
+        """
+        areas = self._areas(*experiments)
         best = statistics.interval([*areas.get("simultaneous", {}).values()] or [math.nan]).mean
         rows = []
-        for arm, of_seeds in arms.items():
+        for arm in EXPERIMENTS[experiments[0]].arms:
+            of_seeds = [x for each in experiments for x in self._records(each, arm)]
+            if not of_seeds:
+                continue
             area = statistics.interval([*areas[arm].values()]) if arm in areas else None
             rows.append(
                 (
                     *(arm, _range([record.seed for record in of_seeds])),
                     *((_shown_interval(area), _number(area.mean / best)) if area else (_DASH,) * 2),
                     *(self._interval(of_seeds, score) for score in ("forgetting", "transfer")),
-                    self._measured(experiment, arm),
+                    self._measured(arm, *experiments),
                 )
             )
         head = (
@@ -292,20 +297,24 @@ class _Page:
         )
         return _table(head, rows) if rows else "Not measured yet."
 
-    def claims(self, experiment: str) -> str:
+    def claims(self, *experiments: str) -> str:
         """Returns a table of CLEAR's claims: the paper's figure, the one here, and the verdict."""
-        scores = continual.areas(self._arms(experiment))
         rows = []
-        for each in continual.CLAIMS:
-            found = continual.claim(each, scores)
-            ours = (
-                (_shown_interval(found), each.verdict(found)) if found else (_DASH, "not measured")
-            )
+        for each, found, verdict in continual.judged(self._areas(*experiments)):
+            ours = (_shown_interval(found) if found else _DASH, verdict)
             side = "above" if each.is_above else "below"
             limit = f"{side} {_number(each.limit, 1)}"
             rows.append((each.text, each.quantity, limit, each.paper, *ours))
         head = ("claim", "number", "holds if", "in the paper", "here (95%)", "verdict")
         return _table(head, rows)
+
+    def _areas(self, *experiments: str) -> dict[str, dict[int, float]]:
+        """Returns the areas of experiments whose seeds differ: arm -> seed -> area."""
+        areas = dict[str, dict[int, float]]()
+        for experiment in experiments:
+            for arm, of_seeds in continual.areas(self._arms(experiment)).items():
+                areas.setdefault(arm, {}).update(of_seeds)
+        return areas
 
     def effects(self, experiment: str, arm: str) -> str:
         """Returns the matrix of forgetting and transfer of an arm: a row for each block."""
@@ -339,8 +348,8 @@ class _Page:
             return _DASH
         return _shown_interval(statistics.interval(scores))
 
-    def _measured(self, experiment: str, arm: str) -> str:
-        found = self._records(experiment, arm)
+    def _measured(self, arm: str, *experiments: str) -> str:
+        found = [x for each in experiments for x in self._records(each, arm)]
         dates = sorted({record.date for record in found})
         commits = dict.fromkeys(record.commit[:7] for record in found)
         return f"{_range(dates)}, {', '.join(f'`{x}`' for x in commits)}"

@@ -36,9 +36,10 @@ def arms(of: Tasks) -> Mapping[str, Sequence[str]]:
 
     * separate-N: only task N is trained, for as many frames; the others are evaluated.
     * simultaneous: all tasks at once.
-    * sequential: one after another.
-    * sequential-equal-compute: as sequential, with as many rows per gradient as CLEAR; what is
+    * simultaneous-equal-compute: as simultaneous, with as many rows per gradient as CLEAR; what is
       replayed is what was played in the last few updates.
+    * sequential: one after another.
+    * sequential-equal-compute: as sequential, with as many rows, likewise.
     * clear: half of each batch from a reservoir of half of the history, cloned.
     * clear-20th: as clear, with a reservoir of a twentieth of the history.
     * fifo-20th: as clear-20th, with the newest instead of a reservoir.
@@ -51,10 +52,13 @@ def arms(of: Tasks) -> Mapping[str, Sequence[str]]:
     only = (*fresh, "--mix.replayed", str(2 * of.fresh), "--mix.no-learn-from-fresh")
     cloning, no_cloning = _cloning("0.01", "0.005"), _cloning("0", "0")
     recent = 4 * of.fresh * of.unroll_length * of.frame_skip  # frames: those of four updates
+    equal_compute = (*half, *no_cloning, *_replay("fifo", recent))
+    simultaneous = ("--tasks.order", "simultaneous", "--tasks.no-anneal-anew")
     varied = {
-        "simultaneous": (*fresh_only, "--tasks.order", "simultaneous", "--tasks.no-anneal-anew"),
+        "simultaneous": (*fresh_only, *simultaneous),
+        "simultaneous-equal-compute": (*equal_compute, *simultaneous),
         "sequential": fresh_only,
-        "sequential-equal-compute": (*half, *no_cloning, *_replay("fifo", recent)),
+        "sequential-equal-compute": equal_compute,
         "clear": (*half, *cloning, *_replay("reservoir", of.history // 2)),
         "clear-20th": (*half, *cloning, *_replay("reservoir", of.history // 20)),
         "fifo-20th": (*half, *cloning, *_replay("fifo", of.history // 20)),

@@ -20,6 +20,7 @@ class Interval(NamedTuple):
     low: float  # as high: the mean, if there is one seed only
     high: float
     seeds: int  # of the arm with the fewest
+    p: float = 1.0  # two-sided, of being on the other side of a limit, if one was given
 
 
 def interval(of_seeds: Sequence[float]) -> Interval:
@@ -28,7 +29,9 @@ def interval(of_seeds: Sequence[float]) -> Interval:
 
 
 def interval_of(
-    arms: Mapping[str, Sequence[float]], number: Callable[[Mapping[str, Any]], Any]
+    arms: Mapping[str, Sequence[float]],
+    number: Callable[[Mapping[str, Any]], Any],
+    limit: float = math.nan,
 ) -> Interval:
     """Returns a number of the means of several arms, each of whose seeds are resampled.
 
@@ -38,6 +41,7 @@ def interval_of(
     Args:
       arms: arm -> a number of each seed, at least one.
       number: of the arms' means, which are arrays.
+      limit: what the number is compared with.
     """
     samples = [np.array(of_seeds, float) for of_seeds in arms.values()]
 
@@ -47,10 +51,22 @@ def interval_of(
     found, seeds = float(of_means(*samples, axis=0)), min(map(len, samples))
     if seeds == 1:
         return Interval(found, found, found, 1)
-    limits = scipy.stats.bootstrap(
+    result = scipy.stats.bootstrap(
         samples, of_means, method="percentile", rng=np.random.default_rng(0)
-    ).confidence_interval
-    return Interval(found, float(limits.low), float(limits.high), seeds)
+    )
+    interval, resampled = result.confidence_interval, result.bootstrap_distribution
+    rarer = min((resampled <= limit).sum(), (resampled >= limit).sum())
+    p = 1.0 if math.isnan(limit) else min(1.0, 2 * (rarer + 1) / (resampled.size + 1))
+    return Interval(found, float(interval.low), float(interval.high), seeds, float(p))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Returns p-values that are corrected for being several: Holm 1979."""
+    order = np.argsort(p_values)
+    corrected = np.array(p_values, float)
+    factors = np.arange(len(p_values), 0, -1)
+    corrected[order] = np.minimum(1.0, np.maximum.accumulate(corrected[order] * factors))
+    return corrected.tolist()
 
 
 def continual_run(record: Record) -> continual.Run:

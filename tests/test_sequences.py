@@ -8,7 +8,7 @@ import pytest
 from impala.config import values
 from impala.config.schema import Config, EnvironmentConfig, ReplayConfig, TasksConfig
 from impala.schedule import tasks
-from ledger import continual, running, sequences
+from ledger import continual, running, sequences, statistics
 from ledger.experiments import EXPERIMENTS
 from ledger.records import Evaluation, Record
 
@@ -59,7 +59,9 @@ def arms() -> Mapping[str, Sequence[Record]]:
         "separate-0": (ALONE_A, [2.0] * 5),
         "separate-1": ([0.0] * 5, ALONE_B),
         "simultaneous": (ALONE_A, ALONE_B),
+        "simultaneous-equal-compute": (ALONE_A, ALONE_B),
         "sequential": ([0.0, 4.0, 0.0, 4.0, 0.0], [2.0] * 5),
+        "sequential-equal-compute": ([0.0, 4.0, 0.0, 4.0, 0.0], [2.0] * 5),
         "clear": ([0.0, 4.0, 3.0, 4.0, 3.0], ALONE_B),
     }
     return {
@@ -71,7 +73,7 @@ def test_arms_score_between_nothing_learned_and_all(
     arms: Mapping[str, Sequence[Record]],
 ) -> None:
     scores = continual.areas(arms)
-    assert list(scores) == ["simultaneous", "sequential", "clear"]
+    assert list(scores) == [arm for arm in arms if not arm.startswith("separate")]
     assert scores["simultaneous"] == pytest.approx(dict.fromkeys(SEEDS, 1.0))
     # Task a's area is 2 of 3.5, task b's is none.
     assert scores["sequential"] == pytest.approx(dict.fromkeys(SEEDS, 2 / 3.5 / 2))
@@ -93,19 +95,22 @@ def test_a_claim_is_judged_by_its_interval(
     found = continual.claim(forgotten, scores)
     assert found is not None
     assert found.mean == pytest.approx(2 / 3.5 / 2)
-    assert forgotten.verdict(found) == "holds"
-    assert forgotten.verdict(found._replace(low=0.9, high=1.1)).startswith("open")
-    assert forgotten.verdict(found._replace(low=1.1, high=1.2)) == "does not hold"
+    assert found.p == pytest.approx(2 / 10_000)  # all resampled are below 1
+    assert forgotten.verdict(found, found.p) == "holds"
+    assert forgotten.verdict(found, 0.06) == "open"
+    assert forgotten.verdict(found._replace(mean=1.1), found.p) == "does not hold"
     found = continual.claim(closed, scores)
     assert found is not None
     clear, sequential = (12.5 / 14 + 1) / 2, 2 / 3.5 / 2
     assert found.mean == pytest.approx((clear - sequential) / (1 - sequential))
-    assert closed.verdict(found) == "holds"
+    assert closed.verdict(found, found.p) == "holds"
     found = continual.claim(closed, continual.areas({**arms, "clear": arms["clear"][1:]}))
     assert found is not None
     assert found.seeds == 2
-    assert closed.verdict(found) == "open: fewer than 3 seeds"
+    assert closed.verdict(found, found.p) == "open: fewer than 3 seeds"
     assert continual.claim(small, scores) is None  # nobody has run it
+    verdicts = [verdict for *_, verdict in continual.judged(scores)]
+    assert verdicts == [*["holds"] * 3, *["not measured"] * 4]
     # An arm that it is not about changes nothing.
     few = continual.areas({**arms, "clear": arms["clear"][1:]})
     assert continual.claim(forgotten, few) == continual.claim(forgotten, scores)
@@ -118,6 +123,12 @@ def test_arms_that_are_equal_have_a_ratio_of_1() -> None:
     found = continual.claim(claim, scores)
     assert found is not None
     assert (found.mean, found.low, found.high) == pytest.approx((1.0, 0.5, 2.0))
+
+
+def test_several_p_values_are_corrected() -> None:
+    """Holm 1979: the smallest times 4, the next times 3, never smaller than one before it."""
+    assert statistics.holm([0.04, 0.01, 0.03, 0.005]) == pytest.approx([0.06, 0.03, 0.06, 0.02])
+    assert statistics.holm([0.9, 0.5]) == [1.0, 1.0]
 
 
 def test_effects_are_forgetting_and_transfer(
@@ -169,8 +180,8 @@ def test_arms_differ_in_what_they_say_and_nothing_else(name: str) -> None:
     assert without.impala.policy_cloning_cost == without.impala.value_cloning_cost == 0
     assert settings["fifo-20th"].replay == dataclasses.replace(without.replay, rule="fifo")
     assert without.replay.capacity_frames == history // 20
-    equal = settings["sequential-equal-compute"]
-    assert equal.mix.batch_size == clear.mix.batch_size
-    assert equal.replay.capacity_frames < history / 200
+    for equal in (settings["sequential-equal-compute"], settings["simultaneous-equal-compute"]):
+        assert equal.mix.batch_size == clear.mix.batch_size
+        assert equal.replay.capacity_frames < history / 200
     only = settings["replay-only"].mix
     assert (only.batch_size, only.replayed) == (clear.mix.batch_size, clear.mix.batch_size)
