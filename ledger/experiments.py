@@ -364,7 +364,8 @@ _ALL = (
         name="teachers",
         question="How much sooner does an agent learn from another one, and does it go beyond it?",
         arms={"alone": ("minatar",), "teacher": _TEACHER, "taught": _TAUGHT},
-        milestones=(8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0),
+        seeds=range(101, 107),  # some runs end at half of what others come to
+        milestones=(12.0,),
         evaluation=_SAMPLED,
     ),
     Experiment(
