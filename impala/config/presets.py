@@ -211,7 +211,7 @@ _ATARI_CPU = dataclasses.replace(
 # in returns when the games that all of them play have ended.
 _ATARI_GPU = dataclasses.replace(
     _ATARI_CPU,
-    optimiser=dataclasses.replace(_ATARI_CPU.optimiser, learning_rate=8e-4),
+    optimiser=dataclasses.replace(_ATARI_CPU.optimiser, learning_rate=1.6e-3),
     mix=MixConfig(fresh=16, replayed=48),
     replay=ReplayConfig(rule="fifo", capacity_frames=128_000),
     learner=LearnerConfig(queue_unrolls=64, max_in_flight=1, bfloat16=True),
