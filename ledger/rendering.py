@@ -149,7 +149,7 @@ class _Page:
                 ", ".join(_number(statistics.SCORES[experiment.score](x)) for x in of_seeds),
                 _millions(max(record.frames for record in of_seeds)),
                 _durations(of_seeds),
-                self._measured(arm, experiment.name),
+                _measured(of_seeds),
             )
             for experiment, arm in found
             if (of_seeds := self._records(experiment.name, arm))
@@ -169,7 +169,7 @@ class _Page:
             (
                 *(arm, _range([record.seed for record in of_seeds])),
                 *(self._interval(of_seeds, score) for score in scores),
-                self._measured(arm, experiment),
+                _measured(of_seeds),
             )
             for arm in EXPERIMENTS[experiment].arms
             if (of_seeds := self._records(experiment, arm))
@@ -189,7 +189,7 @@ class _Page:
             scores = [[run[task] for run in runs if task in run] for task in tasks]
             cells = [_shown_interval(statistics.interval(s)) if s else _DASH for s in scores]
             seeds = _range([record.seed for record in arms[arm]])
-            rows.append((arm, seeds, *cells, self._measured(arm, experiment)))
+            rows.append((arm, seeds, *cells, _measured(arms[arm])))
         head = ("arm", "seeds", *(f"{task} (95%)" for task in tasks), "measured")
         return _table(head, rows) if rows else "Not measured yet."
 
@@ -288,7 +288,7 @@ class _Page:
                     *(arm, _range([record.seed for record in of_seeds])),
                     *((_shown_interval(area), _number(area.mean / best)) if area else (_DASH,) * 2),
                     *(self._interval(of_seeds, score) for score in ("forgetting", "transfer")),
-                    self._measured(arm, *experiments),
+                    _measured(of_seeds),
                 )
             )
         head = (
@@ -348,11 +348,11 @@ class _Page:
             return _DASH
         return _shown_interval(statistics.interval(scores))
 
-    def _measured(self, arm: str, *experiments: str) -> str:
-        found = [x for each in experiments for x in self._records(each, arm)]
-        dates = sorted({record.date for record in found})
-        commits = dict.fromkeys(record.commit[:7] for record in found)
-        return f"{_range(dates)}, {', '.join(f'`{x}`' for x in commits)}"
+
+def _measured(of_seeds: Sequence[Record]) -> str:
+    dates = sorted({record.date for record in of_seeds})
+    commits = dict.fromkeys(record.commit[:7] for record in of_seeds)
+    return f"{_range(dates)}, {', '.join(f'`{x}`' for x in commits)}"
 
 
 def _shown_interval(found: statistics.Interval) -> str:
