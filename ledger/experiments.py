@@ -193,8 +193,7 @@ _REPLAYED_MEMORY = (
     *("--mix.fresh", "8", "--learner.unroll-length", "40", "--mix.replayed"),
 )
 
-# A teacher of about half the return that the preset comes to, as one that was stopped in training:
-# its learning rate has not fallen.
+# A teacher that was stopped in training: its learning rate has not fallen.
 _TEACHER = ("minatar", "--total-frames", "1_500_000", "--optimiser.no-decay-to-zero")
 _TAUGHT = (
     *("minatar", "--teacher.logdirs", "{teacher}"),
