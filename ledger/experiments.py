@@ -211,8 +211,8 @@ _BOTH = (
     *("--teacher.logdirs", "{asterix}", "{space-invaders}", "--total-frames", "10_000_000"),
 )
 _CLONED = (
-    *("minigrid", "--demonstrations.source", "minari:doorkey/seed{seed}-v0"),
-    *("--phases", "clone:40_000", "impala", "--total-frames", "540_000"),
+    *("minigrid", *_EACH_SECOND, "--demonstrations.source", "minari:doorkey/seed{seed}-v0"),
+    *("--phases", "clone:50_000", "impala", "--total-frames", "550_000"),
 )
 
 _PRE_TRAINING = 100_000  # frames
@@ -378,7 +378,7 @@ _ALL = (
     Experiment(
         name="demonstrations",
         question="How much sooner does an agent learn that has cloned 100 episodes of another one?",
-        arms={"alone": ("minigrid",), "cloned": _CLONED},
+        arms={"alone": ("minigrid", *_EACH_SECOND), "cloned": _CLONED},
         before={"cloned": ("record", "{alone}", "--dataset", "doorkey/seed{seed}-v0")},
         milestones=(0.85,),
         evaluation=_SAMPLED,
