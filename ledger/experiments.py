@@ -81,6 +81,24 @@ _VTRACE_AT_LAG = Experiment(
         }.items()
         for lag in (0, 50, 200)
     },
+    seeds=range(101, 111),
+)
+
+_VTRACE_SETTINGS_AT_LAG = Experiment(
+    name="vtrace-settings-at-lag",
+    question="Which settings of V-trace help at an exact lag?",
+    arms={
+        f"{name}-lag-{lag}": _at_lag(lag, *learner)
+        for name, learner in {
+            "lambda-0.9": ("--impala.vtrace-lambda", "0.9"),
+            "lambda-0.5": ("--impala.vtrace-lambda", "0.5"),
+            "rho-4": ("--impala.clip-rho-threshold", "4", "--impala.clip-pg-rho-threshold", "4"),
+            "baseline-cost-0.1": ("--impala.baseline-cost", "0.1"),
+            "baseline-cost-2": ("--impala.baseline-cost", "2"),
+        }.items()
+        for lag in (50, 200)
+    },
+    seeds=range(101, 111),
 )
 
 # What no task of a sequence may do to the next: end its learning.
@@ -312,6 +330,7 @@ _ALL = (
     ),
     _sequence("clear-atari", _CORA_ATARI),
     _VTRACE_AT_LAG,
+    _VTRACE_SETTINGS_AT_LAG,
     Experiment(
         name="impact-pendulum",
         question="Does IMPACT learn continuous actions?",

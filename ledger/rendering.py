@@ -215,6 +215,30 @@ class _Page:
         )
         return _table(head, rows) if rows else "Not measured in this way yet."
 
+    def frames_to(self, experiment: str, of: str) -> str:
+        """Returns a table of frames until training returns came to the return of another arm.
+
+        Args:
+          experiment: its name.
+          of: the arm; each seed is held against this arm's of the same seed, the mean over the last
+            fifth of its frames.
+        """
+        ends = {x.seed: statistics.late(x) for x in self._records(experiment, of)}
+        rows = []
+        for arm, of_seeds in self._arms(experiment).items():
+            held = [x for x in of_seeds if x.seed in ends]
+            if arm == of or not held:
+                continue
+            points = [statistics.first(x, ends[x.seed]) for x in held]
+            frames = [
+                point.frames if point else x.frames for x, point in zip(held, points, strict=True)
+            ]
+            more = ["" if point else "> " for point in points]
+            cells = [f"{m}{_millions(x)}" for m, x in zip(more, frames, strict=True)]
+            rows.append((arm, *cells, max(more) + _millions(sum(frames))))
+        ended = (f"{seed}: {_number(end)}" for seed, end in ends.items())
+        return _table(("arm", *ended, "together"), rows) if rows else "Not measured yet."
+
     def curves(
         self,
         file: str,

@@ -136,6 +136,12 @@ class Point(NamedTuple):
     seconds: float
 
 
+def late(record: Record) -> float:
+    """Returns the mean training return over the last fifth of a run, on its first task."""
+    rows = next(iter(record.training.values()))
+    return _mean([value for frames, _, value in rows if frames >= 0.8 * record.frames])
+
+
 def first(record: Record, threshold: float) -> Point | None:
     """Returns when the training return first came to a threshold, on a run's first task."""
     for frames, seconds, value in next(iter(record.training.values()), []):

@@ -172,7 +172,7 @@ def test_every_experiment_can_be_run(arms: int | None) -> None:
     for name, experiment in EXPERIMENTS.items():
         assert name == experiment.name
         assert experiment.score in statistics.SCORES
-        assert all(re.fullmatch(r"[a-z0-9-]+", arm) for arm in experiment.arms)
+        assert all(re.fullmatch(r"[a-z0-9.-]+", arm) for arm in experiment.arms)
         for arguments in list(experiment.arms.values())[:arms]:
             assert running.settings(arguments).total_frames > 0
         for seed in experiment.seeds:
@@ -412,6 +412,32 @@ def test_choices_over_an_episode_are_drawn_from_records(
     pictures.draw(picture, tmp_path / "x.png")
     shown = np.asarray(PIL.Image.open(tmp_path / "x.png").convert("L"))
     assert (shown < 10).mean() > 0.3  # the triangles in which the best arm was pulled
+
+
+def test_frames_are_counted_to_what_another_arm_ended_with(tree: pathlib.Path) -> None:
+    plain = _record(tree)
+    for arm, seed, curve in (
+        *(
+            ("alone", 107, (2, 4, 4, 8)),
+            ("teacher", 107, (2, 1, 3, 5)),
+            ("taught", 107, (3, 3, 3, 3)),
+        ),
+        *(
+            ("alone", 108, (1, 4, 4, 8)),
+            ("teacher", 108, (5, 5, 2, 4)),
+            ("taught", 108, (3, 3, 3, 3)),
+        ),
+    ):
+        training = {"Catch": [[1e5 * i, float(i), value] for i, value in enumerate(curve, 2)]}
+        changes = {"experiment": "teachers", "arm": arm, "seed": seed, "frames": 500_000}
+        records.add(tree, dataclasses.replace(plain, **changes, training=training))
+    page = rendering._Page(records.read(tree))
+    assert page.frames_to("teachers", "teacher").splitlines() == [
+        "| arm | 107: 4.00 | 108: 3.00 | together |",
+        "|---|---|---|---|",
+        "| alone | 300k | 300k | 600k |",
+        "| taught | > 500k | 200k | > 700k |",
+    ]
 
 
 def test_arms_are_tabled_and_drawn_beside_each_other(
