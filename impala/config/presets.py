@@ -207,13 +207,15 @@ _ATARI_CPU = dataclasses.replace(
 )
 
 
-# As atari, for a GPU and many cores: four times the batch, for a policy lag of some 20 updates. One
+# As atari, for a GPU and many cores: four times the batch, for a policy lag of some 20 updates. A GPU
+# has time for more of replay: with 16 fresh unrolls and 48 replayed ones Pong takes more frames. One
 # group of environments, as there is an actor for each core, and few of them: what is learned shows
 # in returns when the games that all of them play have ended.
 _ATARI_GPU = dataclasses.replace(
     _ATARI_CPU,
-    optimiser=dataclasses.replace(_ATARI_CPU.optimiser, learning_rate=1.6e-3),
-    mix=MixConfig(fresh=16, replayed=48),
+    impala=dataclasses.replace(_ATARI_CPU.impala, entropy_anneal=0.2),
+    optimiser=dataclasses.replace(_ATARI_CPU.optimiser, learning_rate=1e-3),
+    mix=MixConfig(fresh=8, replayed=56),
     replay=ReplayConfig(rule="fifo", capacity_frames=128_000),
     learner=LearnerConfig(queue_unrolls=64, max_in_flight=1, bfloat16=True),
     actor=ActorConfig(num_envs=16, num_groups=1),
