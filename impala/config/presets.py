@@ -207,8 +207,8 @@ _ATARI_CPU = dataclasses.replace(
 )
 
 
-# As atari, for a GPU and many cores: four times the batch, for a policy lag of some 20 updates. A GPU
-# has time for more of replay: with 16 fresh unrolls and 48 replayed ones Pong takes more frames. One
+# As atari, for a GPU and many cores: four times the batch, for a policy lag of some 20 updates. A
+# GPU has time for more replay: with 16 fresh and 48 replayed unrolls Pong takes more frames. One
 # group of environments, as there is an actor for each core, and few of them: what is learned shows
 # in returns when the games that all of them play have ended.
 _ATARI_GPU = dataclasses.replace(
