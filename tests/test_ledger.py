@@ -429,8 +429,10 @@ def test_frames_are_counted_to_what_another_arm_ended_with(tree: pathlib.Path) -
         ),
     ):
         training = {"Catch": [[1e5 * i, float(i), value] for i, value in enumerate(curve, 2)]}
-        changes = {"experiment": "teachers", "arm": arm, "seed": seed, "frames": 500_000}
-        records.add(tree, dataclasses.replace(plain, **changes, training=training))
+        record = dataclasses.replace(
+            plain, experiment="teachers", arm=arm, seed=seed, frames=500_000, training=training
+        )
+        records.add(tree, record)
     page = rendering._Page(records.read(tree))
     assert page.frames_to("teachers", "teacher").splitlines() == [
         "| arm | 107: 4.00 | 108: 3.00 | together |",
