@@ -68,36 +68,39 @@ def _at_lag(lag: int, *learner: str) -> Sequence[str]:
     return ("cartpole", *_EACH_SECOND, *(word for flag in flags.items() for word in flag), *learner)
 
 
+def _arms_at(lags: Sequence[int], **learners: Sequence[str]) -> Mapping[str, Sequence[str]]:
+    """Returns an arm for each learner, by name and arguments, and each exact lag."""
+    return {
+        f"{name.replace('_', '-')}-lag-{lag}": _at_lag(lag, *learner)
+        for name, learner in learners.items()
+        for lag in lags
+    }
+
+
 _VTRACE_AT_LAG = Experiment(
     name="vtrace-at-lag",
     question="What do V-trace, one-step importance sampling and IMPACT correct at an exact lag?",
-    arms={
-        f"{name}-lag-{lag}": _at_lag(lag, *learner)
-        for name, learner in {
-            "vtrace": ("--impala.correction", "vtrace"),
-            "one-step": ("--impala.correction", "one_step"),
-            "none": ("--impala.correction", "none"),
-            "impact": ("--algorithm", "impact"),
-        }.items()
-        for lag in (0, 50, 200)
-    },
+    arms=_arms_at(
+        (0, 50, 200),
+        vtrace=("--impala.correction", "vtrace"),
+        one_step=("--impala.correction", "one_step"),
+        none=("--impala.correction", "none"),
+        impact=("--algorithm", "impact"),
+    ),
     seeds=range(101, 111),
 )
 
 _VTRACE_SETTINGS_AT_LAG = Experiment(
     name="vtrace-settings-at-lag",
     question="Which settings of V-trace help at an exact lag?",
-    arms={
-        f"{name}-lag-{lag}": _at_lag(lag, *learner)
-        for name, learner in {
-            "lambda-0.9": ("--impala.vtrace-lambda", "0.9"),
-            "lambda-0.5": ("--impala.vtrace-lambda", "0.5"),
-            "rho-4": ("--impala.clip-rho-threshold", "4", "--impala.clip-pg-rho-threshold", "4"),
-            "baseline-cost-0.1": ("--impala.baseline-cost", "0.1"),
-            "baseline-cost-2": ("--impala.baseline-cost", "2"),
-        }.items()
-        for lag in (50, 200)
-    },
+    arms=_arms_at(
+        (50, 200),
+        lambda_0_9=("--impala.vtrace-lambda", "0.9"),
+        lambda_0_5=("--impala.vtrace-lambda", "0.5"),
+        rho_4=("--impala.clip-rho-threshold", "4", "--impala.clip-pg-rho-threshold", "4"),
+        baseline_cost_0_1=("--impala.baseline-cost", "0.1"),
+        baseline_cost_2=("--impala.baseline-cost", "2"),
+    ),
     seeds=range(101, 111),
 )
 
@@ -211,7 +214,7 @@ _REPLAYED_MEMORY = (
     *("--mix.fresh", "8", "--learner.unroll-length", "40", "--mix.replayed"),
 )
 
-# A teacher of about half the return.
+# A teacher of half to two thirds of the return.
 _TEACHER = ("minatar", *_EACH_SECOND, "--total-frames", "1_250_000")
 _TAUGHT = (
     *("minatar", *_EACH_SECOND, "--teacher.logdirs", "{teacher}"),
@@ -383,7 +386,6 @@ _ALL = (
         question="How much sooner does an agent learn from another one, and does it go beyond it?",
         arms={"alone": ("minatar", *_EACH_SECOND), "teacher": _TEACHER, "taught": _TAUGHT},
         seeds=range(107, 113),  # three do not tell the arms apart; 101 to 106 had other settings
-        milestones=(7.5, 10.0),
         evaluation=_SAMPLED,
     ),
     Experiment(
