@@ -210,8 +210,8 @@ _ATARI_CPU = dataclasses.replace(
 # As atari, for a GPU and many cores: four times the batch, for a policy lag of some 20 updates. A
 # GPU has time for more replay: with 16 fresh and 48 replayed unrolls Pong takes more frames. One
 # group of environments, as there is an actor for each core, and few of them: what is learned shows
-# in returns when the games that all of them play have ended. The learning rate falls over
-# total_frames; half as fast, some seeds stay below 18 for a million frames.
+# in returns when the games that all of them play have ended. The learning rate falls to
+# 0 over total_frames; over 10M frames, some seeds stay at 15 in Pong for a million.
 _ATARI_GPU = dataclasses.replace(
     _ATARI_CPU,
     optimiser=dataclasses.replace(_ATARI_CPU.optimiser, learning_rate=1e-3),
