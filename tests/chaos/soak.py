@@ -4,7 +4,8 @@
 actors and three witnesses, all but one of them behind a network that can be broken. A fault every
 few seconds, of a kind drawn at random; after each the run has to go on, and everyone has to send,
 but for actors that are still starting. At the end, what each witness got receipts for has to be in
-the learner's accounts, to the unit.
+the learner's accounts, to the unit. With `--one-learner` no fault ends the learner, and what it
+holds of memory, threads and files is reported as well.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import collections
 import contextlib
 import itertools
 import json
+import os
 import pathlib
 import random
 import resource
@@ -21,11 +23,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import services
 from chaos.proxy import Proxy
-from chaos.witness import Ledger, Witness
+from chaos.witness import Ledger, Witness, poison
 
 from actors.channel import StatusClient
 from actors.session import LearnerError
@@ -38,7 +41,11 @@ _LEARNER = (
     *("--mix.fresh", 16, "--mix.replayed", 16, "--replay.capacity-frames", 100_000),
     *("--agent.hidden-sizes", 512, 512, "--learner.threads", 1),
     *("--learner.checkpoint-seconds", 5.0, "--learner.log-seconds", 1.0),
+    # So large that the guard at the update has to find what passes the door.
+    *("--limits.reward", 1e30),
 )
+_SAMPLE_SECONDS = 60.0
+_ROW_MINUTES = 15
 
 
 class Fleet:
@@ -62,6 +69,7 @@ class Fleet:
         ]
         for witness in self.witnesses:
             witness.start()
+        self.poison: list[Ledger] = []  # of callers that are gone
 
     # What can happen. Each gives the learner's last checkpoint a chance to be out of date.
 
@@ -116,6 +124,17 @@ class Fleet:
             raise AssertionError("The learner could not write and ended with status 0.")
         self.crashes.append(time.monotonic())
         self.learner = self._start_learner(self.address)
+
+    def poison_the_learner(self, rng: random.Random) -> None:
+        """Rewards whose loss is not finite: their unrolls are dropped, and the run goes on."""
+        self._poison(rng.choice([1e20, 1e25, 1e30]) * rng.choice([1, -1]), rng.randint(1, 20))
+
+    def send_what_is_not_finite(self, rng: random.Random) -> None:
+        """Nothing of it is accepted, and the caller is sent away before it could send it all."""
+        count = 20
+        receipts = self._poison(rng.choice([float("nan"), float("inf")]), count)
+        if len(receipts) >= count or any(each.status == pb.STATUS_ACCEPTED for each in receipts):
+            raise AssertionError(f"What is not finite got {receipts}.")
 
     # What is to be seen.
 
@@ -204,17 +223,22 @@ class Fleet:
         name, process = self._start_actor(f"127.0.0.1:{self.proxy.port}")
         self.actors[name] = process
 
+    def _poison(self, reward: float, count: int) -> list[pb.Receipt]:
+        ledger, receipts = poison(self.address, f"poison-{next(self._names)}", reward, count)
+        self.poison.append(ledger)
+        return receipts
+
     def _crash(self) -> None:
         self.learner.kill()
         self.learner.wait()
         self.crashes.append(time.monotonic())
 
 
+ENDS_THE_LEARNER = (Fleet.kill_the_learner, Fleet.stop_the_learner, Fleet.fill_the_disk)
 FAULTS = (
     *(Fleet.kill_an_actor, Fleet.stop_an_actor, Fleet.freeze_an_actor, Fleet.kill_a_witness),
-    *(Fleet.kill_the_learner, Fleet.stop_the_learner, Fleet.freeze_the_learner),
     *(Fleet.partition_the_network, Fleet.cut_the_network, Fleet.slow_the_network),
-    Fleet.fill_the_disk,
+    *(Fleet.freeze_the_learner, Fleet.poison_the_learner, Fleet.send_what_is_not_finite),
 )
 
 
@@ -230,9 +254,20 @@ def _freeze(process: "subprocess.Popen[bytes]", seconds: float) -> None:
 
 
 def soak(
-    minutes: float, seed: int, directory: pathlib.Path, most_faults: int = sys.maxsize
+    minutes: float,
+    seed: int,
+    directory: pathlib.Path,
+    most_faults: int = sys.maxsize,
+    one_learner: bool = False,
 ) -> Iterator[str]:
-    """Yields the lines of a report as it goes on.
+    """Yields the lines of a report.
+
+    Args:
+      minutes: to break the fleet for.
+      seed: of the faults.
+      directory: of the run.
+      most_faults: spread over the minutes, if that makes the pauses longer.
+      one_learner: leaves out faults that end the learner, and reports what it holds.
 
     Raises:
       AssertionError: something did not survive, or an unroll was lost or counted twice.
@@ -243,13 +278,21 @@ def soak(
         fleet = Fleet(directory, stack)
         fleet.wait_until_it_goes_on(0.0)
         fleet.wait_for_everyone()
-        end = time.monotonic() + 60.0 * minutes
+        start = time.monotonic()
+        end = start + 60.0 * minutes
+        kinds = FAULTS if one_learner else FAULTS + ENDS_THE_LEARNER
         bag: list[Callable[[Fleet, random.Random], None]] = []
-        while time.monotonic() < end and sum(map(len, survived.values())) < most_faults:
+        held: list[Held] = []
+        faults = 0
+        while time.monotonic() < end and faults < most_faults:
             if not bag:  # every kind comes equally often
-                bag = rng.sample(FAULTS, len(FAULTS))
+                bag = rng.sample(kinds, len(kinds))
             fault = bag.pop()
-            time.sleep(rng.uniform(0.0, 2.0))
+            faults += 1
+            due = start + faults / most_faults * 60.0 * minutes
+            time.sleep(max(rng.uniform(0.0, 2.0), due - time.monotonic()))
+            if one_learner and time.monotonic() - start >= _SAMPLE_SECONDS * len(held):
+                held.append(Held.of(fleet.learner.pid, time.monotonic() - start))
             saved = fleet.saved_frames()
             fault(fleet, rng)
             seconds = fleet.wait_until_it_goes_on(saved)
@@ -262,9 +305,43 @@ def soak(
     for name, times in sorted(survived.items()):
         middle = sorted(times)[len(times) // 2]
         yield f"| {name.replace('_', ' ')} | {len(times)} | {middle:.1f}, {max(times):.1f} |"
-    yield f"| **together** | **{sum(map(len, survived.values()))}** | |"
+    yield f"| **together** | **{faults}** | |"
     yield ""
+    if held:
+        yield from _table(held)
     yield from account(fleet)
+
+
+class Held(NamedTuple):
+    """What a process has, some seconds after the start of the faults."""
+
+    seconds: float
+    mib: float  # resident
+    threads: int
+    files: int  # open, connections among them
+
+    @classmethod
+    def of(cls, pid: int, seconds: float) -> "Held":
+        proc = pathlib.Path(f"/proc/{pid}")
+        pages = int((proc / "statm").read_text().split()[1])
+        mib = pages * resource.getpagesize() / 2**20
+        return cls(seconds, mib, *(len(os.listdir(proc / name)) for name in ("task", "fd")))
+
+
+def _table(held: list[Held]) -> Iterator[str]:
+    """Yields a row every some minutes, and how memory grows after the first of them."""
+    yield "| minute | memory, MiB | threads | files |"
+    yield "|---:|---:|---:|---:|"
+    rows = [each for i, each in enumerate(held) if i % _ROW_MINUTES == 0]
+    for each in [*rows, held[-1]]:
+        yield f"| {each.seconds / 60:.0f} | {each.mib:.0f} | {each.threads} | {each.files} |"
+    yield ""
+    later = held[_ROW_MINUTES:]
+    if len(later) > 1:
+        hours = [each.seconds / 3600 for each in later]
+        slope = np.polyfit(hours, [each.mib for each in later], 1)[0]
+        yield f"Memory after minute {_ROW_MINUTES}: {slope:+.1f} MiB an hour (least squares)."
+        yield ""
 
 
 def account(fleet: Fleet) -> Iterator[str]:
@@ -275,7 +352,7 @@ def account(fleet: Fleet) -> Iterator[str]:
     """
     saved = checkpoint.load(fleet.logdir)
     yield from _accounts(saved.accounts)
-    ledgers = [ledger for witness in fleet.witnesses for ledger in witness.ledgers]
+    ledgers = [ledger for witness in fleet.witnesses for ledger in witness.ledgers] + fleet.poison
     yield from _witnessed(ledgers, saved.accounts, max(fleet.crashes, default=0.0))
     yield f"Frames learned from: {saved.counters.frames:,}."
 
@@ -307,9 +384,10 @@ def _witnessed(ledgers: list[Ledger], state: Mapping[str, Any], last_crash: floa
         exact += found == ledger.acknowledged
     acknowledged = sum(ledger.acknowledged for ledger in ledgers)
     yield (
-        f"Witnesses: {len(ledgers)} incarnations got receipts for {acknowledged:,} unrolls; of "
-        f"{exact} the learner accounts for exactly as many, of the others (killed before the "
-        "learner crashed, or between a message and its receipt) for no more than they sent."
+        f"Witnesses and poisoners: {len(ledgers)} incarnations got receipts for "
+        f"{acknowledged:,} unrolls; of {exact} the learner accounts for exactly as many, "
+        "of the others (killed before the learner crashed, or between a message and its receipt) "
+        "for no more than they sent."
     )
 
 
@@ -317,13 +395,23 @@ def main() -> None:
     """Prints the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--faults", type=int, default=sys.maxsize, help="end after so many")
+    parser.add_argument(
+        "--faults", type=int, default=sys.maxsize, help="so many, spread over the minutes"
+    )
+    parser.add_argument(
+        "--one-learner",
+        action="store_true",
+        help="no fault ends the learner; what it holds is told",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--report", type=pathlib.Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="impala-soak-") as directory:
         lines = list(
-            soak(arguments.minutes, arguments.seed, pathlib.Path(directory), arguments.faults)
+            soak(
+                *(arguments.minutes, arguments.seed, pathlib.Path(directory)),
+                *(arguments.faults, arguments.one_learner),
+            )
         )
     text = "\n".join(lines) + "\n"
     print(text)

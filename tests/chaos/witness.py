@@ -1,4 +1,4 @@
-"""An actor that plays nothing and knows to the unit what it sent and what it got receipts for."""
+"""Actors that play nothing and know to the unit what they sent and what they got receipts for."""
 
 import dataclasses
 import secrets
@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 import grpc
+import numpy as np
 
 from benchmarks.synthetic import idle_tensors
 from protos import codec
@@ -86,27 +87,7 @@ class Witness(threading.Thread):
 
     def _session(self, stub: pb_grpc.LearnerStub) -> None:
         ledger = self.ledgers[-1]
-        hello = stub.Join(
-            pb.JoinRequest(
-                protocol=codec.PROTOCOL_VERSION,
-                actor=ledger.name,
-                incarnation=ledger.incarnation,
-                role=pb.ROLE_ACTOR,
-                acknowledged_sequence=ledger.sequence,
-                acknowledged_unrolls=ledger.acknowledged,
-                proof=ledger.proof,
-            ),
-            timeout=_SECONDS,
-        )
-        message = pb.Unrolls(
-            actor=ledger.name,
-            incarnation=ledger.incarnation,
-            fingerprint=hello.fingerprint,
-            learner_incarnation=hello.learner_incarnation,
-            num_envs=_ENVS,
-            frames=[hello.unroll_length] * _ENVS,
-            tensors=idle_tensors(hello, _ENVS),
-        )
+        message = _join(stub, ledger)
         answered = threading.Semaphore(1)
 
         def messages() -> Iterator[pb.Unrolls]:
@@ -132,3 +113,65 @@ class Witness(threading.Thread):
 
     def _is_over(self) -> bool:
         return self._stopping.is_set() or self._killed.is_set()
+
+
+def poison(address: str, name: str, reward: float, count: int) -> tuple[Ledger, list[pb.Receipt]]:
+    """Sends messages in which one environment gives a reward; stops when the stream ends.
+
+    Args:
+      address: of the learner.
+      name: unique in the fleet.
+      reward: at every step of environment 0.
+      count: messages.
+
+    Returns:
+      What was done, and the receipts.
+    """
+    ledger, receipts = Ledger(name, secrets.randbits(62) + 1), []
+    with grpc.insecure_channel(address, options=_OPTIONS) as channel:
+        stub = pb_grpc.LearnerStub(channel)
+        message = _join(stub, ledger, reward)
+
+        def messages() -> Iterator[pb.Unrolls]:
+            for message.sequence in range(1, count + 1):
+                ledger.sent += _ENVS
+                yield message
+
+        try:
+            for receipt in stub.StreamUnrolls(messages(), timeout=_SECONDS):
+                receipts.append(receipt)
+                ledger.acknowledged += _ENVS * (receipt.status == pb.STATUS_ACCEPTED)
+        except grpc.RpcError:
+            pass  # the learner has had enough
+    ledger.ended = time.monotonic()
+    return ledger, receipts
+
+
+def _join(stub: pb_grpc.LearnerStub, ledger: Ledger, reward: float = 0.0) -> pb.Unrolls:
+    """Joins, and returns a message in which nothing happens but a reward to environment 0."""
+    hello = stub.Join(
+        pb.JoinRequest(
+            protocol=codec.PROTOCOL_VERSION,
+            actor=ledger.name,
+            incarnation=ledger.incarnation,
+            role=pb.ROLE_ACTOR,
+            acknowledged_sequence=ledger.sequence,
+            acknowledged_unrolls=ledger.acknowledged,
+            proof=ledger.proof,
+        ),
+        timeout=_SECONDS,
+    )
+    tensors = idle_tensors(hello, _ENVS)
+    place = [spec.name for spec in hello.unroll_specs].index("timestep/reward")
+    rewards = np.frombuffer(tensors[place], np.float32).reshape(-1, _ENVS).copy()
+    rewards[:, 0] = reward
+    tensors[place] = rewards.tobytes()
+    return pb.Unrolls(
+        actor=ledger.name,
+        incarnation=ledger.incarnation,
+        fingerprint=hello.fingerprint,
+        learner_incarnation=hello.learner_incarnation,
+        num_envs=_ENVS,
+        frames=[hello.unroll_length] * _ENVS,
+        tensors=tensors,
+    )
