@@ -81,7 +81,7 @@ _VTRACE_AT_LAG = Experiment(
     name="vtrace-at-lag",
     question="What do V-trace, one-step importance sampling and IMPACT correct at an exact lag?",
     arms=_arms_at(
-        (0, 50, 200),
+        (0, 10, 25, 50, 200),
         vtrace=("--impala.correction", "vtrace"),
         one_step=("--impala.correction", "one_step"),
         none=("--impala.correction", "none"),
