@@ -306,6 +306,22 @@ _ALL = (
         evaluation=_SAMPLED,
     ),
     Experiment(
+        name="atari-multi",
+        question="Does one agent play six games as well as the specialist of each?",
+        arms={
+            "together": ("atari-multi",),
+            **{
+                game.lower(): (
+                    *("atari-multi", "--tasks.environments", f"ALE/{game}-v5"),
+                    *("--total-frames", "5_000_000"),
+                )
+                for game in _GAMES
+            },
+        },
+        seeds=(101, 102),
+        evaluation=_SAMPLED,
+    ),
+    Experiment(
         name="entropy-target",
         question="Is one target for the entropy as good as the schedule that was tuned on Pong?",
         arms={

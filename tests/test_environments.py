@@ -11,6 +11,7 @@ import sys
 from contextlib import closing
 from typing import Any
 
+import ale_py
 import counting
 import gymnasium as gym
 import numpy as np
@@ -501,6 +502,26 @@ class TestAtari:
     def test_actions_that_it_does_not_have_are_refused(self, actions: tuple[int, ...]) -> None:
         with pytest.raises(ValueError, match=r"the 6 actions of ALE/Pong-v5 are 0 to 5"):
             atari(actions=actions)
+
+    def test_a_game_without_a_button_plays_its_actions_as_without(self) -> None:
+        """So that it can be a task beside others."""
+        pressed = np.array([1, 10, 11, 12, 13, 14, 15, 16, 17])
+        assert all("FIRE" in list(ale_py.Action.__members__)[action] for action in pressed)
+        with (
+            closing(atari(9, game="Skiing", full_action_set=True)) as one,
+            closing(atari(9, game="Skiing", full_action_set=True)) as other,
+            closing(atari(9, game="Skiing")) as another,
+        ):
+            assert one.action_space == gym.spaces.Discrete(18)
+            for environment in (one, other, another):
+                environment.reset(5)
+            for _ in range(20):
+                one.send(pressed)
+                other.send(np.array([0, 2, 3, 4, 5, 6, 7, 8, 9]))
+                another.send(np.zeros(9, np.int64))
+                seen = [each.recv().timestep.observation for each in (one, other, another)]
+                assert (seen[0] == seen[1]).all()
+            assert (seen[1][2:] != seen[2][2:]).any(axis=(1, 2, 3)).any()  # actions do something
 
     def test_a_table_restricts_actions_by_game(self) -> None:
         # Given Pong with the table, whose three actions are 0, 2 and 3 of its own six ...

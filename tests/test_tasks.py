@@ -161,6 +161,7 @@ def test_tasks_alike_need_no_mask_and_no_wrapper() -> None:
         (("Pong", "MsPacman"), "action 1 is FIRE in ALE/Pong-v5 and UP in ALE/MsPacman-v5"),
         (("MsPacman", "Alien"), "action 1 is UP in ALE/MsPacman-v5 and FIRE in ALE/Alien-v5"),
         (("Pong", "Breakout"), "4 is RIGHTFIRE in ALE/Pong-v5 and missing in ALE/Breakout-v5"),
+        (("Pong", "Skiing"), "1 is FIRE in ALE/Pong-v5 and RIGHT in ALE/Skiing-v5"),
     ],
 )
 def test_differing_games_join_by_the_full_action_set_only(

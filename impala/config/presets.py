@@ -1,6 +1,7 @@
 """The named presets, from which runs start."""
 
 import dataclasses
+from collections.abc import Sequence
 
 from impala.config.schema import (
     ActorConfig,
@@ -19,6 +20,7 @@ from impala.config.schema import (
     QLearningConfig,
     ReplayConfig,
     SacConfig,
+    TasksConfig,
 )
 
 _CATCH = Config(
@@ -223,6 +225,47 @@ _ATARI_GPU = dataclasses.replace(
 )
 
 
+_SIX_GAMES = ("Pong", "Breakout", "SpaceInvaders", "Seaquest", "Qbert", "BeamRider")
+
+# Those of Espeholt et al. 2018, arXiv 1802.01561.
+_GAMES = (
+    *("Alien", "Amidar", "Assault", "Asterix", "Asteroids", "Atlantis", "BankHeist", "BattleZone"),
+    *("BeamRider", "Berzerk", "Bowling", "Boxing", "Breakout", "Centipede", "ChopperCommand"),
+    *("CrazyClimber", "Defender", "DemonAttack", "DoubleDunk", "Enduro", "FishingDerby", "Freeway"),
+    *("Frostbite", "Gopher", "Gravitar", "Hero", "IceHockey", "Jamesbond", "Kangaroo", "Krull"),
+    *("KungFuMaster", "MontezumaRevenge", "MsPacman", "NameThisGame", "Phoenix", "Pitfall", "Pong"),
+    *("PrivateEye", "Qbert", "Riverraid", "RoadRunner", "Robotank", "Seaquest", "Skiing"),
+    *("Solaris", "SpaceInvaders", "StarGunner", "Surround", "Tennis", "TimePilot", "Tutankham"),
+    *("UpNDown", "Venture", "VideoPinball", "WizardOfWor", "YarsRevenge", "Zaxxon"),
+)
+
+
+def _at_once(config: Config, games: Sequence[str], frames: int) -> Config:
+    """Returns the configuration of one agent for several games, with frames of each.
+
+    An action is the same in all of them, rewards are not clipped but values normalised by game, and
+    batches are twice as large, since an actor's unrolls are of one game at a time. Agents are only
+    evaluated at both ends: returns in training tell the rest.
+    """
+    fresh, replayed = 2 * config.mix.fresh, 2 * config.mix.replayed
+    capacity = 4 * config.replay.capacity_frames
+    return dataclasses.replace(
+        config,
+        environment=dataclasses.replace(
+            config.environment, atari=AtariConfig(full_action_set=True)
+        ),
+        tasks=TasksConfig(
+            environments=tuple(f"ALE/{game}-v5" for game in games), order="simultaneous"
+        ),
+        agent=dataclasses.replace(config.agent, popart=True),
+        objective=ObjectiveConfig(),
+        mix=MixConfig(fresh=fresh, replayed=replayed),
+        replay=dataclasses.replace(config.replay, capacity_frames=capacity),
+        evaluator=EvaluatorConfig(every_frames=frames * len(games), episodes=1),
+        total_frames=frames * len(games),
+    )
+
+
 # Nearly on-policy: one group of few environments, with a policy lag of about six updates. RMSProp
 # as in A3C, with epsilon scaled for gradients that are summed over the batch. total_frames is
 # larger than the game needs, so that the learning rate has not decayed before the score rises. The
@@ -410,6 +453,14 @@ PRESETS: dict[str, tuple[str, Config]] = {
     "atari-gpu": (
         "Pong on a GPU and many cores, shallow network; also other games.",
         _ATARI_GPU,
+    ),
+    "atari-multi": (
+        "One agent for six games at once; others by --tasks.environments.",
+        _at_once(_ATARI_CPU, _SIX_GAMES, frames=5_000_000),
+    ),
+    "atari-57": (
+        "One agent for all of IMPALA's 57 games at once, for a GPU and many cores.",
+        _at_once(_ATARI_GPU, _GAMES, frames=50_000_000),
     ),
     "atari-paper": (
         "IMPALA's published settings, 200M frames; --agent.torso deep for its deep network.",

@@ -94,7 +94,7 @@ class Atari(base.Environment):
             reward_clipping=False,
             use_fire_reset=False,
         )
-        self._actions = _chosen_actions(id, config)
+        self._actions = _indices(id, config)  # by the agent's choice
         self.num_envs = num_envs
         self.action_space = gym.spaces.Discrete(len(self._actions))
         self._shape = (config.height, config.width, 1)
@@ -289,8 +289,30 @@ def actions(id: str, config: AtariConfig) -> list[str]:
     Raises:
       ValueError: there is no such game, or it has no such actions.
     """
-    names = _names(id, config)
-    return [names[index] for index in _chosen_actions(id, config)]
+    names = [*ale_py.Action.__members__] if config.full_action_set else _names(id, config)
+    chosen = config.actions
+    if config.action_table and chosen:
+        raise ValueError(
+            f"environment.atari.actions is {chosen} and environment.atari.action_table is true: "
+            "leave out one of them (--environment.atari.no-action-table)."
+        )
+    if config.action_table and id in _ACTION_TABLE:
+        return list(_ACTION_TABLE[id])
+    if not chosen:
+        return names
+    if len(set(chosen)) != len(chosen) or not all(0 <= action < len(names) for action in chosen):
+        raise ValueError(
+            f"environment.atari.actions is {chosen}; the {len(names)} actions of {id} are 0 to "
+            f"{len(names) - 1}, each at most once (18 with environment.atari.full_action_set)."
+        )
+    if id in _NEEDS_FIRE and not any("FIRE" in names[action] for action in chosen):
+        of_game = ", ".join(f"{i} {name}" for i, name in enumerate(names))
+        raise ValueError(
+            f"environment.atari.actions is {chosen}, which leaves out FIRE: without it nothing "
+            f"happens in {id}. Its actions are {of_game}: include one with FIRE, or all of them by "
+            "leaving the setting out."
+        )
+    return [names[action] for action in chosen]
 
 
 def check_joint(tasks: Sequence[tuple[str, str, AtariConfig]]) -> None:
@@ -323,39 +345,24 @@ def check_joint(tasks: Sequence[tuple[str, str, AtariConfig]]) -> None:
 
 
 def _action_set(ale: ale_py.ALEInterface, config: AtariConfig) -> list[ale_py.Action]:
-    """Returns the actions of the loaded game: all, or those that it reads."""
+    """Returns the actions that the loaded game has, or those of them that it reads."""
     return list(ale.getLegalActionSet() if config.full_action_set else ale.getMinimalActionSet())
 
 
 def _names(id: str, config: AtariConfig) -> list[str]:
+    """Returns the names of the emulator's set of actions."""
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     ale = ale_py.ALEInterface()
     ale.loadROM(roms.get_rom_path(game(id)))
     return [action.name for action in _action_set(ale, config)]
 
 
-def _chosen_actions(id: str, config: AtariConfig) -> np.ndarray:
-    """Returns indices into the game's action set, in the order of the agent's choices."""
-    names, chosen = _names(id, config), config.actions
-    if config.action_table and chosen:
-        raise ValueError(
-            f"environment.atari.actions is {chosen} and environment.atari.action_table is true: "
-            "leave out one of them (--environment.atari.no-action-table)."
-        )
-    if config.action_table and id in _ACTION_TABLE:
-        chosen = tuple(names.index(name) for name in _ACTION_TABLE[id])
-    if not chosen:
-        return np.arange(len(names))
-    if len(set(chosen)) != len(chosen) or not all(0 <= action < len(names) for action in chosen):
-        raise ValueError(
-            f"environment.atari.actions is {chosen}; the {len(names)} actions of {id} are 0 to "
-            f"{len(names) - 1}, each at most once (18 with environment.atari.full_action_set)."
-        )
-    if id in _NEEDS_FIRE and not any("FIRE" in names[action] for action in chosen):
-        of_game = ", ".join(f"{i} {name}" for i, name in enumerate(names))
-        raise ValueError(
-            f"environment.atari.actions is {chosen}, which leaves out FIRE: without it nothing "
-            f"happens in {id}. Its actions are {of_game}: include one with FIRE, or all of them by "
-            "leaving the setting out."
-        )
-    return np.array(chosen)
+def _indices(id: str, config: AtariConfig) -> np.ndarray:
+    """Returns where the agent's choices are in the emulator's set of actions."""
+    names = _names(id, config)
+    # Skiing has no actions with the button: it is as if it were not pressed.
+    own = [
+        name if name in names else name.removesuffix("FIRE") or "NOOP"
+        for name in actions(id, config)
+    ]
+    return np.array([names.index(name) for name in own])
